@@ -1,0 +1,85 @@
+"""Turn out-of-order completions of one partition into an offset that is safe to commit."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """One delivered record until its outcome is acknowledged by the broker."""
+
+    watermark: Watermark
+    offset: int
+    record: Any
+    settled: bool = False
+
+
+class Watermark:
+    """The lowest unsettled offset of one partition, for one assignment of it.
+
+    A fenced watermark belongs to an assignment that was given back: its leases settle without effect, and the
+    partition's new owner redoes the rest.
+    """
+
+    __slots__ = ("_end", "_highest_settled", "_leases", "fenced", "partition", "topic")
+
+    def __init__(self, topic: str, partition: int, position: int) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.fenced = False
+        self._leases: deque[Lease] = deque()
+        self._end = position
+        self._highest_settled = position - 1
+
+    @property
+    def position(self) -> int:
+        """The offset to commit: everything below it is settled."""
+        return self._leases[0].offset if self._leases else self._end
+
+    @property
+    def span(self) -> int:
+        """Records between the commit position and the highest settled one: what a crash would replay needlessly."""
+        return max(0, self._highest_settled + 1 - self.position)
+
+    @property
+    def holder(self) -> Lease | None:
+        """The unsettled lease that holds the watermark back, if any."""
+        return self._leases[0] if self._leases else None
+
+    @property
+    def unsettled(self) -> int:
+        """Leases not yet settled, or settled behind one that is not."""
+        return len(self._leases)
+
+    def deliver(self, offset: int, record: Any) -> Lease:
+        """Lease the next record; offsets rise but may leave gaps (compaction, transaction markers)."""
+        assert offset >= self._end, f"Offset {offset} was delivered twice ({self._end} is next). This is a bug."
+        lease = Lease(self, offset, record)
+        self._leases.append(lease)
+        self._end = offset + 1
+        return lease
+
+    def skip_to(self, offset: int) -> None:
+        """Move past offsets that hold no record, once everything before them is settled."""
+        self._end = max(self._end, offset)
+
+    def settle(self, lease: Lease) -> None:
+        """Mark a lease's outcome as acknowledged; settling twice, or after the fence, changes nothing."""
+        if lease.settled or self.fenced:
+            return
+        lease.settled = True
+        self._highest_settled = max(self._highest_settled, lease.offset)
+        leases = self._leases
+        while leases and leases[0].settled:
+            leases.popleft()
+
+    def fence(self) -> tuple[Lease, ...]:
+        """Give the partition back; returns the leases that nobody settled."""
+        self.fenced = True
+        self._end = self.position
+        unsettled = tuple(lease for lease in self._leases if not lease.settled)
+        self._leases.clear()
+        return unsettled

@@ -1,0 +1,141 @@
+"""Every way a request can fail, each with the code its sender sees and whether another try can help.
+
+TokenbatchError
+├─ RequestError          the request itself is at fault; never retried
+│  ├─ InvalidRequest     malformed, empty, or an option the model does not take
+│  ├─ TooManyTokens      longer than the model takes, and truncation was not allowed
+│  ├─ UnknownModel       no model of that name or alias is configured
+│  ├─ Undecodable        bytes that are not a request at all
+│  ├─ NotPermitted       a reply topic outside the allow list
+│  ├─ Expired            the deadline passed, or cannot be met
+│  └─ Poisoned           it broke the engine, alone, more than once
+├─ Overloaded            a queue bound is reached; try again later
+├─ ModelUnavailable      no model server can take it now
+├─ BatchFailed           a model server failed a whole batch; the pipeline retries, bisects, isolates
+│  ├─ ModelServerBusy    refused before it started; another lane, at no charge
+│  ├─ ModelServerLost    the connection or the process went away, or the time-out passed
+│  └─ EngineFailed       the engine raised
+└─ StartError            settings, brokers or topics; the process exits with a clear line
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import ClassVar
+
+
+class Code(IntEnum):
+    """google.rpc.Code, as far as it is used."""
+
+    OK = 0
+    CANCELLED = 1
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    OUT_OF_RANGE = 11
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    DATA_LOSS = 15
+    UNAUTHENTICATED = 16
+
+
+class TokenbatchError(Exception):
+    """The root: `code` is what the sender sees, `retriable` whether another try can help."""
+
+    code: ClassVar[Code] = Code.INTERNAL
+    retriable: ClassVar[bool] = False
+
+
+class RequestError(TokenbatchError):
+    """The request itself is at fault."""
+
+
+class InvalidRequest(RequestError):
+    """Malformed, empty, or an option the model does not take."""
+
+    code = Code.INVALID_ARGUMENT
+
+
+class TooManyTokens(RequestError):
+    """Longer than the model takes, and truncation was not allowed."""
+
+    code = Code.OUT_OF_RANGE
+
+
+class UnknownModel(RequestError):
+    """No model of that name or alias is configured."""
+
+    code = Code.NOT_FOUND
+
+
+class Undecodable(RequestError):
+    """Bytes that are not a request at all."""
+
+    code = Code.DATA_LOSS
+
+
+class NotPermitted(RequestError):
+    """A reply topic outside the allow list."""
+
+    code = Code.PERMISSION_DENIED
+
+
+class Expired(RequestError):
+    """The deadline passed, or cannot be met."""
+
+    code = Code.DEADLINE_EXCEEDED
+
+
+class Poisoned(RequestError):
+    """It broke the engine, alone, more than once."""
+
+    code = Code.INTERNAL
+
+
+class Overloaded(TokenbatchError):
+    """A queue bound is reached: try again after `retry_after_s`."""
+
+    code = Code.RESOURCE_EXHAUSTED
+    retriable = True
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class ModelUnavailable(TokenbatchError):
+    """No model server can take it now."""
+
+    code = Code.UNAVAILABLE
+    retriable = True
+
+
+class BatchFailed(TokenbatchError):
+    """A model server failed a whole batch."""
+
+    retriable = True
+
+
+class ModelServerBusy(BatchFailed):
+    """Refused before it started."""
+
+    code = Code.RESOURCE_EXHAUSTED
+
+
+class ModelServerLost(BatchFailed):
+    """The connection or the process went away, or the batch's time-out passed."""
+
+    code = Code.UNAVAILABLE
+
+
+class EngineFailed(BatchFailed):
+    """The engine raised."""
+
+    code = Code.INTERNAL
+
+
+class StartError(TokenbatchError):
+    """Settings, brokers or topics do not allow a start; the message says what to do."""

@@ -1,0 +1,184 @@
+"""What the pipeline asks of the world, in the order of the data: records, token counts, engines, replies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from aggregator.core.saturation import Curve
+from aggregator.core.watermark import Lease
+
+
+class Record(Protocol):
+    """One Kafka record as it was read; an aiokafka ConsumerRecord is one."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[tuple[str, bytes]]
+
+
+class Deliveries(Protocol):
+    """Kafka intake: leased records in, commits out.
+
+    A lease settles (by `lease.watermark.settle`) once its outcome is acknowledged by the broker; the
+    implementation commits watermarks on its own clock, on revocation and at the end.
+    """
+
+    async def fetch(self) -> Sequence[Lease]:
+        """The next records, at least one, of partitions that are not held; `lease.record` is a Record."""
+        ...
+
+    def hold(self, topics: frozenset[str]) -> None:
+        """Pause exactly these topics' partitions (those over their span cap stay paused on their own)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class OutgoingRecord:
+    """A reply or a dead letter on its way out."""
+
+    topic: str
+    partition: int | None
+    key: bytes | None
+    value: bytes
+    headers: Sequence[tuple[str, bytes]]
+
+
+class Producer(Protocol):
+    """Kafka output: idempotent, acks=all, in batches."""
+
+    async def send(self, records: Sequence[OutgoingRecord]) -> Sequence[Exception | None]:
+        """Send and wait for the broker's word on each: None when acknowledged.
+
+        An exception is final for its record (topic missing, not authorised, too large); what can pass (no
+        leader, broker away) is waited for.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBatch:
+    """Token ids of several texts, end to end, special tokens included, nothing truncated.
+
+    `ids` int32 little endian [Σ lengths], `lengths` int32 [texts].
+    """
+
+    ids: npt.NDArray[np.int32]
+    lengths: npt.NDArray[np.int32]
+
+
+class Tokenizer(Protocol):
+    """The model's own fast tokenizer; thread-safe, called off the event loop."""
+
+    def count(self, texts: Sequence[str]) -> TokenBatch:
+        """Tokenize several texts at once."""
+        ...
+
+    def truncate(self, text: str, max_tokens: int, *, keep_end: bool) -> bytes:
+        """Token ids of one over-long text cut to `max_tokens`, special tokens kept; int32 little endian."""
+        ...
+
+    def truncate_ids(self, token_ids: bytes, max_tokens: int, *, keep_end: bool) -> bytes:
+        """The same for ready-made ids."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ServerDescription:
+    """What a model server says of itself (`Describe`), checked."""
+
+    address: str
+    instance_id: str
+    model: str
+    model_revision: str
+    tokenizer_fingerprint: str
+    dimensions: int
+    matryoshka_dimensions: frozenset[int]
+    max_input_tokens: int
+    step_token_capacity: int
+    step_query_capacity: int
+    vocabulary_size: int
+    normalizes: bool
+    query_prompt: str
+    document_prompt: str
+    curve: Curve | None
+
+
+@dataclass(frozen=True, slots=True)
+class OutgoingBatch:
+    """One batch as the wire carries it: packed int32 ids and lengths, little endian."""
+
+    batch_id: str
+    token_ids: bytes
+    lengths: bytes
+    query_count: int
+    token_count: int
+    attempt: int
+    isolate: bool
+    max_step_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one batch came back with; `matrix` is float32 [queries, dimensions], pooled, not normalised.
+
+    `errors` holds (position, code, message) of the queries that failed; times are seconds.
+    """
+
+    matrix: npt.NDArray[np.float32]
+    errors: Sequence[tuple[int, int, str]]
+    step_tokens: int
+    step_duration_s: float
+    queued_tokens: int
+    idle_before_s: float
+    staged_s: float
+
+
+class Engine(Protocol):
+    """One model server."""
+
+    @property
+    def description(self) -> ServerDescription:
+        """What it said of itself when it was reached."""
+        ...
+
+    async def embed(self, batch: OutgoingBatch, *, timeout_s: float) -> StepResult:
+        """Run one batch.
+
+        Raises ModelServerBusy (never started), ModelServerLost, EngineFailed; an answer of the wrong shape or
+        with values that are not finite is ModelServerLost too.
+        """
+        ...
+
+
+class Pool(Protocol):
+    """The model servers: who is there, announced to the pipeline as they come and go."""
+
+    async def run(self, members: PoolMembers) -> None:
+        """Keep connections to every configured server, announce and withdraw them, until cancelled."""
+        ...
+
+    def suspect(self, engine: Engine) -> None:
+        """A batch failed there: withdraw it now, probe it, and announce it again when it answers well."""
+        ...
+
+
+class PoolMembers(Protocol):
+    """The pipeline's side of the pool."""
+
+    def join(self, engine: Engine, tokenizer: Tokenizer) -> None:
+        """A server is ready for batches."""
+        ...
+
+    def leave(self, engine: Engine) -> None:
+        """A server is gone, or suspect; batches out to it end by themselves."""
+        ...
+

@@ -1,0 +1,195 @@
+"""A request as every intake sees it: parsed from the public message, validated by one set of rules."""
+
+from __future__ import annotations
+
+import struct
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import inf
+from typing import Any
+
+from aggregator.core.query import Priority, Source
+from aggregator.errors import Code, InvalidRequest, TokenbatchError
+from aggregator.vectors import Vector
+from protos.embedding.v1 import embedding_pb2 as pb
+
+_PRIORITIES = {
+    pb.PRIORITY_INTERACTIVE: Priority.INTERACTIVE,
+    pb.PRIORITY_DEFAULT: Priority.DEFAULT,
+    pb.PRIORITY_BACKGROUND: Priority.BACKGROUND,
+}
+_MAX_TOKEN_ID = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why one input has no vector."""
+
+    code: Code
+    message: str
+    retryable: bool = False
+
+    @classmethod
+    def of(cls, error: TokenbatchError) -> Failure:
+        """The failure that tells a sender of `error`."""
+        return cls(error.code, str(error), error.retriable)
+
+
+Outcome = Vector | Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the sender asks of every vector of a request."""
+
+    dimensions: int = 0
+    encoding: int = pb.ENCODING_FLOAT32
+    normalize: bool | None = None
+    truncate: int = pb.TRUNCATE_NONE
+    input_type: int = pb.INPUT_TYPE_UNSPECIFIED
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What a topic or listener says for requests that say nothing, and what it limits."""
+
+    source: Source
+    model: str
+    priority: Priority
+    tenant: str = ""
+    max_inputs: int = 1024
+    trusts_tenant: bool = True
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One request until its last input settles.
+
+    `inputs` hold texts, or token ids as little-endian int32. `outcomes` has one place per input; `remaining`
+    counts the empty ones. `origin` is what the answer goes back to: a Kafka delivery, or a waiting call.
+    Times are monotonic seconds; a deadline of `inf` means none.
+    """
+
+    request_id: str
+    model: str
+    model_revision: str
+    inputs: Sequence[str | bytes]
+    options: Options
+    priority: Priority
+    source: Source
+    tenant: str
+    received_s: float
+    deadline_s: float
+    origin: Any
+    outcomes: list[Outcome | None]
+    remaining: int
+
+    def settle_input(self, index: int, outcome: Outcome) -> bool:
+        """Record one input's outcome; True when that was the last one missing."""
+        assert self.outcomes[index] is None, "An input settled twice. This is a bug."
+        self.outcomes[index] = outcome
+        self.remaining -= 1
+        return self.remaining == 0
+
+    def fail(self, failure: Failure) -> bool:
+        """Fail every input that has no outcome yet; True when there was one."""
+        if not self.remaining:
+            return False
+        self.outcomes = [failure if outcome is None else outcome for outcome in self.outcomes]
+        self.remaining = 0
+        return True
+
+
+def parse(  # noqa: PLR0913 - the clocks are arguments so that tests own them
+    message: pb.EmbedRequest,
+    defaults: Defaults,
+    origin: Any,
+    *,
+    received_s: float,
+    wall_s: float,
+    deadline_s: float = inf,
+) -> Request:
+    """Turn a public message into a Request.
+
+    `wall_s` is the wall clock (Unix seconds) at `received_s`; `deadline_s` is a deadline from outside the
+    message (gRPC's own). Raises InvalidRequest where the whole request is at fault; an input at fault only has
+    its own Failure.
+    """
+    inputs = message.inputs
+    if not 0 < len(inputs) <= defaults.max_inputs:
+        limit = "at least one input is needed" if not inputs else f"at most {defaults.max_inputs} are taken"
+        raise InvalidRequest(f"{len(inputs)} inputs: {limit}")
+    if message.HasField("expire_time"):
+        expire_s = message.expire_time.seconds + message.expire_time.nanos * 1e-9
+        deadline_s = min(deadline_s, received_s + expire_s - wall_s)
+    values: list[str | bytes] = []
+    outcomes: list[Outcome | None] = []
+    remaining = 0
+    for item in inputs:
+        value = item.text or _packed_ids(item.token_ids.ids)
+        failure = None if isinstance(value, str) or value else _EMPTY
+        if value is None:
+            failure, value = _BAD_ID, b""
+        values.append(value)
+        outcomes.append(failure)
+        remaining += failure is None
+    return Request(
+        request_id=message.request_id or uuid.uuid4().hex,
+        model=message.model or defaults.model,
+        model_revision=message.model_revision,
+        inputs=values,
+        options=_options(message),
+        priority=_priority(message.priority, defaults.priority),
+        source=defaults.source,
+        tenant=(message.tenant if defaults.trusts_tenant else "") or defaults.tenant,
+        received_s=received_s,
+        deadline_s=deadline_s,
+        origin=origin,
+        outcomes=outcomes,
+        remaining=remaining,
+    )
+
+
+_EMPTY = Failure(Code.INVALID_ARGUMENT, "the input is empty: give text or token ids")
+_BAD_ID = Failure(Code.INVALID_ARGUMENT, "a token id does not fit 31 bits")
+
+
+def _packed_ids(ids: Sequence[int]) -> bytes | None:
+    if not ids:
+        return b""
+    if max(ids) > _MAX_TOKEN_ID:
+        return None
+    return struct.pack(f"<{len(ids)}i", *ids)
+
+
+def _priority(value: int, default: Priority) -> Priority:
+    if value == pb.PRIORITY_UNSPECIFIED:
+        return default
+    priority = _PRIORITIES.get(value)
+    if priority is None:
+        raise InvalidRequest(f"priority {value} is not known: use one of {list(_PRIORITIES)}")
+    return priority
+
+
+def _options(message: pb.EmbedRequest) -> Options:
+    return _checked_options(
+        message.dimensions,
+        message.encoding or pb.ENCODING_FLOAT32,
+        message.normalize if message.HasField("normalize") else None,
+        message.truncate or pb.TRUNCATE_NONE,
+        message.input_type,
+    )
+
+
+@lru_cache(maxsize=1024)
+def _checked_options(dimensions: int, encoding: int, normalize: bool | None, truncate: int, input_type: int) -> Options:
+    for name, value, enum in (
+        ("encoding", encoding, pb.Encoding),
+        ("truncate", truncate, pb.Truncate),
+        ("input_type", input_type, pb.InputType),
+    ):
+        if value not in enum.values():
+            raise InvalidRequest(f"{name} {value} is not known: use one of {', '.join(enum.keys())}")
+    return Options(dimensions, encoding, normalize, truncate, input_type)
