@@ -1,0 +1,192 @@
+"""Gather figures in plain numbers on the hot path, and turn them into OpenTelemetry metrics only when they are read.
+
+An OpenTelemetry call costs 7 to 9 µs, as much as everything else that is done for a query. So a batch's figures
+are added here in one go, and every reader (Prometheus, OTLP) takes the same cumulative figures from `Gatherer`:
+what the OpenTelemetry specification calls a metric producer, which its Python SDK does not have yet.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+from opentelemetry.sdk.metrics.export import (
+    AggregationTemporality,
+    Gauge,
+    Histogram,
+    HistogramDataPoint,
+    Metric,
+    NumberDataPoint,
+    ScopeMetrics,
+    Sum,
+)
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
+Labels = tuple[str, ...]
+"""Attribute values, in the order of an instrument's keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instrument:
+    """What a figure is called: name and unit by the OpenTelemetry conventions, and the keys of its attributes."""
+
+    name: str
+    unit: str
+    description: str
+    keys: tuple[str, ...] = ()
+
+    def attributes(self, labels: Labels) -> dict[str, str]:
+        """The attributes of one series."""
+        return dict(zip(self.keys, labels, strict=True))
+
+
+class Source(Protocol):
+    """Something that has a metric to give."""
+
+    def metric(self, start_ns: int, now_ns: int) -> Metric:
+        """Its figures since `start_ns` (Unix time)."""
+        ...
+
+
+class GatheredCounter:
+    """A sum that only rises, per series; written by one thread."""
+
+    def __init__(self, instrument: Instrument) -> None:
+        self._instrument = instrument
+        self._sums: dict[Labels, float] = {} if instrument.keys else {(): 0}
+
+    def add(self, amount: float, *labels: str) -> None:
+        """Add to the series of these attribute values."""
+        self._sums[labels] = self._sums.get(labels, 0) + amount
+
+    def metric(self, start_ns: int, now_ns: int) -> Metric:
+        """Its sums as an OpenTelemetry metric."""
+        data = Sum(_points(self._instrument, self._sums, start_ns, now_ns), AggregationTemporality.CUMULATIVE, True)
+        return Metric(self._instrument.name, self._instrument.description, self._instrument.unit, data)
+
+
+class GatheredGauge:
+    """The present value of each series, asked for when it is read (on the reader's thread)."""
+
+    def __init__(self, instrument: Instrument, read: Callable[[], Mapping[Labels, float]]) -> None:
+        self._instrument = instrument
+        self._read = read
+
+    def metric(self, start_ns: int, now_ns: int) -> Metric:
+        """Its values as an OpenTelemetry metric."""
+        data = Gauge(_points(self._instrument, self._read(), start_ns, now_ns))
+        return Metric(self._instrument.name, self._instrument.description, self._instrument.unit, data)
+
+
+@dataclass(slots=True)
+class _Series:
+    counts: npt.NDArray[np.int64]
+    total: float = 0.0
+    least: float = float("inf")
+    greatest: float = float("-inf")
+
+
+class GatheredHistogram:
+    """A histogram with fixed bounds (upper ones, inclusive) that takes a whole batch of values per call."""
+
+    def __init__(self, instrument: Instrument, bounds: Sequence[float]) -> None:
+        self._instrument = instrument
+        self._bounds = tuple(bounds)
+        self._edges = np.asarray(bounds, np.float64)
+        self._series: dict[Labels, _Series] = {}
+        self._lock = Lock()
+
+    def record(self, value: float, *labels: str) -> None:
+        """Add one value."""
+        bucket = bisect_left(self._bounds, value)
+        with self._lock:
+            series = self._of(labels)
+            series.counts[bucket] += 1
+            series.total += value
+            series.least = min(series.least, value)
+            series.greatest = max(series.greatest, value)
+
+    def record_all(self, values: npt.ArrayLike, *labels: str) -> None:
+        """Add many values at once."""
+        array = np.asarray(values, np.float64)
+        if not array.size:
+            return
+        buckets = np.bincount(np.searchsorted(self._edges, array), minlength=len(self._bounds) + 1)
+        with self._lock:
+            series = self._of(labels)
+            series.counts += buckets
+            series.total += float(array.sum())
+            series.least = min(series.least, float(array.min()))
+            series.greatest = max(series.greatest, float(array.max()))
+
+    def metric(self, start_ns: int, now_ns: int) -> Metric:
+        """Its counts as an OpenTelemetry metric."""
+        with self._lock:
+            points = [
+                HistogramDataPoint(
+                    attributes=self._instrument.attributes(labels),
+                    start_time_unix_nano=start_ns,
+                    time_unix_nano=now_ns,
+                    count=int(series.counts.sum()),
+                    sum=series.total,
+                    bucket_counts=series.counts.tolist(),
+                    explicit_bounds=self._bounds,
+                    min=series.least,
+                    max=series.greatest,
+                )
+                for labels, series in self._series.items()
+            ]
+        data = Histogram(points, AggregationTemporality.CUMULATIVE)
+        return Metric(self._instrument.name, self._instrument.description, self._instrument.unit, data)
+
+    def _of(self, labels: Labels) -> _Series:
+        series = self._series.get(labels)
+        if series is None:
+            series = self._series[labels] = _Series(np.zeros(len(self._bounds) + 1, np.int64))
+        return series
+
+
+@dataclass(slots=True)
+class Gatherer:
+    """Every gathered figure of a process; one per process, read by all its metric readers."""
+
+    scope: InstrumentationScope
+    start_ns: int = field(default_factory=time.time_ns)
+    _sources: list[Source] = field(default_factory=list[Source])
+
+    def counter(self, instrument: Instrument) -> GatheredCounter:
+        """A new counter."""
+        counter = GatheredCounter(instrument)
+        self._sources.append(counter)
+        return counter
+
+    def histogram(self, instrument: Instrument, bounds: Sequence[float]) -> GatheredHistogram:
+        """A new histogram."""
+        histogram = GatheredHistogram(instrument, bounds)
+        self._sources.append(histogram)
+        return histogram
+
+    def gauge(self, instrument: Instrument, read: Callable[[], Mapping[Labels, float]]) -> None:
+        """A new gauge; `read` is called whenever a reader collects, on the reader's thread."""
+        self._sources.append(GatheredGauge(instrument, read))
+
+    def collect(self) -> ScopeMetrics:
+        """Everything gathered so far."""
+        now_ns = time.time_ns()
+        metrics = [source.metric(self.start_ns, now_ns) for source in tuple(self._sources)]
+        return ScopeMetrics(self.scope, [metric for metric in metrics if metric.data.data_points], "")
+
+
+def _points(
+    instrument: Instrument, values: Mapping[Labels, float], start_ns: int, now_ns: int
+) -> list[NumberDataPoint]:
+    return [
+        NumberDataPoint(instrument.attributes(labels), start_ns, now_ns, value)
+        for labels, value in tuple(values.items())
+    ]

@@ -1,0 +1,89 @@
+"""Say every setting there is: its name in the environment, its type, its default and what it is for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import fill
+from typing import Any, Literal, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel, SecretStr
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined, to_jsonable_python
+
+from aggregator.runtime.settings_fields import Leaf, element_of, leaves
+
+_WIDTH = 110
+_BOUNDS = {Gt: (">", "gt"), Ge: ("≥", "ge"), Lt: ("<", "lt"), Le: ("≤", "le")}
+
+
+def help_text(settings_type: type[BaseModel], prefix: str) -> str:
+    """Every setting, for `--help`: two lines or more each, groups apart."""
+    lines = [
+        fill(
+            "Settings come from the environment, then from the file of --config (YAML: groups are mappings, names in"
+            " lower case), then from these defaults. Lists and mappings are JSON in the environment.",
+            _WIDTH,
+        )
+    ]
+    group = None
+    for leaf in leaves(settings_type):
+        if leaf.path[:-1] != group:
+            group = leaf.path[:-1]
+            lines.append("")
+        lines += _lines(leaf.env_name(prefix), leaf)
+    return "\n".join(lines) + "\n"
+
+
+def _lines(name: str, leaf: Leaf) -> Iterator[str]:
+    yield f"{name}  {_described(leaf)}"
+    if leaf.field.description:
+        yield fill(leaf.field.description, _WIDTH, initial_indent="    ", subsequent_indent="    ")
+    element = element_of(leaf.field.annotation)
+    for part in leaves(element) if element is not None else ():
+        text = f"- {'.'.join(part.path)}  {_described(part)}  {part.field.description or ''}".rstrip()
+        yield fill(text, _WIDTH, initial_indent="      ", subsequent_indent="        ")
+
+
+def _described(leaf: Leaf) -> str:
+    default = leaf.default
+    given = "required" if default is PydanticUndefined else f"default {_default(default)}"
+    return f"<{_type(leaf.field)}>  [{given}]"
+
+
+def _type(field: FieldInfo) -> str:
+    bounds = [
+        f" {sign} {getattr(limit, attribute)}"
+        for limit in field.metadata
+        for kind, (sign, attribute) in _BOUNDS.items()
+        if isinstance(limit, kind)
+    ]
+    return _type_name(field.annotation) + "".join(bounds)
+
+
+def _type_name(annotation: Any) -> str:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return "|".join(str(argument) for argument in arguments)
+    if origin in (tuple, list, frozenset, set):
+        kinds = dict.fromkeys(_type_name(argument) for argument in arguments if argument is not Ellipsis)
+        return f"JSON list of {', '.join(kinds)}"
+    if hasattr(annotation, "__metadata__"):  # Annotated
+        return _type_name(arguments[0])
+    if type(None) in arguments:
+        return " or ".join(_type_name(argument) for argument in arguments if argument is not type(None)) + " or empty"
+    names = {str: "text", int: "integer", float: "number", bool: "true|false", SecretStr: "secret", Path: "path"}
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "mapping"
+    return names.get(annotation, getattr(annotation, "__name__", str(annotation)))
+
+
+def _default(value: Any) -> str:
+    if isinstance(value, SecretStr):
+        return "none" if not value.get_secret_value() else "set"
+    if value is None or value == "":
+        return "empty"
+    plain = to_jsonable_python(value)
+    return plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False)
