@@ -1,8 +1,8 @@
-"""One input on its way to a vector, and what the queue needs to know of it."""
+"""One input on its way to a vector: the query that waits for it, and the entry that computes it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import Any
 
@@ -22,31 +22,37 @@ class Source(StrEnum):
     GRPC = "grpc"
 
 
-class QueryState(IntEnum):
-    """Where a query stands; it only ever moves to a higher number, or back to WAITING after a failed batch."""
+@dataclass(slots=True, eq=False)
+class Query:
+    """One input of a request, waiting for its vector. Times are monotonic seconds; a deadline of `inf` means none."""
 
-    WAITING = 0
-    TAKEN = 1
-    DONE = 2
+    owner: Any
+    index: int
+    priority: Priority
+    tenant: str
+    enqueued_s: float
+    deadline_s: float
+    done: bool = False
 
 
 @dataclass(slots=True, eq=False)
-class Query:
-    """One input of a request: token ids in, one vector out.
+class Entry:
+    """One computation: token ids in (little-endian int32, special tokens included), one vector out.
 
-    `token_ids` are little-endian int32, special tokens included. Times are monotonic seconds. A query may
-    lead followers: identical inputs that wait for the same vector (each with its own deadline and owner).
+    Identical inputs share one entry as its waiters. `priority` and `deadline_s` are the best among the waiters
+    that are alive; `ticket` is the entry's valid place in the queue (0: it is not waiting there).
     """
 
     token_ids: bytes
     token_count: int
-    priority: Priority
-    source: Source
+    waiters: list[Query]
     tenant: str
-    enqueued_s: float
+    priority: Priority
     deadline_s: float
-    owner: Any
-    index: int = 0
-    state: QueryState = QueryState.WAITING
-    cancelled: bool = False
-    followers: list[Query] = field(default_factory=list)
+    enqueued_s: float
+    ticket: int = 0
+
+    @property
+    def alive(self) -> bool:
+        """Whether anybody still waits for the vector."""
+        return any(not query.done for query in self.waiters)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -19,8 +20,8 @@ FLAT_RISE = 1.05
 
 _MIN_TOTALS = 4
 _HUBER = 2.0
-_REWEIGHTINGS = 8
-_MIN_SPREAD = 1e-9
+_REWEIGHTINGS = 4
+_MIN_SPREAD = 1e-6
 _PENALTY_PER_PARAMETER = 3.0
 
 
@@ -78,7 +79,10 @@ class LiveScale:
         return math.exp(self._log_scale)
 
     def observe(self, measured_s: float, fitted_s: float) -> None:
-        """Learn from one step; a time that is not positive and finite (an engine's clock may tick too coarsely) teaches nothing."""
+        """Learn from one step.
+
+        A time that is not positive and finite teaches nothing: an engine may be quicker than its clock's tick.
+        """
         if not (0.0 < measured_s < math.inf and 0.0 < fitted_s < math.inf):
             return
         self._count += 1
@@ -153,68 +157,102 @@ def _robust_shape(points: _Points) -> _Shape:
     weights = [1.0 / time_s**2 for _, time_s in points]
     for _ in range(_REWEIGHTINGS):
         shape = _best_shape(points, weights)
-        errors = [time_s / shape.time_s(tokens) - 1.0 for tokens, time_s in points]
-        limit = _HUBER * _spread(errors)
+        limit = _HUBER * _spread(points, shape)
         weights = [
-            min(1.0, limit / max(abs(error), limit)) / shape.time_s(tokens) ** 2
-            for error, (tokens, _) in zip(errors, points, strict=True)
+            min(1.0, limit / max(limit, abs(time_s / fitted_s - 1.0))) / fitted_s**2
+            for (_, time_s), fitted_s in ((point, shape.time_s(point[0])) for point in points)
         ]
     return _best_shape(points, weights)
 
 
-def _spread(errors: Sequence[float]) -> float:
-    return max(_MIN_SPREAD, 1.4826 * median(abs(error) for error in errors))
+def _spread(points: _Points, shape: _Shape) -> float:
+    """A robust standard deviation of the relative errors."""
+    errors = (abs(time_s / shape.time_s(tokens) - 1.0) for tokens, time_s in points)
+    return max(_MIN_SPREAD, 1.4826 * median(errors))
 
 
 def _best_shape(points: _Points, weights: Sequence[float]) -> _Shape:
     best: dict[int, tuple[float, _Shape]] = {}
-    for shape in _candidates(points, weights):
-        loss = sum(
-            weight * (time_s - shape.time_s(tokens)) ** 2
-            for weight, (tokens, time_s) in zip(weights, points, strict=True)
-        )
+    for loss, shape in _candidates(points, weights):
         if shape.parameters not in best or loss < best[shape.parameters][0]:
             best[shape.parameters] = (loss, shape)
-    richest = min(best.values())[1]
-    noise = _spread([time_s / richest.time_s(tokens) - 1.0 for tokens, time_s in points]) ** 2
+    noise = _spread(points, min(best.values())[1]) ** 2
     return min(
         (loss / (2.0 * noise) + _PENALTY_PER_PARAMETER * shape.parameters, shape) for loss, shape in best.values()
     )[1]
 
 
-def _candidates(points: _Points, weights: Sequence[float]) -> Iterator[_Shape]:
-    constant_s = _mean(points, weights)
-    yield _Shape(constant_s, constant_s, 0.0, 1)
-    fixed_s, per_token_s = _line(points, weights)
-    yield _Shape(fixed_s, fixed_s, per_token_s, 2)
+def _candidates(points: _Points, weights: Sequence[float]) -> Iterator[tuple[float, _Shape]]:
+    """The best shape of each kind, and for a hinge between each two neighbouring totals, with its weighted loss."""
+    moments = [_Moments(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)]
+    for (tokens, time_s), weight in zip(points, weights, strict=True):
+        moments.append(moments[-1].plus(_moments(tokens, time_s, weight)))
+    every = moments[-1]
+    constant_s = every.y / every.weight
+    yield every.loss(constant_s, 0.0), _Shape(constant_s, constant_s, 0.0, 1)
+    fixed_s, per_token_s = every.line()
+    yield every.loss(fixed_s, per_token_s), _Shape(fixed_s, fixed_s, per_token_s, 2)
     for split, ((left, _), (right, _)) in enumerate(pairwise(points), start=1):
         if left == right or right == points[-1][0]:  # a hinge needs two totals on its slope
             continue
-        floor_s = _mean(points[:split], weights[:split])
-        fixed_s, per_token_s = _line(points[split:], weights[split:])
-        if floor_s > fixed_s and fixed_s + per_token_s * left <= floor_s <= fixed_s + per_token_s * right:
-            yield _Shape(floor_s, fixed_s, per_token_s, 3)
-        lifted = [(max(0, tokens - left), time_s) for tokens, time_s in points]
-        floor_s, per_token_s = _line(lifted, weights)
+        flat, sloping = moments[split], every.minus(moments[split])
+        floor_s = flat.y / flat.weight
+        fixed_s, per_token_s = sloping.line()
+        if fixed_s + per_token_s * left <= floor_s <= fixed_s + per_token_s * right:
+            yield flat.loss(floor_s, 0.0) + sloping.loss(fixed_s, per_token_s), _Shape(floor_s, fixed_s, per_token_s, 3)
+            continue
+        lifted = flat.collapsed().plus(sloping.shifted(left))  # else with the hinge at the left one of the two
+        floor_s, per_token_s = lifted.line()
         per_token_s = min(per_token_s, floor_s / left)
-        yield _Shape(floor_s, floor_s - per_token_s * left, per_token_s, 3)
+        yield lifted.loss(floor_s, per_token_s), _Shape(floor_s, floor_s - per_token_s * left, per_token_s, 3)
 
 
-def _mean(points: _Points, weights: Sequence[float]) -> float:
-    return sum(weight * time_s for weight, (_, time_s) in zip(weights, points, strict=True)) / sum(weights)
+class _Moments(NamedTuple):
+    """Weighted sums over points (x tokens, y seconds), from which lines and their losses follow."""
+
+    weight: float
+    x: float
+    y: float
+    xx: float
+    xy: float
+    yy: float
+
+    def plus(self, other: _Moments) -> _Moments:
+        return _Moments(*map(operator.add, self, other))
+
+    def minus(self, other: _Moments) -> _Moments:
+        return _Moments(*map(operator.sub, self, other))
+
+    def collapsed(self) -> _Moments:
+        """The same points, all at x = 0."""
+        return self._replace(x=0.0, xx=0.0, xy=0.0)
+
+    def shifted(self, left: float) -> _Moments:
+        """The same points, `left` closer to x = 0."""
+        return self._replace(
+            x=self.x - left * self.weight,
+            xx=self.xx - 2.0 * left * self.x + left**2 * self.weight,
+            xy=self.xy - left * self.y,
+        )
+
+    def line(self) -> tuple[float, float]:
+        """Least squares of y = a + b * x, neither of them negative."""
+        slope = (self.weight * self.xy - self.x * self.y) / (self.weight * self.xx - self.x**2)
+        slope = max(0.0, slope)
+        if slope * self.x <= self.y:
+            return (self.y - slope * self.x) / self.weight, slope
+        return 0.0, self.xy / self.xx
+
+    def loss(self, fixed: float, slope: float) -> float:
+        """Weighted sum of squared errors of y = fixed + slope * x."""
+        return (
+            self.yy
+            - 2.0 * (fixed * self.y + slope * self.xy)
+            + fixed**2 * self.weight
+            + 2.0 * fixed * slope * self.x
+            + slope**2 * self.xx
+        )
 
 
-def _line(points: _Points, weights: Sequence[float]) -> tuple[float, float]:
-    """Weighted least squares of fixed + per_token * T, neither of them negative."""
-    total = sum(weights)
-    mean_tokens = sum(weight * tokens for weight, (tokens, _) in zip(weights, points, strict=True)) / total
-    mean_s = _mean(points, weights)
-    spread = together = square = 0.0
-    for weight, (tokens, time_s) in zip(weights, points, strict=True):
-        spread += weight * (tokens - mean_tokens) ** 2
-        together += weight * (tokens - mean_tokens) * (time_s - mean_s)
-        square += weight * tokens**2
-    per_token_s = max(0.0, together / spread)
-    if per_token_s * mean_tokens <= mean_s:
-        return mean_s - per_token_s * mean_tokens, per_token_s
-    return 0.0, total * mean_tokens * mean_s / square + together / square
+def _moments(x: float, y: float, weight: float) -> _Moments:
+    return _Moments(weight, weight * x, weight * y, weight * x * x, weight * x * y, weight * y * y)
