@@ -1,0 +1,56 @@
+# ARGS reaches the command behind a target: make up ARGS=--exit, make test ARGS="unit --strict".
+ARGS ?=
+PY := .venv/bin/python
+
+.DEFAULT_GOAL := help
+.PHONY: help up install test bench fmt lint types proto proto-check lock clean
+
+##@ Use
+up: ## Install, start Kafka, a model server and an aggregator, and embed 200 questions (ARGS=--exit stops there)
+	@.ci/install
+	@exec $(PY) -m loadtest up $(ARGS)
+
+install: ## Install what `make up` needs, and no more
+	@.ci/install
+
+##@ Develop
+test: ## Run every suite that this machine can run (ARGS="unit lint" for some, ARGS=--strict to leave none out)
+	@.ci/install --dev
+	@$(PY) -m tests.run $(ARGS)
+
+bench: ## Measure the hot paths, side by side with what they stand on
+	@.ci/install
+	@$(PY) -m loadtest bench $(ARGS)
+
+fmt: ## Format the code and apply the safe fixes
+	@.ci/install --dev
+	@$(PY) -m ruff check --fix-only --quiet .
+	@$(PY) -m ruff format .
+
+lint: ## Check style, spelling, the import rules and the generated code
+	@.ci/install --dev
+	@$(PY) -m tests.run lint imports proto
+
+types: ## Check types with mypy and pyright
+	@.ci/install --dev
+	@$(PY) -m tests.run types
+
+##@ Maintain
+proto: ## Generate the code of protos/
+	@.ci/install --dev
+	@.ci/proto
+
+proto-check: ## Fail if the generated code differs from protos/
+	@.ci/install --dev
+	@.ci/proto --check
+
+lock: ## Resolve pyproject.toml into requirements/ (ARGS=--upgrade for newer versions)
+	@.ci/install
+	@.ci/lock $(ARGS)
+
+clean: ## Remove everything that is not in git's keeping: environment, caches, a stopped stack's data
+	@rm -rf .venv .run dist .coverage* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+help: ## Show this
+	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -1,0 +1,119 @@
+"""Run the suites and say of each how it ended, how long it took, and why it was left out where it was.
+
+    python -m tests.run [--strict] [SUITE ...]
+
+In a strict run a suite (or a single test) that is left out is a failure, unless it is bound to absent hardware.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ET
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.suites import SUITES, Suite
+
+PASSED, FAILED, LEFT_OUT = "passed", "failed", "left out"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How one suite ended; a check without tests of its own counts as one."""
+
+    suite: str
+    outcome: str
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    seconds: float = 0.0
+    why: str = ""
+
+
+def run(suite: Suite, *, strict: bool) -> Result:
+    """Run one suite's commands, all of them whatever the first says, with their output to the terminal."""
+    for need in suite.needs:
+        if why := need.why_absent():
+            outcome = FAILED if strict and not need.hardware else LEFT_OUT
+            return Result(suite.name, outcome, failed=int(outcome == FAILED), skipped=int(outcome == LEFT_OUT), why=why)
+    suite.report.parent.mkdir(parents=True, exist_ok=True)
+    suite.report.unlink(missing_ok=True)
+    start = time.monotonic()
+    broken = [command for command in suite.commands if subprocess.run(command, check=False).returncode != 0]
+    seconds = time.monotonic() - start
+    passed, failed, skipped = _counts(suite.report) or (len(suite.commands) - len(broken), len(broken), 0)
+    why = "; ".join(_named(command) for command in broken)
+    if broken and not failed:  # a gate behind the tests: coverage, or no test found
+        failed = 1
+    if strict and skipped:
+        why = why or f"{skipped} tests skipped, which a strict run takes for failures"
+        failed, skipped = failed + skipped, 0
+    return Result(suite.name, FAILED if failed else PASSED, passed, failed, skipped, seconds, why)
+
+
+def _counts(report: Path) -> tuple[int, int, int] | None:
+    """Passed, failed and skipped tests of a pytest report; None where there is none."""
+    if not report.exists():
+        return None
+    totals = {"tests": 0, "failures": 0, "errors": 0, "skipped": 0}
+    for testsuite in ET.parse(report).getroot().iter("testsuite"):  # noqa: S314 - our own pytest wrote it
+        for name in totals:
+            totals[name] += int(testsuite.get(name, 0))
+    failed = totals["failures"] + totals["errors"]
+    return totals["tests"] - failed - totals["skipped"], failed, totals["skipped"]
+
+
+def _named(command: Sequence[str]) -> str:
+    """A command as a person would look for it: the tool, and what it was told."""
+    words = command[2:] if command[1:2] == ("-m",) else (Path(command[0]).name, *command[1:])
+    return " ".join(words[:2])
+
+
+def table(results: Sequence[Result]) -> str:
+    """The results, a line each, under a header."""
+    rows = [("suite", "result", "passed", "failed", "skipped", "seconds", "why")]
+    rows += [
+        (r.suite, r.outcome, str(r.passed), str(r.failed), str(r.skipped), f"{r.seconds:.1f}", r.why) for r in results
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(6)]
+    return "\n".join(
+        "  ".join(
+            (
+                *(cell.ljust(width) for cell, width in zip(row[:2], widths[:2], strict=True)),
+                *(cell.rjust(width) for cell, width in zip(row[2:6], widths[2:], strict=True)),
+                row[6],
+            )
+        ).rstrip()
+        for row in rows
+    )
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the suites named, or all; 0 if none failed."""
+    parser = argparse.ArgumentParser(
+        prog="tests.run", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    names = [suite.name for suite in SUITES]
+    parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"one of {', '.join(names)}; all when none is named")
+    parser.add_argument("--strict", action="store_true", help="what is left out fails, unless the hardware is absent")
+    options = parser.parse_args(arguments)
+    if unknown := sorted(set(options.suites) - set(names)):
+        parser.error(f"no suite {', '.join(unknown)}; there are {', '.join(names)}")
+
+    results: list[Result] = []
+    for suite in SUITES:
+        if not options.suites or suite.name in options.suites:
+            print(f"\n=== {suite.name}", flush=True)
+            results.append(run(suite, strict=options.strict))
+    print(f"\n{table(results)}\n")
+    totals = [sum(r.passed for r in results), sum(r.failed for r in results), sum(r.skipped for r in results)]
+    print(f"{totals[0]} passed, {totals[1]} failed, {totals[2]} skipped")
+    return int(any(r.outcome == FAILED for r in results))
+
+
+if __name__ == "__main__":
+    os.chdir(Path(__file__).parent.parent)
+    sys.exit(main(sys.argv[1:]))

