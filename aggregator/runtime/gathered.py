@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from opentelemetry.sdk.metrics.export import (
     AggregationTemporality,
+    DataT,
     Gauge,
     Histogram,
     HistogramDataPoint,
@@ -45,11 +46,24 @@ class Instrument:
         """The attributes of one series."""
         return dict(zip(self.keys, labels, strict=True))
 
+    def points(self, values: Mapping[Labels, float], start_ns: int, now_ns: int) -> list[NumberDataPoint]:
+        """A data point for each series."""
+        return [
+            NumberDataPoint(self.attributes(labels), start_ns, now_ns, value) for labels, value in tuple(values.items())
+        ]
+
+    def metric(self, data: DataT) -> Metric:
+        """These data under this name."""
+        return Metric(self.name, self.description, self.unit, data)
+
+
+ReadGauges = Callable[[], Mapping[Instrument, Mapping[Labels, float]]]
+
 
 class Source(Protocol):
-    """Something that has a metric to give."""
+    """Something that has metrics to give."""
 
-    def metric(self, start_ns: int, now_ns: int) -> Metric:
+    def metrics(self, start_ns: int, now_ns: int) -> Sequence[Metric]:
         """Its figures since `start_ns` (Unix time)."""
         ...
 
@@ -65,23 +79,27 @@ class GatheredCounter:
         """Add to the series of these attribute values."""
         self._sums[labels] = self._sums.get(labels, 0) + amount
 
-    def metric(self, start_ns: int, now_ns: int) -> Metric:
+    def metrics(self, start_ns: int, now_ns: int) -> Sequence[Metric]:
         """Its sums as an OpenTelemetry metric."""
-        data = Sum(_points(self._instrument, self._sums, start_ns, now_ns), AggregationTemporality.CUMULATIVE, True)
-        return Metric(self._instrument.name, self._instrument.description, self._instrument.unit, data)
+        points = self._instrument.points(self._sums, start_ns, now_ns)
+        data = Sum(points, AggregationTemporality.CUMULATIVE, is_monotonic=True)
+        return (self._instrument.metric(data),)
 
 
-class GatheredGauge:
-    """The present value of each series, asked for when it is read (on the reader's thread)."""
+class GatheredGauges:
+    """Present values of several instruments, asked for all at once when they are read, on the reader's thread."""
 
-    def __init__(self, instrument: Instrument, read: Callable[[], Mapping[Labels, float]]) -> None:
-        self._instrument = instrument
+    def __init__(self, instruments: Sequence[Instrument], read: ReadGauges) -> None:
+        self._instruments = instruments
         self._read = read
 
-    def metric(self, start_ns: int, now_ns: int) -> Metric:
-        """Its values as an OpenTelemetry metric."""
-        data = Gauge(_points(self._instrument, self._read(), start_ns, now_ns))
-        return Metric(self._instrument.name, self._instrument.description, self._instrument.unit, data)
+    def metrics(self, start_ns: int, now_ns: int) -> Sequence[Metric]:
+        """Their values as OpenTelemetry metrics."""
+        values = self._read()
+        return [
+            instrument.metric(Gauge(instrument.points(values.get(instrument, {}), start_ns, now_ns)))
+            for instrument in self._instruments
+        ]
 
 
 @dataclass(slots=True)
@@ -125,7 +143,7 @@ class GatheredHistogram:
             series.least = min(series.least, float(array.min()))
             series.greatest = max(series.greatest, float(array.max()))
 
-    def metric(self, start_ns: int, now_ns: int) -> Metric:
+    def metrics(self, start_ns: int, now_ns: int) -> Sequence[Metric]:
         """Its counts as an OpenTelemetry metric."""
         with self._lock:
             points = [
@@ -142,8 +160,7 @@ class GatheredHistogram:
                 )
                 for labels, series in self._series.items()
             ]
-        data = Histogram(points, AggregationTemporality.CUMULATIVE)
-        return Metric(self._instrument.name, self._instrument.description, self._instrument.unit, data)
+        return (self._instrument.metric(Histogram(points, AggregationTemporality.CUMULATIVE)),)
 
     def _of(self, labels: Labels) -> _Series:
         series = self._series.get(labels)
@@ -156,7 +173,7 @@ class GatheredHistogram:
 class Gatherer:
     """Every gathered figure of a process; one per process, read by all its metric readers."""
 
-    scope: InstrumentationScope
+    scope: InstrumentationScope = field(default_factory=lambda: InstrumentationScope("tokenbatch"))
     start_ns: int = field(default_factory=time.time_ns)
     _sources: list[Source] = field(default_factory=list[Source])
 
@@ -172,21 +189,12 @@ class Gatherer:
         self._sources.append(histogram)
         return histogram
 
-    def gauge(self, instrument: Instrument, read: Callable[[], Mapping[Labels, float]]) -> None:
-        """A new gauge; `read` is called whenever a reader collects, on the reader's thread."""
-        self._sources.append(GatheredGauge(instrument, read))
+    def gauges(self, instruments: Sequence[Instrument], read: ReadGauges) -> None:
+        """New gauges; `read` is called once whenever a reader collects, on the reader's thread."""
+        self._sources.append(GatheredGauges(instruments, read))
 
     def collect(self) -> ScopeMetrics:
         """Everything gathered so far."""
         now_ns = time.time_ns()
-        metrics = [source.metric(self.start_ns, now_ns) for source in tuple(self._sources)]
+        metrics = [metric for source in self._sources for metric in source.metrics(self.start_ns, now_ns)]
         return ScopeMetrics(self.scope, [metric for metric in metrics if metric.data.data_points], "")
-
-
-def _points(
-    instrument: Instrument, values: Mapping[Labels, float], start_ns: int, now_ns: int
-) -> list[NumberDataPoint]:
-    return [
-        NumberDataPoint(instrument.attributes(labels), start_ns, now_ns, value)
-        for labels, value in tuple(values.items())
-    ]

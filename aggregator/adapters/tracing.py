@@ -1,0 +1,164 @@
+"""Open the few spans of the hot path: one per fetch, per batch and per send; none at all when nobody collects them.
+
+Names and attributes follow OpenTelemetry's messaging and rpc conventions. A batch's `process` span links every
+request in it, by the W3C `traceparent` that each brought along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+from opentelemetry.context import Context
+from opentelemetry.trace import (
+    INVALID_SPAN_CONTEXT,
+    Link,
+    NonRecordingSpan,
+    NoOpTracer,
+    Span,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    TraceFlags,
+    Tracer,
+    get_current_span,
+    set_span_in_context,
+)
+
+MAX_LINKS = 128
+"""Links of one span; OpenTelemetry's own default limit."""
+
+_NOTHING: AbstractContextManager[None] = nullcontext()
+_VERSION_LENGTH, _TRACE_LENGTH, _SPAN_LENGTH, _FLAGS_LENGTH = 2, 32, 16, 2
+
+
+class Tracing:
+    """The spans of one aggregator. Every method costs a comparison when `enabled` is False."""
+
+    __slots__ = ("_tracer", "enabled")
+
+    def __init__(self, tracer: Tracer | None = None, *, enabled: bool = False) -> None:
+        """Without a tracer, or disabled, nothing is traced."""
+        self._tracer = tracer or NoOpTracer()
+        self.enabled = enabled and tracer is not None
+
+    def receive(self, topic: str, count: int) -> AbstractContextManager[None]:
+        """A fetch of `count` records of a topic."""
+        return self._messaging("receive", topic, SpanKind.CLIENT, count) if self.enabled else _NOTHING
+
+    def send(self, topic: str, count: int) -> AbstractContextManager[None]:
+        """A batch of `count` records on its way to a topic."""
+        return self._messaging("send", topic, SpanKind.PRODUCER, count) if self.enabled else _NOTHING
+
+    def process(
+        self, model: str, batch_id: str, *, queries: int, tokens: int, attempt: int, parents: Iterable[bytes | None]
+    ) -> AbstractContextManager[None]:
+        """One batch from dispatch to settlement; `parents` (its requests' `traceparent`s) are read only if traced."""
+        if not self.enabled:
+            return _NOTHING
+        attributes: dict[str, str | int] = {
+            "messaging.system": "kafka",
+            "messaging.operation.name": "process",
+            "messaging.operation.type": "process",
+            "messaging.batch.message_count": queries,
+            "gen_ai.request.model": model,
+            "tokenbatch.batch.id": batch_id,
+            "tokenbatch.batch.tokens": tokens,
+            "tokenbatch.batch.attempt": attempt,
+        }
+        return self._open(f"process {model}", SpanKind.CONSUMER, attributes, links=_links(parents))
+
+    def call(self, service: str, method: str, address: str) -> AbstractContextManager[None]:
+        """A gRPC call to a model server."""
+        if not self.enabled:
+            return _NOTHING
+        host, _, port = address.rpartition(":")
+        attributes = {**_rpc(service, method), "server.address": host, "server.port": int(port)}
+        return self._open(f"{service}/{method}", SpanKind.CLIENT, attributes)
+
+    def serve(self, service: str, method: str, traceparent: str | bytes | None) -> AbstractContextManager[None]:
+        """A gRPC call being answered, as a child of the caller's span."""
+        if not self.enabled:
+            return _NOTHING
+        parent = parse_traceparent(traceparent)
+        context = set_span_in_context(NonRecordingSpan(parent)) if parent is not None else None
+        return self._open(f"{service}/{method}", SpanKind.SERVER, _rpc(service, method), context=context)
+
+    def traceparent(self) -> str | None:
+        """The span now open, as a `traceparent` to send along; None when nothing is traced."""
+        return format_traceparent(get_current_span().get_span_context()) if self.enabled else None
+
+    def _messaging(self, operation: str, topic: str, kind: SpanKind, count: int) -> AbstractContextManager[None]:
+        attributes: dict[str, str | int] = {
+            "messaging.system": "kafka",
+            "messaging.operation.name": operation,
+            "messaging.operation.type": operation,
+            "messaging.destination.name": topic,
+            "messaging.batch.message_count": count,
+        }
+        return self._open(f"{operation} {topic}", kind, attributes)
+
+    @contextmanager
+    def _open(
+        self,
+        name: str,
+        kind: SpanKind,
+        attributes: Mapping[str, str | int],
+        *,
+        context: Context | None = None,
+        links: list[Link] | None = None,
+    ) -> Iterator[None]:
+        with self._tracer.start_as_current_span(
+            name, context, kind, attributes, links, record_exception=False, set_status_on_exception=False
+        ) as span:
+            try:
+                yield
+            except BaseException as error:
+                _fail(span, error)
+                raise
+
+
+def parse_traceparent(value: str | bytes | None) -> SpanContext | None:
+    """The span a W3C `traceparent` names, or None for anything that is not one."""
+    text = value.decode("latin-1") if isinstance(value, bytes) else value or ""
+    parts = text.strip().split("-")
+    lengths = tuple(len(part) for part in parts[:4])
+    if lengths != (_VERSION_LENGTH, _TRACE_LENGTH, _SPAN_LENGTH, _FLAGS_LENGTH) or parts[0] == "ff":
+        return None
+    if len(parts) > len(lengths) and parts[0] == "00":  # a later version may have more parts
+        return None
+    if any(character not in "0123456789abcdef" for part in parts[:4] for character in part):
+        return None
+    trace_id, span_id, flags = (int(part, 16) for part in parts[1:4])
+    context = SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(flags & TraceFlags.SAMPLED))
+    return context if context.is_valid else None
+
+
+def format_traceparent(context: SpanContext) -> str | None:
+    """A span as a `traceparent`, or None where there is none."""
+    if context == INVALID_SPAN_CONTEXT or not context.is_valid:
+        return None
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+
+
+def _links(parents: Iterable[bytes | None]) -> list[Link]:
+    links: dict[tuple[int, int], Link] = {}
+    for parent in parents:
+        context = parse_traceparent(parent) if parent else None
+        if context is not None:
+            links.setdefault((context.trace_id, context.span_id), Link(context))
+        if len(links) == MAX_LINKS:
+            break
+    return list(links.values())
+
+
+def _rpc(service: str, method: str) -> dict[str, str | int]:
+    return {"rpc.system": "grpc", "rpc.service": service, "rpc.method": method}
+
+
+def _fail(span: Span, error: BaseException) -> None:
+    """Mark a span as failed by the error's type: its message could quote a query."""
+    name = type(error).__name__
+    span.set_attribute("error.type", name)
+    span.set_status(Status(StatusCode.ERROR, name))
