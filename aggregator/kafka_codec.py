@@ -1,0 +1,245 @@
+"""Read Kafka records as requests, and their headers as the way back: the wire format of the query topics."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import re
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import lru_cache
+from math import inf
+from typing import Final
+
+from google.protobuf.json_format import ParseDict, ParseError
+from google.protobuf.message import DecodeError
+
+from aggregator.core.query import Priority, Source
+from aggregator.core.watermark import Lease
+from aggregator.errors import InvalidRequest, NotPermitted, RequestError, Undecodable
+from aggregator.ports import Record
+from aggregator.request import Defaults, Request, parse
+from aggregator.settings import KafkaSettings, TopicSettings
+from protos.embedding.v1 import embedding_pb2 as pb
+
+Header = tuple[str, bytes]
+
+PROTOBUF: Final = b"application/x-protobuf"
+JSON: Final = b"application/json"
+ECHOED: Final = frozenset(
+    "kafka_replyTopic kafka_replyPartition kafka_correlationId reply_to correlation_id traceparent tracestate".split()
+)
+"""Headers that a reply carries as they came."""
+
+_READ = frozenset("content-type ce_id ce_expirytime kafka_replyTopic kafka_replyPartition reply_to".split())
+_CONTENT_TYPES = {
+    "application/x-protobuf": PROTOBUF,
+    "application/protobuf": PROTOBUF,
+    "application/vnd.google.protobuf": PROTOBUF,
+    "application/json": JSON,
+    "text/plain": b"text/plain",
+}
+_PLAIN_REPLY: Final[list[Header]] = [("content-type", PROTOBUF)]
+_LEGAL_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+_RFC3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)")
+_MAX_EXPLANATION = 300
+
+
+@dataclass(slots=True, eq=False)
+class ReplyRoute:
+    """Where the answer to one record goes: the `origin` of every request that came by Kafka.
+
+    `headers` are the reply's: its content type, then the routing and trace headers as they came.
+    """
+
+    lease: Lease
+    topic: str
+    partition: int | None
+    json: bool
+    headers: list[Header]
+
+
+@dataclass(frozen=True, slots=True)
+class Intake:
+    """How the records of one query topic are read."""
+
+    defaults: Defaults
+    reply_topic: str
+    permits: Callable[[str], bool]
+    max_record_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A record that did not become a request, and what is owed to its sender.
+
+    Without a `route` nobody can be answered. `dead_letter`: it could not be routed or decoded, so the record
+    itself is kept too.
+    """
+
+    lease: Lease
+    error: RequestError
+    request_id: str
+    route: ReplyRoute | None
+    dead_letter: bool
+
+
+def intakes(settings: KafkaSettings, default_model: str) -> Mapping[str, Intake]:
+    """How each query topic is read; `default_model` is for topics that name none."""
+    permits = _reply_topics(settings)
+    return {
+        topic.name: Intake(_defaults(topic, default_model), settings.reply_topic, permits, settings.max_record_bytes)
+        for topic in settings.topics
+    }
+
+
+def decode_all(
+    leases: Sequence[Lease], intakes: Mapping[str, Intake], *, received_s: float, wall_s: float
+) -> tuple[list[Request], list[Refused]]:
+    """Read a batch of records, each by its topic's intake; what cannot be read harms only itself.
+
+    `wall_s` is the wall clock (Unix seconds) at `received_s` (monotonic).
+    """
+    requests: list[Request] = []
+    refused: list[Refused] = []
+    for lease in leases:
+        result = decode(lease, intakes[lease.record.topic], received_s=received_s, wall_s=wall_s)
+        if isinstance(result, Request):
+            requests.append(result)
+        else:
+            refused.append(result)
+    return requests, refused
+
+
+def decode(lease: Lease, intake: Intake, *, received_s: float, wall_s: float) -> Request | Refused:
+    """Read one record. Its route is the request's `origin`; a request without an id gets one that a replay repeats."""
+    record: Record = lease.record
+    content_type, ce_id, deadline_s = PROTOBUF, "", inf
+    message: pb.EmbedRequest | None = None
+    route: ReplyRoute | None = None
+    try:
+        if record.headers:
+            found = {name: value for name, value in record.headers if name in _READ}
+            route = _route(lease, intake, found)
+            route.headers = [("content-type", PROTOBUF), *(each for each in record.headers if each[0] in ECHOED)]
+            content_type = _content_type(found)
+            if content_type is not PROTOBUF:
+                route.json = True
+                route.headers[0] = ("content-type", JSON)
+            ce_id = _text(found, "ce_id")
+            deadline_s = _deadline_s(found, received_s - wall_s)
+        else:
+            route = ReplyRoute(lease, intake.reply_topic, None, json=False, headers=_PLAIN_REPLY)
+        message = _message(record.value, content_type, intake.max_record_bytes)
+        if not message.request_id:
+            message.request_id = ce_id or f"{record.topic}-{record.partition}-{record.offset}"
+        return parse(message, intake.defaults, route, received_s=received_s, wall_s=wall_s, deadline_s=deadline_s)
+    except RequestError as error:
+        request_id = message.request_id if message is not None else ce_id
+        return Refused(lease, error, request_id, route, dead_letter=route is None or message is None)
+
+
+def _defaults(topic: TopicSettings, default_model: str) -> Defaults:
+    return Defaults(
+        source=Source.KAFKA,
+        model=topic.model or default_model,
+        priority=Priority[topic.priority.upper()],
+        tenant=topic.tenant,
+        trusts_tenant=not topic.tenant,
+    )
+
+
+def _reply_topics(settings: KafkaSettings) -> Callable[[str], bool]:
+    """Whether a request may name a topic for its reply; never one that would come back as a request."""
+    inputs = {topic.name for topic in settings.topics}
+    never = inputs | {name + settings.dead_letter_suffix for name in inputs}
+    patterns = [fnmatch.translate(pattern) for pattern in settings.allowed_reply_topics]
+    allowed = re.compile("|".join(patterns)) if patterns else None
+
+    @lru_cache(maxsize=4096)
+    def permits(topic: str) -> bool:
+        if topic == settings.reply_topic:
+            return True
+        return topic not in never and allowed is not None and allowed.match(topic) is not None
+
+    return permits
+
+
+def _route(lease: Lease, intake: Intake, found: Mapping[str, bytes]) -> ReplyRoute:
+    name = "kafka_replyTopic" if "kafka_replyTopic" in found else "reply_to"
+    topic = _text(found, name) or intake.reply_topic
+    if not _LEGAL_TOPIC.fullmatch(topic):
+        raise InvalidRequest(f"header {name} is not the name of a topic")
+    if not intake.permits(topic):
+        raise NotPermitted(f"replies to {topic} are not permitted; allowed_reply_topics says which are")
+    partition: int | None = None
+    packed = found.get("kafka_replyPartition")
+    if packed:
+        partition = struct.unpack(">i", packed)[0] if len(packed) == 4 else -1  # noqa: PLR2004 - bytes of an int32
+        if partition < 0:
+            raise InvalidRequest("header kafka_replyPartition is not a partition: 4 bytes, big endian")
+    return ReplyRoute(lease, topic, partition, json=False, headers=_PLAIN_REPLY)
+
+
+def _text(found: Mapping[str, bytes], name: str) -> str:
+    try:
+        return (found.get(name) or b"").decode()
+    except UnicodeDecodeError:
+        raise InvalidRequest(f"header {name} is not UTF-8") from None
+
+
+def _content_type(found: Mapping[str, bytes]) -> bytes:
+    given = _text(found, "content-type")
+    if not given:
+        return PROTOBUF
+    name, _, parameters = given.lower().partition(";")
+    content_type = _CONTENT_TYPES.get(name.strip())
+    charset = parameters.partition("charset=")[2].strip(' "')
+    if content_type is None or charset not in {"", "utf-8", "utf8", "us-ascii"}:
+        raise Undecodable(f"content type {given[:_MAX_EXPLANATION]!r} is not known: use {', '.join(_CONTENT_TYPES)}")
+    return content_type
+
+
+def _deadline_s(found: Mapping[str, bytes], monotonic_minus_wall_s: float) -> float:
+    given = _text(found, "ce_expirytime")
+    if not given:
+        return inf
+    try:
+        if not _RFC3339.fullmatch(given):
+            raise ValueError(given)
+        return datetime.fromisoformat(given.upper()).timestamp() + monotonic_minus_wall_s
+    except (ValueError, OverflowError):
+        raise InvalidRequest("header ce_expirytime is not an RFC 3339 time") from None
+
+
+def _message(value: bytes | None, content_type: bytes, max_bytes: int) -> pb.EmbedRequest:
+    if value is None:
+        raise Undecodable("the record has no value")
+    if len(value) > max_bytes:
+        raise InvalidRequest(f"the record's value has {len(value)} bytes: at most {max_bytes} are taken")
+    if content_type is PROTOBUF:
+        try:
+            return pb.EmbedRequest.FromString(value)
+        except DecodeError:
+            raise Undecodable("the value is not an EmbedRequest in protobuf") from None
+    if content_type is JSON:
+        return _from_json(value)
+    try:
+        return pb.EmbedRequest(inputs=[pb.Input(text=value.decode())])
+    except UnicodeDecodeError:
+        raise Undecodable("the value is not UTF-8 text") from None
+
+
+def _from_json(value: bytes) -> pb.EmbedRequest:
+    try:
+        document = json.loads(value.decode())
+    except (ValueError, RecursionError):
+        raise Undecodable("the value is not JSON in UTF-8") from None
+    if not isinstance(document, dict):
+        raise Undecodable("the value is not a JSON object")
+    try:
+        return ParseDict(document, pb.EmbedRequest())
+    except (ParseError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise InvalidRequest(f"the value is not an EmbedRequest in JSON: {error!s:.{_MAX_EXPLANATION}}") from None
