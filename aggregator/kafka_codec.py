@@ -29,11 +29,12 @@ Header = tuple[str, bytes]
 PROTOBUF: Final = b"application/x-protobuf"
 JSON: Final = b"application/json"
 ECHOED: Final = frozenset(
-    "kafka_replyTopic kafka_replyPartition kafka_correlationId reply_to correlation_id traceparent tracestate".split()
+    {"kafka_replyTopic", "kafka_replyPartition", "kafka_correlationId", "reply_to", "correlation_id"}
+    | {"traceparent", "tracestate"}
 )
 """Headers that a reply carries as they came."""
 
-_READ = frozenset("content-type ce_id ce_expirytime kafka_replyTopic kafka_replyPartition reply_to".split())
+_READ = frozenset({"content-type", "ce_id", "ce_expirytime", "kafka_replyTopic", "kafka_replyPartition", "reply_to"})
 _CONTENT_TYPES = {
     "application/x-protobuf": PROTOBUF,
     "application/protobuf": PROTOBUF,
@@ -207,11 +208,12 @@ def _deadline_s(found: Mapping[str, bytes], monotonic_minus_wall_s: float) -> fl
     if not given:
         return inf
     try:
-        if not _RFC3339.fullmatch(given):
-            raise ValueError(given)
-        return datetime.fromisoformat(given.upper()).timestamp() + monotonic_minus_wall_s
+        expire_s = datetime.fromisoformat(given.upper()).timestamp() if _RFC3339.fullmatch(given) else None
     except (ValueError, OverflowError):
-        raise InvalidRequest("header ce_expirytime is not an RFC 3339 time") from None
+        expire_s = None
+    if expire_s is None:
+        raise InvalidRequest("header ce_expirytime is not an RFC 3339 time")
+    return expire_s + monotonic_minus_wall_s
 
 
 def _message(value: bytes | None, content_type: bytes, max_bytes: int) -> pb.EmbedRequest:
