@@ -10,10 +10,9 @@ TOKENIZER_FILE = "tokenizer.json"
 
 
 def tokenizer_fingerprint(files: Mapping[str, bytes]) -> str:
-    """SHA-256, in hexadecimal, over names and contents in the order of the names, each with its length before it."""
+    """SHA-256, in hexadecimal, over the files in the order of their names: name, NUL, size, NUL, content."""
     digest = hashlib.sha256()
-    for name in sorted(files):
-        for part in (name.encode(), files[name]):
-            digest.update(len(part).to_bytes(8, "big"))
-            digest.update(part)
+    for name, content in sorted(files.items()):
+        digest.update(f"{name}\0{len(content)}\0".encode())
+        digest.update(content)
     return digest.hexdigest()
