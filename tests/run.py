@@ -46,8 +46,8 @@ def run(suite: Suite, *, strict: bool) -> Result:
     seconds = time.monotonic() - start
     passed, failed, skipped = _counts(suite.report) or (len(suite.commands) - len(broken), len(broken), 0)
     why = "; ".join(_named(command) for command in broken)
-    if broken and not failed:  # a gate behind the tests: coverage, or no test found
-        failed = 1
+    if broken and not failed:
+        failed, why = 1, f"{why}: a gate behind the tests, such as coverage, or none found"
     if strict and skipped:
         why = why or f"{skipped} tests skipped, which a strict run takes for failures"
         failed, skipped = failed + skipped, 0
