@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from aggregator.core.lanes import StepReport
+from aggregator.core.query import Priority
 from aggregator.core.saturation import Curve
 from aggregator.core.watermark import Lease
+from aggregator.request import Request
 
 
 class Record(Protocol):
@@ -40,6 +43,10 @@ class Deliveries(Protocol):
         """Pause exactly these topics' partitions (those over their span cap stay paused on their own)."""
         ...
 
+    def half_span_holders(self) -> Sequence[Lease]:
+        """Leases that hold back a watermark whose span passed half of its cap: their inputs are to be aged."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class OutgoingRecord:
@@ -61,6 +68,29 @@ class Producer(Protocol):
         An exception is final for its record (topic missing, not authorised, too large); what can pass (no
         leader, broker away) is waited for.
         """
+        ...
+
+
+class KafkaPath(Protocol):
+    """The Kafka side of the pipeline: requests in, answers and commits out."""
+
+    async def receive(self) -> Sequence[Request]:
+        """The next requests, at least one; empty once fetching has been stopped.
+
+        What could not be decoded comes as a request whose every input has failed already.
+        """
+        ...
+
+    async def settle(self, requests: Sequence[Request]) -> None:
+        """Reply or dead-letter, wait for the broker's word on each, then free the offsets."""
+        ...
+
+    def stuck(self) -> Sequence[Lease]:
+        """Leases that hold their partition's watermark so far back that their inputs are to be aged."""
+        ...
+
+    def hold(self, stopped: Callable[[str, Priority], bool]) -> None:
+        """Pause exactly the topics whose model (by name) and class are stopped."""
         ...
 
 
@@ -130,16 +160,12 @@ class OutgoingBatch:
 class StepResult:
     """What one batch came back with; `matrix` is float32 [queries, dimensions], pooled, not normalised.
 
-    `errors` holds (position, code, message) of the queries that failed; times are seconds.
+    `errors` holds (position, code, message) of the queries that failed; `report` tells of the engine step.
     """
 
     matrix: npt.NDArray[np.float32]
     errors: Sequence[tuple[int, int, str]]
-    step_tokens: int
-    step_duration_s: float
-    queued_tokens: int
-    idle_before_s: float
-    staged_s: float
+    report: StepReport
 
 
 class Engine(Protocol):
@@ -181,4 +207,3 @@ class PoolMembers(Protocol):
     def leave(self, engine: Engine) -> None:
         """A server is gone, or suspect; batches out to it end by themselves."""
         ...
-

@@ -10,12 +10,14 @@ from functools import lru_cache
 from math import inf
 from typing import Any
 
-from aggregator.core.query import Priority, Source
+from aggregator.core.admission import Admission
+from aggregator.core.query import Entry, Priority, Query, Source
+from aggregator.core.queue import TokenQueue
 from aggregator.errors import Code, InvalidRequest, TokenbatchError
 from aggregator.vectors import Vector
 from protos.embedding.v1 import embedding_pb2 as pb
 
-_PRIORITIES = {
+_PRIORITIES: dict[int, Priority] = {
     pb.PRIORITY_INTERACTIVE: Priority.INTERACTIVE,
     pb.PRIORITY_DEFAULT: Priority.DEFAULT,
     pb.PRIORITY_BACKGROUND: Priority.BACKGROUND,
@@ -63,12 +65,26 @@ class Defaults:
     trusts_tenant: bool = True
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Held:
+    """What a request occupies: tokens charged to a model's admission, and places in its queue.
+
+    `places` are kept only where a caller may go away (gRPC).
+    """
+
+    admission: Admission
+    token_count: int
+    queue: TokenQueue
+    places: Sequence[tuple[Query, Entry]]
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """One request until its last input settles.
 
     `inputs` hold texts, or token ids as little-endian int32. `outcomes` has one place per input; `remaining`
     counts the empty ones. `origin` is what the answer goes back to: a Kafka delivery, or a waiting call.
+    `held` is what it occupies from admission until its answer is acknowledged.
     Times are monotonic seconds; a deadline of `inf` means none.
     """
 
@@ -85,6 +101,8 @@ class Request:
     origin: Any
     outcomes: list[Outcome | None]
     remaining: int
+    traceparent: bytes | None = None
+    held: Held | None = None
 
     def settle_input(self, index: int, outcome: Outcome) -> bool:
         """Record one input's outcome; True when that was the last one missing."""
@@ -92,6 +110,25 @@ class Request:
         self.outcomes[index] = outcome
         self.remaining -= 1
         return self.remaining == 0
+
+    @property
+    def code(self) -> Code:
+        """OK when every input has a vector, else the first failure's code."""
+        for outcome in self.outcomes:
+            if isinstance(outcome, Failure):
+                return outcome.code
+        return Code.OK
+
+    def release(self) -> None:
+        """Give back what is held; once."""
+        if self.held is not None:
+            self.held.admission.release(self.source, self.priority, self.held.token_count)
+            self.held = None
+
+    def restart(self) -> None:
+        """Forget every vector, so that no answer mixes revisions; failures stay."""
+        self.outcomes = [outcome if isinstance(outcome, Failure) else None for outcome in self.outcomes]
+        self.remaining = self.outcomes.count(None)
 
     def fail(self, failure: Failure) -> bool:
         """Fail every input that has no outcome yet; True when there was one."""
@@ -102,7 +139,7 @@ class Request:
         return True
 
 
-def parse(  # noqa: PLR0913 - the clocks are arguments so that tests own them
+def parse(
     message: pb.EmbedRequest,
     defaults: Defaults,
     origin: Any,

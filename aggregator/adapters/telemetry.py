@@ -57,8 +57,8 @@ class Metrics:
 
     def batch_done(self, lane: str, result: StepResult) -> None:
         """A batch came back: how long the engine step took, and how long the engine idled before it."""
-        self._engine_duration.record(result.step_duration_s, lane)
-        self._engine_idle.add(result.idle_before_s, lane)
+        self._engine_duration.record(result.report.step_duration_s, lane)
+        self._engine_idle.add(result.report.idle_before_s, lane)
 
     def answered(
         self,

@@ -1,0 +1,76 @@
+"""Run the aggregator: settings, adapters, one task group; SIGTERM drains."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import uvloop
+
+from aggregator.aggregator import Aggregator
+from aggregator.check import check
+from aggregator.errors import StartError
+from aggregator.runtime import logs
+from aggregator.runtime.settings import load
+from aggregator.runtime.settings_help import help_text
+from aggregator.settings import ENV_PREFIX, AggregatorSettings
+
+_LOG = logging.getLogger(__name__)
+_BAD_START = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit code: 0 after a drain, 1 after a failure at work, 2 when it could not start."""
+    options = _parser().parse_args(arguments)
+    try:
+        settings = load(AggregatorSettings, prefix=ENV_PREFIX, env=os.environ, file=options.config)
+        if options.check:
+            return uvloop.run(check(settings))
+        logs.configure("tokenbatch-aggregator", settings.telemetry.log_level)
+        return uvloop.run(_serve(settings))
+    except StartError as error:
+        print(f"tokenbatch aggregator cannot start: {error}", file=sys.stderr)
+        return _BAD_START
+
+
+async def _serve(settings: AggregatorSettings) -> int:
+    """Work until SIGTERM or SIGINT, then drain; a failure of any part ends the process with its traceback."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    aggregator = Aggregator(settings)
+    # What is alive after the start stays: collections then look at young objects only, a batch at a time.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
+    try:
+        await aggregator.run(stop)
+    except* StartError as errors:
+        raise errors.exceptions[0] from None
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m aggregator",
+        description="Group queries from Kafka and gRPC by token count and dispatch them to model servers.",
+        epilog=help_text(AggregatorSettings, ENV_PREFIX),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE", help="settings as YAML; the environment wins over it")
+    parser.add_argument(
+        "--check", action="store_true", help="validate settings and connections, print what was found, and exit"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,157 @@
+"""One aggregator: its parts made from settings, started in order, drained in order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from aggregator.adapters.grpc_server import EmbeddingsService, GrpcServer
+from aggregator.adapters.kafka_connection import prepare_topics
+from aggregator.adapters.kafka_consumer import KafkaDeliveries
+from aggregator.adapters.kafka_producer import KafkaProducer
+from aggregator.adapters.modelservers import StaticPool
+from aggregator.adapters.telemetry import Metrics
+from aggregator.adapters.tokenizer import Counting, TokenizerCache
+from aggregator.adapters.tracing import Tracing
+from aggregator.core.admission import Admission, AdmissionPolicy
+from aggregator.core.dispatcher import DispatchPolicy
+from aggregator.core.packing import PackPolicy
+from aggregator.core.query import Priority, Source
+from aggregator.core.queue import QueuePolicy
+from aggregator.core.watermark import Lease
+from aggregator.figures import snapshot
+from aggregator.kafka_codec import intakes
+from aggregator.kafka_path import KafkaPath
+from aggregator.models import Model, Models
+from aggregator.pipeline import Pipeline
+from aggregator.request import Defaults
+from aggregator.runtime import telemetry
+from aggregator.settings import AggregatorSettings
+
+_LOG = logging.getLogger(__name__)
+_CLOSE_TIMEOUT_S = 5.0
+
+
+class Aggregator:
+    """The composition root: every part, who knows whom, and the order of start and stop."""
+
+    def __init__(self, settings: AggregatorSettings) -> None:
+        self._settings = settings
+        self._draining = False
+        self._telemetry = telemetry.start(settings.telemetry, "tokenbatch-aggregator")
+        self._metrics = Metrics(self._telemetry.gatherer)
+        tracing = Tracing(self._telemetry.tracer, enabled=self._telemetry.traces)
+        self._models = make_models(settings)
+        self._deliveries: KafkaDeliveries | None = None
+        self._producer: KafkaProducer | None = None
+        self._kafka: KafkaPath | None = None
+        if settings.kafka.enabled:
+            self._deliveries = KafkaDeliveries(settings.kafka, self._on_fenced)
+            self._producer = KafkaProducer(settings.kafka)
+            topics = intakes(settings.kafka, settings.models[0].name)
+            self._kafka = KafkaPath(settings.kafka, topics, self._deliveries, self._producer, self._metrics, tracing)
+        cache = TokenizerCache(settings.tokenizer_cache.expanduser())
+        pool = StaticPool(settings.models, cache)
+        self._pipeline = Pipeline(
+            self._models,
+            pool,
+            self._kafka,
+            self._metrics,
+            tracing,
+            max_unavailable_s=settings.batching.max_unavailable_s,
+        )
+        self._grpc: GrpcServer | None = None
+        if settings.grpc.enabled:
+            service = EmbeddingsService(self._pipeline, self._models, _grpc_defaults(settings), tracing)
+            self._grpc = GrpcServer(service, settings.grpc.bind, settings.grpc.max_message_bytes)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Start, work until `stop` is set, drain within the grace period."""
+        settings = self._settings
+        if settings.kafka.enabled:
+            await prepare_topics(settings.kafka, settings.lifecycle.connect_timeout_s)
+        self._metrics.watch(lambda: snapshot(self._models, self._deliveries))
+        self._telemetry.health.ready.update(models=self._models_ready, kafka=self._kafka_ready)
+        async with asyncio.TaskGroup() as tasks:
+            pipeline = tasks.create_task(self._pipeline.run(), name="pipeline")
+            consuming = await self._start_kafka(tasks)
+            if self._grpc is not None:
+                await self._grpc.start()
+                await self._grpc.set_serving(serving=True)
+            _LOG.info(
+                "aggregator started",
+                extra={
+                    "grpc": self._grpc.address if self._grpc else None,
+                    "metrics": self._telemetry.metrics_address,
+                },
+            )
+            await stop.wait()
+            await self._drain()
+            for task in (pipeline, *consuming):
+                task.cancel()
+        self._telemetry.shutdown()
+        _LOG.info("aggregator stopped")
+
+    async def _start_kafka(self, tasks: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
+        if self._deliveries is None or self._producer is None:
+            return []
+        await self._producer.start()
+        return [tasks.create_task(self._deliveries.run(), name="deliveries")]
+
+    async def _drain(self) -> None:
+        """Stop taking in, finish what is under way, have it committed, leave; unfinished work is replayed elsewhere."""
+        self._draining = True
+        grace_s = self._settings.lifecycle.grace_s
+        _LOG.info("drain started", extra={"grace_s": grace_s})
+        if self._deliveries is not None:
+            self._deliveries.stop_fetching()
+        try:
+            async with asyncio.timeout(max(0.0, grace_s - 2 * _CLOSE_TIMEOUT_S)), asyncio.TaskGroup() as tasks:
+                if self._grpc is not None:
+                    tasks.create_task(self._grpc.stop(grace_s), name="stop grpc")
+                tasks.create_task(self._pipeline.drain(), name="drain")
+        except TimeoutError:
+            _LOG.warning("drain ran out of time, unfinished records will be replayed")
+        if self._producer is not None and self._deliveries is not None:
+            await self._producer.close(_CLOSE_TIMEOUT_S)
+            await self._deliveries.close(_CLOSE_TIMEOUT_S)
+
+    def _on_fenced(self, leases: Sequence[Lease]) -> None:
+        """Partitions were given back: their new owner redoes what nobody settled."""
+        gone = {id(lease) for lease in leases}
+        self._pipeline.forget(
+            lambda request: request.source is Source.KAFKA and id(request.origin.lease) in gone
+        )
+
+    def _models_ready(self) -> str | None:
+        """Ready when some model can be served: one that cannot must not take the others with it."""
+        if self._draining:
+            return "draining"
+        return None if any(model.available for model in self._models) else "no model server is available"
+
+    def _kafka_ready(self) -> str | None:
+        if self._deliveries is None or self._deliveries.healthy:
+            return None
+        return "Kafka cannot be reached"
+
+
+def make_models(settings: AggregatorSettings) -> Models:
+    """The configured models with the policy of their queues."""
+    batching = settings.batching
+    admission = AdmissionPolicy(batching.max_held_tokens)
+    policy = DispatchPolicy(
+        queue=QueuePolicy(batching.max_wait_s, batching.coalesce),
+        pack=PackPolicy(batching.lookahead, batching.aged_share),
+    )
+    models = [Model(model.name, model.aliases, Admission(admission)) for model in settings.models]
+    return Models(models, policy, batching.token_budget, Counting)
+
+
+def _grpc_defaults(settings: AggregatorSettings) -> Defaults:
+    return Defaults(
+        source=Source.GRPC,
+        model=settings.grpc.model or settings.models[0].name,
+        priority=Priority[settings.grpc.priority.upper()],
+        max_inputs=settings.grpc.max_inputs,
+    )

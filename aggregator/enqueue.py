@@ -1,0 +1,110 @@
+"""Count the tokens of requests, hold them to the model's limits, and put their inputs in the queue."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from aggregator.core.admission import Admission
+from aggregator.core.query import Query, Source
+from aggregator.errors import Code, Overloaded
+from aggregator.models import Served
+from aggregator.ports import TokenBatch
+from aggregator.request import Failure, Held, Request
+from protos.embedding.v1 import embedding_pb2 as pb
+
+_POISONED = Failure(Code.INTERNAL, "this input broke the engine before: it is not tried again")
+_RETRY_AFTER_S = 0.1
+
+
+async def enqueue(served: Served, admission: Admission, requests: Sequence[Request]) -> list[Request]:
+    """Queue every input of `requests`; returns the requests that are settled already, because nothing was queued."""
+    counted = await _count(served, requests)
+    settled: list[Request] = []
+    for request, inputs in counted:
+        token_count = sum(len(token_ids) for _, token_ids in inputs) // 4
+        if not inputs:
+            settled.append(request)
+        elif request.source is Source.GRPC and not admission.admits(token_count):
+            request.fail(Failure.of(Overloaded("the queue is full: try again later", _RETRY_AFTER_S)))
+            settled.append(request)
+        else:
+            _put(served, admission, request, inputs, token_count)
+    return settled
+
+
+def _put(
+    served: Served, admission: Admission, request: Request, inputs: Sequence[tuple[int, bytes]], token_count: int
+) -> None:
+    queue = served.dispatcher.queue
+    places = [
+        (query, queue.put(query, token_ids, len(token_ids) // 4))
+        for index, token_ids in inputs
+        for query in (_query(request, index),)
+    ]
+    admission.charge(request.source, request.priority, token_count)
+    request.held = Held(admission, token_count, queue, places if request.source is Source.GRPC else ())
+
+
+def _query(request: Request, index: int) -> Query:
+    return Query(request, index, request.priority, request.tenant, request.received_s, request.deadline_s)
+
+
+async def _count(served: Served, requests: Sequence[Request]) -> list[tuple[Request, list[tuple[int, bytes]]]]:
+    """Each request with the (index, token ids) of its inputs that have no outcome yet, within the model's limit."""
+    texts: list[str] = []
+    for request in requests:
+        prompt = served.prompts[request.options.input_type]
+        for outcome, value in zip(request.outcomes, request.inputs, strict=True):
+            if outcome is None and isinstance(value, str):
+                texts.append(prompt + value if prompt else value)
+    slices = _slices(await served.counting.count(texts)) if texts else iter(())
+    counted: list[tuple[Request, list[tuple[int, bytes]]]] = []
+    limit_bytes = served.description.max_input_tokens * 4
+    for request in requests:
+        inputs: list[tuple[int, bytes]] = []
+        for index, value in enumerate(request.inputs):
+            if request.outcomes[index] is not None:
+                continue
+            token_ids = next(slices) if isinstance(value, str) else value
+            if len(token_ids) > limit_bytes:
+                shorter = await _shorten(served, request, index, token_ids)
+                if shorter is None:
+                    continue
+                token_ids = shorter
+            if served.dispatcher.retries.is_quarantined(token_ids):
+                request.settle_input(index, _POISONED)
+                continue
+            inputs.append((index, token_ids))
+        counted.append((request, inputs))
+    return counted
+
+
+def _slices(counted: TokenBatch) -> Iterator[bytes]:
+    data = counted.ids.tobytes()
+    ends = (np.cumsum(counted.lengths) * 4).tolist()
+    start = 0
+    for end in ends:
+        yield data[start:end]
+        start = end
+
+
+async def _shorten(served: Served, request: Request, index: int, token_ids: bytes) -> bytes | None:
+    """Cut an over-long input as the request asks; None when it does not, and its outcome says so."""
+    limit = served.description.max_input_tokens
+    truncate = request.options.truncate
+    if truncate == pb.TRUNCATE_NONE:
+        message = (
+            f"{len(token_ids) // 4} tokens: {served.description.model} takes {limit}; "
+            "send less, or set truncate to TRUNCATE_END or TRUNCATE_START"
+        )
+        request.settle_input(index, Failure(Code.OUT_OF_RANGE, message))
+        return None
+    keep_end = truncate == pb.TRUNCATE_START
+    value = request.inputs[index]
+    if isinstance(value, bytes):
+        return served.tokenizer.truncate_ids(value, limit, keep_end=keep_end)
+    text = served.prompts[request.options.input_type] + value
+    return await asyncio.to_thread(served.tokenizer.truncate, text, limit, keep_end=keep_end)

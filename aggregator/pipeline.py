@@ -1,0 +1,355 @@
+"""Follow a request from intake to its settled answer: this file is the path, in the order of the data.
+
+    intake → admit → dispatch → run_batch → settle
+
+Kafka records enter by `intake`, gRPC calls by `embed`; from `admit` on there is one path. Every request leaves
+by `settle`, exactly once, or is given up because its caller or its partition went away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from math import inf
+from typing import Any
+
+from aggregator.adapters.telemetry import Metrics
+from aggregator.adapters.tracing import Tracing
+from aggregator.core.dispatcher import Batch
+from aggregator.core.query import Priority, Query, Source
+from aggregator.enqueue import enqueue
+from aggregator.errors import (
+    BatchFailed,
+    Code,
+    Expired,
+    ModelServerBusy,
+    ModelServerLost,
+    ModelUnavailable,
+    TokenbatchError,
+)
+from aggregator.models import Model, Models, Served, retire
+from aggregator.ports import Engine, KafkaPath, Pool, StepResult, Tokenizer
+from aggregator.request import Failure, Request
+from aggregator.sharing import outgoing, settle_query, share_out
+
+_LOG = logging.getLogger(__name__)
+_EXPIRED = Failure(Code.DEADLINE_EXCEEDED, "the deadline passed before the input reached an engine")
+_LATE = Failure(Code.DEADLINE_EXCEEDED, "the deadline cannot be met: the batch would end after it")
+_POISON = Failure(Code.INTERNAL, "this input, alone in its batch, made the engine fail")
+_UNAVAILABLE = Failure(Code.UNAVAILABLE, "no server of this model is available", retryable=True)
+
+
+class Pipeline:
+    """One aggregator at work."""
+
+    def __init__(  # noqa: PLR0913
+        self,
+        models: Models,
+        pool: Pool,
+        kafka: KafkaPath | None,
+        metrics: Metrics,
+        tracing: Tracing,
+        *,
+        max_unavailable_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self.models = models
+        self._pool = pool
+        self._kafka = kafka
+        self._metrics = metrics
+        self._tracing = tracing
+        self._max_unavailable_s = max_unavailable_s
+        self._clock = clock
+        self._jitter = jitter
+        self._tasks: asyncio.TaskGroup | None = None
+        self._something_changed = asyncio.Event()
+        self._all_settled = asyncio.Event()
+        self._all_settled.set()
+        self._unsettled = 0
+        self._draining = False
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            tasks.create_task(self._pool.run(self), name="pool")
+            tasks.create_task(self.dispatch(), name="dispatch")
+            if self._kafka is not None:
+                tasks.create_task(self.intake(self._kafka), name="intake")
+
+    async def drain(self) -> None:
+        """Finish what was taken in, once the intakes have stopped; batches go out with reason `drain`."""
+        self._draining = True
+        self._something_changed.set()
+        await self._all_settled.wait()
+
+    # 1. In: records from Kafka, calls from gRPC.
+
+    async def intake(self, kafka: KafkaPath) -> None:
+        """Take requests off Kafka, a fetch at a time, until fetching is stopped."""
+        while requests := await kafka.receive():
+            await self.admit(requests)
+
+    async def embed(self, request: Request) -> None:
+        """Take one gRPC call's request and wait until all its inputs are settled."""
+        try:
+            await self.admit([request])
+            await request.origin.settled.wait()
+        except asyncio.CancelledError:
+            self.give_up(request)
+            raise
+
+    # 2. Admit: route to a model, count tokens, queue.
+
+    async def admit(self, requests: Sequence[Request]) -> None:
+        """Queue requests of any source; what is refused is settled at once."""
+        self._unsettled += len(requests)
+        self._all_settled.clear()
+        await self._admit(requests)
+
+    async def _admit(self, requests: Sequence[Request]) -> None:
+        refused: list[Request] = []
+        routed: dict[int, tuple[Model, Served, list[Request]]] = {}
+        now_s = self._clock()
+        for request in requests:
+            route = None
+            try:
+                route = self._route(request, now_s) if request.remaining else None
+            except TokenbatchError as error:
+                request.fail(Failure.of(error))
+            if route is not None:
+                routed.setdefault(id(route[1]), (*route, []))[2].append(request)
+            elif not request.remaining:
+                refused.append(request)
+        for model, served, group in routed.values():
+            queue = served.dispatcher.queue
+            coalesced = queue.coalesced
+            refused += await enqueue(served, model.admission, group)
+            if queue.coalesced > coalesced:
+                self._metrics.coalesced(queue.coalesced - coalesced)
+        self._something_changed.set()
+        self._hold_topics()
+        if refused:
+            await self.settle(refused)
+
+    def _route(self, request: Request, now_s: float) -> tuple[Model, Served] | None:
+        """The revision to serve a request, or None: it is parked until the first server is known."""
+        if request.deadline_s <= now_s:
+            self._metrics.expired(1)
+            raise Expired("the deadline had passed on arrival")
+        model = self.models.find(request.model)
+        served = model.choose(request.model_revision)
+        if request.source is Source.GRPC and (served is None or not served.engines):
+            raise ModelUnavailable(f"no server of {model.name} is available")
+        if served is None:
+            model.parked.append(request)
+            return None
+        request.options = served.resolve(request.options)
+        return model, served
+
+    # 3. Dispatch: whenever something changed or a time has come, send every batch that is due.
+
+    async def dispatch(self) -> None:
+        """Send batches as their lanes' turns come, work-conserving, without a time window."""
+        while True:
+            self._something_changed.clear()
+            now_s = self._clock()
+            wake_s = min(self._dispatch_model(model, now_s) for model in self.models)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(None if wake_s == inf else max(0.0, wake_s - self._clock())):
+                    await self._something_changed.wait()
+
+    def _dispatch_model(self, model: Model, now_s: float) -> float:
+        """Send what is due for one model; returns when to look again."""
+        wake_s = self._expire_waiting(model, now_s)
+        for served in model.revisions.values():
+            capacity = served.description.step_query_capacity
+            due = served.dispatcher.due(now_s, max_entries=capacity, draining=self._draining)
+            for batch in due.batches:
+                lane = batch.lane
+                self._metrics.batch_sent(
+                    lane.name, batch.reason, batch.token_count, len(batch.entries), lane.token_budget
+                )
+                self._spawn(self.run_batch(served, served.engines[lane.name], batch), f"batch {batch.batch_id}")
+            if due.expired or due.late:
+                self._metrics.expired(len(due.expired) + len(due.late))
+                self._settle_failed(due.expired, _EXPIRED)
+                self._settle_failed(due.late, _LATE)
+            wake_s = min(wake_s, due.wake_s)
+        return wake_s
+
+    def _expire_waiting(self, model: Model, now_s: float) -> float:
+        """Fail what waited too long for a model without servers; returns when that comes next."""
+        late = model.expire_parked(now_s)
+        self._metrics.expired(len(late))
+        self._fail(late, _EXPIRED)
+        wake_s = min((request.deadline_s for request in model.parked), default=inf)
+        if model.unavailable_since_s is None or self._max_unavailable_s is None:
+            return wake_s
+        give_up_s = model.unavailable_since_s + self._max_unavailable_s
+        if give_up_s > now_s:
+            return min(wake_s, give_up_s)
+        waiting = dict.fromkeys(query.owner for query, _ in model.waiting()) | dict.fromkeys(model.parked)
+        self._drop(model, waiting.__contains__)
+        self._fail(list(waiting), _UNAVAILABLE)
+        return inf
+
+    # 4. Run: one message to one model server, one back.
+
+    async def run_batch(self, served: Served, engine: Engine, batch: Batch) -> None:
+        """Send a batch, share out what came back, and settle the requests it completed."""
+        queries = (query for entry in batch.entries for query in entry.waiters)
+        with self._tracing.process(
+            served.description.model,
+            batch.batch_id,
+            queries=len(batch.entries),
+            tokens=batch.token_count,
+            attempt=batch.attempt,
+            parents=(query.owner.traceparent for query in queries),
+        ):
+            try:
+                result = await engine.embed(outgoing(batch), timeout_s=batch.timeout_s)
+            except BatchFailed as error:
+                finished = self._batch_failed(served, batch, engine, error)
+            else:
+                finished = self._batch_done(served, batch, result)
+            self._something_changed.set()
+            if finished:
+                await self.settle(finished)
+
+    def _batch_done(self, served: Served, batch: Batch, result: StepResult) -> list[Request]:
+        now_s = self._clock()
+        served.dispatcher.done(batch, result.report, now_s)
+        self._metrics.batch_done(batch.lane.name, result)
+        return share_out(served, batch, result, now_s)
+
+    def _batch_failed(self, served: Served, batch: Batch, engine: Engine, error: BatchFailed) -> list[Request]:
+        """Its entries go again as `core.retries` says; returns the requests that a proven poison completed."""
+        now_s = self._clock()
+        fields = {"batch_id": batch.batch_id, "lane": batch.lane.name, "code": error.code.name, "error": str(error)}
+        _LOG.warning("batch failed", extra=fields)
+        self._metrics.retried(error.code, len(batch.entries))
+        finished: list[Request] = []
+        if isinstance(error, ModelServerBusy):
+            served.dispatcher.refused(batch, now_s, self._jitter())
+            return finished
+        if isinstance(error, ModelServerLost):
+            self._pool.suspect(engine)
+        for entry in served.dispatcher.failed(batch, now_s, self._jitter()):
+            for query in entry.waiters:
+                if not query.done:
+                    settle_query(query, _POISON, finished)
+        return finished
+
+    # 5. Settle: answer, have it acknowledged, let go.
+
+    async def settle(self, requests: Sequence[Request]) -> None:
+        """Answer requests whose every input has an outcome; a Kafka offset is freed once its reply is acknowledged."""
+        records = [request for request in requests if request.source is Source.KAFKA]
+        for request in requests:
+            if request.source is Source.GRPC:
+                request.origin.settled.set()
+        if records and self._kafka is not None:
+            await self._kafka.settle(records)
+        self._let_go(requests)
+
+    def give_up(self, request: Request) -> None:
+        """A caller went away: take its inputs out of the queue; what is under way is computed for nobody."""
+        if request.remaining:
+            request.fail(Failure(Code.CANCELLED, "the caller went away"))
+            if request.held is not None:
+                for query, entry in request.held.places:
+                    request.held.queue.cancel(query, entry)
+            self._let_go([request])
+
+    def forget(self, gone: Callable[[Request], bool]) -> None:
+        """Drop waiting requests whose partition was given back: its new owner redoes them."""
+        for model in self.models:
+            dropped = self._drop(model, gone)
+            for request in dropped:
+                request.fail(Failure(Code.CANCELLED, "the partition was given back"))
+            self._let_go(dropped)
+
+    def _drop(self, model: Model, gone: Callable[[Request], bool]) -> list[Request]:
+        """Take requests out of a model's queues; those under way come back on their own."""
+        dropped = {request: None for request in model.parked if gone(request)}
+        model.parked = [request for request in model.parked if request not in dropped]
+        for query, (queue, entry) in model.waiting():
+            if gone(query.owner):
+                queue.cancel(query, entry)
+                dropped[query.owner] = None
+        return list(dropped)
+
+    def _fail(self, requests: Sequence[Request], failure: Failure) -> None:
+        failed = [request for request in requests if request.fail(failure)]
+        if failed:
+            self._spawn(self.settle(failed), "settle failed")
+
+    def _let_go(self, requests: Sequence[Request]) -> None:
+        """Free what settled requests held, and count them."""
+        now_s = self._clock()
+        for source in Source:
+            latencies_s = [now_s - request.received_s for request in requests if request.source is source]
+            if latencies_s:
+                codes = Counter(request.code for request in requests if request.source is source)
+                self._metrics.answered(source, codes, latencies_s)
+        for request in requests:
+            request.release()
+        self._unsettled -= len(requests)
+        if not self._unsettled:
+            self._all_settled.set()
+        self._hold_topics()
+
+    def _settle_failed(self, queries: Sequence[Query], failure: Failure) -> None:
+        finished: list[Request] = []
+        for query in queries:
+            settle_query(query, failure, finished)
+        if finished:
+            self._spawn(self.settle(finished), "settle failed")
+
+    # Model servers come and go; topics whose work cannot go on are held.
+
+    def join(self, engine: Engine, tokenizer: Tokenizer) -> None:
+        """A server is ready for batches."""
+        self._servers_changed(self.models.join(engine, tokenizer))
+
+    def leave(self, engine: Engine) -> None:
+        """A server is gone, or suspect; batches out to it end by themselves."""
+        self._servers_changed(self.models.leave(engine))
+
+    def _servers_changed(self, model: Model) -> None:
+        again = retire(model)
+        for request in again:
+            request.release()
+            request.restart()
+        if model.available:
+            model.unavailable_since_s = None
+            again += model.parked
+            model.parked = []
+        elif model.unavailable_since_s is None:
+            model.unavailable_since_s = self._clock()
+        if again:
+            self._spawn(self._admit(again), "admit again")
+        self._something_changed.set()
+        self._hold_topics()
+
+    def _hold_topics(self) -> None:
+        if self._kafka is not None:
+            stopped = {model.name: model.admission.stopped() for model in self.models if model.available}
+
+            def is_stopped(name: str, priority: Priority) -> bool:
+                classes = stopped.get(self.models.find(name).name)
+                return classes is None or priority in classes
+
+            self._kafka.hold(is_stopped)
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        assert self._tasks is not None, "The pipeline was used before it ran. This is a bug."
+        self._tasks.create_task(work, name=name)
+
