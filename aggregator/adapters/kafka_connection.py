@@ -1,10 +1,60 @@
-"""Reach the Kafka cluster: security, and topics checked or created at start."""
+"""Reach the Kafka cluster: how clients identify themselves, and the topics, checked or created at start."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import contextlib
+import ssl
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
+from aiokafka import errors as kafka_errors
+from aiokafka.abc import AbstractTokenProvider
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.conn import collect_hosts, create_conn
+from typing_extensions import override
+
+from aggregator.errors import StartError
 from aggregator.settings import KafkaSettings
+
+_RETRY_S = 0.5
+_DEAD_LETTER_MARGIN_BYTES = 64 * 1024
+_REFUSED = (
+    kafka_errors.TopicAuthorizationFailedError,
+    kafka_errors.ClusterAuthorizationFailedError,
+    kafka_errors.GroupAuthorizationFailedError,
+)
+
+
+class _TokenFile(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka has no types
+    """A bearer token that something else keeps fresh in a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @override
+    async def token(self) -> str:
+        """Read it anew for every connection."""
+        return (await asyncio.to_thread(self._path.read_text)).strip()
+
+
+def client_options(settings: KafkaSettings) -> dict[str, Any]:
+    """What every aiokafka client is told of the cluster. Raises StartError for files that cannot be read."""
+    options: dict[str, Any] = {
+        "bootstrap_servers": [server.strip() for server in settings.bootstrap_servers.split(",") if server.strip()],
+        "client_id": settings.client_id,
+        "security_protocol": settings.security_protocol,
+    }
+    try:
+        if settings.security_protocol in {"SSL", "SASL_SSL"}:
+            options["ssl_context"] = _ssl_context(settings)
+        if settings.security_protocol.startswith("SASL_"):
+            options |= _sasl(settings)
+    except OSError as error:  # ssl.SSLError is one
+        raise StartError(f"kafka: a security file cannot be used: {error}") from error
+    return options
 
 
 async def prepare_topics(settings: KafkaSettings, timeout_s: float) -> None:
@@ -12,9 +62,162 @@ async def prepare_topics(settings: KafkaSettings, timeout_s: float) -> None:
 
     Raises StartError that says what to do: no broker reached, not authorised, a topic missing.
     """
-    raise NotImplementedError
+    async with _admin(settings, timeout_s) as admin:
+        partitions = await _partitions(admin)
+        missing = [name for name in _wanted(settings) if name not in partitions]
+        if missing and not settings.create_topics:
+            raise StartError(
+                f"kafka: {_listed(missing)} not there, or not for this client to see: create what is missing, grant"
+                " Describe, Read and Write, or set kafka.create_topics to true"
+            )
+        if missing:
+            await _create(admin, settings, missing, partitions, timeout_s)
 
 
 async def check(settings: KafkaSettings, timeout_s: float) -> Sequence[str]:
-    """The same without creating anything; returns warnings. Raises StartError."""
-    raise NotImplementedError
+    """Look at the same things without creating any, and at limits that fit badly; returns warnings.
+
+    Raises StartError.
+    """
+    warnings: list[str] = []
+    async with _admin(settings, timeout_s) as admin:
+        partitions = await _partitions(admin)
+        missing = [name for name in _wanted(settings) if name not in partitions]
+        if missing and not settings.create_topics:
+            raise StartError(f"kafka: {_listed(missing)} not there, or not for this client to see")
+        if missing:
+            warnings.append(f"kafka: {_listed(missing)} not there yet, and will be created at start")
+        limits = await _max_message_bytes(admin, [name for name in _wanted(settings) if name in partitions])
+    for topic in settings.topics:
+        dead = topic.name + settings.dead_letter_suffix
+        if topic.name in limits and dead in limits and limits[dead] < limits[topic.name] + _DEAD_LETTER_MARGIN_BYTES:
+            warnings.append(
+                f"kafka: max.message.bytes of {dead} is {limits[dead]}: make it {_DEAD_LETTER_MARGIN_BYTES} more than"
+                f" that of {topic.name} ({limits[topic.name]}), or the values of large dead letters are left out"
+            )
+        if partitions.get(dead, 0) < partitions.get(topic.name, 0) and dead in partitions:
+            warnings.append(f"kafka: {dead} has fewer partitions than {topic.name}")
+    if limits.get(settings.reply_topic, settings.max_reply_bytes * 2) < settings.max_reply_bytes:
+        warnings.append(
+            f"kafka: max.message.bytes of {settings.reply_topic} is {limits[settings.reply_topic]}: lower"
+            f" kafka.max_reply_bytes ({settings.max_reply_bytes}) to it, or large replies become dead letters"
+        )
+    return warnings
+
+
+def _wanted(settings: KafkaSettings) -> list[str]:
+    names = [topic.name for topic in settings.topics]
+    return [*names, settings.reply_topic, *(name + settings.dead_letter_suffix for name in names)]
+
+
+def _listed(names: Collection[str]) -> str:
+    return f"topic {', '.join(names)} is" if len(names) == 1 else f"topics {', '.join(names)} are"
+
+
+def _ssl_context(settings: KafkaSettings) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=settings.ssl_ca_file)
+    if settings.ssl_cert_file is not None:
+        context.load_cert_chain(settings.ssl_cert_file, settings.ssl_key_file)
+    return context
+
+
+def _sasl(settings: KafkaSettings) -> dict[str, Any]:
+    if settings.sasl_mechanism == "OAUTHBEARER":
+        if settings.sasl_token_file is None:
+            raise StartError("kafka: OAUTHBEARER needs kafka.sasl_token_file")
+        settings.sasl_token_file.read_bytes()  # now rather than at the first connection
+        return {"sasl_mechanism": "OAUTHBEARER", "sasl_oauth_token_provider": _TokenFile(settings.sasl_token_file)}
+    password = settings.sasl_password.get_secret_value()
+    if settings.sasl_password_file is not None:
+        password = settings.sasl_password_file.read_text().rstrip("\r\n")
+    if not settings.sasl_username or not password:
+        raise StartError(f"kafka: {settings.sasl_mechanism} needs kafka.sasl_username and a password")
+    return {
+        "sasl_mechanism": settings.sasl_mechanism,
+        "sasl_plain_username": settings.sasl_username,
+        "sasl_plain_password": password,
+    }
+
+
+@contextlib.asynccontextmanager
+async def _admin(settings: KafkaSettings, timeout_s: float) -> AsyncIterator[AIOKafkaAdminClient]:
+    """An admin client, tried for until the time-out; what the cluster refuses becomes a StartError."""
+    options = client_options(settings)
+    deadline_s = asyncio.get_running_loop().time() + timeout_s
+    admin = AIOKafkaAdminClient(**options, request_timeout_ms=max(1000, int(timeout_s * 500)))
+    try:
+        while True:
+            try:
+                await admin.start()
+                break
+            except kafka_errors.KafkaError as error:
+                reason = await _unreachable(options) or repr(error)
+                if asyncio.get_running_loop().time() + _RETRY_S > deadline_s:
+                    raise StartError(f"kafka: {reason}") from None
+                await asyncio.sleep(_RETRY_S)
+        yield admin
+    except _REFUSED as error:
+        raise StartError(f"kafka: not authorised: {error}; grant this client its rights") from error
+    except (kafka_errors.KafkaError, TimeoutError) as error:
+        raise StartError(f"kafka: {settings.bootstrap_servers} does not answer as it should: {error!r}") from error
+    finally:
+        await admin.close()
+
+
+async def _unreachable(options: Mapping[str, Any]) -> str | None:
+    """Why no broker can be reached; None if one can by now. Raises StartError for what waiting cannot cure."""
+    reasons: list[str] = []
+    security = {name: value for name, value in options.items() if name != "bootstrap_servers"}
+    for host, port, _ in collect_hosts(options["bootstrap_servers"]):
+        try:
+            connection = await create_conn(host, port, request_timeout_ms=3000, **security)
+        except (kafka_errors.SaslAuthenticationFailed, kafka_errors.UnsupportedSaslMechanismError) as error:
+            raise StartError(f"kafka: {host}:{port} refused the credentials: {error}") from error
+        except ssl.SSLError as error:
+            raise StartError(f"kafka: no TLS connection with {host}:{port}: {error}") from error
+        except (kafka_errors.KafkaError, OSError, TimeoutError) as error:
+            reasons.append(f"{host}:{port} ({str(error) or type(error).__name__})")
+        else:
+            connection.close()
+            return None
+    return f"no broker answers at {', '.join(reasons)}; is kafka.bootstrap_servers right, and kafka.security_protocol?"
+
+
+async def _partitions(admin: AIOKafkaAdminClient) -> dict[str, int]:
+    """How many partitions each visible topic has. All are listed, as asking for one by name can create it."""
+    return {topic["topic"]: len(topic["partitions"]) for topic in await admin.describe_topics(None)}
+
+
+async def _create(
+    admin: AIOKafkaAdminClient,
+    settings: KafkaSettings,
+    names: Sequence[str],
+    existing: Mapping[str, int],
+    timeout_s: float,
+) -> None:
+    suffix = settings.dead_letter_suffix
+    counts = [max(settings.partitions, existing.get(name.removesuffix(suffix), 0)) for name in names]
+    topics = [  # with an empty assignment, aiokafka lets -1 stand for the broker's default
+        NewTopic(name, count, settings.replication_factor, {}) for name, count in zip(names, counts, strict=True)
+    ]
+    response = await admin.create_topics(topics, timeout_ms=int(timeout_s * 1000))
+    for name, code, message, *_ in response.topic_errors:
+        error = kafka_errors.for_code(code)
+        if error in _REFUSED:
+            raise StartError(f"kafka: not authorised to create topic {name}: create it, or grant Create on it")
+        if error not in {kafka_errors.NoError, kafka_errors.TopicAlreadyExistsError}:
+            raise StartError(f"kafka: topic {name} cannot be created: {message or error.__name__}")
+    async with asyncio.timeout(timeout_s):
+        while not set(names) <= set(await _partitions(admin)):  # noqa: ASYNC110 - nothing tells of new metadata
+            await asyncio.sleep(_RETRY_S)
+
+
+async def _max_message_bytes(admin: AIOKafkaAdminClient, names: Sequence[str]) -> dict[str, int]:
+    """What each topic takes at most; without the ones this client may not ask about."""
+    resources = [ConfigResource(ConfigResourceType.TOPIC, name, {"max.message.bytes": None}) for name in names]
+    found: dict[str, int] = {}
+    for response in await admin.describe_configs(resources) if resources else ():
+        for _, _, _, name, entries in response.resources:
+            for _, value, *_ in entries:
+                found[name] = int(value)
+    return found
