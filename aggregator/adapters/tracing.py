@@ -6,7 +6,7 @@ request in it, by the W3C `traceparent` that each brought along.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from opentelemetry.context import Context
@@ -108,7 +108,7 @@ class Tracing:
         *,
         context: Context | None = None,
         links: list[Link] | None = None,
-    ) -> Iterator[None]:
+    ) -> Generator[None]:
         with self._tracer.start_as_current_span(
             name, context, kind, attributes, links, record_exception=False, set_status_on_exception=False
         ) as span:
