@@ -50,7 +50,9 @@ class Aggregator:
             self._deliveries = KafkaDeliveries(settings.kafka, self._on_fenced)
             self._producer = KafkaProducer(settings.kafka)
             topics = intakes(settings.kafka, settings.models[0].name)
-            self._kafka = KafkaPath(settings.kafka, topics, self._deliveries, self._producer, self._metrics, tracing)
+            self._kafka = KafkaPath(
+                settings.kafka, topics, self._deliveries, self._producer, metrics=self._metrics, tracing=tracing
+            )
         cache = TokenizerCache(settings.tokenizer_cache.expanduser())
         pool = StaticPool(settings.models, cache)
         self._pipeline = Pipeline(
@@ -120,9 +122,7 @@ class Aggregator:
     def _on_fenced(self, leases: Sequence[Lease]) -> None:
         """Partitions were given back: their new owner redoes what nobody settled."""
         gone = {id(lease) for lease in leases}
-        self._pipeline.forget(
-            lambda request: request.source is Source.KAFKA and id(request.origin.lease) in gone
-        )
+        self._pipeline.forget(lambda request: request.source is Source.KAFKA and id(request.origin.lease) in gone)
 
     def _models_ready(self) -> str | None:
         """Ready when some model can be served: one that cannot must not take the others with it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -15,7 +16,9 @@ from aggregator.ports import TokenBatch
 from aggregator.request import Failure, Held, Request
 from protos.embedding.v1 import embedding_pb2 as pb
 
+_LOG = logging.getLogger(__name__)
 _POISONED = Failure(Code.INTERNAL, "this input broke the engine before: it is not tried again")
+_UNCOUNTABLE = Failure(Code.INVALID_ARGUMENT, "the model's tokenizer cannot take this text")
 _RETRY_AFTER_S = 0.1
 
 
@@ -60,48 +63,65 @@ async def _count(served: Served, requests: Sequence[Request]) -> list[tuple[Requ
         for outcome, value in zip(request.outcomes, request.inputs, strict=True):
             if outcome is None and isinstance(value, str):
                 texts.append(prompt + value if prompt else value)
-    slices = _slices(await served.counting.count(texts)) if texts else iter(())
+    slices = await _token_ids(served, texts)
     counted: list[tuple[Request, list[tuple[int, bytes]]]] = []
-    limit_bytes = served.description.max_input_tokens * 4
     for request in requests:
         inputs: list[tuple[int, bytes]] = []
         for index, value in enumerate(request.inputs):
-            if request.outcomes[index] is not None:
-                continue
-            token_ids = next(slices) if isinstance(value, str) else value
-            if len(token_ids) > limit_bytes:
-                shorter = await _shorten(served, request, index, token_ids)
-                if shorter is None:
-                    continue
-                token_ids = shorter
-            if served.dispatcher.retries.is_quarantined(token_ids):
-                request.settle_input(index, _POISONED)
-                continue
-            inputs.append((index, token_ids))
+            if request.outcomes[index] is None:
+                token_ids = next(slices) if isinstance(value, str) else value
+                checked = await _checked(served, request, index, token_ids)
+                if isinstance(checked, Failure):
+                    request.settle_input(index, checked)
+                else:
+                    inputs.append((index, checked))
         counted.append((request, inputs))
     return counted
 
 
+async def _checked(served: Served, request: Request, index: int, token_ids: bytes | None) -> bytes | Failure:
+    """The ids that go to the engine, or why none do."""
+    if token_ids is None:
+        return _UNCOUNTABLE
+    if len(token_ids) // 4 > served.description.max_input_tokens:
+        shorter = await _shorten(served, request, index, len(token_ids) // 4)
+        if isinstance(shorter, Failure):
+            return shorter
+        token_ids = shorter
+    return _POISONED if served.dispatcher.retries.is_quarantined(token_ids) else token_ids
+
+
+async def _token_ids(served: Served, texts: Sequence[str]) -> Iterator[bytes | None]:
+    """The ids of each text; None for one that the tokenizer cannot take, which must not harm the others."""
+    if not texts:
+        return iter(())
+    try:
+        return _slices(await served.counting.count(texts))
+    except Exception:  # noqa: BLE001 - a tokenizer's own errors have no common type
+        _LOG.exception("tokenizing failed", extra={"texts": len(texts)})
+        if len(texts) == 1:
+            return iter((None,))
+    return iter([token_ids for text in texts for token_ids in await _token_ids(served, [text])])
+
+
 def _slices(counted: TokenBatch) -> Iterator[bytes]:
     data = counted.ids.tobytes()
-    ends = (np.cumsum(counted.lengths) * 4).tolist()
     start = 0
-    for end in ends:
+    for end in (np.cumsum(counted.lengths) * 4).tolist():
         yield data[start:end]
         start = end
 
 
-async def _shorten(served: Served, request: Request, index: int, token_ids: bytes) -> bytes | None:
-    """Cut an over-long input as the request asks; None when it does not, and its outcome says so."""
+async def _shorten(served: Served, request: Request, index: int, token_count: int) -> bytes | Failure:
+    """Cut an over-long input as the request asks, or say that it does not allow it."""
     limit = served.description.max_input_tokens
     truncate = request.options.truncate
     if truncate == pb.TRUNCATE_NONE:
-        message = (
-            f"{len(token_ids) // 4} tokens: {served.description.model} takes {limit}; "
-            "send less, or set truncate to TRUNCATE_END or TRUNCATE_START"
+        return Failure(
+            Code.OUT_OF_RANGE,
+            f"{token_count} tokens: {served.description.model} takes {limit}; "
+            "send less, or set truncate to TRUNCATE_END or TRUNCATE_START",
         )
-        request.settle_input(index, Failure(Code.OUT_OF_RANGE, message))
-        return None
     keep_end = truncate == pb.TRUNCATE_START
     value = request.inputs[index]
     if isinstance(value, bytes):

@@ -15,7 +15,7 @@ from aggregator.core.query import Priority, Source
 from aggregator.core.watermark import Lease
 from aggregator.errors import Code, TokenbatchError
 from aggregator.kafka_codec import Intake, Refused, decode_all
-from aggregator.kafka_replies import dead_letter, encode_refusal, encode_replies
+from aggregator.kafka_replies import check_reply_fits, dead_letter, encode_refusal, encode_replies
 from aggregator.ports import Deliveries, Producer
 from aggregator.request import Failure, Request
 from aggregator.settings import KafkaSettings
@@ -44,9 +44,9 @@ class KafkaPath:
         intakes: Mapping[str, Intake],
         deliveries: Deliveries,
         producer: Producer,
+        *,
         metrics: Metrics,
         tracing: Tracing,
-        *,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -79,6 +79,10 @@ class KafkaPath:
             if requests:
                 return requests
 
+    def check_reply_fits(self, request: Request) -> None:
+        """Raise InvalidRequest for a request whose reply would not fit its topic."""
+        check_reply_fits(request, request.options.dimensions, self._settings.max_reply_bytes)
+
     async def settle(self, requests: Sequence[Request]) -> None:
         """Reply to settled requests and free their offsets; a reply that cannot be written becomes a dead letter."""
         live = [request for request in requests if not request.origin.lease.watermark.fenced]
@@ -101,9 +105,7 @@ class KafkaPath:
     def hold(self, stopped: Callable[[str, Priority], bool]) -> None:
         """Pause the topics whose default model and class are stopped."""
         held = frozenset(
-            name
-            for name, intake in self._intakes.items()
-            if stopped(intake.defaults.model, intake.defaults.priority)
+            name for name, intake in self._intakes.items() if stopped(intake.defaults.model, intake.defaults.priority)
         )
         if held != self._held:
             self._held = held

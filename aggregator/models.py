@@ -30,7 +30,9 @@ class Counting(Protocol):
 class CountingFactory(Protocol):
     """Makes the Counting of one tokenizer."""
 
-    def __call__(self, tokenizer: Tokenizer) -> Counting: ...
+    def __call__(self, tokenizer: Tokenizer) -> Counting:
+        """The Counting of `tokenizer`."""
+        ...
 
 
 class Served:

@@ -22,6 +22,7 @@ from aggregator.adapters.telemetry import Metrics
 from aggregator.adapters.tracing import Tracing
 from aggregator.core.dispatcher import Batch
 from aggregator.core.query import Priority, Query, Source
+from aggregator.core.watermark import Lease
 from aggregator.enqueue import enqueue
 from aggregator.errors import (
     BatchFailed,
@@ -47,7 +48,7 @@ _UNAVAILABLE = Failure(Code.UNAVAILABLE, "no server of this model is available",
 class Pipeline:
     """One aggregator at work."""
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         models: Models,
         pool: Pool,
@@ -72,6 +73,7 @@ class Pipeline:
         self._all_settled = asyncio.Event()
         self._all_settled.set()
         self._unsettled = 0
+        self._urged: frozenset[int] = frozenset()
         self._draining = False
 
     async def run(self) -> None:
@@ -151,6 +153,8 @@ class Pipeline:
             model.parked.append(request)
             return None
         request.options = served.resolve(request.options)
+        if self._kafka is not None and request.source is Source.KAFKA:
+            self._kafka.check_reply_fits(request)
         return model, served
 
     # 3. Dispatch: whenever something changed or a time has come, send every batch that is due.
@@ -305,6 +309,18 @@ class Pipeline:
         if not self._unsettled:
             self._all_settled.set()
         self._hold_topics()
+        if self._kafka is not None:
+            self._urge(self._kafka.stuck())
+
+    def _urge(self, stuck: Sequence[Lease]) -> None:
+        """Age the inputs that hold a partition's watermark back."""
+        leases = frozenset(id(lease) for lease in stuck)
+        if leases != self._urged:
+            self._urged = leases
+            for model in self.models:
+                for query, (queue, entry) in model.waiting():
+                    if query.owner.source is Source.KAFKA and id(query.owner.origin.lease) in leases:
+                        queue.urge(entry)
 
     def _settle_failed(self, queries: Sequence[Query], failure: Failure) -> None:
         finished: list[Request] = []
@@ -352,4 +368,3 @@ class Pipeline:
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         assert self._tasks is not None, "The pipeline was used before it ran. This is a bug."
         self._tasks.create_task(work, name=name)
-

@@ -81,6 +81,10 @@ class KafkaPath(Protocol):
         """
         ...
 
+    def check_reply_fits(self, request: Request) -> None:
+        """Raise InvalidRequest for a request whose reply could not be written, however it turns out."""
+        ...
+
     async def settle(self, requests: Sequence[Request]) -> None:
         """Reply or dead-letter, wait for the broker's word on each, then free the offsets."""
         ...

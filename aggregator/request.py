@@ -221,7 +221,13 @@ def _options(message: pb.EmbedRequest) -> Options:
 
 
 @lru_cache(maxsize=1024)
-def _checked_options(dimensions: int, encoding: int, normalize: bool | None, truncate: int, input_type: int) -> Options:
+def _checked_options(
+    dimensions: int,
+    encoding: int,
+    normalize: bool | None,  # noqa: FBT001 - three values, and lru_cache is quicker by position
+    truncate: int,
+    input_type: int,
+) -> Options:
     for name, value, enum in (
         ("encoding", encoding, pb.Encoding),
         ("truncate", truncate, pb.Truncate),

@@ -23,67 +23,71 @@ class TopicSettings(Group):
     """One query topic and what it says for requests that say nothing."""
 
     name: str = Field(description="the topic to read")
-    model: str = Field("", description="model of requests that name none; empty: the only model configured")
+    model: str = Field(default="", description="model of requests that name none; empty: the only model configured")
     priority: Literal["interactive", "default", "background"] = Field(
-        "default", description="class of requests that name none"
+        default="default", description="class of requests that name none"
     )
-    tenant: str = Field("", description="tenant of every request of this topic")
+    tenant: str = Field(default="", description="tenant of every request of this topic")
 
 
 class KafkaSettings(Group):
     """The Kafka cluster, its topics, and how far intake may run ahead."""
 
-    enabled: bool = Field(True, description="read requests from Kafka at all")
-    bootstrap_servers: str = Field("localhost:9092", description="host:port, several separated by commas")
+    enabled: bool = Field(default=True, description="read requests from Kafka at all")
+    bootstrap_servers: str = Field(default="localhost:9092", description="host:port, several separated by commas")
     topics: tuple[TopicSettings, ...] = Field(
-        (TopicSettings(name="embed.requests.v1"),), description="the query topics", min_length=1
+        default=(TopicSettings(name="embed.requests.v1"),), description="the query topics", min_length=1
     )
-    reply_topic: str = Field("embed.replies.v1", description="where replies go that name no reply topic")
+    reply_topic: str = Field(default="embed.replies.v1", description="where replies go that name no reply topic")
     allowed_reply_topics: tuple[str, ...] = Field(
-        (), description="further topics a request may name; shell patterns such as team-a.* are allowed"
+        default=(), description="further topics a request may name; shell patterns such as team-a.* are allowed"
     )
-    dead_letter_suffix: str = Field("-dlt", description="appended to the query topic's name")
-    group_id: str = Field("tokenbatch", description="consumer group")
-    client_id: str = Field("tokenbatch", description="client id, for the broker's logs and quotas")
-    create_topics: bool = Field(False, description="create missing topics at start")
-    partitions: PositiveInt = Field(8, description="of topics that are created")
-    replication_factor: int = Field(-1, description="of topics that are created; -1: the broker's default")
-    max_poll_records: PositiveInt = Field(1000, description="records taken per fetch at the most")
-    max_record_bytes: PositiveInt = Field(4 * 1024 * 1024, description="a larger record is refused, not parsed")
-    max_reply_bytes: PositiveInt = Field(900_000, description="a request whose reply would be larger is refused")
-    commit_interval_s: PositiveFloat = Field(0.2, description="watermarks are committed this often")
-    max_commit_span: PositiveInt = Field(50_000, description="records between the watermark and the highest settled")
-    drain_timeout_s: PositiveFloat = Field(10.0, description="to finish what a revoked partition has under way")
-    session_timeout_s: PositiveFloat = Field(30.0, description="the group's session time-out")
-    compression: Literal["none", "gzip", "snappy", "lz4", "zstd"] = Field("none", description="of replies")
-    skip_corrupt_batches: bool = Field(False, description="step over record batches whose checksum is wrong")
-    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field("PLAINTEXT")
-    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"] = Field("PLAIN")
-    sasl_username: str = Field("")
-    sasl_password: SecretStr = Field(SecretStr(""))
-    sasl_password_file: Path | None = Field(None, description="read instead of sasl_password")
-    sasl_token_file: Path | None = Field(None, description="bearer token for OAUTHBEARER, read anew each time")
-    ssl_ca_file: Path | None = Field(None)
-    ssl_cert_file: Path | None = Field(None)
-    ssl_key_file: Path | None = Field(None)
+    dead_letter_suffix: str = Field(default="-dlt", description="appended to the query topic's name")
+    group_id: str = Field(default="tokenbatch", description="consumer group")
+    client_id: str = Field(default="tokenbatch", description="client id, for the broker's logs and quotas")
+    create_topics: bool = Field(default=False, description="create missing topics at start")
+    partitions: PositiveInt = Field(default=8, description="of topics that are created")
+    replication_factor: int = Field(default=-1, description="of topics that are created; -1: the broker's default")
+    max_poll_records: PositiveInt = Field(default=1000, description="records taken per fetch at the most")
+    max_record_bytes: PositiveInt = Field(default=4 * 1024 * 1024, description="a larger record is refused, not parsed")
+    max_reply_bytes: PositiveInt = Field(
+        default=900_000, description="a request whose reply would be larger is refused"
+    )
+    commit_interval_s: PositiveFloat = Field(default=0.2, description="watermarks are committed this often")
+    max_commit_span: PositiveInt = Field(
+        default=50_000, description="records between the watermark and the highest settled"
+    )
+    drain_timeout_s: PositiveFloat = Field(default=10.0, description="to finish what a revoked partition has under way")
+    session_timeout_s: PositiveFloat = Field(default=30.0, description="the group's session time-out")
+    compression: Literal["none", "gzip", "snappy", "lz4", "zstd"] = Field(default="none", description="of replies")
+    skip_corrupt_batches: bool = Field(default=False, description="step over record batches whose checksum is wrong")
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(default="PLAINTEXT")
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"] = Field(default="PLAIN")
+    sasl_username: str = Field(default="")
+    sasl_password: SecretStr = Field(default=SecretStr(""))
+    sasl_password_file: Path | None = Field(default=None, description="read instead of sasl_password")
+    sasl_token_file: Path | None = Field(default=None, description="bearer token for OAUTHBEARER, read anew each time")
+    ssl_ca_file: Path | None = Field(default=None)
+    ssl_cert_file: Path | None = Field(default=None)
+    ssl_key_file: Path | None = Field(default=None)
 
 
 class GrpcSettings(Group):
     """The gRPC front door."""
 
-    enabled: bool = Field(True, description="serve gRPC at all")
-    bind: str = Field("0.0.0.0:50051", description="host:port; port 0 picks a free one")
-    model: str = Field("", description="model of requests that name none; empty: the only model configured")
-    priority: Literal["interactive", "default", "background"] = Field("interactive")
-    max_message_bytes: PositiveInt = Field(4 * 1024 * 1024)
-    max_inputs: PositiveInt = Field(1024, description="inputs of one request")
+    enabled: bool = Field(default=True, description="serve gRPC at all")
+    bind: str = Field(default="0.0.0.0:50051", description="host:port; port 0 picks a free one")
+    model: str = Field(default="", description="model of requests that name none; empty: the only model configured")
+    priority: Literal["interactive", "default", "background"] = Field(default="interactive")
+    max_message_bytes: PositiveInt = Field(default=4 * 1024 * 1024)
+    max_inputs: PositiveInt = Field(default=1024, description="inputs of one request")
 
 
 class ModelSettings(Group):
     """One model and the servers that run it."""
 
     name: str = Field(description="the name requests use; must be the name its servers give")
-    aliases: tuple[str, ...] = Field((), description="other names for it")
+    aliases: tuple[str, ...] = Field(default=(), description="other names for it")
     servers: tuple[str, ...] = Field(description="host:port of each model server", min_length=1)
 
 
@@ -91,28 +95,32 @@ class BatchingSettings(Group):
     """The queue, packing and lanes; see the package aggregator.core."""
 
     token_budget: PositiveInt | None = Field(
-        None, description="tokens per batch; empty: the saturation point that each model server measured"
+        default=None, description="tokens per batch; empty: the saturation point that each model server measured"
     )
-    lookahead: int = Field(64, ge=0, description="queries examined past the first that does not fit")
+    lookahead: int = Field(default=64, ge=0, description="queries examined past the first that does not fit")
     max_wait_s: tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeFloat] = Field(
-        (0.1, 0.5, 5.0), description="age at which interactive, default and background queries are aged"
+        default=(0.1, 0.5, 5.0), description="age at which interactive, default and background queries are aged"
     )
-    aged_share: Annotated[float, Field(gt=0, le=1)] = Field(0.1, description="of a batch's tokens, for aged queries")
-    coalesce: bool = Field(True, description="compute identical inputs once")
+    aged_share: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=0.1, description="of a batch's tokens, for aged queries"
+    )
+    coalesce: bool = Field(default=True, description="compute identical inputs once")
     max_held_tokens: PositiveInt = Field(
-        500_000, description="tokens queued or under way, per model; background stops at half of it, default at 75 %"
+        default=500_000,
+        description="tokens queued or under way, per model; background stops at half of it, default at 75 %",
     )
-    max_attempts: PositiveInt = Field(3, description="tries of a query whose batches fail, before it counts as poison")
     max_unavailable_s: PositiveFloat | None = Field(
-        None, description="Kafka requests wait this long for a model server; empty: without end"
+        default=None, description="Kafka requests wait this long for a model server; empty: without end"
     )
 
 
 class LifecycleSettings(Group):
     """Start and stop."""
 
-    grace_s: PositiveFloat = Field(25.0, description="from SIGTERM to the exit; what is unfinished then is replayed")
-    connect_timeout_s: PositiveFloat = Field(30.0, description="for brokers at start")
+    grace_s: PositiveFloat = Field(
+        default=25.0, description="from SIGTERM to the exit; what is unfinished then is replayed"
+    )
+    connect_timeout_s: PositiveFloat = Field(default=30.0, description="for brokers at start")
 
 
 class AggregatorSettings(StrictSettings):
@@ -121,9 +129,12 @@ class AggregatorSettings(StrictSettings):
     kafka: KafkaSettings = KafkaSettings()
     grpc: GrpcSettings = GrpcSettings()
     models: tuple[ModelSettings, ...] = Field(
-        (ModelSettings(name="all-minilm-l6-v2", aliases=("minilm",), servers=("localhost:50061",)),), min_length=1
+        default=(ModelSettings(name="all-minilm-l6-v2", aliases=("minilm",), servers=("localhost:50061",)),),
+        min_length=1,
     )
     batching: BatchingSettings = BatchingSettings()
     lifecycle: LifecycleSettings = LifecycleSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
-    tokenizer_cache: Path = Field(Path("~/.cache/tokenbatch/tokenizers"), description="tokenizer files by fingerprint")
+    tokenizer_cache: Path = Field(
+        default=Path("~/.cache/tokenbatch/tokenizers"), description="tokenizer files by fingerprint"
+    )

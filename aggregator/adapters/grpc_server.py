@@ -68,10 +68,10 @@ class EmbeddingsService(pb_grpc.EmbeddingsServicer):
 
     async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
         """One call, one or many inputs."""
-        remaining_s = context.time_remaining()
+        deadline_s = self._deadline_s(context)
         traceparent = _traceparent(context) if self._tracing.enabled else None
         with self._tracing.serve(_SERVICE, "Embed", traceparent):
-            answer = await self._answer(request, inf if remaining_s is None else remaining_s, traceparent)
+            answer = await self._answer(request, deadline_s, traceparent)
         if answer.status.code and all(each.status.code for each in answer.embeddings):
             await context.abort(_STATUS[answer.status.code], answer.status.message)
         return answer
@@ -80,14 +80,13 @@ class EmbeddingsService(pb_grpc.EmbeddingsServicer):
         self, request_iterator: AsyncIterator[pb.EmbedRequest], context: Context
     ) -> AsyncIterator[pb.EmbedResponse]:
         """Many requests on one stream, answered as they complete; reading pauses while the window is full."""
-        remaining_s = context.time_remaining()
-        deadline_s = inf if remaining_s is None else self._clock() + remaining_s
+        deadline_s = self._deadline_s(context)
         traceparent = _traceparent(context) if self._tracing.enabled else None
         answers: asyncio.Queue[pb.EmbedResponse | None] = asyncio.Queue()
         window = asyncio.Semaphore(_STREAM_WINDOW)
 
         async def answer_one(request: pb.EmbedRequest) -> None:
-            answers.put_nowait(await self._answer(request, deadline_s - self._clock(), traceparent))
+            answers.put_nowait(await self._answer(request, deadline_s, traceparent))
 
         async def read() -> None:
             async with asyncio.TaskGroup() as tasks:
@@ -124,7 +123,11 @@ class EmbeddingsService(pb_grpc.EmbeddingsServicer):
             ]
         )
 
-    async def _answer(self, message: pb.EmbedRequest, remaining_s: float, traceparent: bytes | None) -> pb.EmbedResponse:
+    def _deadline_s(self, context: Context) -> float:
+        remaining_s: float | None = context.time_remaining()
+        return inf if remaining_s is None else self._clock() + remaining_s
+
+    async def _answer(self, message: pb.EmbedRequest, deadline_s: float, traceparent: bytes | None) -> pb.EmbedResponse:
         received_s = self._clock()
         call = Call()
         try:
@@ -134,7 +137,7 @@ class EmbeddingsService(pb_grpc.EmbeddingsServicer):
                 call,
                 received_s=received_s,
                 wall_s=self._wall_clock(),
-                deadline_s=received_s + remaining_s,
+                deadline_s=deadline_s,
             )
         except RequestError as error:
             return _refusal(message, error)
@@ -173,9 +176,7 @@ class GrpcServer:
         self.address = ""
         pb_grpc.add_EmbeddingsServicer_to_server(service, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        reflection.enable_server_reflection(
-            (_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
-        )
+        reflection.enable_server_reflection((_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
 
     async def start(self) -> None:
         """Listen; NOT_SERVING until `set_serving`. Raises StartError when the address cannot be bound."""
@@ -198,5 +199,3 @@ class GrpcServer:
         """Refuse new calls, let those under way finish within the grace period."""
         await self.set_serving(serving=False)
         await self._server.stop(grace_s)
-
-
