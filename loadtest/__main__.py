@@ -1,0 +1,50 @@
+"""`python -m loadtest`: one command for each thing to do to a tokenbatch."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command's name, the module with its `add_arguments(parser)` and `run(options) -> int`, and its purpose."""
+
+    name: str
+    module: str
+    purpose: str
+
+
+COMMANDS = (
+    Command("up", "loadtest.up", "start Kafka, a model server and an aggregator here, and embed 200 questions"),
+    Command("produce", "loadtest.produce", "send queries through Kafka and collect the replies"),
+    Command("embed", "loadtest.embed", "send queries through gRPC and collect the answers"),
+    Command("bench", "loadtest.bench.run", "measure the hot paths, side by side with what they stand on"),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit code of the command that was asked for."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    parser = argparse.ArgumentParser(prog="python -m loadtest", description=__doc__)
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    for command in COMMANDS:
+        subparser = commands.add_parser(command.name, help=command.purpose, description=command.purpose.capitalize())
+        # Only the command that is meant is imported: each brings its own libraries.
+        if arguments and arguments[0] == command.name:
+            module = importlib.import_module(command.module)
+            module.add_arguments(subparser)
+            subparser.set_defaults(run=module.run)
+    options = parser.parse_args(arguments)
+    try:
+        code: int = options.run(options)
+    except KeyboardInterrupt:
+        return 130
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

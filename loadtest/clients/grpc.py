@@ -1,0 +1,94 @@
+"""Call the gRPC front door with many queries at a time, and account for each."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import grpc
+
+from loadtest.clients.messages import NO_WISHES, Wishes, answers, request
+from loadtest.tally import Answer, Tally
+from protos.embedding.v1 import embedding_pb2 as pb
+from protos.embedding.v1 import embedding_pb2_grpc
+
+_MAX_REPLY_BYTES = 256 * 1024 * 1024
+
+
+class GrpcRunError(Exception):
+    """The target cannot be reached."""
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcRun:
+    """One run's way through gRPC: `concurrency` unary calls at a time, `per_call` queries in each."""
+
+    target: str
+    concurrency: int = 16
+    per_call: int = 1
+    wishes: Wishes = NO_WISHES
+    timeout_s: float = 60.0
+
+
+async def run(texts: Sequence[str], tally: Tally, plan: GrpcRun, on_progress: Callable[[], None]) -> None:
+    """Send `texts` and record in `tally` what comes of each; `on_progress` is called after every call.
+
+    A call that fails gives its code to all its queries. Raises GrpcRunError when the target cannot be reached.
+    """
+    options = [("grpc.max_receive_message_length", _MAX_REPLY_BYTES)]
+    async with grpc.aio.insecure_channel(plan.target, options=options) as channel:
+        try:
+            await asyncio.wait_for(channel.channel_ready(), min(plan.timeout_s, 10.0))
+        except TimeoutError:
+            raise GrpcRunError(f"nothing answers gRPC at {plan.target}") from None
+        caller = _Caller(embedding_pb2_grpc.EmbeddingsStub(channel), tally, plan)
+        starts = iter(range(0, len(texts), plan.per_call))
+
+        async def call_on() -> None:
+            for start in starts:
+                await caller.call(range(start, min(start + plan.per_call, len(texts))), texts)
+                on_progress()
+
+        async with asyncio.TaskGroup() as tasks:
+            for worker in range(plan.concurrency):
+                tasks.create_task(call_on(), name=f"caller-{worker}")
+
+
+class _Caller:
+    """Makes one call after the other."""
+
+    def __init__(self, stub: embedding_pb2_grpc.EmbeddingsAsyncStub, tally: Tally, plan: GrpcRun) -> None:
+        self._stub = stub
+        self._tally = tally
+        self._plan = plan
+        self._run_id = secrets.token_hex(4)
+
+    async def call(self, numbers: range, texts: Sequence[str]) -> None:
+        """One call with the queries of these numbers."""
+        request_id = f"{self._run_id}-{numbers.start}"
+        message = request([texts[number] for number in numbers], request_id, self._plan.wishes)
+        sent_s = time.monotonic()
+        for number in numbers:
+            self._tally.record_sent(number, sent_s)
+        try:
+            response = await self._stub.Embed(message, timeout=self._plan.timeout_s)
+        except grpc.aio.AioRpcError as error:
+            code: int = error.code().value[0]
+            self._record(numbers, [Answer(code)] * len(numbers))
+            return
+        self._check(response, request_id)
+        self._record(numbers, answers(response))
+
+    def _check(self, response: pb.EmbedResponse, request_id: str) -> None:
+        if response.request_id != request_id:
+            self._tally.mismatched += 1
+
+    def _record(self, numbers: range, found: Sequence[Answer]) -> None:
+        """Missing answers stay missing: they are lost."""
+        now_s = time.monotonic()
+        for number, answer in zip(numbers, found, strict=False):
+            self._tally.record_answer(number, answer, now_s)
+        self._tally.duplicates += max(0, len(found) - len(numbers))

@@ -1,0 +1,169 @@
+"""Send queries through Kafka, collect their replies, and account for each."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import cycle
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.errors import KafkaError
+
+from loadtest.clients.messages import NO_WISHES, Format, Header, UnreadableReply, Wishes, answers, record, reply
+from loadtest.clients.pace import paced
+from loadtest.tally import Tally
+
+DEFAULT_REQUEST_TOPIC = "embed.requests.v1"
+DEFAULT_REPLY_TOPIC = "embed.replies.v1"
+CORRELATION_HEADER = "kafka_correlationId"
+_REPLY_TOPIC_HEADER = "kafka_replyTopic"
+_BATCH_BYTES = 256 * 1024
+_CHUNK = 500
+_POLL_MS = 100
+
+
+class KafkaRunError(Exception):
+    """The broker or a topic cannot be used; the message says which."""
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaRun:
+    """One run's way through Kafka.
+
+    `reply_topic`: when it is not the default one, each request names it. `rate` is in queries per second, None for
+    as many as go. Once all is sent the run gives up when no reply has come for `timeout_s`; after the last one it
+    reads on for `linger_s`, for duplicates. `client` goes to the Kafka client as it is (security_protocol …).
+    """
+
+    bootstrap: str
+    request_topic: str = DEFAULT_REQUEST_TOPIC
+    reply_topic: str = DEFAULT_REPLY_TOPIC
+    style: Format = Format.PROTOBUF
+    wishes: Wishes = NO_WISHES
+    rate: float | None = None
+    timeout_s: float = 60.0
+    linger_s: float = 0.5
+    client: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+async def run(texts: Sequence[str], tally: Tally, plan: KafkaRun, on_progress: Callable[[], None]) -> None:
+    """Send `texts`, one query each, and record in `tally` what comes of each; `on_progress` is called often.
+
+    Raises KafkaRunError.
+    """
+    try:
+        async with (
+            AIOKafkaConsumer(bootstrap_servers=plan.bootstrap, fetch_max_wait_ms=_POLL_MS, **plan.client) as consumer,
+            AIOKafkaProducer(
+                bootstrap_servers=plan.bootstrap, enable_idempotence=True, max_batch_size=_BATCH_BYTES, **plan.client
+            ) as producer,
+        ):
+            await _assign_at_end(consumer, plan.reply_topic)
+            await _Exchange(texts, tally, plan, on_progress).run(producer, consumer)
+    except KafkaError as error:
+        raise KafkaRunError(f"Kafka at {plan.bootstrap} failed: {error}") from error
+
+
+async def _assign_at_end(consumer: AIOKafkaConsumer, topic: str) -> None:
+    """Read every partition of the reply topic from here on: before the first request goes out."""
+    await consumer.topics()
+    numbers = consumer.partitions_for_topic(topic)
+    if not numbers:
+        raise KafkaRunError(f"the reply topic {topic} does not exist")
+    partitions = [TopicPartition(topic, number) for number in numbers]
+    ends = await consumer.end_offsets(partitions)
+    consumer.assign(partitions)
+    for partition, offset in ends.items():
+        consumer.seek(partition, offset)
+
+
+class _Exchange:
+    """Queries on their way and replies on theirs. A query's number travels in its correlation id."""
+
+    def __init__(self, texts: Sequence[str], tally: Tally, plan: KafkaRun, on_progress: Callable[[], None]) -> None:
+        self._texts = texts
+        self._tally = tally
+        self._plan = plan
+        self._on_progress = on_progress
+        self._run_id = secrets.token_hex(4)
+        self._active_s = time.monotonic()
+        self._all_sent = False
+        self._routing: list[Header] = []
+        if plan.reply_topic != DEFAULT_REPLY_TOPIC:
+            self._routing.append((_REPLY_TOPIC_HEADER, plan.reply_topic.encode()))
+
+    async def run(self, producer: AIOKafkaProducer, consumer: AIOKafkaConsumer) -> None:
+        """Until every query is answered, or none has been for too long."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._send_all(producer), name="send")
+                tasks.create_task(self._collect(consumer), name="collect")
+        except* KafkaError as errors:
+            raise errors.exceptions[0] from None
+
+    async def _send_all(self, producer: AIOKafkaProducer) -> None:
+        topic = self._plan.request_topic
+        partitions = cycle(sorted(await producer.partitions_for(topic)))
+        deliveries: list[asyncio.Future[Any]] = []
+        async for numbers in paced(len(self._texts), self._plan.rate, _CHUNK):
+            batch = producer.create_batch()
+            for number in numbers:
+                if not self._append(batch, number):
+                    deliveries.append(await producer.send_batch(batch, topic, partition=next(partitions)))
+                    batch = producer.create_batch()
+                    if not self._append(batch, number):
+                        raise KafkaRunError(f"line {number} is longer than a Kafka batch of {_BATCH_BYTES} bytes")
+            deliveries.append(await producer.send_batch(batch, topic, partition=next(partitions)))
+            self._on_progress()
+        await asyncio.gather(*deliveries)
+        self._all_sent = True
+
+    def _append(self, batch: Any, number: int) -> bool:
+        """Whether there was room for the query in the batch."""
+        request_id = f"{self._run_id}-{number}"
+        value, headers = record(self._texts[number], request_id, self._plan.style, self._plan.wishes)
+        headers += [*self._routing, (CORRELATION_HEADER, request_id.encode())]
+        key = str(number).encode()
+        if batch.append(timestamp=None, key=key, value=value, headers=headers) is None:
+            return False
+        self._active_s = time.monotonic()
+        self._tally.record_sent(number, self._active_s)
+        return True
+
+    async def _collect(self, consumer: AIOKafkaConsumer) -> None:
+        plan, tally = self._plan, self._tally
+        while True:
+            received = await consumer.getmany(timeout_ms=_POLL_MS)
+            now_s = time.monotonic()
+            for records in received.values():
+                for each in records:
+                    self._read(each, now_s)
+            self._on_progress()
+            quiet_s = now_s - self._active_s
+            if tally.complete and quiet_s > plan.linger_s:
+                return
+            if self._all_sent and quiet_s > plan.timeout_s:
+                return
+
+    def _read(self, received: Any, now_s: float) -> None:
+        """Record one reply; those to other runs pass by."""
+        headers = dict(received.headers)
+        correlation = headers.get(CORRELATION_HEADER, b"").decode(errors="replace")
+        run_id, _, digits = correlation.partition("-")
+        if run_id != self._run_id:
+            return
+        number = int(digits)
+        self._active_s = now_s
+        try:
+            response = reply(received.value, headers.get("content-type", b""))
+        except UnreadableReply:
+            self._tally.mismatched += 1
+            return
+        names_another = self._plan.style is not Format.TEXT and response.request_id != correlation
+        if names_another or received.key != str(number).encode():
+            self._tally.mismatched += 1
+        self._tally.record_answer(number, answers(response)[0], now_s)

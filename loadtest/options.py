@@ -1,0 +1,94 @@
+"""Command-line options that several commands share, and what they come to."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from loadtest.clients.messages import PRIORITIES, Wishes
+from loadtest.questions import read_lines
+from loadtest.screen import ERRORS, OUTPUT, summary_table
+from loadtest.tally import Tally
+
+FAILED, LOST = 2, 1
+"""Exit codes: it could not be done at all; something that was sent got no answer."""
+
+
+def add_input_options(parser: argparse.ArgumentParser) -> None:
+    """What to send."""
+    group = parser.add_argument_group("what to send")
+    group.add_argument("--file", type=Path, metavar="F", help="one query a line; the bundled questions when absent")
+    group.add_argument(
+        "--count", type=positive_int, metavar="N", help="queries to send; lines repeat when they run out"
+    )
+    group.add_argument("--unique", action="store_true", help="make every query another, so that none is coalesced")
+    group.add_argument("--model", default="", help="name or alias; the topic's or listener's own when absent")
+    group.add_argument("--priority", choices=PRIORITIES, default="", help="the topic's or listener's own when absent")
+    group.add_argument(
+        "--expire-s", type=positive, metavar="S", help="a request expires S seconds after it was written"
+    )
+
+
+def add_output_options(parser: argparse.ArgumentParser) -> None:
+    """What to do with the answers."""
+    group = parser.add_argument_group("what to keep")
+    group.add_argument("--out", type=Path, metavar="FILE.npz", help="arrays line, embedding, code, latency_s")
+    group.add_argument("--json", type=Path, metavar="FILE.json", help="the summary")
+
+
+def wishes(options: argparse.Namespace) -> Wishes:
+    """What the options ask of every request."""
+    return Wishes(options.model, options.priority, options.expire_s)
+
+
+def texts_to_send(options: argparse.Namespace) -> tuple[list[str], Tally]:
+    """The queries that the options ask for, and the empty tally of their outcomes."""
+    lines = read_lines(options.file)
+    if not lines:
+        raise ValueError(f"{options.file} is empty: it should hold one query a line")
+    numbers = np.arange(options.count or len(lines), dtype=np.int64) % len(lines)
+    texts = [lines[number] for number in numbers]
+    if options.unique:
+        texts = unique(texts)
+    return texts, Tally(numbers, keep_embeddings=options.out is not None)
+
+
+def unique(texts: Sequence[str]) -> list[str]:
+    """The same texts with a number at the end of each."""
+    return [f"{text} {number}" for number, text in enumerate(texts)]
+
+
+def finish(title: str, tally: Tally, options: argparse.Namespace) -> int:
+    """Write the files asked for, show the table, and give the exit code: LOST if anything was."""
+    summary = tally.summary()
+    if options.out:
+        tally.write_npz(options.out)
+    if options.json:
+        summary.write_json(options.json)
+    OUTPUT.print(summary_table(title, summary))
+    return LOST if summary.lost else 0
+
+
+def fail(command: str, error: Exception) -> int:
+    """Say why it could not be done."""
+    ERRORS.print(f"loadtest {command}: {error}", style="bold red", markup=False)
+    return FAILED
+
+
+def positive(text: str) -> float:
+    """A number above zero."""
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"{text} is not above zero")
+    return value
+
+
+def positive_int(text: str) -> int:
+    """A whole number above zero."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not above zero")
+    return value

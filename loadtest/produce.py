@@ -1,0 +1,90 @@
+"""`loadtest produce`: send queries through Kafka and collect the replies."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from typing import Any
+
+from loadtest.clients import kafka
+from loadtest.clients.kafka import DEFAULT_REPLY_TOPIC, DEFAULT_REQUEST_TOPIC, KafkaRun, KafkaRunError
+from loadtest.clients.messages import Format
+from loadtest.options import (
+    add_input_options,
+    add_output_options,
+    fail,
+    finish,
+    positive,
+    texts_to_send,
+    wishes,
+)
+from loadtest.screen import exchange_bars
+from loadtest.stack.addresses import running_stack
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of this command."""
+    group = parser.add_argument_group("where to")
+    group.add_argument("--bootstrap", metavar="HOST:PORT", help="Kafka's; absent: that of the stack running here")
+    group.add_argument("--request-topic", default=DEFAULT_REQUEST_TOPIC, metavar="T")
+    group.add_argument(
+        "--reply-topic", default=DEFAULT_REPLY_TOPIC, metavar="T", help="requests name it if it is not %(default)s"
+    )
+    group.add_argument(
+        "--client",
+        action="append",
+        default=[],
+        type=_client_option,
+        metavar="NAME=VALUE",
+        help="for the Kafka client, such as security_protocol=SASL_PLAINTEXT; may be repeated",
+    )
+    add_input_options(parser)
+    group = parser.add_argument_group("how")
+    group.add_argument("--format", type=Format, choices=list(Format), default=Format.PROTOBUF)
+    group.add_argument("--rate", type=positive, metavar="R", help="queries per second; as many as go when absent")
+    group.add_argument(
+        "--timeout-s",
+        type=positive,
+        default=60.0,
+        metavar="S",
+        help="give up when no reply has come for so long (%(default)s)",
+    )
+    group.add_argument(
+        "--linger-s",
+        type=positive,
+        default=0.5,
+        metavar="S",
+        help="read on for so long after the last reply, for duplicates (%(default)s)",
+    )
+    add_output_options(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """The exit code: 0, 1 when a query got no reply, 2 when it could not be done."""
+    if options.format is Format.TEXT and (options.model or options.priority):
+        return fail("produce", ValueError("a plain text carries neither --model nor --priority: use another --format"))
+    try:
+        texts, tally = texts_to_send(options)
+        plan = KafkaRun(
+            bootstrap=options.bootstrap or running_stack().kafka,
+            request_topic=options.request_topic,
+            reply_topic=options.reply_topic,
+            style=options.format,
+            wishes=wishes(options),
+            rate=options.rate,
+            timeout_s=options.timeout_s,
+            linger_s=options.linger_s,
+            client=dict(options.client),
+        )
+        with exchange_bars(tally) as move:
+            asyncio.run(kafka.run(texts, tally, plan, move))
+    except (KafkaRunError, ValueError, OSError) as error:
+        return fail("produce", error)
+    return finish(f"Through Kafka at {plan.bootstrap}", tally, options)
+
+
+def _client_option(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text} is not NAME=VALUE")
+    return name, value

@@ -1,0 +1,44 @@
+"""Where a running stack listens, in a file that other terminals and scripts can read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+DEFAULT_FOLDER = Path(".run")
+_FILE_NAME = "stack.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """host:port of each part; `metrics` is the aggregator's."""
+
+    kafka: str
+    grpc: str
+    metrics: str
+    modelservers: list[str]
+
+    def write(self, folder: Path) -> None:
+        """Put them into `folder`/stack.json, at once or not at all."""
+        file = folder / _FILE_NAME
+        unfinished = file.with_suffix(".new")
+        unfinished.write_text(json.dumps(asdict(self), indent=2) + "\n")
+        unfinished.replace(file)
+
+
+USUAL = Addresses("localhost:9092", "localhost:50051", "localhost:9464", ["localhost:50061"])
+"""The ports that a stack takes when they are free."""
+
+
+def running_stack(folder: Path = DEFAULT_FOLDER) -> Addresses:
+    """Those of the stack that runs in `folder`; the usual ones when none does."""
+    try:
+        return Addresses(**json.loads((folder / _FILE_NAME).read_text()))
+    except FileNotFoundError:
+        return USUAL
+
+
+def forget(folder: Path) -> None:
+    """The stack has stopped."""
+    (folder / _FILE_NAME).unlink(missing_ok=True)
