@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -32,10 +32,12 @@ class Counting:
     call after it. Nothing is held longer than its caller waits, so what callers may ask at once bounds it.
     """
 
-    def __init__(self, tokenizer: Tokenizer, worker: Executor, max_call_characters: int = MAX_CALL_CHARACTERS) -> None:
-        """`worker` runs the calls; several tokenizers may share it."""
+    def __init__(
+        self, tokenizer: Tokenizer, worker: Executor | None = None, max_call_characters: int = MAX_CALL_CHARACTERS
+    ) -> None:
+        """`worker` runs the calls; without one, a thread of its own does."""
         self._tokenizer = tokenizer
-        self._worker = worker
+        self._worker = worker or ThreadPoolExecutor(1, "tokenizer")
         self._max_call_characters = max_call_characters
         self._waiting: deque[_Caller] = deque()
         self._running = False

@@ -10,7 +10,7 @@ from pathlib import Path
 from threading import Lock
 
 from aggregator.adapters.fast_path import OnCheck
-from aggregator.adapters.tokenizer import FastTokenizer, ignore_check
+from aggregator.adapters.fast_tokenizer import FastTokenizer, ignore_check
 from aggregator.core.fingerprint import TOKENIZER_FILE, tokenizer_fingerprint
 
 _LOG = logging.getLogger(__name__)
