@@ -11,8 +11,10 @@ from aggregator.core.lanes import StepReport
 from aggregator.core.saturation import Curve, Rule
 from aggregator.errors import Code, ModelServerLost, TokenbatchError
 from aggregator.ports import OutgoingBatch, ServerDescription, StepResult
-from aggregator.runtime.channels import MAX_MESSAGE_BYTES
 from protos.modelserver.v1 import modelserver_pb2 as pb
+
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+"""One batch, or its vectors, is one message; a model server takes and gives as much."""
 
 _FLOAT32 = np.dtype("<f4")
 _CODES = frozenset(Code) - {Code.OK}

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2
 
-from aggregator.adapters.modelserver_answers import BadDescription, checked_description, checked_result
+from aggregator.adapters.modelserver_answers import (
+    MAX_MESSAGE_BYTES,
+    BadDescription,
+    checked_description,
+    checked_result,
+)
 from aggregator.adapters.tracing import Tracing
 from aggregator.errors import BatchFailed, EngineFailed, ModelServerBusy, ModelServerLost
 from aggregator.ports import OutgoingBatch, ServerDescription, StepResult
-from aggregator.runtime.channels import CLIENT_OPTIONS
 from protos.modelserver.v1 import modelserver_pb2 as pb
 from protos.modelserver.v1 import modelserver_pb2_grpc as pb_grpc
 
+_OPTIONS = (
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.enable_retries", 0),  # the pipeline retries, elsewhere
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 2_000),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.use_local_subchannel_pool", 1),  # a new channel connects afresh, whatever others went through
+)
 _HEALTH = "/grpc.health.v1.Health"
 _SERVICE = "modelserver.v1.ModelServer"
 _MAX_TOKENIZER_BYTES = 256 * 1024 * 1024
@@ -26,7 +41,7 @@ class ModelServerClient:
     def __init__(self, address: str, tracing: Tracing | None = None) -> None:
         self.address = address
         self.tracing = tracing or Tracing()
-        self._channel = grpc.aio.insecure_channel(address, CLIENT_OPTIONS)
+        self._channel = grpc.aio.insecure_channel(address, _OPTIONS)
         stub = pb_grpc.ModelServerStub(self._channel)
         self.embed_batch = stub.EmbedBatch
         self._describe = stub.Describe
@@ -69,6 +84,19 @@ class ModelServerClient:
         except grpc.aio.AioRpcError as error:
             return _text(error)
         return "it ended its health stream"
+
+    async def until_silent(self, every_s: float, timeout_s: float) -> str:
+        """Ask every so often whether it is there, until it does not answer; returns what happened.
+
+        A machine that vanished closes no connection. (Keepalive pings would find it out too, and are taken for
+        abuse by a server that was not told to expect them.)
+        """
+        while True:
+            await asyncio.sleep(every_s)
+            try:
+                await self._check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
+            except grpc.aio.AioRpcError as error:
+                return _text(error)
 
     async def close(self, grace_s: float | None = None) -> None:
         """Hang up; batches out to it have `grace_s` to end."""

@@ -40,6 +40,7 @@ class ProbePolicy:
 
     call_timeout_s: float = 5.0
     tokenizer_timeout_s: float = 60.0
+    check_every_s: float = 10.0
     first_delay_s: float = 0.1
     longest_delay_s: float = 10.0
     steady_s: float = 30.0
@@ -166,16 +167,26 @@ class ServerWatch:
         self._withdraw(await self._until_lost())
 
     async def _until_lost(self) -> str:
-        """Wait for bad news, from its health service or from a batch."""
-        watching = asyncio.create_task(self._client.until_not_serving(), name=f"health of {self._target.address}")
-        suspecting = asyncio.create_task(self._suspected.wait(), name=f"suspicion of {self._target.address}")
+        """Wait for bad news, from its health service or from a batch; returns what happened."""
+        address, policy = self._target.address, self._policy
+        news = [
+            asyncio.create_task(self._client.until_not_serving(), name=f"health of {address}"),
+            asyncio.create_task(
+                self._client.until_silent(policy.check_every_s, policy.call_timeout_s), name=f"silence of {address}"
+            ),
+            asyncio.create_task(self._until_suspected(), name=f"suspicion of {address}"),
+        ]
         try:
-            await asyncio.wait((watching, suspecting), return_when=asyncio.FIRST_COMPLETED)
-            return watching.result() if watching.done() else "a batch failed there"
+            done, _ = await asyncio.wait(news, return_when=asyncio.FIRST_COMPLETED)
+            return done.pop().result()
         finally:
-            for task in (watching, suspecting):
+            for task in news:
                 task.cancel()
-            await asyncio.gather(watching, suspecting, return_exceptions=True)
+            await asyncio.gather(*news, return_exceptions=True)
+
+    async def _until_suspected(self) -> str:
+        await self._suspected.wait()
+        return "a batch failed there"
 
     def _withdraw(self, reason: str) -> None:
         """Take it out of the pool, if it is in."""
