@@ -7,7 +7,8 @@ import asyncio
 from typing import Any
 
 from loadtest.clients import kafka
-from loadtest.clients.kafka import DEFAULT_REPLY_TOPIC, DEFAULT_REQUEST_TOPIC, KafkaRun, KafkaRunError
+from loadtest.clients.kafka import DEFAULT_REPLY_TOPIC, DEFAULT_REQUEST_TOPIC, KafkaRun
+from loadtest.clients.kafka_connection import KafkaRunError
 from loadtest.clients.messages import Format
 from loadtest.options import (
     add_input_options,

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from itertools import cycle
 from typing import Any
 
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka import AIOKafkaConsumer
 from aiokafka.errors import KafkaError
 
+from loadtest.clients.kafka_connection import BATCH_BYTES, Connection, KafkaRunError, connected
 from loadtest.clients.messages import NO_WISHES, Format, Header, UnreadableReply, Wishes, answers, record, reply
 from loadtest.clients.pace import paced
 from loadtest.tally import Tally
@@ -21,13 +22,8 @@ DEFAULT_REQUEST_TOPIC = "embed.requests.v1"
 DEFAULT_REPLY_TOPIC = "embed.replies.v1"
 CORRELATION_HEADER = "kafka_correlationId"
 _REPLY_TOPIC_HEADER = "kafka_replyTopic"
-_BATCH_BYTES = 256 * 1024
 _CHUNK = 500
 _POLL_MS = 100
-
-
-class KafkaRunError(Exception):
-    """The broker or a topic cannot be used; the message says which."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,29 +52,10 @@ async def run(texts: Sequence[str], tally: Tally, plan: KafkaRun, on_progress: C
     Raises KafkaRunError.
     """
     try:
-        async with (
-            AIOKafkaConsumer(bootstrap_servers=plan.bootstrap, fetch_max_wait_ms=_POLL_MS, **plan.client) as consumer,
-            AIOKafkaProducer(
-                bootstrap_servers=plan.bootstrap, enable_idempotence=True, max_batch_size=_BATCH_BYTES, **plan.client
-            ) as producer,
-        ):
-            await _assign_at_end(consumer, plan.reply_topic)
-            await _Exchange(texts, tally, plan, on_progress).run(producer, consumer)
+        async with connected(plan.bootstrap, plan.request_topic, plan.reply_topic, plan.client) as connection:
+            await _Exchange(texts, tally, plan, on_progress).run(connection)
     except KafkaError as error:
         raise KafkaRunError(f"Kafka at {plan.bootstrap} failed: {error}") from error
-
-
-async def _assign_at_end(consumer: AIOKafkaConsumer, topic: str) -> None:
-    """Read every partition of the reply topic from here on: before the first request goes out."""
-    await consumer.topics()
-    numbers = consumer.partitions_for_topic(topic)
-    if not numbers:
-        raise KafkaRunError(f"the reply topic {topic} does not exist")
-    partitions = [TopicPartition(topic, number) for number in numbers]
-    ends = await consumer.end_offsets(partitions)
-    consumer.assign(partitions)
-    for partition, offset in ends.items():
-        consumer.seek(partition, offset)
 
 
 class _Exchange:
@@ -96,18 +73,18 @@ class _Exchange:
         if plan.reply_topic != DEFAULT_REPLY_TOPIC:
             self._routing.append((_REPLY_TOPIC_HEADER, plan.reply_topic.encode()))
 
-    async def run(self, producer: AIOKafkaProducer, consumer: AIOKafkaConsumer) -> None:
+    async def run(self, connection: Connection) -> None:
         """Until every query is answered, or none has been for too long."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._send_all(producer), name="send")
-                tasks.create_task(self._collect(consumer), name="collect")
-        except* KafkaError as errors:
+                tasks.create_task(self._send_all(connection), name="send")
+                tasks.create_task(self._collect(connection.consumer), name="collect")
+        except* (KafkaError, KafkaRunError) as errors:
             raise errors.exceptions[0] from None
 
-    async def _send_all(self, producer: AIOKafkaProducer) -> None:
-        topic = self._plan.request_topic
-        partitions = cycle(sorted(await producer.partitions_for(topic)))
+    async def _send_all(self, connection: Connection) -> None:
+        topic, producer = self._plan.request_topic, connection.producer
+        partitions = cycle(connection.request_partitions)
         deliveries: list[asyncio.Future[Any]] = []
         async for numbers in paced(len(self._texts), self._plan.rate, _CHUNK):
             batch = producer.create_batch()
@@ -116,7 +93,7 @@ class _Exchange:
                     deliveries.append(await producer.send_batch(batch, topic, partition=next(partitions)))
                     batch = producer.create_batch()
                     if not self._append(batch, number):
-                        raise KafkaRunError(f"line {number} is longer than a Kafka batch of {_BATCH_BYTES} bytes")
+                        raise KafkaRunError(f"line {number} is longer than a Kafka batch of {BATCH_BYTES} bytes")
             deliveries.append(await producer.send_batch(batch, topic, partition=next(partitions)))
             self._on_progress()
         await asyncio.gather(*deliveries)

@@ -37,7 +37,9 @@ async def read(bootstrap: str, topic: str) -> bytes:
         partition = TopicPartition(topic, 0)
         consumer.assign([partition])
         await consumer.seek_to_beginning(partition)
-        return (await consumer.getone()).value
+        value = (await consumer.getone()).value
+        assert value is not None
+        return bytes(value)
 
 
 async def test_acknowledged_data_survives_a_crash(tmp_path: Path) -> None:
