@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 
+from aggregator.adapters.counting import Counting
 from aggregator.adapters.grpc_server import EmbeddingsService, GrpcServer
 from aggregator.adapters.kafka_connection import prepare_topics
 from aggregator.adapters.kafka_consumer import KafkaDeliveries
 from aggregator.adapters.kafka_producer import KafkaProducer
 from aggregator.adapters.modelservers import StaticPool
 from aggregator.adapters.telemetry import Metrics
-from aggregator.adapters.tokenizer import Counting, TokenizerCache
+from aggregator.adapters.tokenizer_cache import TokenizerCache
 from aggregator.adapters.tracing import Tracing
 from aggregator.core.admission import Admission, AdmissionPolicy
 from aggregator.core.dispatcher import DispatchPolicy
@@ -42,7 +44,8 @@ class Aggregator:
         self._telemetry = telemetry.start(settings.telemetry, "tokenbatch-aggregator")
         self._metrics = Metrics(self._telemetry.gatherer)
         tracing = Tracing(self._telemetry.tracer, enabled=self._telemetry.traces)
-        self._models = make_models(settings)
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
+        self._models = make_models(settings, self._worker)
         self._deliveries: KafkaDeliveries | None = None
         self._producer: KafkaProducer | None = None
         self._kafka: KafkaPath | None = None
@@ -53,8 +56,10 @@ class Aggregator:
             self._kafka = KafkaPath(
                 settings.kafka, topics, self._deliveries, self._producer, metrics=self._metrics, tracing=tracing
             )
-        cache = TokenizerCache(settings.tokenizer_cache.expanduser())
-        pool = StaticPool(settings.models, cache)
+        cache = TokenizerCache(
+            settings.tokenizer.cache, fast=settings.tokenizer.fast, on_check=self._metrics.tokenizer_checked
+        )
+        pool = StaticPool(settings.models, cache, tracing=tracing)
         self._pipeline = Pipeline(
             self._models,
             pool,
@@ -92,6 +97,7 @@ class Aggregator:
             await self._drain()
             for task in (pipeline, *consuming):
                 task.cancel()
+        self._worker.shutdown(wait=False, cancel_futures=True)
         self._telemetry.shutdown()
         _LOG.info("aggregator stopped")
 
@@ -136,7 +142,7 @@ class Aggregator:
         return "Kafka cannot be reached"
 
 
-def make_models(settings: AggregatorSettings) -> Models:
+def make_models(settings: AggregatorSettings, worker: Executor) -> Models:
     """The configured models with the policy of their queues."""
     batching = settings.batching
     admission = AdmissionPolicy(batching.max_held_tokens)
@@ -145,7 +151,7 @@ def make_models(settings: AggregatorSettings) -> Models:
         pack=PackPolicy(batching.lookahead, batching.aged_share),
     )
     models = [Model(model.name, model.aliases, Admission(admission)) for model in settings.models]
-    return Models(models, policy, batching.token_budget, Counting)
+    return Models(models, policy, batching.token_budget, lambda tokenizer: Counting(tokenizer, worker))
 
 
 def _grpc_defaults(settings: AggregatorSettings) -> Defaults:

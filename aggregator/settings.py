@@ -114,6 +114,13 @@ class BatchingSettings(Group):
     )
 
 
+class TokenizerSettings(Group):
+    """Tokenizers come from the model servers."""
+
+    cache: Path = Field(default=Path("~/.cache/tokenbatch/tokenizers"), description="their files, by fingerprint")
+    fast: bool = Field(default=True, description="take the fast path for printable ASCII, where it proved itself")
+
+
 class LifecycleSettings(Group):
     """Start and stop."""
 
@@ -135,6 +142,4 @@ class AggregatorSettings(StrictSettings):
     batching: BatchingSettings = BatchingSettings()
     lifecycle: LifecycleSettings = LifecycleSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
-    tokenizer_cache: Path = Field(
-        default=Path("~/.cache/tokenbatch/tokenizers"), description="tokenizer files by fingerprint"
-    )
+    tokenizer: TokenizerSettings = TokenizerSettings()
