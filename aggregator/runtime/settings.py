@@ -190,8 +190,8 @@ class _Speller:
         return detail["msg"] if secret else f"{detail['msg']}, not {given!r}"
 
     def _nearest_env(self, name: str) -> str:
-        known = [leaf.env_name(self.prefix) for leaf in leaves(self.settings_type)]
-        return _suggestion(name.upper(), known)
+        known = [leaf.env_name("") for leaf in leaves(self.settings_type)]  # all have the prefix: it tells nothing
+        return _suggestion(name[len(self.prefix) :].upper(), known, self.prefix)
 
     def _nearest_key(self, loc: _Path) -> str:
         parent = field_at(self.settings_type, loc[:-1])
@@ -200,6 +200,6 @@ class _Speller:
         return _suggestion(str(loc[-1]), list(model.model_fields))
 
 
-def _suggestion(name: str, known: Sequence[str]) -> str:
+def _suggestion(name: str, known: Sequence[str], prefix: str = "") -> str:
     nearest = get_close_matches(name, known, n=1, cutoff=0.5)
-    return f": did you mean {nearest[0]}?" if nearest else f"; --help lists all {len(known)} there are"
+    return f": did you mean {prefix}{nearest[0]}?" if nearest else f"; --help lists all {len(known)} there are"

@@ -1,0 +1,363 @@
+"""The path of a request through the pipeline, in virtual time, among fakes."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from aggregator.core.query import Priority, Source
+from aggregator.core.queue import QueuePolicy
+from aggregator.errors import Code, EngineFailed, ModelServerBusy, ModelServerLost
+from aggregator.request import Failure
+from tests.fakes.clock import run
+from tests.fakes.world import DESCRIPTION, MODEL, FakeEngine, FakeTokenizer, World, vectors
+
+
+def test_a_call_gets_the_vector_of_its_own_text() -> None:
+    async def check() -> None:
+        async with World(FakeEngine()).started() as world:
+            requests = await asyncio.gather(*(world.embed(f"{number} 10") for number in range(20)))
+        assert [vectors(request) for request in requests] == [[[number + 13.0, 4.0, 3.0, 4.0]] for number in range(20)]
+
+    run(check())
+
+
+def test_every_input_of_a_request_is_answered_in_its_place() -> None:
+    async def check() -> None:
+        async with World(FakeEngine()).started() as world:
+            request = await world.embed("10", "", "20 30", "x " * 40)
+        assert vectors(request) == [
+            [13.0, 3.0, 3.0, 4.0],
+            "INVALID_ARGUMENT",
+            [53.0, 4.0, 3.0, 4.0],
+            "OUT_OF_RANGE",
+        ]
+
+    run(check())
+
+
+def test_no_batch_exceeds_the_token_budget_and_none_is_left_half_empty_under_load() -> None:
+    async def check() -> None:
+        engine = FakeEngine()
+        async with World(engine).started() as world:
+            await asyncio.gather(*(world.embed(" ".join(["5"] * (1 + number % 9))) for number in range(300)))
+        assert max(batch.token_count for batch in engine.batches) <= 100
+        assert sum(batch.token_count for batch in engine.batches[1:-1]) / (100 * len(engine.batches[1:-1])) > 0.9
+
+    run(check())
+
+
+def test_identical_inputs_are_computed_once_and_each_is_answered() -> None:
+    async def check() -> None:
+        engine = FakeEngine()
+        async with World(engine).started() as world:
+            await world.embed("1")
+            requests = await asyncio.gather(world.embed("1 1 1"), *(world.embed("9 9") for _ in range(5)))
+        assert all(vectors(request) == [[21.0, 4.0, 3.0, 4.0]] for request in requests[1:])
+        assert sum(batch.query_count for batch in engine.batches) == 3
+
+    run(check())
+
+
+def test_an_over_long_text_is_cut_where_the_request_allows_it() -> None:
+    async def check() -> None:
+        async with World(FakeEngine()).started() as world:
+            request = await world.embed("5 " * 40, truncate="TRUNCATE_END")
+        assert vectors(request)[0][1] == 32
+
+    run(check())
+
+
+def test_a_prompt_goes_before_the_text_of_a_query() -> None:
+    async def check() -> None:
+        async with World(FakeEngine()).started() as world:
+            request = await world.embed("10", input_type="INPUT_TYPE_QUERY")
+        assert vectors(request) == [[20.0, 4.0, 3.0, 4.0]]
+
+    run(check())
+
+
+def test_a_text_that_the_tokenizer_cannot_take_harms_only_itself() -> None:
+    async def check() -> None:
+        async with World(FakeEngine()).started() as world:
+            world.produce(*(world.request(text, source=Source.KAFKA) for text in ("10", "uncountable", "20")))
+            await asyncio.sleep(1)
+        codes = sorted(request.code.name for request in world.kafka.settled)
+        assert codes == ["INVALID_ARGUMENT", "OK", "OK"]
+
+    run(check())
+
+
+def test_an_unknown_model_is_not_found_and_an_alias_is() -> None:
+    async def check() -> None:
+        async with World(FakeEngine()).started() as world:
+            unknown = await world.embed("1", model="nobody")
+            alias = await world.embed("1", model="alias")
+            revision = await world.embed("1", model_revision="r9")
+        assert [unknown.code, alias.code, revision.code] == [Code.NOT_FOUND, Code.OK, Code.NOT_FOUND]
+
+    run(check())
+
+
+def test_dimensions_that_the_model_does_not_have_are_refused() -> None:
+    async def check() -> None:
+        async with World(FakeEngine()).started() as world:
+            refused = await world.embed("1", dimensions=3)
+            shortened = await world.embed("1", dimensions=2)
+        assert [refused.code, shortened.code] == [Code.INVALID_ARGUMENT, Code.OK]
+
+    run(check())
+
+
+def test_what_expired_on_arrival_never_reaches_an_engine() -> None:
+    async def check() -> None:
+        engine = FakeEngine()
+        async with World(engine).started() as world:
+            request = await world.embed("1", in_s=-0.001)
+        assert request.code is Code.DEADLINE_EXCEEDED
+        assert not engine.batches
+
+    run(check())
+
+
+def test_a_deadline_fires_while_queued_although_nothing_is_popped() -> None:
+    async def check() -> float:
+        engine = FakeEngine(slowness=1000.0)
+        async with World(engine).started() as world:
+            world.produce(world.request("1", source=Source.KAFKA), world.request("2", source=Source.KAFKA))
+            await asyncio.sleep(0.01)
+            started_s = asyncio.get_running_loop().time()
+            request = await world.embed("3", in_s=0.5)
+            assert request.code is Code.DEADLINE_EXCEEDED
+            return asyncio.get_running_loop().time() - started_s
+
+    assert abs(run(check()) - 0.5) < 0.01
+
+
+def test_a_caller_that_goes_away_takes_its_inputs_out_of_the_queue() -> None:
+    async def check() -> None:
+        engine = FakeEngine(slowness=100.0)
+        async with World(engine).started() as world:
+            first = asyncio.create_task(world.embed("1"))
+            await asyncio.sleep(0.001)
+            second = asyncio.create_task(world.embed("2"))
+            await asyncio.sleep(0.001)
+            second.cancel()
+            await asyncio.gather(second, return_exceptions=True)
+            await first
+            await asyncio.sleep(10)
+        assert sum(batch.query_count for batch in engine.batches) == 1
+        assert world.model.admission.total == 0
+
+    run(check())
+
+
+def test_kafka_requests_are_settled_once_and_free_what_they_held() -> None:
+    async def check() -> None:
+        async with World(FakeEngine()).started() as world:
+            requests = [world.request(f"{number}", source=Source.KAFKA) for number in range(50)]
+            world.produce(*requests)
+            await asyncio.sleep(5)
+        assert sorted(map(id, world.kafka.settled)) == sorted(map(id, requests))
+        assert world.model.admission.total == 0
+
+    run(check())
+
+
+def test_kafka_waits_for_a_model_server_and_grpc_is_told_at_once() -> None:
+    async def check() -> None:
+        async with World().started() as world:
+            assert (await world.embed("1")).code is Code.UNAVAILABLE
+            world.produce(world.request("1", source=Source.KAFKA))
+            await asyncio.sleep(100)
+            assert not world.kafka.settled
+            assert world.kafka.held(MODEL, Priority.DEFAULT)
+            assert world.pool.members is not None
+            world.pool.members.join(FakeEngine(), FakeTokenizer())
+            await asyncio.sleep(1)
+            assert [request.code for request in world.kafka.settled] == [Code.OK]
+            assert not world.kafka.held(MODEL, Priority.DEFAULT)
+
+    run(check())
+
+
+def test_waiting_for_a_model_server_can_be_bounded() -> None:
+    async def check() -> None:
+        engine = FakeEngine()
+        async with World(engine, max_unavailable_s=30.0).started() as world:
+            assert world.pool.members is not None
+            world.pool.members.leave(engine)
+            world.produce(world.request("1", source=Source.KAFKA))
+            await asyncio.sleep(29)
+            assert not world.kafka.settled
+            await asyncio.sleep(2)
+            assert [request.code for request in world.kafka.settled] == [Code.UNAVAILABLE]
+
+    run(check())
+
+
+def test_a_parked_request_expires() -> None:
+    async def check() -> None:
+        async with World().started() as world:
+            world.produce(world.request("1", source=Source.KAFKA, in_s=5.0))
+            await asyncio.sleep(6)
+            assert [request.code for request in world.kafka.settled] == [Code.DEADLINE_EXCEEDED]
+
+    run(check())
+
+
+def test_a_batch_whose_server_is_lost_is_answered_by_another_and_the_server_is_suspect() -> None:
+    async def check() -> None:
+        first = FakeEngine(failures=[ModelServerLost("gone")])
+        second = FakeEngine(replace(DESCRIPTION, address="server-2:1"), slowness=3.0)
+        async with World(first, second).started() as world:
+            request = await world.embed("1 2 3")
+            assert request.code is Code.OK
+            assert world.pool.suspects == [first]
+            assert second.batches[0].attempt == 1
+
+    run(check())
+
+
+def test_a_busy_server_costs_no_attempt() -> None:
+    async def check() -> None:
+        engine = FakeEngine(failures=[ModelServerBusy("full")] * 5)
+        async with World(engine).started() as world:
+            request = await world.embed("1")
+        assert request.code is Code.OK
+        assert {batch.attempt for batch in engine.batches} == {0}
+
+    run(check())
+
+
+def test_one_poison_fails_alone_its_batch_mates_are_answered_and_it_is_quarantined() -> None:
+    async def check() -> None:
+        engines = [
+            FakeEngine(poison=frozenset({666})),
+            FakeEngine(replace(DESCRIPTION, address="b:1"), frozenset({666})),
+        ]
+        async with World(*engines).started() as world:
+            texts = [str(number) for number in range(15)] + ["666"]
+            requests = await asyncio.gather(*(world.embed(text) for text in texts))
+            assert [request.code for request in requests] == [Code.OK] * 15 + [Code.INTERNAL]
+            sends = sum(len(engine.batches) for engine in engines)
+            again = await world.embed("666")
+            assert again.code is Code.INTERNAL
+            assert sum(len(engine.batches) for engine in engines) == sends
+
+    run(check())
+
+
+def test_an_error_for_one_query_of_a_batch_reaches_that_query_only() -> None:
+    class Choosy(FakeEngine):
+        async def embed(self, batch, *, timeout_s):  # type: ignore[no-untyped-def]
+            result = await super().embed(batch, timeout_s=timeout_s)
+            return replace(result, errors=[(0, int(Code.INVALID_ARGUMENT), "id out of vocabulary")])
+
+    async def check() -> None:
+        async with World(Choosy()).started() as world:
+            request = await world.embed("1", "2")
+        outcomes = request.outcomes
+        assert isinstance(outcomes[0], Failure)
+        assert not isinstance(outcomes[1], Failure)
+
+    run(check())
+
+
+def test_above_the_bound_grpc_is_refused_and_kafka_topics_are_held_by_class() -> None:
+    async def check() -> None:
+        engine = FakeEngine(slowness=1000.0)
+        async with World(engine, max_held_tokens=100).started() as world:
+            world.produce(*(world.request("1", source=Source.KAFKA) for _ in range(18)))
+            await asyncio.sleep(0.01)
+            assert world.kafka.held(MODEL, Priority.BACKGROUND)
+            assert not world.kafka.held(MODEL, Priority.DEFAULT)
+            calls = [asyncio.create_task(world.embed("1")) for _ in range(20)]
+            done, _ = await asyncio.wait(calls, timeout=0.01)
+            assert {call.result().code for call in done} == {Code.RESOURCE_EXHAUSTED}
+            assert 1 <= len(done) <= 6
+            assert world.kafka.held(MODEL, Priority.DEFAULT)
+
+    run(check())
+
+
+def test_requests_of_a_partition_that_was_given_back_are_dropped() -> None:
+    async def check() -> None:
+        engine = FakeEngine(slowness=100.0)
+        async with World(engine).started() as world:
+            await asyncio.gather(asyncio.sleep(0), return_exceptions=True)
+            blocker = world.request("1", source=Source.KAFKA)
+            world.produce(blocker)
+            await asyncio.sleep(0.001)
+            world.produce(*(world.request("2", source=Source.KAFKA) for _ in range(5)))
+            await asyncio.sleep(0.001)
+            world.pipeline.forget(lambda request: request is not blocker)
+            await asyncio.sleep(10)
+            assert world.kafka.settled == [blocker]
+            assert world.model.admission.total == 0
+            await world.pipeline.drain()
+
+    run(check())
+
+
+def test_a_new_revision_takes_over_what_waited_for_the_old_one_without_mixing() -> None:
+    async def check() -> None:
+        old = FakeEngine(slowness=1000.0)
+        new = FakeEngine(replace(DESCRIPTION, address="new:1", model_revision="r2"))
+        async with World(old).started() as world:
+            assert world.pool.members is not None
+            stuck = world.request("1", source=Source.KAFKA)
+            world.produce(stuck)
+            await asyncio.sleep(0.001)
+            waiting = world.request("2", "3", source=Source.KAFKA)
+            world.produce(waiting)
+            await asyncio.sleep(0.001)
+            world.pool.members.join(new, FakeTokenizer())
+            world.pool.members.leave(old)
+            await asyncio.sleep(0.5)
+            assert world.kafka.settled == [waiting]
+            revisions = {
+                outcome.batch.model_revision
+                for outcome in waiting.outcomes
+                if not isinstance(outcome, Failure) and outcome
+            }
+            assert revisions == {"r2"}
+
+    run(check())
+
+
+def test_a_drain_finishes_what_was_taken_in() -> None:
+    async def check() -> None:
+        async with World(FakeEngine(slowness=50.0)).started() as world:
+            world.produce(*(world.request(str(number), source=Source.KAFKA) for number in range(100)))
+            await asyncio.sleep(0.001)
+            await world.pipeline.drain()
+            assert len(world.kafka.settled) == 100
+
+    run(check())
+
+
+def test_an_input_that_holds_its_partitions_watermark_back_is_aged() -> None:
+    async def check() -> None:
+        engine = FakeEngine()
+        async with World(engine, queue=QueuePolicy(max_wait_s=(1e9, 1e9, 1e9))).started() as world:
+            stuck = world.request("7", source=Source.KAFKA, priority="PRIORITY_BACKGROUND")
+            flood = [world.request(f"{number} 1 1 1", source=Source.KAFKA) for number in range(200)]
+            world.kafka.held_back.append(stuck.origin.lease)
+            world.produce(stuck, *flood)
+            await asyncio.sleep(5)
+            assert world.kafka.settled.index(stuck) < 100
+
+    run(check())
+
+
+def test_an_engine_that_fails_for_everybody_ends_in_dead_letters_not_in_a_loop() -> None:
+    async def check() -> None:
+        engine = FakeEngine(failures=[EngineFailed("broken")] * 1000)
+        async with World(engine).started() as world:
+            world.produce(*(world.request(str(number), source=Source.KAFKA) for number in range(8)))
+            await asyncio.sleep(60)
+            assert {request.code for request in world.kafka.settled} == {Code.INTERNAL}
+            assert len(world.kafka.settled) == 8
+
+    run(check())
