@@ -5,12 +5,25 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
+from typing_extensions import override
+
 from aggregator.core.query import Priority, Source
 from aggregator.core.queue import QueuePolicy
 from aggregator.errors import Code, EngineFailed, ModelServerBusy, ModelServerLost
-from aggregator.request import Failure
+from aggregator.ports import OutgoingBatch, StepResult
+from aggregator.request import Failure, Request
+from aggregator.vectors import Vector
 from tests.fakes.clock import run
 from tests.fakes.world import DESCRIPTION, MODEL, FakeEngine, FakeTokenizer, World, vectors
+
+
+async def _occupy(world: World) -> list[Request]:
+    """Give the only engine a batch to run and one to stage, so that whatever comes next waits in the queue."""
+    requests = [world.request(text, source=Source.KAFKA) for text in ("1", "2")]
+    for request in requests:
+        world.produce(request)
+        await asyncio.sleep(0.005)
+    return requests
 
 
 def test_a_call_gets_the_vector_of_its_own_text() -> None:
@@ -40,7 +53,7 @@ def test_no_batch_exceeds_the_token_budget_and_none_is_left_half_empty_under_loa
     async def check() -> None:
         engine = FakeEngine()
         async with World(engine).started() as world:
-            await asyncio.gather(*(world.embed(" ".join(["5"] * (1 + number % 9))) for number in range(300)))
+            await asyncio.gather(*(world.embed(" ".join([str(number)] * (1 + number % 9))) for number in range(300)))
         assert max(batch.token_count for batch in engine.batches) <= 100
         assert sum(batch.token_count for batch in engine.batches[1:-1]) / (100 * len(engine.batches[1:-1])) > 0.9
 
@@ -122,10 +135,8 @@ def test_what_expired_on_arrival_never_reaches_an_engine() -> None:
 
 def test_a_deadline_fires_while_queued_although_nothing_is_popped() -> None:
     async def check() -> float:
-        engine = FakeEngine(slowness=1000.0)
-        async with World(engine).started() as world:
-            world.produce(world.request("1", source=Source.KAFKA), world.request("2", source=Source.KAFKA))
-            await asyncio.sleep(0.01)
+        async with World(FakeEngine(slowness=1000.0)).started() as world:
+            await _occupy(world)
             started_s = asyncio.get_running_loop().time()
             request = await world.embed("3", in_s=0.5)
             assert request.code is Code.DEADLINE_EXCEEDED
@@ -138,15 +149,13 @@ def test_a_caller_that_goes_away_takes_its_inputs_out_of_the_queue() -> None:
     async def check() -> None:
         engine = FakeEngine(slowness=100.0)
         async with World(engine).started() as world:
-            first = asyncio.create_task(world.embed("1"))
+            await _occupy(world)
+            call = asyncio.create_task(world.embed("3"))
             await asyncio.sleep(0.001)
-            second = asyncio.create_task(world.embed("2"))
-            await asyncio.sleep(0.001)
-            second.cancel()
-            await asyncio.gather(second, return_exceptions=True)
-            await first
+            call.cancel()
+            await asyncio.gather(call, return_exceptions=True)
             await asyncio.sleep(10)
-        assert sum(batch.query_count for batch in engine.batches) == 1
+        assert sum(batch.query_count for batch in engine.batches) == 2
         assert world.model.admission.total == 0
 
     run(check())
@@ -250,7 +259,8 @@ def test_one_poison_fails_alone_its_batch_mates_are_answered_and_it_is_quarantin
 
 def test_an_error_for_one_query_of_a_batch_reaches_that_query_only() -> None:
     class Choosy(FakeEngine):
-        async def embed(self, batch, *, timeout_s):  # type: ignore[no-untyped-def]
+        @override
+        async def embed(self, batch: OutgoingBatch, *, timeout_s: float) -> StepResult:
             result = await super().embed(batch, timeout_s=timeout_s)
             return replace(result, errors=[(0, int(Code.INVALID_ARGUMENT), "id out of vocabulary")])
 
@@ -285,15 +295,12 @@ def test_requests_of_a_partition_that_was_given_back_are_dropped() -> None:
     async def check() -> None:
         engine = FakeEngine(slowness=100.0)
         async with World(engine).started() as world:
-            await asyncio.gather(asyncio.sleep(0), return_exceptions=True)
-            blocker = world.request("1", source=Source.KAFKA)
-            world.produce(blocker)
+            under_way = await _occupy(world)
+            world.produce(*(world.request("3", source=Source.KAFKA) for _ in range(5)))
             await asyncio.sleep(0.001)
-            world.produce(*(world.request("2", source=Source.KAFKA) for _ in range(5)))
-            await asyncio.sleep(0.001)
-            world.pipeline.forget(lambda request: request is not blocker)
+            world.pipeline.forget(lambda request: request not in under_way)
             await asyncio.sleep(10)
-            assert world.kafka.settled == [blocker]
+            assert world.kafka.settled == under_way
             assert world.model.admission.total == 0
             await world.pipeline.drain()
 
@@ -306,21 +313,15 @@ def test_a_new_revision_takes_over_what_waited_for_the_old_one_without_mixing() 
         new = FakeEngine(replace(DESCRIPTION, address="new:1", model_revision="r2"))
         async with World(old).started() as world:
             assert world.pool.members is not None
-            stuck = world.request("1", source=Source.KAFKA)
-            world.produce(stuck)
-            await asyncio.sleep(0.001)
-            waiting = world.request("2", "3", source=Source.KAFKA)
+            await _occupy(world)
+            waiting = world.request("3", "4", source=Source.KAFKA)
             world.produce(waiting)
             await asyncio.sleep(0.001)
             world.pool.members.join(new, FakeTokenizer())
             world.pool.members.leave(old)
             await asyncio.sleep(0.5)
             assert world.kafka.settled == [waiting]
-            revisions = {
-                outcome.batch.model_revision
-                for outcome in waiting.outcomes
-                if not isinstance(outcome, Failure) and outcome
-            }
+            revisions = {outcome.batch.model_revision for outcome in waiting.outcomes if isinstance(outcome, Vector)}
             assert revisions == {"r2"}
 
     run(check())

@@ -1,0 +1,231 @@
+"""A pipeline with fakes all around it: engines that compute in virtual time, a Kafka side that only remembers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from aggregator.adapters.grpc_server import Call
+from aggregator.adapters.telemetry import Metrics
+from aggregator.adapters.tracing import Tracing
+from aggregator.core.admission import Admission, AdmissionPolicy
+from aggregator.core.dispatcher import DispatchPolicy
+from aggregator.core.lanes import StepReport
+from aggregator.core.query import Priority, Source
+from aggregator.core.saturation import Curve, Rule
+from aggregator.core.watermark import Lease, Watermark
+from aggregator.errors import BatchFailed, EngineFailed
+from aggregator.models import Model, Models
+from aggregator.pipeline import Pipeline
+from aggregator.ports import Engine, OutgoingBatch, PoolMembers, ServerDescription, StepResult, TokenBatch
+from aggregator.request import Defaults, Failure, Request, parse
+from aggregator.runtime.gathered import Gatherer
+from aggregator.vectors import Vector
+from protos.embedding.v1 import embedding_pb2 as pb
+
+MODEL = "test-model"
+CURVE = Curve(0.0, 0.002, 1e-5, 100, Rule.THROUGHPUT, 4096)
+DESCRIPTION = ServerDescription(
+    address="server-1:1",
+    instance_id="1",
+    model=MODEL,
+    model_revision="r1",
+    tokenizer_fingerprint="f",
+    dimensions=4,
+    matryoshka_dimensions=frozenset({2}),
+    max_input_tokens=32,
+    step_token_capacity=1000,
+    step_query_capacity=300,
+    vocabulary_size=100_000,
+    normalizes=False,
+    query_prompt="query ",
+    document_prompt="",
+    curve=CURVE,
+)
+
+
+class FakeTokenizer:
+    """One token per word, its id the word's number (or 7), between a first and a last token."""
+
+    def count(self, texts: Sequence[str]) -> TokenBatch:
+        ids = [[1, *(int(word) if word.isdigit() else 7 for word in text.split()), 2] for text in texts]
+        flat = np.array([token for each in ids for token in each], dtype="<i4")
+        return TokenBatch(flat, np.array([len(each) for each in ids], dtype="<i4"))
+
+    def truncate(self, text: str, max_tokens: int, *, keep_end: bool) -> bytes:
+        return self.truncate_ids(self.count([text]).ids.tobytes(), max_tokens, keep_end=keep_end)
+
+    def truncate_ids(self, token_ids: bytes, max_tokens: int, *, keep_end: bool) -> bytes:
+        return token_ids[-4 * max_tokens :] if keep_end else token_ids[: 4 * max_tokens]
+
+
+class FakeCounting:
+    """Counts where it stands."""
+
+    def __init__(self, tokenizer: FakeTokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    async def count(self, texts: Sequence[str]) -> TokenBatch:
+        if any("uncountable" in text for text in texts):
+            raise ValueError("cannot be tokenized")
+        return self._tokenizer.count(texts)
+
+
+@dataclass(eq=False)
+class FakeEngine:
+    """Vector of a query: (Σ ids, number of ids, 3, 4). Steps take the curve's time, one at a time."""
+
+    description: ServerDescription = DESCRIPTION
+    poison: frozenset[int] = frozenset()
+    failures: list[BatchFailed] = field(default_factory=list[BatchFailed])
+    batches: list[OutgoingBatch] = field(default_factory=list[OutgoingBatch])
+    slowness: float = 1.0
+    _busy: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def embed(self, batch: OutgoingBatch, *, timeout_s: float) -> StepResult:
+        del timeout_s
+        self.batches.append(batch)
+        async with self._busy:
+            duration_s = CURVE.time_s(batch.token_count) * self.slowness
+            await asyncio.sleep(duration_s)
+            if self.failures:
+                raise self.failures.pop(0)
+            ids = np.frombuffer(batch.token_ids, "<i4")
+            if self.poison & set(ids.tolist()):
+                raise EngineFailed("the engine fell over")
+            lengths = np.frombuffer(batch.lengths, "<i4")
+            parts = np.split(ids, np.cumsum(lengths)[:-1])
+            matrix = np.array([[part.sum(), len(part), 3, 4] for part in parts], dtype=np.float32)
+            return StepResult(matrix, (), StepReport(batch.token_count, duration_s, 0, 0.0, 0.0))
+
+
+@dataclass(eq=False)
+class FakePool:
+    """Announces its engines at once; remembers suspects, and announces them again a second later."""
+
+    engines: list[FakeEngine]
+    suspects: list[Engine] = field(default_factory=list[Engine])
+    members: PoolMembers | None = None
+
+    async def run(self, members: PoolMembers) -> None:
+        self.members = members
+        for engine in self.engines:
+            members.join(engine, FakeTokenizer())
+        await asyncio.Event().wait()
+
+    def suspect(self, engine: Engine) -> None:
+        self.suspects.append(engine)
+        assert self.members is not None
+        self.members.leave(engine)
+        asyncio.get_running_loop().call_later(1.0, self.members.join, engine, FakeTokenizer())
+
+
+@dataclass(eq=False)
+class FakeKafka:
+    """What the pipeline receives from, settles to and holds on Kafka."""
+
+    incoming: asyncio.Queue[Sequence[Request]] = field(default_factory=asyncio.Queue[Sequence[Request]])
+    settled: list[Request] = field(default_factory=list[Request])
+    held: Callable[[str, Priority], bool] = field(default=lambda _, __: False)
+    held_back: list[Lease] = field(default_factory=list[Lease])
+
+    async def receive(self) -> Sequence[Request]:
+        return await self.incoming.get()
+
+    def check_reply_fits(self, request: Request) -> None:
+        del request
+
+    async def settle(self, requests: Sequence[Request]) -> None:
+        self.settled += requests
+
+    def stuck(self) -> Sequence[Lease]:
+        return self.held_back
+
+    def hold(self, stopped: Callable[[str, Priority], bool]) -> None:
+        self.held = stopped
+
+
+@dataclass(eq=False)
+class Route:
+    """The origin of a request that came by Kafka, as far as the pipeline looks at it."""
+
+    lease: Lease
+
+
+class World:
+    """One pipeline among fakes; use `started`."""
+
+    def __init__(
+        self,
+        *engines: FakeEngine,
+        max_held_tokens: int = 10_000,
+        max_unavailable_s: float | None = None,
+        **policy: Any,
+    ) -> None:
+        self.kafka = FakeKafka()
+        self.pool = FakePool(list(engines))
+        self.model = Model(MODEL, ("alias",), Admission(AdmissionPolicy(max_held_tokens)))
+        dispatch = replace(DispatchPolicy(), **policy)
+        models = Models([self.model], dispatch, None, lambda _: FakeCounting(FakeTokenizer()))
+        self.pipeline = Pipeline(
+            models,
+            self.pool,
+            self.kafka,
+            Metrics(Gatherer()),
+            Tracing(),
+            max_unavailable_s=max_unavailable_s,
+            clock=lambda: asyncio.get_running_loop().time(),
+            jitter=lambda: 0.5,
+        )
+        self.watermark = Watermark("requests", 0, 0)
+        self._offset = 0
+
+    @asynccontextmanager
+    async def started(self) -> AsyncIterator[World]:
+        """The pipeline at work until the block ends."""
+        async with asyncio.TaskGroup() as tasks:  # a pipeline that fails takes the test with it
+            task = tasks.create_task(self.pipeline.run())
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            yield self
+            task.cancel()
+
+    def request(self, *texts: str, source: Source = Source.GRPC, in_s: float | None = None, **fields: Any) -> Request:
+        """A request of these texts; `in_s`: seconds until its deadline."""
+        now_s = asyncio.get_running_loop().time()
+        message = pb.EmbedRequest(inputs=[pb.Input(text=text) for text in texts], **fields)
+        defaults = Defaults(source, MODEL, Priority.INTERACTIVE if source is Source.GRPC else Priority.DEFAULT)
+        origin = Call() if source is Source.GRPC else self._route()
+        deadline_s = float("inf") if in_s is None else now_s + in_s
+        return parse(message, defaults, origin, received_s=now_s, wall_s=0.0, deadline_s=deadline_s)
+
+    def _route(self) -> Route:
+        self._offset += 1
+        return Route(self.watermark.deliver(self._offset, None))
+
+    async def embed(self, *texts: str, in_s: float | None = None, **fields: Any) -> Request:
+        """Call over gRPC and wait for the answer."""
+        request = self.request(*texts, in_s=in_s, **fields)
+        await self.pipeline.embed(request)
+        return request
+
+    def produce(self, *requests: Request) -> None:
+        """Let requests arrive by Kafka, in one fetch."""
+        self.kafka.incoming.put_nowait(requests)
+
+
+def vectors(request: Request) -> list[list[float] | str]:
+    """Each input's vector (float32 [4]), or the name of its failure's code."""
+    found: list[list[float] | str] = []
+    for outcome in request.outcomes:
+        if isinstance(outcome, Vector):
+            found.append(outcome.batch.matrix[outcome.row].tolist())
+        else:
+            assert isinstance(outcome, Failure)
+            found.append(outcome.code.name)
+    return found
