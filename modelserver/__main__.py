@@ -1,0 +1,115 @@
+"""The command line: serve a model (the default), measure its profile, check the settings."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import uvloop
+
+from aggregator.errors import StartError
+from aggregator.runtime import logs, telemetry
+from aggregator.runtime import settings as settings_files
+from modelserver import model_files, process_env
+from modelserver.errors import CannotStart
+from modelserver.model_files import ModelFiles
+from modelserver.settings import ENV_PREFIX, ModelServerSettings
+
+_log = logging.getLogger("modelserver")
+
+_SERVICE = "modelserver"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one command; the exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        settings = _settings(options)
+        logs.configure(_SERVICE, settings.telemetry.log_level)
+        logging.getLogger("vllm").setLevel(settings.engine.log_level.upper())
+        if options.check:
+            return _check(settings)
+        if settings.engine.kind != "synthetic":
+            process_env.ensure_malloc(arguments)
+        files = _prepare(settings)
+        if options.command == "profile":
+            return _profile(settings, files, options.out)
+        return _serve(settings, files)
+    except (CannotStart, StartError) as error:
+        print(f"modelserver: {error}", file=sys.stderr)  # noqa: T201 - to the person who started it
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m modelserver",
+        description=__doc__,
+        epilog=settings_files.help_text(ModelServerSettings, ENV_PREFIX),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--config", type=Path, help="YAML file with settings")
+    parser.add_argument("--bind", help="host:port of the gRPC port, over all other settings")
+    parser.add_argument("--check", action="store_true", help="check settings and the model's files, and exit")
+    commands = parser.add_subparsers(dest="command", metavar="command")
+    commands.add_parser("serve", help="serve the model (the default)")
+    profile = commands.add_parser("profile", help="measure the saturation profile, write it and exit")
+    profile.add_argument("--out", type=Path, required=True, help="folder for profile.json and profile.csv")
+    return parser
+
+
+def _settings(options: argparse.Namespace) -> ModelServerSettings:
+    env = dict(os.environ)
+    if options.bind:
+        env[f"{ENV_PREFIX}GRPC__BIND"] = options.bind
+    return settings_files.load(ModelServerSettings, prefix=ENV_PREFIX, env=env, file=options.config)
+
+
+def _prepare(settings: ModelServerSettings) -> ModelFiles:
+    """Check the installation, find the model and read its files; all that comes before torch is imported."""
+    if settings.engine.kind != "synthetic":
+        _log.info("checked the installation", extra={"stage": "install", "engine": process_env.check_installation()})
+    local = not settings.model.path or Path(settings.model.path).expanduser().is_dir()
+    process_env.prepare_engine_env(os.environ, local_model=local, cpu_cache_gib=settings.engine.cpu_cache_gib)
+    path = model_files.locate(settings.model.path, settings.model.revision)
+    return model_files.read(path, settings.model.revision)
+
+
+def _check(settings: ModelServerSettings) -> int:
+    files = _prepare(settings)
+    print(settings_files.as_text(settings), end="")  # noqa: T201 - to the person who asked
+    print(f"# model {settings.served_name}, revision {files.revision}, from {files.path}")  # noqa: T201
+    return 0
+
+
+def _profile(settings: ModelServerSettings, files: ModelFiles, out: Path) -> int:
+    from modelserver.profile_command import write_profile  # noqa: PLC0415 - what only this command needs
+
+    write_profile(settings, files, out)
+    return 0
+
+
+def _serve(settings: ModelServerSettings, files: ModelFiles) -> int:
+    from modelserver.server import Server  # noqa: PLC0415 - what only this command needs
+
+    monitoring = telemetry.start(settings.telemetry, _SERVICE)
+
+    async def run() -> int:
+        return await Server(settings, files, monitoring).run()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        code = runner.run(run())
+    monitoring.shutdown()
+    return code
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    logging.shutdown()
+    # Threads of torch's and vLLM's may still run, and an engine that still loads cannot be interrupted.
+    sys.stdout.flush()
+    os._exit(code)

@@ -1,0 +1,204 @@
+"""Drive vLLM's EngineCore in process, one batch per step: the general way, right for every pooling model."""
+
+from __future__ import annotations
+
+import logging
+import math
+import resource
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import count, pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from vllm import __version__ as vllm_version
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.platforms import current_platform
+from vllm.pooling_params import PoolingParams
+from vllm.usage.usage_lib import UsageContext
+from vllm.v1.engine.core import EngineCore
+from vllm.v1.executor import Executor
+from vllm.v1.request import Request
+
+from modelserver.engine import EngineFacts, IdArray, Matrix
+from modelserver.errors import CannotStart, EngineBroken, StepFailed
+
+_log = logging.getLogger(__name__)
+
+_TOKENS_PER_QUERY = 3
+"""The shortest query there is, two special tokens around one: so many queries may fill a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """How to load a model; None lets the engine's rules choose by what is there (CPU or GPU)."""
+
+    model_path: str
+    dtype: str | None
+    max_input_tokens: int | None
+    step_tokens: int | None
+    step_queries: int | None
+    block_size: int | None
+    memory_share: float
+    eager: bool | None
+    trust_remote_code: bool
+    options: Mapping[str, Any]
+
+
+class CoreEngine:
+    """The batch is added to an empty scheduler whole, then stepped: one batch, one step."""
+
+    def __init__(self, options: LoadOptions) -> None:
+        """Load the model; the calling thread becomes the engine's."""
+        self.config = _config(options)
+        self.core = EngineCore(self.config, Executor.get_class(self.config), log_stats=False)
+        if "embed" not in self.core.get_supported_tasks():
+            raise CannotStart(f"{options.model_path} is not an embedding model for vLLM {vllm_version}")
+        self._facts = _facts(self.config, has_cache=bool(self.core.scheduler.kv_cache_config.kv_cache_groups))
+        self._names = count()
+        self._params = PoolingParams(task="embed", use_activation=False)
+        self._under_way: list[str] = []
+
+    @property
+    def facts(self) -> EngineFacts:
+        """What it is."""
+        return self._facts
+
+    def prepare(self, token_ids: IdArray, lengths: IdArray) -> CoreStep:
+        """Make one vLLM request per query."""
+        ids = token_ids.tolist()
+        bounds = [0, *np.cumsum(lengths).tolist()]
+        now_s = time.time()
+        requests = [
+            Request(
+                request_id=str(next(self._names)),
+                prompt_token_ids=ids[start:end],
+                sampling_params=None,
+                pooling_params=self._params,
+                arrival_time=now_s,
+            )
+            for start, end in pairwise(bounds)
+        ]
+        return CoreStep(self, requests)
+
+    def run(self, requests: list[Request]) -> Matrix:
+        """Run one step; a batch that needs more than one (a bug, or a setting outside its bounds) is an error."""
+        self._under_way = [request.request_id for request in requests]
+        for request in requests:
+            self.core.scheduler.add_request(request)
+        outputs, _ = self.core.step()
+        pooled = {output.request_id: output.pooling_output for output in outputs[0].outputs} if outputs else {}
+        vectors = [pooled.get(name) for name in self._under_way]
+        if any(vector is None for vector in vectors):
+            raise StepFailed(f"{sum(vector is None for vector in vectors)} of {len(vectors)} queries missed the step")
+        self._under_way = []
+        return torch.stack(vectors).to(torch.float32).numpy()
+
+    def recover(self) -> None:
+        """Abort what a failed step left behind, and see whether a small batch still computes."""
+        try:
+            self.core.abort_requests(self._under_way)
+            self.core.step()  # a step without work, in which the runner forgets the aborted
+            self._under_way = []
+            probe = self.prepare(np.full(4, 1, np.int32), np.array([1, 3], np.int32)).run()
+        except Exception as error:
+            raise EngineBroken(f"the engine does not recover: {type(error).__name__}: {error}") from error
+        if not np.isfinite(probe).all():
+            raise EngineBroken("the engine does not recover: its vectors are not finite")
+
+    def peak_memory_bytes(self) -> int:
+        """The GPU's peak, or the process's on a CPU."""
+        if on_cpu():
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return int(torch.cuda.max_memory_allocated())
+
+    def close(self) -> None:
+        """Free the model and vLLM's process groups."""
+        self.core.shutdown()
+
+
+@dataclass(frozen=True, slots=True)
+class CoreStep:
+    """The requests of one step."""
+
+    engine: CoreEngine
+    requests: list[Request]
+
+    def run(self) -> Matrix:
+        """Run them in one step."""
+        return self.engine.run(self.requests)
+
+
+def on_cpu() -> bool:
+    """Whether this build of vLLM computes on the CPU."""
+    return bool(current_platform.is_cpu())
+
+
+def chosen_dtype() -> str:
+    """bfloat16 where the hardware multiplies it; float32 on a CPU that does not (there it is several times faster)."""
+    if on_cpu() and not torch.ops.mkldnn._is_mkldnn_bf16_supported():  # noqa: SLF001 - torch has no public name for it
+        return "float32"
+    return "bfloat16"
+
+
+def _config(options: LoadOptions) -> VllmConfig:
+    cpu = on_cpu()
+    step_tokens = options.step_tokens or (4096 if cpu else 16384)
+    arguments: dict[str, Any] = {
+        "model": options.model_path,
+        "runner": "pooling",
+        "dtype": options.dtype or chosen_dtype(),
+        "max_model_len": options.max_input_tokens,
+        "max_num_batched_tokens": step_tokens,
+        "max_num_seqs": options.step_queries or math.ceil(step_tokens / _TOKENS_PER_QUERY),
+        "enforce_eager": cpu if options.eager is None else options.eager,
+        "gpu_memory_utilization": options.memory_share,
+        "trust_remote_code": options.trust_remote_code,
+        "skip_tokenizer_init": True,
+        "disable_log_stats": True,
+        "enable_prefix_caching": False,
+        "async_scheduling": False,
+        "use_tqdm_on_load": False,
+        **options.options,
+    }
+    block_size = options.block_size or (32 if cpu else None)
+    if block_size is not None:
+        arguments["block_size"] = block_size
+    return EngineArgs(**arguments).create_engine_config(UsageContext.ENGINE_CONTEXT)
+
+
+def _facts(config: VllmConfig, *, has_cache: bool) -> EngineFacts:
+    step_tokens, step_queries = _step_capacity(config, has_cache=has_cache)
+    return EngineFacts(
+        kind="core",
+        version=vllm_version,
+        dtype=str(config.model_config.dtype).removeprefix("torch."),
+        device=current_platform.get_device_name() or current_platform.device_type,
+        on_cpu=on_cpu(),
+        dimensions=config.model_config.embedding_size,
+        max_input_tokens=config.model_config.max_model_len,
+        vocabulary_size=config.model_config.get_vocab_size(),
+        step_token_capacity=step_tokens,
+        step_query_capacity=step_queries,
+    )
+
+
+def _step_capacity(config: VllmConfig, *, has_cache: bool) -> tuple[int, int]:
+    """Tokens and queries that one step surely holds, whole cache blocks charged where the model has a cache."""
+    step_tokens = config.scheduler_config.max_num_batched_tokens
+    step_queries = config.scheduler_config.max_num_seqs
+    if has_cache:
+        blocks, block_size = config.cache_config.num_gpu_blocks, config.cache_config.block_size
+        # Each query may waste all but one slot of its last block; block 0 is vLLM's own.
+        slots = (blocks - 1) * block_size
+        step_tokens = min(step_tokens, slots // 2)
+        step_queries = min(step_queries, (slots - step_tokens) // (block_size - 1))
+    if step_queries < 1 or step_tokens < config.model_config.max_model_len:
+        raise CannotStart(
+            f"one step holds {step_tokens} tokens, but the model takes {config.model_config.max_model_len}:"
+            " give it more memory, or set MODEL__MAX_INPUT_TOKENS lower or ENGINE__STEP_TOKENS higher"
+        )
+    return step_tokens, step_queries

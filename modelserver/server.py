@@ -1,0 +1,175 @@
+"""Put the parts of one model server together, run them, and stop them in order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import time
+from collections.abc import Callable
+from uuid import uuid4
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from aggregator.runtime.health import Health
+from aggregator.runtime.telemetry import Telemetry
+from modelserver.description import describe
+from modelserver.engine import EngineFacts
+from modelserver.errors import CannotStart
+from modelserver.merge import Composition, MergeLimits
+from modelserver.metrics import Metrics
+from modelserver.model_files import ModelFiles
+from modelserver.servicer import ModelServerServicer, Serving, tokenizer_chunks
+from modelserver.settings import ModelServerSettings
+from modelserver.startup import EngineStart
+from modelserver.step_queue import QueueBounds, StepQueue
+from modelserver.stepper import EngineState, Stepper, StepperEvents
+from modelserver.tickets import StepReport
+from protos.modelserver.v1 import modelserver_pb2 as pb
+from protos.modelserver.v1 import modelserver_pb2_grpc as pb_grpc
+
+_log = logging.getLogger(__name__)
+
+_SERVICE = pb.DESCRIPTOR.services_by_name["ModelServer"].full_name
+_QUEUE_STEPS = 8
+_STUCK_S = 120.0
+_GOODBYE_S = 0.5
+
+
+class Server:
+    """One model server, from the first log line to the exit code."""
+
+    def __init__(self, settings: ModelServerSettings, files: ModelFiles, telemetry: Telemetry) -> None:
+        self._settings = settings
+        self._files = files
+        self._queue = StepQueue(time.monotonic)
+        self._serving = Serving(self._queue)
+        self._metrics = Metrics(telemetry.gatherer, lambda: self._queue.queued_tokens)
+        self._servicer = ModelServerServicer(self._serving, tokenizer_chunks(files.tokenizer), self._metrics.refused)
+        self._health = health.aio.HealthServicer()
+        self._ended = asyncio.Event()
+        self._stop = asyncio.Event()
+        self._failure: Exception | None = None
+        self._loop = asyncio.get_running_loop()
+        self._start = EngineStart(settings, files, lambda: self._post(self._metrics.fallback))
+        self._stepper = Stepper(self._start, self._queue, self._bounds, self._events())
+        self._watch_over(telemetry.health)
+
+    async def run(self) -> int:
+        """Serve until SIGTERM or SIGINT, then finish what was accepted; the exit code. Raises CannotStart."""
+        for name in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(name, self._stop.set)
+        server, port = await self._listen()
+        _log.info("listening", extra={"stage": "listen", "port": port})
+        self._port = port
+        self._stepper.start()
+        await _first(self._stop, self._ended)
+        await self._drain(server)
+        if isinstance(self._failure, CannotStart):
+            raise self._failure
+        return 0 if self._failure is None else 1
+
+    async def _listen(self) -> tuple[grpc.aio.Server, int]:
+        limit = self._settings.grpc.max_message_bytes
+        server = grpc.aio.server(
+            options=[
+                ("grpc.max_receive_message_length", limit),
+                ("grpc.max_send_message_length", limit),
+                ("grpc.so_reuseport", 0),  # a port in use is an error, not a second server behind it
+            ]
+        )
+        pb_grpc.add_ModelServerServicer_to_server(self._servicer, server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        reflection.enable_server_reflection([_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+        await self._set_health(serving=False)
+        bind = self._settings.grpc.bind
+        try:
+            port = server.add_insecure_port(bind)
+        except RuntimeError as error:
+            raise CannotStart(f"gRPC cannot be served on {bind}: {error}") from error
+        await server.start()
+        return server, port
+
+    async def _drain(self, server: grpc.aio.Server) -> None:
+        """Say NOT_SERVING, refuse new batches, answer the accepted ones, then hang up."""
+        _log.info("stopping", extra={"queued_tokens": self._queue.queued_tokens})
+        await self._health.enter_graceful_shutdown()
+        self._queue.close()
+        try:
+            async with asyncio.timeout(self._settings.grpc.drain_timeout_s):
+                await self._servicer.idle()
+                if self._serving.description is not None:  # an engine that still loads cannot be interrupted
+                    await self._ended.wait()
+        except TimeoutError:
+            _log.warning("not all batches were answered in time")
+        await server.stop(_GOODBYE_S)
+        _log.info("stopped")
+
+    def _events(self) -> StepperEvents:
+        return StepperEvents(
+            on_state=lambda state, error: self._post(lambda: self._on_state(state, error)),
+            on_step=lambda report: self._post(lambda: self._on_step(report)),
+            on_failed_step=lambda composition: self._post(lambda: self._on_failed_step(composition)),
+        )
+
+    def _post(self, action: Callable[[], None]) -> None:
+        self._loop.call_soon_threadsafe(action)
+
+    def _on_step(self, report: StepReport) -> None:
+        self._metrics.step(report)
+
+    def _on_failed_step(self, composition: Composition) -> None:
+        self._metrics.failed_step(composition)
+
+    def _on_state(self, state: EngineState, error: Exception | None) -> None:
+        serving = state is EngineState.SERVING and not self._stop.is_set()
+        if serving:
+            self._announce()
+        self._loop.create_task(self._set_health(serving=serving), name="health")
+        if state is EngineState.REBUILDING:
+            self._metrics.rebuild()
+        if state in (EngineState.STOPPED, EngineState.FAILED):
+            self._failure = error
+            self._ended.set()
+
+    def _announce(self) -> None:
+        facts = self._start.facts
+        assert facts is not None, "an engine serves whose facts are not known. This is a bug."
+        self._serving.description = describe(
+            self._settings.served_name, facts, self._files, self._start.profile, uuid4().hex
+        )
+        _log.info(
+            "serving",
+            extra={"stage": "serving", "port": self._port, "model": self._settings.served_name,
+                   "model_revision": self._files.revision, "engine": facts.kind, "dtype": facts.dtype},
+        )  # fmt: skip
+
+    async def _set_health(self, *, serving: bool) -> None:
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        for name in ("", _SERVICE):
+            await self._health.set(name, status)
+
+    def _bounds(self, facts: EngineFacts) -> QueueBounds:
+        queue = self._settings.queue
+        limits = MergeLimits(facts.step_token_capacity, facts.step_query_capacity, queue.merging)
+        return QueueBounds(limits, queue.max_tokens or _QUEUE_STEPS * facts.step_token_capacity)
+
+    def _watch_over(self, checks: Health) -> None:
+        def stuck() -> str | None:
+            return f"a step runs for over {_STUCK_S:.0f} s" if self._stepper.running_s() > _STUCK_S else None
+
+        def unready() -> str | None:
+            ready = self._serving.description is not None and not self._stop.is_set()
+            return None if ready else "the engine is not ready"
+
+        checks.live["engine"] = stuck
+        checks.ready["engine"] = unready
+
+
+async def _first(*events: asyncio.Event) -> None:
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()

@@ -1,0 +1,100 @@
+"""Bring an engine up on its own thread: load, check, warm up, and measure its profile once."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from modelserver import profile_store
+from modelserver.engine import Engine, EngineFacts
+from modelserver.engines import build
+from modelserver.model_files import ModelFiles
+from modelserver.profile import Profile, ProfileOwner, SweepPlan, measure, summary
+from modelserver.settings import ModelServerSettings
+from modelserver.warm_up import warm_up
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class EngineStart:
+    """Builds the engine, each time it is called; the profile is had the first time, and kept."""
+
+    settings: ModelServerSettings
+    files: ModelFiles
+    on_fallback: Callable[[], None]
+    profile: Profile | None = field(default=None, init=False)
+    facts: EngineFacts | None = field(default=None, init=False)
+
+    def __call__(self) -> Engine:
+        """Load the model on the calling thread. Raises CannotStart."""
+        began_s = time.monotonic()
+        _log.info("loading the model", extra={"stage": "load", "path": str(self.files.path)})
+        choice = build(self.settings, self.files)
+        engine = choice.engine
+        if choice.fallback:
+            self.on_fallback()
+        facts = engine.facts
+        took_s = round(time.monotonic() - began_s, 3)
+        _log.info(
+            "loaded the model",
+            extra={
+                "stage": "load",
+                "engine": facts.kind,
+                "dtype": facts.dtype,
+                "device": facts.device,
+                "took_s": took_s,
+            },
+        )
+        warm_up(engine)
+        if self.facts is None:
+            self.profile = had_profile(engine, self.settings, self.files)
+        self.facts = facts
+        return engine
+
+
+def had_profile(engine: Engine, settings: ModelServerSettings, files: ModelFiles) -> Profile | None:
+    """The supplied profile, else the cached one, else one measured now (and cached); None where it is switched off.
+
+    Raises CannotStart for a supplied profile that belongs to something else.
+    """
+    wanted, plan = settings.profile, sweep_plan(settings, engine.facts)
+    owner = profile_owner(settings, engine.facts, files)
+    if wanted.file is not None:
+        profile = profile_store.load(wanted.file, owner)
+        _log.info("took the supplied profile", extra={"stage": "profile", **summary(profile)})
+        return profile
+    cached = profile_store.cached(wanted.cache, owner, plan)
+    if cached is not None:
+        _log.info("took the cached profile", extra={"stage": "profile", **summary(cached)})
+        return cached
+    if not wanted.enabled:
+        return None
+    _log.info("measuring the saturation profile", extra={"stage": "profile", "max_tokens": plan.max_tokens})
+    profile = measure(engine, owner, plan)
+    try:
+        profile_store.save(profile, profile_store.cache_file(wanted.cache, owner, plan))
+    except OSError as error:
+        _log.warning("the profile cannot be cached", extra={"error": str(error)})
+    return profile
+
+
+def profile_owner(settings: ModelServerSettings, facts: EngineFacts, files: ModelFiles) -> ProfileOwner:
+    """What a profile of this engine belongs to."""
+    return ProfileOwner(
+        model=settings.served_name,
+        revision=files.revision,
+        dtype=facts.dtype,
+        engine=facts.kind,
+        engine_version=facts.version,
+        device=facts.device,
+    )
+
+
+def sweep_plan(settings: ModelServerSettings, facts: EngineFacts) -> SweepPlan:
+    """How much to measure on this engine."""
+    wanted = settings.profile
+    largest = wanted.max_tokens or (2048 if facts.on_cpu else 8192)
+    return SweepPlan(min(largest, facts.step_token_capacity), wanted.budget_s, wanted.runs, wanted.min_runs)
