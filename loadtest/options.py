@@ -39,6 +39,18 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--json", type=Path, metavar="FILE.json", help="the summary")
 
 
+def add_client_option(parser: argparse.ArgumentParser) -> None:
+    """What the Kafka client is told besides the address."""
+    parser.add_argument(
+        "--client",
+        action="append",
+        default=[],
+        type=_name_and_value,
+        metavar="NAME=VALUE",
+        help="for the Kafka client, such as security_protocol=SASL_PLAINTEXT; may be repeated",
+    )
+
+
 def wishes(options: argparse.Namespace) -> Wishes:
     """What the options ask of every request."""
     return Wishes(options.model, options.priority, options.expire_s)
@@ -68,7 +80,8 @@ def finish(title: str, tally: Tally, options: argparse.Namespace) -> int:
         tally.write_npz(options.out)
     if options.json:
         summary.write_json(options.json)
-    OUTPUT.print(summary_table(title, summary))
+    OUTPUT.print(title)
+    OUTPUT.print(summary_table(summary))
     return LOST if summary.lost else 0
 
 
@@ -92,3 +105,10 @@ def positive_int(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not above zero")
     return value
+
+
+def _name_and_value(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text} is not NAME=VALUE")
+    return name, value

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from typing import Any
 
 from loadtest.clients import kafka
 from loadtest.clients.kafka import DEFAULT_REPLY_TOPIC, DEFAULT_REQUEST_TOPIC, KafkaRun
 from loadtest.clients.kafka_connection import KafkaRunError
 from loadtest.clients.messages import Format
 from loadtest.options import (
+    add_client_option,
     add_input_options,
     add_output_options,
     fail,
@@ -31,14 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--reply-topic", default=DEFAULT_REPLY_TOPIC, metavar="T", help="requests name it if it is not %(default)s"
     )
-    group.add_argument(
-        "--client",
-        action="append",
-        default=[],
-        type=_client_option,
-        metavar="NAME=VALUE",
-        help="for the Kafka client, such as security_protocol=SASL_PLAINTEXT; may be repeated",
-    )
+    add_client_option(parser)
     add_input_options(parser)
     group = parser.add_argument_group("how")
     group.add_argument("--format", type=Format, choices=list(Format), default=Format.PROTOBUF)
@@ -82,10 +75,3 @@ def run(options: argparse.Namespace) -> int:
     except (KafkaRunError, ValueError, OSError) as error:
         return fail("produce", error)
     return finish(f"Through Kafka at {plan.bootstrap}", tally, options)
-
-
-def _client_option(text: str) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise argparse.ArgumentTypeError(f"{text} is not NAME=VALUE")
-    return name, value

@@ -16,19 +16,19 @@ OUTPUT = Console(highlight=False)
 
 
 @contextmanager
-def exchange_bars(tally: Tally) -> Generator[Callable[[], None]]:
-    """Two bars, sent and answered; call what it yields to move them."""
+def exchange_bars(tally: Tally, way: str = "") -> Generator[Callable[[], None]]:
+    """Two bars, sent and answered; call what it yields to move them. `way` stands before their names."""
     total = len(tally.lines)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=ERRORS) as progress:
-        sent = progress.add_task("sent", total=total)
-        answered = progress.add_task("answered", total=total)
+        sent = progress.add_task(f"{way} sent".lstrip(), total=total)
+        answered = progress.add_task("", total=total)
 
         def move() -> None:
             failed = sum(tally.errors.values())
             progress.update(sent, completed=tally.sent)
-            label = f"answered, {failed} with an error" if failed else "answered"
-            progress.update(answered, completed=tally.replies, description=label)
+            label = f"{way} answered" + (f", {failed} with an error" if failed else "")
+            progress.update(answered, completed=tally.replies, description=label.lstrip())
 
         yield move
         move()
@@ -39,9 +39,9 @@ def milliseconds(seconds: float | None) -> str:
     return "–" if seconds is None else f"{seconds * 1e3:.1f} ms"
 
 
-def summary_table(title: str, summary: Summary) -> Table:
+def summary_table(summary: Summary) -> Table:
     """A run's summary, one figure a line."""
-    table = Table(title=title, show_header=False, title_justify="left")
+    table = Table(show_header=False)
     table.add_column(justify="left")
     table.add_column(justify="right")
     table.add_row("queries sent", f"{summary.sent:,}")

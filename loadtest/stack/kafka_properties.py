@@ -34,7 +34,7 @@ def server_properties(seat: Seat, cluster: Sequence[Seat], data: Path, settings:
         "controller.quorum.voters": ",".join(f"{each.node_id}@localhost:{each.controller_port}" for each in cluster),
         "controller.listener.names": "CONTROLLER",
         "inter.broker.listener.name": "PLAINTEXT",
-        "listeners": f"PLAINTEXT://:{seat.port},CONTROLLER://localhost:{seat.controller_port}",
+        "listeners": f"PLAINTEXT://localhost:{seat.port},CONTROLLER://localhost:{seat.controller_port}",
         "advertised.listeners": f"PLAINTEXT://localhost:{seat.port}",
         "log.dirs": str(data.resolve()),
         "auto.create.topics.enable": "false",

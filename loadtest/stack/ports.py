@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 from contextlib import ExitStack
 
+from loadtest.stack.errors import StackError
+
 
 def free_ports(count: int) -> list[int]:
     """Different ports that nobody listens on now."""
@@ -22,9 +24,16 @@ def is_free(port: int) -> bool:
     return True
 
 
-def preferred_port(port: int) -> int:
-    """`port` if it is free, else any that is."""
-    return port if is_free(port) else free_ports(1)[0]
+def choose_port(wanted: int | None, usual: int, option: str) -> int:
+    """The port that `option` asked for, else the usual one, else, when that is busy, any.
+
+    Raises StackError when the one asked for is busy.
+    """
+    if wanted is None:
+        return usual if is_free(usual) else free_ports(1)[0]
+    if not is_free(wanted):
+        raise StackError(f"port {wanted} is busy: give {option} another, or leave it out and a free one is taken")
+    return wanted
 
 
 def _bound(port: int) -> socket.socket:

