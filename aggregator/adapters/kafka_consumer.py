@@ -2,70 +2,172 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import asyncio
+import contextlib
+import logging
+from collections.abc import Mapping, Sequence
 
-from aggregator.core.watermark import Lease
+from aiokafka import errors as kafka_errors
+
+from aggregator.adapters.kafka_membership import Membership
+from aggregator.adapters.kafka_partitions import Partition
+from aggregator.adapters.kafka_reader import Chunk, IntakeCounts, OnFenced
+from aggregator.core.watermark import Lease, Watermark
 from aggregator.settings import KafkaSettings
 
-OnFenced = Callable[[Sequence[Lease]], None]
-"""Hears of the leases nobody settled before their partition was given back: drop what is still queued of them."""
+_LOG = logging.getLogger(__name__)
+
+_POLL_S = 0.05
+_RECONNECT_S = 1.0
+_FORCED_STOP_S = 1.0
 
 
-@dataclass(slots=True)
-class IntakeCounts:
-    """What happened so far; only ever rises."""
-
-    rebalances: int = 0
-    lost_to_retention: int = 0
-    corrupt_batches: int = 0
-    skipped_corrupt_records: int = 0
-    commit_failures: dict[str, int] = field(default_factory=dict[str, int])
+class _Closing(Exception):
+    """Ends the tasks of a membership."""
 
 
 class KafkaDeliveries:
-    """ports.Deliveries over aiokafka. `run` does the work; everything else only talks to it."""
+    """ports.Deliveries over aiokafka. `run` does the work; everything else only talks to it.
+
+    At most one fetch of records is kept beyond what `fetch` was asked for; aiokafka itself keeps one response per
+    partition and asks for no more while that waits. Held partitions are simply not read, so nothing is fetched twice.
+    """
 
     def __init__(self, settings: KafkaSettings, on_fenced: OnFenced) -> None:
         self.counts = IntakeCounts()
+        self._settings = settings
+        self._on_fenced = on_fenced
+        self._membership: Membership | None = None
+        self._ready: list[Chunk] = []
+        self._held: frozenset[str] = frozenset()
+        self._fetching = True
+        self._wanted = asyncio.Event()
+        self._arrived = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._closing = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._ended.set()
+        self._leave_timeout_s = _FORCED_STOP_S
 
     async def run(self) -> None:
         """Join the group, fetch, commit, rejoin; until `close` has finished, or cancelled. Outlives any outage."""
-        raise NotImplementedError
+        self._ended.clear()
+        try:
+            while not self._closing.is_set():
+                try:
+                    await self._be_member()
+                except* _Closing:
+                    pass
+                except* (kafka_errors.KafkaError, OSError) as errors:
+                    _LOG.warning("lost the consumer group", extra={"error": repr(errors.exceptions[0])})
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._closing.wait(), _RECONNECT_S)
+        finally:
+            self._ended.set()
 
     async def fetch(self) -> Sequence[Lease]:
         """The next records, at least one, of partitions that are not held; nothing only once fetching is stopped."""
-        raise NotImplementedError
+        while self._fetching:
+            leases = self._hand_out()
+            if leases:
+                return leases
+            self._wanted.set()
+            self._arrived.clear()
+            await self._arrived.wait()
+        return ()
 
     def hold(self, topics: frozenset[str]) -> None:
         """Pause exactly these topics' partitions (those over their span cap stay paused on their own)."""
-        raise NotImplementedError
+        self._held = topics
+        self._changed.set()
+        self._arrived.set()
 
     def stop_fetching(self) -> None:
         """Hand out no more records; leases that are out go on settling and are committed."""
-        raise NotImplementedError
+        self._fetching = False
+        self._ready = []
+        self._arrived.set()
 
     async def close(self, timeout_s: float) -> None:
         """Commit what is settled, fence the rest, leave the group; within the time-out, broker or no broker."""
-        raise NotImplementedError
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + timeout_s
+        self.stop_fetching()
+        if self._membership is not None:
+            await self._membership.commit_last(timeout_s / 2)
+        self._leave_timeout_s = max(0.0, deadline_s - loop.time() - _FORCED_STOP_S)
+        self._closing.set()
+        await self._ended.wait()
 
     @property
     def healthy(self) -> bool:
         """Whether the group's coordinator answers and this member has joined: ready, as far as intake goes."""
-        raise NotImplementedError
+        return self._membership is not None and self._membership.healthy
 
     def half_span_holders(self) -> Sequence[Lease]:
         """Leases that hold back a watermark whose span passed half of its cap: their inputs are to be aged."""
-        raise NotImplementedError
+        half = self._settings.max_commit_span / 2
+        return [each.holder for each in self._watermarks() if each.span > half and each.holder is not None]
 
     def lag_records(self) -> Mapping[tuple[str, int], int]:
         """Log end minus fetch position of each assigned partition (topic, number)."""
-        raise NotImplementedError
+        membership = self._membership
+        if membership is None:
+            return {}
+        return {(each.tp.topic, each.tp.partition): membership.lag_records(each) for each in self._placed()}
 
     def uncommitted_span(self) -> Mapping[tuple[str, int], int]:
         """Records between the watermark and the highest settled one, of each assigned partition."""
-        raise NotImplementedError
+        return {(each.topic, each.partition): each.span for each in self._watermarks()}
 
     def paused(self) -> int:
         """How many partitions wait, held or over their span cap."""
-        raise NotImplementedError
+        return sum(each.over_span or each.tp.topic in self._held for each in self._placed())
+
+    def _placed(self) -> Sequence[Partition]:
+        return self._membership.assignment.placed if self._membership is not None else ()
+
+    def _watermarks(self) -> Sequence[Watermark]:
+        return [each.watermark for each in self._placed() if each.watermark is not None]
+
+    async def _be_member(self) -> None:
+        """Take part in the group until closing, or until something breaks that only a new membership mends."""
+        membership = Membership(self._settings, self.counts, self._on_fenced, self._changed.set)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._membership = membership
+                tasks.create_task(membership.take_part(tasks), name="take part in the consumer group")
+                tasks.create_task(self._read(membership), name="read records")
+                await self._closing.wait()
+                raise _Closing
+        finally:
+            self._membership = None
+            await membership.leave(self._leave_timeout_s)
+
+    async def _read(self, membership: Membership) -> None:
+        while True:
+            await self._wanted.wait()
+            chunks = await membership.read(self._held, _POLL_S) if self._fetching else None
+            if chunks is None:
+                self._changed.clear()
+                with contextlib.suppress(TimeoutError):  # commits free partitions that were over their span cap
+                    await asyncio.wait_for(self._changed.wait(), self._settings.commit_interval_s)
+            elif chunks and self._fetching:
+                self._ready.extend(chunks)
+                self._wanted.clear()
+                self._arrived.set()
+
+    def _hand_out(self) -> list[Lease]:
+        """Lease what was read and is not held; what belongs to an assignment that is over is forgotten."""
+        leases: list[Lease] = []
+        kept: list[Chunk] = []
+        for chunk in self._ready:
+            if chunk.assignment.over:
+                continue
+            if chunk.partition.tp.topic in self._held:
+                kept.append(chunk)
+                continue
+            chunk.partition.has_chunk = False
+            leases.extend(chunk.partition.deliver(chunk.records, chunk.read_to))
+        self._ready = kept
+        return leases

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from typing import TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError, Message
 from grpc_health.v1 import health_pb2
 
 from aggregator.adapters.modelserver_answers import (
@@ -18,7 +21,8 @@ from aggregator.adapters.tracing import Tracing
 from aggregator.errors import BatchFailed, EngineFailed, ModelServerBusy, ModelServerLost
 from aggregator.ports import OutgoingBatch, ServerDescription, StepResult
 from protos.modelserver.v1 import modelserver_pb2 as pb
-from protos.modelserver.v1 import modelserver_pb2_grpc as pb_grpc
+
+M = TypeVar("M", bound=Message)
 
 _OPTIONS = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -29,7 +33,7 @@ _OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 2_000),
     ("grpc.use_local_subchannel_pool", 1),  # a new channel connects afresh, whatever others went through
 )
-_HEALTH = "/grpc.health.v1.Health"
+_HEALTH = "grpc.health.v1.Health"
 _SERVICE = "modelserver.v1.ModelServer"
 _MAX_TOKENIZER_BYTES = 256 * 1024 * 1024
 _TOO_LARGE = "larger than max"  # gRPC's own refusal of a message, before or after the wire
@@ -41,14 +45,19 @@ class ModelServerClient:
     def __init__(self, address: str, tracing: Tracing | None = None) -> None:
         self.address = address
         self.tracing = tracing or Tracing()
-        self._channel = grpc.aio.insecure_channel(address, _OPTIONS)
-        stub = pb_grpc.ModelServerStub(self._channel)
-        self.embed_batch = stub.EmbedBatch
-        self._describe = stub.Describe
-        self._get_tokenizer = stub.GetTokenizer
-        health = (health_pb2.HealthCheckRequest.SerializeToString, health_pb2.HealthCheckResponse.FromString)
-        self._check = self._channel.unary_unary(f"{_HEALTH}/Check", *health)
-        self._watch = self._channel.unary_stream(f"{_HEALTH}/Watch", *health)
+        self._channel = channel = grpc.aio.insecure_channel(address, _OPTIONS)
+        self.embed_batch = channel.unary_unary(
+            f"/{_SERVICE}/EmbedBatch", pb.EmbedBatchRequest.SerializeToString, _reader(pb.EmbedBatchResponse)
+        )
+        self._describe = channel.unary_unary(
+            f"/{_SERVICE}/Describe", pb.DescribeRequest.SerializeToString, _reader(pb.DescribeResponse)
+        )
+        self._get_tokenizer = channel.unary_stream(
+            f"/{_SERVICE}/GetTokenizer", pb.GetTokenizerRequest.SerializeToString, _reader(pb.TokenizerChunk)
+        )
+        health = (health_pb2.HealthCheckRequest.SerializeToString, _reader(health_pb2.HealthCheckResponse))
+        self._check = channel.unary_unary(f"/{_HEALTH}/Check", *health)
+        self._watch = channel.unary_stream(f"/{_HEALTH}/Watch", *health)
 
     async def describe(self, timeout_s: float) -> ServerDescription:
         """What it says of itself, once it serves. Raises ModelServerLost or BadDescription."""
@@ -137,6 +146,21 @@ class GrpcEngine:
             except grpc.aio.AioRpcError as error:
                 raise _failure(error) from error
             return checked_result(batch, description.dimensions, answer)
+
+
+def _reader(message: type[M]) -> Callable[[bytes], M]:
+    """Read messages of a type; bytes that are none count as an empty message, which no check lets pass.
+
+    (An exception here would make gRPC hand out None as if all were well.)
+    """
+
+    def read(data: bytes) -> M:
+        try:
+            return message.FromString(data)
+        except DecodeError:
+            return message()
+
+    return read
 
 
 def _failure(error: grpc.aio.AioRpcError) -> BatchFailed:

@@ -1,0 +1,171 @@
+"""Read records of the assigned partitions, and deal with what stands in the way: lost, corrupt or forbidden ranges."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from aiokafka import errors as kafka_errors
+
+from aggregator.adapters.kafka_corrupt import offset_after_batch
+from aggregator.adapters.kafka_group import GroupMember
+from aggregator.adapters.kafka_partitions import Assignment, Partition
+from aggregator.core.watermark import Lease
+from aggregator.ports import Record
+from aggregator.settings import KafkaSettings
+
+_LOG = logging.getLogger(__name__)
+
+_SINGLE_WAIT_S = 0.5
+_FAULT_PAUSE_S = 1.0
+_BLOCKED_S = 10.0
+
+OnFenced = Callable[[Sequence[Lease]], None]
+"""Hears of the leases nobody settled before their partition was given back: drop what is still queued of them."""
+
+
+@dataclass(slots=True)
+class IntakeCounts:
+    """What happened so far; only ever rises."""
+
+    rebalances: int = 0
+    lost_to_retention: int = 0
+    corrupt_batches: int = 0
+    skipped_corrupt_records: int = 0
+    commit_failures: dict[str, int] = field(default_factory=dict[str, int])
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Records of one partition, read but not yet leased, and the offset to read on from."""
+
+    assignment: Assignment
+    partition: Partition
+    records: Sequence[Record]
+    read_to: int
+
+
+class Reader:
+    """Reads for one member of the group, one call at a time."""
+
+    def __init__(self, member: GroupMember, settings: KafkaSettings, counts: IntakeCounts, on_fenced: OnFenced) -> None:
+        self._member = member
+        self._settings = settings
+        self._counts = counts
+        self._on_fenced = on_fenced
+
+    async def read(self, assignment: Assignment, readable: Sequence[Partition], timeout_s: float) -> list[Chunk]:
+        """The next records of these partitions; nothing after the time-out, or when a fault was dealt with instead.
+
+        Waits out a rebalance; what comes after one is of no use to the old assignment and is dropped by the caller.
+        """
+        suspects = [partition for partition in readable if partition.suspect]
+        if suspects:
+            return await self._read_singly(assignment, suspects[0])
+        tps = [partition.tp for partition in readable]
+        try:
+            found = await self._member.poll(tps, self._settings.max_poll_records, timeout_s)
+        except Exception as error:  # noqa: BLE001 - a record that cannot be parsed raises anything
+            await self._deal_with(error, assignment, readable)
+            return []
+        chunks: list[Chunk] = []
+        for partition in readable:
+            records = found.get(partition.tp)
+            position = self._member.position(partition.tp)
+            if records:
+                read_to = max(records[-1].offset + 1, position or 0)
+                chunks.append(Chunk(assignment, partition, records, read_to))
+            elif not assignment.over and position is not None and position > partition.read_to:
+                partition.skip_to(position)  # transaction markers, or offsets that compaction emptied
+        return chunks
+
+    async def _read_singly(self, assignment: Assignment, partition: Partition) -> list[Chunk]:
+        """Read record by record up to the one that cannot be read: a whole fetch would fail on its account."""
+        records: list[Record] = []
+        try:
+            while len(records) < self._settings.max_poll_records:
+                found = await self._member.poll((partition.tp,), 1, 0.0 if records else _SINGLE_WAIT_S)
+                if not found:
+                    partition.suspect = False
+                    break
+                records.extend(found[partition.tp])
+        except Exception as error:  # noqa: BLE001 - as above
+            if not records:
+                await self._deal_with(error, assignment, (partition,))
+        if not records:
+            return []
+        return [Chunk(assignment, partition, records, records[-1].offset + 1)]
+
+    async def _deal_with(self, error: Exception, assignment: Assignment, partitions: Sequence[Partition]) -> None:
+        """Go back to where each partition was read to, as aiokafka may have dropped good records with the error."""
+        if assignment.over:
+            return
+        for partition in partitions:
+            self._member.seek(partition.tp, partition.read_to)
+        unreadable = isinstance(error, kafka_errors.CorruptRecordException) or not isinstance(
+            error, kafka_errors.KafkaError
+        )
+        if isinstance(error, kafka_errors.OffsetOutOfRangeError):
+            for partition in partitions:
+                if partition.tp in error.args[0]:
+                    await self._return_to_log(assignment, partition)
+        elif unreadable and len(partitions) == 1 and partitions[0].suspect:
+            await self._stand_before_corrupt(assignment, partitions[0], error)
+        elif unreadable:
+            named = [partition for partition in partitions if str(partition.tp) in str(error)]
+            for partition in named or partitions:
+                partition.suspect = True
+        else:
+            _LOG.warning("could not fetch", extra={"error": repr(error)})
+            await asyncio.sleep(_FAULT_PAUSE_S)
+
+    async def _return_to_log(self, assignment: Assignment, partition: Partition) -> None:
+        """Go on at the log's start after retention overtook the position, or after the log lost its end."""
+        tp, position = partition.tp, partition.read_to
+        try:
+            start = (await self._member.log_starts((tp,)))[tp]
+        except kafka_errors.KafkaError as error:
+            _LOG.warning("could not ask for the start of a log", extra={"error": repr(error)})
+            return
+        if assignment.over:
+            return
+        details = {"topic": tp.topic, "partition": tp.partition, "position": position, "log_start": start}
+        if start > position:
+            self._counts.lost_to_retention += start - position
+            _LOG.error("lost records to retention", extra={**details, "records": start - position})
+            partition.skip_to(start)
+        else:
+            _LOG.error("found a log that ends before the position, and read it from its start", extra=details)
+            if partition.watermark is not None:
+                self._on_fenced(partition.watermark.fence())
+            partition.place(start, committed=None)
+        self._member.seek(tp, start)
+
+    async def _stand_before_corrupt(self, assignment: Assignment, partition: Partition, error: Exception) -> None:
+        """Tell of a batch that cannot be read; step over it if that is allowed, else try again later."""
+        tp, offset = partition.tp, partition.read_to
+        if partition.corrupt_at != offset:
+            partition.corrupt_at = offset
+            self._counts.corrupt_batches += 1
+        details = {"topic": tp.topic, "partition": tp.partition, "offset": offset, "error": repr(error)}
+        after = await self._offset_after(partition) if self._settings.skip_corrupt_batches else None
+        if assignment.over:
+            return
+        if after is None:
+            partition.blocked_until_s = asyncio.get_running_loop().time() + _BLOCKED_S
+            _LOG.error("found a record batch that cannot be read; its partition waits", extra=details)
+            return
+        self._counts.skipped_corrupt_records += after - offset
+        _LOG.error("stepped over a record batch that cannot be read", extra={**details, "records": after - offset})
+        partition.suspect = False
+        partition.skip_to(after)
+        self._member.seek(tp, after)
+
+    async def _offset_after(self, partition: Partition) -> int | None:
+        try:
+            data = await self._member.raw_batches(partition.tp, partition.read_to)
+        except kafka_errors.KafkaError:
+            return None
+        return offset_after_batch(data, partition.read_to, self._member.highwater(partition.tp))
