@@ -93,7 +93,7 @@ class Dispatcher:
         """A server refused a batch before starting it; `jitter` in [0, 1) spreads what comes again."""
         batch.lane.ended(batch.batch_id, now_s, None)
         batch.lane.hold_until(now_s + self._policy.retry.backoff_s * (0.5 + jitter))
-        self.retries.refused(batch.entries, batch.group, batch.lane.name, now_s, jitter)
+        self.retries.refused(batch.entries, batch.group, now_s, jitter)
 
     def failed(self, batch: Batch, now_s: float, jitter: float) -> list[Entry]:
         """A batch failed; returns the entries proven to be poison, the rest is sent again."""
@@ -109,15 +109,21 @@ class Dispatcher:
         retries, lanes = self.retries, self.lanes.values()
         retries.lanes_changed(self.lanes, now_s)
         for lane in lanes:
+            lane.exclusive = retries.reserves(lane.name, now_s)
             while lane.due_s(now_s) <= now_s:
-                group = retries.next_for(lane.name, idle=not lane.batches_out, others=len(lanes) > 1, now_s=now_s)
+                group = retries.next_for(
+                    lane.name,
+                    token_budget=lane.token_budget,
+                    idle=not lane.batches_out,
+                    others=len(lanes) > 1,
+                    now_s=now_s,
+                )
                 if group is None:
                     break
                 reason = SendReason.SUSPECT if group.suspect else SendReason.RETRY
                 due.batches.append(self._cut(lane, group.entries, reason, group, now_s))
-                lane.exclusive = group.suspect  # nothing is staged behind a suspect
         times = (retries.next_due_s(now_s), *(lane.due_s(now_s) for lane in lanes))
-        due.wake_s = min((time_s for time_s in times if time_s is not None and time_s > now_s), default=inf)
+        due.wake_s = min((time_s for time_s in times if time_s > now_s), default=inf)
 
     def _send_queued(self, due: Due, now_s: float, max_entries: int, always: SendReason | None) -> None:
         queue = self.queue
@@ -127,12 +133,10 @@ class Dispatcher:
             if lane is None:
                 due.wake_s = min(due.wake_s, turn.wake_s)
                 return
-            budget = lane.token_budget
-            finish_s = lane.finish_s(min(budget, queue.tokens), now_s) if lane.has_evidence(now_s) else None
-            cut = self._packer.pack(budget, now_s, max_entries=max_entries, finish_s=finish_s)
+            cut = self._packer.pack(lane.token_budget, now_s, max_entries=max_entries, finish_s=turn.finish_s)
             due.late += cut.late
             if cut.entries:
-                reason = SendReason.OVERSIZED if cut.oversized else SendReason.AGED if cut.opens_aged else turn.reason
+                reason = SendReason.OVERSIZED if cut.oversized else SendReason.AGED if cut.aged else turn.reason
                 due.batches.append(self._cut(lane, cut.entries, always or reason, None, now_s))
 
     def _cut(self, lane: Lane, entries: list[Entry], reason: SendReason, group: Group | None, now_s: float) -> Batch:

@@ -1,6 +1,6 @@
 """Share one priority class between tenants: start-time fair queueing on tokens, earliest deadline within a tenant.
 
-After Goyal, Vin and Cheng, "Start-time Fair Queueing" (SIGCOMM 1996): a tenant's head carries the start tag
+After Goyal, Vin and Cheng, "Start-time Fair Queueing" (SIGCOMM 1996): a tenant's next query carries the start tag
 max(virtual time, the finish tag of what that tenant took last); the smallest start tag is served next.
 """
 
@@ -10,105 +10,99 @@ from collections import deque
 from heapq import heapify, heappop, heappush, heapreplace
 from math import inf
 
-from aggregator.core.query import Entry
-
-_IDLE_FLOWS_KEPT = 1024
+from aggregator.core.query import Place
 
 
 class _Flow:
-    """One tenant's waiting entries: those with a deadline by deadline, then the rest by arrival."""
+    """One tenant's places: those with a deadline by deadline, then the rest by arrival."""
 
-    __slots__ = ("active", "dated", "finish", "undated")
+    __slots__ = ("dated", "finish", "tenant", "undated")
 
-    def __init__(self) -> None:
-        self.dated: list[tuple[float, int, Entry]] = []
-        self.undated: deque[tuple[int, Entry]] = deque()
-        self.finish = 0.0
-        self.active = False
-
-    def push(self, entry: Entry) -> None:
-        if entry.deadline_s == inf:
-            self.undated.append((entry.ticket, entry))
-        else:
-            heappush(self.dated, (entry.deadline_s, entry.ticket, entry))
-
-    def pop(self) -> Entry | None:
-        """The next entry whose place here is still valid."""
-        dated, undated = self.dated, self.undated
-        while dated:
-            _, ticket, entry = heappop(dated)
-            if entry.ticket == ticket:
-                return entry
-        while undated:
-            ticket, entry = undated.popleft()
-            if entry.ticket == ticket:
-                return entry
-        return None
+    def __init__(self, tenant: str, finish: int) -> None:
+        self.tenant = tenant
+        self.finish = finish
+        self.dated: list[Place] = []
+        self.undated: deque[Place] = deque()
 
 
 class FairQueue:
-    """The waiting entries of one priority class, in the order in which they are owed service."""
+    """The places of one priority class, in the order in which they are owed service."""
 
     def __init__(self) -> None:
+        # Each flow has one head, (start tag of what comes next, order, flow); tags count tokens.
         self._flows: dict[str, _Flow] = {}
-        self._heads: list[tuple[float, int, _Flow]] = []
-        self._virtual_time = 0.0
+        self._heads: list[tuple[int, int, _Flow]] = []
+        self._virtual_time = 0
         self._order = 0
 
-    def push(self, entry: Entry) -> None:
-        """Add an entry to its tenant's flow, under the entry's present ticket."""
-        flow = self._flow(entry.tenant)
-        flow.push(entry)
-        if not flow.active:
-            flow.active = True
-            self._order += 1
-            heappush(self._heads, (max(self._virtual_time, flow.finish), self._order, flow))
+    def __len__(self) -> int:
+        """Places and tenants remembered, those no longer valid included."""
+        return len(self._flows) + sum(len(flow.dated) + len(flow.undated) for flow in self._flows.values())
+
+    def push(self, place: Place) -> None:
+        """Add a place to its tenant's flow."""
+        tenant = place[2].tenant
+        flow = self._flows.get(tenant) or self._open(tenant)
+        if place[0] == inf:
+            flow.undated.append(place)
+        else:
+            heappush(flow.dated, place)
 
     def charge(self, tenant: str, token_count: int) -> None:
-        """Count tokens that a tenant got through somebody else's entry (a coalesced input)."""
-        flow = self._flow(tenant)
-        flow.finish = max(flow.finish, self._virtual_time) + token_count
+        """Count tokens that a tenant got out of turn: as aged, or through another's place (a coalesced input)."""
+        flow = self._flows.get(tenant) or self._open(tenant)
+        flow.finish += token_count
 
-    def pop(self) -> Entry | None:
-        """Take the entry owed next, and charge its tenant; None when nothing waits."""
+    def pop(self) -> Place | None:
+        """Take the place owed next, and charge its tenant; None when nothing waits."""
         heads = self._heads
         while heads:
             start, _, flow = heads[0]
-            entry = flow.pop()
-            if entry is None:
-                heappop(heads)
-                flow.active = False
+            if flow.finish > start:  # charged meanwhile: it waits its turn longer
+                self._order += 1
+                heapreplace(heads, (flow.finish, self._order, flow))
                 continue
-            self._virtual_time = max(self._virtual_time, start)
-            # A charge may have moved the finish tag past this start: the tenant then waits its turn longer.
-            flow.finish = max(flow.finish, start) + entry.token_count
+            place = _next_valid(flow)
+            if place is None:
+                heappop(heads)
+                del self._flows[flow.tenant]
+                continue
+            self._virtual_time = start
+            flow.finish = finish = start + place[3].token_count
             self._order += 1
-            heapreplace(heads, (flow.finish, self._order, flow))
-            return entry
-        self._start_level()
+            heapreplace(heads, (finish, self._order, flow))
+            return place
+        self._virtual_time = 0
         return None
 
-    def _start_level(self) -> None:
-        """Nothing waits: the next busy period starts without debts."""
-        self._flows.clear()
-        self._virtual_time = 0.0
+    def drop_invalid(self) -> None:
+        """Forget the places that are no longer valid, and the tenants that neither have others nor owe service."""
+        for flow in self._flows.values():
+            flow.dated = [place for place in flow.dated if place[3].queued and not place[2].done]
+            heapify(flow.dated)
+            flow.undated = deque(place for place in flow.undated if place[3].queued and not place[2].done)
+        self._heads = [
+            head for head in self._heads if head[2].dated or head[2].undated or head[2].finish > self._virtual_time
+        ]
+        heapify(self._heads)
+        self._flows = {flow.tenant: flow for _, _, flow in self._heads}
 
-    def _flow(self, tenant: str) -> _Flow:
-        flow = self._flows.get(tenant)
-        if flow is None:
-            if len(self._flows) >= len(self._heads) + _IDLE_FLOWS_KEPT:
-                self._forget_idle_flows()
-            flow = self._flows[tenant] = _Flow()
+    def _open(self, tenant: str) -> _Flow:
+        flow = self._flows[tenant] = _Flow(tenant, self._virtual_time)
+        self._order += 1
+        heappush(self._heads, (self._virtual_time, self._order, flow))
         return flow
 
-    def _forget_idle_flows(self) -> None:
-        """Drop flows that wait for nothing; one that owes service past the virtual time keeps its debt."""
-        now = self._virtual_time
-        self._flows = {name: flow for name, flow in self._flows.items() if flow.active or flow.finish > now}
 
-    def rebuild(self) -> None:
-        """Drop the places that are no longer valid."""
-        for flow in self._flows.values():
-            flow.dated = [place for place in flow.dated if place[2].ticket == place[1]]
-            heapify(flow.dated)
-            flow.undated = deque(place for place in flow.undated if place[1].ticket == place[0])
+def _next_valid(flow: _Flow) -> Place | None:
+    dated = flow.dated
+    while dated:
+        place = heappop(dated)
+        if place[3].queued and not place[2].done:
+            return place
+    undated = flow.undated
+    while undated:
+        place = undated.popleft()
+        if place[3].queued and not place[2].done:
+            return place
+    return None

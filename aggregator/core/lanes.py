@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import inf
 
 from aggregator.core.saturation import Curve, LiveScale, Rule
 
-# Before a server has measured itself: a guess that its first replies correct.
+# For a server that has not measured itself: a guess that its first reply corrects.
 UNMEASURED = Curve(0.0, 0.005, 5e-5, 512, Rule.THROUGHPUT, 8192)
 
 
@@ -32,6 +32,7 @@ class LanePolicy:
     """How lanes time their batches; all in seconds but the shares and factors.
 
     `idle_target`: engine idle time between batches, as a share of the step, under which the lead is good.
+    `first_timeout_s`: the least time-out of a batch until the lane's first reply.
     """
 
     idle_target: float = 0.01
@@ -40,6 +41,7 @@ class LanePolicy:
     lead_decay: float = 0.05
     staged_margin_s: float = 0.002
     min_timeout_s: float = 0.05
+    first_timeout_s: float = 10.0
     timeout_factor: float = 4.0
     evidence_max_age_s: float = 5.0
 
@@ -50,7 +52,6 @@ class _Out:
 
     batch_id: str
     token_count: int
-    sent_s: float
     end_s: float
     staged: bool
 
@@ -67,16 +68,21 @@ class StepReport:
 
 
 class Lane:
-    """One model server, as this aggregator sees it: what is out, how fast it is, when the next batch is due."""
+    """One model server, as this aggregator sees it: what is out, how fast it is, when the next batch is due.
+
+    `exclusive`: a suspect runs here, or waits to run here, alone. `foreign_tokens`: what others had queued here
+    when the last reply came.
+    """
 
     def __init__(self, name: str, curve: Curve | None, token_budget: int, policy: LanePolicy) -> None:
         self.name = name
         self.token_budget = token_budget
         self.lead_s = policy.first_lead_s
         self.foreign_tokens = 0
-        self.not_before_s = 0.0
+        self.not_before_s = -inf
         self.exclusive = False
         self._curve = curve or UNMEASURED
+        self._guessed = curve is None
         self._scale = LiveScale()
         self._policy = policy
         self._out: deque[_Out] = deque()
@@ -99,14 +105,24 @@ class Lane:
     def free_s(self, now_s: float) -> float:
         """When the engine is predicted to have run all that is out and all that others queued."""
         if not self._out:
-            return now_s + self._foreign_s()
-        end_s = self._out[-1].end_s
+            return max(now_s + self._foreign_s(now_s), self.not_before_s)
         # What is overdue is likely to stay so for as long again: a hung server must not look like a free one.
-        return end_s if end_s >= now_s else now_s + (now_s - end_s)
+        return max(self._end_s + max(0.0, 2.0 * (now_s - self._end_s)), self.not_before_s)
 
     def finish_s(self, tokens: int, now_s: float) -> float:
         """When a batch of `tokens` tokens sent now is predicted to be done."""
         return self.free_s(now_s) + self.step_time_s(tokens)
+
+    def finishes_by(self, by_s: float, tokens: int, now_s: float) -> int:
+        """How many of `tokens` waiting tokens this lane is predicted to finish by `by_s`, in steps of its budget.
+
+        None when it is overdue, so that nobody waits for a server that hangs.
+        """
+        if self.exclusive or self._end_s <= now_s:
+            return 0
+        step_tokens = min(tokens, self.token_budget)
+        steps = int((by_s - self.free_s(now_s)) / self.step_time_s(step_tokens))
+        return min(tokens, max(0, steps) * step_tokens)
 
     def has_evidence(self, now_s: float) -> bool:
         """Whether a reply came lately, so that a prediction may refuse a query."""
@@ -114,25 +130,33 @@ class Lane:
 
     def due_s(self, now_s: float) -> float:
         """When this lane takes its next batch: now when idle, at predicted end minus lead when one runs."""
-        if self.exclusive or len(self._out) >= 2:
+        if not self._out:
+            return max(now_s, self.not_before_s)
+        if self.exclusive or len(self._out) > 1:
             return inf
-        due_s = self._out[0].end_s - self.lead_s if self._out else now_s
-        return max(due_s, self.not_before_s)
+        return max(self._end_s - self.lead_s, self.not_before_s)
 
     def sent(self, batch_id: str, token_count: int, now_s: float) -> float:
-        """Note a batch that goes out; returns its time-out in seconds from now."""
+        """Note a batch that goes out; returns its time-out in seconds from now.
+
+        The time-out allows for a full step of somebody else's, which a lane cannot see coming.
+        """
+        policy = self._policy
         end_s = self.finish_s(token_count, now_s)
-        self._out.append(_Out(batch_id, token_count, now_s, end_s, staged=bool(self._out)))
-        return max(self._policy.min_timeout_s, self._policy.timeout_factor * (end_s - now_s))
+        self._out.append(_Out(batch_id, token_count, end_s, staged=bool(self._out)))
+        longest_s = end_s - now_s + self.step_time_s(self.token_budget)
+        least_s = policy.min_timeout_s if self._evidence_s > -inf else policy.first_timeout_s
+        return max(least_s, policy.timeout_factor * longest_s)
 
     def ended(self, batch_id: str, now_s: float, report: StepReport | None) -> None:
         """Note that a batch came back, with what its step reports; None when it failed."""
-        out = next(out for out in self._out if out.batch_id == batch_id)
+        out = next((out for out in self._out if out.batch_id == batch_id), None)
+        assert out is not None, "A batch came back that is not out on this lane. This is a bug."
         self._out.remove(out)
         self.exclusive = False
         if report is not None:
             self._learn(out, report, now_s)
-        start_s = now_s + self._foreign_s()
+        start_s = now_s + self._foreign_s(now_s)
         for waiting in self._out:
             waiting.end_s = start_s = start_s + self.step_time_s(waiting.token_count)
 
@@ -140,13 +164,21 @@ class Lane:
         """Send nothing before `until_s`: the server said it is busy."""
         self.not_before_s = max(self.not_before_s, until_s)
 
-    def _foreign_s(self) -> float:
-        return self.step_time_s(self.foreign_tokens) if self.foreign_tokens else 0.0
+    @property
+    def _end_s(self) -> float:
+        """When what is out is predicted to end."""
+        return self._out[-1].end_s if self._out else self.not_before_s
+
+    def _foreign_s(self, now_s: float) -> float:
+        """How long the engine still has to do for others: what they had queued, less what it did since."""
+        if not self.foreign_tokens:
+            return 0.0
+        return max(0.0, self._evidence_s + self.step_time_s(self.foreign_tokens) - now_s)
 
     def _learn(self, out: _Out, report: StepReport, now_s: float) -> None:
         """Steer by what the engine did, never by the own batch's size: a step may hold others' batches too."""
         self._evidence_s = now_s
-        self._scale.observe(report.step_duration_s, self._curve.time_s(report.step_tokens))
+        self._observe(report)
         self.foreign_tokens = max(0, report.queued_tokens - self.tokens_out)
         if not out.staged:
             return
@@ -157,37 +189,67 @@ class Lane:
             shorter_s = self.lead_s - policy.lead_decay * (report.staged_s - policy.staged_margin_s)
             self.lead_s = max(policy.min_lead_s, shorter_s)
 
+    def _observe(self, report: StepReport) -> None:
+        curve = self._curve
+        if self._guessed and 0.0 < report.step_duration_s < inf:
+            ratio = report.step_duration_s / curve.time_s(report.step_tokens)
+            self._curve = replace(curve, fixed_s=curve.fixed_s * ratio, per_token_s=curve.per_token_s * ratio)
+            self._guessed = False
+        else:
+            self._scale.observe(report.step_duration_s, curve.time_s(report.step_tokens))
+
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A lane that takes a batch now, or the time to ask again (`inf`: when something changes)."""
+    """A lane that takes a batch now, or the time to ask again (`inf`: when something changes).
+
+    `finish_s` is when the soonest lane would finish that batch; None while the lane has no evidence for it.
+    """
 
     lane: Lane | None
     reason: SendReason
     wake_s: float
+    finish_s: float | None = None
 
 
-def next_turn(lanes: Iterable[Lane], now_s: float, queued_tokens: int) -> Turn:
+def next_turn(lanes: Collection[Lane], now_s: float, queued_tokens: int) -> Turn:
     """Choose the lane with the smallest predicted finish among those whose turn it is.
 
-    An idle lane is passed by only when another lane, even after all that it has out, would finish the same
-    tokens sooner (a pod ten times slower than its siblings must not hold a query for ten times as long).
+    It is passed by only while other lanes, after all that they have out, would finish everything that waits
+    sooner than it would finish one batch (a pod ten times slower than its siblings must not hold a query for
+    ten times as long, but in an overload it takes its part).
     """
-    best: Lane | None = None
-    best_finish_s = best_elsewhere_s = wake_s = inf
+    ready: list[Lane] = []
+    later: list[Lane] = []
+    wake_s = inf
     for lane in lanes:
-        tokens = min(queued_tokens, lane.token_budget)
-        finish_s = lane.finish_s(tokens, now_s)
         due_s = lane.due_s(now_s)
         if due_s <= now_s:
-            if finish_s < best_finish_s:
-                best, best_finish_s = lane, finish_s
-            continue
-        wake_s = min(wake_s, due_s)
-        if due_s < inf:
-            best_elsewhere_s = min(best_elsewhere_s, finish_s)
-    if best is None or (best_elsewhere_s < best_finish_s and best_elsewhere_s < inf):
+            ready.append(lane)
+        else:
+            later.append(lane)
+            wake_s = min(wake_s, due_s)
+    if not ready:
         return Turn(None, SendReason.IDLE, wake_s)
-    if best.batches_out:
-        return Turn(best, SendReason.STAGED, wake_s)
-    return Turn(best, SendReason.FULL if queued_tokens >= best.token_budget else SendReason.IDLE, wake_s)
+    tokens = min(queued_tokens, *(lane.token_budget for lane in ready))
+    best = min(ready, key=lambda lane: lane.finish_s(tokens, now_s))
+    best_finish_s = best.finish_s(min(queued_tokens, best.token_budget), now_s)
+    sooner = [(lane, lane.finishes_by(best_finish_s, queued_tokens, now_s)) for lane in later]
+    if sum(finished for _, finished in sooner) >= queued_tokens:
+        # Ask again at the latest when one of these promises turns out to be broken.
+        wake_s = min(wake_s, *(lane.free_s(now_s) for lane, finished in sooner if finished))
+        return Turn(None, SendReason.IDLE, wake_s)
+    reason = SendReason.FULL if queued_tokens >= best.token_budget else SendReason.IDLE
+    return Turn(
+        best,
+        SendReason.STAGED if best.batches_out else reason,
+        wake_s,
+        _soonest_finish_s(lanes, queued_tokens, now_s) if best.has_evidence(now_s) else None,
+    )
+
+
+def _soonest_finish_s(lanes: Collection[Lane], queued_tokens: int, now_s: float) -> float:
+    """When a batch could be done at the soonest, by those lanes that have evidence."""
+    return min(
+        lane.finish_s(min(queued_tokens, lane.token_budget), now_s) for lane in lanes if lane.has_evidence(now_s)
+    )

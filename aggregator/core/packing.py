@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from aggregator.core.query import Entry, Query
-from aggregator.core.queue import ClassQueue, TokenQueue
+from aggregator.core.query import Entry, Place, Query
+from aggregator.core.queue import TokenQueue
 
 
 @dataclass(frozen=True, slots=True)
 class PackPolicy:
     """How a batch is cut.
 
-    `lookahead`: entries examined past the first misfit. `aged_share`: of the budget, for entries that waited
+    `lookahead`: places examined past the first misfit. `aged_share`: of the budget, for entries that waited
     too long.
     """
 
@@ -24,103 +24,99 @@ class PackPolicy:
 class Cut:
     """One batch off the queue, and the queries refused because it would come too late for them.
 
-    `opens_aged`: it holds entries that waited too long. `oversized`: one entry longer than the budget, alone.
+    `aged`: it holds entries that waited too long. `oversized`: one entry longer than the budget, alone.
     """
 
     entries: list[Entry] = field(default_factory=list)
     token_count: int = 0
     late: list[Query] = field(default_factory=list)
-    opens_aged: bool = False
+    aged: bool = False
     oversized: bool = False
+
+    def add(self, entry: Entry) -> None:
+        """Put one more entry into the batch."""
+        self.entries.append(entry)
+        self.token_count += entry.token_count
 
 
 class Packer:
-    """Packs one queue's batches; remembers only whether the last one was an aged oversized entry."""
+    """Packs one queue's batches.
+
+    What did not fit opens the next batch: the place that was passed over at the head, or else the aged entry
+    that this left no room for; so neither large inputs nor aged ones starve the other.
+    """
 
     def __init__(self, queue: TokenQueue, policy: PackPolicy) -> None:
         self._queue = queue
         self._policy = policy
-        self._aged_oversized_went_last = False
+        self._aged_is_owed = False
 
     def pack(self, token_budget: int, now_s: float, *, max_entries: int, finish_s: float | None = None) -> Cut:
         """Take entries whose Σ token_count fits the budget (tokens), at most `max_entries` of them.
 
         `finish_s` is when the batch is predicted to end, given only while that prediction has evidence: queries
         that must be answered sooner are refused instead of computed for nobody. An entry longer than the budget
-        goes alone.
+        goes alone. At least one query leaves a queue that is not empty.
         """
         assert token_budget > 0, "A lane was given no budget. This is a bug."
-        cut = Cut()
-        self._take_aged(cut, token_budget, now_s, max_entries)
-        if cut.oversized:
-            self._aged_oversized_went_last = True
-            return cut
-        self._aged_oversized_went_last = False
-        left = self._policy.lookahead
-        for waiting in self._queue.classes:
-            left = self._fill(cut, waiting, token_budget, max_entries, finish_s, left)
-            if left < 0 or cut.oversized or cut.token_count >= token_budget or len(cut.entries) >= max_entries:
-                break
+        assert max_entries > 0, "A lane was given no room for entries. This is a bug."
+        cut = Cut(late=self._queue.expire(now_s if finish_s is None else finish_s))
+        if not self._aged_is_owed:
+            self._open(cut, token_budget)
+        if not cut.oversized:
+            self._add_aged(cut, token_budget, now_s, max_entries)
+        if not cut.oversized:
+            self._fill(cut, token_budget, max_entries)
+        self._aged_is_owed = not cut.aged and self._queue.aged(now_s) is not None
         return cut
 
-    def _take_aged(self, cut: Cut, token_budget: int, now_s: float, max_entries: int) -> None:
-        """Aged entries first, up to their share, and at least one: they can neither starve nor take over."""
+    def _open(self, cut: Cut, token_budget: int) -> None:
+        """Begin with the place at the head of the best class, if the last batch passed it over."""
+        best = next((waiting for waiting in self._queue.classes if waiting.entries), None)
+        if best is not None and (place := best.pop_passed()) is not None:
+            self._queue.take(place[3], place[2])
+            cut.add(place[3])
+            cut.oversized = cut.token_count > token_budget
+
+    def _add_aged(self, cut: Cut, token_budget: int, now_s: float, max_entries: int) -> None:
+        """Add aged entries up to their share, and at least one: they can neither starve nor take over."""
         queue = self._queue
         share = self._policy.aged_share * token_budget
+        aged_tokens = 0
         while len(cut.entries) < max_entries and (entry := queue.aged(now_s)) is not None:
-            if entry.token_count > token_budget:
-                # Alone in its batch, it takes all of it: so ordinary work goes in between two of them.
-                if cut.entries or self._aged_oversized_went_last:
+            if cut.token_count + entry.token_count > token_budget:
+                if not self._aged_is_owed or cut.entries:
                     return
                 cut.oversized = True
-            elif cut.entries and cut.token_count + entry.token_count > share:
+            elif aged_tokens and aged_tokens + entry.token_count > share:
                 return
-            cut.opens_aged = True
-            _take(queue, cut, entry)
+            queue.take(entry, None)
+            cut.add(entry)
+            cut.aged = True
+            aged_tokens += entry.token_count
             if cut.oversized:
                 return
 
-    def _fill(  # noqa: PLR0913 - one pass over one class, with all that limits it
-        self, cut: Cut, waiting: ClassQueue, token_budget: int, max_entries: int, finish_s: float | None, left: int
-    ) -> int:
-        """Take what fits from one class; returns the look-ahead that remains, below 0 when it is used up."""
+    def _fill(self, cut: Cut, token_budget: int, max_entries: int) -> None:
+        """Add what fits, class by class; from the first misfit on, `lookahead` more places are examined."""
         queue = self._queue
-        passed: list[Entry] = []
-        misfit_met = left < self._policy.lookahead
-        while cut.token_count < token_budget and len(cut.entries) < max_entries:
-            entry = waiting.pop()
-            if entry is None:
-                break
-            if misfit_met:
-                left -= 1
-            if finish_s is not None and entry.deadline_s < finish_s:
-                _refuse_late(queue, cut, entry, finish_s)
-                if not entry.ticket:
-                    continue
-            if cut.token_count + entry.token_count <= token_budget:
-                _take(queue, cut, entry)
-            elif not cut.entries:
-                cut.oversized = True
-                _take(queue, cut, entry)
-                break
-            else:
-                misfit_met = True
-                passed.append(entry)
-            if misfit_met and left <= 0:
-                left = -1
-                break
-        waiting.put_back(passed)
-        return left
-
-
-def _take(queue: TokenQueue, cut: Cut, entry: Entry) -> None:
-    queue.take(entry)
-    cut.entries.append(entry)
-    cut.token_count += entry.token_count
-
-
-def _refuse_late(queue: TokenQueue, cut: Cut, entry: Entry, finish_s: float) -> None:
-    for query in entry.waiters:
-        if not query.done and query.deadline_s < finish_s:
-            queue.cancel(query, entry)
-            cut.late.append(query)
+        entries, token_count = cut.entries, cut.token_count
+        left = self._policy.lookahead + 1
+        for waiting in queue.classes:
+            passed: list[Place] = []
+            while left and token_count < token_budget and len(entries) < max_entries:
+                place = waiting.pop()
+                if place is None:
+                    break
+                _, _, query, entry = place
+                if token_count + entry.token_count <= token_budget or not entries:
+                    queue.take(entry, query)
+                    entries.append(entry)
+                    token_count += entry.token_count
+                else:
+                    passed.append(place)
+                if passed:
+                    left -= 1
+            waiting.put_back(passed)
+        cut.token_count = token_count
+        cut.oversized = token_count > token_budget

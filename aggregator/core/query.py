@@ -39,20 +39,24 @@ class Query:
 class Entry:
     """One computation: token ids in (little-endian int32, special tokens included), one vector out.
 
-    Identical inputs share one entry as its waiters. `priority` and `deadline_s` are the best among the waiters
-    that are alive; `ticket` is the entry's valid place in the queue (0: it is not waiting there).
+    Identical inputs share one entry as its waiters. While it is `queued` all of them are alive, and `priority`
+    is the best class among them.
     """
 
     token_ids: bytes
     token_count: int
     waiters: list[Query]
-    tenant: str
     priority: Priority
-    deadline_s: float
-    enqueued_s: float
-    ticket: int = 0
+    queued: bool = False
 
     @property
     def alive(self) -> bool:
         """Whether anybody still waits for the vector."""
         return any(not query.done for query in self.waiters)
+
+
+Place = tuple[float, int, Query, Entry]
+"""Where one query stands in the queue: its deadline (seconds), its number in the order of arrival, itself, its entry.
+
+A place is valid while its query is not done and its entry is queued; nobody searches for a place to remove it.
+"""

@@ -6,13 +6,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from itertools import count
 from math import inf
 
 from aggregator.core.fairness import FairQueue
-from aggregator.core.query import Entry, Priority, Query
+from aggregator.core.query import Entry, Place, Priority, Query
 
-_STALE_PLACES_KEPT = 4096
+_PUTS_PER_SWEEP = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,50 +23,75 @@ class QueuePolicy:
 
 
 class ClassQueue:
-    """One priority class: entries passed over by an earlier batch first, then the fair order."""
+    """One priority class: places passed over by an earlier batch first, then the fair order.
+
+    `tokens` and `entries` count the entries whose best waiter is of this class.
+    """
 
     def __init__(self, max_wait_s: float) -> None:
         self.fair = FairQueue()
-        self.arrivals: deque[tuple[int, Entry]] = deque()
         self.max_wait_s = max_wait_s
         self.tokens = 0
         self.entries = 0
-        self._passed: deque[tuple[int, Entry]] = deque()
+        self._arrivals: deque[Place] = deque()
+        self._passed: deque[Place] = deque()
+        self._sweep_at = _PUTS_PER_SWEEP
 
-    def pop(self) -> Entry | None:
-        """The entry owed next."""
-        while self._passed:
-            ticket, entry = self._passed.popleft()
-            if entry.ticket == ticket:
-                return entry
-        return self.fair.pop()
+    def push(self, place: Place) -> None:
+        """Add a place."""
+        self._arrivals.append(place)
+        self.fair.push(place)
 
-    def put_back(self, entries: Sequence[Entry]) -> None:
-        """Return entries that were popped and not taken, to open the next batch in the same order."""
-        self._passed.extendleft((entry.ticket, entry) for entry in reversed(entries))
+    def pop(self) -> Place | None:
+        """Take the place owed next."""
+        return self.pop_passed() or self.fair.pop()
 
-    def oldest(self) -> Entry | None:
-        """The entry that arrived first."""
-        arrivals = self.arrivals
+    def pop_passed(self) -> Place | None:
+        """Take the place at the head, if an earlier batch passed it over."""
+        passed = self._passed
+        while passed:
+            place = passed.popleft()
+            if place[3].queued and not place[2].done:
+                return place
+        return None
+
+    def put_back(self, places: Sequence[Place]) -> None:
+        """Return places that were popped and not taken, to open the next batch in the same order."""
+        self._passed.extendleft(reversed(places))
+
+    def arrivals(self) -> Iterator[Place]:
+        """The valid places, in the order of arrival."""
+        return (place for place in self._arrivals if place[3].queued and not place[2].done)
+
+    def oldest(self) -> Query | None:
+        """The waiting query that arrived first."""
+        place = self.oldest_place()
+        return place[2] if place is not None else None
+
+    def oldest_place(self) -> Place | None:
+        """Its place."""
+        arrivals = self._arrivals
         while arrivals:
-            ticket, entry = arrivals[0]
-            if entry.ticket == ticket:
-                return entry
+            place = arrivals[0]
+            if place[3].queued and not place[2].done:
+                return place
             arrivals.popleft()
         return None
 
-    def drop_stale(self) -> None:
-        """Rebuild once most places are no longer valid, so that memory follows what waits."""
-        if len(self.arrivals) > 2 * self.entries + _STALE_PLACES_KEPT:
-            self.arrivals = deque(place for place in self.arrivals if place[1].ticket == place[0])
-            self.fair.rebuild()
+    def sweep(self) -> None:
+        """Forget places that are no longer valid once they may be the most, so that memory follows what waits."""
+        if len(self._arrivals) + len(self.fair) > self._sweep_at:
+            self._arrivals = deque(self.arrivals())
+            self.fair.drop_invalid()
+            self._sweep_at = 2 * (len(self._arrivals) + len(self.fair)) + _PUTS_PER_SWEEP
 
 
 class TokenQueue:
     """Entries waiting for a batch, counted in tokens.
 
     Every query put in leaves exactly once: taken with its entry by `packing.pack`, by `expire`, or by `cancel`.
-    Costs: O(log n) per entry, nothing is copied.
+    An entry's rank is the best of its waiters', because each of them has a place of its own and the first place
+    that is served takes the entry. Costs: O(log n) per query, nothing is copied.
     """
 
     def __init__(self, policy: QueuePolicy) -> None:
@@ -75,9 +99,10 @@ class TokenQueue:
         self.coalesced = 0
         self._coalesce = policy.coalesce
         self._by_ids: dict[bytes, Entry] = {}
-        self._deadlines: list[tuple[float, int, Query, Entry]] = []
-        self._tickets = count(1)
-        self._urged: deque[tuple[int, Entry]] = deque()
+        self._deadlines: list[Place] = []
+        self._order = 0
+        self._sweep_at = _PUTS_PER_SWEEP
+        self._urged: dict[Entry, None] = {}
 
     @property
     def tokens(self) -> int:
@@ -87,22 +112,31 @@ class TokenQueue:
 
     def __len__(self) -> int:
         """Entries waiting, all classes."""
-        return sum(waiting.entries for waiting in self.classes)
+        first, second, third = self.classes
+        return first.entries + second.entries + third.entries
 
     def put(self, query: Query, token_ids: bytes, token_count: int) -> Entry:
         """Queue an input; an equal one that waits already is shared."""
+        waiting = self.classes[query.priority]
         entry = self._by_ids.get(token_ids) if self._coalesce else None
-        if entry is not None:
-            self._join(entry, query)
-        else:
-            entry = Entry(
-                token_ids, token_count, [query], query.tenant, query.priority, query.deadline_s, query.enqueued_s
-            )
+        if entry is None:
+            entry = Entry(token_ids, token_count, [query], query.priority, True)
             if self._coalesce:
                 self._by_ids[token_ids] = entry
-            self._place(entry)
+            waiting.tokens += token_count
+            waiting.entries += 1
+        else:
+            entry.waiters.append(query)
+            self.coalesced += 1
+            if query.priority < entry.priority:
+                self._reclass(entry, query.priority)
+        self._order += 1
+        place = (query.deadline_s, self._order, query, entry)
+        waiting.push(place)
         if query.deadline_s != inf:
-            heappush(self._deadlines, (query.deadline_s, next(self._tickets), query, entry))
+            heappush(self._deadlines, place)
+        if not self._order % _PUTS_PER_SWEEP:
+            self._sweep()
         return entry
 
     def cancel(self, query: Query, entry: Entry) -> bool:
@@ -110,10 +144,14 @@ class TokenQueue:
         if query.done:
             return False
         query.done = True
-        if entry.ticket:
-            self._rerank(entry)
-            return True
-        return False
+        if not entry.queued:
+            return False
+        entry.waiters.remove(query)
+        if not entry.waiters:
+            self._remove(entry)
+        elif query.priority == entry.priority:
+            self._reclass(entry, min(waiter.priority for waiter in entry.waiters))
+        return True
 
     def expire(self, now_s: float) -> list[Query]:
         """Take out the queries whose deadline has passed; they never reach an engine."""
@@ -121,103 +159,89 @@ class TokenQueue:
         deadlines = self._deadlines
         while deadlines and deadlines[0][0] <= now_s:
             _, _, query, entry = heappop(deadlines)
-            if not query.done and entry.ticket:
-                query.done = True
+            if entry.queued and self.cancel(query, entry):
                 expired.append(query)
-                self._rerank(entry)
-        if len(deadlines) > 2 * len(self) + _STALE_PLACES_KEPT:
-            self._deadlines = [item for item in deadlines if not item[2].done and item[3].ticket]
-            heapify(self._deadlines)
         return expired
 
     def next_deadline_s(self) -> float:
         """When `expire` has something to do next; `inf` when no deadline waits."""
         deadlines = self._deadlines
-        while deadlines and (deadlines[0][2].done or not deadlines[0][3].ticket):
+        while deadlines:
+            deadline_s, _, query, entry = deadlines[0]
+            if entry.queued and not query.done:
+                return deadline_s
             heappop(deadlines)
-        return deadlines[0][0] if deadlines else inf
+        return inf
 
     def urge(self, entry: Entry) -> None:
         """Treat an entry as aged from now on: it holds its partition's watermark back."""
-        if entry.ticket:
-            self._urged.append((entry.ticket, entry))
+        if entry.queued:
+            self._urged[entry] = None
 
     def aged(self, now_s: float) -> Entry | None:
-        """The entry that has been aged longest: urged ones first, then by arrival; it stays where it is."""
-        while self._urged:
-            ticket, entry = self._urged[0]
-            if entry.ticket == ticket:
-                return entry
-            self._urged.popleft()
-        found: Entry | None = None
+        """The entry to be served as aged first: urged ones, then by arrival; it stays where it is."""
+        if self._urged:
+            return next(iter(self._urged))
+        found: Place | None = None
         for waiting in self.classes:
-            entry = waiting.oldest()
-            if entry is None or now_s - entry.enqueued_s <= waiting.max_wait_s:
-                continue
-            if found is None or entry.enqueued_s < found.enqueued_s:
-                found = entry
-        return found
+            place = waiting.oldest_place()
+            if (
+                place is not None
+                and now_s - place[2].enqueued_s > waiting.max_wait_s
+                and (found is None or place[2].enqueued_s < found[2].enqueued_s)
+            ):
+                found = place
+        return found[3] if found is not None else None
 
     def oldest_wait_s(self, now_s: float) -> float:
-        """Age of the entry that has waited longest; 0 when none waits."""
-        ages = [now_s - entry.enqueued_s for waiting in self.classes if (entry := waiting.oldest()) is not None]
+        """Age of the query that has waited longest; 0 when none waits."""
+        ages = [now_s - query.enqueued_s for waiting in self.classes if (query := waiting.oldest()) is not None]
         return max(ages, default=0.0)
 
-    def take(self, entry: Entry) -> None:
-        """Remove an entry that goes into a batch; its places in the queue are no longer valid."""
-        assert entry.ticket, "An entry was taken twice. This is a bug."
-        entry.ticket = 0
+    def take(self, entry: Entry, served: Query | None) -> None:
+        """Remove an entry that goes into a batch, in the turn of `served` (None: out of turn).
+
+        The tenants of all other waiters are charged here; that of `served` was when its place was popped.
+        """
+        self._remove(entry)
+        for query in entry.waiters:
+            if query is not served:
+                self.classes[query.priority].fair.charge(query.tenant, entry.token_count)
+
+    def entries(self) -> Iterator[Entry]:
+        """Every waiting entry, in no order; for rare sweeps."""
+        for waiting in self.classes:
+            for _, _, query, entry in waiting.arrivals():
+                if entry.waiters[0] is query:
+                    yield entry
+
+    def cancel_where(self, gone: Callable[[Query], bool]) -> list[Query]:
+        """Cancel every waiting query for which `gone` holds; for rare sweeps, such as a revoked partition."""
+        places = [place for waiting in self.classes for place in waiting.arrivals() if gone(place[2])]
+        return [query for _, _, query, entry in places if self.cancel(query, entry)]
+
+    def _remove(self, entry: Entry) -> None:
+        assert entry.queued, "An entry left the queue twice. This is a bug."
+        entry.queued = False
         waiting = self.classes[entry.priority]
         waiting.tokens -= entry.token_count
         waiting.entries -= 1
         if self._coalesce:
             del self._by_ids[entry.token_ids]
-        waiting.drop_stale()
+        if self._urged:
+            self._urged.pop(entry, None)
 
-    def entries(self) -> Iterator[Entry]:
-        """Every waiting entry, in no order; for rare sweeps."""
+    def _reclass(self, entry: Entry, priority: Priority) -> None:
+        """Count an entry under another class, that of the best of its waiters."""
+        for waiting, sign in ((self.classes[entry.priority], -1), (self.classes[priority], 1)):
+            waiting.tokens += sign * entry.token_count
+            waiting.entries += sign
+        entry.priority = priority
+
+    def _sweep(self) -> None:
         for waiting in self.classes:
-            yield from (entry for ticket, entry in waiting.arrivals if entry.ticket == ticket)
-
-    def cancel_where(self, gone: Callable[[Query], bool]) -> list[Query]:
-        """Cancel every waiting query for which `gone` holds; for rare sweeps, such as a revoked partition."""
-        found = [
-            (query, entry)
-            for entry in list(self.entries())
-            for query in entry.waiters
-            if not query.done and gone(query)
-        ]
-        return [query for query, entry in found if self.cancel(query, entry)]
-
-    def _join(self, entry: Entry, query: Query) -> None:
-        entry.waiters.append(query)
-        self.coalesced += 1
-        self.classes[query.priority].fair.charge(query.tenant, entry.token_count)
-        if query.priority < entry.priority or query.deadline_s < entry.deadline_s:
-            self._move(entry, min(query.priority, entry.priority), min(query.deadline_s, entry.deadline_s), query)
-
-    def _rerank(self, entry: Entry) -> None:
-        """A waiter left: the entry goes with the last one, else its rank is that of those who still wait."""
-        alive = [query for query in entry.waiters if not query.done]
-        if not alive:
-            self.take(entry)
-            return
-        priority = min(query.priority for query in alive)
-        deadline_s = min(query.deadline_s for query in alive)
-        if (priority, deadline_s) != (entry.priority, entry.deadline_s):
-            self._move(entry, priority, deadline_s, min(alive, key=lambda query: query.priority))
-
-    def _move(self, entry: Entry, priority: Priority, deadline_s: float, best: Query) -> None:
-        waiting = self.classes[entry.priority]
-        waiting.tokens -= entry.token_count
-        waiting.entries -= 1
-        entry.priority, entry.deadline_s, entry.tenant = priority, deadline_s, best.tenant
-        self._place(entry)
-
-    def _place(self, entry: Entry) -> None:
-        entry.ticket = next(self._tickets)
-        waiting = self.classes[entry.priority]
-        waiting.tokens += entry.token_count
-        waiting.entries += 1
-        waiting.arrivals.append((entry.ticket, entry))
-        waiting.fair.push(entry)
+            waiting.sweep()
+        if len(self._deadlines) > self._sweep_at:
+            self._deadlines = [place for place in self._deadlines if place[3].queued and not place[2].done]
+            heapify(self._deadlines)
+            self._sweep_at = 2 * len(self._deadlines) + _PUTS_PER_SWEEP
