@@ -15,8 +15,7 @@ import numpy.typing as npt
 from aggregator.core.lanes import StepReport
 from aggregator.core.saturation import Curve, Rule
 from aggregator.errors import BatchFailed, ModelServerLost
-from aggregator.ports import Engine, OutgoingBatch, PoolMembers, ServerDescription, StepResult, Tokenizer
-from tests.fakes.tokenizers import FakeTokenizer
+from aggregator.ports import OutgoingBatch, ServerDescription, StepResult
 
 CURVE = Curve(floor_s=0.01, fixed_s=0.004, per_token_s=0.00001, saturation_point=600, rule=Rule.HINGE, max_tokens=8192)
 
@@ -118,38 +117,3 @@ class FakeEngine:
             raise failure
         matrix = matrix_of(batch.token_ids, batch.lengths, self._description.dimensions)
         return StepResult(matrix, (), StepReport(batch.token_count, duration_s, 0, 0.0, 0.0))
-
-
-class FakePool:
-    """Servers that come and go as the test says; a `ports.Pool` that keeps whom it was told to suspect."""
-
-    def __init__(self, *engines: Engine, tokenizer: Tokenizer | None = None) -> None:
-        self.tokenizer: Tokenizer = tokenizer or FakeTokenizer()
-        self.suspected: list[Engine] = []
-        self._engines = list(engines)
-        self._members: PoolMembers | None = None
-
-    async def run(self, members: PoolMembers) -> None:
-        """Announce the engines there are, and those that come, until cancelled."""
-        self._members = members
-        for engine in self._engines:
-            members.join(engine, self.tokenizer)
-        await asyncio.Event().wait()
-
-    def suspect(self, engine: Engine) -> None:
-        """Withdraw it; the test may bring it back by `add`."""
-        self.suspected.append(engine)
-        self.remove(engine)
-
-    def add(self, engine: Engine) -> None:
-        """A server comes."""
-        self._engines.append(engine)
-        if self._members is not None:
-            self._members.join(engine, self.tokenizer)
-
-    def remove(self, engine: Engine) -> None:
-        """A server goes."""
-        if engine in self._engines:
-            self._engines.remove(engine)
-            if self._members is not None:
-                self._members.leave(engine)
