@@ -56,6 +56,7 @@ class Watermark:
 
     def deliver(self, offset: int, record: Any) -> Lease:
         """Lease the next record; offsets rise but may leave gaps (compaction, transaction markers)."""
+        assert not self.fenced, f"Offset {offset} was delivered after the fence. This is a bug."
         assert offset >= self._end, f"Offset {offset} was delivered twice ({self._end} is next). This is a bug."
         lease = Lease(self, offset, record)
         self._leases.append(lease)
@@ -63,8 +64,9 @@ class Watermark:
         return lease
 
     def skip_to(self, offset: int) -> None:
-        """Move past offsets that hold no record, once everything before them is settled."""
-        self._end = max(self._end, offset)
+        """Move past offsets that hold no record, once everything before them is settled; not after the fence."""
+        if not self.fenced:
+            self._end = max(self._end, offset)
 
     def settle(self, lease: Lease) -> None:
         """Mark a lease's outcome as acknowledged; settling twice, or after the fence, changes nothing."""
