@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from aggregator.core.admission import Admission
+from aggregator.core.outlook import forecast
 from aggregator.core.query import Query, Source
-from aggregator.errors import Code, Overloaded
+from aggregator.errors import Code
+from aggregator.gate import Gate
 from aggregator.models import Served
 from aggregator.ports import TokenBatch
 from aggregator.request import Failure, Held, Request
@@ -19,22 +21,31 @@ from protos.embedding.v1 import embedding_pb2 as pb
 _LOG = logging.getLogger(__name__)
 _POISONED = Failure(Code.INTERNAL, "this input broke the engine before: it is not tried again")
 _UNCOUNTABLE = Failure(Code.INVALID_ARGUMENT, "the model's tokenizer cannot take this text")
-_RETRY_AFTER_S = 0.1
 
 
-async def enqueue(served: Served, admission: Admission, requests: Sequence[Request]) -> list[Request]:
+async def enqueue(
+    served: Served, admission: Admission, requests: Sequence[Request], gate: Gate, clock: Callable[[], float]
+) -> list[Request]:
     """Queue every input of `requests`; returns the requests that are settled already, because nothing was queued."""
     counted = await _count(served, requests)
     settled: list[Request] = []
+    now_s = clock()
+    found = forecast(served.dispatcher.lanes.values(), now_s)
     for request, inputs in counted:
+        if not request.remaining:  # refused, or given up while its tokens were counted
+            if not inputs:
+                settled.append(request)
+            continue
         token_count = sum(len(token_ids) for _, token_ids in inputs) // 4
-        if not inputs:
-            settled.append(request)
-        elif request.source is Source.GRPC and not admission.admits(token_count):
-            request.fail(Failure.of(Overloaded("the queue is full: try again later", _RETRY_AFTER_S)))
-            settled.append(request)
-        else:
-            _put(served, admission, request, inputs, token_count)
+        if not request.admitted:
+            refusal = gate.refusal(request, token_count, admission, served.outlook, found, now_s=now_s)
+            if refusal is not None:
+                request.fail(Failure.of(refusal))
+                settled.append(request)
+                continue
+            gate.charge(request, token_count, now_s)
+            request.admitted = True
+        _put(served, admission, request, inputs, token_count)
     return settled
 
 
@@ -47,8 +58,7 @@ def _put(
         for index, token_ids in inputs
         for query in (_query(request, index),)
     ]
-    admission.charge(request.source, request.priority, token_count)
-    request.held = Held(admission, token_count, queue, places if request.source is Source.GRPC else ())
+    request.hold(Held(admission, served.outlook, token_count, queue, places if request.source is Source.GRPC else ()))
 
 
 def _query(request: Request, index: int) -> Query:

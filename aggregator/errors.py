@@ -7,6 +7,7 @@ TokenbatchError
 │  ├─ UnknownModel       no model of that name or alias is configured
 │  ├─ Undecodable        bytes that are not a request at all
 │  ├─ NotPermitted       a reply topic outside the allow list
+│  ├─ Unauthenticated    no credential, or one that is not known, not valid or expired
 │  ├─ Expired            the deadline passed, or cannot be met
 │  └─ Poisoned           it broke the engine, alone, more than once
 ├─ Overloaded            a queue bound is reached; try again later
@@ -43,10 +44,11 @@ class Code(IntEnum):
 
 
 class TokenbatchError(Exception):
-    """The root: `code` is what the sender sees, `retriable` whether another try can help."""
+    """The root: `code` is what the sender sees, `retriable` whether another try can help, after `retry_after_s`."""
 
     code: ClassVar[Code] = Code.INTERNAL
     retriable: ClassVar[bool] = False
+    retry_after_s: float = 0.0
 
 
 class RequestError(TokenbatchError):
@@ -83,6 +85,12 @@ class NotPermitted(RequestError):
     code = Code.PERMISSION_DENIED
 
 
+class Unauthenticated(RequestError):
+    """No credential, or one that is not known, not valid or expired."""
+
+    code = Code.UNAUTHENTICATED
+
+
 class Expired(RequestError):
     """The deadline passed, or cannot be met."""
 
@@ -111,6 +119,7 @@ class ModelUnavailable(TokenbatchError):
 
     code = Code.UNAVAILABLE
     retriable = True
+    retry_after_s = 1.0
 
 
 class BatchFailed(TokenbatchError):

@@ -11,6 +11,7 @@ from typing import Protocol
 from aggregator.core.admission import Admission
 from aggregator.core.dispatcher import Dispatcher, DispatchPolicy
 from aggregator.core.lanes import UNMEASURED, Lane
+from aggregator.core.outlook import Outlook
 from aggregator.core.query import Entry, Query
 from aggregator.core.queue import TokenQueue
 from aggregator.errors import InvalidRequest, UnknownModel
@@ -45,6 +46,7 @@ class Served:
         self.tokenizer = tokenizer
         self.counting = counting
         self.dispatcher = Dispatcher(f"{description.model}-{uuid.uuid4().hex[:8]}", policy)
+        self.outlook = Outlook(self.dispatcher.queue)
         self.engines: dict[str, Engine] = {}
         self.prompts: dict[int, str] = {
             pb.INPUT_TYPE_UNSPECIFIED: "",

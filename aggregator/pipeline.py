@@ -22,6 +22,7 @@ from aggregator.adapters.telemetry import Metrics
 from aggregator.adapters.tracing import Tracing
 from aggregator.core.dispatcher import Batch
 from aggregator.core.query import Priority, Query, Source
+from aggregator.core.quotas import QuotaPolicy, Quotas
 from aggregator.core.watermark import Lease
 from aggregator.enqueue import enqueue
 from aggregator.errors import (
@@ -33,6 +34,7 @@ from aggregator.errors import (
     ModelUnavailable,
     TokenbatchError,
 )
+from aggregator.gate import Gate
 from aggregator.models import Model, Models, Served, retire
 from aggregator.ports import Engine, KafkaPath, Pool, StepResult, Tokenizer
 from aggregator.request import Failure, Request
@@ -56,6 +58,7 @@ class Pipeline:
         metrics: Metrics,
         tracing: Tracing,
         *,
+        gate: Gate | None = None,
         max_unavailable_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
@@ -65,6 +68,7 @@ class Pipeline:
         self._kafka = kafka
         self._metrics = metrics
         self._tracing = tracing
+        self._gate = gate or Gate(Quotas(QuotaPolicy()))
         self._max_unavailable_s = max_unavailable_s
         self._clock = clock
         self._jitter = jitter
@@ -132,7 +136,7 @@ class Pipeline:
         for model, served, group in routed.values():
             queue = served.dispatcher.queue
             coalesced = queue.coalesced
-            refused += await enqueue(served, model.admission, group)
+            refused += await enqueue(served, model.admission, group, self._gate, self._clock)
             if queue.coalesced > coalesced:
                 self._metrics.coalesced(queue.coalesced - coalesced)
         self._something_changed.set()

@@ -11,6 +11,7 @@ from math import inf
 from typing import Any
 
 from aggregator.core.admission import Admission
+from aggregator.core.outlook import Outlook
 from aggregator.core.query import Entry, Priority, Query, Source
 from aggregator.core.queue import TokenQueue
 from aggregator.errors import Code, InvalidRequest, TokenbatchError
@@ -27,16 +28,17 @@ _MAX_TOKEN_ID = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why one input has no vector."""
+    """Why one input has no vector; `retry_after_s` is 0 where no pause is known to help."""
 
     code: Code
     message: str
     retryable: bool = False
+    retry_after_s: float = 0.0
 
     @classmethod
     def of(cls, error: TokenbatchError) -> Failure:
         """The failure that tells a sender of `error`."""
-        return cls(error.code, str(error), error.retriable)
+        return cls(error.code, str(error), error.retriable, error.retry_after_s)
 
 
 Outcome = Vector | Failure
@@ -67,12 +69,13 @@ class Defaults:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Held:
-    """What a request occupies: tokens charged to a model's admission, and places in its queue.
+    """What a request occupies: tokens charged to a model's admission and outlook, and places in its queue.
 
     `places` are kept only where a caller may go away (gRPC).
     """
 
     admission: Admission
+    outlook: Outlook
     token_count: int
     queue: TokenQueue
     places: Sequence[tuple[Query, Entry]]
@@ -84,7 +87,8 @@ class Request:
 
     `inputs` hold texts, or token ids as little-endian int32. `outcomes` has one place per input; `remaining`
     counts the empty ones. `origin` is what the answer goes back to: a Kafka delivery, or a waiting call.
-    `held` is what it occupies from admission until its answer is acknowledged.
+    `held` is what it occupies from admission until its answer is acknowledged; once `admitted` it is not
+    refused again for want of room.
     Times are monotonic seconds; a deadline of `inf` means none.
     """
 
@@ -103,6 +107,7 @@ class Request:
     remaining: int
     traceparent: bytes | None = None
     held: Held | None = None
+    admitted: bool = False
 
     def settle_input(self, index: int, outcome: Outcome) -> bool:
         """Record one input's outcome; True when that was the last one missing."""
@@ -119,11 +124,18 @@ class Request:
                 return outcome.code
         return Code.OK
 
+    def hold(self, held: Held) -> None:
+        """Occupy this, until `release`."""
+        self.held = held
+        held.admission.charge(self.source, self.priority, held.token_count, self.tenant)
+        held.outlook.charge(self.priority, self.tenant, self.deadline_s, held.token_count)
+
     def release(self) -> None:
         """Give back what is held; once."""
-        if self.held is not None:
-            self.held.admission.release(self.source, self.priority, self.held.token_count)
-            self.held = None
+        held, self.held = self.held, None
+        if held is not None:
+            held.admission.release(self.source, self.priority, held.token_count, self.tenant)
+            held.outlook.release(self.priority, self.tenant, self.deadline_s, held.token_count)
 
     def restart(self) -> None:
         """Forget every vector, so that no answer mixes revisions; failures stay."""

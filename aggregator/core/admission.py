@@ -1,8 +1,10 @@
-"""Bound what one model holds, in tokens per source and class, so that background work can never lock a caller out."""
+"""Bound what one model holds, in tokens per source, class and tenant, so that nobody's work locks anybody else out."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
+from math import ceil
 
 from aggregator.core.query import Priority, Source
 
@@ -11,22 +13,45 @@ from aggregator.core.query import Priority, Source
 class AdmissionPolicy:
     """`max_tokens` is the whole bound; a class from Kafka stops at its share of it.
 
-    It starts again below `resume_share` of where it stopped, so that intake does not flutter.
+    It starts again below `resume_share` of where it stopped, so that intake does not flutter. A tenant's calls
+    may hold `tenant_factor` times as many tokens as are free.
     """
 
     max_tokens: int
     kafka_shares: tuple[float, float, float] = (1.0, 0.75, 0.5)
     resume_share: float = 0.8
+    tenant_factor: float = 4.0
+
+
+class Bound(StrEnum):
+    """Which bound a call's tokens do not fit."""
+
+    MODEL = "model"  # all that the model may hold is held
+    TENANT = "tenant"  # the tenant holds its share, and the rest is kept for others
+
+
+@dataclass(frozen=True, slots=True)
+class Full:
+    """A bound that is reached, and how many tokens must leave until the call fits."""
+
+    bound: Bound
+    excess_tokens: int
 
 
 class Admission:
-    """Tokens held by one model: from intake until the answer is acknowledged."""
+    """Tokens held by one model: from intake until the answer is acknowledged.
+
+    A tenant's calls are held to a share that moves with what is free (Choudhury and Hahne, "Dynamic queue length
+    thresholds", 1998): alone it has `factor / (factor + 1)` of the bound, and however many tenants flood, some
+    of it stays free for the first calls of another. Calls without a tenant know the whole bound only.
+    """
 
     def __init__(self, policy: AdmissionPolicy) -> None:
         self._policy = policy
         self._held = {(source, priority): 0 for source in Source for priority in Priority}
         self._total = 0
         self._stopped: set[Priority] = set()
+        self._called: dict[str, int] = {}
 
     @property
     def total(self) -> int:
@@ -37,20 +62,34 @@ class Admission:
         """Tokens held of one source and class."""
         return self._held[source, priority]
 
-    def admits(self, token_count: int) -> bool:
-        """Whether a gRPC request of so many tokens fits the whole bound; one alone always does."""
-        return not self._total or self._total + token_count <= self._policy.max_tokens
+    def full(self, tenant: str, token_count: int) -> Full | None:
+        """Which bound keeps out a gRPC request of so many tokens, if any; one alone always fits."""
+        if not self._total:
+            return None
+        free = self._policy.max_tokens - self._total
+        factor = self._policy.tenant_factor
+        # What leaves a tenant is taken off what it holds and added to what is free.
+        of_tenant = (self._called.get(tenant, 0) + token_count - factor * free) / (1.0 + factor) if tenant else 0.0
+        if token_count - free >= of_tenant:
+            return Full(Bound.MODEL, token_count - free) if token_count > free else None
+        return Full(Bound.TENANT, ceil(of_tenant)) if of_tenant > 0 else None
 
-    def charge(self, source: Source, priority: Priority, token_count: int) -> None:
+    def charge(self, source: Source, priority: Priority, token_count: int, tenant: str = "") -> None:
         """Count a request's tokens in. What Kafka delivered is never refused: intake stops before."""
         self._held[source, priority] += token_count
         self._total += token_count
+        if source is Source.GRPC:
+            self._called[tenant] = self._called.get(tenant, 0) + token_count
 
-    def release(self, source: Source, priority: Priority, token_count: int) -> None:
+    def release(self, source: Source, priority: Priority, token_count: int, tenant: str = "") -> None:
         """Count a request's tokens out, once its answer is acknowledged."""
         self._held[source, priority] -= token_count
         self._total -= token_count
         assert self._held[source, priority] >= 0, "More tokens were released than were held. This is a bug."
+        if source is Source.GRPC:
+            left = self._called.pop(tenant) - token_count
+            if left:
+                self._called[tenant] = left
 
     def stopped(self) -> frozenset[Priority]:
         """The classes that Kafka intake must not bring more of now."""

@@ -1,0 +1,81 @@
+"""Hold each tenant to its rate of tokens, this aggregator's part of it, by a bucket that may run into debt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from math import inf
+
+_SWEEP_AT = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaPolicy:
+    """Tokens per second of all aggregators together: `rates` by tenant, `default_rate` for all others.
+
+    `burst_s`: how many seconds' worth may be taken at once, after a rest.
+    """
+
+    default_rate: float = inf
+    rates: Mapping[str, float] = field(default_factory=dict[str, float])
+    burst_s: float = 2.0
+
+
+@dataclass(slots=True)
+class _Bucket:
+    tokens: float
+    filled_s: float
+
+
+class Quotas:
+    """What each tenant may still take; `ready_aggregators` among which a tenant's rate is divided."""
+
+    def __init__(self, policy: QuotaPolicy, ready_aggregators: Callable[[], int] = lambda: 1) -> None:
+        self._policy = policy
+        self._ready_aggregators = ready_aggregators
+        self._buckets: dict[str, _Bucket] = {}
+        self._sweep_at = _SWEEP_AT
+
+    def wait_s(self, tenant: str, token_count: int, now_s: float) -> float:
+        """How long until a request of so many tokens fits the tenant's rate: 0 when it does now.
+
+        A request larger than the burst fits a full bucket, and leaves it in debt.
+        """
+        rate = self._rate(tenant)
+        if rate == inf:
+            return 0.0
+        needed = min(float(token_count), rate * self._policy.burst_s)
+        return max(0.0, (needed - self._filled(tenant, rate, now_s).tokens) / rate)
+
+    def charge(self, tenant: str, token_count: int, now_s: float) -> None:
+        """Take a request's tokens, whether or not they fit."""
+        rate = self._rate(tenant)
+        if rate != inf:
+            self._filled(tenant, rate, now_s).tokens -= token_count
+
+    def _rate(self, tenant: str) -> float:
+        """Tokens per second of this aggregator's part."""
+        whole = self._policy.rates.get(tenant, self._policy.default_rate)
+        return whole / max(1, self._ready_aggregators()) if whole != inf else inf
+
+    def _filled(self, tenant: str, rate: float, now_s: float) -> _Bucket:
+        most = rate * self._policy.burst_s
+        bucket = self._buckets.get(tenant)
+        if bucket is None:
+            self._forget_full(now_s)
+            bucket = self._buckets[tenant] = _Bucket(most, now_s)
+        bucket.tokens = min(most, bucket.tokens + (now_s - bucket.filled_s) * rate)
+        bucket.filled_s = now_s
+        return bucket
+
+    def _forget_full(self, now_s: float) -> None:
+        """Keep no bucket that would be full by now: tenants may come and go without end."""
+        if len(self._buckets) < self._sweep_at:
+            return
+        self._buckets = {
+            tenant: bucket
+            for tenant, bucket in self._buckets.items()
+            if bucket.tokens + (now_s - bucket.filled_s) * self._rate(tenant)
+            < self._rate(tenant) * self._policy.burst_s
+        }
+        self._sweep_at = max(_SWEEP_AT, 2 * len(self._buckets))
