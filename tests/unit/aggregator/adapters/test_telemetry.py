@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aggregator.adapters.snapshot import (
+    LaneFigures,
+    OnLoop,
+    PartitionFigures,
+    QueueFigures,
+    Snapshot,
+    gauge_values,
+)
+from aggregator.adapters.telemetry import Metrics
+from aggregator.core.lanes import StepReport
+from aggregator.errors import Code
+from aggregator.ports import StepResult
+from aggregator.runtime.gathered import Gatherer
+
+RESULT = StepResult(np.zeros((1, 1), np.float32), (), StepReport(600, 0.02, 0, 0.001, 0.0))
+EVERYTHING = Snapshot(
+    queues=(QueueFigures("m", "interactive", 12, 0.5),),
+    lanes=(LaneFigures("a:1", "m", "idle", 0, 600, 640, 1.1, 0.4),),
+    partitions=(PartitionFigures("t", 3, 7, 70.0, 2, paused=True),),
+    required_replicas={"m": 2.5},
+)
+CONTRACT = {
+    "embed.queue.tokens": ("{token}", {"model", "priority"}),
+    "embed.queue.age": ("s", {"model", "priority"}),
+    "embed.batch.tokens": ("{token}", {"lane"}),
+    "embed.batch.queries": ("{query}", {"lane"}),
+    "embed.batch.fill_ratio": ("1", {"lane"}),
+    "embed.batch.sends": ("{batch}", {"lane", "reason"}),
+    "embed.token_budget": ("{token}", {"lane", "model"}),
+    "embed.saturation_point": ("{token}", {"lane", "model"}),
+    "embed.sla.pressure": ("1", {"lane", "model"}),
+    "embed.engine.duration": ("s", {"lane"}),
+    "embed.e2e.duration": ("s", {"source"}),
+    "embed.slo.violations": ("{request}", {"source"}),
+    "embed.requests": ("{request}", {"source", "code"}),
+    "embed.retries": ("{query}", {"code"}),
+    "embed.dead_letters": ("{record}", {"code"}),
+    "embed.expired": ("{query}", set[str]()),
+    "embed.coalesced": ("{query}", set[str]()),
+    "embed.lane.inflight_tokens": ("{token}", {"lane", "model"}),
+    "embed.lane.state": ("1", {"lane", "model", "state"}),
+    "embed.consumer.lag": ("{record}", {"topic", "partition"}),
+    "embed.consumer.lag_tokens": ("{token}", {"topic", "partition"}),
+    "embed.consumer.uncommitted_span": ("{record}", {"topic", "partition"}),
+    "embed.consumer.paused": ("1", {"topic", "partition"}),
+    "embed.consumer.rebalances": ("{rebalance}", set[str]()),
+    "embed.commit.failures": ("{commit}", set[str]()),
+    "embed.required_replicas": ("{replica}", {"model"}),
+    "embed.mfu": ("1", {"lane", "model"}),
+}
+
+
+def points(gatherer: Gatherer) -> dict[str, list[Any]]:
+    return {metric.name: list(metric.data.data_points) for metric in gatherer.collect().metrics}
+
+
+def exercised(metrics: Metrics) -> None:
+    metrics.batch_sent("a:1", "full", 600, 60, 640)
+    metrics.batch_done("a:1", RESULT)
+    metrics.answered("kafka", {Code.OK: 2, Code.NOT_FOUND: 1}, [0.1, 0.2, 0.4], slo_s=0.3)
+    metrics.retried(Code.UNAVAILABLE, 5)
+    metrics.dead_lettered(Code.DATA_LOSS, 1)
+    metrics.expired(2)
+    metrics.coalesced(3)
+    metrics.commit_failed()
+    metrics.rebalanced()
+    metrics.records_lost("t", 9)
+    metrics.tokenizer_checked(1, 0)
+
+
+async def test_every_metric_of_the_contract_has_its_name_unit_and_attributes() -> None:
+    gatherer = Gatherer()
+    metrics = Metrics(gatherer)
+    metrics.watch(lambda: EVERYTHING)
+    exercised(metrics)
+    shown = {metric.name: metric for metric in gatherer.collect().metrics}
+    for name, (unit, keys) in CONTRACT.items():
+        point: Any = next(iter(shown[name].data.data_points))
+        assert (shown[name].unit, set(point.attributes or ())) == (unit, keys), name
+        assert shown[name].description, name
+
+
+def test_a_batch_shows_its_size_its_fill_and_its_reason() -> None:
+    gatherer = Gatherer()
+    exercised(Metrics(gatherer))
+    shown = points(gatherer)
+    assert shown["embed.batch.fill_ratio"][0].sum == 600 / 640
+    assert shown["embed.batch.tokens"][0].sum == 600
+    assert shown["embed.batch.queries"][0].sum == 60
+    assert shown["embed.batch.sends"][0].attributes == {"lane": "a:1", "reason": "full"}
+    assert shown["embed.engine.duration"][0].sum == 0.02
+    assert shown["embed.engine.idle"][0].value == 0.001
+
+
+def test_answers_are_counted_by_code_and_the_late_ones_apart() -> None:
+    gatherer = Gatherer()
+    metrics = Metrics(gatherer)
+    metrics.answered("kafka", {Code.OK: 2, Code.NOT_FOUND: 1}, [0.1, 0.2, 0.4], slo_s=0.3)
+    metrics.answered("grpc", {Code.OK: 1}, np.array([0.5]))
+    shown = points(gatherer)
+    requests = {
+        (point.attributes["source"], point.attributes["code"]): point.value for point in shown["embed.requests"]
+    }
+    assert requests == {("kafka", "OK"): 2, ("kafka", "NOT_FOUND"): 1, ("grpc", "OK"): 1}
+    assert [point.value for point in shown["embed.slo.violations"]] == [1]
+    assert {point.attributes["source"]: point.count for point in shown["embed.e2e.duration"]} == {"kafka": 3, "grpc": 1}
+
+
+def test_what_is_not_known_has_no_series() -> None:
+    bare = Snapshot(
+        lanes=(LaneFigures("a:1", "m", "idle", 0, 600),),
+        partitions=(PartitionFigures("t", 0, None, None, 0, paused=False),),
+    )
+    shown: Mapping[str, int] = {instrument.name: len(series) for instrument, series in gauge_values(bare).items()}
+    assert shown["embed.lane.state"] == shown["embed.consumer.paused"] == 1
+    absent = ("embed.saturation_point", "embed.sla.pressure", "embed.mfu", "embed.consumer.lag", "embed.queue.tokens")
+    assert [shown[name] for name in absent] == [0] * len(absent)
+
+
+async def test_a_snapshot_is_taken_on_the_loop_whichever_thread_asks() -> None:
+    threads: list[threading.Thread] = []
+
+    def take() -> Snapshot:
+        threads.append(threading.current_thread())
+        return EVERYTHING
+
+    on_loop = OnLoop(take)
+    assert await asyncio.to_thread(on_loop) is EVERYTHING
+    assert on_loop() is EVERYTHING
+    assert threads == [threading.current_thread()] * 2
+
+
+async def test_while_the_loop_is_busy_the_last_snapshot_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aggregator.adapters.snapshot._TIMEOUT_S", 0.02)
+    on_loop = OnLoop(lambda: EVERYTHING)
+    await asyncio.to_thread(on_loop)
+    asked = asyncio.create_task(asyncio.to_thread(on_loop))
+    await asyncio.sleep(0)
+    time.sleep(0.1)  # noqa: ASYNC251 - a loop that does not come round
+    assert await asked is EVERYTHING
+
+
+async def test_a_snapshot_that_fails_is_the_readers_to_hear_of() -> None:
+    def take() -> Snapshot:
+        raise ValueError("no figures")
+
+    with pytest.raises(ValueError, match="no figures"):
+        await asyncio.to_thread(OnLoop(take))
