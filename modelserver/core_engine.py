@@ -57,7 +57,7 @@ class CoreEngine:
         self.core = EngineCore(self.config, Executor.get_class(self.config), log_stats=False)
         if "embed" not in self.core.get_supported_tasks():
             raise CannotStart(f"{options.model_path} is not an embedding model for vLLM {vllm_version}")
-        self._facts = _facts(self.config, has_cache=bool(self.core.scheduler.kv_cache_config.kv_cache_groups))
+        self._facts = _facts(self.config, self.core)
         self._names = count()
         self._params = PoolingParams(task="embed", use_activation=False)
         self._under_way: list[str] = []
@@ -91,11 +91,12 @@ class CoreEngine:
             self.core.scheduler.add_request(request)
         outputs, _ = self.core.step()
         pooled = {output.request_id: output.pooling_output for output in outputs[0].outputs} if outputs else {}
-        vectors = [pooled.get(name) for name in self._under_way]
-        if any(vector is None for vector in vectors):
-            raise StepFailed(f"{sum(vector is None for vector in vectors)} of {len(vectors)} queries missed the step")
+        vectors = [vector for name in self._under_way if (vector := pooled.get(name)) is not None]
+        if len(vectors) != len(requests):
+            raise StepFailed(f"{len(requests) - len(vectors)} of {len(requests)} queries missed the step")
         self._under_way = []
-        return torch.stack(vectors).to(torch.float32).numpy()
+        matrix: Matrix = torch.stack(vectors).to(torch.float32).numpy()
+        return matrix
 
     def recover(self) -> None:
         """Abort what a failed step left behind, and see whether a small batch still computes."""
@@ -170,8 +171,8 @@ def _config(options: LoadOptions) -> VllmConfig:
     return EngineArgs(**arguments).create_engine_config(UsageContext.ENGINE_CONTEXT)
 
 
-def _facts(config: VllmConfig, *, has_cache: bool) -> EngineFacts:
-    step_tokens, step_queries = _step_capacity(config, has_cache=has_cache)
+def _facts(config: VllmConfig, core: EngineCore) -> EngineFacts:
+    step_tokens, step_queries = _step_capacity(config, core)
     return EngineFacts(
         kind="core",
         version=vllm_version,
@@ -186,12 +187,12 @@ def _facts(config: VllmConfig, *, has_cache: bool) -> EngineFacts:
     )
 
 
-def _step_capacity(config: VllmConfig, *, has_cache: bool) -> tuple[int, int]:
+def _step_capacity(config: VllmConfig, core: EngineCore) -> tuple[int, int]:
     """Tokens and queries that one step surely holds, whole cache blocks charged where the model has a cache."""
     step_tokens = config.scheduler_config.max_num_batched_tokens
     step_queries = config.scheduler_config.max_num_seqs
-    if has_cache:
-        blocks, block_size = config.cache_config.num_gpu_blocks, config.cache_config.block_size
+    if core.get_kv_cache_group_metadata():
+        blocks, block_size = config.cache_config.num_gpu_blocks or 0, config.cache_config.block_size
         # Each query may waste all but one slot of its last block; block 0 is vLLM's own.
         slots = (blocks - 1) * block_size
         step_tokens = min(step_tokens, slots // 2)

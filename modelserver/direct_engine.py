@@ -102,7 +102,8 @@ class DirectEngine:
             hidden = self._model(
                 input_ids=step.token_ids, positions=step.positions, intermediate_tensors=None, inputs_embeds=None
             )
-            return self._project(self._pool(hidden, step)).to(torch.float32).cpu().numpy()
+            matrix: Matrix = self._project(self._pool(hidden, step)).to(torch.float32).cpu().numpy()
+            return matrix
 
     def recover(self) -> None:
         """A failed forward leaves nothing behind in the model; see whether it still computes."""

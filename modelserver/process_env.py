@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 from modelserver.errors import CannotStart
@@ -40,7 +40,7 @@ def ensure_malloc(arguments: Sequence[str], execve: Callable[..., object] = os.e
         execve(sys.executable, [sys.executable, "-m", "modelserver", *arguments], env)
 
 
-def prepare_engine_env(env: dict[str, str] | os._Environ[str], *, local_model: bool, cpu_cache_gib: int) -> None:
+def prepare_engine_env(env: MutableMapping[str, str], *, local_model: bool, cpu_cache_gib: int) -> None:
     """Set what vLLM reads when it is imported; what the environment says already stays."""
     for name, value in _ENGINE.items():
         env.setdefault(name, value)

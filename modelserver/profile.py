@@ -19,6 +19,7 @@ _log = logging.getLogger(__name__)
 
 _SEED = 20_240_501
 _SMALLEST_TOTAL = 8
+_SHORTEST_S = 1e-9
 _LOG_EVERY_S = 2.0
 PRODUCTION_LENGTHS = (5, 6, 7, 8, 9, 9, 10, 10, 10, 11, 11, 11, 12, 12, 13, 14, 15, 17, 21, 28)
 """Lengths in tokens of short queries, as quantiles (real questions of the NQ-open set, special tokens counted)."""
@@ -72,10 +73,16 @@ def measure(
         curve=fit(points, plan.max_tokens),
         points=points,
         runs=min(map(len, times.values())),
-        measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        measured_at=_now(),
     )
     _log.info("measured the saturation profile", extra=summary(profile))
     return profile
+
+
+def known(step_s: Callable[[int], float], owner: ProfileOwner, max_tokens: int) -> Profile:
+    """The profile of an engine whose step time follows from a formula: nothing is run."""
+    points = tuple((total, max(step_s(total), _SHORTEST_S)) for total in sweep_tokens(max_tokens, _SMALLEST_TOTAL))
+    return Profile(owner, fit(points, max_tokens), points, runs=0, measured_at=_now())
 
 
 def sweep(
@@ -111,6 +118,10 @@ def production_mix(total: int, facts: EngineFacts, rng: np.random.Generator) -> 
     lengths = drawn[: int(np.searchsorted(np.cumsum(drawn), total)) + 1].astype(np.int32)
     lengths[-1] -= int(lengths.sum()) - total
     return rng.integers(0, facts.vocabulary_size, total, np.int32), lengths
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def summary(profile: Profile) -> dict[str, object]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +66,10 @@ def cache_file(folder: Path, owner: ProfileOwner, plan: SweepPlan) -> Path:
 def _parsed(content: dict[str, Any]) -> Profile:
     if content["format"] != _FORMAT:
         raise ValueError(f"format {content['format']}, where {_FORMAT} is understood")
-    curve = content["curve"]
+    curve: dict[str, Any] = content["curve"]
     return Profile(
         owner=ProfileOwner(**content["owner"]),
-        curve=Curve(**{**curve, "rule": Rule(curve["rule"])}),
+        curve=replace(Curve(**curve), rule=Rule(curve["rule"])),
         points=tuple((int(tokens), float(time_s)) for tokens, time_s in content["points"]),
         runs=int(content["runs"]),
         measured_at=str(content["measured_at"]),

@@ -11,8 +11,9 @@ from modelserver import profile_store
 from modelserver.engine import Engine, EngineFacts
 from modelserver.engines import build
 from modelserver.model_files import ModelFiles
-from modelserver.profile import Profile, ProfileOwner, SweepPlan, measure, summary
+from modelserver.profile import Profile, ProfileOwner, SweepPlan, known, measure, summary
 from modelserver.settings import ModelServerSettings
+from modelserver.synthetic_engine import SyntheticEngine
 from modelserver.warm_up import warm_up
 
 _log = logging.getLogger(__name__)
@@ -58,10 +59,12 @@ class EngineStart:
 def had_profile(engine: Engine, settings: ModelServerSettings, files: ModelFiles) -> Profile | None:
     """The supplied profile, else the cached one, else one measured now (and cached); None where it is switched off.
 
-    Raises CannotStart for a supplied profile that belongs to something else.
+    A synthetic engine's is known. Raises CannotStart for a supplied profile that belongs to something else.
     """
     wanted, plan = settings.profile, sweep_plan(settings, engine.facts)
     owner = profile_owner(settings, engine.facts, files)
+    if isinstance(engine, SyntheticEngine):
+        return known(engine.step_s, owner, plan.max_tokens)
     if wanted.file is not None:
         profile = profile_store.load(wanted.file, owner)
         _log.info("took the supplied profile", extra={"stage": "profile", **summary(profile)})

@@ -40,6 +40,10 @@ class SyntheticEngine:
     poison: Poison | None = None
     sleep: Callable[[float], None] = time.sleep
 
+    def step_s(self, tokens: int) -> float:
+        """How long a step of so many tokens takes."""
+        return self.fixed_s + self.per_token_s * tokens
+
     def prepare(self, token_ids: IdArray, lengths: IdArray) -> SyntheticStep:
         """Keep the ids; there is nothing to build."""
         return SyntheticStep(self, token_ids, lengths)
@@ -66,7 +70,7 @@ class SyntheticStep:
     def run(self) -> Matrix:
         """Take as long as a real step would; raises RuntimeError for the poison."""
         self._check_poison()
-        self.engine.sleep(self.engine.fixed_s + self.engine.per_token_s * self.token_ids.size)
+        self.engine.sleep(self.engine.step_s(self.token_ids.size))
         return vectors(self.token_ids, self.lengths, self.engine.facts.dimensions)
 
     def _check_poison(self) -> None:
