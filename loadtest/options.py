@@ -87,7 +87,7 @@ def finish(title: str, tally: Tally, options: argparse.Namespace) -> int:
 
 def fail(command: str, error: Exception) -> int:
     """Say why it could not be done."""
-    ERRORS.print(f"loadtest {command}: {error}", style="bold red", markup=False)
+    ERRORS.print(f"loadtest {command}: {error}", style="bold red", markup=False, soft_wrap=True)
     return FAILED
 
 
