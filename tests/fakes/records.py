@@ -1,0 +1,35 @@
+"""Kafka records, leases and settled requests to test with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from aggregator.core.watermark import Lease, Watermark
+
+
+@dataclass(slots=True)
+class FakeRecord:
+    """A record as a consumer returns it; a ports.Record."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[tuple[str, bytes]] = ()
+
+
+def lease_of(
+    value: bytes | None,
+    headers: Sequence[tuple[str, bytes]] = (),
+    *,
+    topic: str = "embed.requests.v1",
+    partition: int = 3,
+    offset: int = 42,
+    key: bytes | None = b"key",
+) -> Lease:
+    """One record, delivered."""
+    record = FakeRecord(topic, partition, offset, 1_700_000_000_000, key, value, tuple(headers))
+    return Watermark(topic, partition, offset).deliver(offset, record)

@@ -1,0 +1,231 @@
+"""Records become requests by one set of rules, or are refused with a named error; never anything else."""
+
+from __future__ import annotations
+
+import json
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aggregator.core.query import Priority, Source
+from aggregator.core.watermark import Lease
+from aggregator.errors import InvalidRequest, RequestError, Undecodable
+from aggregator.kafka_codec import Header, Refused, decode, decode_all, intakes
+from aggregator.request import Failure, Request
+from aggregator.settings import KafkaSettings, TopicSettings
+from protos.embedding.v1 import embedding_pb2 as pb
+from tests.fakes.records import lease_of
+
+SETTINGS = KafkaSettings(
+    topics=(
+        TopicSettings(name="embed.requests.v1"),
+        TopicSettings(name="team-b.in", model="large", priority="background", tenant="team-b"),
+    ),
+    allowed_reply_topics=("team-a.*", "exact", "embed.*"),
+    max_record_bytes=1000,
+)
+INTAKES = intakes(SETTINGS, "small")
+WALL_S = 1_767_225_600.0  # 2026-01-01T00:00:00Z
+RECEIVED_S = 5000.0
+QUESTION = pb.EmbedRequest(request_id="q-1", inputs=[pb.Input(text="why is the sky blue")])
+
+
+def read(lease: Lease) -> Request | Refused:
+    return decode(lease, INTAKES[lease.record.topic], received_s=RECEIVED_S, wall_s=WALL_S)
+
+
+def request_of(value: bytes | None, *headers: Header, topic: str = "embed.requests.v1") -> Request:
+    result = read(lease_of(value, headers, topic=topic))
+    assert isinstance(result, Request), result
+    return result
+
+
+def refused(value: bytes | None, *headers: Header) -> Refused:
+    result = read(lease_of(value, headers))
+    assert isinstance(result, Refused), result
+    return result
+
+
+def test_a_bare_protobuf_record_takes_everything_else_from_its_topic() -> None:
+    lease = lease_of(QUESTION.SerializeToString())
+    request = read(lease)
+    assert isinstance(request, Request)
+    assert (request.request_id, request.model, list(request.inputs)) == ("q-1", "small", ["why is the sky blue"])
+    assert (request.priority, request.source, request.tenant) == (Priority.DEFAULT, Source.KAFKA, "")
+    assert (request.received_s, request.deadline_s) == (RECEIVED_S, inf)
+    route = request.origin
+    assert (route.lease, route.topic, route.partition, route.json) == (lease, "embed.replies.v1", None, False)
+    assert route.headers == [("content-type", b"application/x-protobuf")]
+
+
+def test_a_topic_of_one_tenant_decides_model_class_and_tenant() -> None:
+    claimed = pb.EmbedRequest(inputs=[pb.Input(text="a")], tenant="somebody else")
+    request = request_of(claimed.SerializeToString(), topic="team-b.in")
+    assert (request.model, request.priority, request.tenant) == ("large", Priority.BACKGROUND, "team-b")
+
+
+def test_a_request_may_name_its_tenant_where_the_topic_has_none() -> None:
+    claimed = pb.EmbedRequest(inputs=[pb.Input(text="a")], tenant="team-a")
+    assert request_of(claimed.SerializeToString()).tenant == "team-a"
+
+
+def test_a_request_without_an_id_gets_one_that_a_replay_repeats() -> None:
+    value = pb.EmbedRequest(inputs=[pb.Input(text="a")]).SerializeToString()
+    assert request_of(value).request_id == "embed.requests.v1-3-42"
+    assert request_of(value, ("ce_id", b"event-7")).request_id == "event-7"
+    assert request_of(QUESTION.SerializeToString(), ("ce_id", b"event-7")).request_id == "q-1"
+
+
+@pytest.mark.parametrize("document", [{"requestId": "j"}, {"request_id": "j"}])
+def test_json_is_read_in_either_spelling_and_answered_in_json(document: dict[str, object]) -> None:
+    value = json.dumps(document | {"inputs": [{"text": "ein Text"}], "encoding": "ENCODING_INT8"}).encode()
+    request = request_of(value, ("content-type", b"application/json; charset=UTF-8"))
+    assert (request.request_id, list(request.inputs), request.options.encoding) == ("j", ["ein Text"], pb.ENCODING_INT8)
+    assert request.origin.json
+    assert request.origin.headers == [("content-type", b"application/json")]
+
+
+def test_plain_text_is_one_query_answered_in_json() -> None:
+    request = request_of("où est la gare ?".encode(), ("content-type", b"text/plain"))
+    assert list(request.inputs) == ["où est la gare ?"]
+    assert request.origin.json
+
+
+def test_an_empty_text_is_a_request_with_a_failed_input() -> None:
+    request = request_of(b"", ("content-type", b"text/plain"))
+    assert request.remaining == 0
+    assert isinstance(request.outcomes[0], Failure)
+
+
+@pytest.mark.parametrize(
+    ("given_time", "left_s"),
+    [
+        (b"2026-01-01T00:00:10Z", 10.0),
+        (b"2026-01-01t00:00:10.250z", 10.25),
+        (b"2026-01-01T01:00:30+01:00", 30.0),
+        (b"2025-12-31T23:59:00.123456789Z", -59.876544),
+    ],
+)
+def test_an_expiry_becomes_a_monotonic_deadline(given_time: bytes, left_s: float) -> None:
+    request = request_of(QUESTION.SerializeToString(), ("ce_expirytime", given_time))
+    assert request.deadline_s == pytest.approx(RECEIVED_S + left_s)
+
+
+def test_the_earlier_of_two_deadlines_holds() -> None:
+    message = pb.EmbedRequest(inputs=[pb.Input(text="a")])
+    message.expire_time.FromSeconds(int(WALL_S) + 5)
+    for expiry, left_s in ((b"2026-01-01T00:00:10Z", 5.0), (b"2026-01-01T00:00:01Z", 1.0)):
+        request = request_of(message.SerializeToString(), ("ce_expirytime", expiry))
+        assert request.deadline_s == RECEIVED_S + left_s
+
+
+@pytest.mark.parametrize("header", [("ce_expirytime", b"tomorrow"), ("ce_expirytime", b"20260101T000000Z")])
+def test_a_malformed_expiry_is_answered_and_kept(header: Header) -> None:
+    result = refused(QUESTION.SerializeToString(), header, ("ce_id", b"event-7"), ("correlation_id", b"c"))
+    assert isinstance(result.error, InvalidRequest)
+    assert (result.request_id, result.dead_letter) == ("event-7", True)
+    assert result.route is not None
+    assert ("correlation_id", b"c") in result.route.headers
+
+
+@pytest.mark.parametrize(
+    ("value", "content_type"),
+    [
+        (None, b""),
+        (b"\xff\xff\xff", b""),
+        (b"\x0a\x02\xff\xfe", b""),  # a string that is not UTF-8
+        (b"", b"application/json"),
+        (b"[1, 2]", b"application/json"),
+        (b'{"a": \xff}', b"application/json"),
+        (b"[" * 900, b"application/json"),
+        (b'{"n": ' + b"9" * 5000 + b"}", b"application/json"),
+        (b"\xff", b"text/plain"),
+        (b"<a/>", b"application/xml"),
+        (b"text", b"text/plain; charset=latin-1"),
+        (b"text", b"\xff"),
+    ],
+)
+def test_bytes_that_are_no_request_are_answered_and_kept(value: bytes | None, content_type: bytes) -> None:
+    lease = lease_of(value, [("content-type", content_type), ("ce_id", b"event-7")])
+    result = decode(lease, intakes(KafkaSettings(), "small")["embed.requests.v1"], received_s=0, wall_s=0)
+    assert isinstance(result, Refused)
+    assert isinstance(result.error, Undecodable | InvalidRequest)
+    assert result.route is not None
+    assert result.dead_letter
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"inputs": [{"text": "a"}], "unheard": 1},
+        {"inputs": "a"},
+        {"inputs": [None]},
+        {"inputs": [{"text": 7}]},
+        {"inputs": [{"text": "\ud800"}]},
+        {"inputs": [{"tokenIds": {"ids": [-1]}}]},
+        {"inputs": [{"tokenIds": {"ids": [1e300]}}]},
+        {"encoding": "ENCODING_MORSE"},
+        {"expireTime": "tomorrow"},
+    ],
+)
+def test_json_that_says_what_no_request_can_is_invalid(document: object) -> None:
+    result = refused(json.dumps(document).encode(), ("content-type", b"application/json"))
+    assert isinstance(result.error, InvalidRequest)
+
+
+def test_a_request_without_inputs_is_answered_by_its_id_and_not_kept() -> None:
+    result = refused(pb.EmbedRequest(request_id="q-9").SerializeToString())
+    assert isinstance(result.error, InvalidRequest)
+    assert (result.request_id, result.dead_letter) == ("q-9", False)
+    assert result.route is not None
+
+
+def test_a_record_too_large_is_not_parsed() -> None:
+    result = refused(pb.EmbedRequest(inputs=[pb.Input(text="a" * 1000)]).SerializeToString())
+    assert isinstance(result.error, InvalidRequest)
+    assert "1000" in str(result.error)
+    assert result.dead_letter
+
+
+def test_one_bad_record_harms_no_other() -> None:
+    good = QUESTION.SerializeToString()
+    leases = [lease_of(good), lease_of(b"\xff"), lease_of(good, topic="team-b.in")]
+    requests, bad = decode_all(leases, INTAKES, received_s=RECEIVED_S, wall_s=WALL_S)
+    assert [request.origin.lease for request in requests] == [leases[0], leases[2]]
+    assert [each.lease for each in bad] == [leases[1]]
+
+
+NAMES = st.sampled_from(
+    [
+        *("content-type", "ce_id", "ce_expirytime", "kafka_replyTopic"),
+        *("kafka_replyPartition", "kafka_correlationId", "reply_to", "other"),
+    ]
+)
+FIELDS = st.sampled_from(
+    ["requestId", "inputs", "text", "tokenIds", "ids", "priority", "expireTime", "normalize", "dimensions", "x"]
+)
+CONTENTS = st.one_of(
+    st.binary(max_size=40),
+    st.sampled_from([b"application/json", b"text/plain", b"exact", b"2026-01-01T00:00:10Z", b"\0\0\0\1"]),
+)
+JSON_LIKE = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(FIELDS, inner),
+    max_leaves=8,
+)
+
+
+@given(
+    st.none() | st.binary(max_size=200) | JSON_LIKE.map(lambda document: json.dumps(document).encode()),
+    st.lists(st.tuples(NAMES, CONTENTS | st.none()), max_size=5),
+)
+def test_any_bytes_give_a_request_or_a_named_error(value: bytes | None, headers: list[Header]) -> None:
+    result = read(lease_of(value, headers))
+    if isinstance(result, Refused):
+        assert isinstance(result.error, RequestError)
+        assert result.dead_letter or result.route is not None
+    else:
+        assert result.request_id
+        assert len(result.inputs) == len(result.outcomes) > 0

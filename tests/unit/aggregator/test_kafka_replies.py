@@ -1,0 +1,245 @@
+"""Replies say what the public message says, whatever their format; dead letters keep the record."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from math import inf
+from typing import Any
+
+import numpy as np
+import pytest
+from google.protobuf.json_format import MessageToDict
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aggregator.answer import response
+from aggregator.core.query import Priority, Source
+from aggregator.errors import Code, InvalidRequest, Poisoned, Undecodable
+from aggregator.kafka_codec import JSON, PROTOBUF, Header, Refused, ReplyRoute
+from aggregator.kafka_replies import check_reply_fits, dead_letter, encode_refusal, encode_replies, reply_id
+from aggregator.ports import OutgoingRecord
+from aggregator.request import Failure, Options, Outcome, Request
+from aggregator.vectors import CompletedBatch, Vector
+from protos.embedding.v1 import embedding_pb2 as pb
+from tests.fakes.records import lease_of
+
+DIMENSIONS = 4
+ROWS = 2
+
+
+def batch_of(attempt: int = 0, batched_s: float = 0.001) -> CompletedBatch:
+    matrix = np.random.default_rng(attempt).standard_normal((ROWS, DIMENSIONS), dtype=np.float32)
+    return CompletedBatch(f"batch-{attempt}", "small", "r1", attempt, matrix, batched_s, 0.02)
+
+
+def request_of(
+    outcomes: list[Outcome | None],
+    options: Options | None = None,
+    *,
+    json: bool = False,
+    request_id: str = "q",
+    offset: int = 42,
+    headers: tuple[Header, ...] = (),
+) -> Request:
+    content_type: list[Header] = [("content-type", JSON if json else PROTOBUF), *headers]
+    route = ReplyRoute(lease_of(b"", offset=offset), "replies", None, json, content_type)
+    inputs = ["a"] * len(outcomes)
+    return Request(
+        request_id,
+        "small",
+        "",
+        inputs,
+        options or Options(),
+        Priority.DEFAULT,
+        Source.KAFKA,
+        "",
+        0.0,
+        inf,
+        route,
+        outcomes,
+        0,
+    )
+
+
+def expected(request: Request) -> pb.EmbedResponse:
+    record = request.origin.lease.record
+    return response(request, reply_id(record.topic, record.partition, record.offset, request.request_id))
+
+
+BATCHES = (batch_of(), batch_of(2, batched_s=0.0))
+VECTORS = st.builds(
+    Vector,
+    batch=st.sampled_from(BATCHES),
+    row=st.integers(0, ROWS - 1),
+    token_count=st.integers(0, 10_000),
+    queued_s=st.floats(0, 5000),
+)
+FAILURES = st.builds(
+    Failure, code=st.sampled_from(list(Code)[1:]), message=st.text(max_size=20), retryable=st.booleans()
+)
+OPTIONS = st.builds(
+    Options,
+    dimensions=st.sampled_from([0, 1, 3, DIMENSIONS]),
+    encoding=st.sampled_from([pb.ENCODING_FLOAT32, pb.ENCODING_FLOAT16, pb.ENCODING_INT8, pb.ENCODING_BINARY]),
+    normalize=st.sampled_from([None, True, False]),
+)
+REQUESTS = st.builds(
+    request_of,
+    st.lists(VECTORS | FAILURES, min_size=1, max_size=3),
+    OPTIONS,
+    json=st.booleans(),
+    request_id=st.text(min_size=1, max_size=12),
+    offset=st.integers(0, 2**40),
+)
+
+
+@given(st.lists(REQUESTS, max_size=4))
+def test_every_reply_equals_the_public_message(requests: list[Request]) -> None:
+    replies = encode_replies(requests)
+    assert len(replies) == len(requests)
+    for request, reply in zip(requests, replies, strict=True):
+        route = request.origin
+        if route.json:
+            assert json.loads(reply.value) == MessageToDict(expected(request))
+        else:
+            assert pb.EmbedResponse.FromString(reply.value) == expected(request)
+        assert (reply.topic, reply.partition, reply.key) == (route.topic, route.partition, b"key")
+        assert reply.headers is route.headers
+
+
+@given(st.lists(st.tuples(VECTORS, st.booleans()), min_size=2, max_size=6), OPTIONS)
+def test_requests_of_one_batch_do_not_see_each_other(vectors: list[tuple[Vector, bool]], options: Options) -> None:
+    requests = [
+        request_of([vector], options, json=as_json, request_id=f"q{at}") for at, (vector, as_json) in enumerate(vectors)
+    ]
+    for request, reply in zip(requests, encode_replies(requests), strict=True):
+        got: Any = json.loads(reply.value) if request.origin.json else pb.EmbedResponse.FromString(reply.value)
+        assert got == (MessageToDict(expected(request)) if request.origin.json else expected(request))
+
+
+def test_a_reply_id_is_the_record_s_and_the_request_s_own() -> None:
+    identity = reply_id("t", 1, 23, "q")
+    assert identity == reply_id("t", 1, 23, "q")
+    assert len(identity) == 32
+    others = [("u", 1, 23, "q"), ("t", 2, 23, "q"), ("t", 1, 24, "q"), ("t", 1, 23, "r"), ("t", 12, 3, "q")]
+    assert len({identity, *(reply_id(*each) for each in others)}) == 6
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_refused_record_is_answered_with_its_code(*, as_json: bool) -> None:
+    lease = lease_of(b"\xff")
+    route = ReplyRoute(lease, "replies", 5, as_json, [("content-type", JSON if as_json else PROTOBUF)])
+    reply = encode_refusal(Refused(lease, Undecodable("no request"), "event-7", route, dead_letter=True))
+    if as_json:
+        answer = json.loads(reply.value)
+        assert (answer["requestId"], answer["status"]["code"]) == ("event-7", Code.DATA_LOSS)
+    else:
+        message = pb.EmbedResponse.FromString(reply.value)
+        assert (message.request_id, message.status.code) == ("event-7", Code.DATA_LOSS)
+        assert message.reply_id == reply_id("embed.requests.v1", 3, 42, "event-7")
+        assert (message.status.message, message.status.retryable) == ("no request", False)
+    assert (reply.topic, reply.partition, reply.key, reply.headers) == ("replies", 5, b"key", route.headers)
+
+
+def test_a_refused_record_s_endless_id_is_cut() -> None:
+    lease = lease_of(b"")
+    route = ReplyRoute(lease, "replies", None, json=False, headers=[])
+    reply = encode_refusal(Refused(lease, InvalidRequest("no"), "i" * 100_000, route, dead_letter=False))
+    assert len(reply.value) < 2000
+
+
+def size_of(record: OutgoingRecord) -> int:
+    headers = sum(len(name) + len(content) for name, content in record.headers)
+    return len(record.value) + len(record.key or b"") + headers
+
+
+@given(REQUESTS, st.integers(0, 20_000))
+def test_a_reply_that_was_let_in_fits(request: Request, limit: int) -> None:
+    try:
+        check_reply_fits(request, DIMENSIONS, limit)
+    except InvalidRequest:
+        return
+    assert size_of(encode_replies([request])[0]) <= limit
+
+
+@pytest.mark.parametrize(
+    ("inputs", "options", "dimensions", "fits"),
+    [
+        (1, Options(), 384, True),
+        (500, Options(), 384, True),
+        (1024, Options(), 384, False),
+        (1024, Options(encoding=pb.ENCODING_INT8), 384, True),
+        (1024, Options(dimensions=128), 384, True),
+    ],
+)
+def test_inputs_times_dimensions_times_width_is_bounded(
+    inputs: int, options: Options, dimensions: int, *, fits: bool
+) -> None:
+    request = request_of([None] * inputs, options)
+    if fits:
+        check_reply_fits(request, dimensions, 900_000)
+    else:
+        with pytest.raises(InvalidRequest, match="fewer inputs"):
+            check_reply_fits(request, dimensions, 900_000)
+
+
+def buried(
+    value: bytes | None, headers: list[Header], key: bytes | None = b"key", *, omit: bool = False
+) -> OutgoingRecord:
+    return dead_letter(
+        lease_of(value, headers, key=key),
+        Poisoned("broke the engine"),
+        topic="embed.requests.v1-dlt",
+        group_id="tokenbatch",
+        attempts=3,
+        first_failure_unix_s=1_767_225_600.5,
+        omit_value=omit,
+    )
+
+
+def test_a_dead_letter_keeps_the_record_and_says_why() -> None:
+    letter = buried(b"\xff\x00", [("x", b"1"), ("x", b"2"), ("dlt-attempts", b"1")])
+    assert (letter.topic, letter.partition, letter.key, letter.value) == (
+        "embed.requests.v1-dlt",
+        None,
+        b"key",
+        b"\xff\x00",
+    )
+    assert letter.headers == [
+        ("x", b"1"),
+        ("x", b"2"),
+        ("dlt-original-topic", b"embed.requests.v1"),
+        ("dlt-original-partition", b"3"),
+        ("dlt-original-offset", b"42"),
+        ("dlt-original-timestamp", b"1700000000000"),
+        ("dlt-original-consumer-group", b"tokenbatch"),
+        ("dlt-error-code", b"INTERNAL"),
+        ("dlt-error-message", b"broke the engine"),
+        ("dlt-attempts", b"3"),
+        ("dlt-first-failure-time", b"2026-01-01T00:00:00.500+00:00"),
+    ]
+
+
+def test_a_value_too_large_for_the_dead_letter_topic_leaves_its_digest() -> None:
+    value = b"long" * 1000
+    letter = buried(value, [("x", b"1")], omit=True)
+    headers = dict(letter.headers)
+    assert (letter.value, letter.key, headers["x"]) == (b"", b"key", b"1")
+    assert headers["dlt-value-omitted"] == b"true"
+    assert headers["dlt-value-size"] == b"4000"
+    assert headers["dlt-value-sha256"] == hashlib.sha256(value).hexdigest().encode()
+
+
+@pytest.mark.parametrize(("key", "header"), [(b"k" * 40_000, b""), (b"k", b"h" * 40_000)])
+def test_so_do_a_key_and_headers_that_are_too_large(key: bytes, header: bytes) -> None:
+    letter = buried(b"v", [("x", header)], key, omit=True)
+    headers = dict(letter.headers)
+    assert letter.key is None
+    assert "x" not in headers
+    assert headers["dlt-headers-omitted"] == b"true"
+    assert headers["dlt-original-offset"] == b"42"
+
+
+def test_a_record_without_a_value_is_a_dead_letter_without_one() -> None:
+    assert buried(None, []).value == b""
