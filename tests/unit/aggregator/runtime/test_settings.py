@@ -114,11 +114,11 @@ def test_a_single_underscore_between_group_and_name_is_refused(tmp_path: Path) -
 
 
 def test_a_typo_in_a_file_is_refused_wherever_it_stands(tmp_path: Path) -> None:
-    file = "nmae: x\nkafka:\n  budgte: 1\n  topics:\n  - nam: a\n    name: a\n"
+    file = "nahme: x\nkafka:\n  budgte: 1\n  topics:\n  - nme: a\n    name: a\n"
     assert sorted(problems(tmp_path, file=file)) == [
         "settings.yaml: kafka.budgte is not a setting: did you mean budget?",
-        "settings.yaml: kafka.topics.0.nam is not a setting: did you mean name?",
-        "settings.yaml: nmae is not a setting: did you mean name?",
+        "settings.yaml: kafka.topics.0.nme is not a setting: did you mean name?",
+        "settings.yaml: nahme is not a setting: did you mean name?",
     ]
 
 
@@ -169,8 +169,8 @@ def test_secrets_are_masked_in_what_check_prints(tmp_path: Path) -> None:
 
 
 def test_a_secret_under_a_mistyped_name_does_not_show(tmp_path: Path) -> None:
-    assert "hunter2" not in "".join(problems(tmp_path, APP_KAFKA__PASWORD="hunter2"))
-    assert "hunter2" not in "".join(problems(tmp_path, file="kafka: {pasword: hunter2}"))
+    assert "hunter2" not in "".join(problems(tmp_path, APP_KAFKA__PASSWORT="hunter2"))
+    assert "hunter2" not in "".join(problems(tmp_path, file="kafka: {passwort: hunter2}"))
     assert "hunter2" not in "".join(problems(tmp_path, file="kafka: [password: hunter2"))
     assert "hunter2" not in "".join(problems(tmp_path, file="kafka: {password: [hunter2]}"))
 
