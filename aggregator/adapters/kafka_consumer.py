@@ -120,9 +120,13 @@ class KafkaDeliveries:
         """Records between the watermark and the highest settled one, of each assigned partition."""
         return {(each.topic, each.partition): each.span for each in self._watermarks()}
 
-    def paused(self) -> int:
-        """How many partitions wait, held or over their span cap."""
-        return sum(each.over_span or each.tp.topic in self._held for each in self._placed())
+    def paused(self) -> frozenset[tuple[str, int]]:
+        """The partitions that wait, held or over their span cap."""
+        return frozenset(
+            (each.tp.topic, each.tp.partition)
+            for each in self._placed()
+            if each.over_span or each.tp.topic in self._held
+        )
 
     def _placed(self) -> Sequence[Partition]:
         return self._membership.assignment.placed if self._membership is not None else ()
