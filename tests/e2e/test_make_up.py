@@ -1,0 +1,171 @@
+"""`python -m loadtest up`, which is what `make up` runs: started, used, stopped and broken for real."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from loadtest.stack.kafka import KafkaBroker
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(900)]
+
+SYNTHETIC = {"TOKENBATCH_MODELSERVER_ENGINE__KIND": "synthetic"}
+TABLE_ROWS = ("queries 200 200 ", "lost 0 0 ", "batches ", "tokens per batch ", "latency p50 ", "latency p99 ")
+
+
+class Up:
+    """One run of the command; its output goes to a file."""
+
+    def __init__(self, folder: Path, *options: str, environment: Mapping[str, str]) -> None:
+        self.folder = folder
+        self._output = folder.with_suffix(".out")
+        with self._output.open("w") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "loadtest", "up", "--data-dir", str(folder), *options],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "COLUMNS": "200", **environment},
+            )
+
+    @property
+    def output(self) -> str:
+        return self._output.read_text()
+
+    def wait_for(self, text: str, timeout_s: float = 600) -> None:
+        deadline_s = time.monotonic() + timeout_s
+        while text not in self.output:
+            assert self.process.poll() is None, self.output
+            assert time.monotonic() < deadline_s, self.output
+            time.sleep(0.2)
+
+    def exit_code(self, timeout_s: float = 600) -> int:
+        return self.process.wait(timeout_s)
+
+    def children(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+
+@contextmanager
+def up(folder: Path, *options: str, environment: Mapping[str, str] | None = None) -> Generator[Up]:
+    run = Up(folder, *options, environment=environment or {})
+    try:
+        yield run
+    finally:
+        run.process.kill()
+        run.process.wait()
+
+
+def assert_gone(processes: list[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(processes, timeout=60)
+    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+
+
+def is_open(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    with socket.socket() as client:
+        return client.connect_ex((host, int(port))) == 0
+
+
+def words(text: str) -> str:
+    """The text with every space and every line of a table as one space."""
+    return re.sub(r"[\s│]+", " ", text)
+
+
+@pytest.mark.vllm
+def test_it_embeds_serves_prints_commands_that_work_and_stops_on_ctrl_c(tmp_path: Path) -> None:
+    with up(tmp_path / "run") as run:
+        run.wait_for("Ctrl-C stops everything")
+        shown = words(run.output)
+        for row in TABLE_ROWS:
+            assert row in shown
+        assert "question nearest among them cosine" in shown.replace("┃ ", "")
+        addresses = json.loads((run.folder / "stack.json").read_text())
+        assert sorted(addresses) == ["grpc", "kafka", "metrics", "modelservers"]
+        listening = [addresses["grpc"], addresses["kafka"], addresses["metrics"], *addresses["modelservers"]]
+        assert all(map(is_open, listening))
+
+        for command in re.findall(r"^  (?:questions|a question|figures).*?  +(\S.*)$", run.output, re.MULTILINE):
+            done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False, timeout=300)
+            assert done.returncode == 0, (command, done.stdout, done.stderr)
+
+        with up(run.folder) as second:
+            assert second.exit_code() == 2
+            assert f"another stack runs in {run.folder} (process {run.process.pid})" in second.output
+
+        children = run.children()
+        assert len(children) >= 3
+        run.process.send_signal(signal.SIGINT)
+        assert run.exit_code() == 0, run.output
+        assert_gone(children)
+        assert not (run.folder / "stack.json").exists()
+        assert not any(map(is_open, listening))
+
+
+def test_with_exit_it_stops_after_the_questions_and_a_second_run_starts_on_the_same_data(tmp_path: Path) -> None:
+    for _ in range(2):
+        with up(tmp_path / "run", "--exit", environment=SYNTHETIC) as run:
+            assert run.exit_code() == 0, run.output
+            for row in TABLE_ROWS:
+                assert row in words(run.output)
+            assert not (run.folder / "stack.json").exists()
+
+
+def test_it_takes_the_vectors_through_a_kafka_of_ones_own(tmp_path: Path) -> None:
+    out = tmp_path / "replies.npz"
+    with (
+        KafkaBroker(tmp_path / "own") as kafka,
+        up(tmp_path / "run", "--kafka", kafka.bootstrap, environment=SYNTHETIC) as run,
+    ):
+        run.wait_for("Ctrl-C stops everything")
+        assert not (run.folder / "kafka").exists()
+        produce = [sys.executable, "-m", "loadtest", "produce", "--bootstrap", kafka.bootstrap, "--out", str(out)]
+        subprocess.run([*produce, "--count", "50"], check=True, capture_output=True, timeout=120)
+        run.process.send_signal(signal.SIGTERM)
+        assert run.exit_code() == 0, run.output
+    with np.load(out) as replies:
+        assert replies["embedding"].shape == (50, 384)
+
+
+def test_killed_outright_it_leaves_nothing_running(tmp_path: Path) -> None:
+    with up(tmp_path / "run", environment=SYNTHETIC) as run:
+        run.wait_for("Ctrl-C stops everything")
+        children = run.children()
+        run.process.kill()
+        assert_gone(children)
+
+
+def test_a_part_that_cannot_start_is_shown_with_its_words(tmp_path: Path) -> None:
+    wrong = {**SYNTHETIC, "TOKENBATCH_MODELSERVER_MODEL__PATH": "", "TOKENBATCH_MODELSERVER_ENGINE__KNID": "core"}
+    with up(tmp_path / "run", "--exit", environment=wrong) as run:
+        assert run.exit_code() == 2
+        assert "model server ended with exit code 2" in run.output
+        assert "knid" in run.output.lower()
+        assert not (run.folder / "stack.json").exists()
+
+
+def test_a_part_that_ends_while_serving_ends_the_stack(tmp_path: Path) -> None:
+    with up(tmp_path / "run", environment=SYNTHETIC) as run:
+        run.wait_for("Ctrl-C stops everything")
+        aggregator = next(child for child in run.children() if "aggregator" in child.cmdline())
+        aggregator.kill()
+        assert run.exit_code() == 1
+        assert "aggregator ended with exit code -9. It was serving until then." in run.output
+
+
+def test_a_port_that_was_asked_for_and_is_busy_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("localhost", 0)) as server:
+        port = server.getsockname()[1]
+        with up(tmp_path / "run", "--grpc-port", str(port)) as run:
+            assert run.exit_code() == 2
+    assert f"port {port} is busy: give --grpc-port another" in run.output

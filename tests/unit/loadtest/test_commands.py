@@ -1,0 +1,30 @@
+"""The command line of `python -m loadtest`."""
+
+import pytest
+
+from loadtest.__main__ import COMMANDS, main
+
+
+@pytest.mark.parametrize("command", [command.name for command in COMMANDS])
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert ended.value.code == 0
+    assert f"usage: python -m loadtest {command}" in capsys.readouterr().out
+
+
+def test_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    listed = capsys.readouterr().out
+    assert all(command.name in listed and command.purpose[:30] in listed for command in COMMANDS)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["unknown"], ["produce", "--rate", "0"], ["produce", "--count", "-1"], ["produce", "--client", "no-value"]],
+)
+def test_what_makes_no_sense_is_refused(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2

@@ -1,0 +1,58 @@
+"""What a stack leaves in its folder: one lock, and its addresses while it runs."""
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from loadtest.stack.addresses import USUAL, Addresses, forget, running_stack
+from loadtest.stack.errors import StackError
+from loadtest.stack.lock import only_one
+from loadtest.stack.ports import choose_port, free_ports, is_free
+
+HERE = Addresses("localhost:1", "localhost:2", "localhost:3", ["localhost:4"])
+
+
+def test_the_addresses_are_there_while_the_stack_runs_and_gone_after(tmp_path: Path) -> None:
+    assert running_stack(tmp_path) == USUAL
+    HERE.write(tmp_path)
+    assert running_stack(tmp_path) == HERE
+    assert json.loads((tmp_path / "stack.json").read_text()) == {
+        "kafka": "localhost:1",
+        "grpc": "localhost:2",
+        "metrics": "localhost:3",
+        "modelservers": ["localhost:4"],
+    }
+    forget(tmp_path)
+    forget(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_has_one_stack_at_a_time(tmp_path: Path) -> None:
+    folder = tmp_path / ".run"
+    with (
+        only_one(folder),
+        pytest.raises(StackError, match=r"another stack runs in .* \(process \d+\)"),
+        only_one(folder),
+    ):
+        pass
+    with only_one(folder):
+        pass
+
+
+def test_free_ports_are_free_and_differ() -> None:
+    ports = free_ports(5)
+    assert len(set(ports)) == 5
+    assert all(map(is_free, ports))
+
+
+def test_a_busy_port_is_avoided_unless_it_was_asked_for() -> None:
+    with socket.create_server(("localhost", 0)) as server:
+        busy = server.getsockname()[1]
+        assert not is_free(busy)
+        assert choose_port(None, busy, "--grpc-port") != busy
+        with pytest.raises(StackError, match=f"port {busy} is busy: give --grpc-port another"):
+            choose_port(busy, 1, "--grpc-port")
+    assert choose_port(busy, 1, "--grpc-port") == busy
+    assert choose_port(None, busy, "--grpc-port") == busy
