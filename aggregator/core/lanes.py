@@ -32,7 +32,8 @@ class LanePolicy:
     """How lanes time their batches; all in seconds but the shares and factors.
 
     `idle_target`: engine idle time between batches, as a share of the step, under which the lead is good.
-    `first_timeout_s`: the least time-out of a batch until the lane's first reply.
+    `first_timeout_s`: the least time-out of a batch until the lane's first reply. `evidence_factor`: a reply is
+    evidence while what is predicted for its step is no more than so many times what the step took.
     """
 
     idle_target: float = 0.01
@@ -44,6 +45,7 @@ class LanePolicy:
     first_timeout_s: float = 10.0
     timeout_factor: float = 4.0
     evidence_max_age_s: float = 5.0
+    evidence_factor: float = 2.0
 
 
 @dataclass(slots=True)
@@ -87,6 +89,7 @@ class Lane:
         self._policy = policy
         self._out: deque[_Out] = deque()
         self._evidence_s = -inf
+        self._replied_s = -inf
 
     @property
     def batches_out(self) -> int:
@@ -125,7 +128,7 @@ class Lane:
         return min(tokens, max(0, steps) * step_tokens)
 
     def has_evidence(self, now_s: float) -> bool:
-        """Whether a reply came lately, so that a prediction may refuse a query."""
+        """Whether a reply came lately that bears predictions out, so that they may refuse a query."""
         return now_s - self._evidence_s <= self._policy.evidence_max_age_s
 
     def due_s(self, now_s: float) -> float:
@@ -145,7 +148,7 @@ class Lane:
         end_s = self.finish_s(token_count, now_s)
         self._out.append(_Out(batch_id, token_count, end_s, staged=bool(self._out)))
         longest_s = end_s - now_s + self.step_time_s(self.token_budget)
-        least_s = policy.min_timeout_s if self._evidence_s > -inf else policy.first_timeout_s
+        least_s = policy.min_timeout_s if self._replied_s > -inf else policy.first_timeout_s
         return max(least_s, policy.timeout_factor * longest_s)
 
     def ended(self, batch_id: str, now_s: float, report: StepReport | None) -> None:
@@ -173,16 +176,18 @@ class Lane:
         """How long the engine still has to do for others: what they had queued, less what it did since."""
         if not self.foreign_tokens:
             return 0.0
-        return max(0.0, self._evidence_s + self.step_time_s(self.foreign_tokens) - now_s)
+        return max(0.0, self._replied_s + self.step_time_s(self.foreign_tokens) - now_s)
 
     def _learn(self, out: _Out, report: StepReport, now_s: float) -> None:
         """Steer by what the engine did, never by the own batch's size: a step may hold others' batches too."""
-        self._evidence_s = now_s
+        policy = self._policy
         self._observe(report)
+        self._replied_s = now_s
+        borne_out = self.step_time_s(report.step_tokens) <= policy.evidence_factor * report.step_duration_s
+        self._evidence_s = now_s if borne_out else -inf
         self.foreign_tokens = max(0, report.queued_tokens - self.tokens_out)
         if not out.staged:
             return
-        policy = self._policy
         if report.idle_before_s > policy.idle_target * report.step_duration_s:
             self.lead_s = min(self.lead_s + report.idle_before_s, report.step_duration_s)
         elif report.staged_s > policy.staged_margin_s:
