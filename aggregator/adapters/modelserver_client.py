@@ -145,6 +145,12 @@ class GrpcEngine:
                 answer = await self._client.embed_batch(request, timeout=timeout_s, metadata=metadata)
             except grpc.aio.AioRpcError as error:
                 raise _failure(error) from error
+            except grpc.aio.UsageError as error:
+                raise ModelServerLost("the connection was closed") from error
+            except asyncio.CancelledError as error:
+                if _is_cancelled():
+                    raise
+                raise ModelServerLost("the connection was closed") from error
             return checked_result(batch, description.dimensions, answer)
 
 
@@ -178,6 +184,12 @@ def _failure(error: grpc.aio.AioRpcError) -> BatchFailed:
             return EngineFailed(_text(error))
         case _:  # among them FAILED_PRECONDITION: another model serves there now, which the pool must find out
             return ModelServerLost(_text(error))
+
+
+def _is_cancelled() -> bool:
+    """Whether whoever runs now was cancelled (and not just the call it waits for, by the end of its connection)."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
 
 
 def _text(error: grpc.aio.AioRpcError) -> str:

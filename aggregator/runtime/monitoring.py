@@ -13,6 +13,7 @@ from typing_extensions import override
 from aggregator.errors import StartError
 from aggregator.runtime.health import Health
 
+_POLL_S = 0.1  # how soon a close is noticed
 _TEXT = "text/plain; charset=utf-8"
 
 
@@ -31,7 +32,7 @@ class MonitoringServer:
             self._server = _Server((host, port), Handler)
         except OSError as error:
             raise StartError(f"metrics cannot be served on {bind}: {error.strerror or error}") from error
-        self._thread = Thread(target=self._server.serve_forever, name="monitoring", daemon=True)
+        self._thread = Thread(target=self._server.serve_forever, args=(_POLL_S,), name="monitoring", daemon=True)
         self._thread.start()
 
     @property

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from threading import Thread
 from typing import Any, Literal
 from uuid import uuid4
 
@@ -35,6 +36,7 @@ from aggregator.runtime.health import Health
 from aggregator.runtime.monitoring import MonitoringServer
 
 _SCOPE = "tokenbatch"
+_LAST_EXPORT_S = 3.0
 
 
 class TelemetrySettings(BaseModel):
@@ -72,8 +74,13 @@ class Telemetry:
         return self._server.address
 
     def shutdown(self) -> None:
-        """Export what is left, and stop."""
+        """Export what is left, and stop; a collector that does not answer is not waited for longer than 3 s."""
         self._server.close()
+        exporting = Thread(target=self._export_rest, name="last export", daemon=True)
+        exporting.start()
+        exporting.join(_LAST_EXPORT_S)
+
+    def _export_rest(self) -> None:
         self._metrics.shutdown()
         if self._traces is not None:
             self._traces.shutdown()
@@ -96,7 +103,7 @@ def start(settings: TelemetrySettings, service: str, health: Health | None = Non
     ProcessCollector(registry=registry)
     health = health if health is not None else Health()
     server = MonitoringServer(settings.metrics_bind, registry, health)
-    metrics = MeterProvider(readers, resource)
+    metrics = MeterProvider(readers, resource, shutdown_on_exit=False)
     meter = metrics.get_meter(_SCOPE, _version())
     _observe_uptime(meter)
     tracer = (spans or NoOpTracerProvider()).get_tracer(_SCOPE, _version())

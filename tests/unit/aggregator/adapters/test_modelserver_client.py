@@ -135,6 +135,20 @@ async def test_a_caller_that_gives_up_cancels_the_call(server: FakeModelServer, 
     server.open.set()
 
 
+async def test_a_connection_that_is_closed_loses_the_server_and_cancels_nobody(
+    server: FakeModelServer, client: ModelServerClient, engine: GrpcEngine
+) -> None:
+    server.open.clear()
+    sent = asyncio.create_task(engine.embed(BATCH, timeout_s=TIMEOUT_S))
+    await asyncio.sleep(0.05)
+    await client.close()
+    with pytest.raises(ModelServerLost, match="closed"):
+        await sent
+    with pytest.raises(ModelServerLost, match="closed"):
+        await engine.embed(BATCH, timeout_s=TIMEOUT_S)
+    server.open.set()
+
+
 Spoil = Callable[[pb.EmbedBatchResponse], Any]
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -107,6 +108,15 @@ def test_otlp_over_http_is_refused_with_the_name_of_the_variable(monkeypatch: py
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
     with pytest.raises(StartError, match="OTEL_EXPORTER_OTLP_PROTOCOL is http/protobuf"):
         telemetry.start(LOCAL, "other")
+
+
+def test_a_collector_that_is_away_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aggregator.runtime.telemetry._LAST_EXPORT_S", 0.1)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    started = telemetry.start(LOCAL, "test-service")
+    began_s = time.monotonic()
+    started.shutdown()
+    assert time.monotonic() - began_s < 2
 
 
 class Collector(
