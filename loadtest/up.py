@@ -34,10 +34,9 @@ _HOW_TO = """
   questions through Kafka  {python} -m loadtest produce --bootstrap {kafka} --count 1000
   questions through gRPC   {python} -m loadtest embed --target {grpc} --count 1000
   a question of your own   echo 'who wrote hamlet' | {python} -m loadtest embed --target {grpc} --file /dev/stdin
-  figures                  curl -s http://{metrics}/metrics
 
-Add --out replies.npz to keep the vectors. Logs are in {logs}, addresses in {addresses}.
-Ctrl-C stops everything.
+Add --out replies.npz to keep the vectors. Metrics are at http://{metrics}/metrics, logs in {logs},
+addresses in {addresses}. Ctrl-C stops everything.
 """
 
 
