@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import count, pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -51,13 +52,13 @@ class LoadOptions:
 class CoreEngine:
     """The batch is added to an empty scheduler whole, then stepped: one batch, one step."""
 
-    def __init__(self, options: LoadOptions) -> None:
-        """Load the model; the calling thread becomes the engine's."""
-        self.config = _config(options)
-        self.core = EngineCore(self.config, Executor.get_class(self.config), log_stats=False)
-        if "embed" not in self.core.get_supported_tasks():
-            raise CannotStart(f"{options.model_path} is not an embedding model for vLLM {vllm_version}")
-        self._facts = _facts(self.config, self.core)
+    def __init__(self, core: EngineCore) -> None:
+        """Take over a loaded EngineCore on the thread that built it. Raises CannotStart for another kind of model."""
+        self.core = core
+        self.config = core.vllm_config
+        if "embed" not in core.get_supported_tasks():
+            raise CannotStart(f"{self.config.model_config.model} is not an embedding model for vLLM {vllm_version}")
+        self._facts = _facts(core)
         self._names = count()
         self._params = PoolingParams(task="embed", use_activation=False)
         self._under_way: list[str] = []
@@ -133,6 +134,12 @@ class CoreStep:
         return self.engine.run(self.requests)
 
 
+def load(options: LoadOptions) -> CoreEngine:
+    """Load a model into vLLM; the calling thread becomes the engine's."""
+    config = _config(options)
+    return CoreEngine(EngineCore(config, Executor.get_class(config), log_stats=False))
+
+
 def on_cpu() -> bool:
     """Whether this build of vLLM computes on the CPU."""
     return bool(current_platform.is_cpu())
@@ -171,13 +178,14 @@ def _config(options: LoadOptions) -> VllmConfig:
     return EngineArgs(**arguments).create_engine_config(UsageContext.ENGINE_CONTEXT)
 
 
-def _facts(config: VllmConfig, core: EngineCore) -> EngineFacts:
-    step_tokens, step_queries = _step_capacity(config, core)
+def _facts(core: EngineCore) -> EngineFacts:
+    config = core.vllm_config
+    step_tokens, step_queries = _step_capacity(core)
     return EngineFacts(
         kind="core",
         version=vllm_version,
         dtype=str(config.model_config.dtype).removeprefix("torch."),
-        device=current_platform.get_device_name() or current_platform.device_type,
+        device=_device(),
         on_cpu=on_cpu(),
         dimensions=config.model_config.embedding_size,
         max_input_tokens=config.model_config.max_model_len,
@@ -187,8 +195,18 @@ def _facts(config: VllmConfig, core: EngineCore) -> EngineFacts:
     )
 
 
-def _step_capacity(config: VllmConfig, core: EngineCore) -> tuple[int, int]:
+def _device() -> str:
+    """What the times measured on it belong to."""
+    if not on_cpu():
+        return str(current_platform.get_device_name())
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else 'cpu'}, {torch.get_num_threads()} threads"
+
+
+def _step_capacity(core: EngineCore) -> tuple[int, int]:
     """Tokens and queries that one step surely holds, whole cache blocks charged where the model has a cache."""
+    config = core.vllm_config
     step_tokens = config.scheduler_config.max_num_batched_tokens
     step_queries = config.scheduler_config.max_num_seqs
     if core.get_kv_cache_group_metadata():

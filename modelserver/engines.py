@@ -60,7 +60,7 @@ def _fallback(core: Engine, reason: str) -> Choice:
 
 
 def _core(settings: ModelServerSettings, files: ModelFiles) -> Engine:
-    from modelserver.core_engine import CoreEngine, LoadOptions  # noqa: PLC0415 - loads torch and vLLM
+    from modelserver.core_engine import LoadOptions, load  # noqa: PLC0415 - loads torch and vLLM
 
     engine = settings.engine
     options = LoadOptions(
@@ -76,7 +76,7 @@ def _core(settings: ModelServerSettings, files: ModelFiles) -> Engine:
         options=engine.vllm_options,
     )
     try:
-        return CoreEngine(options)
+        return load(options)
     except ModelServerError:
         raise
     except Exception as error:

@@ -63,7 +63,7 @@ def locate(path_or_name: str, revision: str) -> Path:
     local = Path(path_or_name).expanduser()
     if local.is_dir():
         return local
-    if path_or_name.startswith((".", "/", "~")) or path_or_name.count("/") != 1:
+    if path_or_name.startswith((".", "/", "~")) or path_or_name.count("/") > 1:
         raise CannotStart(f"there is no model folder {path_or_name}")
     return _from_hub(path_or_name, revision)
 
