@@ -1,0 +1,235 @@
+"""What the pipeline may rely on in Kafka's intake and output, of the fake and of Apache Kafka alike."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+from aiokafka import errors as kafka_errors
+
+from aggregator.core.watermark import Lease
+from aggregator.ports import OutgoingRecord
+from tests.fakes.kafka_clusters import Cluster, produce, reading, records_of, settle, until, until_committed
+
+
+async def test_every_record_comes_once_and_in_order_as_it_was_written(cluster: Cluster) -> None:
+    topic = await cluster.create_topic(partitions=3)
+    await produce(cluster, records_of(topic, 300))
+    written = await cluster.read(topic)
+    async with reading(cluster, cluster.settings(topic, max_poll_records=50)) as intake:
+        leases = await intake.take(300)
+        assert len({(lease.record.partition, lease.offset) for lease in leases}) == 300
+        for partition in range(3):
+            came = [lease.record for lease in leases if lease.record.partition == partition]
+            wanted = [record for record in written if record.partition == partition]
+            assert [(each.offset, each.key, each.value, tuple(each.headers)) for each in came] == [
+                (each.offset, each.key, each.value, tuple(each.headers)) for each in wanted
+            ]
+        await intake.nothing()
+
+
+async def test_a_start_position_is_committed_before_anything_is_settled(cluster: Cluster) -> None:
+    topic = await cluster.create_topic(partitions=2)
+    await produce(cluster, records_of(topic, 5, partition=0))
+    await cluster.expire(topic, 0, 2)
+    async with reading(cluster, cluster.settings(topic)):
+        await until_committed(cluster, topic, {0: 2, 1: 0})
+
+
+async def test_the_commit_stands_at_the_first_unsettled_record_and_a_successor_goes_on_there(cluster: Cluster) -> None:
+    topic = await cluster.create_topic()
+    await produce(cluster, records_of(topic, 10))
+    async with reading(cluster, cluster.settings(topic)) as intake:
+        leases = await intake.take(10)
+        settle(leases[:4] + leases[6:])
+        await until_committed(cluster, topic, {0: 4})
+        assert intake.deliveries.uncommitted_span() == {(topic, 0): 6}
+    assert [lease.offset for lease in intake.fenced] == [4, 5]
+    async with reading(cluster, cluster.settings(topic)) as successor:
+        assert [lease.offset for lease in await successor.take(6)] == [4, 5, 6, 7, 8, 9]
+        settle(successor.leases)
+    assert await cluster.committed(topic) == {0: 10}
+
+
+async def test_a_fenced_lease_settles_without_effect(cluster: Cluster) -> None:
+    topic = await cluster.create_topic()
+    await produce(cluster, records_of(topic, 3))
+    async with reading(cluster, cluster.settings(topic)) as intake:
+        await intake.take(3)
+    settle(intake.leases)
+    assert intake.fenced == intake.leases
+    assert await cluster.committed(topic) == {0: 0}
+
+
+async def test_held_topics_wait_while_others_flow(cluster: Cluster) -> None:
+    held, free = await cluster.create_topic(), await cluster.create_topic()
+    async with reading(cluster, cluster.settings(held, free)) as intake:
+        await produce(cluster, [*records_of(held, 5), *records_of(free, 5)])
+        await intake.take(10)
+        intake.deliveries.hold(frozenset({held}))
+        await produce(cluster, [*records_of(held, 5), *records_of(free, 5)])
+        assert {lease.record.topic for lease in await intake.take(5)} == {free}
+        await intake.nothing()
+        assert intake.deliveries.paused() == {(held, 0)}
+        await produce(cluster, records_of(free, 5))
+        assert {lease.record.topic for lease in await intake.take(5)} == {free}
+        intake.deliveries.hold(frozenset())
+        assert [lease.offset for lease in await intake.take(5)] == [5, 6, 7, 8, 9]
+        assert not intake.deliveries.paused()
+
+
+async def test_a_hold_that_comes_while_records_are_waited_for_holds(cluster: Cluster) -> None:
+    topic = await cluster.create_topic()
+    async with reading(cluster, cluster.settings(topic)) as intake:
+        await until_committed(cluster, topic, {0: 0})
+        waiting = asyncio.create_task(intake.take(5))
+        await asyncio.sleep(0.1)
+        intake.deliveries.hold(frozenset({topic}))
+        await produce(cluster, records_of(topic, 5))
+        await asyncio.sleep(0.3)
+        assert not waiting.done()
+        intake.deliveries.hold(frozenset())
+        assert [lease.offset for lease in await waiting] == [0, 1, 2, 3, 4]
+
+
+async def test_only_the_partition_over_its_span_cap_waits(cluster: Cluster) -> None:
+    topic = await cluster.create_topic(partitions=2)
+    await produce(cluster, [*records_of(topic, 40, partition=0), *records_of(topic, 40, partition=1)])
+    async with reading(cluster, cluster.settings(topic, max_commit_span=20, max_poll_records=8)) as intake:
+        stuck: list[Lease] = []
+        offsets: dict[int, list[int]] = {0: [], 1: []}
+        with contextlib.suppress(TimeoutError):
+            while True:
+                async with asyncio.timeout(1.5):
+                    leases = await intake.deliveries.fetch()
+                for lease in leases:
+                    offsets[lease.record.partition].append(lease.offset)
+                stuck = stuck or [lease for lease in leases if lease.record.partition == 0][:1]
+                settle([lease for lease in leases if lease not in stuck])
+        assert offsets[1] == list(range(40))
+        reached = len(offsets[0])
+        assert 20 < reached < 40
+        assert intake.deliveries.paused() == {(topic, 0)}
+        assert list(intake.deliveries.half_span_holders()) == stuck
+        settle(stuck)
+        assert [lease.offset for lease in await intake.take(40 - reached)] == list(range(reached, 40))
+        assert not intake.deliveries.paused()
+        assert not intake.deliveries.half_span_holders()
+
+
+async def test_a_second_member_takes_over_only_what_the_first_has_drained(cluster: Cluster) -> None:
+    topic = await cluster.create_topic(partitions=4)
+    await produce(cluster, [each for partition in range(4) for each in records_of(topic, 10, partition=partition)])
+    async with reading(cluster, cluster.settings(topic)) as first:
+        leases = await first.take(40)
+        settle(leases[:30])
+        async with reading(cluster, cluster.settings(topic)) as second:
+            await asyncio.sleep(1.5)
+            assert first.fenced == []
+            settle(leases[30:])
+            await until_committed(cluster, topic, dict.fromkeys(range(4), 10))
+            await until(lambda: first.deliveries.counts.rebalances > 0)
+            await produce(cluster, [each for at in range(4) for each in records_of(topic, 5, partition=at)])
+            both = await asyncio.gather(first.take(10), second.take(10))
+            partitions = [{lease.record.partition for lease in taken} for taken in both]
+            assert partitions[0] | partitions[1] == {0, 1, 2, 3}
+            assert not partitions[0] & partitions[1]
+            assert all(lease.offset >= 10 for taken in both for lease in taken)
+            settle([lease for taken in both for lease in taken])
+        assert first.fenced == []
+    assert await cluster.committed(topic) == dict.fromkeys(range(4), 15)
+
+
+async def test_what_is_not_drained_in_time_is_fenced_told_and_delivered_again(cluster: Cluster) -> None:
+    topic = await cluster.create_topic(partitions=2)
+    await produce(cluster, [*records_of(topic, 5, partition=0), *records_of(topic, 5, partition=1)])
+    settings = cluster.settings(topic, drain_timeout_s=0.5)
+    async with reading(cluster, settings) as first:
+        settle([lease for lease in await first.take(10) if lease.offset < 2])
+        async with reading(cluster, settings) as second:
+            again = await asyncio.gather(first.take(3), second.take(3))
+            assert sorted(lease.offset for lease in first.fenced) == [2, 2, 3, 3, 4, 4]
+            settle(first.fenced)
+            assert [[lease.offset for lease in taken] for taken in again] == [[2, 3, 4], [2, 3, 4]]
+            await asyncio.sleep(0.3)
+            assert await cluster.committed(topic) == {0: 2, 1: 2}
+
+
+async def test_records_that_retention_took_are_counted(cluster: Cluster) -> None:
+    topic = await cluster.create_topic()
+    await produce(cluster, records_of(topic, 10))
+    async with reading(cluster, cluster.settings(topic)) as intake:
+        settle((await intake.take(10))[:3])
+        await until_committed(cluster, topic, {0: 3})
+    await cluster.expire(topic, 0, 8)
+    async with reading(cluster, cluster.settings(topic)) as successor:
+        assert [lease.offset for lease in await successor.take(2)] == [8, 9]
+        assert successor.deliveries.counts.lost_to_retention == 5
+        settle(successor.leases)
+        await until_committed(cluster, topic, {0: 10})
+
+
+async def test_lag_counts_what_was_not_handed_out(cluster: Cluster) -> None:
+    topic = await cluster.create_topic()
+    await produce(cluster, records_of(topic, 30))
+    async with reading(cluster, cluster.settings(topic, max_poll_records=10)) as intake:
+        await intake.take(10)
+        assert intake.deliveries.lag_records() == {(topic, 0): 20}
+        assert intake.deliveries.healthy
+
+
+async def test_stopping_lets_what_is_out_settle(cluster: Cluster) -> None:
+    topic = await cluster.create_topic()
+    await produce(cluster, records_of(topic, 20))
+    async with reading(cluster, cluster.settings(topic, max_poll_records=5)) as intake:
+        leases = await intake.take(5)
+        waiting = asyncio.create_task(intake.deliveries.fetch())
+        intake.deliveries.stop_fetching()
+        assert list(await waiting) == []
+        assert list(await intake.deliveries.fetch()) == []
+        settle(leases)
+    assert await cluster.committed(topic) == {0: 5}
+    assert intake.fenced == []
+
+
+async def test_each_record_has_its_own_word(cluster: Cluster) -> None:
+    topic = await cluster.create_topic(partitions=3, max_message_bytes="100000")
+    producer = cluster.producer(cluster.settings())
+    await producer.start()
+    good = records_of(topic, 20)
+    bad = [
+        OutgoingRecord(topic, 3, None, b"no such partition", []),
+        OutgoingRecord("nowhere", None, b"k", b"no such topic", []),
+        OutgoingRecord(topic, None, b"key-0", b"x" * 200_000, []),
+    ]
+    mixed = [*good[:10], *bad, *good[10:]]
+    for _ in range(2):
+        words = await producer.send(mixed)
+        assert [type(word) for word in words[10:13]] == [
+            kafka_errors.UnknownTopicOrPartitionError,
+            kafka_errors.UnknownTopicOrPartitionError,
+            kafka_errors.MessageSizeTooLargeError,
+        ]
+        assert not any([*words[:10], *words[13:]])
+    await producer.close(5)
+    written = await cluster.read(topic)
+    assert sorted(int(record.value or b"") for record in written) == sorted([*range(20)] * 2)
+    assert {record.key: record.headers for record in written}[b"key-7"] == (("n", b"7"),)
+
+
+async def test_keys_and_named_partitions_decide_where_records_go(cluster: Cluster) -> None:
+    topic = await cluster.create_topic(partitions=3)
+    keyed = [OutgoingRecord(topic, None, b"foobar", b"%d" % each, []) for each in range(5)]
+    await produce(cluster, [*keyed, OutgoingRecord(topic, 2, b"foobar", b"named", [])])
+    written = await cluster.read(topic)
+    assert {record.partition for record in written if record.value != b"named"} == {(-790332482 & 0x7FFFFFFF) % 3}
+    assert [record.partition for record in written if record.value == b"named"] == [2]
+
+
+async def test_a_closed_producer_says_so(cluster: Cluster) -> None:
+    producer = cluster.producer(cluster.settings())
+    await producer.start()
+    await producer.close(1)
+    with pytest.raises(kafka_errors.ProducerClosed):
+        await producer.send(records_of("anything", 1))

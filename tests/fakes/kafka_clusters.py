@@ -1,0 +1,241 @@
+"""The in-memory Kafka and a real one, told apart by nobody who uses them through this."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Protocol
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
+
+from aggregator.adapters.kafka_consumer import KafkaDeliveries
+from aggregator.adapters.kafka_producer import KafkaProducer
+from aggregator.adapters.kafka_reader import IntakeCounts
+from aggregator.core.watermark import Lease
+from aggregator.ports import Deliveries, OutgoingRecord, Producer, Record
+from aggregator.settings import KafkaSettings, TopicSettings
+from tests.fakes.kafka import FakeDeliveries, FakeKafka
+from tests.fakes.kafka_producer import FakeProducer
+
+OnFenced = Callable[[Sequence[Lease]], None]
+
+
+class ManagedDeliveries(Deliveries, Protocol):
+    """Intake with its whole life."""
+
+    counts: IntakeCounts
+
+    async def run(self) -> None: ...
+    def stop_fetching(self) -> None: ...
+    async def close(self, timeout_s: float) -> None: ...
+    @property
+    def healthy(self) -> bool: ...
+    def half_span_holders(self) -> Sequence[Lease]: ...
+    def lag_records(self) -> Mapping[tuple[str, int], int]: ...
+    def uncommitted_span(self) -> Mapping[tuple[str, int], int]: ...
+    def paused(self) -> frozenset[tuple[str, int]]: ...
+
+
+class ManagedProducer(Producer, Protocol):
+    """Output with its whole life."""
+
+    async def start(self) -> None: ...
+    async def close(self, timeout_s: float) -> None: ...
+
+
+class Cluster(Protocol):
+    """What a test may ask of a Kafka. Each cluster object is one consumer group."""
+
+    def settings(self, *topics: str, **changes: Any) -> KafkaSettings: ...
+    def deliveries(self, settings: KafkaSettings, on_fenced: OnFenced) -> ManagedDeliveries: ...
+    def producer(self, settings: KafkaSettings) -> ManagedProducer: ...
+    async def create_topic(self, partitions: int = 1, **configuration: str) -> str: ...
+    async def read(self, topic: str) -> Sequence[Record]: ...
+    async def committed(self, topic: str) -> Mapping[int, int]: ...
+    async def expire(self, topic: str, partition: int, start: int) -> None: ...
+
+
+QUICK = {"commit_interval_s": 0.05, "drain_timeout_s": 3.0, "session_timeout_s": 6.0}
+
+
+class FakeCluster:
+    """FakeKafka as a Cluster."""
+
+    def __init__(self) -> None:
+        self.kafka = FakeKafka()
+
+    def settings(self, *topics: str, **changes: Any) -> KafkaSettings:
+        named = tuple(TopicSettings(name=topic) for topic in topics) or (TopicSettings(name="unused"),)
+        return KafkaSettings(**{"topics": named, **QUICK, **changes})
+
+    def deliveries(self, settings: KafkaSettings, on_fenced: OnFenced) -> ManagedDeliveries:
+        return FakeDeliveries(self.kafka, settings, on_fenced)
+
+    def producer(self, settings: KafkaSettings) -> ManagedProducer:
+        del settings
+        return FakeProducer(self.kafka)
+
+    async def create_topic(self, partitions: int = 1, **configuration: str) -> str:
+        name = f"topic-{len(self.kafka.logs)}"
+        self.kafka.create_topic(name, partitions)
+        if "max_message_bytes" in configuration:
+            self.kafka.max_message_bytes = int(configuration["max_message_bytes"])
+        return name
+
+    async def read(self, topic: str) -> Sequence[Record]:
+        return [record for tp, log in sorted(self.kafka.logs.items()) if tp[0] == topic for record in log.records]
+
+    async def committed(self, topic: str) -> Mapping[int, int]:
+        return {partition: offset for (name, partition), offset in self.kafka.committed.items() if name == topic}
+
+    async def expire(self, topic: str, partition: int, start: int) -> None:
+        self.kafka.expire((topic, partition), start)
+
+
+class RealCluster:
+    """Apache Kafka as a Cluster; topics and group have names of their own."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self.bootstrap = bootstrap
+        self.name = secrets.token_hex(4)
+        self._topics = 0
+
+    def settings(self, *topics: str, **changes: Any) -> KafkaSettings:
+        named = tuple(TopicSettings(name=topic) for topic in topics) or (TopicSettings(name="unused"),)
+        own = {"bootstrap_servers": self.bootstrap, "group_id": f"group-{self.name}", "topics": named}
+        return KafkaSettings(**{**own, **QUICK, **changes})
+
+    def deliveries(self, settings: KafkaSettings, on_fenced: OnFenced) -> ManagedDeliveries:
+        return KafkaDeliveries(settings, on_fenced)
+
+    def producer(self, settings: KafkaSettings) -> ManagedProducer:
+        return KafkaProducer(settings)
+
+    async def create_topic(self, partitions: int = 1, **configuration: str) -> str:
+        self._topics += 1
+        name = f"{self.name}-{self._topics}"
+        configs = {key.replace("_", "."): value for key, value in configuration.items()}
+        async with self.admin() as admin:
+            await admin.create_topics([NewTopic(name, partitions, 1, topic_configs=configs)])
+            while name not in await admin.list_topics():  # noqa: ASYNC110 - the broker's metadata calls nobody
+                await asyncio.sleep(0.05)
+        return name
+
+    async def read(self, topic: str) -> Sequence[Record]:
+        consumer: Any = AIOKafkaConsumer(bootstrap_servers=self.bootstrap, auto_offset_reset="earliest")
+        await consumer.start()
+        try:
+            await consumer._client._wait_on_metadata(topic)  # noqa: SLF001 - it asks only for topics it subscribed to
+            tps = [TopicPartition(topic, partition) for partition in sorted(consumer.partitions_for_topic(topic))]
+            consumer.assign(tps)
+            ends = await consumer.end_offsets(tps)
+            records: list[Record] = []
+            while any([await consumer.position(tp) < ends[tp] for tp in tps]):
+                found = await consumer.getmany(timeout_ms=200)
+                records.extend(record for part in found.values() for record in part)
+            return sorted(records, key=lambda record: (record.partition, record.offset))
+        finally:
+            await consumer.stop()
+
+    async def committed(self, topic: str) -> Mapping[int, int]:
+        async with self.admin() as admin:
+            offsets = await admin.list_consumer_group_offsets(f"group-{self.name}")
+        return {tp.partition: offset.offset for tp, offset in offsets.items() if tp.topic == topic}
+
+    async def expire(self, topic: str, partition: int, start: int) -> None:
+        async with self.admin() as admin:
+            await admin.delete_records({TopicPartition(topic, partition): RecordsToDelete(start)})
+
+    @asynccontextmanager
+    async def admin(self) -> AsyncIterator[Any]:
+        """An admin client of aiokafka."""
+        admin = AIOKafkaAdminClient(bootstrap_servers=self.bootstrap)
+        await admin.start()
+        try:
+            yield admin
+        finally:
+            await admin.close()
+
+
+def records_of(topic: str, count: int, *, partition: int | None = None, start: int = 0) -> list[OutgoingRecord]:
+    """Records with keys and numbered values."""
+    numbers = range(start, start + count)
+    return [OutgoingRecord(topic, partition, b"key-%d" % each, b"%d" % each, [("n", b"%d" % each)]) for each in numbers]
+
+
+async def produce(cluster: Cluster, records: Sequence[OutgoingRecord]) -> None:
+    """Write records, all of which must be acknowledged."""
+    producer = cluster.producer(cluster.settings())
+    await producer.start()
+    try:
+        assert not any(await producer.send(records))
+    finally:
+        await producer.close(5)
+
+
+class Reading:
+    """A running intake and what became of it."""
+
+    def __init__(self, cluster: Cluster, settings: KafkaSettings) -> None:
+        self.fenced: list[Lease] = []
+        self.leases: list[Lease] = []
+        self.deliveries = cluster.deliveries(settings, self.fenced.extend)
+
+    async def take(self, count: int, timeout_s: float = 20.0) -> list[Lease]:
+        """Exactly `count` more records; unsettled."""
+        taken: list[Lease] = []
+        async with asyncio.timeout(timeout_s):
+            while len(taken) < count:
+                taken.extend(await self.deliveries.fetch())
+        assert len(taken) == count, f"{len(taken)} records came instead of {count}"
+        self.leases.extend(taken)
+        return taken
+
+    async def nothing(self, for_s: float = 0.3) -> None:
+        """See to it that nothing comes."""
+        try:
+            async with asyncio.timeout(for_s):
+                leases = await self.deliveries.fetch()
+        except TimeoutError:
+            return
+        raise AssertionError(f"{len(leases)} records came instead of none")
+
+
+def settle(leases: Sequence[Lease]) -> None:
+    """Say that these have their outcome."""
+    for lease in leases:
+        lease.watermark.settle(lease)
+
+
+@asynccontextmanager
+async def reading(cluster: Cluster, settings: KafkaSettings) -> AsyncIterator[Reading]:
+    """Run an intake, and close it at the end."""
+    one = Reading(cluster, settings)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(one.deliveries.run())
+        try:
+            yield one
+        finally:
+            await one.deliveries.close(5)
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    """Wait for something to become true."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110 - of anything at all
+            await asyncio.sleep(0.01)
+
+
+async def until_committed(cluster: Cluster, topic: str, offsets: Mapping[int, int], timeout_s: float = 20.0) -> None:
+    """Wait for the group to have committed exactly these."""
+    seen: Mapping[int, int] = {}
+    try:
+        async with asyncio.timeout(timeout_s):
+            while seen != offsets:
+                await asyncio.sleep(0.02)
+                seen = await cluster.committed(topic)
+    except TimeoutError:
+        raise AssertionError(f"committed is {seen}, not {offsets}") from None
