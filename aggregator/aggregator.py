@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 
 from aggregator.adapters.counting import Counting
-from aggregator.adapters.grpc_server import EmbeddingsService, GrpcServer
 from aggregator.adapters.kafka_connection import prepare_topics
 from aggregator.adapters.kafka_consumer import KafkaDeliveries
 from aggregator.adapters.kafka_producer import KafkaProducer
@@ -19,15 +18,15 @@ from aggregator.adapters.tracing import Tracing
 from aggregator.core.admission import Admission, AdmissionPolicy
 from aggregator.core.dispatcher import DispatchPolicy
 from aggregator.core.packing import PackPolicy
-from aggregator.core.query import Priority, Source
+from aggregator.core.query import Source
 from aggregator.core.queue import QueuePolicy
 from aggregator.core.watermark import Lease
 from aggregator.figures import snapshot
+from aggregator.front_door import authenticates, make_front_door, make_gate
 from aggregator.kafka_codec import intakes
 from aggregator.kafka_path import KafkaPath
 from aggregator.models import Model, Models
 from aggregator.pipeline import Pipeline
-from aggregator.request import Defaults
 from aggregator.runtime import telemetry
 from aggregator.settings import AggregatorSettings
 
@@ -52,7 +51,8 @@ class Aggregator:
         if settings.kafka.enabled:
             self._deliveries = KafkaDeliveries(settings.kafka, self._on_fenced)
             self._producer = KafkaProducer(settings.kafka)
-            topics = intakes(settings.kafka, settings.models[0].name)
+            trusts_tenant = not authenticates(settings.grpc.authentication)
+            topics = intakes(settings.kafka, settings.models[0].name, trusts_tenant=trusts_tenant)
             self._kafka = KafkaPath(
                 settings.kafka, topics, self._deliveries, self._producer, metrics=self._metrics, tracing=tracing
             )
@@ -66,12 +66,10 @@ class Aggregator:
             self._kafka,
             self._metrics,
             tracing,
+            gate=make_gate(settings),
             max_unavailable_s=settings.batching.max_unavailable_s,
         )
-        self._grpc: GrpcServer | None = None
-        if settings.grpc.enabled:
-            service = EmbeddingsService(self._pipeline, self._models, _grpc_defaults(settings), tracing)
-            self._grpc = GrpcServer(service, settings.grpc.bind, settings.grpc.max_message_bytes)
+        self._grpc = make_front_door(settings, self._pipeline, self._models, tracing)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Start, work until `stop` is set, drain within the grace period."""
@@ -152,12 +150,3 @@ def make_models(settings: AggregatorSettings, worker: Executor) -> Models:
     )
     models = [Model(model.name, model.aliases, Admission(admission)) for model in settings.models]
     return Models(models, policy, batching.token_budget, lambda tokenizer: Counting(tokenizer, worker))
-
-
-def _grpc_defaults(settings: AggregatorSettings) -> Defaults:
-    return Defaults(
-        source=Source.GRPC,
-        model=settings.grpc.model or settings.models[0].name,
-        priority=Priority[settings.grpc.priority.upper()],
-        max_inputs=settings.grpc.max_inputs,
-    )

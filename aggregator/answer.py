@@ -44,6 +44,8 @@ def _fail(status: pb.Status, failure: Failure) -> None:
     status.code = failure.code
     status.message = failure.message
     status.retryable = failure.retryable
+    if failure.retry_after_s:
+        status.retry_delay.FromNanoseconds(int(failure.retry_after_s * 1e9))
 
 
 def _describe_batch(answer: pb.EmbedResponse, batch: CompletedBatch, queued_s: float) -> None:

@@ -32,8 +32,8 @@ async def enqueue(
     now_s = clock()
     found = forecast(served.dispatcher.lanes.values(), now_s)
     for request, inputs in counted:
-        if not request.remaining:  # refused, or given up while its tokens were counted
-            if not inputs:
+        if not request.remaining:
+            if not request.given_up:  # while its tokens were counted
                 settled.append(request)
             continue
         token_count = sum(len(token_ids) for _, token_ids in inputs) // 4

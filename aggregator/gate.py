@@ -9,8 +9,9 @@ from aggregator.core.admission import Admission, Bound, Full
 from aggregator.core.outlook import Forecast, Outlook
 from aggregator.core.query import Source
 from aggregator.core.quotas import Quotas
-from aggregator.errors import Expired, Overloaded, TokenbatchError
+from aggregator.errors import Expired, InvalidRequest, Overloaded, TokenbatchError
 from aggregator.request import Request
+from aggregator.vectors import vector_bytes
 
 _UNMEASURED_RETRY_S = 0.1
 _SHORTEST_RETRY_S, _LONGEST_RETRY_S = 0.02, 5.0
@@ -23,8 +24,12 @@ _MESSAGES = {
 class Gate:
     """The quotas of all tenants, and what a refused caller is told. `jitter` in [0, 1) spreads the retries."""
 
-    def __init__(self, quotas: Quotas, jitter: Callable[[], float] = random.random) -> None:
+    def __init__(
+        self, quotas: Quotas, *, max_reply_bytes: int = 16 * 1024 * 1024, jitter: Callable[[], float] = random.random
+    ) -> None:
+        """`max_reply_bytes`: of the vectors that answer one call."""
         self._quotas = quotas
+        self._max_reply_bytes = max_reply_bytes
         self._jitter = jitter
 
     def refusal(
@@ -40,6 +45,12 @@ class Gate:
         """Why a request of so many tokens is not taken now; what came by Kafka is never refused here."""
         if request.source is Source.KAFKA:
             return None
+        reply_bytes = len(request.inputs) * vector_bytes(request.options.dimensions, request.options.encoding)
+        if reply_bytes > self._max_reply_bytes:
+            return InvalidRequest(
+                f"the vectors would have {reply_bytes} bytes: at most {self._max_reply_bytes} are sent;"
+                " ask for fewer inputs, fewer dimensions or a smaller encoding"
+            )
         tenant = request.tenant
         wait_s = self._quotas.wait_s(tenant, token_count, now_s)
         if wait_s:

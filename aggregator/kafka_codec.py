@@ -87,11 +87,19 @@ class Refused:
     dead_letter: bool
 
 
-def intakes(settings: KafkaSettings, default_model: str) -> Mapping[str, Intake]:
-    """How each query topic is read; `default_model` is for topics that name none."""
+def intakes(settings: KafkaSettings, default_model: str, *, trusts_tenant: bool = True) -> Mapping[str, Intake]:
+    """How each query topic is read; `default_model` is for topics that name none.
+
+    `trusts_tenant`: a request may name its tenant where its topic has none.
+    """
     permits = _reply_topics(settings)
     return {
-        topic.name: Intake(_defaults(topic, default_model), settings.reply_topic, permits, settings.max_record_bytes)
+        topic.name: Intake(
+            _defaults(topic, default_model, trusts_tenant=trusts_tenant and not topic.tenant),
+            settings.reply_topic,
+            permits,
+            settings.max_record_bytes,
+        )
         for topic in settings.topics
     }
 
@@ -142,13 +150,13 @@ def decode(lease: Lease, intake: Intake, *, received_s: float, wall_s: float) ->
         return Refused(lease, error, request_id, route, dead_letter=route is None or message is None)
 
 
-def _defaults(topic: TopicSettings, default_model: str) -> Defaults:
+def _defaults(topic: TopicSettings, default_model: str, *, trusts_tenant: bool) -> Defaults:
     return Defaults(
         source=Source.KAFKA,
         model=topic.model or default_model,
         priority=Priority[topic.priority.upper()],
         tenant=topic.tenant,
-        trusts_tenant=not topic.tenant,
+        trusts_tenant=trusts_tenant,
     )
 
 

@@ -44,6 +44,7 @@ _LOG = logging.getLogger(__name__)
 _EXPIRED = Failure(Code.DEADLINE_EXCEEDED, "the deadline passed before the input reached an engine")
 _LATE = Failure(Code.DEADLINE_EXCEEDED, "the deadline cannot be met: the batch would end after it")
 _POISON = Failure(Code.INTERNAL, "this input, alone in its batch, made the engine fail")
+_INTERNAL = Failure(Code.INTERNAL, "the request could not be queued")
 _UNAVAILABLE = Failure(Code.UNAVAILABLE, "no server of this model is available", retryable=True)
 
 
@@ -77,6 +78,7 @@ class Pipeline:
         self._all_settled = asyncio.Event()
         self._all_settled.set()
         self._unsettled = 0
+        self._calls: list[Request] = []
         self._urged: frozenset[int] = frozenset()
         self._draining = False
 
@@ -102,11 +104,31 @@ class Pipeline:
         while requests := await kafka.receive():
             await self.admit(requests)
 
+    def submit(self, request: Request) -> None:
+        """Take a gRPC call's request; calls that come in the same turn of the event loop are admitted together."""
+        self._unsettled += 1
+        self._all_settled.clear()
+        self._calls.append(request)
+        if len(self._calls) == 1:
+            asyncio.get_running_loop().call_soon(self._admit_calls)
+
+    def _admit_calls(self) -> None:
+        calls, self._calls = self._calls, []
+        self._spawn(self._admit_safely(calls), "admit calls")
+
+    async def _admit_safely(self, calls: Sequence[Request]) -> None:
+        """Admit, and let no request that nobody thought of end the work of all others."""
+        try:
+            await self._admit(calls)
+        except Exception:  # noqa: BLE001 - logged with its traceback
+            _LOG.exception("calls could not be admitted", extra={"calls": len(calls)})
+            await self.settle([request for request in calls if request.fail(_INTERNAL)])
+
     async def embed(self, request: Request) -> None:
         """Take one gRPC call's request and wait until all its inputs are settled."""
+        self.submit(request)
         try:
-            await self.admit([request])
-            await request.origin.settled.wait()
+            await request.origin.wait()
         except asyncio.CancelledError:
             self.give_up(request)
             raise
@@ -124,6 +146,8 @@ class Pipeline:
         routed: dict[int, tuple[Model, Served, list[Request]]] = {}
         now_s = self._clock()
         for request in requests:
+            if request.given_up:
+                continue
             route = None
             try:
                 route = self._route(request, now_s) if request.remaining else None
@@ -262,7 +286,7 @@ class Pipeline:
         records = [request for request in requests if request.source is Source.KAFKA]
         for request in requests:
             if request.source is Source.GRPC:
-                request.origin.settled.set()
+                request.origin.settle()
         if records and self._kafka is not None:
             await self._kafka.settle(records)
         self._let_go(requests)
@@ -270,6 +294,7 @@ class Pipeline:
     def give_up(self, request: Request) -> None:
         """A caller went away: take its inputs out of the queue; what is under way is computed for nobody."""
         if request.remaining:
+            request.given_up = True
             request.fail(Failure(Code.CANCELLED, "the caller went away"))
             if request.held is not None:
                 for query, entry in request.held.places:

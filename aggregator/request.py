@@ -88,7 +88,7 @@ class Request:
     `inputs` hold texts, or token ids as little-endian int32. `outcomes` has one place per input; `remaining`
     counts the empty ones. `origin` is what the answer goes back to: a Kafka delivery, or a waiting call.
     `held` is what it occupies from admission until its answer is acknowledged; once `admitted` it is not
-    refused again for want of room.
+    refused again for want of room. `given_up`: nobody waits for it any more.
     Times are monotonic seconds; a deadline of `inf` means none.
     """
 
@@ -108,6 +108,7 @@ class Request:
     traceparent: bytes | None = None
     held: Held | None = None
     admitted: bool = False
+    given_up: bool = False
 
     def settle_input(self, index: int, outcome: Outcome) -> bool:
         """Record one input's outcome; True when that was the last one missing."""

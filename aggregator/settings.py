@@ -5,18 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, SecretStr
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, SecretStr
 
 from aggregator.runtime.settings import StrictSettings
 from aggregator.runtime.telemetry import TelemetrySettings
+from aggregator.settings_grpc import Group, GrpcSettings, TenantSettings
 
 ENV_PREFIX = "TOKENBATCH_AGGREGATOR_"
-
-
-class Group(BaseModel):
-    """One group of settings."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class TopicSettings(Group):
@@ -72,17 +67,6 @@ class KafkaSettings(Group):
     ssl_key_file: Path | None = Field(default=None)
 
 
-class GrpcSettings(Group):
-    """The gRPC front door."""
-
-    enabled: bool = Field(default=True, description="serve gRPC at all")
-    bind: str = Field(default="0.0.0.0:50051", description="host:port; port 0 picks a free one")
-    model: str = Field(default="", description="model of requests that name none; empty: the only model configured")
-    priority: Literal["interactive", "default", "background"] = Field(default="interactive")
-    max_message_bytes: PositiveInt = Field(default=4 * 1024 * 1024)
-    max_inputs: PositiveInt = Field(default=1024, description="inputs of one request")
-
-
 class ModelSettings(Group):
     """One model and the servers that run it."""
 
@@ -135,6 +119,7 @@ class AggregatorSettings(StrictSettings):
 
     kafka: KafkaSettings = KafkaSettings()
     grpc: GrpcSettings = GrpcSettings()
+    tenants: TenantSettings = TenantSettings()
     models: tuple[ModelSettings, ...] = Field(
         default=(ModelSettings(name="all-minilm-l6-v2", aliases=("minilm",), servers=("localhost:50061",)),),
         min_length=1,

@@ -9,6 +9,13 @@ import numpy.typing as npt
 
 from protos.embedding.v1 import embedding_pb2 as pb
 
+_BITS: dict[int, int] = {
+    pb.ENCODING_FLOAT32: 32,
+    pb.ENCODING_FLOAT16: 16,
+    pb.ENCODING_INT8: 8,
+    pb.ENCODING_BINARY: 1,
+}
+
 Float32Matrix = npt.NDArray[np.float32]
 
 
@@ -61,6 +68,11 @@ class Vector:
     row: int
     token_count: int
     queued_s: float
+
+
+def vector_bytes(dimensions: int, encoding: int) -> int:
+    """What one vector takes in an encoding."""
+    return (dimensions * _BITS[encoding] + 7) // 8
 
 
 def _shape(matrix: Float32Matrix, dimensions: int, *, normalize: bool) -> Float32Matrix:

@@ -100,14 +100,16 @@ class EmbedRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., model_revision: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[Input, _Mapping]]] = ..., input_type: _Optional[_Union[InputType, str]] = ..., priority: _Optional[_Union[Priority, str]] = ..., dimensions: _Optional[int] = ..., encoding: _Optional[_Union[Encoding, str]] = ..., normalize: bool = ..., truncate: _Optional[_Union[Truncate, str]] = ..., tenant: _Optional[str] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class Status(_message.Message):
-    __slots__ = ("code", "message", "retryable")
+    __slots__ = ("code", "message", "retryable", "retry_delay")
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     RETRYABLE_FIELD_NUMBER: _ClassVar[int]
+    RETRY_DELAY_FIELD_NUMBER: _ClassVar[int]
     code: int
     message: str
     retryable: bool
-    def __init__(self, code: _Optional[int] = ..., message: _Optional[str] = ..., retryable: bool = ...) -> None: ...
+    retry_delay: _duration_pb2.Duration
+    def __init__(self, code: _Optional[int] = ..., message: _Optional[str] = ..., retryable: bool = ..., retry_delay: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class Embedding(_message.Message):
     __slots__ = ("embedding", "dimensions", "encoding", "token_count", "status", "scale")

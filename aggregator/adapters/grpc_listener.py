@@ -1,0 +1,87 @@
+"""Listen for gRPC calls: the service, health per service, reflection, TLS and the limits of connections."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from aggregator.adapters.grpc_server import SERVICE
+from aggregator.adapters.tls import server_credentials
+from aggregator.errors import StartError
+from aggregator.settings_grpc import GrpcSettings
+from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
+
+_LOG = logging.getLogger(__name__)
+_MOST_CALLS = 2
+"""Above this multiple of `max_calls` gRPC itself refuses calls, without a word on when to try again."""
+
+
+class GrpcServer:
+    """The listener. A name that health does not know is NOT_FOUND; the empty name is the whole server."""
+
+    def __init__(self, service: pb_grpc.EmbeddingsServicer, settings: GrpcSettings) -> None:
+        """Raises StartError for certificates that cannot be used."""
+        self._settings = settings
+        self._credentials = server_credentials(settings.tls)
+        self._server = grpc.aio.server(
+            options=_options(settings), maximum_concurrent_rpcs=_MOST_CALLS * settings.max_calls
+        )
+        self._health = health.aio.HealthServicer()
+        self.address = ""
+        pb_grpc.add_EmbeddingsServicer_to_server(service, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        if settings.reflection:
+            reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+
+    async def start(self) -> None:
+        """Listen; NOT_SERVING until `set_serving`. Raises StartError when the address cannot be bound."""
+        await self.set_serving(serving=False)
+        bind = self._settings.bind
+        try:
+            if self._credentials is None:
+                port = self._server.add_insecure_port(bind)
+            else:
+                port = self._server.add_secure_port(bind, self._credentials)
+        except RuntimeError as error:
+            raise StartError(f"grpc.bind {bind} cannot be bound: is another program using the port?") from error
+        self.address = f"{bind.rpartition(':')[0]}:{port}"
+        await self._server.start()
+        tls = self._settings.tls
+        extra = {
+            "address": self.address,
+            "tls": self._credentials is not None,
+            "client_certificates": tls.client_ca_file is not None,
+        }
+        _LOG.info("grpc listening", extra=extra)
+
+    async def set_serving(self, *, serving: bool) -> None:
+        """What the health service says, of the server and of the service."""
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        for name in ("", SERVICE):
+            await self._health.set(name, status)
+
+    async def stop(self, grace_s: float) -> None:
+        """Refuse new calls, let those under way finish within the grace period."""
+        await self.set_serving(serving=False)
+        await self._server.stop(grace_s)
+
+
+def _options(settings: GrpcSettings) -> list[tuple[str, Any]]:
+    return [
+        ("grpc.max_receive_message_length", settings.max_message_bytes),
+        ("grpc.max_send_message_length", -1),  # held to max_reply_bytes before
+        ("grpc.max_metadata_size", settings.max_metadata_bytes),
+        ("grpc.absolute_max_metadata_size", settings.max_metadata_bytes),
+        ("grpc.max_concurrent_streams", settings.max_calls_per_connection),
+        ("grpc.max_connection_age_ms", int(settings.max_connection_age_s * 1000)),
+        ("grpc.max_connection_age_grace_ms", int(settings.max_connection_grace_s * 1000)),
+        ("grpc.keepalive_time_ms", 60_000),  # a peer that vanished frees what it held
+        ("grpc.keepalive_timeout_ms", 20_000),
+        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+        ("grpc.so_reuseport", 0),
+    ]

@@ -1,0 +1,54 @@
+"""Make the gRPC front door, and the gate that all requests pass, from settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+
+from aggregator.adapters.authentication import open_authentication
+from aggregator.adapters.grpc_callers import Callers
+from aggregator.adapters.grpc_calls import Calls, Embedder
+from aggregator.adapters.grpc_listener import GrpcServer
+from aggregator.adapters.grpc_load import Load, LoadLimits
+from aggregator.adapters.grpc_server import EmbeddingsService
+from aggregator.adapters.tracing import Tracing
+from aggregator.core.query import Priority, Source
+from aggregator.core.quotas import QuotaPolicy, Quotas
+from aggregator.gate import Gate
+from aggregator.models import Models
+from aggregator.request import Defaults
+from aggregator.settings import AggregatorSettings
+from aggregator.settings_grpc import AuthenticationSettings
+
+
+def make_gate(settings: AggregatorSettings, ready_aggregators: Callable[[], int] = lambda: 1) -> Gate:
+    """The gate; a tenant's rate is divided among `ready_aggregators`."""
+    tenants = settings.tenants
+    rate = inf if tenants.tokens_per_s is None else tenants.tokens_per_s
+    quotas = Quotas(QuotaPolicy(rate, tenants.rates, tenants.burst_s), ready_aggregators)
+    return Gate(quotas, max_reply_bytes=settings.grpc.max_reply_bytes)
+
+
+def make_front_door(
+    settings: AggregatorSettings, embedder: Embedder, models: Models, tracing: Tracing
+) -> GrpcServer | None:
+    """The listener with all behind it; None where gRPC is not served. Raises StartError."""
+    grpc = settings.grpc
+    if not grpc.enabled:
+        return None
+    defaults = Defaults(
+        source=Source.GRPC,
+        model=grpc.model or settings.models[0].name,
+        priority=Priority[grpc.priority.upper()],
+        max_inputs=grpc.max_inputs,
+        trusts_tenant=not authenticates(grpc.authentication),
+    )
+    callers = Callers(defaults, open_authentication(grpc.authentication), traced=tracing.enabled)
+    load = Load(LoadLimits(grpc.max_calls, grpc.max_pending_bytes, grpc.max_streams))
+    calls = Calls(embedder, callers, load)
+    return GrpcServer(EmbeddingsService(calls, models, tracing, stream_window=grpc.stream_window), grpc)
+
+
+def authenticates(settings: AuthenticationSettings) -> bool:
+    """Whether callers must show who they are; then no field of a message names a tenant, on Kafka neither."""
+    return settings.tokens_file is not None or settings.jwks_file is not None or settings.client_certificates

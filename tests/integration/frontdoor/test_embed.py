@@ -1,0 +1,224 @@
+"""Every option of a request does what the contract says, through real gRPC."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from modelserver.synthetic_engine import vectors
+from protos.embedding.v1 import embedding_pb2 as pb
+from tests.integration.frontdoor.door import DESCRIPTION, MODEL_FOLDER, SlowEngine, ask, floats, front_door
+
+REFERENCE = Tokenizer.from_file(str(MODEL_FOLDER / "tokenizer.json"))
+REFERENCE.no_truncation()
+REFERENCE.no_padding()
+LONG = " ".join(f"word{number}" for number in range(60))
+
+
+def ids_of(text: str) -> list[int]:
+    found: list[int] = REFERENCE.encode(text).ids
+    return found
+
+
+def expected(ids: list[int], dimensions: int = DESCRIPTION.dimensions, *, normalize: bool = True) -> Any:
+    row = vectors(np.array(ids, np.int32), np.array([len(ids)], np.int32), DESCRIPTION.dimensions)[0][:dimensions]
+    return row / np.linalg.norm(row) if normalize else row
+
+
+async def failure(call: Any) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value.code(), caught.value.details() or ""
+
+
+async def test_a_text_gets_its_vector_counts_and_timings() -> None:
+    async with front_door() as door:
+        answer = await door.stub.Embed(ask("who wrote the art of war", request_id="q-1"))
+    [embedding] = answer.embeddings
+    np.testing.assert_allclose(floats(embedding), expected(ids_of("who wrote the art of war")), rtol=1e-6)
+    assert (embedding.dimensions, embedding.encoding) == (96, pb.ENCODING_FLOAT32)
+    assert embedding.token_count == len(ids_of("who wrote the art of war"))
+    assert (answer.request_id, answer.model, answer.model_revision) == ("q-1", "minilm", "r1")
+    assert answer.status.code == 0
+    assert answer.batch_id
+    assert answer.timings.HasField("queued")
+    assert answer.timings.inference.ToTimedelta().total_seconds() > 0
+
+
+async def test_a_request_without_an_id_gets_one() -> None:
+    async with front_door() as door:
+        assert (await door.stub.Embed(ask("a"))).request_id
+
+
+async def test_token_ids_are_taken_as_they_are() -> None:
+    async with front_door() as door:
+        answer = await door.stub.Embed(pb.EmbedRequest(inputs=[pb.Input(token_ids=pb.TokenIds(ids=[101, 7, 9, 102]))]))
+    np.testing.assert_allclose(floats(answer.embeddings[0]), expected([101, 7, 9, 102]), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("input_type", "prompt"),
+    [("INPUT_TYPE_QUERY", "query: "), ("INPUT_TYPE_DOCUMENT", "passage: "), ("INPUT_TYPE_UNSPECIFIED", "")],
+)
+async def test_the_models_own_prompt_goes_before_the_text(input_type: str, prompt: str) -> None:
+    async with front_door() as door:
+        answer = await door.stub.Embed(ask("rain", input_type=input_type))
+    np.testing.assert_allclose(floats(answer.embeddings[0]), expected(ids_of(f"{prompt}rain")), rtol=1e-6)
+
+
+@pytest.mark.parametrize("truncate", ["TRUNCATE_UNSPECIFIED", "TRUNCATE_NONE"])
+async def test_an_over_long_text_is_refused_unless_truncation_is_allowed(truncate: str) -> None:
+    async with front_door() as door:
+        code, message = await failure(door.stub.Embed(ask(LONG, truncate=truncate)))
+    assert code is grpc.StatusCode.OUT_OF_RANGE
+    assert "64" in message
+
+
+async def test_truncation_drops_tokens_from_the_end_asked_for_and_keeps_the_special_ones() -> None:
+    ids = ids_of(LONG)
+    async with front_door() as door:
+        end = await door.stub.Embed(ask(LONG, truncate="TRUNCATE_END"))
+        start = await door.stub.Embed(ask(LONG, truncate="TRUNCATE_START"))
+    np.testing.assert_allclose(floats(end.embeddings[0]), expected([*ids[:63], ids[-1]]), rtol=1e-6)
+    np.testing.assert_allclose(floats(start.embeddings[0]), expected([ids[0], *ids[-63:]]), rtol=1e-6)
+    assert end.embeddings[0].token_count == start.embeddings[0].token_count == 64
+
+
+@pytest.mark.parametrize("dimensions", [32, 64, 96])
+async def test_fewer_dimensions_are_a_normalised_prefix(dimensions: int) -> None:
+    async with front_door() as door:
+        answer = await door.stub.Embed(ask("rain", dimensions=dimensions))
+    assert answer.embeddings[0].dimensions == dimensions
+    np.testing.assert_allclose(floats(answer.embeddings[0]), expected(ids_of("rain"), dimensions), rtol=1e-6)
+    np.testing.assert_allclose(np.linalg.norm(floats(answer.embeddings[0])), 1.0, rtol=1e-6)
+
+
+async def test_dimensions_that_the_model_does_not_have_are_refused() -> None:
+    async with front_door() as door:
+        code, message = await failure(door.stub.Embed(ask("rain", dimensions=33)))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert "32, 64" in message
+
+
+async def test_a_vector_is_left_as_it_is_when_asked() -> None:
+    async with front_door() as door:
+        raw = await door.stub.Embed(ask("rain", normalize=False))
+        unit = await door.stub.Embed(ask("rain", normalize=True))
+    np.testing.assert_allclose(floats(raw.embeddings[0]), expected(ids_of("rain"), normalize=False), rtol=1e-6)
+    np.testing.assert_allclose(floats(unit.embeddings[0]), expected(ids_of("rain")), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "size", "error"),
+    [("FLOAT32", 384, 1e-7), ("FLOAT16", 192, 2e-4), ("INT8", 96, 1.0 / 254), ("BINARY", 12, None)],
+)
+async def test_an_encoding_has_its_size_and_its_error(encoding: str, size: int, error: float | None) -> None:
+    async with front_door() as door:
+        answer = await door.stub.Embed(ask("rain", encoding=f"ENCODING_{encoding}"))
+    [embedding] = answer.embeddings
+    assert len(embedding.embedding) == size
+    assert embedding.encoding == pb.Encoding.Value(f"ENCODING_{encoding}")
+    wanted = expected(ids_of("rain"))
+    if error is None:
+        np.testing.assert_array_equal(floats(embedding) > 0, wanted >= 0)
+    else:
+        largest = np.abs(wanted).max() if encoding == "INT8" else 1.0
+        assert np.abs(floats(embedding) - wanted).max() <= error * largest * 1.0001
+    assert (embedding.scale > 0) == (encoding == "INT8")
+
+
+async def test_each_input_of_a_call_has_its_own_status() -> None:
+    async with front_door() as door:
+        answer = await door.stub.Embed(ask("rain", "", LONG, "snow"))
+    codes = [each.status.code for each in answer.embeddings]
+    assert codes == [0, 3, 11, 0]
+    assert answer.status.code == 3
+    np.testing.assert_allclose(floats(answer.embeddings[3]), expected(ids_of("snow")), rtol=1e-6)
+    assert [each.token_count for each in answer.embeddings] == [len(ids_of("rain")), 0, 0, len(ids_of("snow"))]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize(
+    ("text", "fields", "code"),
+    [
+        ("", {}, grpc.StatusCode.INVALID_ARGUMENT),
+        (LONG, {}, grpc.StatusCode.OUT_OF_RANGE),
+        ("rain", {"dimensions": 5}, grpc.StatusCode.INVALID_ARGUMENT),
+        ("rain", {"encoding": 99}, grpc.StatusCode.INVALID_ARGUMENT),
+        ("rain", {"truncate": 99}, grpc.StatusCode.INVALID_ARGUMENT),
+        ("rain", {"priority": 99}, grpc.StatusCode.INVALID_ARGUMENT),
+        ("rain", {"model": "other"}, grpc.StatusCode.NOT_FOUND),
+        ("rain", {"model_revision": "r9"}, grpc.StatusCode.NOT_FOUND),
+    ],
+)
+async def test_one_and_many_inputs_are_refused_by_the_same_rules(
+    count: int, text: str, fields: dict[str, Any], code: grpc.StatusCode
+) -> None:
+    async with front_door() as door:
+        found, message = await failure(door.stub.Embed(ask(*[text] * count, **fields)))
+    assert found is code
+    assert message
+
+
+async def test_no_input_and_too_many_are_refused() -> None:
+    async with front_door(settings={"grpc": {"max_inputs": 3}}) as door:
+        assert (await failure(door.stub.Embed(ask())))[0] is grpc.StatusCode.INVALID_ARGUMENT
+        assert (await failure(door.stub.Embed(ask(*"abcd"))))[0] is grpc.StatusCode.INVALID_ARGUMENT
+        assert len((await door.stub.Embed(ask(*"abc"))).embeddings) == 3
+
+
+async def test_vectors_that_no_answer_may_hold_are_refused_before_they_are_computed() -> None:
+    engine = SlowEngine()
+    async with front_door(engine, settings={"grpc": {"max_reply_bytes": 1000}}) as door:
+        code, message = await failure(door.stub.Embed(ask(*"abc")))
+        answer = await door.stub.Embed(ask(*"abc", encoding="ENCODING_INT8"))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert "1152" in message
+    assert len(answer.embeddings) == 3
+    assert engine.queries == 3
+
+
+async def test_an_alias_and_a_pinned_revision_reach_the_model() -> None:
+    async with front_door() as door:
+        answer = await door.stub.Embed(ask("rain", model="alias", model_revision="r1"))
+    assert answer.model == "minilm"
+
+
+async def test_an_interactive_call_is_served_before_background_ones() -> None:
+    engine = SlowEngine(slowness=1.0)
+    async with front_door(engine) as door:
+        engine.gate.clear()
+        calls = [door.stub.Embed(ask(LONG, truncate="TRUNCATE_END", priority="PRIORITY_BACKGROUND")) for _ in range(60)]
+        while door.held_tokens < 60 * 64:
+            await door.stub.ListModels(pb.ListModelsRequest())
+        urgent = door.stub.Embed(ask("rain", priority="PRIORITY_INTERACTIVE"))
+        while door.held_tokens == 60 * 64:
+            await door.stub.ListModels(pb.ListModelsRequest())
+        engine.gate.set()
+        batch_id = (await urgent).batch_id
+        others = {(await call).batch_id for call in calls}
+    assert int(batch_id.rpartition("-")[2]) <= 3
+    assert len(others) >= 7
+
+
+async def test_an_expired_request_is_refused_on_arrival() -> None:
+    engine = SlowEngine()
+    async with front_door(engine) as door:
+        message = ask("rain")
+        message.expire_time.FromNanoseconds(int((time.time() - 1) * 1e9))
+        code, _ = await failure(door.stub.Embed(message))
+    assert code is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert engine.queries == 0
+
+
+async def test_the_models_in_service_are_listed() -> None:
+    async with front_door() as door:
+        [model] = (await door.stub.ListModels(pb.ListModelsRequest())).models
+    assert (model.name, list(model.aliases), model.revision) == ("minilm", ["alias"], "r1")
+    assert (model.dimensions, list(model.matryoshka_dimensions), model.max_input_tokens) == (96, [32, 64], 64)
+    assert model.ready_model_servers == 1
