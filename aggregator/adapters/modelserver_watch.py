@@ -42,7 +42,7 @@ class ProbePolicy:
     tokenizer_timeout_s: float = 60.0
     check_every_s: float = 10.0
     first_delay_s: float = 0.1
-    longest_delay_s: float = 10.0
+    longest_delay_s: float = 2.0
     steady_s: float = 30.0
     close_grace_s: float = 30.0
     jitter: Callable[[], float] = random.random
