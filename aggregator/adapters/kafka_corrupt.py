@@ -1,12 +1,37 @@
-"""Find the way past a record batch that cannot be read, from the headers that stand around it."""
+"""Read what aiokafka cannot: the way past a corrupt record batch, and records whose header names are not UTF-8."""
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-_HEAD = struct.Struct(">qiibIhi")  # base offset, length, leader epoch, magic, crc, attributes, last offset delta
+from aiokafka import codec
+from aiokafka.record.util import decode_varint
+
+# base offset, length, leader epoch, magic, crc, attributes, last offset delta; then first and last timestamp,
+# producer id and epoch, first sequence number, count
+_HEAD = struct.Struct(">qiibIhi")
+_WHOLE_HEAD = struct.Struct(">qiibIhiqqqhii")
 _UNCOUNTED_BYTES = 12  # the length does not count the base offset and itself
 _MAGIC = 2
+_CODEC_BITS = 0x07
+_APPEND_TIME_BIT = 0x08
+_TRANSACTION_BITS = 0x30
+_DECODERS = {1: codec.gzip_decode, 2: codec.snappy_decode, 3: codec.lz4_decode, 4: codec.zstd_decode}
+
+
+@dataclass(slots=True)
+class RescuedRecord:
+    """A ports.Record that aiokafka would not read."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[tuple[str, bytes]]
 
 
 def offset_after_batch(data: bytes, offset: int, log_end: int) -> int | None:
@@ -27,3 +52,65 @@ def offset_after_batch(data: bytes, offset: int, log_end: int) -> int | None:
     if magic == _MAGIC and base <= offset <= last < log_end:
         return int(last + 1)
     return None
+
+
+def rescue_records(data: bytes, topic: str, partition: int, offset: int) -> list[RescuedRecord]:
+    """The records from `offset` on of the batch at the start of `data`, with odd letters in odd header names.
+
+    Nothing of a batch that is part of a transaction, as only aiokafka knows which were aborted. Raises ValueError
+    for a batch that is no better read this way.
+    """
+    try:
+        base, length, _, _, _, attributes, _, first_ms, last_ms, _, _, _, count = _WHOLE_HEAD.unpack_from(data)
+        if attributes & _TRANSACTION_BITS:
+            return []
+        payload = data[_WHOLE_HEAD.size : _UNCOUNTED_BYTES + length]
+        cursor = _Cursor(_unpacked(payload, attributes & _CODEC_BITS))
+        records: list[RescuedRecord] = []
+        for _ in range(count):
+            cursor.number()  # length
+            cursor.number()  # attributes
+            timestamp_ms = first_ms + cursor.number()
+            at = base + cursor.number()
+            key, value = cursor.octets(), cursor.octets()
+            headers = tuple(
+                ((cursor.octets() or b"").decode(errors="replace"), cursor.octets() or b"")
+                for _ in range(cursor.number())
+            )
+            when_ms = last_ms if attributes & _APPEND_TIME_BIT else timestamp_ms
+            records.append(RescuedRecord(topic, partition, at, when_ms, key, value, headers))
+    except (struct.error, IndexError) as error:
+        raise ValueError("the batch is corrupt") from error
+    return [record for record in records if record.offset >= offset]
+
+
+def _unpacked(payload: bytes, compression: int) -> bytes:
+    if not compression:
+        return payload
+    try:
+        return bytes(_DECODERS[compression](payload))
+    except Exception as error:  # each library has errors of its own
+        raise ValueError("the batch cannot be decompressed") from error
+
+
+class _Cursor:
+    """Reads the numbers and strings of a batch one after another."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = bytearray(data)
+        self._at = 0
+
+    def number(self) -> int:
+        """A variable-length number."""
+        number, self._at = decode_varint(self._data, self._at)
+        return int(number)
+
+    def octets(self) -> bytes | None:
+        """A string, or none."""
+        length = self.number()
+        if length < 0:
+            return None
+        self._at += length
+        if self._at > len(self._data):
+            raise IndexError("a string reaches past the batch")
+        return bytes(self._data[self._at - length : self._at])

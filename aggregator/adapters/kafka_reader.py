@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from aiokafka import errors as kafka_errors
 
-from aggregator.adapters.kafka_corrupt import offset_after_batch
+from aggregator.adapters.kafka_corrupt import offset_after_batch, rescue_records
 from aggregator.adapters.kafka_group import GroupMember
 from aggregator.adapters.kafka_partitions import Assignment, Partition
 from aggregator.core.watermark import Lease
@@ -92,6 +92,8 @@ class Reader:
                     break
                 records.extend(found[partition.tp])
         except Exception as error:  # noqa: BLE001 - as above
+            if not records and isinstance(error, UnicodeDecodeError):
+                records.extend(await self._rescue(assignment, partition))
             if not records:
                 await self._deal_with(error, assignment, (partition,))
         if not records:
@@ -162,6 +164,18 @@ class Reader:
         partition.suspect = False
         partition.skip_to(after)
         self._member.seek(tp, after)
+
+    async def _rescue(self, assignment: Assignment, partition: Partition) -> Sequence[Record]:
+        """Read a batch by hand, as a header name in it is not UTF-8, which aiokafka does not survive."""
+        tp, offset = partition.tp, partition.read_to
+        try:
+            records = rescue_records(await self._member.raw_batches(tp, offset), tp.topic, tp.partition, offset)
+        except (kafka_errors.KafkaError, ValueError):
+            return ()
+        if assignment.over or not records:
+            return ()
+        self._member.seek(tp, records[-1].offset + 1)
+        return records
 
     async def _offset_after(self, partition: Partition) -> int | None:
         try:

@@ -1,19 +1,20 @@
-"""After a corrupt batch reading goes on at the next batch: no good record is skipped."""
+"""What aiokafka cannot read: after a corrupt batch reading goes on at the next, and odd header names cost nothing."""
 
 from __future__ import annotations
 
 import pytest
-from aiokafka.record.default_records import DefaultRecordBatchBuilder
+from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.adapters.kafka_corrupt import offset_after_batch
+from aggregator.adapters.kafka_corrupt import offset_after_batch, rescue_records
 
 
-def batch(base: int, records: int) -> bytes:
-    builder = DefaultRecordBatchBuilder(2, 0, 0, -1, -1, 0, 1_000_000)
+def batch(base: int, records: int, *, compression: int = 0, transactional: bool = False) -> bytes:
+    builder = DefaultRecordBatchBuilder(2, compression, transactional, -1, -1, 0, 1_000_000)
     for delta in range(records):
-        builder.append(delta, 0, b"k", b"value", [])
+        key, value = (b"k", b"value %d" % delta) if delta % 2 else (None, None)
+        builder.append(delta, 1000 + delta, key, value, [("name", b"content"), ("none", None)])
     built = bytearray(builder.build())
     built[:8] = base.to_bytes(8, "big")
     return bytes(built)
@@ -40,3 +41,37 @@ def test_where_nothing_can_be_told_nothing_is_told(data: bytes) -> None:
 def test_any_bytes_lead_forward_within_the_log_or_nowhere(data: bytes, offset: int, log_end: int) -> None:
     after = offset_after_batch(data, offset, log_end)
     assert after is None or offset < after <= log_end
+
+
+@pytest.mark.parametrize("compression", [0, 1, 2, 3, 4])
+def test_records_are_read_as_aiokafka_reads_them(compression: int) -> None:
+    data = batch(10, 6, compression=compression)
+    theirs = [
+        (each.offset, each.timestamp, each.key, each.value, [(name, content or b"") for name, content in each.headers])
+        for each in DefaultRecordBatch(data)
+    ]
+    ours = rescue_records(data + b"more", "topic", 2, 0)
+    assert [(each.offset, each.timestamp, each.key, each.value, list(each.headers)) for each in ours] == theirs
+    assert [each.offset for each in rescue_records(data, "topic", 2, 14)] == [14, 15]
+
+
+def test_a_header_name_that_is_not_utf8_gets_odd_letters() -> None:
+    data = batch(10, 2).replace(b"name", b"n\xff\xfee")
+    with pytest.raises(UnicodeDecodeError):
+        list(DefaultRecordBatch(data))
+    assert rescue_records(data, "topic", 2, 11)[0].headers[0] == ("n\ufffd\ufffde", b"content")
+
+
+def test_records_of_a_transaction_are_left_alone() -> None:
+    assert rescue_records(batch(10, 2, transactional=True), "topic", 2, 10) == []
+
+
+@given(st.binary(max_size=200), st.integers(0, 120))
+def test_any_bytes_are_records_or_a_value_error(data: bytes, at: int) -> None:
+    good = batch(10, 4)
+    for bytes_ in (data, good[:at] + data + good[at:], good[:61] + data):
+        try:
+            records = rescue_records(bytes_, "topic", 2, 10)
+        except ValueError:
+            continue
+        assert all(record.offset >= 10 for record in records)
