@@ -81,6 +81,7 @@ def _prepare(settings: ModelServerSettings) -> ModelFiles:
 
 def _check(settings: ModelServerSettings) -> int:
     files = _prepare(settings)
+    model_files.check_tokenizer(files)
     print(settings_files.as_text(settings), end="")  # noqa: T201 - to the person who asked
     print(f"# model {settings.served_name}, revision {files.revision}, from {files.path}")  # noqa: T201
     return 0

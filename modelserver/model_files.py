@@ -11,6 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from aggregator.core.fingerprint import TOKENIZER_FILE, tokenizer_fingerprint
 from modelserver.errors import CannotStart
 
@@ -89,6 +91,14 @@ def read(path: Path, revision: str) -> ModelFiles:
         hidden_size=int(config.get("hidden_size", 0)),
         max_input_tokens=_max_input_tokens(path, config),
     )
+
+
+def check_tokenizer(files: ModelFiles) -> None:
+    """Load the tokenizer as an aggregator would. Raises CannotStart."""
+    try:
+        Tokenizer.from_buffer(files.tokenizer[TOKENIZER_FILE])
+    except Exception as error:
+        raise CannotStart(f"the tokenizer of {files.path} cannot be loaded: {error}") from error
 
 
 def _bundled() -> Path:

@@ -27,6 +27,7 @@ from modelserver.startup import EngineStart
 from modelserver.step_queue import QueueBounds, StepQueue
 from modelserver.stepper import EngineState, Stepper, StepperEvents
 from modelserver.tickets import StepReport
+from modelserver.tracing import batch_spans, no_span
 from protos.modelserver.v1 import modelserver_pb2 as pb
 from protos.modelserver.v1 import modelserver_pb2_grpc as pb_grpc
 
@@ -47,7 +48,12 @@ class Server:
         self._queue = StepQueue(time.monotonic)
         self._serving = Serving(self._queue)
         self._metrics = Metrics(telemetry.gatherer, lambda: self._queue.queued_tokens)
-        self._servicer = ModelServerServicer(self._serving, tokenizer_chunks(files.tokenizer), self._metrics.refused)
+        self._servicer = ModelServerServicer(
+            self._serving,
+            tokenizer_chunks(files.tokenizer),
+            self._metrics.refused,
+            batch_spans(telemetry.tracer) if telemetry.traces else no_span,
+        )
         self._health = health.aio.HealthServicer()
         self._ended = asyncio.Event()
         self._stop = asyncio.Event()
@@ -130,6 +136,10 @@ class Server:
         self._loop.create_task(self._set_health(serving=serving), name="health")
         if state is EngineState.REBUILDING:
             self._metrics.rebuild()
+        if error is not None:
+            _log.error(
+                "the engine left service", extra={"state": state.value, "error": f"{type(error).__name__}: {error}"}
+            )
         if state in (EngineState.STOPPED, EngineState.FAILED):
             self._failure = error
             self._ended.set()

@@ -17,6 +17,7 @@ from modelserver.description import Description
 from modelserver.errors import ModelServerError, NotServing, WrongModel
 from modelserver.step_queue import StepQueue
 from modelserver.tickets import Answer, Outcome, Ticket
+from modelserver.tracing import BatchSpan, no_span
 from protos.modelserver.v1 import modelserver_pb2 as pb
 from protos.modelserver.v1 import modelserver_pb2_grpc as pb_grpc
 
@@ -40,11 +41,13 @@ class ModelServerServicer(pb_grpc.ModelServerServicer):
         serving: Serving,
         tokenizer: Callable[[], AsyncIterator[pb.TokenizerChunk]],
         on_refused: Callable[[grpc.StatusCode, int], None],
+        batch_span: BatchSpan = no_span,
     ) -> None:
         """`on_refused` hears of each refused or failed batch (count 0) and of each refused query, by code."""
         self._serving = serving
         self._tokenizer = tokenizer
         self._on_refused = on_refused
+        self._batch_span = batch_span
         self._under_way = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -59,7 +62,8 @@ class ModelServerServicer(pb_grpc.ModelServerServicer):
         self._under_way += 1
         self._idle.clear()
         try:
-            return await self._embed(request, context)
+            with self._batch_span(context.invocation_metadata()):
+                return await self._embed(request, context)
         except ModelServerError as error:
             await self._refuse(error, context)
         finally:
