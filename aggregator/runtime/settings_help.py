@@ -47,10 +47,15 @@ def _lines(name: str, leaf: Leaf) -> Iterator[str]:
         yield fill(text, _WIDTH, initial_indent="      ", subsequent_indent="        ")
 
 
-def _described(leaf: Leaf) -> str:
+def described(leaf: Leaf) -> tuple[str, str | None]:
+    """What a setting takes, and its default as text; None where it must be given."""
     default = leaf.default
-    given = "required" if default is PydanticUndefined else f"default {_default(default)}"
-    return f"<{_type(leaf.field)}>  [{given}]"
+    return _type(leaf.field), None if default is PydanticUndefined else _default(default)
+
+
+def _described(leaf: Leaf) -> str:
+    kind, default = described(leaf)
+    return f"<{kind}>  [{'required' if default is None else f'default {default}'}]"
 
 
 def _type(field: FieldInfo) -> str:

@@ -1,0 +1,58 @@
+"""`python -m helm.generate`: write every generated file; `--check` fails, naming those that differ."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from helm.generate.configuration import configuration_md
+from helm.generate.dashboard import dashboard_json
+from helm.generate.readme import readme_md
+from helm.generate.schema import values_schema
+from helm.generate.values_yaml import values_yaml
+
+ROOT = Path(__file__).parents[2]
+_CHART = Path("helm/tokenbatch")
+
+
+def _schema_json() -> str:
+    return json.dumps(values_schema(), indent=1, ensure_ascii=False) + "\n"
+
+
+FILES: Mapping[Path, Callable[[], str]] = {
+    _CHART / "values.yaml": values_yaml,
+    _CHART / "values.schema.json": _schema_json,
+    _CHART / "README.md": readme_md,
+    _CHART / "files/dashboard.json": dashboard_json,
+    Path("docs/configuration.md"): configuration_md,
+}
+
+
+def drifted() -> list[Path]:
+    """The files that are not what they would be generated as."""
+    return [
+        path
+        for path, generate in FILES.items()
+        if not (ROOT / path).is_file() or (ROOT / path).read_text(encoding="utf-8") != generate()
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0, or 1 when a check found a difference."""
+    parser = argparse.ArgumentParser(prog="python -m helm.generate", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    if parser.parse_args(arguments).check:
+        different = drifted()
+        sys.stderr.writelines(f"{path} is not what the settings make it: run make chart\n" for path in different)
+        return 1 if different else 0
+    for path, generate in FILES.items():
+        (ROOT / path).parent.mkdir(parents=True, exist_ok=True)
+        (ROOT / path).write_text(generate(), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""Write docs/configuration.md: every setting of every process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pydantic import BaseModel
+
+from aggregator import settings as aggregator
+from aggregator.runtime.settings_fields import Leaf, element_of, leaves
+from aggregator.runtime.settings_help import described
+from k8s.scaler import settings as scaler
+from modelserver import settings as modelserver
+
+_HEAD = """\
+# Configuration
+
+<!-- Generated from the settings of the code by `make chart`: change it there. -->
+
+Every process takes settings from its environment, then from the YAML file of `--config`, then from these defaults. An
+unknown name ends the start, with the nearest known one. In the file, groups are mappings and names are in lower case:
+
+    batching:
+      lookahead: 128
+
+In the environment the same setting is `TOKENBATCH_AGGREGATOR_BATCHING__LOOKAHEAD=128`; lists and mappings are JSON
+there. Each process says all of this with `--help`, and checks its file and its connections with `--check`.
+
+OpenTelemetry's own variables (`OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_SERVICE_NAME` and others) are understood as well.
+
+In the Helm chart the same names stand under `aggregator.config`, `modelServer.config`, `scaler.config` and
+`kafka.config`, without those that the chart sets itself (ports, addresses, mounted files).
+"""
+
+_PROCESSES: tuple[tuple[str, str, type[BaseModel], str], ...] = (
+    ("Aggregator", "python -m aggregator", aggregator.AggregatorSettings, aggregator.ENV_PREFIX),
+    ("Model server", "python -m modelserver", modelserver.ModelServerSettings, modelserver.ENV_PREFIX),
+    ("Scaler", "python -m k8s.scaler", scaler.ScalerSettings, scaler.ENV_PREFIX),
+)
+
+
+def configuration_md() -> str:
+    """The whole page."""
+    return _HEAD + "".join(f"{line}\n" for process in _PROCESSES for line in _process(*process))
+
+
+def _process(title: str, command: str, settings: type[BaseModel], prefix: str) -> Iterator[str]:
+    yield ""
+    yield f"## {title}"
+    yield ""
+    yield f"`{command}`; variables begin with `{prefix}`."
+    group: tuple[str, ...] | None = None
+    for leaf in leaves(settings):
+        if leaf.path[:-1] != group:
+            group = leaf.path[:-1]
+            yield ""
+            if group:
+                yield f"### {title}: `{'.'.join(group)}`"
+                yield ""
+            yield "| setting | takes | default | what it is |"
+            yield "|---|---|---|---|"
+        yield from _rows(leaf)
+
+
+def _rows(leaf: Leaf) -> Iterator[str]:
+    yield _row(".".join(leaf.path), leaf)
+    element = element_of(leaf.field.annotation)
+    for part in leaves(element) if element is not None else ():
+        yield _row(f"{'.'.join(leaf.path)}[].{'.'.join(part.path)}", part)
+
+
+def _row(name: str, leaf: Leaf) -> str:
+    kind, default = described(leaf)
+    given = "**required**" if default is None else default if default == "empty" else f"`{default}`"
+    return f"| `{name}` | {_cell(kind)} | {_cell(given)} | {_cell(leaf.field.description or '')} |"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")

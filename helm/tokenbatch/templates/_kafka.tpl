@@ -1,0 +1,86 @@
+{{/* The Kafka cluster as the processes' settings have it, and the files for it. */}}
+
+{{- define "tokenbatch.kafkaSettings" -}}
+{{- $kafka := .Values.kafka -}}
+{{- $settings := deepCopy $kafka.config -}}
+{{- $servers := required "kafka.bootstrapServers must be set: host:port of your Kafka, several separated by commas" $kafka.bootstrapServers -}}
+{{- $_ := set $settings "bootstrap_servers" $servers -}}
+{{- if .Values.strimzi.enabled -}}
+{{- $_ := set $settings "create_topics" false -}}
+{{- end -}}
+{{- if $kafka.saslPassword -}}
+{{- $_ := set $settings "sasl_password_file" "/etc/tokenbatch/kafka/password" -}}
+{{- end -}}
+{{- if $kafka.saslToken -}}
+{{- $_ := set $settings "sasl_token_file" "/etc/tokenbatch/kafka/token" -}}
+{{- end -}}
+{{- if $kafka.ca -}}
+{{- $_ := set $settings "ssl_ca_file" "/etc/tokenbatch/kafka/ca.crt" -}}
+{{- end -}}
+{{- if $kafka.clientCertificate -}}
+{{- $_ := set $settings "ssl_cert_file" "/etc/tokenbatch/kafka/tls.crt" -}}
+{{- $_ := set $settings "ssl_key_file" "/etc/tokenbatch/kafka/tls.key" -}}
+{{- end -}}
+{{- toYaml $settings -}}
+{{- end -}}
+
+{{/* The Secrets for it, as one volume; nothing where none is named. */}}
+{{- define "tokenbatch.kafkaVolume" -}}
+{{- $kafka := .Values.kafka -}}
+{{- if or $kafka.saslPassword $kafka.saslToken $kafka.ca $kafka.clientCertificate -}}
+- name: kafka
+  projected:
+    defaultMode: 0440
+    sources:
+      {{- with $kafka.saslPassword }}
+      - secret: {name: {{ .secretName }}, items: [{key: {{ .key }}, path: password}]}
+      {{- end }}
+      {{- with $kafka.saslToken }}
+      - secret: {name: {{ .secretName }}, items: [{key: {{ .key }}, path: token}]}
+      {{- end }}
+      {{- with $kafka.ca }}
+      - secret: {name: {{ .secretName }}, items: [{key: {{ .key }}, path: ca.crt}]}
+      {{- end }}
+      {{- with $kafka.clientCertificate }}
+      - secret:
+          name: {{ .secretName }}
+          items: [{key: {{ default "tls.crt" .certKey }}, path: tls.crt}, {key: {{ default "tls.key" .keyKey }}, path: tls.key}]
+      {{- end }}
+{{- end -}}
+{{- end -}}
+
+{{- define "tokenbatch.kafkaMount" -}}
+{{- if include "tokenbatch.kafkaVolume" . -}}
+- {name: kafka, mountPath: /etc/tokenbatch/kafka, readOnly: true}
+{{- end -}}
+{{- end -}}
+
+{{/* The topics that are read, as settings have them; JSON of {items: [...]}. */}}
+{{- define "tokenbatch.topics" -}}
+{{- toJson (dict "items" (default (list (dict "name" "embed.requests.v1")) .Values.kafka.config.topics)) -}}
+{{- end -}}
+
+{{/* The gRPC port's certificates and credentials, as one volume; nothing where none is named. */}}
+{{- define "tokenbatch.frontDoorVolume" -}}
+{{- $door := .Values.aggregator.frontDoor -}}
+{{- if or $door.tls $door.clientCa $door.tokens $door.jwks -}}
+- name: grpc
+  projected:
+    defaultMode: 0440
+    sources:
+      {{- with $door.tls }}
+      - secret:
+          name: {{ .secretName }}
+          items: [{key: {{ default "tls.crt" .certKey }}, path: tls.crt}, {key: {{ default "tls.key" .keyKey }}, path: tls.key}]
+      {{- end }}
+      {{- with $door.clientCa }}
+      - secret: {name: {{ .secretName }}, items: [{key: {{ .key }}, path: client-ca.crt}]}
+      {{- end }}
+      {{- with $door.tokens }}
+      - secret: {name: {{ .secretName }}, items: [{key: {{ .key }}, path: tokens}]}
+      {{- end }}
+      {{- with $door.jwks }}
+      - secret: {name: {{ .secretName }}, items: [{key: {{ .key }}, path: jwks.json}]}
+      {{- end }}
+{{- end -}}
+{{- end -}}

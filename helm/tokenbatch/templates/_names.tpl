@@ -1,0 +1,100 @@
+{{/* Names and labels. */}}
+
+{{- define "tokenbatch.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 38 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "tokenbatch.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 38 | trimSuffix "-" -}}
+{{- else -}}
+{{- $name := include "tokenbatch.name" . -}}
+{{- if contains $name .Release.Name -}}
+{{- .Release.Name | trunc 38 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 38 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Labels by which this release's pods are found; of a component where one is given: (list $ "aggregator"). */}}
+{{- define "tokenbatch.selector" -}}
+{{- $root := index . 0 -}}
+app.kubernetes.io/name: {{ include "tokenbatch.name" $root }}
+app.kubernetes.io/instance: {{ $root.Release.Name }}
+{{- with index . 1 }}
+app.kubernetes.io/component: {{ . }}
+{{- end }}
+{{- end -}}
+
+{{/* All labels of an object: (list $ "aggregator"). */}}
+{{- define "tokenbatch.labels" -}}
+{{- $root := index . 0 -}}
+{{ include "tokenbatch.selector" . }}
+app.kubernetes.io/version: {{ $root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ $root.Release.Service }}
+app.kubernetes.io/part-of: tokenbatch
+helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" }}
+{{- with $root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* The labels of one model's objects: (list $ $model). */}}
+{{- define "tokenbatch.modelSelector" -}}
+{{ include "tokenbatch.selector" (list (index . 0) "model-server") }}
+tokenbatch/model: {{ (index . 1).slug }}
+{{- end -}}
+
+{{- define "tokenbatch.modelLabels" -}}
+{{ include "tokenbatch.labels" (list (index . 0) "model-server") }}
+tokenbatch/model: {{ (index . 1).slug }}
+{{- end -}}
+
+{{/* Write the second mapping over the first, in place: 0, false and the empty string count, unlike in mergeOverwrite. */}}
+{{- define "tokenbatch.override" -}}
+{{- $base := index . 0 -}}
+{{- range $key, $value := index . 1 -}}
+{{- if and (kindIs "map" $value) (kindIs "map" (get $base $key)) -}}
+{{- include "tokenbatch.override" (list (get $base $key) $value) -}}
+{{- else -}}
+{{- $_ := set $base $key $value -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Every model with the defaults of modelServer, its slug and its name in Kubernetes; JSON of {items: [...]}. */}}
+{{- define "tokenbatch.models" -}}
+{{- $root := . -}}
+{{- $items := list -}}
+{{- $slugs := dict -}}
+{{- range .Values.models -}}
+{{- $model := deepCopy $root.Values.modelServer -}}
+{{- include "tokenbatch.override" (list $model (deepCopy .)) -}}
+{{- $slug := regexReplaceAll "[^a-z0-9]+" (lower .name) "-" | trunc 24 | trimAll "-" -}}
+{{- if hasKey $slugs $slug -}}
+{{- fail (printf "models: %s and %s are too alike: both would be called %s" .name (get $slugs $slug) $slug) -}}
+{{- end -}}
+{{- $_ := set $slugs $slug .name -}}
+{{- $source := default dict .source -}}
+{{- $_ := set $model "source" $source -}}
+{{- $_ := set $model "aliases" (default list .aliases) -}}
+{{- $_ := set $model "slug" $slug -}}
+{{- $_ := set $model "fullname" (printf "%s-%s" (include "tokenbatch.fullname" $root) $slug) -}}
+{{- if and $source.hub $source.path -}}
+{{- fail (printf "models: %s has both source.hub and source.path: give one" .name) -}}
+{{- end -}}
+{{- if and $source.volume (not $source.path) -}}
+{{- $_ := set $source "path" "/models" -}}
+{{- end -}}
+{{- $items = append $items $model -}}
+{{- end -}}
+{{- toJson (dict "items" $items) -}}
+{{- end -}}
+
+{{/* A bound on replicas that an autoscaler holds: (list $ $autoscaling). */}}
+{{- define "tokenbatch.scaled" -}}
+{{- $root := index . 0 -}}
+{{- $autoscaling := index . 1 -}}
+{{- if and (ne $root.Values.autoscaling.mode "none") $autoscaling.enabled -}}true{{- end -}}
+{{- end -}}

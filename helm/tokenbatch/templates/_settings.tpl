@@ -1,0 +1,76 @@
+{{/* The settings files, from the same names as the code's. */}}
+
+{{- define "tokenbatch.aggregatorSettings" -}}
+{{- $settings := deepCopy .Values.aggregator.config -}}
+{{- $models := list -}}
+{{- range (include "tokenbatch.models" . | fromJson).items -}}
+{{- $address := printf "k8s://%s.%s:50061" .fullname $.Release.Namespace -}}
+{{- $models = append $models (dict "name" .name "aliases" .aliases "servers" (list $address)) -}}
+{{- end -}}
+{{- $door := .Values.aggregator.frontDoor -}}
+{{- $tls := dict -}}
+{{- if $door.tls -}}
+{{- $_ := set $tls "cert_file" "/etc/tokenbatch/grpc/tls.crt" -}}
+{{- $_ := set $tls "key_file" "/etc/tokenbatch/grpc/tls.key" -}}
+{{- end -}}
+{{- if $door.clientCa -}}
+{{- $_ := set $tls "client_ca_file" "/etc/tokenbatch/grpc/client-ca.crt" -}}
+{{- end -}}
+{{- $authentication := dict -}}
+{{- if $door.tokens -}}
+{{- $_ := set $authentication "tokens_file" "/etc/tokenbatch/grpc/tokens" -}}
+{{- end -}}
+{{- if $door.jwks -}}
+{{- $_ := set $authentication "jwks_file" "/etc/tokenbatch/grpc/jwks.json" -}}
+{{- end -}}
+{{- if $tls -}}
+{{- include "tokenbatch.override" (list $settings (dict "grpc" (merge (dict "tls" $tls) (default dict $settings.grpc)))) -}}
+{{- end -}}
+{{- if $authentication -}}
+{{- include "tokenbatch.override" (list $settings (dict "grpc" (mustMerge (dict "authentication" $authentication) (default dict $settings.grpc)))) -}}
+{{- end -}}
+{{- include "tokenbatch.override" (list $settings (dict
+  "kafka" (include "tokenbatch.kafkaSettings" . | fromYaml)
+  "models" $models
+  "tokenizer" (merge (dict "cache" "/var/cache/tokenbatch/tokenizers") (default dict $settings.tokenizer)))) -}}
+{{- toYaml $settings -}}
+{{- end -}}
+
+{{/* One model server's: (list $ $model). */}}
+{{- define "tokenbatch.modelServerSettings" -}}
+{{- $model := index . 1 -}}
+{{- $settings := deepCopy $model.config -}}
+{{- $served := dict "name" $model.name "path" (default "" (coalesce $model.source.path $model.source.hub)) "revision" (default "" $model.source.revision) -}}
+{{- include "tokenbatch.override" (list $settings (dict
+  "model" (merge $served (default dict $settings.model))
+  "profile" (merge (dict "cache" "/var/cache/tokenbatch/profiles") (default dict $settings.profile)))) -}}
+{{- toYaml $settings -}}
+{{- end -}}
+
+{{- define "tokenbatch.scalerSettings" -}}
+{{- $settings := deepCopy .Values.scaler.config -}}
+{{- $name := include "tokenbatch.fullname" . -}}
+{{- $models := list -}}
+{{- range (include "tokenbatch.models" . | fromJson).items -}}
+{{- $models = append $models (dict "name" .name "label" .slug "deployment" .fullname) -}}
+{{- end -}}
+{{- $api := dict "enabled" (eq .Values.autoscaling.mode "hpa") "service" (printf "%s-scaler" $name) "secret" (printf "%s-scaler-tls" $name) -}}
+{{- if .Values.scaler.certificates.certManager -}}
+{{- $_ := set $api "cert_file" "/etc/tokenbatch/tls/tls.crt" -}}
+{{- $_ := set $api "key_file" "/etc/tokenbatch/tls/tls.key" -}}
+{{- $_ := set $api "register_ca" false -}}
+{{- end -}}
+{{- $address := printf "k8s://%s-aggregator-pods.%s:50052" $name .Release.Namespace -}}
+{{- include "tokenbatch.override" (list $settings (dict
+  "namespace" .Release.Namespace
+  "kafka" (include "tokenbatch.kafkaSettings" . | fromYaml)
+  "models" $models
+  "aggregators" (merge (dict "addresses" (list $address)) (default dict $settings.aggregators))
+  "api" (merge $api (default dict $settings.api)))) -}}
+{{- toYaml $settings -}}
+{{- end -}}
+
+{{/* Seconds from SIGTERM to SIGKILL: the pause before, the drain, and a margin. (list pause drain) */}}
+{{- define "tokenbatch.grace" -}}
+{{- add (int (index . 0)) (int (ceil (index . 1))) 10 -}}
+{{- end -}}

@@ -1,0 +1,1 @@
+"""What tokenbatch does on Kubernetes: find endpoints, scale model servers, prove an installation."""

@@ -1,0 +1,92 @@
+"""All configuration of the scaler: environment over file over default, unknown names refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat
+
+from aggregator.runtime.settings import StrictSettings
+from aggregator.runtime.telemetry import TelemetrySettings
+from aggregator.settings import KafkaSettings
+
+ENV_PREFIX = "TOKENBATCH_SCALER_"
+
+
+class Group(BaseModel):
+    """One group of settings."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ModelSettings(Group):
+    """One model whose servers are scaled."""
+
+    name: str = Field(description="its name, as the aggregators have it")
+    label: str = Field(default="", description="what the metric's label `model` says; empty: the name")
+    deployment: str = Field(default="", description="the Deployment that serves it; empty: replicas are not known")
+
+
+class AggregatorsSettings(Group):
+    """Where demand is asked for."""
+
+    addresses: tuple[str, ...] = Field(
+        default=("localhost:50052",),
+        description="host:port of each, or k8s://SERVICE.NAMESPACE:PORT for all endpoints of a Service",
+        min_length=1,
+    )
+    interval_s: PositiveFloat = Field(default=5.0, description="between two questions")
+    timeout_s: PositiveFloat = Field(default=3.0, description="for an answer")
+    newcomer_s: PositiveFloat = Field(
+        default=30.0, description="an aggregator that has never answered is overlooked this long, it may be starting"
+    )
+
+
+class PolicySettings(Group):
+    """How demand becomes replicas; see aggregator.core.demand."""
+
+    drain_s: PositiveFloat = Field(default=30.0, description="time in which a backlog is to be worked off")
+    utilisation: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=0.75, description="share of a model server's throughput to plan with"
+    )
+    peak_hold_s: NonNegativeFloat = Field(default=60.0, description="the highest figure of this time is published")
+    max_age_s: PositiveFloat = Field(default=20.0, description="an older input is an error, never a zero")
+
+
+class ApiSettings(Group):
+    """The external metrics API, for a HorizontalPodAutoscaler."""
+
+    enabled: bool = Field(default=True, description="serve external.metrics.k8s.io")
+    bind: str = Field(default="0.0.0.0:8443", description="host:port; port 0 picks a free one")
+    service: str = Field(default="tokenbatch-scaler", description="the Service before it: what its certificate names")
+    secret: str = Field(
+        default="tokenbatch-scaler-tls", description="the Secret in which the replicas share a certificate made by them"
+    )
+    register_ca: bool = Field(default=True, description="keep the CA bundle of the APIService up to date")
+    cert_file: Path | None = Field(default=None, description="a certificate made by others, such as cert-manager")
+    key_file: Path | None = Field(default=None, description="its key")
+    client_ca_file: Path | None = Field(
+        default=None, description="who signs the API server's client certificate; empty: as the cluster says"
+    )
+    client_names: tuple[str, ...] = Field(default=(), description="names that certificate may carry; empty: any")
+    certificate_days: PositiveFloat = Field(default=90.0, description="validity of a certificate; renewed at 2/3 of it")
+
+
+class KedaSettings(Group):
+    """The gRPC port: KEDA's external scaler, and the health service."""
+
+    bind: str = Field(default="0.0.0.0:50071", description="host:port; port 0 picks a free one")
+
+
+class ScalerSettings(StrictSettings):
+    """Everything the scaler can be told."""
+
+    namespace: str = Field(default="", description="the namespace it scales; empty: the one it runs in")
+    models: tuple[ModelSettings, ...] = Field(default=(ModelSettings(name="all-minilm-l6-v2"),), min_length=1)
+    kafka: KafkaSettings = KafkaSettings()
+    aggregators: AggregatorsSettings = AggregatorsSettings()
+    policy: PolicySettings = PolicySettings()
+    api: ApiSettings = ApiSettings()
+    keda: KedaSettings = KedaSettings()
+    telemetry: TelemetrySettings = TelemetrySettings(metrics_bind="0.0.0.0:9466")

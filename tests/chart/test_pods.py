@@ -1,0 +1,156 @@
+"""Every pod meets the restricted Pod Security Standard, is probed, drains in time, and reads settings that load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from aggregator.runtime.settings import StrictSettings, load
+from aggregator.settings import ENV_PREFIX as AGGREGATOR
+from aggregator.settings import AggregatorSettings
+from k8s.scaler.settings import ENV_PREFIX as SCALER
+from k8s.scaler.settings import ScalerSettings
+from modelserver.settings import ENV_PREFIX as MODELSERVER
+from modelserver.settings import ModelServerSettings
+from tests.chart.rendering import CASES, Object, find, pod_specs, render
+
+VOLUMES = {"configMap", "emptyDir", "projected", "secret", "persistentVolumeClaim", "csi", "ephemeral"}
+SETTINGS: dict[str, tuple[type[StrictSettings], str]] = {
+    "aggregator.yaml": (AggregatorSettings, AGGREGATOR),
+    "modelserver.yaml": (ModelServerSettings, MODELSERVER),
+    "scaler.yaml": (ScalerSettings, SCALER),
+}
+
+
+def specs() -> Iterator[Any]:
+    for case in CASES:
+        for name, spec in pod_specs(render(case)).items():
+            yield pytest.param(spec, id=f"{case}-{name}")
+
+
+def violations(spec: Object) -> list[str]:
+    """What the restricted standard forbids, by https://kubernetes.io/docs/concepts/security/pod-security-standards."""
+    pod = spec["securityContext"]
+    found = [name for name in ("hostNetwork", "hostPID", "hostIPC") if spec.get(name)]
+    if pod.get("runAsNonRoot") is not True or pod.get("runAsUser") == 0:
+        found.append("root")
+    if pod.get("seccompProfile", {}).get("type") not in {"RuntimeDefault", "Localhost"}:
+        found.append("seccomp")
+    found += [f"volume {each['name']}" for each in spec.get("volumes", ()) if not set(each) - {"name"} <= VOLUMES]
+    for container in (*spec["containers"], *spec.get("initContainers", ())):
+        found += [f"{container['name']}: {what}" for what in container_violations(container)]
+    return found
+
+
+def container_violations(container: Object) -> Iterator[str]:
+    own = container["securityContext"]
+    if own.get("allowPrivilegeEscalation") is not False or own.get("privileged"):
+        yield "privileges"
+    if own.get("capabilities", {}).get("drop") != ["ALL"] or own.get("capabilities", {}).get("add"):
+        yield "capabilities"
+    if any("hostPort" in port for port in container.get("ports", ())):
+        yield "host port"
+
+
+@pytest.mark.parametrize("spec", list(specs()))
+def test_a_pod_meets_the_restricted_standard(spec: Object) -> None:
+    assert violations(spec) == []
+    assert all(container["securityContext"]["readOnlyRootFilesystem"] for container in spec["containers"])
+
+
+@pytest.mark.parametrize("spec", list(specs()))
+def test_kubernetes_adds_no_environment_of_its_own_and_no_name_is_given_twice(spec: Object) -> None:
+    assert spec["enableServiceLinks"] is False
+    for container in spec["containers"]:
+        names = [variable["name"] for variable in container.get("env", ())]
+        assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("spec", list(specs()))
+def test_no_secret_stands_in_the_environment_but_the_hub_token(spec: Object) -> None:
+    for container in spec["containers"]:
+        referred = [variable for variable in container.get("env", ()) if "valueFrom" in variable]
+        assert all(variable["name"] == "HF_TOKEN" for variable in referred)
+
+
+@pytest.mark.parametrize("spec", list(specs()))
+def test_every_container_asks_for_what_it_needs_and_has_a_memory_limit(spec: Object) -> None:
+    for container in spec["containers"]:
+        assert "cpu" in container["resources"]["requests"]
+        assert "memory" in container["resources"]["limits"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_server_has_all_three_probes_and_starts_by_grpc(case: str) -> None:
+    for each in render(case):
+        if each["kind"] == "Deployment":
+            (container,) = each["spec"]["template"]["spec"]["containers"]
+            assert {"startupProbe", "readinessProbe", "livenessProbe"} <= set(container)
+            tls = any(mount["name"] == "grpc" for mount in container["volumeMounts"])
+            assert ("grpc" in container["startupProbe"]) is not tls
+
+
+def drain_s(case: str, deployment: Object) -> float:
+    """The longest that the process may take after SIGTERM, by its own settings."""
+    config = find(render(case), "ConfigMap", deployment["metadata"]["name"])["data"]
+    ((name, text),) = config.items()
+    values = yaml.safe_load(text)
+    if name == "aggregator.yaml":
+        return float(values.get("lifecycle", {}).get("grace_s", AggregatorSettings().lifecycle.grace_s))
+    if name == "modelserver.yaml":
+        return float(values.get("grpc", {}).get("drain_timeout_s", ModelServerSettings().grpc.drain_timeout_s))
+    return 5.0
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_grace_period_is_longer_than_the_pause_and_the_drain(case: str) -> None:
+    for each in render(case):
+        if each["kind"] == "Deployment":
+            spec = each["spec"]["template"]["spec"]
+            (container,) = spec["containers"]
+            assert container["lifecycle"]["preStop"]["exec"]["command"][-1] == "import time; time.sleep(5)"
+            assert spec["terminationGracePeriodSeconds"] >= 5 + drain_s(case, each) + 5
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_settings_file_loads(case: str, tmp_path: Path) -> None:
+    seen = 0
+    for each in render(case):
+        for name, text in each.get("data", {}).items() if each["kind"] == "ConfigMap" else ():
+            if name in SETTINGS:
+                settings, prefix = SETTINGS[name]
+                file = tmp_path / name
+                file.write_text(text, encoding="utf-8")
+                load(settings, prefix=prefix, env={}, file=file)
+                seen += 1
+    assert seen >= 2
+
+
+def test_what_a_person_sets_reaches_the_process(tmp_path: Path) -> None:
+    objects = render("everything")
+    file = tmp_path / "aggregator.yaml"
+    file.write_text(find(objects, "ConfigMap", "embed-aggregator")["data"]["aggregator.yaml"], encoding="utf-8")
+    settings = load(AggregatorSettings, prefix=AGGREGATOR, env={}, file=file)
+    assert settings.batching.lookahead == 128
+    assert settings.batching.coalesce is False
+    assert settings.batching.max_held_tokens == 5_000_000
+    assert settings.kafka.topics[1].tenant == "index"
+    assert settings.kafka.sasl_password_file == Path("/etc/tokenbatch/kafka/password")
+    assert settings.kafka.create_topics is False
+    assert [model.name for model in settings.models] == ["BAAI/bge-small-en-v1.5", "house"]
+
+
+def test_a_model_overrides_the_defaults_of_its_own_and_no_other() -> None:
+    objects = render("everything")
+    hub, house = (find(objects, "Deployment", f"embed-{slug}") for slug in ("baai-bge-small-en-v1-5", "house"))
+    specs = [each["spec"]["template"]["spec"] for each in (hub, house)]
+    assert [spec["runtimeClassName"] for spec in specs] == ["nvidia", "rocm"]
+    assert specs[0]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == 1
+    assert specs[1]["containers"][0]["resources"]["limits"]["amd.com/gpu"] == 2
+    assert "replicas" not in hub["spec"]
+    assert house["spec"]["replicas"] == 2
+    assert specs[1]["containers"][0]["resources"]["requests"] == {"cpu": "8", "memory": "8Gi"}

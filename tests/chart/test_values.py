@@ -1,0 +1,113 @@
+"""Wrong values are refused with a line that says which; changed ones reach what they are for, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.chart.rendering import Object, find, render, template
+
+
+@pytest.mark.parametrize("version", [3, 4])
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ("kafka.bootstrapServer=x", "bootstrapServer"),
+        ("aggregator.config.batching.lookahed=3", "lookahed"),
+        ("aggregator.config.batching.lookahead=-1", "lookahead"),
+        ("modelServer.config.engine.kind=fast", "kind"),
+        ("scaler.config.policy.utilisation=1.5", "utilisation"),
+        ("kafka.config.bootstrap_servers=x", "bootstrap_servers"),
+        ("aggregator.config.grpc.bind=x", "bind"),
+        ("autoscaling.mode=vpa", "mode"),
+        ("models=null", "models"),
+        ("models[0].nam=x", "nam"),
+        ("modelServer.gpu.count=-1", "count"),
+        ("image.pullPolicy=Sometimes", "pullPolicy"),
+        ("aggregator.replicas=two", "replicas"),
+    ],
+)
+def test_the_schema_refuses(values: str, says: str, version: int) -> None:
+    done = template(version, "default", "--set", values)
+    assert done.returncode != 0
+    assert says in done.stderr
+    assert "schema" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("case", "values", "says"),
+    [
+        ("default", "kafka.bootstrapServers=", "kafka.bootstrapServers must be set: host:port of your Kafka"),
+        ("default", "aggregator.autoscaling.maxReplicas=9", "above kafka.config.partitions 8"),
+        ("default", "modelServer.autoscaling.minReplicas=0", "only autoscaling.mode keda can do"),
+        ("default", "modelServer.autoscaling.minReplicas=9", "minReplicas above maxReplicas"),
+        ("keda", "aggregator.autoscaling.minReplicas=0", "aggregators are what notices demand"),
+        ("default", "models[0].name=m,models[0].source.hub=a/b,models[0].source.path=/c", "give one"),
+        ("default", "models[0].name=a.b,models[1].name=A/B", "too alike"),
+        ("default", "monitoring.podMonitor=true,monitoring.serviceMonitor=true", "choose one"),
+        ("default", "strimzi.enabled=true", "strimzi.cluster must name the Kafka resource"),
+        ("default", "aggregator.env[0].name=A,aggregator.env[1].name=A", "A is given twice"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_words(case: str, values: str, says: str) -> None:
+    done = template(4, case, "--set", values)
+    assert done.returncode != 0
+    assert says in done.stderr
+
+
+def checksums(objects: list[Object]) -> dict[str, str]:
+    return {
+        each["metadata"]["labels"]["app.kubernetes.io/component"]: each["spec"]["template"]["metadata"]["annotations"][
+            "checksum/config"
+        ]
+        for each in objects
+        if each["kind"] == "Deployment"
+    }
+
+
+@pytest.mark.parametrize(
+    ("values", "rolled"),
+    [
+        ("aggregator.config.batching.lookahead=7", {"aggregator"}),
+        ("modelServer.config.queue.merging=false", {"model-server"}),
+        ("scaler.config.policy.drain_s=7", {"scaler"}),
+        ("kafka.config.group_id=other", {"aggregator", "scaler"}),
+        ("monitoring.podMonitor=true", set[str]()),
+    ],
+)
+def test_a_changed_setting_rolls_the_pods_that_read_it(values: str, rolled: set[str]) -> None:
+    before, after = checksums(render("default")), checksums(render("default", "--set", values))
+    assert {component for component, checksum in after.items() if checksum != before[component]} == rolled
+
+
+def test_a_scaled_deployment_says_no_replicas_so_that_upgrades_leave_them() -> None:
+    for case, scaled in (("default", True), ("keda", True), ("unscaled-cpu", False)):
+        for each in render(case):
+            if each["kind"] == "Deployment" and not each["metadata"]["name"].endswith("-scaler"):
+                assert ("replicas" in each["spec"]) is not scaled
+
+
+def test_the_autoscaler_compares_a_number_of_replicas_with_one() -> None:
+    (spec,) = (
+        each["spec"]
+        for each in render("default")
+        if each["kind"] == "HorizontalPodAutoscaler" and "minilm" in each["metadata"]["name"]
+    )
+    external = spec["metrics"][0]["external"]
+    assert external["metric"]["name"] == "embed_required_replicas"
+    assert external["target"] == {"type": "AverageValue", "averageValue": "1"}
+
+
+def test_zero_and_false_override_a_default() -> None:
+    objects = render("default", "--set", "models[0].name=m,models[0].gpu.count=0,models[0].autoscaling.enabled=false")
+    limits = find(objects, "Deployment", "t-tokenbatch-m")["spec"]["template"]["spec"]["containers"][0]["resources"][
+        "limits"
+    ]
+    assert "nvidia.com/gpu" not in limits
+    assert not any(each["metadata"]["name"] == "t-tokenbatch-m" and "Autoscaler" in each["kind"] for each in objects)
+
+
+def test_every_pod_budget_lets_one_go_at_a_time_and_the_broken_at_once() -> None:
+    budgets = [each["spec"] for each in render("default") if each["kind"] == "PodDisruptionBudget"]
+    assert len(budgets) == 3
+    assert all(each["maxUnavailable"] == 1 for each in budgets)
+    assert all(each["unhealthyPodEvictionPolicy"] == "AlwaysAllow" for each in budgets)
