@@ -197,9 +197,9 @@ async def _create(
 ) -> None:
     suffix = settings.dead_letter_suffix
     counts = [max(settings.partitions, existing.get(name.removesuffix(suffix), 0)) for name in names]
-    topics = [  # with an empty assignment, aiokafka lets -1 stand for the broker's default
-        NewTopic(name, count, settings.replication_factor, {}) for name, count in zip(names, counts, strict=True)
-    ]
+    factor = settings.replication_factor
+    assignment: dict[int, list[int]] | None = {} if factor == -1 else None  # aiokafka wants one beside a -1
+    topics = [NewTopic(name, count, factor, assignment) for name, count in zip(names, counts, strict=True)]
     response = await admin.create_topics(topics, timeout_ms=int(timeout_s * 1000))
     for name, code, message, *_ in response.topic_errors:
         error = kafka_errors.for_code(code)

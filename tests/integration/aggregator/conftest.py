@@ -1,0 +1,99 @@
+"""Real processes: one Kafka, one vLLM on the CPU, one quick engine, and aggregators as each test wants them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+
+from loadtest.stack.kafka import KafkaBroker
+from loadtest.stack.service import DEFAULT_MODEL_NAME, Aggregator, ModelServer
+from tests.integration.aggregator.desk import Topics
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """An aggregator at work."""
+
+    process: Aggregator
+    kafka: str
+    topics: Topics
+    group: str
+
+
+StartAggregator = Callable[..., Running]
+
+
+@pytest.fixture(scope="session")
+def minilm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelServer]:
+    """MiniLM on vLLM; loading it takes most of a minute, so there is one."""
+    server = ModelServer(tmp_path_factory.mktemp("minilm") / "log", settings={"PROFILE__BUDGET_S": "5"})
+    server.start(timeout_s=400.0)
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelServer]:
+    """An engine that computes nothing; token id 3376 ("poison") breaks it."""
+    settings = {
+        "ENGINE__KIND": "synthetic",
+        "PROFILE__ENABLED": "false",
+        "SYNTHETIC__POISON_TOKEN_ID": "9947",
+        "SYNTHETIC__POISON_MODE": "error",
+    }
+    server = ModelServer(tmp_path_factory.mktemp("quick") / "log", settings=settings)
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def start_aggregator(kafka: KafkaBroker, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[StartAggregator]:
+    """Start aggregators, each with topics of its own unless told which; all end with the test."""
+    started: list[Aggregator] = []
+
+    def start(
+        *servers: ModelServer, topics: Topics | None = None, group: str = "", settings: Mapping[str, str] | None = None
+    ) -> Running:
+        name = f"{request.node.name[:60]}-{len(started)}".replace("[", "-").replace("]", "")
+        topics = topics or Topics(f"{name}.requests", f"{name}.replies")
+        group = group or name
+        told = {
+            "KAFKA__TOPICS": f'[{{"name": "{topics.requests}"}}]',
+            "KAFKA__REPLY_TOPIC": topics.replies,
+            "KAFKA__GROUP_ID": group,
+            "KAFKA__PARTITIONS": "2",
+            "KAFKA__REPLICATION_FACTOR": "1",
+            **(settings or {}),
+        }
+        aggregator = Aggregator(
+            tmp_path / f"aggregator-{len(started)}.log",
+            kafka=kafka.bootstrap,
+            model=DEFAULT_MODEL_NAME,
+            servers=[server.address for server in servers] or ["localhost:1"],
+            settings=told,
+        )
+        started.append(aggregator)
+        if servers:
+            aggregator.start()
+        else:
+            aggregator.launch()
+        return Running(aggregator, kafka.bootstrap, topics, group)
+
+    yield start
+    for aggregator in started:
+        aggregator.kill()
+
+
+async def make_topics(bootstrap: str, *names: str, partitions: int = 2, configs: Mapping[str, str] | None = None) -> None:
+    """Create topics before an aggregator sees them."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await admin.start()
+    try:
+        await admin.create_topics([NewTopic(name, partitions, 1, topic_configs=dict(configs or {})) for name in names])
+    finally:
+        await admin.close()

@@ -1,0 +1,165 @@
+"""The vectors are right, through Kafka and through gRPC, and every reply says which request it answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from google.protobuf import json_format
+
+from loadtest.clients import grpc as grpc_client
+from loadtest.clients import kafka as kafka_client
+from loadtest.clients.messages import Format
+from loadtest.stack.service import ModelServer
+from loadtest.tally import Tally
+from modelserver.model_files import locate
+from protos.embedding.v1 import embedding_pb2 as pb
+from tests.integration.aggregator.conftest import Running, StartAggregator, make_topics
+from tests.integration.aggregator.desk import JSON, PROTOBUF, TEXT, Sent, committed, headers, open_desk, query
+from tests.integration.modelserver.texts import generated, questions, token_ids
+
+pytestmark = pytest.mark.timeout(600)
+
+Vectors = npt.NDArray[np.float32]
+
+
+@pytest.fixture(scope="module")
+def texts() -> list[str]:
+    """1,000 real questions, and generated texts of many lengths and scripts that the model takes whole."""
+    made = [text for text in generated() if len(token_ids([text], 10_000)[0]) <= 256]
+    return [*questions(1000), *made]
+
+
+@pytest.fixture(scope="module")
+def reference(texts: list[str]) -> Vectors:
+    """What sentence-transformers gives in float32; [texts, 384]."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    from sentence_transformers import SentenceTransformer
+
+    model = SentenceTransformer(str(locate("", "")), device="cpu")
+    return np.asarray(model.encode(texts, batch_size=64, normalize_embeddings=True), np.float32)
+
+
+@pytest.fixture
+def aggregator(start_aggregator: StartAggregator, minilm: ModelServer) -> Running:
+    """One in front of MiniLM."""
+    return start_aggregator(minilm)
+
+
+def _worst_cosine(tally: Tally, reference: Vectors) -> float:
+    arrays = tally.arrays()
+    found = arrays["embedding"][np.argsort(arrays["line"])]
+    cosines = np.einsum("ij,ij->i", found, reference) / np.linalg.norm(found, axis=1)
+    return float(cosines.min())
+
+
+async def test_every_vector_through_kafka_is_that_of_sentence_transformers(
+    aggregator: Running, texts: list[str], reference: Vectors
+) -> None:
+    for style in (Format.PROTOBUF, Format.JSON, Format.TEXT):
+        tally = Tally(np.arange(len(texts)))
+        plan = kafka_client.KafkaRun(
+            aggregator.kafka, aggregator.topics.requests, aggregator.topics.replies, style, linger_s=1.0
+        )
+        await kafka_client.run(texts, tally, plan, lambda: None)
+        summary = tally.summary()
+        assert (summary.lost, summary.duplicates, summary.mismatched, summary.errors) == (0, 0, 0, {})
+        assert _worst_cosine(tally, reference) >= 0.999
+
+
+async def test_every_vector_through_grpc_is_that_of_sentence_transformers(
+    aggregator: Running, texts: list[str], reference: Vectors
+) -> None:
+    for per_call in (1, 32):
+        tally = Tally(np.arange(len(texts)))
+        plan = grpc_client.GrpcRun(aggregator.process.address, concurrency=32, per_call=per_call)
+        await grpc_client.run(texts, tally, plan, lambda: None)
+        summary = tally.summary()
+        assert (summary.lost, summary.duplicates, summary.errors) == (0, 0, {})
+        assert _worst_cosine(tally, reference) >= 0.999
+
+
+async def test_a_reply_carries_key_routing_headers_and_format_of_its_request(
+    start_aggregator: StartAggregator, quick: ModelServer
+) -> None:
+    running = start_aggregator(quick, settings={"KAFKA__ALLOWED_REPLY_TOPICS": '["*.elsewhere"]'})
+    elsewhere = f"{running.topics.requests}.elsewhere"
+    await make_topics(running.kafka, elsewhere)
+    route = [
+        ("kafka_replyTopic", elsewhere.encode()),
+        ("kafka_replyPartition", b"\0\0\0\1"),
+        ("kafka_correlationId", b"\xff\x00opaque"),
+        ("correlation_id", b"c-7"),
+        ("traceparent", b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),
+        ("tracestate", b"vendor=1"),
+    ]
+    message = json_format.MessageToJson(pb.EmbedRequest(request_id="j", inputs=[pb.Input(text="hello")]))
+    records = [
+        Sent(query("hello", "p").value, [PROTOBUF, *route], b"key-1"),
+        Sent(message.encode(), [JSON, *route], b"key-2"),
+        Sent(b"hello", [TEXT, ("reply_to", elsewhere.encode()), ("correlation_id", b"c-8")], b"key-3"),
+    ]
+    async with open_desk(running.kafka, running.topics, elsewhere) as desk:
+        await desk.exchange(*records)
+    replies = {reply.key: reply for reply in desk.replies}
+    assert {reply.topic for reply in desk.replies} == {elsewhere}
+    for key, content_type in ((b"key-1", PROTOBUF), (b"key-2", JSON)):
+        assert replies[key].partition == 1
+        assert headers(replies[key]) == dict([content_type, *route])
+    assert headers(replies[b"key-3"])["correlation_id"] == b"c-8"
+    assert pb.EmbedResponse.FromString(replies[b"key-1"].value or b"").request_id == "p"
+    for key in (b"key-2", b"key-3"):
+        answer = json.loads(replies[key].value or b"")
+        assert len(answer["embeddings"]) == 1
+        assert answer["timings"]["inference"].endswith("s")
+
+
+async def test_a_replayed_record_gets_the_same_reply_id_and_vector(
+    start_aggregator: StartAggregator, minilm: ModelServer
+) -> None:
+    first = start_aggregator(minilm)
+    async with open_desk(first.kafka, first.topics) as desk:
+        await desk.exchange(*(query(text, f"q{number}") for number, text in enumerate(questions(50))))
+        before = desk.answers()
+        desk.replies.clear()
+        start_aggregator(minilm, topics=first.topics, group="another-group")
+        await desk.until(lambda: len(desk.replies) == 50)
+        after = desk.answers()
+    assert {name: answer.reply_id for name, answer in before.items()} == {
+        name: answer.reply_id for name, answer in after.items()
+    }
+    assert len({answer.reply_id for answer in before.values()}) == 50
+    for name, answer in before.items():
+        assert _cosine(answer, after[name]) >= 0.9999
+
+
+def _cosine(one: pb.EmbedResponse, other: pb.EmbedResponse) -> float:
+    a, b = (np.frombuffer(each.embeddings[0].embedding, "<f4") for each in (one, other))
+    return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
+
+
+async def test_an_offset_is_committed_only_after_its_reply(
+    start_aggregator: StartAggregator, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    slow = ModelServer(
+        tmp_path_factory.mktemp("slow") / "log",
+        settings={"ENGINE__KIND": "synthetic", "PROFILE__ENABLED": "false", "SYNTHETIC__FIXED_S": "0.1"},
+    )
+    with slow:
+        running = start_aggregator(slow, settings={"BATCHING__TOKEN_BUDGET": "100", "KAFKA__COMMIT_INTERVAL_S": "0.02"})
+        seen: list[tuple[int, int]] = []
+        async with open_desk(running.kafka, running.topics) as desk:
+            await desk.produce(*(query(text, f"q{number}") for number, text in enumerate(questions(200))))
+            while len(desk.replies) < 200:
+                offsets = await committed(running.kafka, running.group)
+                await desk.linger(0.05)
+                seen.append((sum(max(0, offset) for offset in offsets.values()), len(desk.replies)))
+            assert all(commit <= answered for commit, answered in seen)
+            await asyncio.sleep(1.0)
+            offsets = await committed(running.kafka, running.group)
+        assert offsets == {(running.topics.requests, number): 100 for number in range(2)}
+
