@@ -1,0 +1,99 @@
+"""A record batch that cannot be read harms neither its neighbours nor other partitions, and is never lost silently."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+from aiokafka.client import AIOKafkaClient
+from aiokafka.protocol.produce import ProduceRequest
+from aiokafka.record.default_records import DefaultRecordBatchBuilder
+from aiokafka.record.util import calc_crc32c
+
+from loadtest.stack.kafka import KafkaBroker
+from tests.fakes.kafka_clusters import RealCluster, produce, reading, records_of, settle, until, until_committed
+
+pytestmark = pytest.mark.kafka
+
+CRC_AT = 17
+CHECKED_FROM = 21
+
+
+def spoil_batch(log: Path, number: int) -> None:
+    """Change a bit in the middle of one batch of a partition's log."""
+    data = bytearray(log.read_bytes())
+    at = 0
+    for _ in range(number):
+        at += 12 + int.from_bytes(data[at + 8 : at + 12], "big")
+    length = int.from_bytes(data[at + 8 : at + 12], "big")
+    data[at + 12 + length // 2] ^= 0x40
+    log.write_bytes(data)
+
+
+async def topic_with_a_corrupt_batch(cluster: RealCluster, broker: KafkaBroker) -> str:
+    """A topic of two partitions; in the first, the second of three batches of ten is corrupt."""
+    topic = await cluster.create_topic(partitions=2)
+    for start in (0, 10, 20):
+        await produce(cluster, records_of(topic, 10, partition=0, start=start))
+    await produce(cluster, records_of(topic, 10, partition=1))
+    broker.stop()
+    spoil_batch(broker.folder / "data" / f"{topic}-0" / f"{0:020}.log", 1)
+    broker.start()
+    return topic
+
+
+async def test_a_corrupt_batch_holds_its_partition_only_and_is_stepped_over_where_allowed(
+    fragile: RealCluster, own_broker: KafkaBroker
+) -> None:
+    topic = await topic_with_a_corrupt_batch(fragile, own_broker)
+    async with reading(fragile, fragile.settings(topic)) as intake:
+        leases = await intake.take(20)
+        settle(leases)
+        assert sorted((lease.record.partition, lease.offset) for lease in leases) == [
+            (partition, offset) for partition in (0, 1) for offset in range(10)
+        ]
+        await produce(fragile, records_of(topic, 5, partition=1, start=10))
+        assert {lease.record.partition for lease in await intake.take(5)} == {1}
+        await until(lambda: intake.deliveries.counts.corrupt_batches == 1)
+        settle(intake.leases)
+        await until_committed(fragile, topic, {0: 10, 1: 15})
+        await intake.nothing(1.0)
+        assert intake.deliveries.counts.corrupt_batches == 1
+        assert intake.deliveries.counts.skipped_corrupt_records == 0
+    async with reading(fragile, fragile.settings(topic, skip_corrupt_batches=True)) as successor:
+        settle(await successor.take(10))
+        assert [lease.offset for lease in successor.leases] == list(range(20, 30))
+        assert successor.deliveries.counts.corrupt_batches == 1
+        assert successor.deliveries.counts.skipped_corrupt_records == 10
+        await until_committed(fragile, topic, {0: 30, 1: 15})
+
+
+async def write_batch(bootstrap: str, topic: str, batch: bytes) -> None:
+    """Write a batch as it is, which no client library would."""
+    client = AIOKafkaClient(bootstrap_servers=bootstrap)
+    await client.bootstrap()
+    await client.set_topics([topic])
+    request = ProduceRequest(None, -1, 5000, [(topic, [(0, batch)])])
+    response = await client.send(client.get_random_node(), request)
+    await client.close()
+    assert response.topics[0][1][0][1] == 0
+
+
+async def test_header_names_that_are_not_utf8_cost_no_record(shared: RealCluster) -> None:
+    topic = await shared.create_topic()
+    builder = DefaultRecordBatchBuilder(2, 0, 0, -1, -1, -1, 100_000)
+    for offset in range(3):
+        builder.append(offset, None, b"k", b"%d" % offset, [("NAME" if offset == 1 else "fine", b"x")])
+    batch = bytearray(bytes(builder.build()).replace(b"NAME", b"N\xffME"))
+    batch[CRC_AT:CHECKED_FROM] = struct.pack(">I", calc_crc32c(bytes(batch[CHECKED_FROM:])))
+    await produce(shared, records_of(topic, 2))
+    await write_batch(shared.bootstrap, topic, bytes(batch))
+    await produce(shared, records_of(topic, 2, start=5))
+    async with reading(shared, shared.settings(topic)) as intake:
+        leases = await intake.take(7)
+        settle(leases)
+        assert [lease.record.value for lease in leases] == [b"0", b"1", b"0", b"1", b"2", b"5", b"6"]
+        assert [name for name, _ in leases[3].record.headers] == ["N\ufffdME"]
+        assert intake.deliveries.counts.corrupt_batches == 0
+        await until_committed(shared, topic, {0: 7})

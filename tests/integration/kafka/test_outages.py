@@ -1,0 +1,103 @@
+"""Brokers go away and come back: nothing is lost, nothing hangs, and what can go on goes on by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from aiokafka import errors as kafka_errors
+
+from aggregator.adapters.kafka_consumer import KafkaDeliveries
+from aggregator.adapters.kafka_producer import KafkaProducer
+from loadtest.stack.kafka import KafkaBroker
+from tests.fakes.kafka_clusters import RealCluster, produce, reading, records_of, settle, until, until_committed
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+
+
+async def test_intake_and_output_outlive_a_restart_of_the_broker(fragile: RealCluster, own_broker: KafkaBroker) -> None:
+    topic, replies = await fragile.create_topic(partitions=2), await fragile.create_topic()
+    await produce(fragile, records_of(topic, 20))
+    producer = KafkaProducer(fragile.settings())
+    await producer.start()
+    async with reading(fragile, fragile.settings(topic)) as intake:
+        leases = await intake.take(20)
+        assert intake.deliveries.healthy
+        await asyncio.to_thread(own_broker.stop)
+        await until(lambda: not intake.deliveries.healthy)
+        sending = asyncio.create_task(producer.send(records_of(replies, 20)))
+        await asyncio.sleep(1.0)
+        assert not sending.done()
+        settle(leases)
+        await asyncio.to_thread(own_broker.start)
+        assert not any(await asyncio.wait_for(sending, 60))
+        await until(lambda: intake.deliveries.healthy)
+        await produce(fragile, records_of(topic, 10, start=20))
+        fresh = [lease for lease in await intake.take(10) if lease not in leases]
+        settle(fresh)
+        committed = {0: 0, 1: 0}
+        for lease in (*leases, *fresh):
+            committed[lease.record.partition] = max(committed[lease.record.partition], lease.offset + 1)
+        await until_committed(fragile, topic, committed)
+    await producer.close(5)
+    assert sorted({int(record.value or b"") for record in await fragile.read(replies)}) == list(range(20))
+
+
+async def test_stopping_does_not_wait_for_a_broker_that_is_away(fragile: RealCluster, own_broker: KafkaBroker) -> None:
+    topic = await fragile.create_topic()
+    await produce(fragile, records_of(topic, 5))
+    settings = fragile.settings(topic)
+    deliveries, producer = KafkaDeliveries(settings, lambda _: None), KafkaProducer(settings)
+    await producer.start()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(deliveries.run())
+        leases = await deliveries.fetch()
+        await asyncio.to_thread(own_broker.kill)
+        sending = asyncio.create_task(producer.send(records_of(topic, 3)))
+        await asyncio.sleep(0.5)
+        settle(leases)
+        started_s = time.monotonic()
+        await producer.close(1)
+        with pytest.raises(kafka_errors.ProducerClosed):
+            await sending
+        await deliveries.close(4)
+        assert time.monotonic() - started_s < 1 + 4 + 4
+
+
+async def test_a_frozen_broker_does_not_hold_up_the_end_either(fragile: RealCluster, own_broker: KafkaBroker) -> None:
+    topic = await fragile.create_topic()
+    settings = fragile.settings(topic)
+    deliveries, producer = KafkaDeliveries(settings, lambda _: None), KafkaProducer(settings)
+    await producer.start()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(deliveries.run())
+        await until_committed(fragile, topic, {0: 0})
+        own_broker.pause()
+        try:
+            sending = asyncio.create_task(producer.send(records_of(topic, 3)))
+            await asyncio.sleep(0.5)
+            started_s = time.monotonic()
+            await producer.close(0.5)
+            with pytest.raises(kafka_errors.ProducerClosed):
+                await sending
+            await deliveries.close(3)
+            assert time.monotonic() - started_s < 0.5 + 3 + 4
+        finally:
+            own_broker.resume()
+
+
+async def test_intake_and_output_start_before_their_broker(fragile: RealCluster, own_broker: KafkaBroker) -> None:
+    topic = await fragile.create_topic()
+    await produce(fragile, records_of(topic, 5))
+    await asyncio.to_thread(own_broker.stop)
+    producer = KafkaProducer(fragile.settings())
+    starting = asyncio.create_task(producer.start())
+    async with reading(fragile, fragile.settings(topic)) as intake:
+        await intake.nothing(2.0)
+        assert not intake.deliveries.healthy
+        assert not starting.done()
+        await asyncio.to_thread(own_broker.start)
+        assert [lease.offset for lease in await intake.take(5)] == [0, 1, 2, 3, 4]
+        await asyncio.wait_for(starting, 20)
+    await producer.close(1)
