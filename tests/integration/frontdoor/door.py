@@ -32,7 +32,6 @@ from aggregator.pipeline import Pipeline
 from aggregator.ports import Engine, OutgoingBatch, PoolMembers, ServerDescription, StepResult, Tokenizer
 from aggregator.runtime.gathered import Gatherer
 from aggregator.settings import AggregatorSettings, ModelSettings
-from aggregator.settings_grpc import GrpcSettings
 from modelserver.synthetic_engine import vectors
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
@@ -61,7 +60,7 @@ Compute = Callable[[np.ndarray[Any, np.dtype[np.int32]], np.ndarray[Any, np.dtyp
 
 @dataclass(eq=False)
 class SlowEngine:
-    """One step at a time, as long as the curve says (times `slowness`), held while `gate` is closed."""
+    """One step at a time, held while `gate` is closed, as long as its curve says: CURVE, `slowness` times."""
 
     description: ServerDescription = DESCRIPTION
     compute: Compute = field(default=lambda ids, lengths: vectors(ids, lengths, DESCRIPTION.dimensions))
@@ -72,6 +71,9 @@ class SlowEngine:
 
     def __post_init__(self) -> None:
         self.gate.set()
+        if self.slowness:
+            curve = replace(CURVE, fixed_s=CURVE.fixed_s * self.slowness, per_token_s=CURVE.per_token_s * self.slowness)
+            self.description = replace(self.description, curve=curve)
 
     @property
     def queries(self) -> int:
@@ -140,12 +142,12 @@ async def front_door(
 ) -> AsyncGenerator[Door]:
     """A front door over `engines` (one quick one when none is given); `settings` as in the aggregator's file."""
     pooled = engines or (SlowEngine(),)
-    chosen = {
-        "models": (ModelSettings(name="minilm", aliases=("alias",), servers=("server-1:1",)),),
+    chosen: dict[str, Any] = {
+        "models": [ModelSettings(name="minilm", aliases=("alias",), servers=("server-1:1",))],
         **(settings or {}),
     }
-    grpc_settings = {"bind": "localhost:0", **chosen.pop("grpc", {})}
-    configured = AggregatorSettings(grpc=GrpcSettings(**grpc_settings), **chosen)
+    chosen["grpc"] = {"bind": "localhost:0", **chosen.get("grpc", {})}
+    configured = AggregatorSettings.model_validate(chosen)
     policy = replace(DispatchPolicy(), queue=QueuePolicy(coalesce=False))
     models = Models(
         [Model(each.name, each.aliases, Admission(AdmissionPolicy(max_held_tokens))) for each in configured.models],
@@ -174,6 +176,13 @@ async def front_door(
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         gc.collect()  # what gRPC drops is dropped inside this test's loop
+
+
+async def until(holds: Callable[[], Any]) -> None:
+    """Wait until `holds()`."""
+    async with asyncio.timeout(10):
+        while not holds():  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0.01)
 
 
 def ask(*texts: str, **fields: Any) -> pb.EmbedRequest:

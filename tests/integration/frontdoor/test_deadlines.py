@@ -1,0 +1,118 @@
+"""A call that nobody waits for, or that cannot be in time, never reaches the engine."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+
+from tests.integration.frontdoor.door import SlowEngine, ask, front_door, until
+
+FULL = "word " * 50
+
+
+async def code_of(call: Any) -> grpc.StatusCode:
+    try:
+        await call
+    except grpc.aio.AioRpcError as error:
+        return error.code()
+    return grpc.StatusCode.OK
+
+
+async def test_a_cancelled_call_leaves_the_queue() -> None:
+    engine = SlowEngine()
+    async with front_door(engine) as door:
+        engine.gate.clear()
+        calls = [door.stub.Embed(ask(f"{FULL} {number}")) for number in range(60)]
+        await until(lambda: len(door.models.served()[0].dispatcher.queue) > 30)
+        sent = engine.queries
+        for call in calls:
+            call.cancel()
+        await until(lambda: not door.held_tokens)
+        assert not len(door.models.served()[0].dispatcher.queue)
+        engine.gate.set()
+        await door.stub.Embed(ask("next"))
+    assert engine.queries <= sent + 1
+
+
+async def test_a_call_cancelled_while_its_tokens_are_counted_is_never_queued(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = SlowEngine()
+    async with front_door(engine) as door:
+        [served] = door.models.served()
+        counting, go_on = served.counting, asyncio.Event()
+
+        class Held:
+            async def count(self, texts: Any) -> Any:
+                await go_on.wait()
+                return await counting.count(texts)
+
+        monkeypatch.setattr(served, "counting", Held())
+        call, other = door.stub.Embed(ask("gone")), door.stub.Embed(ask("stays"))
+        await asyncio.sleep(0.1)
+        call.cancel()
+        await asyncio.sleep(0.1)
+        go_on.set()
+        assert len((await other).embeddings) == 1
+        await until(lambda: not door.held_tokens)
+    assert engine.queries == 1
+
+
+async def test_a_calls_own_deadline_governs() -> None:
+    engine = SlowEngine()
+    async with front_door(engine) as door:
+        engine.gate.clear()
+        first = door.stub.Embed(ask(FULL))
+        await until(lambda: engine.queries)
+        expiring = [door.stub.Embed(ask(f"{FULL} {number}"), timeout=0.2) for number in range(40)]
+        assert {await code_of(call) for call in expiring} == {grpc.StatusCode.DEADLINE_EXCEEDED}
+        await until(lambda: door.held_tokens < 60)
+        sent = engine.queries
+        engine.gate.set()
+        await first
+        await door.stub.Embed(ask("next"))
+    assert engine.queries <= sent + 1
+
+
+async def test_what_the_predicted_batch_time_makes_late_is_refused_at_once() -> None:
+    engine = SlowEngine(slowness=100.0)  # a call of 52 tokens takes 0.15 s
+    async with front_door(engine) as door:
+        await door.stub.Embed(ask(FULL))  # now there is evidence
+        start_s = asyncio.get_running_loop().time()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await door.stub.Embed(ask(FULL), timeout=0.1)
+        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert "cannot be met" in (caught.value.details() or "")
+        assert asyncio.get_running_loop().time() - start_s < 0.09
+        assert await code_of(door.stub.Embed(ask(FULL), timeout=5.0)) is grpc.StatusCode.OK
+    assert engine.queries == 2
+
+
+async def test_without_fresh_evidence_a_call_goes_through_and_brings_some() -> None:
+    engine = SlowEngine(slowness=1.0)
+    async with front_door(engine) as door:
+        [served] = door.models.served()
+        [lane] = served.dispatcher.lanes.values()
+        lane._scale.observe(1.0, 1e-3)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # a bad prediction
+        assert await code_of(door.stub.Embed(ask(FULL), timeout=0.5)) is grpc.StatusCode.OK
+
+
+async def test_under_overload_what_cannot_be_in_time_is_refused_long_before_its_deadline() -> None:
+    engine = SlowEngine(slowness=60.0)  # nine calls take 0.34 s
+    async with front_door(engine) as door:
+        await door.stub.Embed(ask(FULL))
+        loop = asyncio.get_running_loop()
+
+        async def timed(number: int) -> tuple[grpc.StatusCode, float]:
+            start_s = loop.time()
+            code = await code_of(door.stub.Embed(ask(f"{FULL} {number}"), timeout=2.0))
+            return code, loop.time() - start_s
+
+        results = await asyncio.gather(*(timed(number) for number in range(200)))
+    answered = [taken_s for code, taken_s in results if code is grpc.StatusCode.OK]
+    refused = [taken_s for code, taken_s in results if code is grpc.StatusCode.DEADLINE_EXCEEDED]
+    assert len(answered) + len(refused) == 200
+    assert len(answered) > 20
+    assert sorted(refused)[len(refused) // 2] < 1.2
+    assert engine.queries <= len(answered) + 30  # next to nothing is computed for nobody

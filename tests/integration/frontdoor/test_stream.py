@@ -1,0 +1,155 @@
+"""EmbedStream answers as requests complete, reads no further than it answers, and ends for nobody's mistake."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+
+from aggregator.answer import response
+from aggregator.request import Request
+from protos.embedding.v1 import embedding_pb2 as pb
+from tests.integration.frontdoor.door import Door, SlowEngine, ask, front_door, until
+
+LONG = "word " * 60
+
+
+async def exchange(door: Door, *messages: pb.EmbedRequest, **options: Any) -> list[pb.EmbedResponse]:
+    return [answer async for answer in door.stub.EmbedStream(iter(messages), **options)]
+
+
+async def test_every_request_is_answered_by_its_id() -> None:
+    async with front_door() as door:
+        answers = await exchange(door, *(ask(f"question {number}", request_id=str(number)) for number in range(500)))
+    assert sorted(int(answer.request_id) for answer in answers) == list(range(500))
+    assert all(answer.status.code == 0 and len(answer.embeddings) == 1 for answer in answers)
+
+
+async def test_answers_come_as_they_complete_not_as_they_were_asked() -> None:
+    engine = SlowEngine()
+    async with front_door(engine) as door:
+        engine.gate.clear()
+        waiting: asyncio.Queue[pb.EmbedRequest] = asyncio.Queue()
+
+        async def messages() -> AsyncIterator[pb.EmbedRequest]:
+            while True:
+                yield await waiting.get()
+
+        stream = door.stub.EmbedStream(messages())
+        waiting.put_nowait(ask("slow", request_id="slow"))
+        await until(lambda: engine.queries)
+        waiting.put_nowait(ask("", request_id="quick"))
+        answers = aiter(stream)
+        assert (await anext(answers)).request_id == "quick"
+        engine.gate.set()
+        assert (await anext(answers)).request_id == "slow"
+        stream.cancel()
+
+
+async def test_bad_requests_get_their_status_and_the_stream_goes_on() -> None:
+    async with front_door() as door:
+        answers = await exchange(
+            door,
+            ask("rain", request_id="good"),
+            ask(request_id="none"),
+            ask("", request_id="empty"),
+            ask(LONG * 2, request_id="long"),
+            ask("rain", request_id="option", encoding=99),  # pyright: ignore[reportArgumentType]
+            ask("rain", request_id="model", model="other"),
+            ask("rain", "", request_id="half"),
+            ask("snow", request_id="last"),
+        )
+    codes = {answer.request_id: answer.status.code for answer in answers}
+    assert codes == {"good": 0, "none": 3, "empty": 3, "long": 11, "option": 3, "model": 5, "half": 3, "last": 0}
+
+
+async def test_an_answer_that_cannot_be_made_harms_only_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails_for_one(request: Request, reply_id: str) -> pb.EmbedResponse:
+        if request.request_id == "odd":
+            raise ValueError("no answer")
+        return response(request, reply_id)
+
+    monkeypatch.setattr("aggregator.adapters.grpc_stream.response", fails_for_one)
+    async with front_door() as door:
+        answers = await exchange(door, ask("rain", request_id="odd"), ask("snow", request_id="even"))
+    assert {answer.request_id: answer.status.code for answer in answers} == {"odd": 13, "even": 0}
+
+
+async def test_nothing_more_is_read_than_the_window_while_nobody_takes_answers() -> None:
+    engine = SlowEngine()
+    async with front_door(engine, settings={"grpc": {"stream_window": 8}}) as door:
+        engine.gate.clear()
+        sent = 0
+
+        async def messages() -> AsyncIterator[pb.EmbedRequest]:
+            nonlocal sent
+            for sent in range(1, 2001):
+                yield ask("word " * 50, request_id=str(sent))
+
+        stream = door.stub.EmbedStream(messages())
+        await until(lambda: engine.queries)
+        await asyncio.sleep(0.3)
+        assert engine.queries + len(door.models.served()[0].dispatcher.queue) <= 8
+        assert sent < 2000  # the rest waits at the client: HTTP/2's own window is full
+        engine.gate.set()
+        assert len([answer async for answer in stream]) == 2000
+
+
+async def test_a_cancelled_stream_leaves_nothing_in_the_queue() -> None:
+    engine = SlowEngine()
+    async with front_door(engine) as door:
+        engine.gate.clear()
+        stream = door.stub.EmbedStream(iter([ask(LONG, request_id=str(number)) for number in range(100)]))
+        await until(lambda: len(door.models.served()[0].dispatcher.queue) > 50)
+        before = engine.queries
+        stream.cancel()
+        await until(lambda: not door.held_tokens)
+        engine.gate.set()
+        await door.stub.Embed(ask("next"))
+    assert engine.queries <= before + 1 + 16  # what was staged already is computed, and nothing else
+
+
+async def test_the_streams_deadline_is_that_of_its_requests() -> None:
+    engine = SlowEngine()
+    async with front_door(engine) as door:
+        engine.gate.clear()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await exchange(door, *(ask(LONG) for _ in range(50)), timeout=0.3)
+        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        await until(lambda: not door.held_tokens)
+
+
+async def test_requests_expire_one_by_one_on_a_stream_that_stays() -> None:
+    engine = SlowEngine()
+    async with front_door(engine) as door:
+        engine.gate.clear()
+        await_first = ask(LONG, request_id="first")
+        expired = ask("rain", request_id="expired")
+        expired.expire_time.FromSeconds(1)
+        stream = door.stub.EmbedStream(iter([await_first, expired]))
+        answers = aiter(stream)
+        answer = await anext(answers)
+        assert (answer.request_id, answer.status.code) == ("expired", 4)
+        engine.gate.set()
+        assert (await anext(answers)).request_id == "first"
+
+
+async def test_only_so_many_streams_are_open() -> None:
+    engine = SlowEngine()
+    async with front_door(engine, settings={"grpc": {"max_streams": 2}}) as door:
+        engine.gate.clear()
+        open_streams = [door.stub.EmbedStream(iter([ask("rain")])) for _ in range(2)]
+        readers = [asyncio.ensure_future(anext(aiter(stream))) for stream in open_streams]
+        await until(lambda: door.held_tokens > 5)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await exchange(door, ask("rain"))
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        engine.gate.set()
+        await asyncio.gather(*readers)
+        for stream in open_streams:
+            stream.cancel()
+        await asyncio.sleep(0.1)
+        assert len(await exchange(door, ask("rain"))) == 1
