@@ -54,7 +54,6 @@ class Stage:
         with self._changed:
             reached = self._changed.wait_for(lambda: [state for state, _ in self.states] == list(states), WAIT_S)
             assert reached, self.states
-            )
 
     def send(self, *batches: Batch) -> None:
         for batch in batches:
