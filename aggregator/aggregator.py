@@ -49,7 +49,9 @@ class Aggregator:
         self._producer: KafkaProducer | None = None
         self._kafka: KafkaPath | None = None
         if settings.kafka.enabled:
-            self._deliveries = KafkaDeliveries(settings.kafka, self._on_fenced)
+            self._deliveries = KafkaDeliveries(settings.kafka, self._on_fenced, self._metrics)
+            for topic in settings.kafka.topics:
+                self._metrics.records_lost(topic.name, 0)
             self._producer = KafkaProducer(settings.kafka)
             trusts_tenant = not authenticates(settings.grpc.authentication)
             topics = intakes(settings.kafka, settings.models[0].name, trusts_tenant=trusts_tenant)

@@ -55,8 +55,7 @@ class Committer:
             return not failed or assignment.stale
 
     def _failed(self, error: type[Exception], partitions: int) -> None:
-        failures = self._counts.commit_failures
-        failures[error.__name__] = failures.get(error.__name__, 0) + 1
+        self._counts.commit_failed(error.__name__)
         if not self._failing:
             self._failing = True
             _LOG.warning("could not commit", extra={"error": error.__name__, "partitions": partitions})

@@ -11,7 +11,7 @@ from aiokafka import errors as kafka_errors
 
 from aggregator.adapters.kafka_membership import Membership
 from aggregator.adapters.kafka_partitions import Partition
-from aggregator.adapters.kafka_reader import Chunk, IntakeCounts, OnFenced
+from aggregator.adapters.kafka_reader import Chunk, IntakeCounts, IntakeObserver, OnFenced
 from aggregator.core.watermark import Lease, Watermark
 from aggregator.settings import KafkaSettings
 
@@ -33,8 +33,8 @@ class KafkaDeliveries:
     partition and asks for no more while that waits. Held partitions are simply not read, so nothing is fetched twice.
     """
 
-    def __init__(self, settings: KafkaSettings, on_fenced: OnFenced) -> None:
-        self.counts = IntakeCounts()
+    def __init__(self, settings: KafkaSettings, on_fenced: OnFenced, observer: IntakeObserver | None = None) -> None:
+        self.counts = IntakeCounts(observer)
         self._settings = settings
         self._on_fenced = on_fenced
         self._membership: Membership | None = None
@@ -115,6 +115,10 @@ class KafkaDeliveries:
         if membership is None:
             return {}
         return {(each.tp.topic, each.tp.partition): membership.lag_records(each) for each in self._placed()}
+
+    def positions(self) -> Mapping[tuple[str, int], int]:
+        """The offset to be handed out next, of each assigned partition."""
+        return {(each.tp.topic, each.tp.partition): each.delivered_to for each in self._placed()}
 
     def uncommitted_span(self) -> Mapping[tuple[str, int], int]:
         """Records between the watermark and the highest settled one, of each assigned partition."""

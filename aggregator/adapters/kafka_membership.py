@@ -161,7 +161,7 @@ class Membership:
         assignment.over = True
         if not assignment.partitions:
             return
-        self._counts.rebalances += 1
+        self._counts.rebalanced()
         try:
             await self._drain(assignment)
             await self._committer.commit(self._member, assignment, _COMMIT_TIMEOUT_S)

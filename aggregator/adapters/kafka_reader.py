@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from aiokafka import errors as kafka_errors
 
@@ -26,15 +27,66 @@ OnFenced = Callable[[Sequence[Lease]], None]
 """Hears of the leases nobody settled before their partition was given back: drop what is still queued of them."""
 
 
+class IntakeObserver(Protocol):
+    """Hears of what `IntakeCounts` counts, as it happens; the aggregator's metrics do."""
+
+    def rebalanced(self) -> None:
+        """The group took this member's partitions back, to spread them anew."""
+        ...
+
+    def commit_failed(self) -> None:
+        """A commit failed; it is tried again."""
+        ...
+
+    def records_lost(self, topic: str, count: int) -> None:
+        """So many records will never be read: deleted by retention, or stepped over as they were corrupt."""
+        ...
+
+    def found_corrupt(self, topic: str) -> None:
+        """A record batch cannot be read."""
+        ...
+
+
 @dataclass(slots=True)
 class IntakeCounts:
     """What happened so far; only ever rises."""
 
+    observer: IntakeObserver | None = None
     rebalances: int = 0
     lost_to_retention: int = 0
     corrupt_batches: int = 0
     skipped_corrupt_records: int = 0
     commit_failures: dict[str, int] = field(default_factory=dict[str, int])
+
+    def rebalanced(self) -> None:
+        """The group took this member's partitions back."""
+        self.rebalances += 1
+        if self.observer is not None:
+            self.observer.rebalanced()
+
+    def commit_failed(self, error: str) -> None:
+        """A commit failed with this error."""
+        self.commit_failures[error] = self.commit_failures.get(error, 0) + 1
+        if self.observer is not None:
+            self.observer.commit_failed()
+
+    def lost(self, topic: str, count: int) -> None:
+        """Retention deleted so many records before they were read."""
+        self.lost_to_retention += count
+        if self.observer is not None:
+            self.observer.records_lost(topic, count)
+
+    def found_corrupt(self, topic: str) -> None:
+        """A record batch cannot be read."""
+        self.corrupt_batches += 1
+        if self.observer is not None:
+            self.observer.found_corrupt(topic)
+
+    def skipped_corrupt(self, topic: str, count: int) -> None:
+        """So many records that cannot be read were stepped over."""
+        self.skipped_corrupt_records += count
+        if self.observer is not None:
+            self.observer.records_lost(topic, count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +187,7 @@ class Reader:
             return
         details = {"topic": tp.topic, "partition": tp.partition, "position": position, "log_start": start}
         if start > position:
-            self._counts.lost_to_retention += start - position
+            self._counts.lost(tp.topic, start - position)
             _LOG.error("lost records to retention", extra={**details, "records": start - position})
             partition.skip_to(start)
         else:
@@ -150,7 +202,7 @@ class Reader:
         tp, offset = partition.tp, partition.read_to
         if partition.corrupt_at != offset:
             partition.corrupt_at = offset
-            self._counts.corrupt_batches += 1
+            self._counts.found_corrupt(tp.topic)
         details = {"topic": tp.topic, "partition": tp.partition, "offset": offset, "error": repr(error)}
         after = await self._offset_after(partition) if self._settings.skip_corrupt_batches else None
         if assignment.over:
@@ -159,7 +211,7 @@ class Reader:
             partition.blocked_until_s = asyncio.get_running_loop().time() + _BLOCKED_S
             _LOG.error("found a record batch that cannot be read; its partition waits", extra=details)
             return
-        self._counts.skipped_corrupt_records += after - offset
+        self._counts.skipped_corrupt(tp.topic, after - offset)
         _LOG.error("stepped over a record batch that cannot be read", extra={**details, "records": after - offset})
         partition.suspect = False
         partition.skip_to(after)

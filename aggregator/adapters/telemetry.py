@@ -4,7 +4,7 @@ The pipeline calls, once per batch, fetch or event and never per record:
 
 * a batch leaves: `batch_sent`; it comes back whole: `batch_done`; it fails and is queued again: `retried`
 * requests are answered, well or not: `answered`; besides: `dead_lettered`, `expired`, `coalesced`
-* Kafka: `commit_failed`, `rebalanced`, `records_lost`
+* Kafka: `commit_failed`, `rebalanced`, `records_lost`, `found_corrupt`
 
 and gives `watch` a function that describes queues, lanes and partitions. A `Metrics` needs no reader: it counts
 all the same, so tests and tools make one with `Metrics(Gatherer())`.
@@ -31,6 +31,7 @@ _TOKEN_BOUNDS = (
     *(6144, 8192, 12288, 16384, 32768, 65536),
 )
 _QUERY_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+_DEAD_LETTER_CODES = (Code.DATA_LOSS, Code.INTERNAL, Code.INVALID_ARGUMENT, Code.PERMISSION_DENIED)
 _RATIO_BOUNDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
 
 
@@ -96,12 +97,20 @@ class Metrics:
         self._commit_failures.add(count)
 
     def rebalanced(self) -> None:
-        """The consumer group gave this member another set of partitions."""
+        """The consumer group took this member's partitions back, to spread them anew."""
         self._rebalances.add(1)
 
     def records_lost(self, topic: str, count: int) -> None:
-        """So many records were deleted by retention before they were read."""
+        """So many records will never be read: deleted by retention, or stepped over as they were corrupt.
+
+        A topic whose count is announced with 0 has a series from then on: Prometheus sees no increase in one that
+        appears with its first loss.
+        """
         self._lost.add(count, topic)
+
+    def found_corrupt(self, topic: str) -> None:
+        """A record batch cannot be read."""
+        self._corrupt.add(1, topic)
 
     def tokenizer_checked(self, checked: int, differing: int) -> None:
         """So many texts were tokenized a second time by the reference tokenizer, and so many came out different."""
@@ -152,6 +161,8 @@ class Metrics:
         self._dead_letters = gatherer.counter(
             Instrument("embed.dead_letters", "{record}", "records written to a dead-letter topic", ("code",))
         )
+        for code in _DEAD_LETTER_CODES:  # a series that appears with its first dead letter would not alert of it
+            self._dead_letters.add(0, code.name)
         self._expired = gatherer.counter(
             Instrument("embed.expired", "{query}", "queries whose deadline passed before an engine saw them")
         )
@@ -161,11 +172,16 @@ class Metrics:
 
     def _define_kafka(self, gatherer: Gatherer) -> None:
         self._rebalances = gatherer.counter(
-            Instrument("embed.consumer.rebalances", "{rebalance}", "assignments of partitions to this member")
+            Instrument("embed.consumer.rebalances", "{rebalance}", "times the group took this member's partitions back")
         )
         self._commit_failures = gatherer.counter(
             Instrument("embed.commit.failures", "{commit}", "commits that failed and were tried again")
         )
         self._lost = gatherer.counter(
-            Instrument("embed.consumer.lost", "{record}", "records deleted before they were read", ("topic",))
+            Instrument(
+                "embed.consumer.lost", "{record}", "records deleted, or corrupt, before they were read", ("topic",)
+            )
+        )
+        self._corrupt = gatherer.counter(
+            Instrument("embed.consumer.corrupt", "{batch}", "record batches that cannot be read", ("topic",))
         )

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aggregator.adapters.kafka_reader import IntakeCounts
 from aggregator.adapters.snapshot import (
     LaneFigures,
     OnLoop,
@@ -157,3 +158,34 @@ async def test_a_snapshot_that_fails_is_the_readers_to_hear_of() -> None:
 
     with pytest.raises(ValueError, match="no figures"):
         await asyncio.to_thread(OnLoop(take))
+
+
+def test_what_alerts_watch_has_a_series_before_anything_happens() -> None:
+    gatherer = Gatherer()
+    metrics = Metrics(gatherer)
+    metrics.records_lost("t", 0)
+    shown = points(gatherer)
+    assert {point.attributes["code"]: point.value for point in shown["embed.dead_letters"]} == {
+        "DATA_LOSS": 0,
+        "INTERNAL": 0,
+        "INVALID_ARGUMENT": 0,
+        "PERMISSION_DENIED": 0,
+    }
+    assert [(point.attributes["topic"], point.value) for point in shown["embed.consumer.lost"]] == [("t", 0)]
+
+
+def test_what_the_intake_counts_reaches_the_metrics() -> None:
+    gatherer = Gatherer()
+    counts = IntakeCounts(Metrics(gatherer))
+    counts.rebalanced()
+    counts.commit_failed("RequestTimedOutError")
+    counts.commit_failed("RequestTimedOutError")
+    counts.lost("t", 5)
+    counts.skipped_corrupt("t", 2)
+    counts.found_corrupt("t")
+    shown = points(gatherer)
+    assert [point.value for point in shown["embed.consumer.rebalances"]] == [1]
+    assert [point.value for point in shown["embed.commit.failures"]] == [2]
+    assert [(point.attributes["topic"], point.value) for point in shown["embed.consumer.lost"]] == [("t", 7)]
+    assert [(point.attributes["topic"], point.value) for point in shown["embed.consumer.corrupt"]] == [("t", 1)]
+    assert counts == IntakeCounts(counts.observer, 1, 5, 1, 2, {"RequestTimedOutError": 2})
