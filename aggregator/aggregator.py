@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 
 from aggregator.adapters.counting import Counting
+from aggregator.adapters.demand_server import DemandServer
 from aggregator.adapters.kafka_connection import prepare_topics
 from aggregator.adapters.kafka_consumer import KafkaDeliveries
 from aggregator.adapters.kafka_producer import KafkaProducer
@@ -21,6 +22,7 @@ from aggregator.core.packing import PackPolicy
 from aggregator.core.query import Source
 from aggregator.core.queue import QueuePolicy
 from aggregator.core.watermark import Lease
+from aggregator.demand import DemandMeter, DemandReport
 from aggregator.figures import snapshot
 from aggregator.front_door import authenticates, make_front_door, make_gate
 from aggregator.kafka_codec import intakes
@@ -62,6 +64,7 @@ class Aggregator:
             settings.tokenizer.cache, fast=settings.tokenizer.fast, on_check=self._metrics.tokenizer_checked
         )
         pool = StaticPool(settings.models, cache, tracing=tracing)
+        meter = DemandMeter(self._models)
         self._pipeline = Pipeline(
             self._models,
             pool,
@@ -69,9 +72,13 @@ class Aggregator:
             self._metrics,
             tracing,
             gate=make_gate(settings),
+            meter=meter,
             max_unavailable_s=settings.batching.max_unavailable_s,
         )
         self._grpc = make_front_door(settings, self._pipeline, self._models, tracing)
+        defaults = {topic.name: topic.model or settings.models[0].name for topic in settings.kafka.topics}
+        report = DemandReport(self._models, meter, defaults, self._deliveries)
+        self._demand = DemandServer(settings.demand.bind, report) if settings.demand.enabled else None
 
     async def run(self, stop: asyncio.Event) -> None:
         """Start, work until `stop` is set, drain within the grace period."""
@@ -82,6 +89,8 @@ class Aggregator:
         self._telemetry.health.ready.update(models=self._models_ready, kafka=self._kafka_ready)
         async with asyncio.TaskGroup() as tasks:
             pipeline = tasks.create_task(self._pipeline.run(), name="pipeline")
+            if self._demand is not None:
+                await self._demand.start()
             consuming = await self._start_kafka(tasks)
             if self._grpc is not None:
                 await self._grpc.start()
@@ -90,6 +99,7 @@ class Aggregator:
                 "aggregator started",
                 extra={
                     "grpc": self._grpc.address if self._grpc else None,
+                    "demand": self._demand.address if self._demand else None,
                     "metrics": self._telemetry.metrics_address,
                 },
             )
@@ -97,6 +107,8 @@ class Aggregator:
             await self._drain()
             for task in (pipeline, *consuming):
                 task.cancel()
+            if self._demand is not None:
+                await self._demand.stop()
         self._worker.shutdown(wait=False, cancel_futures=True)
         self._telemetry.shutdown()
         _LOG.info("aggregator stopped")

@@ -24,6 +24,7 @@ from aggregator.core.dispatcher import Batch
 from aggregator.core.query import Priority, Query, Source
 from aggregator.core.quotas import QuotaPolicy, Quotas
 from aggregator.core.watermark import Lease
+from aggregator.demand import DemandMeter
 from aggregator.enqueue import enqueue
 from aggregator.errors import (
     BatchFailed,
@@ -60,6 +61,7 @@ class Pipeline:
         tracing: Tracing,
         *,
         gate: Gate | None = None,
+        meter: DemandMeter | None = None,
         max_unavailable_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
@@ -70,6 +72,7 @@ class Pipeline:
         self._metrics = metrics
         self._tracing = tracing
         self._gate = gate or Gate(Quotas(QuotaPolicy()))
+        self.meter = meter or DemandMeter(models, clock=clock)
         self._max_unavailable_s = max_unavailable_s
         self._clock = clock
         self._jitter = jitter
@@ -114,6 +117,7 @@ class Pipeline:
 
     def _admit_calls(self) -> None:
         calls, self._calls = self._calls, []
+        self.meter.arrived(calls)
         self._spawn(self._admit_safely(calls), "admit calls")
 
     async def _admit_safely(self, calls: Sequence[Request]) -> None:
@@ -137,6 +141,7 @@ class Pipeline:
 
     async def admit(self, requests: Sequence[Request]) -> None:
         """Queue requests of any source; what is refused is settled at once."""
+        self.meter.arrived(requests)
         self._unsettled += len(requests)
         self._all_settled.clear()
         await self._admit(requests)
@@ -161,6 +166,7 @@ class Pipeline:
             queue = served.dispatcher.queue
             coalesced = queue.coalesced
             refused += await enqueue(served, model.admission, group, self._gate, self._clock)
+            self.meter.counted(model, group)
             if queue.coalesced > coalesced:
                 self._metrics.coalesced(queue.coalesced - coalesced)
         self._something_changed.set()

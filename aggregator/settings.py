@@ -98,6 +98,13 @@ class BatchingSettings(Group):
     )
 
 
+class DemandSettings(Group):
+    """What the scaler asks: how much work there is, on a port of its own."""
+
+    enabled: bool = Field(default=False, description="answer the scaler; the Helm chart turns it on")
+    bind: str = Field(default="0.0.0.0:50052", description="host:port; port 0 picks a free one")
+
+
 class TokenizerSettings(Group):
     """Tokenizers come from the model servers."""
 
@@ -125,6 +132,7 @@ class AggregatorSettings(StrictSettings):
         min_length=1,
     )
     batching: BatchingSettings = BatchingSettings()
+    demand: DemandSettings = DemandSettings()
     lifecycle: LifecycleSettings = LifecycleSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
     tokenizer: TokenizerSettings = TokenizerSettings()

@@ -32,6 +32,7 @@
 {{- include "tokenbatch.override" (list $settings (dict
   "kafka" (include "tokenbatch.kafkaSettings" . | fromYaml)
   "models" $models
+  "demand" (dict "enabled" true "bind" "0.0.0.0:50052")
   "tokenizer" (merge (dict "cache" "/var/cache/tokenbatch/tokenizers") (default dict $settings.tokenizer)))) -}}
 {{- toYaml $settings -}}
 {{- end -}}

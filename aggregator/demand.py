@@ -1,0 +1,137 @@
+"""Say what is asked of the model servers and what they can do: the answer to the scaler's question."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol
+
+from aggregator.core.arrivals import ArrivalPolicy, Arrivals, BusyShare
+from aggregator.core.query import Source
+from aggregator.errors import UnknownModel
+from aggregator.models import Model, Models, Served
+from aggregator.request import Request
+from protos.aggregator.v1 import aggregator_pb2 as pb
+
+
+class Positions(Protocol):
+    """Kafka intake, as far as demand goes."""
+
+    def positions(self) -> Mapping[tuple[str, int], int]:
+        """The offset to be handed out next, of each assigned partition (topic, number)."""
+        ...
+
+    def lag_records(self) -> Mapping[tuple[str, int], int]:
+        """Log end minus that."""
+        ...
+
+
+class DemandMeter:
+    """Arrivals by model and source, from the pipeline's two words: `arrived`, then `counted`."""
+
+    def __init__(
+        self,
+        models: Models,
+        *,
+        policy: ArrivalPolicy | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._models = models
+        self._clock = clock
+        self._started_s = clock()
+        self._arrivals = {
+            (model.name, source): Arrivals(policy or ArrivalPolicy(), self._started_s)
+            for model in models
+            for source in Source
+        }
+
+    @property
+    def uptime_s(self) -> float:
+        """Seconds since the start."""
+        return self._clock() - self._started_s
+
+    def arrived(self, requests: Sequence[Request]) -> None:
+        """Requests came in, whatever becomes of them; each is to be said once."""
+        inputs: Counter[tuple[str, Source]] = Counter()
+        for request in requests:
+            inputs[request.model, request.source] += len(request.inputs)
+        now_s = self._clock()
+        for (name, source), count in inputs.items():
+            try:
+                model = self._models.find(name)
+            except UnknownModel:
+                continue  # no replica would answer it
+            self._arrivals[model.name, source].arrived(count, now_s)
+
+    def counted(self, model: Model, requests: Sequence[Request]) -> None:
+        """These requests' tokens are known now; those that hold none teach nothing."""
+        for source in Source:
+            held = [request for request in requests if request.source is source and request.held is not None]
+            tokens = sum(request.held.token_count for request in held if request.held is not None)
+            self._arrivals[model.name, source].counted(len(held), sum(len(request.inputs) for request in held), tokens)
+
+    def of(self, model: Model) -> pb.ModelDemand:
+        """One model's demand and lanes at this moment."""
+        now_s = self._clock()
+        kafka, grpc = (self._arrivals[model.name, source] for source in (Source.KAFKA, Source.GRPC))
+        return pb.ModelDemand(
+            model=model.name,
+            grpc_tokens_per_s=grpc.tokens_per_s(now_s),
+            kafka_tokens_per_s=kafka.tokens_per_s(now_s),
+            held_tokens=model.admission.total,
+            tokens_per_record=kafka.tokens_per_request,
+            lanes=[lane for served in model.revisions.values() for lane in _lanes(served)],
+            parked_requests=len(model.parked),
+        )
+
+
+class DemandReport:
+    """Everything the scaler is told; to be asked on the event loop's thread."""
+
+    def __init__(
+        self, models: Models, meter: DemandMeter, topics: Mapping[str, str], positions: Positions | None
+    ) -> None:
+        """`topics`: each topic read and the model of its requests that name none."""
+        self._models = models
+        self._meter = meter
+        self._topics = topics
+        self._positions = positions
+        self._busy = BusyShare()
+        self._instance_id = uuid.uuid4().hex
+
+    def __call__(self) -> pb.GetDemandResponse:
+        """How things stand now."""
+        return pb.GetDemandResponse(
+            instance_id=self._instance_id,
+            uptime_s=self._meter.uptime_s,
+            busy_share=self._busy.observe(time.monotonic(), time.thread_time()),
+            models=[self._meter.of(model) for model in self._models],
+            partitions=list(self._partitions()),
+            measured_at_unix_s=time.time(),
+        )
+
+    def _partitions(self) -> Iterator[pb.Partition]:
+        if self._positions is None:
+            return
+        lags = self._positions.lag_records()
+        for (topic, number), position in self._positions.positions().items():
+            yield pb.Partition(
+                topic=topic,
+                partition=number,
+                fetch_position=position,
+                lag_records=lags.get((topic, number), 0),
+                model=self._topics.get(topic, ""),
+            )
+
+
+def _lanes(served: Served) -> Iterator[pb.Lane]:
+    for lane in served.dispatcher.lanes.values():
+        yield pb.Lane(
+            address=lane.name,
+            token_budget=lane.token_budget,
+            step_time_s=lane.step_time_s(lane.token_budget),
+            batches_out=lane.batches_out,
+            tokens_out=lane.tokens_out,
+        )

@@ -1,0 +1,79 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class GetDemandRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetDemandResponse(_message.Message):
+    __slots__ = ("instance_id", "uptime_s", "busy_share", "models", "partitions", "measured_at_unix_s")
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_S_FIELD_NUMBER: _ClassVar[int]
+    BUSY_SHARE_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    MEASURED_AT_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    instance_id: str
+    uptime_s: float
+    busy_share: float
+    models: _containers.RepeatedCompositeFieldContainer[ModelDemand]
+    partitions: _containers.RepeatedCompositeFieldContainer[Partition]
+    measured_at_unix_s: float
+    def __init__(self, instance_id: _Optional[str] = ..., uptime_s: _Optional[float] = ..., busy_share: _Optional[float] = ..., models: _Optional[_Iterable[_Union[ModelDemand, _Mapping]]] = ..., partitions: _Optional[_Iterable[_Union[Partition, _Mapping]]] = ..., measured_at_unix_s: _Optional[float] = ...) -> None: ...
+
+class ModelDemand(_message.Message):
+    __slots__ = ("model", "grpc_tokens_per_s", "kafka_tokens_per_s", "held_tokens", "tokens_per_record", "lanes", "p99_s", "slo_s", "parked_requests")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    GRPC_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    KAFKA_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    HELD_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_RECORD_FIELD_NUMBER: _ClassVar[int]
+    LANES_FIELD_NUMBER: _ClassVar[int]
+    P99_S_FIELD_NUMBER: _ClassVar[int]
+    SLO_S_FIELD_NUMBER: _ClassVar[int]
+    PARKED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    grpc_tokens_per_s: float
+    kafka_tokens_per_s: float
+    held_tokens: int
+    tokens_per_record: float
+    lanes: _containers.RepeatedCompositeFieldContainer[Lane]
+    p99_s: float
+    slo_s: float
+    parked_requests: int
+    def __init__(self, model: _Optional[str] = ..., grpc_tokens_per_s: _Optional[float] = ..., kafka_tokens_per_s: _Optional[float] = ..., held_tokens: _Optional[int] = ..., tokens_per_record: _Optional[float] = ..., lanes: _Optional[_Iterable[_Union[Lane, _Mapping]]] = ..., p99_s: _Optional[float] = ..., slo_s: _Optional[float] = ..., parked_requests: _Optional[int] = ...) -> None: ...
+
+class Lane(_message.Message):
+    __slots__ = ("address", "token_budget", "step_time_s", "batches_out", "tokens_out", "budget_at_floor")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_BUDGET_FIELD_NUMBER: _ClassVar[int]
+    STEP_TIME_S_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_OUT_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_OUT_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_AT_FLOOR_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    token_budget: int
+    step_time_s: float
+    batches_out: int
+    tokens_out: int
+    budget_at_floor: bool
+    def __init__(self, address: _Optional[str] = ..., token_budget: _Optional[int] = ..., step_time_s: _Optional[float] = ..., batches_out: _Optional[int] = ..., tokens_out: _Optional[int] = ..., budget_at_floor: bool = ...) -> None: ...
+
+class Partition(_message.Message):
+    __slots__ = ("topic", "partition", "fetch_position", "lag_records", "model")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    FETCH_POSITION_FIELD_NUMBER: _ClassVar[int]
+    LAG_RECORDS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    partition: int
+    fetch_position: int
+    lag_records: int
+    model: str
+    def __init__(self, topic: _Optional[str] = ..., partition: _Optional[int] = ..., fetch_position: _Optional[int] = ..., lag_records: _Optional[int] = ..., model: _Optional[str] = ...) -> None: ...
