@@ -1,0 +1,165 @@
+"""Overload is refused with a word on when to come again, long before memory grows."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import psutil
+import pytest
+
+from protos.embedding.v1 import embedding_pb2 as pb
+from tests.integration.frontdoor.door import Door, SlowEngine, ask, front_door, retry_delay_s, until
+
+FULL = "word " * 50
+MIB = 1024 * 1024
+
+
+async def refusal(call: Any) -> grpc.aio.AioRpcError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    return caught.value
+
+
+async def fill(door: Door, engine: SlowEngine, count: int, tenant: str = "") -> list[Any]:
+    """Calls that stay under way while the engine's gate is closed."""
+    engine.gate.clear()
+    calls = [door.stub.Embed(ask(f"{FULL} {number}", tenant=tenant)) for number in range(count)]
+    await until(lambda: door.held_tokens >= count * 53)
+    return calls
+
+
+async def test_a_full_queue_tells_when_to_come_again() -> None:
+    engine = SlowEngine()
+    async with front_door(engine, max_held_tokens=1000) as door:
+        calls = await fill(door, engine, 14)
+        errors = [await refusal(door.stub.Embed(ask(*[FULL] * 6))) for _ in range(20)]
+        delays = [retry_delay_s(error) for error in errors]
+        assert all(delay is not None and 0 < delay <= 10 for delay in delays)
+        assert len(set(delays)) > 10  # jittered
+        engine.gate.set()
+        await asyncio.gather(*calls)
+
+
+async def test_one_input_and_many_are_refused_alike_when_the_queue_is_full() -> None:
+    engine = SlowEngine()
+    async with front_door(engine, max_held_tokens=1000) as door:
+        calls = await fill(door, engine, 18)
+        one = await refusal(door.stub.Embed(ask(FULL)))
+        many = await refusal(door.stub.Embed(ask(FULL, FULL)))
+        assert one.details() == many.details()
+        stream = [answer async for answer in door.stub.EmbedStream(iter([ask(FULL), ask(FULL, FULL)]))]
+        assert [answer.status.code for answer in stream] == [8, 8]
+        assert all(answer.status.retry_delay.ToTimedelta().total_seconds() > 0 for answer in stream)
+        engine.gate.set()
+        await asyncio.gather(*calls)
+
+
+async def test_a_tenant_that_fills_its_share_leaves_room_for_others() -> None:
+    engine = SlowEngine()
+    async with front_door(engine, max_held_tokens=1000) as door:
+        calls = await fill(door, engine, 15, "filler")
+        error = await refusal(door.stub.Embed(ask(FULL, tenant="filler")))
+        assert "share" in (error.details() or "")
+        other = door.stub.Embed(ask(FULL), metadata=[("x-tenant", "other")])
+        await until(lambda: door.held_tokens > 15 * 53)
+        engine.gate.set()
+        await asyncio.gather(*calls, other)
+
+
+@pytest.mark.parametrize("limit", [{"max_calls": 5}, {"max_pending_bytes": 1500}])
+async def test_calls_under_way_are_bounded_in_number_and_bytes(limit: dict[str, int]) -> None:
+    engine = SlowEngine()
+    async with front_door(engine, settings={"grpc": limit}) as door:
+        calls = await fill(door, engine, 5)
+        error = await refusal(door.stub.Embed(ask(FULL)))
+        assert "under way" in (error.details() or "")
+        assert retry_delay_s(error)
+        engine.gate.set()
+        await asyncio.gather(*calls)
+        await door.stub.Embed(ask(FULL))  # what has left makes room
+
+
+async def test_a_rate_of_tokens_is_divided_among_the_ready_aggregators() -> None:
+    ready = 2
+    settings = {"tenants": {"tokens_per_s": 1000, "rates": {"big": 1e6}, "burst_s": 1.0}}
+    async with front_door(settings=settings, ready_aggregators=lambda: ready) as door:
+        for _ in range(9):
+            await door.stub.Embed(ask(FULL, tenant="a"))
+        error = await refusal(door.stub.Embed(ask(FULL, tenant="a")))
+        assert "rate" in (error.details() or "")
+        for _ in range(30):
+            await door.stub.Embed(ask(FULL, tenant="big"))
+
+
+async def test_a_message_or_metadata_too_large_is_refused() -> None:
+    async with front_door(settings={"grpc": {"max_message_bytes": 10_000, "max_metadata_bytes": 4_000}}) as door:
+        await refusal(door.stub.Embed(ask("x" * 20_000)))
+        with pytest.raises(grpc.aio.AioRpcError):
+            await door.stub.Embed(ask("x"), metadata=[("x-large", "x" * 8_000)])
+        await door.stub.Embed(ask("x"))
+
+
+async def test_a_connection_is_renewed_at_its_age_and_no_call_is_lost() -> None:
+    settings = {"grpc": {"max_connection_age_s": 0.2, "max_connection_grace_s": 5.0}}
+    async with front_door(settings=settings) as door:
+        seen: set[grpc.ChannelConnectivity] = set()
+
+        async def watch() -> None:
+            while True:
+                state = door.channel.get_state()
+                seen.add(state)
+                await door.channel.wait_for_state_change(state)
+
+        watching = asyncio.create_task(watch())
+        end_s = asyncio.get_running_loop().time() + 1.0
+        while asyncio.get_running_loop().time() < end_s:
+            await door.stub.Embed(ask("rain"), wait_for_ready=True)
+        watching.cancel()
+    assert grpc.ChannelConnectivity.IDLE in seen
+
+
+async def test_memory_stays_flat_in_a_flood() -> None:
+    engine = SlowEngine()
+    process = psutil.Process()
+    text = "word " * 60
+    async with front_door(engine, max_held_tokens=2000, settings={"grpc": {"max_pending_bytes": MIB}}) as door:
+        engine.gate.clear()
+        refused = 0
+
+        async def flood(rounds: int) -> None:
+            nonlocal refused
+            for _ in range(rounds):
+                try:
+                    await door.stub.Embed(ask(*[text] * 20, truncate="TRUNCATE_END"), timeout=60)
+                except grpc.aio.AioRpcError as error:
+                    refused += error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+        waiting = [asyncio.create_task(flood(10_000)) for _ in range(2)]  # these fill the queue
+        await until(lambda: door.held_tokens >= 1200)
+        await asyncio.gather(*(flood(10) for _ in range(32)))
+        before = process.memory_info().rss
+        await asyncio.gather(*(flood(40) for _ in range(32)))
+        grown = process.memory_info().rss - before
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+    assert refused >= 1500
+    assert grown < 16 * MIB  # 1,280 calls of 6 KiB of text and 20 vectors each
+
+
+async def test_an_unavailable_model_is_told_at_once() -> None:
+    async with front_door() as door:
+        [served] = door.models.served()
+        [engine] = served.engines.values()
+        door.pipeline.leave(engine)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await door.stub.Embed(ask("rain"))
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert retry_delay_s(caught.value)
+        answers = [
+            answer async for answer in door.stub.EmbedStream(iter([pb.EmbedRequest(inputs=[pb.Input(text="a")])]))
+        ]
+        assert answers[0].status.code == 14
