@@ -14,7 +14,6 @@ import signal
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from itertools import cycle
 from typing import Any
 
 import grpc
@@ -23,6 +22,8 @@ import uvloop
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 
 from aggregator.adapters.fast_tokenizer import FastTokenizer
+from aggregator.adapters.murmur2 import partitions_by_key
+from loadtest.bench.backlog import PARTITIONS
 from loadtest.bench.instant_modelserver import DIMENSIONS, MODEL, tokenizer_folder
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.modelserver.v1 import modelserver_pb2 as ms
@@ -31,6 +32,8 @@ from protos.modelserver.v1 import modelserver_pb2_grpc
 _MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 _RECORDS = 1000
 _ROW_BYTES = DIMENSIONS * 4
+_HEADERS = [("content-type", b"application/x-protobuf")]
+_SOME_ID = "0123456789abcdef0123456789abcdef"
 
 
 class BareLoop:
@@ -46,7 +49,6 @@ class BareLoop:
         self._token_budget = token_budget
         self._tokenizer = FastTokenizer(tokenizer_folder())
         self._worker = ThreadPoolExecutor(1)
-        self._partitions = cycle(range(8))
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -74,31 +76,44 @@ class BareLoop:
                 )
             )
             lengths = tokens.lengths[first:after].tolist()
-            sent.append(await self._send(records[first:after], requests[first:after], lengths, answer))
+            sent += await self._send(records[first:after], requests[first:after], lengths, answer.embeddings)
             first, token = after, token_after
         await asyncio.gather(*sent)
 
     async def _send(
-        self, records: Sequence[Any], requests: Sequence[pb.EmbedRequest], lengths: Sequence[int], answer: Any
-    ) -> asyncio.Future[Any]:
-        batch = self._producer.create_batch()
-        rows = answer.embeddings
-        for row, (record, request, length) in enumerate(zip(records, requests, lengths, strict=True)):
-            response = pb.EmbedResponse(
-                request_id=request.request_id, model=MODEL, model_revision="instant", batch_id="b"
-            )
-            embedding = response.embeddings.add()
-            embedding.embedding = rows[row * _ROW_BYTES : (row + 1) * _ROW_BYTES]
-            embedding.dimensions = DIMENSIONS
-            embedding.encoding = pb.ENCODING_FLOAT32
-            embedding.token_count = length
-            headers = [("content-type", b"application/x-protobuf")]
-            value = response.SerializeToString()
-            batch.append(timestamp=None, key=record.key, value=value, headers=headers)
-        acknowledged: asyncio.Future[Any] = await self._producer.send_batch(
-            batch, self._replies, partition=next(self._partitions)
-        )
-        return acknowledged
+        self, records: Sequence[Any], requests: Sequence[pb.EmbedRequest], lengths: Sequence[int], rows: bytes
+    ) -> list[asyncio.Future[Any]]:
+        """One Kafka batch for each partition, chosen by key as every client does."""
+        batches: dict[int, Any] = {}
+        partitions = partitions_by_key([record.key for record in records], PARTITIONS)
+        for row, partition in enumerate(partitions):
+            batch = batches.get(partition)
+            if batch is None:
+                batch = batches[partition] = self._producer.create_batch()
+            embedding = rows[row * _ROW_BYTES : (row + 1) * _ROW_BYTES]
+            value = _reply(requests[row].request_id, embedding, lengths[row])
+            batch.append(timestamp=None, key=records[row].key, value=value, headers=_HEADERS)
+        return [
+            await self._producer.send_batch(batch, self._replies, partition=partition)
+            for partition, batch in batches.items()
+        ]
+
+
+def _reply(request_id: str, vector: bytes, token_count: int) -> bytes:
+    """A reply with every field that the aggregator's have; what does not come from the engine is made up."""
+    response = pb.EmbedResponse(
+        request_id=request_id, model=MODEL, model_revision="instant", batch_id=_SOME_ID, reply_id=_SOME_ID
+    )
+    embedding = response.embeddings.add()
+    embedding.embedding = vector
+    embedding.dimensions = DIMENSIONS
+    embedding.encoding = pb.ENCODING_FLOAT32
+    embedding.token_count = token_count
+    embedding.status.SetInParent()
+    response.status.SetInParent()
+    timings = response.timings
+    timings.queued.nanos = timings.batched.nanos = timings.inference.nanos = 1_000_000
+    return response.SerializeToString()
 
 
 async def serve(options: argparse.Namespace) -> None:
