@@ -149,7 +149,7 @@ class TokenQueue:
         entry.waiters.remove(query)
         if not entry.waiters:
             self._remove(entry)
-        elif query.priority == entry.priority:
+        elif all(waiter.priority > entry.priority for waiter in entry.waiters):
             self._reclass(entry, min(waiter.priority for waiter in entry.waiters))
         return True
 

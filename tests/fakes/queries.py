@@ -1,0 +1,43 @@
+"""Queries to put in a queue, short to write."""
+
+from __future__ import annotations
+
+from math import inf
+
+from aggregator.core.query import Entry, Priority, Query
+from aggregator.core.queue import TokenQueue
+
+
+def query(
+    priority: Priority = Priority.DEFAULT,
+    *,
+    tenant: str = "",
+    at_s: float = 0.0,
+    deadline_s: float = inf,
+    index: int = 0,
+) -> Query:
+    """A query that arrives at `at_s`."""
+    return Query(None, index, priority, tenant, at_s, deadline_s)
+
+
+class Filler:
+    """Puts inputs of given lengths into a queue; each different from all others, unless ids are given."""
+
+    def __init__(self, queue: TokenQueue) -> None:
+        self.queue = queue
+        self.put = 0
+
+    def __call__(
+        self,
+        tokens: int,
+        priority: Priority = Priority.DEFAULT,
+        *,
+        tenant: str = "",
+        at_s: float = 0.0,
+        deadline_s: float = inf,
+        ids: bytes | None = None,
+    ) -> tuple[Query, Entry]:
+        """Put one input; returns its query and its entry."""
+        self.put += 1
+        one = query(priority, tenant=tenant, at_s=at_s, deadline_s=deadline_s, index=self.put)
+        return one, self.queue.put(one, self.put.to_bytes(4, "little") if ids is None else ids, tokens)
