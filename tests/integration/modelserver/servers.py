@@ -1,0 +1,179 @@
+"""Start a real model server process, and talk to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import numpy.typing as npt
+
+from protos.modelserver.v1 import modelserver_pb2 as pb
+from protos.modelserver.v1 import modelserver_pb2_grpc as pb_grpc
+
+START_S = 300.0
+CALL_S = 60.0
+MAX_BYTES = 64 * 1024 * 1024
+
+
+def environment(settings: Mapping[str, str]) -> dict[str, str]:
+    """This process's, with these settings of the model server (names without their prefix)."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("TOKENBATCH_")}
+    defaults = {
+        "GRPC__BIND": "127.0.0.1:0",
+        "TELEMETRY__METRICS_BIND": "127.0.0.1:0",
+        "PROFILE__ENABLED": "false",
+        "PROFILE__CACHE": "/nonexistent",
+    }
+    merged = {**defaults, **settings}
+    return env | {f"TOKENBATCH_MODELSERVER_{name}": value for name, value in merged.items()}
+
+
+def run(*arguments: str, timeout_s: float = START_S, **settings: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "modelserver", *arguments],
+        env=environment(settings),
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
+class ServerProcess:
+    """One model server, once it serves."""
+
+    def __init__(self, settings: Mapping[str, str]) -> None:
+        self.log: list[dict[str, Any]] = []
+        self.raw: list[str] = []
+        self._logged = threading.Condition()
+        self._ended = False
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "modelserver"], env=environment(settings), stderr=subprocess.PIPE, text=True
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def connect(self) -> None:
+        """Wait until it serves, and open a channel."""
+        port = self.event("serving")["port"]
+        self.target = f"127.0.0.1:{port}"
+        options = [("grpc.max_receive_message_length", MAX_BYTES), ("grpc.max_send_message_length", MAX_BYTES)]
+        self.channel = grpc.insecure_channel(self.target, options)
+        self.stub = pb_grpc.ModelServerStub(self.channel)
+        self.description: pb.DescribeResponse = self.stub.Describe(pb.DescribeRequest(), timeout=CALL_S)
+
+    def event(self, name: str, timeout_s: float = START_S) -> dict[str, Any]:
+        """The first log line of this event, waited for."""
+
+        def find() -> dict[str, Any] | None:
+            return next((line for line in self.log if line["event"] == name), None)
+
+        with self._logged:
+            self._logged.wait_for(lambda: find() or self._ended, timeout_s)
+            found = find()
+            assert found, f"no event {name!r}; its log:\n" + "\n".join(self.raw[-40:])
+            return found
+
+    def embed(self, queries: Sequence[Sequence[int]], **changes: Any) -> Answer:
+        """One batch, and its answer."""
+        return Answer(self.stub.EmbedBatch(self.request(queries, **changes), timeout=CALL_S))
+
+    def send(self, queries: Sequence[Sequence[int]], **changes: Any) -> grpc.Future:
+        """One batch, under way."""
+        future: grpc.Future = self.stub.EmbedBatch.future(self.request(queries, **changes), timeout=CALL_S)
+        return future
+
+    def request(self, queries: Sequence[Sequence[int]], **changes: Any) -> pb.EmbedBatchRequest:
+        """A batch for the model that is served."""
+        fields: dict[str, Any] = {
+            "batch_id": "test",
+            "model": self.description.model,
+            "model_revision": self.description.model_revision,
+            "token_ids": np.array([token for query in queries for token in query], "<i4").tobytes(),
+            "lengths": np.array([len(query) for query in queries], "<i4").tobytes(),
+        }
+        return pb.EmbedBatchRequest(**{**fields, **changes})
+
+    def stop(self) -> int:
+        """SIGTERM; its exit code."""
+        self.process.terminate()
+        code = self.process.wait(CALL_S)
+        self._reader.join(CALL_S)
+        return code
+
+    def kill(self) -> None:
+        """End it, whatever it does."""
+        self.process.kill()
+        self.process.wait()
+        self._reader.join(CALL_S)
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            with self._logged:
+                self.raw.append(line.rstrip())
+                if line.startswith("{"):
+                    self.log.append(json.loads(line))
+                self._logged.notify_all()
+        self.process.stderr.close()
+        with self._logged:
+            self._ended = True
+            self._logged.notify_all()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One batch's answer."""
+
+    message: pb.EmbedBatchResponse
+
+    @property
+    def matrix(self) -> npt.NDArray[np.float32]:
+        """Float32 [queries, dimensions]."""
+        return np.frombuffer(self.message.embeddings, "<f4").reshape(-1, self.message.dimensions)
+
+    @property
+    def faults(self) -> list[tuple[int, int]]:
+        """Place and code of each failed query."""
+        return [(error.index, error.code) for error in self.message.errors]
+
+
+@contextmanager
+def serving(**settings: str) -> Iterator[ServerProcess]:
+    """A server with these settings, connected; ended afterwards."""
+    server = ServerProcess(settings)
+    try:
+        server.connect()
+        yield server
+        server.channel.close()
+    finally:
+        server.kill()
+
+
+def synthetic(**settings: str) -> dict[str, str]:
+    """Settings of a synthetic server, which starts at once."""
+    return {"ENGINE__KIND": "synthetic", **settings}
+
+
+def code_of(error: grpc.RpcError) -> grpc.StatusCode:
+    """The code of a failed call."""
+    assert isinstance(error, grpc.Call)
+    code = error.code()
+    assert code is not None
+    return code
+
+
+def imported_libraries(pid: int) -> str:
+    """The shared libraries that a process has mapped."""
+    return Path(f"/proc/{pid}/maps").read_text(encoding="utf-8")
