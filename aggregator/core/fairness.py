@@ -57,21 +57,22 @@ class FairQueue:
         """Take the place owed next, and charge its tenant; None when nothing waits."""
         heads = self._heads
         while heads:
-            start, _, flow = heads[0]
+            start, order, flow = heads[0]
             if flow.finish > start:  # charged meanwhile: it waits its turn longer
-                self._order += 1
-                heapreplace(heads, (flow.finish, self._order, flow))
+                heapreplace(heads, (flow.finish, order, flow))
                 continue
-            place = _next_valid(flow)
-            if place is None:
-                heappop(heads)
-                del self._flows[flow.tenant]
-                continue
-            self._virtual_time = start
-            flow.finish = finish = start + place[3].token_count
-            self._order += 1
-            heapreplace(heads, (finish, self._order, flow))
-            return place
+            dated, undated = flow.dated, flow.undated
+            while dated or undated:
+                place = heappop(dated) if dated else undated.popleft()
+                entry = place[3]
+                if entry.queued and not place[2].done:
+                    self._virtual_time = start
+                    self._order = order = self._order + 1
+                    flow.finish = finish = start + entry.token_count
+                    heapreplace(heads, (finish, order, flow))
+                    return place
+            heappop(heads)
+            del self._flows[flow.tenant]
         self._virtual_time = 0
         return None
 
@@ -92,17 +93,3 @@ class FairQueue:
         self._order += 1
         heappush(self._heads, (self._virtual_time, self._order, flow))
         return flow
-
-
-def _next_valid(flow: _Flow) -> Place | None:
-    dated = flow.dated
-    while dated:
-        place = heappop(dated)
-        if place[3].queued and not place[2].done:
-            return place
-    undated = flow.undated
-    while undated:
-        place = undated.popleft()
-        if place[3].queued and not place[2].done:
-            return place
-    return None

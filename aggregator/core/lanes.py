@@ -9,6 +9,7 @@ from enum import StrEnum
 from math import inf
 
 from aggregator.core.saturation import Curve, LiveScale, Rule
+from aggregator.core.steering import Steering
 
 # For a server that has not measured itself: a guess that its first reply corrects.
 UNMEASURED = Curve(0.0, 0.005, 5e-5, 512, Rule.THROUGHPUT, 8192)
@@ -50,10 +51,11 @@ class LanePolicy:
 
 @dataclass(slots=True)
 class _Out:
-    """One batch that is out."""
+    """One batch that is out, and the budget it was cut for."""
 
     batch_id: str
     token_count: int
+    token_budget: int
     end_s: float
     staged: bool
 
@@ -73,12 +75,15 @@ class Lane:
     """One model server, as this aggregator sees it: what is out, how fast it is, when the next batch is due.
 
     `exclusive`: a suspect runs here, or waits to run here, alone. `foreign_tokens`: what others had queued here
-    when the last reply came.
+    when the last reply came. `token_budget` stays as given, unless there is `steering`.
     """
 
-    def __init__(self, name: str, curve: Curve | None, token_budget: int, policy: LanePolicy) -> None:
+    def __init__(
+        self, name: str, curve: Curve | None, token_budget: int, policy: LanePolicy, steering: Steering | None = None
+    ) -> None:
         self.name = name
-        self.token_budget = token_budget
+        self.token_budget = token_budget if steering is None else steering.token_budget
+        self.steering = steering
         self.lead_s = policy.first_lead_s
         self.foreign_tokens = 0
         self.not_before_s = -inf
@@ -123,9 +128,11 @@ class Lane:
         """
         if self.exclusive or self._end_s <= now_s:
             return 0
+        left_s = by_s - self.free_s(now_s)
+        if left_s <= 0.0:
+            return 0
         step_tokens = min(tokens, self.token_budget)
-        steps = int((by_s - self.free_s(now_s)) / self.step_time_s(step_tokens))
-        return min(tokens, max(0, steps) * step_tokens)
+        return min(tokens, int(left_s / self.step_time_s(step_tokens)) * step_tokens)
 
     def has_evidence(self, now_s: float) -> bool:
         """Whether a reply came lately that bears predictions out, so that they may refuse a query."""
@@ -146,7 +153,7 @@ class Lane:
         """
         policy = self._policy
         end_s = self.finish_s(token_count, now_s)
-        self._out.append(_Out(batch_id, token_count, end_s, staged=bool(self._out)))
+        self._out.append(_Out(batch_id, token_count, self.token_budget, end_s, staged=bool(self._out)))
         longest_s = end_s - now_s + self.step_time_s(self.token_budget)
         least_s = policy.min_timeout_s if self._replied_s > -inf else policy.first_timeout_s
         return max(least_s, policy.timeout_factor * longest_s)
@@ -182,6 +189,7 @@ class Lane:
         """Steer by what the engine did, never by the own batch's size: a step may hold others' batches too."""
         policy = self._policy
         self._observe(report)
+        self._steer(out, report)
         self._replied_s = now_s
         borne_out = self.step_time_s(report.step_tokens) <= policy.evidence_factor * report.step_duration_s
         self._evidence_s = now_s if borne_out else -inf
@@ -193,6 +201,13 @@ class Lane:
         elif report.staged_s > policy.staged_margin_s:
             shorter_s = self.lead_s - policy.lead_decay * (report.staged_s - policy.staged_margin_s)
             self.lead_s = max(policy.min_lead_s, shorter_s)
+
+    def _steer(self, out: _Out, report: StepReport) -> None:
+        steering = self.steering
+        if steering is not None:
+            shortest_s = self.step_time_s(steering.min_tokens)
+            steering.observe(report.step_tokens, report.step_duration_s, out.token_budget, shortest_s)
+            self.token_budget = steering.token_budget
 
     def _observe(self, report: StepReport) -> None:
         curve = self._curve

@@ -44,7 +44,7 @@ class ClassQueue:
 
     def pop(self) -> Place | None:
         """Take the place owed next."""
-        return self.pop_passed() or self.fair.pop()
+        return (self.pop_passed() if self._passed else None) or self.fair.pop()
 
     def pop_passed(self) -> Place | None:
         """Take the place at the head, if an earlier batch passed it over."""

@@ -226,9 +226,9 @@ def killed_by_one_query(retries: type[Retries], *, survives: bool = False) -> tu
 
     for pod in pods:
         pod.kills = kills
-    flood(sim, START_S + 4.0)
+    flood(sim, START_S + 3.0)
     sim.at(START_S + 0.5, lambda: poison.append(sim.put(10, Priority.INTERACTIVE)))
-    sim.run(START_S + 4.0)
+    sim.run(START_S + 3.0)
     assert {query.index for query in sim.poison} <= set(poison)
     return sim, pods
 
