@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import ssl
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from pathlib import Path
@@ -42,6 +43,7 @@ class _TokenFile(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka has n
 
 def client_options(settings: KafkaSettings) -> dict[str, Any]:
     """What every aiokafka client is told of the cluster. Raises StartError for files that cannot be read."""
+    _keep_secrets_out_of_logs()
     options: dict[str, Any] = {
         "bootstrap_servers": [server.strip() for server in settings.bootstrap_servers.split(",") if server.strip()],
         "client_id": settings.client_id,
@@ -55,6 +57,13 @@ def client_options(settings: KafkaSettings) -> dict[str, Any]:
     except OSError as error:  # ssl.SSLError is one
         raise StartError(f"kafka: a security file cannot be used: {error}") from error
     return options
+
+
+def _keep_secrets_out_of_logs() -> None:
+    """At debug level aiokafka logs what it sends: passwords and tokens in SASL's exchange, and queries."""
+    client = logging.getLogger("aiokafka")
+    if client.getEffectiveLevel() < logging.INFO:
+        client.setLevel(logging.INFO)
 
 
 async def prepare_topics(settings: KafkaSettings, timeout_s: float) -> None:
