@@ -40,7 +40,7 @@ class LanePolicy:
     idle_target: float = 0.01
     first_lead_s: float = 0.004
     min_lead_s: float = 0.0005
-    lead_decay: float = 0.05
+    lead_decay: float = 0.02
     staged_margin_s: float = 0.002
     min_timeout_s: float = 0.05
     first_timeout_s: float = 10.0
