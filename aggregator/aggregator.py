@@ -21,6 +21,8 @@ from aggregator.core.dispatcher import DispatchPolicy
 from aggregator.core.packing import PackPolicy
 from aggregator.core.query import Source
 from aggregator.core.queue import QueuePolicy
+from aggregator.core.sla import Form
+from aggregator.core.steering import SlaGoal
 from aggregator.core.watermark import Lease
 from aggregator.demand import DemandMeter, DemandReport
 from aggregator.figures import snapshot
@@ -30,7 +32,7 @@ from aggregator.kafka_path import KafkaPath
 from aggregator.models import Model, Models
 from aggregator.pipeline import Pipeline
 from aggregator.runtime import telemetry
-from aggregator.settings import AggregatorSettings
+from aggregator.settings import AggregatorSettings, SlaSettings
 
 _LOG = logging.getLogger(__name__)
 _CLOSE_TIMEOUT_S = 5.0
@@ -163,4 +165,12 @@ def make_models(settings: AggregatorSettings, worker: Executor) -> Models:
         pack=PackPolicy(batching.lookahead, batching.aged_share),
     )
     models = [Model(model.name, model.aliases, Admission(admission)) for model in settings.models]
-    return Models(models, policy, batching.token_budget, lambda tokenizer: Counting(tokenizer, worker))
+    goal = make_goal(settings.sla)
+    return Models(models, policy, batching.token_budget, lambda tokenizer: Counting(tokenizer, worker), goal)
+
+
+def make_goal(sla: SlaSettings) -> SlaGoal | None:
+    """What token budgets are steered by; None: by nothing."""
+    if sla.target_s is None and sla.latency_s is None:
+        return None
+    return SlaGoal(sla.target_s, sla.latency_s, Form(sla.form), sla.min_tokens, sla.max_tokens)

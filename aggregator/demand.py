@@ -75,6 +75,7 @@ class DemandMeter:
     def of(self, model: Model) -> pb.ModelDemand:
         """One model's demand and lanes at this moment."""
         now_s = self._clock()
+        promises = [served.promise for served in model.revisions.values() if served.promise is not None]
         kafka, grpc = (self._arrivals[model.name, source] for source in (Source.KAFKA, Source.GRPC))
         return pb.ModelDemand(
             model=model.name,
@@ -83,6 +84,8 @@ class DemandMeter:
             held_tokens=model.admission.total,
             tokens_per_record=kafka.tokens_per_request,
             lanes=[lane for served in model.revisions.values() for lane in _lanes(served)],
+            p99_s=max((promise.p99_s for promise in promises), default=0.0),
+            slo_s=max((promise.goal.answer_s or 0.0 for promise in promises), default=0.0),
             parked_requests=len(model.parked),
         )
 
@@ -134,4 +137,5 @@ def _lanes(served: Served) -> Iterator[pb.Lane]:
             step_time_s=lane.step_time_s(lane.token_budget),
             batches_out=lane.batches_out,
             tokens_out=lane.tokens_out,
+            budget_at_floor=lane.steering is not None and lane.steering.at_floor,
         )

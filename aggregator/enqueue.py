@@ -45,12 +45,18 @@ async def enqueue(
                 continue
             gate.charge(request, token_count, now_s)
             request.admitted = True
-        _put(served, admission, request, inputs, token_count)
+        _put(served, admission, request, inputs, token_count, now_s=now_s)
     return settled
 
 
 def _put(
-    served: Served, admission: Admission, request: Request, inputs: Sequence[tuple[int, bytes]], token_count: int
+    served: Served,
+    admission: Admission,
+    request: Request,
+    inputs: Sequence[tuple[int, bytes]],
+    token_count: int,
+    *,
+    now_s: float,
 ) -> None:
     queue = served.dispatcher.queue
     places = [
@@ -58,7 +64,8 @@ def _put(
         for index, token_ids in inputs
         for query in (_query(request, index),)
     ]
-    request.hold(Held(admission, served.outlook, token_count, queue, places if request.source is Source.GRPC else ()))
+    kept = places if request.source is Source.GRPC else ()
+    request.hold(Held(admission, served.outlook, token_count, queue, kept, served.promise, now_s))
 
 
 def _query(request: Request, index: int) -> Query:

@@ -41,6 +41,7 @@ def _lanes(served: Served) -> Iterator[LaneFigures]:
             inflight_tokens=lane.tokens_out,
             token_budget=lane.token_budget,
             saturation_point=curve.saturation_point if curve is not None else None,
+            pressure=lane.steering.pressure if lane.steering is not None else None,
         )
 
 

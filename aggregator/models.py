@@ -11,9 +11,11 @@ from typing import Protocol
 from aggregator.core.admission import Admission
 from aggregator.core.dispatcher import Dispatcher, DispatchPolicy
 from aggregator.core.lanes import UNMEASURED, Lane
+from aggregator.core.memory import step_budget
 from aggregator.core.outlook import Outlook
 from aggregator.core.query import Entry, Query
 from aggregator.core.queue import TokenQueue
+from aggregator.core.steering import Promise, SlaGoal, StepLimits
 from aggregator.errors import InvalidRequest, UnknownModel
 from aggregator.ports import Engine, ServerDescription, TokenBatch, Tokenizer
 from aggregator.request import Options, Request
@@ -40,13 +42,19 @@ class Served:
     """One revision of a model, while servers of it are known."""
 
     def __init__(
-        self, description: ServerDescription, tokenizer: Tokenizer, counting: Counting, policy: DispatchPolicy
+        self,
+        description: ServerDescription,
+        tokenizer: Tokenizer,
+        counting: Counting,
+        policy: DispatchPolicy,
+        goal: SlaGoal | None = None,
     ) -> None:
         self.description = description
         self.tokenizer = tokenizer
         self.counting = counting
         self.dispatcher = Dispatcher(f"{description.model}-{uuid.uuid4().hex[:8]}", policy)
         self.outlook = Outlook(self.dispatcher.queue)
+        self.promise = Promise(goal) if goal is not None else None
         self.engines: dict[str, Engine] = {}
         self.prompts: dict[int, str] = {
             pb.INPUT_TYPE_UNSPECIFIED: "",
@@ -130,12 +138,18 @@ class Models:
     """Every configured model by name and alias."""
 
     def __init__(
-        self, models: Iterable[Model], policy: DispatchPolicy, token_budget: int | None, counting: CountingFactory
+        self,
+        models: Iterable[Model],
+        policy: DispatchPolicy,
+        token_budget: int | None,
+        counting: CountingFactory,
+        goal: SlaGoal | None = None,
     ) -> None:
-        """A `token_budget` of None is the saturation point that each server measured."""
+        """A `token_budget` overrides the `goal`; without both it is the saturation point each server measured."""
         self._models = tuple(models)
         self._policy = policy
         self._token_budget = token_budget
+        self._goal = goal if token_budget is None else None
         self._counting = counting
         self._by_name = {name: model for model in self._models for name in (model.name, *model.aliases)}
 
@@ -162,12 +176,20 @@ class Models:
         model = self._by_name[description.model]
         served = model.revisions.get(description.model_revision)
         if served is None:
-            served = Served(description, tokenizer, self._counting(tokenizer), self._policy)
+            served = Served(description, tokenizer, self._counting(tokenizer), self._policy, self._goal)
             model.revisions[description.model_revision] = served
-        budget = self._token_budget or (description.curve or UNMEASURED).saturation_point
-        budget = min(budget, description.step_token_capacity)
-        served.add(engine, Lane(description.address, description.curve, budget, self._policy.lane))
+        served.add(engine, self._lane(description, served.promise))
         return model
+
+    def _lane(self, description: ServerDescription, promise: Promise | None) -> Lane:
+        """A lane with its budget: the setting's, the controller's where something is promised, or the measured one."""
+        curve, capacity = description.curve or UNMEASURED, description.step_token_capacity
+        steering = None
+        if promise is not None:
+            limits = StepLimits(curve.saturation_point, capacity, description.max_input_tokens)
+            steering = promise.steer(limits, curve.time_s(promise.goal.min_tokens))
+        budget = step_budget(self._token_budget or curve.saturation_point, capacity)
+        return Lane(description.address, description.curve, budget, self._policy.lane, steering)
 
     def leave(self, engine: Engine) -> Model:
         """A server is gone; its revision stays as long as no other can take over what waits for it."""

@@ -339,6 +339,7 @@ class Pipeline:
                 codes = Counter(request.code for request in requests if request.source is source)
                 self._metrics.answered(source, codes, latencies_s)
         for request in requests:
+            request.account(now_s)
             request.release()
         self._unsettled -= len(requests)
         if not self._unsettled:

@@ -14,6 +14,7 @@ from aggregator.core.admission import Admission
 from aggregator.core.outlook import Outlook
 from aggregator.core.query import Entry, Priority, Query, Source
 from aggregator.core.queue import TokenQueue
+from aggregator.core.steering import Promise
 from aggregator.errors import Code, InvalidRequest, TokenbatchError
 from aggregator.vectors import Vector
 from protos.embedding.v1 import embedding_pb2 as pb
@@ -71,7 +72,7 @@ class Defaults:
 class Held:
     """What a request occupies: tokens charged to a model's admission and outlook, and places in its queue.
 
-    `places` are kept only where a caller may go away (gRPC).
+    `places` are kept only where a caller may go away (gRPC). It was queued at `queued_s`, its tokens counted.
     """
 
     admission: Admission
@@ -79,6 +80,8 @@ class Held:
     token_count: int
     queue: TokenQueue
     places: Sequence[tuple[Query, Entry]]
+    promise: Promise | None
+    queued_s: float
 
 
 @dataclass(slots=True, eq=False)
@@ -137,6 +140,17 @@ class Request:
         if held is not None:
             held.admission.release(self.source, self.priority, held.token_count, self.tenant)
             held.outlook.release(self.priority, self.tenant, self.deadline_s, held.token_count)
+
+    def account(self, now_s: float) -> None:
+        """Tell the promise it was served under, if any, how long it took, and how much of that was overhead."""
+        promise = self.held.promise if self.held is not None else None
+        if self.held is None or promise is None:
+            return
+        batches = [outcome.batch for outcome in self.outcomes if isinstance(outcome, Vector)]
+        if batches:
+            last = max(batches, key=lambda batch: batch.done_s)
+            overhead_s = self.held.queued_s - self.received_s + last.carried_s + now_s - last.done_s
+            promise.answered(now_s - self.received_s, overhead_s)
 
     def restart(self) -> None:
         """Forget every vector, so that no answer mixes revisions; failures stay."""

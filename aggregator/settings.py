@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, SecretStr
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, SecretStr, model_validator
 
 from aggregator.runtime.settings import StrictSettings
 from aggregator.runtime.telemetry import TelemetrySettings
@@ -98,6 +98,28 @@ class BatchingSettings(Group):
     )
 
 
+class SlaSettings(Group):
+    """A time that token budgets are steered by, live; without one they are the measured saturation points."""
+
+    target_s: PositiveFloat | None = Field(default=None, description="of one engine step; or give latency_s")
+    latency_s: PositiveFloat | None = Field(
+        default=None, description="of a whole answer, from which the step's time follows; or give target_s"
+    )
+    min_tokens: PositiveInt = Field(default=64, description="the least budget; longer inputs go alone")
+    max_tokens: PositiveInt | None = Field(
+        default=None, description="the largest; empty: the saturation point, or the longest input if that is larger"
+    )
+    form: Literal["ours", "paper"] = Field(default="ours", description="the controller; paper is for comparison")
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> Self:
+        if self.target_s is not None and self.latency_s is not None:
+            raise ValueError("give target_s or latency_s, not both")
+        if self.max_tokens is not None and self.max_tokens < self.min_tokens:
+            raise ValueError(f"max_tokens {self.max_tokens} is less than min_tokens {self.min_tokens}")
+        return self
+
+
 class DemandSettings(Group):
     """What the scaler asks: how much work there is, on a port of its own."""
 
@@ -132,6 +154,7 @@ class AggregatorSettings(StrictSettings):
         min_length=1,
     )
     batching: BatchingSettings = BatchingSettings()
+    sla: SlaSettings = SlaSettings()
     demand: DemandSettings = DemandSettings()
     lifecycle: LifecycleSettings = LifecycleSettings()
     telemetry: TelemetrySettings = TelemetrySettings()

@@ -30,14 +30,17 @@ def outgoing(batch: Batch) -> OutgoingBatch:
 def share_out(served: Served, batch: Batch, result: StepResult, now_s: float) -> list[Request]:
     """Give every waiting query its row, or its error; returns the requests that this completed."""
     description, report = served.description, result.report
+    batched_s = max(0.0, now_s - batch.cut_s - report.step_duration_s)
     completed = CompletedBatch(
         batch_id=batch.batch_id,
         model=description.model,
         model_revision=description.model_revision,
         attempt=batch.attempt,
         matrix=result.matrix,
-        batched_s=max(0.0, now_s - batch.cut_s - report.step_duration_s),
+        batched_s=batched_s,
         inference_s=report.step_duration_s,
+        carried_s=max(0.0, batched_s - report.staged_s),
+        done_s=now_s,
     )
     failures = {row: Failure(Code(code), message) for row, code, message in result.errors}
     finished: list[Request] = []

@@ -40,7 +40,10 @@ class EncodedRows:
 
 @dataclass(slots=True, eq=False)
 class CompletedBatch:
-    """What came back for one batch: pooled vectors, float32 [queries, dimensions], not normalised."""
+    """What came back for one batch: pooled vectors, float32 [queries, dimensions], not normalised.
+
+    `carried_s` is what it took besides waiting and computing: the network, encoding and decoding. It came at `done_s`.
+    """
 
     batch_id: str
     model: str
@@ -49,6 +52,8 @@ class CompletedBatch:
     matrix: Float32Matrix
     batched_s: float
     inference_s: float
+    carried_s: float = 0.0
+    done_s: float = 0.0
     _encoded: dict[tuple[int, int, bool], EncodedRows] = field(default_factory=dict)
 
     def rows(self, dimensions: int, encoding: int, *, normalize: bool) -> EncodedRows:

@@ -126,6 +126,13 @@ class SlaController:
         """Whether latency can no longer be bought with throughput, so that only more pods help (demand)."""
         return self._token_budget <= self._policy.min_tokens + self._policy.alpha_tokens
 
+    @property
+    def pressure(self) -> float | None:
+        """Mean time of the latest steps over the target; above 1 it is missed. None before any step."""
+        if not self._recent:
+            return None
+        return sum(step.duration_s for step in self._recent) / len(self._recent) / self._target_s
+
     def retarget(self, target_s: float) -> None:
         """Take a new target D in seconds (the overhead changed); the next step is judged by it.
 

@@ -18,6 +18,7 @@ from aggregator.core.dispatcher import DispatchPolicy
 from aggregator.core.lanes import StepReport
 from aggregator.core.query import Priority, Source
 from aggregator.core.saturation import Curve, Rule
+from aggregator.core.steering import SlaGoal
 from aggregator.core.watermark import Lease, Watermark
 from aggregator.errors import BatchFailed, EngineFailed
 from aggregator.models import Model, Models
@@ -165,13 +166,14 @@ class World:
         *engines: FakeEngine,
         max_held_tokens: int = 10_000,
         max_unavailable_s: float | None = None,
+        goal: SlaGoal | None = None,
         **policy: Any,
     ) -> None:
         self.kafka = FakeKafka()
         self.pool = FakePool(list(engines))
         self.model = Model(MODEL, ("alias",), Admission(AdmissionPolicy(max_held_tokens)))
         dispatch = replace(DispatchPolicy(), **policy)
-        models = Models([self.model], dispatch, None, lambda _: FakeCounting(FakeTokenizer()))
+        models = Models([self.model], dispatch, None, lambda _: FakeCounting(FakeTokenizer()), goal)
         self.pipeline = Pipeline(
             models,
             self.pool,

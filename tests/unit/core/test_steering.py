@@ -1,0 +1,138 @@
+"""From what is promised to a lane's budget."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aggregator.core.lanes import Lane, LanePolicy, StepReport
+from aggregator.core.saturation import Curve, Rule
+from aggregator.core.sla import Form, Verdict
+from aggregator.core.steering import Promise, RecentQuantile, SlaGoal, Steering, StepLimits
+
+CURVE = Curve(0.004, 0.004, 1e-4, 1000, Rule.THROUGHPUT, 8192)
+LIMITS = StepLimits(saturation_point=1000, step_capacity=4096, longest_input=512)
+
+
+def steering(goal: SlaGoal, limits: StepLimits = LIMITS) -> Steering:
+    return Promise(goal).steer(limits, CURVE.time_s(goal.min_tokens))
+
+
+def steps(one: Steering, count: int, slowness: float = 1.0) -> None:
+    for _ in range(count):
+        budget = one.token_budget
+        one.observe(budget, slowness * CURVE.time_s(budget), budget, slowness * CURVE.time_s(one.min_tokens))
+
+
+def test_it_starts_at_the_saturation_point() -> None:
+    assert steering(SlaGoal(step_s=0.050)).token_budget == 1000
+
+
+def test_a_target_for_steps_is_taken_as_it_is() -> None:
+    one = steering(SlaGoal(step_s=0.050))
+    steps(one, 20)
+    assert one.target_s == 0.050
+    assert CURVE.time_s(one.token_budget) == pytest.approx(0.050, rel=0.1)
+
+
+def test_no_more_than_the_saturation_point_unless_the_longest_input_needs_it_or_by_choice() -> None:
+    for goal, limits, highest in [
+        (SlaGoal(step_s=9.0), LIMITS, 1000),
+        (SlaGoal(step_s=9.0), StepLimits(1000, 4096, 2000), 2000),
+        (SlaGoal(step_s=9.0, max_tokens=3000), LIMITS, 3000),
+        (SlaGoal(step_s=9.0, max_tokens=9000), LIMITS, 4096),
+        (SlaGoal(step_s=9.0), StepLimits(1000, 700, 2000), 700),
+    ]:
+        one = steering(goal, limits)
+        steps(one, 20)
+        assert one.token_budget == highest
+
+
+def test_the_targets_of_an_answer_leave_room_for_the_overhead_as_it_is_measured() -> None:
+    promise = Promise(SlaGoal(answer_s=0.120))
+    one = promise.steer(LIMITS, CURVE.time_s(64))
+    assert one.target_s == pytest.approx(0.060)
+    for _ in range(100):
+        promise.answered(0.5, 0.020)
+    steps(one, 20)
+    assert one.target_s == pytest.approx(0.050)
+    assert CURVE.time_s(one.token_budget) == pytest.approx(0.050, rel=0.1)
+    assert promise.p99_s == 0.5
+
+
+def test_an_answer_cannot_be_promised_sooner_than_the_shortest_step() -> None:
+    one = steering(SlaGoal(answer_s=0.002))
+    steps(one, 20)
+    assert one.target_s == pytest.approx(CURVE.time_s(64))
+    assert one.token_budget <= 2 * 64
+    assert one.at_floor
+
+
+def test_pressure_is_the_recent_step_time_over_the_target() -> None:
+    one = steering(SlaGoal(step_s=0.050))
+    assert one.pressure is None
+    steps(one, 1)
+    assert one.pressure == pytest.approx(CURVE.time_s(1000) / 0.050)
+    steps(one, 20)
+    assert one.pressure == pytest.approx(1.0, rel=0.1)
+
+
+@given(st.lists(st.tuples(st.integers(1, 5000), st.floats(1e-4, 5.0)), max_size=60), st.sampled_from(Form))
+def test_the_budget_stays_within_its_bounds_and_the_engines_capacity(
+    reports: list[tuple[int, float]], form: Form
+) -> None:
+    one = steering(SlaGoal(answer_s=0.1, form=form, max_tokens=9000))
+    for step_tokens, step_s in reports:
+        one.observe(step_tokens, step_s, one.token_budget, CURVE.time_s(64))
+        assert 64 <= one.token_budget <= 4096
+
+
+def test_a_lane_without_steering_keeps_its_budget_and_one_with_it_follows() -> None:
+    plain = Lane("a", CURVE, 1000, LanePolicy())
+    steered = Lane("a", CURVE, 1, LanePolicy(), steering(SlaGoal(step_s=0.050)))
+    for one in (plain, steered):
+        for number in range(20):
+            tokens = one.token_budget
+            one.sent(str(number), tokens, float(number))
+            one.ended(str(number), number + 0.5, StepReport(tokens, CURVE.time_s(tokens), 0, 0.0, 0.0))
+    assert plain.token_budget == 1000
+    assert CURVE.time_s(steered.token_budget) == pytest.approx(0.050, rel=0.1)
+
+
+def test_a_step_is_judged_by_the_budget_its_batch_was_cut_for() -> None:
+    """Else a batch that was staged before the budget shrank would look oversized, and teach nothing."""
+    one = Lane("a", CURVE, 1, LanePolicy(), steering(SlaGoal(step_s=0.050)))
+    for number in range(20):
+        one.sent(f"{number}", one.token_budget, float(number))
+        if number:
+            one.ended(f"{number - 1}", number + 0.5, StepReport(1000, CURVE.time_s(1000), 0, 0.0, 0.0))
+    assert one.token_budget < 550
+
+
+def test_the_paper_form_can_be_chosen() -> None:
+    one = steering(SlaGoal(step_s=0.050, form=Form.PAPER))
+    assert one.observe(1000, CURVE.time_s(1000), 1000, 0.01) is Verdict.LOWERED
+    assert one.token_budget == (64 + 1000) // 2
+
+
+def test_a_recent_quantile_forgets_and_is_zero_before_any_value() -> None:
+    recent = RecentQuantile(0.95, memory=100, renew=10)
+    assert recent.value == 0.0
+    recent.observe(5.0)
+    assert recent.value == 5.0
+    for value in range(100):
+        recent.observe(float(value))
+    assert recent.value == pytest.approx(94.0, abs=10.0)
+    for _ in range(100):
+        recent.observe(1.0)
+    assert recent.value == 1.0
+
+
+@pytest.mark.parametrize(
+    "times",
+    [{}, {"step_s": 0.1, "answer_s": 0.2}, {"step_s": 0.1, "min_tokens": 0}, {"step_s": 0.1, "max_tokens": 10}],
+)
+def test_a_goal_that_makes_no_sense_is_refused(times: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=r"give the time|out of order"):
+        SlaGoal(**times)  # type: ignore[arg-type]
