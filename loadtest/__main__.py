@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,6 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             module.add_arguments(subparser)
             subparser.set_defaults(run=module.run)
     options = parser.parse_args(arguments)
+    # What aiokafka retries it also logs as an error; what it gives up on it raises.
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     try:
         code: int = options.run(options)
     except KeyboardInterrupt:

@@ -7,7 +7,7 @@ import statistics
 
 from loadtest.bench.backlog import REQUESTS, Progress, cpu_us_per_query, watch
 from loadtest.bench.figures import Figure
-from loadtest.bench.setting import Program, Setting
+from loadtest.bench.setting import Plan, Program, Setting, backlog
 from loadtest.screen import ERRORS
 from loadtest.stack.part import Part
 
@@ -15,21 +15,21 @@ NAME = "P4"
 _TIMEOUT_S = 300.0
 
 
-def measure(setting: Setting) -> list[Figure]:
+def measure(plan: Plan) -> list[Figure]:
     """Both in turns, each a fresh process that works off the same backlog of unique queries."""
     bare: list[float] = []
     ours: list[float] = []
-    with setting.instant_modelserver() as server:
-        for turn in range(setting.repeats):
+    with backlog(plan) as setting, setting.instant_modelserver() as server:
+        for turn in range(plan.repeats):
             bare.append(_bare_loop(setting, server))
             ours.append(_aggregator(setting, server))
-            ERRORS.print(f"P4 {turn + 1} of {setting.repeats}: bare {bare[-1]:.1f} µs, aggregator {ours[-1]:.1f} µs")
+            ERRORS.print(f"P4 {turn + 1} of {plan.repeats}: bare {bare[-1]:.1f} µs, aggregator {ours[-1]:.1f} µs")
     ratio = statistics.median(own / other for own, other in zip(ours, bare, strict=True))
-    notes = f"{setting.queries} unique queries, {setting.token_budget} tokens a batch at most, all threads"
+    notes = f"{plan.queries} unique queries, {plan.token_budget} tokens a batch at most, all threads"
     return [
-        Figure(NAME, "bare_loop_cpu", statistics.median(bare), "us/query", setting.repeats, notes),
-        Figure(NAME, "aggregator_cpu", statistics.median(ours), "us/query", setting.repeats, notes),
-        Figure(NAME, "aggregator_over_bare_loop", ratio, "ratio", setting.repeats, notes, "≤ 1.5"),
+        Figure(NAME, "bare_loop_cpu", statistics.median(bare), "us/query", plan.repeats, notes),
+        Figure(NAME, "aggregator_cpu", statistics.median(ours), "us/query", plan.repeats, notes),
+        Figure(NAME, "aggregator_over_bare_loop", ratio, "ratio", plan.repeats, notes, "≤ 1.5"),
     ]
 
 
@@ -37,8 +37,8 @@ def _bare_loop(setting: Setting, server: str) -> float:
     replies = setting.replies_topic()
     addresses = ["--bootstrap", setting.bootstrap, "--modelserver", server]
     topics = ["--requests", REQUESTS, "--replies", replies, "--group", replies]
-    budget = ["--token-budget", str(setting.token_budget)]
-    log = setting.folder / "bare_loop.log"
+    budget = ["--token-budget", str(setting.plan.token_budget)]
+    log = setting.plan.folder / "bare_loop.log"
     return _cpu(setting, Program("loadtest.bench.bare_loop", [*addresses, *topics, *budget], log), replies)
 
 
@@ -54,7 +54,12 @@ def _cpu(setting: Setting, part: Part, replies: str) -> float:
     try:
         asyncio.run(
             watch(
-                setting.bootstrap, replies, part.pid, count=setting.queries, timeout_s=_TIMEOUT_S, on_look=looks.append
+                setting.bootstrap,
+                replies,
+                part.pid,
+                count=setting.plan.queries,
+                timeout_s=_TIMEOUT_S,
+                on_look=looks.append,
             )
         )
     except BaseException:
@@ -62,4 +67,4 @@ def _cpu(setting: Setting, part: Part, replies: str) -> float:
         raise
     finally:
         part.stop()
-    return cpu_us_per_query(looks, setting.queries)
+    return cpu_us_per_query(looks, setting.plan.queries)

@@ -6,7 +6,7 @@ import asyncio
 
 from loadtest.bench.backlog import Progress, between, watch
 from loadtest.bench.figures import Figure
-from loadtest.bench.setting import Setting
+from loadtest.bench.setting import Plan, backlog
 from loadtest.prometheus import BatchFigures, batch_figures
 
 NAME = "P6"
@@ -14,13 +14,16 @@ _STEP_S = 0.05
 _TIMEOUT_S = 300.0
 
 
-def measure(setting: Setting) -> list[Figure]:
+def measure(plan: Plan) -> list[Figure]:
     """Mean fill of the batches cut while a backlog waits, before a model server that takes its time."""
-    replies = setting.replies_topic()
     looks: list[Progress] = []
     figures: list[BatchFigures] = []
-    queries = setting.queries // 2
-    with setting.instant_modelserver(_STEP_S) as server, setting.aggregator(server, replies) as aggregator:
+    queries = plan.queries // 2
+    with (
+        backlog(plan) as setting,
+        setting.instant_modelserver(_STEP_S) as server,
+        setting.aggregator(server, replies := setting.replies_topic()) as aggregator,
+    ):
 
         def look(progress: Progress) -> None:
             looks.append(progress)
@@ -35,5 +38,5 @@ def measure(setting: Setting) -> list[Figure]:
     notes = f"{steady.batches:.0f} batches of {steady.tokens_per_batch:.0f} tokens, steps of {_STEP_S} s"
     return [
         Figure(NAME, "mean_batch_fill", steady.fill, "ratio", 1, notes, "≥ 0.95"),
-        Figure(NAME, "engine_use", tokens_per_s * _STEP_S / setting.token_budget, "ratio", 1, notes),
+        Figure(NAME, "engine_use", tokens_per_s * _STEP_S / plan.token_budget, "ratio", 1, notes),
     ]

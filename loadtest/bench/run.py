@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import shutil
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 
 from loadtest.bench import aggregator_cpu, batch_fill
 from loadtest.bench.figures import RESULTS, Figure, append, table
-from loadtest.bench.setting import Setting, setting
+from loadtest.bench.setting import Plan
 from loadtest.options import LOST, fail, positive_int
 from loadtest.screen import ERRORS, OUTPUT
 from loadtest.stack.addresses import DEFAULT_FOLDER
@@ -18,13 +15,12 @@ from loadtest.stack.errors import StackError
 from loadtest.stack.lock import only_one
 
 BENCHES = {bench.NAME: bench.measure for bench in (aggregator_cpu, batch_fill)}
+"""Each takes a Plan and returns its Figures."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
-    parser.add_argument(
-        "only", nargs="*", choices=[*BENCHES, []], metavar="BENCH", help=f"of {', '.join(BENCHES)}; all when absent"
-    )
+    parser.add_argument("only", nargs="*", type=_bench, metavar="BENCH", help=f"{', '.join(BENCHES)}; all when absent")
     parser.add_argument(
         "--queries", type=positive_int, default=60_000, metavar="N", help="in the backlog (%(default)s)"
     )
@@ -43,12 +39,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """The exit code: 0, 1 in a strict run that missed a bound, 2 when something could not be measured."""
+    plan = Plan(options.data_dir, options.queries, options.repeats, options.token_budget)
     figures: list[Figure] = []
     try:
-        with only_one(options.data_dir), _setting(options) as here:
+        with only_one(options.data_dir):
             for name in options.only or BENCHES:
                 ERRORS.print(f"==> {name}")
-                figures += BENCHES[name](here)
+                figures += BENCHES[name](plan)
     except (StackError, OSError) as error:
         return fail("bench", error)
     append(figures, options.results)
@@ -56,15 +53,7 @@ def run(options: argparse.Namespace) -> int:
     return LOST if options.strict and not all(figure.kept for figure in figures) else 0
 
 
-@contextmanager
-def _setting(options: argparse.Namespace) -> Generator[Setting]:
-    """A Kafka of this run's own: its data goes, its logs stay."""
-    data = options.data_dir / "kafka"
-    shutil.rmtree(data, ignore_errors=True)
-    try:
-        with setting(
-            options.data_dir, queries=options.queries, repeats=options.repeats, token_budget=options.token_budget
-        ) as here:
-            yield here
-    finally:
-        shutil.rmtree(data, ignore_errors=True)
+def _bench(name: str) -> str:
+    if name not in BENCHES:
+        raise argparse.ArgumentTypeError(f"{name} is none of {', '.join(BENCHES)}")
+    return name

@@ -1,8 +1,9 @@
-"""What every benchmark runs in: a Kafka with a backlog, model servers that answer at once, processes to measure."""
+"""What benchmarks run in: a Kafka with a backlog, model servers that answer at once, processes to measure."""
 
 from __future__ import annotations
 
 import asyncio
+import shutil
 import socket
 import sys
 from collections.abc import Generator, Sequence
@@ -47,14 +48,21 @@ class Program(Part):
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """A Kafka at `bootstrap`, whose request topic holds `queries` unique queries, and a folder for logs."""
+class Plan:
+    """What every benchmark is asked for: so many queries and repeats, batches of so many tokens; a folder for logs."""
 
     folder: Path
-    bootstrap: str
     queries: int
     repeats: int
     token_budget: int
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A Kafka at `bootstrap`, whose request topic holds the plan's unique queries."""
+
+    plan: Plan
+    bootstrap: str
     _runs: count[int]
 
     def replies_topic(self) -> str:
@@ -67,14 +75,16 @@ class Setting:
     def instant_modelserver(self, step_s: float = 0.0) -> Generator[str]:
         """The address of a model server that answers at once, or after `step_s`."""
         (port,) = free_ports(1)
-        arguments = ["--port", str(port), "--token-budget", str(self.token_budget), "--step-s", str(step_s)]
-        with Program("loadtest.bench.instant_modelserver", arguments, self.folder / "instant_modelserver.log", port):
+        arguments = ["--port", str(port), "--token-budget", str(self.plan.token_budget), "--step-s", str(step_s)]
+        with Program(
+            "loadtest.bench.instant_modelserver", arguments, self.plan.folder / "instant_modelserver.log", port
+        ):
             yield f"localhost:{port}"
 
     def aggregator(self, server: str, replies: str) -> Aggregator:
         """One that reads the backlog from its beginning, coalescing nothing; not started yet."""
         return Aggregator(
-            self.folder / "aggregator.log",
+            self.plan.folder / "aggregator.log",
             kafka=self.bootstrap,
             model=MODEL,
             servers=[server],
@@ -88,9 +98,14 @@ class Setting:
 
 
 @contextmanager
-def setting(folder: Path, *, queries: int, repeats: int, token_budget: int) -> Generator[Setting]:
-    """Start Kafka in `folder` and fill the request topic."""
-    with KafkaBroker(folder / "kafka", jvm_options=()) as kafka:
-        asyncio.run(create_topics(kafka.bootstrap, [REQUESTS]))
-        asyncio.run(fill(kafka.bootstrap, queries))
-        yield Setting(folder, kafka.bootstrap, queries, repeats, token_budget, count())
+def backlog(plan: Plan) -> Generator[Setting]:
+    """Start a new Kafka and fill its request topic; its data is gone afterwards, its log stays."""
+    data = plan.folder / "kafka"
+    shutil.rmtree(data, ignore_errors=True)
+    try:
+        with KafkaBroker(data, jvm_options=(), log_file=plan.folder / "kafka.log") as kafka:
+            asyncio.run(create_topics(kafka.bootstrap, [REQUESTS]))
+            asyncio.run(fill(kafka.bootstrap, plan.queries))
+            yield Setting(plan, kafka.bootstrap, count())
+    finally:
+        shutil.rmtree(data, ignore_errors=True)
