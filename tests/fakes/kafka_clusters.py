@@ -116,7 +116,10 @@ class RealCluster:
 
     async def create_topic(self, partitions: int = 1, **configuration: str) -> str:
         self._topics += 1
-        name = f"{self.name}-{self._topics}"
+        return await self.create_named_topic(f"{self.name}-{self._topics}", partitions, **configuration)
+
+    async def create_named_topic(self, name: str, partitions: int = 1, **configuration: str) -> str:
+        """Create a topic and wait until the broker knows it."""
         configs = {key.replace("_", "."): value for key, value in configuration.items()}
         async with self.admin() as admin:
             await admin.create_topics([NewTopic(name, partitions, 1, topic_configs=configs)])

@@ -1,0 +1,191 @@
+"""Members come and go: commits never go back, a member that was put out does no harm, nothing is passed over."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Iterator
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from aiokafka.admin import NewPartitions
+from aiokafka.consumer.group_coordinator import GroupCoordinator
+
+from aggregator.adapters.kafka_consumer import KafkaDeliveries
+from aggregator.core.watermark import Lease
+from tests.fakes.kafka_clusters import (
+    ManagedDeliveries,
+    Reading,
+    RealCluster,
+    produce,
+    reading,
+    records_of,
+    settle,
+    until,
+    until_committed,
+)
+
+pytestmark = pytest.mark.kafka
+
+PARTITIONS = 4
+
+
+def coordinator_of(deliveries: ManagedDeliveries) -> Any:
+    """The client's coordinator under an intake."""
+    assert isinstance(deliveries, KafkaDeliveries)
+    membership = deliveries._membership  # noqa: SLF001 - to break it
+    assert membership is not None
+    return membership._member._coordinator  # noqa: SLF001
+
+
+@contextlib.contextmanager
+def without_heartbeats(coordinator: Any) -> Iterator[None]:
+    """Let a member look dead to the group, as a process that is stopped does."""
+    heartbeat = GroupCoordinator._do_heartbeat  # noqa: SLF001
+
+    async def silent(self: GroupCoordinator) -> bool:
+        return True if self is coordinator else await heartbeat(self)
+
+    with patch.object(GroupCoordinator, "_do_heartbeat", silent):
+        yield
+
+
+async def work(member: Reading, seen: dict[tuple[int, int], int]) -> None:
+    """Settle whatever comes, a little later and in the wrong order."""
+    while leases := list(await member.deliveries.fetch()):
+        await asyncio.sleep(0.02)
+        for lease in reversed(leases):
+            place = (lease.record.partition, lease.offset)
+            seen[place] = seen.get(place, 0) + 1
+            settle([lease])
+
+
+async def test_a_member_that_was_put_out_commits_nothing_and_comes_back(shared: RealCluster) -> None:
+    topic = await shared.create_topic(partitions=2)
+    await produce(shared, [each for at in range(2) for each in records_of(topic, 10, partition=at)])
+    settings = shared.settings(topic)
+    async with reading(shared, settings) as zombie:
+        old = await zombie.take(20)
+        with without_heartbeats(coordinator_of(zombie.deliveries)):
+            async with reading(shared, settings) as heir:
+                settle(await heir.take(20))  # the same records: they were never settled
+                await until_committed(shared, topic, {0: 10, 1: 10})
+                settle([lease for lease in old if lease.offset < 5])
+                await until(lambda: "UnknownMemberIdError" in zombie.deliveries.counts.commit_failures)
+                assert await shared.committed(topic) == {0: 10, 1: 10}
+        settle(old)
+        await produce(shared, [each for at in range(2) for each in records_of(topic, 5, partition=at)])
+        worker = asyncio.create_task(work(zombie, {}))
+        await until_committed(shared, topic, {0: 15, 1: 15})
+        zombie.deliveries.stop_fetching()
+        await worker
+
+
+@contextlib.asynccontextmanager
+async def working(cluster: RealCluster, topic: str, seen: dict[tuple[int, int], int]) -> Any:
+    """A member that works until it is stopped, and drains then."""
+    async with reading(cluster, cluster.settings(topic, max_poll_records=20)) as member:
+        worker = asyncio.create_task(work(member, seen))
+        try:
+            yield member
+        finally:
+            member.deliveries.stop_fetching()
+            await worker
+
+
+@pytest.mark.slow
+async def test_a_storm_of_rebalances_loses_nothing_and_takes_nothing_back(shared: RealCluster) -> None:
+    topic = await shared.create_topic(partitions=PARTITIONS)
+    seen: dict[tuple[int, int], int] = {}
+    history: list[dict[int, int]] = []
+    calm = asyncio.Event()
+
+    async def keep_producing() -> None:
+        while not calm.is_set():
+            await produce(shared, [each for at in range(PARTITIONS) for each in records_of(topic, 20, partition=at)])
+            await asyncio.sleep(0.05)
+
+    async def watch_commits() -> None:
+        while not calm.is_set():
+            history.append(dict(await shared.committed(topic)))
+            await asyncio.sleep(0.1)
+
+    async with working(shared, topic, seen) as lasting:
+        tasks = [asyncio.create_task(keep_producing()), asyncio.create_task(watch_commits())]
+        for _ in range(4):
+            async with working(shared, topic, seen):
+                await asyncio.sleep(1.5)
+            await asyncio.sleep(0.5)
+        calm.set()
+        await asyncio.gather(*tasks)
+        written = dict.fromkeys(range(PARTITIONS), 0)
+        for record in await shared.read(topic):
+            written[record.partition] += 1
+        await until_committed(shared, topic, written)
+        assert lasting.deliveries.counts.rebalances >= 4
+    assert set(seen) == {(at, offset) for at, end in written.items() for offset in range(end)}
+    for earlier, later in itertools.pairwise(history):
+        assert all(later.get(at, 0) >= offset for at, offset in earlier.items())
+    duplicates = sum(times - 1 for times in seen.values())
+    assert duplicates == 0, f"{duplicates} of {len(seen)} came twice though every member drained"
+
+
+async def test_partitions_that_are_added_are_read_from_their_start(shared: RealCluster) -> None:
+    topic = await shared.create_topic()
+    async with reading(shared, shared.settings(topic)) as intake:
+        await until_committed(shared, topic, {0: 0})
+        async with shared.admin() as admin:
+            await admin.create_partitions({topic: NewPartitions(3)})
+        await produce(shared, [each for at in range(3) for each in records_of(topic, 5, partition=at)])
+        await coordinator_of(intake.deliveries)._client.force_metadata_update()  # or wait for 30 s  # noqa: SLF001
+        async with asyncio.timeout(20):
+            while {(lease.record.partition, lease.offset) for lease in intake.leases} < {
+                (at, offset) for at in range(3) for offset in range(5)
+            }:
+                leases: list[Lease] = list(await intake.deliveries.fetch())
+                settle(leases)
+                intake.leases.extend(leases)
+        await until_committed(shared, topic, {0: 5, 1: 5, 2: 5})
+
+
+async def test_retention_that_overtakes_a_held_topic_is_counted(shared: RealCluster) -> None:
+    topic = await shared.create_topic()
+    async with reading(shared, shared.settings(topic)) as intake:
+        await produce(shared, records_of(topic, 5))
+        early = await intake.take(5)
+        intake.deliveries.hold(frozenset({topic}))
+        # More than aiokafka fetches ahead, so that what is lost was not read.
+        for start in range(5, 13):
+            big = records_of(topic, 1, start=start)[0]
+            await produce(shared, [type(big)(topic, 0, big.key, b"x" * 900_000, [])])
+        await shared.expire(topic, 0, 12)
+        await asyncio.sleep(0.3)
+        intake.deliveries.hold(frozenset())
+        offsets = [lease.offset for lease in await intake.take(1)]
+        while offsets[-1] < 12:
+            offsets += [lease.offset for lease in await intake.deliveries.fetch()]
+        lost = intake.deliveries.counts.lost_to_retention
+        assert lost == 13 - 5 - len(offsets)
+        assert lost > 0
+        settle(early)
+
+
+async def test_a_topic_that_starts_anew_is_read_from_its_start(shared: RealCluster) -> None:
+    topic = await shared.create_topic()
+    await produce(shared, records_of(topic, 10))
+    async with reading(shared, shared.settings(topic)) as intake:
+        settle(await intake.take(10))
+        await until_committed(shared, topic, {0: 10})
+    async with shared.admin() as admin:
+        await admin.delete_topics([topic])
+        while topic in await admin.list_topics():  # noqa: ASYNC110 - the broker's metadata calls nobody
+            await asyncio.sleep(0.05)
+    await shared.create_named_topic(topic)
+    await produce(shared, records_of(topic, 3))
+    async with reading(shared, shared.settings(topic)) as successor:
+        assert [lease.offset for lease in await successor.take(3)] == [0, 1, 2]
+        settle(successor.leases)
+        await until_committed(shared, topic, {0: 3})
+        assert successor.deliveries.counts.lost_to_retention == 0
