@@ -267,3 +267,15 @@ def test_a_suspect_for_which_no_lane_is_kept_free_waits_as_long_as_the_overload_
     assert not sim.poison
     sim, _ = killed_by_one_query(Retries, survives=True)
     assert len(sim.poison) == 1
+
+
+def test_a_server_that_is_busy_is_left_alone_for_a_moment_and_its_batch_goes_again() -> None:
+    sim = pool(Server("a"))
+    sim.put(10)
+    (batch,) = sim.dispatcher.due(START_S, max_entries=10).batches
+    sim.dispatcher.refused(batch, START_S, 0.5)
+    assert list(sim.dispatcher.waiting()) == batch.entries
+    held = sim.dispatcher.due(START_S, max_entries=10)
+    assert (held.batches, held.wake_s) == ([], START_S + POLICY.retry.backoff_s * 0.5)
+    (again,) = sim.dispatcher.due(START_S + POLICY.retry.backoff_s, max_entries=10).batches
+    assert (again.entries, again.attempt, again.isolated, again.reason) == (batch.entries, 0, False, SendReason.RETRY)
