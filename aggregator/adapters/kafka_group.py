@@ -102,6 +102,15 @@ class GroupMember:
         tasks = (self._coordinator._coordination_task, self._consumer._fetcher._fetch_task)  # noqa: SLF001
         return any(task.done() for task in tasks)
 
+    def take_error(self) -> Exception | None:
+        """Why the group refuses this member, if it does; aiokafka tries again only once that was heard."""
+        try:
+            self._coordinator.check_errors()
+        except kafka_errors.KafkaError as error:
+            refusal: Exception = error
+            return refusal
+        return None
+
     async def start(self) -> None:
         """Connect, and join in the background. Raises KafkaError when no broker answers."""
         await self._consumer.start()

@@ -20,6 +20,7 @@ _LOG = logging.getLogger(__name__)
 
 _DRAIN_POLL_S = 0.01
 _RETRY_S = 0.5
+_REFUSED_PAUSE_S = 3.0
 _COMMIT_TIMEOUT_S = 5.0
 _LOG_ENDS_INTERVAL_S = 5.0
 
@@ -60,8 +61,12 @@ class Membership:
         while True:
             await asyncio.sleep(self._settings.commit_interval_s)
             await self._committer.commit(self._member, self.assignment, _COMMIT_TIMEOUT_S)
+            error = self._member.take_error()
             if self._member.broken:
                 raise kafka_errors.KafkaConnectionError("a task of the client has died")
+            if error is not None:
+                _LOG.error("was refused by the consumer group", extra={"error": repr(error)})
+                await asyncio.sleep(_REFUSED_PAUSE_S)
 
     async def read(self, held_topics: frozenset[str], timeout_s: float) -> list[Chunk] | None:
         """The next records of partitions that may be read; None when there is no such partition now."""
