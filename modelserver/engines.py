@@ -98,6 +98,7 @@ def _synthetic(settings: ModelServerSettings, files: ModelFiles) -> Engine:
         poison = synthetic_engine.Poison(synthetic.poison_token_id, synthetic.poison_mode)
     step_tokens = engine.step_tokens or _SYNTHETIC_STEP_TOKENS
     facts = synthetic_engine.synthetic_facts(
+        version=f"{synthetic.fixed_s} s + {synthetic.per_token_s} s",  # a profile of another speed is another's
         dimensions=synthetic.dimensions or files.hidden_size,
         max_input_tokens=min(settings.model.max_input_tokens or files.max_input_tokens, step_tokens),
         vocabulary_size=files.vocabulary_size,

@@ -61,6 +61,7 @@ class Server:
         self._loop = asyncio.get_running_loop()
         self._start = EngineStart(settings, files, lambda: self._post(self._metrics.fallback))
         self._stepper = Stepper(self._start, self._queue, self._bounds, self._events())
+        self._metrics_address = telemetry.metrics_address
         self._watch_over(telemetry.health)
 
     async def run(self) -> int:
@@ -68,7 +69,7 @@ class Server:
         for name in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(name, self._stop.set)
         server, port = await self._listen()
-        _log.info("listening", extra={"stage": "listen", "port": port})
+        _log.info("listening", extra={"stage": "listen", "port": port, "metrics": self._metrics_address})
         self._port = port
         self._stepper.start()
         await _first(self._stop, self._ended)

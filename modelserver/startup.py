@@ -59,16 +59,16 @@ class EngineStart:
 def had_profile(engine: Engine, settings: ModelServerSettings, files: ModelFiles) -> Profile | None:
     """The supplied profile, else the cached one, else one measured now (and cached); None where it is switched off.
 
-    A synthetic engine's is known. Raises CannotStart for a supplied profile that belongs to something else.
+    A synthetic engine's is known without. Raises CannotStart for a supplied profile that belongs to something else.
     """
     wanted, plan = settings.profile, sweep_plan(settings, engine.facts)
     owner = profile_owner(settings, engine.facts, files)
-    if isinstance(engine, SyntheticEngine):
-        return known(engine.step_s, owner, plan.max_tokens)
     if wanted.file is not None:
         profile = profile_store.load(wanted.file, owner)
         _log.info("took the supplied profile", extra={"stage": "profile", **summary(profile)})
         return profile
+    if isinstance(engine, SyntheticEngine):
+        return known(engine.step_s, owner, plan.max_tokens)
     cached = profile_store.cached(wanted.cache, owner, plan)
     if cached is not None:
         _log.info("took the cached profile", extra={"stage": "profile", **summary(cached)})

@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from modelserver.engine import EngineFacts, IdArray, Matrix
 
-_VERSION = "1"
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _EXIT_CODE = 70
 
@@ -83,12 +82,18 @@ class SyntheticStep:
 
 
 def synthetic_facts(
-    *, dimensions: int, max_input_tokens: int, vocabulary_size: int, step_tokens: int, step_queries: int
+    *,
+    version: str = "1",
+    dimensions: int,
+    max_input_tokens: int,
+    vocabulary_size: int,
+    step_tokens: int,
+    step_queries: int,
 ) -> EngineFacts:
     """What a synthetic engine of this shape says of itself."""
     return EngineFacts(
         kind="synthetic",
-        version=_VERSION,
+        version=version,
         dtype="float32",
         device="none",
         on_cpu=True,

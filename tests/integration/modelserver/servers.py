@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 import grpc
 import numpy as np
 import numpy.typing as npt
+from grpc_health.v1 import health_pb2_grpc
 
 from protos.modelserver.v1 import modelserver_pb2 as pb
 from protos.modelserver.v1 import modelserver_pb2_grpc as pb_grpc
@@ -38,14 +39,14 @@ def environment(settings: Mapping[str, str]) -> dict[str, str]:
     return env | {f"TOKENBATCH_MODELSERVER_{name}": value for name, value in merged.items()}
 
 
-def run(*arguments: str, timeout_s: float = START_S, **settings: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
     """Run the command line to its end."""
     return subprocess.run(
         [sys.executable, "-m", "modelserver", *arguments],
         env=environment(settings),
         capture_output=True,
         text=True,
-        timeout=timeout_s,
+        timeout=START_S,
         check=False,
     )
 
@@ -89,10 +90,9 @@ class ServerProcess:
         """One batch, and its answer."""
         return Answer(self.stub.EmbedBatch(self.request(queries, **changes), timeout=CALL_S))
 
-    def send(self, queries: Sequence[Sequence[int]], **changes: Any) -> grpc.Future:
-        """One batch, under way."""
-        future: grpc.Future = self.stub.EmbedBatch.future(self.request(queries, **changes), timeout=CALL_S)
-        return future
+    def send(self, queries: Sequence[Sequence[int]], **changes: Any) -> Any:
+        """One batch, under way: a gRPC future."""
+        return self.stub.EmbedBatch.future(self.request(queries, **changes), timeout=CALL_S)
 
     def request(self, queries: Sequence[Sequence[int]], **changes: Any) -> pb.EmbedBatchRequest:
         """A batch for the model that is served."""
@@ -150,7 +150,7 @@ class Answer:
 
 
 @contextmanager
-def serving(**settings: str) -> Iterator[ServerProcess]:
+def serving(**settings: str) -> Generator[ServerProcess]:
     """A server with these settings, connected; ended afterwards."""
     server = ServerProcess(settings)
     try:
@@ -166,12 +166,15 @@ def synthetic(**settings: str) -> dict[str, str]:
     return {"ENGINE__KIND": "synthetic", **settings}
 
 
-def code_of(error: grpc.RpcError) -> grpc.StatusCode:
+def code_of(error: Any) -> grpc.StatusCode:
     """The code of a failed call."""
-    assert isinstance(error, grpc.Call)
-    code = error.code()
-    assert code is not None
+    code: grpc.StatusCode = error.code()
     return code
+
+
+def health_stub(server: ServerProcess) -> Any:
+    """The standard health service's stub (its published types lack its methods)."""
+    return health_pb2_grpc.HealthStub(server.channel)
 
 
 def imported_libraries(pid: int) -> str:

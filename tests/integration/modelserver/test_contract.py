@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import grpc
 import numpy as np
 import numpy.typing as npt
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tokenizers import Tokenizer
 
 from aggregator.core.fingerprint import tokenizer_fingerprint
 from protos.modelserver.v1 import modelserver_pb2 as pb
-from tests.integration.modelserver.servers import CALL_S, START_S, ServerProcess, code_of, serving
+from tests.integration.modelserver.servers import CALL_S, START_S, ServerProcess, code_of, health_stub, serving
 from tests.integration.modelserver.texts import generated, questions, token_ids
 
 pytestmark = pytest.mark.timeout(START_S + CALL_S)
@@ -129,7 +130,7 @@ def test_a_batch_of_bad_queries_only_is_answered_without_the_engine(server: Serv
     ],
 )
 def test_what_is_not_a_batch_for_it_is_refused_whole(
-    server: ServerProcess, queries: list[list[int]], changes: dict[str, object], code: grpc.StatusCode
+    server: ServerProcess, queries: list[list[int]], changes: dict[str, Any], code: grpc.StatusCode
 ) -> None:
     with pytest.raises(grpc.RpcError) as refused:
         server.embed(queries, **changes)
@@ -165,7 +166,7 @@ def test_batches_sent_at_once_are_merged_within_the_smallest_budget_and_answered
 def test_a_second_attempt_and_an_isolated_batch_are_never_merged(
     server: ServerProcess, queries: list[list[int]]
 ) -> None:
-    changes = [{"attempt": 1}, {"isolate": True}, {}, {"attempt": 2, "isolate": True}] * 3
+    changes: list[dict[str, Any]] = [{"attempt": 1}, {"isolate": True}, {}, {"attempt": 2, "isolate": True}] * 3
     calls = [server.send([query], **change) for query, change in zip(queries, changes, strict=True)]
     for call, query, change in zip(calls, queries, changes, strict=True):
         if change:
@@ -181,11 +182,11 @@ def test_a_cancelled_call_leaves_the_server_in_order(server: ServerProcess, quer
 
 
 def test_health_and_reflection_answer(server: ServerProcess) -> None:
-    health = health_pb2_grpc.HealthStub(server.channel)
+    health = health_stub(server)
     for service in SERVICES:
         answer = health.Check(health_pb2.HealthCheckRequest(service=service), timeout=CALL_S)
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
-    reflection = reflection_pb2_grpc.ServerReflectionStub(server.channel)
+    reflection: Any = reflection_pb2_grpc.ServerReflectionStub(server.channel)
     asked = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
     listed = next(iter(reflection.ServerReflectionInfo(asked, timeout=CALL_S))).list_services_response.service
     assert {service.name for service in listed} >= {"modelserver.v1.ModelServer", "grpc.health.v1.Health"}

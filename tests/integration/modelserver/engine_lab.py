@@ -1,0 +1,188 @@
+"""Run real vLLM engines in this process, beside the libraries they are compared with, and write what came out.
+
+Started by `test_engines.py`: `python -m tests.integration.modelserver.engine_lab FOLDER`. One process, since
+importing vLLM takes longer than everything done here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from modelserver.process_env import prepare_engine_env
+
+prepare_engine_env(os.environ, local_model=True, cpu_cache_gib=1)
+
+import numpy as np  # noqa: E402 - vLLM reads its environment when it is imported
+import numpy.typing as npt  # noqa: E402
+import torch  # noqa: E402
+from vllm import LLM, TokensPrompt  # noqa: E402
+
+from modelserver.core_engine import CoreEngine, LoadOptions, load  # noqa: E402
+from modelserver.direct_engine import DirectEngine  # noqa: E402
+from modelserver.engine import Engine  # noqa: E402
+from modelserver.errors import EngineBroken  # noqa: E402
+from modelserver.model_files import locate  # noqa: E402
+from modelserver.self_check import compare  # noqa: E402
+from tests.integration.modelserver import tiny_models  # noqa: E402
+from tests.integration.modelserver.texts import generated, questions, token_ids  # noqa: E402
+
+Vectors = npt.NDArray[np.float32]
+
+QUESTIONS = 60
+STEP_TOKENS = 1024
+
+
+def texts() -> list[str]:
+    """What is embedded: questions first."""
+    return questions(QUESTIONS) + generated()
+
+
+def options(path: str, dtype: str = "float32") -> LoadOptions:
+    """How the model server loads a model."""
+    return LoadOptions(
+        model_path=path,
+        dtype=dtype,
+        max_input_tokens=None,
+        step_tokens=STEP_TOKENS,
+        step_queries=None,
+        block_size=None,
+        memory_share=0.5,
+        eager=None,
+        trust_remote_code=False,
+        options={},
+    )
+
+
+def embed(engine: Engine, queries: list[list[int]]) -> Vectors:
+    """All queries, in as many steps as they need."""
+    parts: list[Vectors] = []
+    batch: list[list[int]] = []
+    for query in [*queries, None]:
+        if query is None or sum(map(len, batch)) + len(query) > engine.facts.step_token_capacity:
+            ids = np.array([token for one in batch for token in one], np.int32)
+            parts.append(engine.prepare(ids, np.array(list(map(len, batch)), np.int32)).run())
+            batch = []
+        if query is not None:
+            batch.append(query)
+    return np.concatenate(parts)
+
+
+def minilm_float32() -> dict[str, Any]:
+    """LLM.embed and both engines on one loaded model, then what a broken step leaves behind."""
+    queries = token_ids(texts())
+    llm = LLM(
+        str(locate("", "")),
+        runner="pooling",
+        dtype="float32",
+        block_size=32,
+        enforce_eager=True,
+        max_num_batched_tokens=STEP_TOKENS,
+        enable_prefix_caching=False,
+    )
+    outputs = llm.embed([TokensPrompt(prompt_token_ids=query) for query in queries], use_tqdm=False)
+    client: Any = llm.llm_engine.engine_core
+    core = CoreEngine(client.engine_core)
+    direct = DirectEngine(core)
+    result: dict[str, Any] = {
+        "oracle": np.array([output.outputs.embedding for output in outputs], np.float32),
+        "core": embed(core, queries),
+        "direct": embed(direct, queries),
+        "difference": compare(direct, core).difference,
+    }
+    result |= {"recovers": [_recovers(engine) for engine in (core, direct)], "breaks": _breaks(core)}
+    core.close()
+    return result
+
+
+def _recovers(engine: Engine) -> bool:
+    """Whether an id outside the vocabulary, had it passed the checks, is survived."""
+    before = embed(engine, [[101, 2054, 102]])
+    try:
+        embed(engine, [[101, 102], [101, 10**8, 102]])
+    except IndexError:
+        engine.recover()
+        return bool(np.array_equal(embed(engine, [[101, 2054, 102]]), before))
+    return False
+
+
+def _breaks(core: CoreEngine) -> bool:
+    """Whether a query longer than the model takes, had it passed the checks, is told to be past recovery."""
+    try:
+        core.prepare(np.full(300, 2054, np.int32), np.array([300], np.int32)).run()
+    except Exception:  # noqa: BLE001 - whatever the runner makes of it
+        try:
+            core.recover()
+        except EngineBroken:
+            return True
+    return False
+
+
+def minilm_rebuilt() -> dict[str, Any]:
+    """A new engine in the process of the broken one."""
+    core = load(options(str(locate("", ""))))
+    result = {"core": embed(core, token_ids(texts())[:QUESTIONS])}
+    core.close()
+    return result
+
+
+def minilm_bfloat16() -> dict[str, Any]:
+    """What bfloat16 makes of the same texts."""
+    core = load(options(str(locate("", "")), "bfloat16"))
+    direct = DirectEngine(core)
+    agreement = compare(direct, core)
+    result = {"direct": embed(direct, token_ids(texts())), "agrees": agreement.agrees}
+    core.close()
+    return result
+
+
+def reference() -> dict[str, Any]:
+    """sentence-transformers in float32."""
+    from sentence_transformers import SentenceTransformer  # noqa: PLC0415 - slow to import
+
+    model = SentenceTransformer(str(locate("", "")), device="cpu")
+    return {"vectors": np.asarray(model.encode(texts(), normalize_embeddings=True), np.float32)}
+
+
+def tiny(kind: str, folder: Path) -> dict[str, Any]:
+    """A small random model of another kind, through vLLM and through transformers."""
+    model = tiny_models.MODELS[kind]()
+    tiny_models.save(model, folder / kind)
+    queries = tiny_models.queries()
+    core = load(options(str(folder / kind)))
+    result: dict[str, Any] = {"core": embed(core, queries), "reference": model.pooled(queries)}
+    result["largest"] = embed(core, [tiny_models.longest()] * 2)
+    if model.encoder_only:
+        direct = DirectEngine(core)
+        result |= {"direct": embed(direct, queries), "agrees": compare(direct, core).agrees}
+    core.close()
+    return result
+
+
+def main(folder: Path) -> None:
+    """Run all jobs, and write each one's arrays and figures."""
+    torch.manual_seed(0)
+    jobs: dict[str, Callable[[], dict[str, Any]]] = {
+        "minilm_float32": minilm_float32,
+        "minilm_rebuilt": minilm_rebuilt,
+        "minilm_bfloat16": minilm_bfloat16,
+        "reference": reference,
+        **{kind: partial(tiny, kind, folder) for kind in tiny_models.MODELS},
+    }
+    for name, job in jobs.items():
+        result = job()
+        arrays = {key: value for key, value in result.items() if isinstance(value, np.ndarray)}
+        figures = {key: value for key, value in result.items() if key not in arrays}
+        np.savez(folder / f"{name}.npz", allow_pickle=False, **arrays)
+        (folder / f"{name}.json").write_text(json.dumps(figures), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
+    sys.stdout.flush()
+    os._exit(0)

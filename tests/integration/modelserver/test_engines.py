@@ -1,0 +1,110 @@
+"""vLLM's two ways against the libraries that users compare with: LLM.embed, sentence-transformers, transformers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from tests.integration.modelserver.texts import generated, questions, token_ids
+
+LAB_S = 600
+QUESTIONS = 60
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(LAB_S)]
+
+Vectors = npt.NDArray[np.float32]
+
+
+class Lab:
+    """What `engine_lab.py` wrote."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def array(self, job: str, name: str) -> Vectors:
+        with np.load(self._folder / f"{job}.npz") as arrays:
+            return np.asarray(arrays[name], np.float32)
+
+    def figure(self, job: str, name: str) -> Any:
+        return json.loads((self._folder / f"{job}.json").read_text(encoding="utf-8"))[name]
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    folder = tmp_path_factory.mktemp("lab")
+    command = [sys.executable, "-m", "tests.integration.modelserver.engine_lab", str(folder)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=LAB_S, check=False)
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    return Lab(folder)
+
+
+def unit(matrix: Vectors) -> Vectors:
+    return np.asarray(matrix / np.linalg.norm(matrix, axis=1, keepdims=True), np.float32)
+
+
+def test_the_texts_span_1_to_256_tokens_and_several_scripts() -> None:
+    lengths = [len(ids) for ids in token_ids(questions(QUESTIONS) + generated())]
+    assert min(lengths) <= 3
+    assert max(lengths) == 256
+    assert len(set(lengths)) > 20
+
+
+@pytest.mark.parametrize("engine", ["core", "direct"])
+def test_in_float32_vectors_equal_those_of_llm_embed(lab: Lab, engine: str) -> None:
+    ours, oracle = lab.array("minilm_float32", engine), lab.array("minilm_float32", "oracle")
+    assert ours.shape == oracle.shape
+    assert np.abs(unit(ours) - oracle).max() <= 1e-5
+
+
+@pytest.mark.parametrize("engine", ["core", "direct"])
+def test_vectors_are_pooled_but_not_normalised(lab: Lab, engine: str) -> None:
+    assert (np.abs(np.linalg.norm(lab.array("minilm_float32", engine), axis=1) - 1) > 0.1).all()
+
+
+@pytest.mark.parametrize(("job", "least"), [("minilm_float32", 0.99999), ("minilm_bfloat16", 0.999)])
+def test_vectors_point_where_those_of_sentence_transformers_do(lab: Lab, job: str, least: float) -> None:
+    cosines = (unit(lab.array(job, "direct")) * lab.array("reference", "vectors")).sum(axis=1)
+    assert cosines.min() >= least
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "xlm_roberta", "modernbert"])
+def test_other_kinds_of_models_agree_with_transformers(lab: Lab, kind: str) -> None:
+    ours, reference = lab.array(kind, "core"), lab.array(kind, "reference")
+    assert np.abs(ours - reference).max() <= 1e-4 * np.abs(reference).max()
+
+
+@pytest.mark.parametrize("kind", ["xlm_roberta", "modernbert"])
+def test_other_encoders_can_be_called_directly(lab: Lab, kind: str) -> None:
+    assert lab.figure(kind, "agrees")
+    reference = lab.array(kind, "reference")
+    assert np.abs(lab.array(kind, "direct") - reference).max() <= 1e-4 * np.abs(reference).max()
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "xlm_roberta", "modernbert"])
+def test_a_query_as_long_as_the_model_takes_is_computed(lab: Lab, kind: str) -> None:
+    assert np.isfinite(lab.array(kind, "largest")).all()
+
+
+def test_the_self_check_finds_the_direct_way_equal(lab: Lab) -> None:
+    assert lab.figure("minilm_float32", "difference") <= 1e-5
+    assert lab.figure("minilm_bfloat16", "agrees")
+
+
+def test_an_id_outside_the_vocabulary_that_reached_the_engine_would_be_survived(lab: Lab) -> None:
+    assert lab.figure("minilm_float32", "recovers") == [True, True]
+
+
+def test_a_query_too_long_that_reached_the_engine_would_be_told_as_a_break(lab: Lab) -> None:
+    assert lab.figure("minilm_float32", "breaks")
+
+
+def test_a_rebuilt_engine_computes_what_the_broken_one_did(lab: Lab) -> None:
+    before, after = lab.array("minilm_float32", "core")[:QUESTIONS], lab.array("minilm_rebuilt", "core")
+    assert np.abs(unit(before) - unit(after)).max() <= 1e-5

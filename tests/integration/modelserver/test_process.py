@@ -1,0 +1,187 @@
+"""The model server as a process: its start, its end, and what it does when batches or engines go wrong."""
+
+from __future__ import annotations
+
+import csv
+import json
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.request import urlopen
+
+import grpc
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2
+
+from modelserver.model_files import locate
+from tests.integration.modelserver.servers import (
+    CALL_S,
+    ServerProcess,
+    code_of,
+    health_stub,
+    imported_libraries,
+    run,
+    serving,
+    synthetic,
+)
+
+POISON = 2054
+
+
+def test_it_starts_without_torch_and_says_where_it_listens() -> None:
+    with serving(**synthetic()) as server:
+        assert server.event("serving")["model"] == "all-minilm-l6-v2"
+        assert "libtorch" not in imported_libraries(server.process.pid)
+        stages = [line["stage"] for line in server.log if "stage" in line]
+        assert stages == ["listen", "load", "load", "warm-up", "serving"]
+
+
+def test_on_sigterm_it_answers_what_it_accepted_refuses_the_rest_and_exits_with_0() -> None:
+    with serving(**synthetic(SYNTHETIC__FIXED_S="1")) as server:
+        watch = health_stub(server).Watch(health_pb2.HealthCheckRequest())
+        assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+        accepted = [server.send([[101, word, 102]], isolate=True) for word in (7, 8)]
+        time.sleep(0.3)
+        with ThreadPoolExecutor(1) as pool:
+            stopping = pool.submit(server.stop)
+            assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
+            with pytest.raises(grpc.RpcError) as refused:
+                server.embed([[101, 102]])
+            assert code_of(refused.value) is grpc.StatusCode.UNAVAILABLE
+            assert all(len(call.result().embeddings) == 384 * 4 for call in accepted)
+            assert stopping.result() == 0
+
+
+def test_poison_merged_with_innocents_fails_alone() -> None:
+    with serving(**synthetic(SYNTHETIC__FIXED_S="0.2", SYNTHETIC__POISON_TOKEN_ID=str(POISON))) as server:
+        running = server.send([[1]])
+        time.sleep(0.1)
+        calls = [server.send([[101, word, 102], [5]]) for word in (7, POISON, 9)]
+        assert running.result().step_tokens == 1
+        assert calls[1].exception() is not None
+        assert code_of(calls[1].exception()) is grpc.StatusCode.INTERNAL
+        for call in (calls[0], calls[2]):
+            assert call.result().step_tokens == 4, "rerun apart"
+        assert server.embed([[1]]).faults == []
+
+
+def test_poison_that_kills_the_process_kills_it() -> None:
+    settings = synthetic(SYNTHETIC__POISON_TOKEN_ID=str(POISON), SYNTHETIC__POISON_MODE="exit")
+    with serving(**settings) as server:
+        with pytest.raises(grpc.RpcError) as lost:
+            server.embed([[POISON]])
+        assert code_of(lost.value) is grpc.StatusCode.UNAVAILABLE
+        assert server.process.wait(CALL_S) == 70
+
+
+def test_above_its_bound_it_refuses_and_later_takes_again() -> None:
+    with serving(**synthetic(SYNTHETIC__FIXED_S="0.5", QUEUE__MAX_TOKENS="10", QUEUE__MERGING="false")) as server:
+        calls = [server.send([[word] * 6]) for word in range(5)]
+        codes = [call.code() for call in calls]
+        assert codes.count(grpc.StatusCode.RESOURCE_EXHAUSTED) == 3
+        assert codes.count(grpc.StatusCode.OK) == 2
+        assert server.embed([[1]]).message.queued_tokens == 0
+
+
+def test_a_batch_whose_deadline_passes_while_it_waits_never_runs() -> None:
+    with serving(**synthetic(SYNTHETIC__FIXED_S="0.6", QUEUE__MERGING="false")) as server:
+        running = server.send([[1]])
+        time.sleep(0.1)
+        with pytest.raises(grpc.RpcError) as late:
+            server.stub.EmbedBatch(server.request([[2]]), timeout=0.2)
+        assert code_of(late.value) is grpc.StatusCode.DEADLINE_EXCEEDED
+        running.result()
+        answer = server.embed([[3]]).message
+        assert answer.idle_before_s > 0, "the engine was not kept busy by the late one"
+
+
+def test_metrics_are_gathered_per_step() -> None:
+    with serving(**synthetic()) as server:
+        server.embed([[101, 102], []])
+        server.embed([[101, 7, 102]])
+        port = server.event("listening")["metrics"].rpartition(":")[2]
+        text = urlopen(f"http://127.0.0.1:{port}/metrics", timeout=CALL_S).read().decode()
+        ready = urlopen(f"http://127.0.0.1:{port}/readyz", timeout=CALL_S)
+        assert ready.status == 200
+    assert 'embed_engine_duration_seconds_count{composition="single"} 2' in text
+    assert 'embed_engine_step_tokens_sum{composition="single"} 5' in text
+    assert 'embed_engine_refused_total{code="INVALID_ARGUMENT",what="query"} 1' in text
+    assert "embed_engine_queued_tokens 0" in text
+    assert "embed_engine_idle_seconds_count 2" in text
+
+
+def test_an_unknown_setting_is_refused_with_the_nearest_known_name() -> None:
+    ended = run(MODEL__PAHT="x")
+    assert ended.returncode == 2
+    assert "did you mean TOKENBATCH_MODELSERVER_MODEL__PATH?" in ended.stderr
+
+
+def test_check_says_what_would_be_served() -> None:
+    ended = run("--check", **synthetic())
+    assert ended.returncode == 0, ended.stderr
+    assert "# model all-minilm-l6-v2, revision sha256:" in ended.stdout
+
+
+def test_check_refuses_a_folder_without_a_model(tmp_path: Path) -> None:
+    ended = run("--check", MODEL__PATH=str(tmp_path))
+    assert ended.returncode == 2
+    assert "holds no config.json" in ended.stderr
+
+
+def test_help_names_every_setting() -> None:
+    ended = run("--help")
+    assert ended.returncode == 0
+    for name in ("MODEL__PATH", "ENGINE__KIND", "PROFILE__FILE", "SYNTHETIC__POISON_TOKEN_ID", "QUEUE__MERGING"):
+        assert f"TOKENBATCH_MODELSERVER_{name}" in ended.stdout
+
+
+def test_a_busy_port_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ended = run(**synthetic(GRPC__BIND=f"127.0.0.1:{port}"))
+    assert ended.returncode == 2
+    assert f"gRPC cannot be served on 127.0.0.1:{port}" in ended.stderr
+
+
+def test_bind_on_the_command_line_has_the_last_word() -> None:
+    ended = run("--bind", "127.0.0.1:1", "--check", **synthetic())
+    assert "bind: 127.0.0.1:1\n" in ended.stdout
+
+
+def test_a_profile_can_be_measured_without_serving_and_supplied_afterwards(tmp_path: Path) -> None:
+    settings = synthetic(SYNTHETIC__FIXED_S="0.002", SYNTHETIC__PER_TOKEN_S="0.00002", PROFILE__BUDGET_S="0.1")
+    ended = run("profile", "--out", str(tmp_path), PROFILE__MAX_TOKENS="128", **settings)
+    assert ended.returncode == 0, ended.stderr
+    profile = json.loads((tmp_path / "profile.json").read_text(encoding="utf-8"))
+    assert profile["curve"]["max_tokens"] == 128
+    with (tmp_path / "profile.csv").open(encoding="utf-8") as opened:
+        rows = list(csv.DictReader(opened))
+    assert [int(row["step_tokens"]) for row in rows] == [8, 12, 16, 24, 32, 48, 64, 96, 128]
+    assert np.allclose([float(row["step_duration_s"]) for row in rows], [point[1] for point in profile["points"]])
+
+
+def test_a_profile_that_belongs_to_something_else_is_refused(tmp_path: Path) -> None:
+    settings = synthetic(SYNTHETIC__FIXED_S="0", SYNTHETIC__PER_TOKEN_S="0")
+    run("profile", "--out", str(tmp_path), PROFILE__MAX_TOKENS="64", PROFILE__BUDGET_S="0.1", **settings)
+    file = tmp_path / "profile.json"
+    file.write_text(file.read_text(encoding="utf-8").replace('"sha256:', '"sha256:another-'), encoding="utf-8")
+    ended = run(PROFILE__FILE=str(file), **settings)
+    assert ended.returncode == 2
+    assert "belongs to something else: its revision is" in ended.stderr
+
+
+def test_a_model_of_ones_own_is_served_under_its_folders_name(tmp_path: Path) -> None:
+    own = tmp_path / "my-model"
+    own.symlink_to(locate("", ""))
+    with serving(**synthetic(MODEL__PATH=str(own), MODEL__REVISION="v7")) as server:
+        assert (server.description.model, server.description.model_revision) == ("my-model", "v7")
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(400)
+def test_sigterm_while_the_model_loads_ends_it_at_once() -> None:
+    server = ServerProcess({})
+    server.event("loading the model")
+    assert server.stop() == 0
