@@ -21,10 +21,10 @@ class DispatchPolicy:
     `lone_timeout_s`: a batch's time-out where there is no other lane to send it to.
     """
 
-    queue: QueuePolicy = QueuePolicy()
-    pack: PackPolicy = PackPolicy()
-    lane: LanePolicy = LanePolicy()
-    retry: RetryPolicy = RetryPolicy()
+    queue: QueuePolicy = field(default_factory=QueuePolicy)
+    pack: PackPolicy = field(default_factory=PackPolicy)
+    lane: LanePolicy = field(default_factory=LanePolicy)
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
     lone_timeout_s: float = 60.0
 
 
