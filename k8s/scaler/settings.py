@@ -52,6 +52,10 @@ class PolicySettings(Group):
     )
     peak_hold_s: NonNegativeFloat = Field(default=60.0, description="the highest figure of this time is published")
     max_age_s: PositiveFloat = Field(default=20.0, description="an older input is an error, never a zero")
+    max_hold_s: NonNegativeFloat = Field(
+        default=600.0, description="while pods are pending, the backlog counts as it was for this long at the most"
+    )
+    tokens_per_record: PositiveFloat = Field(default=20.0, description="guess, before any record was counted")
 
 
 class ApiSettings(Group):

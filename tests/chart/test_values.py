@@ -20,7 +20,7 @@ from tests.chart.rendering import Object, find, render, template
         ("aggregator.config.grpc.bind=x", "bind"),
         ("autoscaling.mode=vpa", "mode"),
         ("models=null", "models"),
-        ("models[0].nam=x", "nam"),
+        ("models[0].names=x", "names"),
         ("modelServer.gpu.count=-1", "count"),
         ("image.pullPolicy=Sometimes", "pullPolicy"),
         ("aggregator.replicas=two", "replicas"),

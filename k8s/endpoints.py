@@ -1,0 +1,89 @@
+"""Follow the endpoints of a Service: list, watch, list again; what was known outlives any outage."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import re
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+
+from aggregator.errors import StartError
+from k8s.api import Kubernetes, KubernetesError, Object
+
+_LOG = logging.getLogger(__name__)
+SCHEME = "k8s://"
+_ADDRESS = re.compile(r"k8s://(?P<service>[a-z0-9-]+)\.(?P<namespace>[a-z0-9-]+):(?P<port>\d+)")
+_FIRST_DELAY_S = 0.2
+_LONGEST_DELAY_S = 5.0
+_GONE = 410
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceAddress:
+    """All pods behind a Service, at one of their ports."""
+
+    service: str
+    namespace: str
+    port: int
+
+    @staticmethod
+    def parse(address: str) -> ServiceAddress:
+        """Read k8s://SERVICE.NAMESPACE:PORT. Raises StartError."""
+        match = _ADDRESS.fullmatch(address)
+        if match is None:
+            raise StartError(f"{address!r} is not k8s://SERVICE.NAMESPACE:PORT")
+        return ServiceAddress(match["service"], match["namespace"], int(match["port"]))
+
+
+async def endpoints(kubernetes: Kubernetes, address: ServiceAddress) -> AsyncIterator[frozenset[str]]:
+    """`host:port` of every endpoint that takes new work, given anew whenever that changes; never ends.
+
+    Ready ones, or all where the Service publishes those too; none that is terminating. While the API is away
+    nothing is given: the last answer holds.
+    """
+    path = f"/apis/discovery.k8s.io/v1/namespaces/{address.namespace}/endpointslices"
+    selector = {"labelSelector": f"kubernetes.io/service-name={address.service}"}
+    known: frozenset[str] | None = None
+    tries = 0
+    while True:
+        try:
+            async for slices in _slices(kubernetes, path, selector):
+                tries = 0
+                found = frozenset(each for piece in slices.values() for each in addresses(piece, address.port))
+                if found != known:
+                    known = found
+                    yield found
+        except KubernetesError as error:
+            if error.status == _GONE:
+                continue
+            _LOG.warning("endpoints cannot be watched", extra={"service": address.service, "error": str(error)})
+            tries += 1
+            delay_s = min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2.0 ** min(tries, 10))
+            await asyncio.sleep(delay_s * (0.5 + random.random()))  # noqa: S311 - jitter
+
+
+async def _slices(kubernetes: Kubernetes, path: str, selector: dict[str, str]) -> AsyncIterator[dict[str, Object]]:
+    """The slices by name, first as listed, then after each change; ends when the server ends the watch."""
+    listed = await kubernetes.get(path, selector)
+    slices: dict[str, Object] = {each["metadata"]["name"]: each for each in listed.get("items") or ()}
+    yield slices
+    version = {"resourceVersion": listed["metadata"]["resourceVersion"]}
+    async for event in kubernetes.watch(path, {**selector, **version}):
+        name = event["object"]["metadata"].get("name", "")
+        if event["type"] == "DELETED":
+            slices.pop(name, None)
+        elif event["type"] in {"ADDED", "MODIFIED"}:
+            slices[name] = event["object"]
+        yield slices
+
+
+def addresses(piece: Object, port: int) -> Iterator[str]:
+    """`host:port` of the endpoints of one slice that take new work."""
+    for endpoint in piece.get("endpoints") or ():
+        conditions = endpoint.get("conditions") or {}
+        if conditions.get("ready") is False or conditions.get("terminating"):
+            continue
+        for host in endpoint.get("addresses") or ():
+            yield f"[{host}]:{port}" if piece.get("addressType") == "IPv6" else f"{host}:{port}"

@@ -1,0 +1,101 @@
+"""Ask every aggregator for its demand, again and again, and keep the last answer of each."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+import grpc
+import grpc.aio
+
+from k8s.scaler.settings import AggregatorsSettings
+from protos.aggregator.v1 import aggregator_pb2 as pb
+from protos.aggregator.v1 import aggregator_pb2_grpc as pb_grpc
+
+_LOG = logging.getLogger(__name__)
+_OPTIONS = (
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+
+@dataclass(slots=True)
+class Asked:
+    """One aggregator: since when it is known, and what it said last, when."""
+
+    since_s: float
+    channel: grpc.aio.Channel
+    answer: pb.GetDemandResponse | None = None
+    answered_s: float = float("-inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What all aggregators said; `measured_s` is when the oldest said it, -inf when one that should has not."""
+
+    answers: tuple[pb.GetDemandResponse, ...]
+    measured_s: float
+
+
+class Aggregators:
+    """The aggregators there are, and what each said last. Times are monotonic seconds."""
+
+    def __init__(
+        self,
+        settings: AggregatorsSettings,
+        clock: Callable[[], float],
+        on_failure: Callable[[], None],
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._on_failure = on_failure
+        self._asked: dict[str, Asked] = {}
+
+    async def follow(self, found: AsyncIterator[frozenset[str]]) -> None:
+        """Keep to the addresses that there are."""
+        async for addresses in found:
+            for address in self._asked.keys() - addresses:
+                await self._asked.pop(address).channel.close()
+            for address in addresses - self._asked.keys():
+                channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+                self._asked[address] = Asked(self._clock(), channel)
+
+    async def ask(self) -> None:
+        """Ask all at once; who does not answer keeps the answer it gave before, which grows old."""
+        async with asyncio.TaskGroup() as tasks:
+            for address, asked in list(self._asked.items()):
+                tasks.create_task(self._ask(address, asked), name=f"ask {address}")
+
+    def answers(self) -> Answers:
+        """The last answers, without those of newcomers that may still be starting."""
+        now_s = self._clock()
+        expected = [
+            asked
+            for asked in self._asked.values()
+            if asked.answer is not None or now_s - asked.since_s > self._settings.newcomer_s
+        ]
+        measured_s = min((asked.answered_s for asked in expected), default=float("-inf"))
+        return Answers(tuple(asked.answer for asked in expected if asked.answer is not None), measured_s)
+
+    def silent(self) -> list[str]:
+        """The addresses that have not answered lately."""
+        limit_s = self._clock() - 2 * self._settings.interval_s - self._settings.timeout_s
+        return sorted(address for address, asked in self._asked.items() if asked.answered_s < limit_s)
+
+    async def close(self) -> None:
+        """Hang up."""
+        for asked in self._asked.values():
+            await asked.channel.close()
+        self._asked.clear()
+
+    async def _ask(self, address: str, asked: Asked) -> None:
+        stub = pb_grpc.DemandStub(asked.channel)
+        try:
+            asked.answer = await stub.GetDemand(pb.GetDemandRequest(), timeout=self._settings.timeout_s)
+            asked.answered_s = self._clock()
+        except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
+            self._on_failure()
+            _LOG.warning("an aggregator did not answer", extra={"address": address, "error": str(error)[:300]})

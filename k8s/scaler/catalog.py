@@ -1,0 +1,66 @@
+"""The metrics there are, by name and labels: what the API and KEDA are both answered from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from k8s.scaler.figures import Published
+from k8s.scaler.selectors import matches
+
+REQUIRED_REPLICAS = "embed_required_replicas"
+LAG = "embed_consumer_lag"
+AGGREGATOR_BUSY = "embed_aggregator_busy"
+
+
+class UnknownMetric(LookupError):
+    """No metric of that name, or no series that the selector means."""
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One series at this moment."""
+
+    labels: Mapping[str, str]
+    value: float
+
+
+class Catalog:
+    """Reads the published figures."""
+
+    names = (REQUIRED_REPLICAS, LAG, AGGREGATOR_BUSY)
+
+    def __init__(self, published: Published, models: Mapping[str, str]) -> None:
+        """`models`: the label of each model, and its name."""
+        self._published = published
+        self._models = models
+
+    def query(self, metric: str, selector: str = "") -> Sequence[Value]:
+        """The series that a selector means. Raises UnknownMetric, BadSelector, StaleInputError."""
+        series = self._series(metric)
+        chosen = {label: read for label, read in series.items() if matches(selector, _labels(label))}
+        if not chosen:
+            raise UnknownMetric(f"no series of {metric} has the labels {selector!r}")
+        return [Value(_labels(label), read()) for label, read in chosen.items()]
+
+    def _series(self, metric: str) -> Mapping[str, Callable[[], float]]:
+        published = self._published
+        if metric == REQUIRED_REPLICAS:
+            return {label: _reader(published, name, replicas=True) for label, name in self._models.items()}
+        if metric == LAG:
+            return {label: _reader(published, name, replicas=False) for label, name in self._models.items()}
+        if metric == AGGREGATOR_BUSY:
+            return {"": published.busy_share}
+        raise UnknownMetric(f"there is no metric {metric}; there are {', '.join(self.names)}")
+
+
+def _reader(published: Published, model: str, *, replicas: bool) -> Callable[[], float]:
+    def read() -> float:
+        figure = published.figure(model)
+        return figure.required_replicas if replicas else float(figure.lag_records)
+
+    return read
+
+
+def _labels(label: str) -> dict[str, str]:
+    return {"model": label} if label else {}

@@ -1,0 +1,183 @@
+"""Serve external.metrics.k8s.io/v1beta1 to the API server's aggregator, and to nobody else."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import ssl
+from collections.abc import Awaitable, Callable, Collection
+from datetime import datetime
+from typing import Any
+
+from aiohttp import web
+
+from aggregator.core.demand import StaleInputError
+from aggregator.errors import StartError
+from aggregator.runtime.monitoring import split_address
+from k8s.scaler import documents
+from k8s.scaler.catalog import Catalog, UnknownMetric, Value
+from k8s.scaler.certificates import utc_now
+from k8s.scaler.metrics import ScalerMetrics
+from k8s.scaler.selectors import BadSelector
+
+_LOG = logging.getLogger(__name__)
+_BASE = f"/apis/{documents.GROUP}/{documents.VERSION}"
+_OPEN = frozenset({"/healthz", "/livez", "/readyz"})
+_GRACE_S = 2.0
+
+
+class ExternalMetricsApi:
+    """The HTTPS server. `use` gives it certificates, at the start and whenever they change."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        namespace: str,
+        metrics: ScalerMetrics,
+        clock: Callable[[], datetime] = utc_now,
+    ) -> None:
+        self._catalog = catalog
+        self._namespace = namespace
+        self._metrics = metrics
+        self._clock = clock
+        self._client_names: frozenset[str] = frozenset()
+        self._runner = web.AppRunner(self._application(), access_log=None, shutdown_timeout=_GRACE_S)
+        self._site: web.TCPSite | None = None
+        self.address = ""
+
+    async def use(self, bind: str, tls: ssl.SSLContext, client_names: Collection[str]) -> None:
+        """Listen with these certificates from now on; names of the API server's own, empty: any that verifies.
+
+        Raises StartError when the address cannot be bound.
+        """
+        self._client_names = frozenset(client_names)
+        if self._site is None:
+            await self._runner.setup()
+        else:
+            await self._site.stop()
+        host, port = split_address(self.address or bind)
+        self._site = web.TCPSite(self._runner, host or None, port, ssl_context=tls, reuse_address=True)
+        try:
+            await self._site.start()
+        except OSError as error:
+            raise StartError(f"api.bind {bind} cannot be bound: {error.strerror or error}") from error
+        host, port = self._runner.addresses[-1][:2]
+        self.address = f"{host}:{port}"
+
+    async def close(self) -> None:
+        """Stop listening."""
+        await self._runner.cleanup()
+
+    def _application(self) -> web.Application:
+        application = web.Application(middlewares=[self._only_the_api_server])
+        fixed: dict[str, documents.Document] = {
+            "/apis": documents.groups(),
+            f"/apis/{documents.GROUP}": documents.group(),
+            _BASE: documents.resources(),
+            "/openapi/v2": documents.openapi_v2(),
+            "/openapi/v3": documents.openapi_v3_index(),
+            f"/openapi/v3{_BASE}": documents.openapi_v3(),
+        }
+        for path, document in fixed.items():
+            application.router.add_get(path, _fixed(document))
+        for path in _OPEN:
+            application.router.add_get(path, _well)
+        application.router.add_get(f"{_BASE}/namespaces/{{namespace}}/{{metric}}", self._metric)
+        return application
+
+    @web.middleware
+    async def _only_the_api_server(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """The API server has authenticated and authorised its caller; what it proves itself by was verified by TLS."""
+        if request.path not in _OPEN:
+            name = _common_name(request.transport.get_extra_info("peercert") if request.transport else None)
+            if name is None:
+                return _refusal(401, "Unauthorized", "only the API server may ask, by its client certificate")
+            if self._client_names and name not in self._client_names:
+                return _refusal(403, "Forbidden", f"the client certificate of {name!r} is not the API server's")
+        try:
+            return await handler(request)
+        except web.HTTPNotFound:
+            return _refusal(404, "NotFound", f"there is nothing at {request.path}")
+        except web.HTTPMethodNotAllowed:
+            return _refusal(405, "MethodNotAllowed", "metrics can be read only")
+
+    async def _metric(self, request: web.Request) -> web.Response:
+        namespace, metric = request.match_info["namespace"], request.match_info["metric"]
+        try:
+            if namespace != self._namespace:
+                raise UnknownMetric(f"this scaler serves the namespace {self._namespace}")  # noqa: TRY301 - one answer for all
+            values = self._catalog.query(metric, request.query.get("labelSelector", ""))
+        except UnknownMetric as error:
+            return self._failed(404, "NotFound", str(error))
+        except BadSelector as error:
+            return self._failed(400, "BadRequest", str(error))
+        except StaleInputError as error:
+            return self._failed(503, "ServiceUnavailable", str(error))
+        self._metrics.answered("api", "ok")
+        timestamp = self._clock().strftime("%Y-%m-%dT%H:%M:%SZ")
+        return _json(
+            {
+                "kind": "ExternalMetricValueList",
+                "apiVersion": f"{documents.GROUP}/{documents.VERSION}",
+                "metadata": {},
+                "items": [_item(metric, value, timestamp) for value in values],
+            }
+        )
+
+    def _failed(self, code: int, reason: str, message: str) -> web.Response:
+        self._metrics.answered("api", reason)
+        return _refusal(code, reason, message)
+
+
+def quantity(value: float) -> str:
+    """A Kubernetes quantity in thousandths, rounded up: the autoscaler must not see less than there is."""
+    return f"{math.ceil(value * 1000 - 1e-6)}m"
+
+
+def _item(metric: str, value: Value, timestamp: str) -> documents.Document:
+    return {
+        "metricName": metric,
+        "metricLabels": dict(value.labels),
+        "timestamp": timestamp,
+        "value": quantity(value.value),
+    }
+
+
+def _common_name(certificate: Any) -> str | None:
+    """The common name of a verified client certificate; None: there was none."""
+    if not certificate:
+        return None
+    for parts in certificate.get("subject", ()):
+        for key, value in parts:
+            if key == "commonName":
+                return str(value)
+    return ""
+
+
+def _fixed(document: documents.Document) -> Callable[[web.Request], Awaitable[web.Response]]:
+    text = json.dumps(document)
+    tag = f'"{hashlib.sha256(text.encode()).hexdigest()}"'
+
+    async def answer(request: web.Request) -> web.Response:
+        if request.headers.get("If-None-Match") == tag:
+            return web.Response(status=304, headers={"ETag": tag})
+        return web.Response(text=text, content_type="application/json", headers={"ETag": tag})
+
+    return answer
+
+
+async def _well(request: web.Request) -> web.Response:
+    del request
+    return web.Response(text="ok")
+
+
+def _json(document: documents.Document, code: int = 200) -> web.Response:
+    return web.Response(text=json.dumps(document), status=code, content_type="application/json")
+
+
+def _refusal(code: int, reason: str, message: str) -> web.Response:
+    return _json(documents.status(code, reason, message), code)

@@ -1,0 +1,138 @@
+"""Put the inputs together into one figure per model, with the aggregators' own demand formula."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from aggregator.core.demand import Demand, DemandPolicy, Load, StaleInputError, backlog_tokens, pod_throughput
+from k8s.scaler.aggregators import Answers
+from k8s.scaler.kafka_lag import LogEnds, Place
+from protos.aggregator.v1 import aggregator_pb2 as pb
+
+_GROWTH_WINDOW_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """A Deployment's pods: asked for, and ready."""
+
+    wanted: int
+    ready: int
+    measured_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """What is published of one model, and when the oldest of its inputs was measured."""
+
+    required_replicas: float
+    lag_records: int
+    measured_s: float
+
+
+class ModelFigures:
+    """One model: soft state only, so that any replica of the scaler comes to the same figures from the same inputs."""
+
+    def __init__(self, name: str, topics: Sequence[str], policy: DemandPolicy, first_tokens_per_record: float) -> None:
+        self._name = name
+        self._topics = tuple(topics)
+        self._demand = Demand(policy)
+        self._growth: deque[tuple[float, int]] = deque()
+        self._tokens_per_record = first_tokens_per_record
+
+    def update(self, answers: Answers, ends: LogEnds, replicas: Replicas | None, now_s: float) -> Figure:
+        """The figure at this moment. Raises StaleInputError."""
+        models = [model for answer in answers.answers for model in answer.models if model.model == self._name]
+        measured_s = min(answers.measured_s, ends.measured_s, replicas.measured_s if replicas else ends.measured_s)
+        lengths = [model.tokens_per_record for model in models if model.tokens_per_record > 0]
+        if lengths:
+            self._tokens_per_record = sum(lengths) / len(lengths)
+        unread = ends.unread(positions(answers.answers), self._topics)
+        parked = sum(model.parked_requests for model in models)
+        held = sum(model.held_tokens for model in models)
+        load = Load(
+            arrival_tokens_per_s=self._arrivals(models, ends),
+            backlog_tokens=backlog_tokens(unread + parked, self._tokens_per_record, held),
+            pod_tokens_per_s=_throughput(models),
+            measured_s=measured_s,
+            replicas=replicas.wanted if replicas else None,
+            ready=replicas.ready if replicas else None,
+            slo_pressure=max((model.p99_s / model.slo_s for model in models if model.slo_s > 0), default=0.0),
+            at_floor=_at_floor(models),
+        )
+        return Figure(self._demand.publish(load, now_s), unread, measured_s)
+
+    def _arrivals(self, models: Sequence[pb.ModelDemand], ends: LogEnds) -> float:
+        """Calls as the aggregators counted them; records as the topics grew, for what is paused is not fetched."""
+        growth = self._growth
+        if not growth or ends.measured_s > growth[-1][0]:
+            growth.append((ends.measured_s, ends.records(self._topics)))
+        while len(growth) > 1 and growth[1][0] <= ends.measured_s - _GROWTH_WINDOW_S:
+            growth.popleft()
+        calls = sum(model.grpc_tokens_per_s for model in models)
+        (first_s, first), (last_s, last) = growth[0], growth[-1]
+        if last_s == first_s:
+            return calls + sum(model.kafka_tokens_per_s for model in models)
+        return calls + max(0, last - first) / (last_s - first_s) * self._tokens_per_record
+
+
+class Published:
+    """The latest figures, and why there are none: what every asker is answered from."""
+
+    def __init__(self, max_age_s: float, clock: Callable[[], float]) -> None:
+        self._max_age_s = max_age_s
+        self._clock = clock
+        self.figures: dict[str, Figure] = {}
+        self.busy: tuple[float, float] | None = None
+        self.explain: Callable[[], str] = lambda: "nothing was measured yet"
+
+    def figure(self, model: str) -> Figure:
+        """One model's. Raises StaleInputError, never giving an old figure for a new one."""
+        figure = self.figures.get(model)
+        if figure is None or self._clock() - figure.measured_s > self._max_age_s:
+            raise StaleInputError(f"the demand for {model} is not known: {self.explain()}")
+        return figure
+
+    def busy_share(self) -> float:
+        """The aggregators' busy shares, summed. Raises StaleInputError."""
+        if self.busy is None or self._clock() - self.busy[1] > self._max_age_s:
+            raise StaleInputError(f"how busy the aggregators are is not known: {self.explain()}")
+        return self.busy[0]
+
+    def ages_s(self, models: Sequence[str]) -> Mapping[str, tuple[float | None, float]]:
+        """By model: required replicas where known, and the age of the oldest input, for the metrics."""
+        now_s = self._clock()
+        found: dict[str, tuple[float | None, float]] = {}
+        for model in models:
+            figure = self.figures.get(model)
+            age_s = now_s - figure.measured_s if figure is not None else now_s
+            fresh = figure is not None and age_s <= self._max_age_s
+            found[model] = (figure.required_replicas if figure is not None and fresh else None, age_s)
+        return found
+
+
+def positions(answers: Sequence[pb.GetDemandResponse]) -> Mapping[Place, int]:
+    """How far each partition was taken; where two claim one (a rebalance), the one who is further."""
+    found: dict[Place, int] = {}
+    for answer in answers:
+        for each in answer.partitions:
+            place = (each.topic, each.partition)
+            found[place] = max(each.fetch_position, found.get(place, 0))
+    return found
+
+
+def _throughput(models: Sequence[pb.ModelDemand]) -> float | None:
+    lanes = [
+        (lane.token_budget, lane.step_time_s)
+        for model in models
+        for lane in model.lanes
+        if lane.token_budget and lane.step_time_s > 0
+    ]
+    return pod_throughput(lanes)
+
+
+def _at_floor(models: Sequence[pb.ModelDemand]) -> bool:
+    lanes = [lane for model in models for lane in model.lanes]
+    return bool(lanes) and all(lane.budget_at_floor for lane in lanes)

@@ -1,0 +1,104 @@
+"""Ask Kafka how far its topics reach, and how far the group has come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+
+from aggregator.adapters.kafka_connection import client_options
+from aggregator.settings import KafkaSettings
+
+_TIMEOUT_S = 10.0
+_REQUEST_TIMEOUT_MS = 5_000
+
+Place = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class LogEnds:
+    """Every partition of the query topics: where its log begins and ends, and what the group has committed."""
+
+    starts: Mapping[Place, int]
+    ends: Mapping[Place, int]
+    committed: Mapping[Place, int]
+    measured_s: float
+
+    def unread(self, positions: Mapping[Place, int], topics: Sequence[str]) -> int:
+        """Records that nobody took yet: from the owner's position, else the commit, else the beginning of the log."""
+        return sum(
+            max(0, end - max(positions.get(place, self.committed.get(place, 0)), self.starts.get(place, 0)))
+            for place, end in self.ends.items()
+            if place[0] in topics
+        )
+
+    def records(self, topics: Sequence[str]) -> int:
+        """Sum of the log ends: its growth is the rate of arrival."""
+        return sum(end for place, end in self.ends.items() if place[0] in topics)
+
+
+class KafkaLag:
+    """A client that reads no records."""
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        self._settings = settings
+        self._consumer: Any = None
+        self._admin: Any = None
+
+    async def read(self, measured_s: float) -> LogEnds:
+        """How things stand. Raises KafkaError or TimeoutError; connects anew the next time."""
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                return await self._read(measured_s)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Hang up."""
+        consumer, admin = self._consumer, self._admin
+        self._consumer = self._admin = None
+        for client in (consumer, admin):
+            if client is not None:
+                await (client.stop() if client is consumer else client.close())
+
+    async def _read(self, measured_s: float) -> LogEnds:
+        await self._connect()
+        partitions = [
+            TopicPartition(topic.name, number)
+            for topic in self._settings.topics
+            for number in self._consumer.partitions_for_topic(topic.name) or ()
+        ]
+        if not partitions:
+            await self._consumer._client.force_metadata_update()  # noqa: SLF001 - topics that were made since
+        starts = await self._consumer.beginning_offsets(partitions)
+        ends = await self._consumer.end_offsets(partitions)
+        committed = await self._admin.list_consumer_group_offsets(self._settings.group_id)
+        return LogEnds(
+            starts={(each.topic, each.partition): offset for each, offset in starts.items()},
+            ends={(each.topic, each.partition): offset for each, offset in ends.items()},
+            committed={
+                (each.topic, each.partition): found.offset for each, found in committed.items() if found.offset >= 0
+            },
+            measured_s=measured_s,
+        )
+
+    async def _connect(self) -> None:
+        if self._consumer is not None:
+            return
+        options = client_options(self._settings)
+        consumer = AIOKafkaConsumer(
+            *(topic.name for topic in self._settings.topics),
+            **options,
+            enable_auto_commit=False,
+            request_timeout_ms=_REQUEST_TIMEOUT_MS,
+            metadata_max_age_ms=30_000,
+        )
+        admin = AIOKafkaAdminClient(**options, request_timeout_ms=_REQUEST_TIMEOUT_MS)
+        self._consumer, self._admin = consumer, admin
+        await consumer.start()
+        await admin.start()

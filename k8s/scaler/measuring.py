@@ -1,0 +1,145 @@
+"""Measure all inputs, again and again, and publish a figure for each model."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from aiokafka.errors import KafkaError
+
+from aggregator.core.demand import DemandPolicy, StaleInputError
+from aggregator.settings import KafkaSettings
+from k8s.api import Kubernetes, KubernetesError
+from k8s.scaler.aggregators import Aggregators
+from k8s.scaler.figures import ModelFigures, Published, Replicas
+from k8s.scaler.kafka_lag import LogEnds
+from k8s.scaler.metrics import ScalerMetrics
+from k8s.scaler.settings import ModelSettings, ScalerSettings
+
+_LOG = logging.getLogger(__name__)
+
+
+class Lag(Protocol):
+    """Kafka, as far as it is measured."""
+
+    async def read(self, measured_s: float) -> LogEnds:
+        """How things stand. Raises KafkaError, TimeoutError or OSError."""
+        ...
+
+    async def close(self) -> None:
+        """Hang up."""
+        ...
+
+
+class Measuring:
+    """The round: ask aggregators, Kafka and Deployments at once, then reckon. What fails keeps its last answer."""
+
+    def __init__(
+        self,
+        settings: ScalerSettings,
+        aggregators: Aggregators,
+        kafka: Lag,
+        *,
+        namespace: str,
+        kubernetes: Kubernetes | None,
+        published: Published,
+        metrics: ScalerMetrics,
+        clock: Callable[[], float],
+    ) -> None:
+        self._settings = settings
+        self._namespace = namespace
+        self._aggregators = aggregators
+        self._kafka = kafka
+        self._kubernetes = kubernetes
+        self._published = published
+        published.explain = self._trouble
+        self._metrics = metrics
+        self._clock = clock
+        self._ends: LogEnds | None = None
+        self._replicas: dict[str, Replicas] = {}
+        topics = topics_by_model(settings.kafka, settings.models)
+        policy = settings.policy
+        demand = DemandPolicy(
+            policy.drain_s, policy.utilisation, policy.peak_hold_s, policy.max_age_s, policy.max_hold_s
+        )
+        self._figures = {
+            model.name: ModelFigures(model.name, topics[model.name], demand, policy.tokens_per_record)
+            for model in settings.models
+        }
+
+    async def run(self) -> None:
+        """Until cancelled; rounds do not wait for slow inputs longer than those take to time out."""
+        interval_s = self._settings.aggregators.interval_s
+        while True:
+            started_s = self._clock()
+            await self.round()
+            await asyncio.sleep(max(0.0, started_s + interval_s - self._clock()))
+
+    async def round(self) -> None:
+        """Measure once, and publish."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._aggregators.ask(), name="ask aggregators")
+            tasks.create_task(self._read_kafka(), name="read log ends")
+            for model in self._settings.models:
+                if model.deployment and self._kubernetes is not None:
+                    tasks.create_task(self._read_replicas(self._kubernetes, model), name=f"read {model.deployment}")
+        self._publish()
+
+    def _publish(self) -> None:
+        published, answers = self._published, self._aggregators.answers()
+        if answers.answers:
+            published.busy = (sum(answer.busy_share for answer in answers.answers), answers.measured_s)
+        if self._ends is None:
+            return
+        for model in self._settings.models:
+            replicas = self._replicas.get(model.name)
+            if model.deployment and self._kubernetes is not None and replicas is None:
+                continue
+            try:
+                figure = self._figures[model.name].update(answers, self._ends, replicas, self._clock())
+            except StaleInputError:
+                continue  # the figure that is published grows old, and is refused for it
+            published.figures[model.name] = figure
+
+    def _trouble(self) -> str:
+        """In words, what is missing."""
+        max_age_s = self._settings.policy.max_age_s
+        now_s = self._clock()
+        missing = [f"aggregator {address} does not answer" for address in self._aggregators.silent()]
+        if self._aggregators.answers().measured_s == float("-inf"):
+            missing.append("no aggregator has answered")
+        if self._ends is None or now_s - self._ends.measured_s > max_age_s:
+            missing.append("Kafka does not answer")
+        for model in self._settings.models:
+            replicas = self._replicas.get(model.name)
+            if model.deployment and (replicas is None or now_s - replicas.measured_s > max_age_s):
+                missing.append(f"the Deployment {model.deployment} cannot be read")
+        return "; ".join(missing) or "its inputs are too old"
+
+    async def _read_kafka(self) -> None:
+        try:
+            self._ends = await self._kafka.read(self._clock())
+        except (KafkaError, TimeoutError, OSError) as error:
+            self._metrics.input_failed("kafka")
+            _LOG.warning("Kafka did not answer", extra={"error": repr(error)})
+
+    async def _read_replicas(self, kubernetes: Kubernetes, model: ModelSettings) -> None:
+        measured_s = self._clock()
+        try:
+            found = await kubernetes.get(f"/apis/apps/v1/namespaces/{self._namespace}/deployments/{model.deployment}")
+        except KubernetesError as error:
+            self._metrics.input_failed("kubernetes")
+            _LOG.warning("a Deployment could not be read", extra={"deployment": model.deployment, "error": str(error)})
+            return
+        wanted, ready = found["spec"].get("replicas", 1), found.get("status", {}).get("readyReplicas", 0)
+        self._replicas[model.name] = Replicas(wanted, min(ready, wanted), measured_s)
+
+
+def topics_by_model(kafka: KafkaSettings, models: Sequence[ModelSettings]) -> dict[str, list[str]]:
+    """The topics whose requests, when they name no model, are for each model."""
+    topics: dict[str, list[str]] = {model.name: [] for model in models}
+    for topic in kafka.topics:
+        topics.setdefault(topic.model or models[0].name, []).append(topic.name)
+    return topics

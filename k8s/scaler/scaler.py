@@ -1,0 +1,169 @@
+"""One scaler: its parts made from settings, started in order, stopped in order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from aggregator.errors import StartError
+from aggregator.runtime import telemetry
+from k8s.api import Kubernetes, KubernetesError, this_namespace
+from k8s.endpoints import SCHEME, ServiceAddress, endpoints
+from k8s.scaler.aggregators import Aggregators
+from k8s.scaler.catalog import Catalog
+from k8s.scaler.external_metrics import ExternalMetricsApi
+from k8s.scaler.figures import Published
+from k8s.scaler.front_proxy import FrontProxy, front_proxy, server_context
+from k8s.scaler.kafka_lag import KafkaLag
+from k8s.scaler.keda import GrpcPort, KedaScaler
+from k8s.scaler.measuring import Lag, Measuring
+from k8s.scaler.metrics import ScalerMetrics
+from k8s.scaler.registration import Registration
+from k8s.scaler.settings import ApiSettings, ScalerSettings
+
+_LOG = logging.getLogger(__name__)
+_CERTIFICATES_INTERVAL_S = 30.0
+_GRACE_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What the API is served with: a certificate and its key (PEM), and who may ask."""
+
+    certificate: bytes
+    key: bytes
+    proxy: FrontProxy
+
+
+class Scaler:
+    """The composition root; `kubernetes` is None outside of a cluster."""
+
+    def __init__(
+        self, settings: ScalerSettings, kubernetes: Kubernetes | None = None, kafka: Lag | None = None
+    ) -> None:
+        self._settings = settings
+        self._kubernetes = kubernetes or _kubernetes_for(settings)
+        self.namespace = settings.namespace or this_namespace()
+        self._telemetry = telemetry.start(settings.telemetry, "tokenbatch-scaler")
+        published = Published(settings.policy.max_age_s, time.monotonic)
+        models = [model.name for model in settings.models]
+        metrics = ScalerMetrics(self._telemetry.gatherer, lambda: published.ages_s(models))
+        self.catalog = Catalog(published, {model.label or model.name: model.name for model in settings.models})
+        self._aggregators = Aggregators(
+            settings.aggregators, time.monotonic, lambda: metrics.input_failed("aggregator")
+        )
+        self._kafka = kafka or KafkaLag(settings.kafka)
+        self.measuring = Measuring(
+            settings,
+            self._aggregators,
+            self._kafka,
+            namespace=self.namespace,
+            kubernetes=self._kubernetes,
+            published=published,
+            metrics=metrics,
+            clock=time.monotonic,
+        )
+        self.port = GrpcPort(KedaScaler(self.catalog, metrics, 1.0), settings.keda.bind)
+        self.api = ExternalMetricsApi(self.catalog, self.namespace, metrics) if settings.api.enabled else None
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Work until `stop` is set."""
+        self._telemetry.health.ready["scaler"] = lambda: None
+        await self.port.start()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                running = [
+                    tasks.create_task(self._aggregators.follow(self._addresses()), name="follow aggregators"),
+                    tasks.create_task(self.measuring.run(), name="measure"),
+                ]
+                if self.api is not None:
+                    serving = self._serve_api(self.api, self._settings.api)
+                    running.append(tasks.create_task(serving, name="serve the API"))
+                else:
+                    await self.port.set_ready(ready=True)
+                _LOG.info("scaler started", extra={"grpc": self.port.address, "namespace": self.namespace})
+                await stop.wait()
+                for task in running:
+                    task.cancel()
+        finally:
+            await self._close()
+
+    async def _close(self) -> None:
+        await self.port.stop(_GRACE_S)
+        if self.api is not None:
+            await self.api.close()
+        await self._aggregators.close()
+        await self._kafka.close()
+        if self._kubernetes is not None:
+            await self._kubernetes.close()
+        self._telemetry.shutdown()
+        _LOG.info("scaler stopped")
+
+    async def _addresses(self) -> AsyncIterator[frozenset[str]]:
+        """The aggregators: those in the settings, or the endpoints of a Service."""
+        given = self._settings.aggregators.addresses
+        services = [address for address in given if address.startswith(SCHEME)]
+        fixed = frozenset(address for address in given if not address.startswith(SCHEME))
+        if not services:
+            yield fixed
+            return
+        assert self._kubernetes is not None, "A Service is followed without Kubernetes. This is a bug."
+        async for found in endpoints(self._kubernetes, ServiceAddress.parse(services[0])):
+            yield fixed | found
+
+    async def _serve_api(self, api: ExternalMetricsApi, settings: ApiSettings) -> None:
+        """Serve with the certificates of the moment; ready once there are any."""
+        used: Identity | None = None
+        while True:
+            try:
+                identity = await self._identity(settings)
+                if identity != used:
+                    tls = server_context(identity.certificate, identity.key, identity.proxy.client_ca)
+                    await api.use(settings.bind, tls, identity.proxy.names)
+                    _LOG.info("external metrics are served", extra={"address": api.address})
+                    used = identity
+                    await self.port.set_ready(ready=True)
+            except (KubernetesError, OSError, ssl.SSLError) as error:  # what is served stays served
+                _LOG.warning("certificates could not be looked after", extra={"error": str(error)})
+            await asyncio.sleep(1.0 if used is None else _CERTIFICATES_INTERVAL_S)
+
+    async def _identity(self, settings: ApiSettings) -> Identity:
+        if settings.client_ca_file is not None:
+            proxy = FrontProxy(settings.client_ca_file.read_text(), settings.client_names)
+        else:
+            proxy = await front_proxy(self._cluster())
+        if settings.cert_file is not None and settings.key_file is not None:
+            return Identity(settings.cert_file.read_bytes(), settings.key_file.read_bytes(), proxy)
+        registration = Registration(
+            self._cluster(),
+            namespace=self.namespace,
+            secret=settings.secret,
+            names=[
+                f"{settings.service}.{self.namespace}.svc",
+                f"{settings.service}.{self.namespace}.svc.cluster.local",
+            ],
+            days=settings.certificate_days,
+            register_ca=settings.register_ca,
+        )
+        certificates = await registration.current()
+        return Identity(certificates.certificate, certificates.key, proxy)
+
+    def _cluster(self) -> Kubernetes:
+        if self._kubernetes is None:
+            raise StartError("outside of Kubernetes api.cert_file, api.key_file and api.client_ca_file must be set")
+        return self._kubernetes
+
+
+def _kubernetes_for(settings: ScalerSettings) -> Kubernetes | None:
+    """The cluster, where anything in the settings needs one."""
+    api = settings.api
+    needed = (
+        any(address.startswith(SCHEME) for address in settings.aggregators.addresses)
+        or any(model.deployment for model in settings.models)
+        or (api.enabled and (api.client_ca_file is None or api.cert_file is None))
+    )
+    return Kubernetes.of_this_pod() if needed else None

@@ -1,0 +1,145 @@
+"""A Kubernetes API server in this process: objects, resource versions, conflicts, watches."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiohttp import web
+
+from k8s.api import Kubernetes
+
+Object = dict[str, Any]
+SLICES = "/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
+
+
+class FakeKubernetesApi:
+    """Objects by their path. `away` makes it refuse connections' requests, `expire` makes watches too old."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, Object] = {}
+        self.calls: list[str] = []
+        self.away = False
+        self.lists = 0
+        self._version = 100
+        self._port = 0
+        self._watches: list[tuple[str, asyncio.Queue[Object | None]]] = []
+        self._history: list[tuple[int, str, Object]] = []
+
+    @asynccontextmanager
+    async def started(self) -> AsyncGenerator[Kubernetes]:
+        """A client of it."""
+        application = web.Application()
+        application.router.add_route("*", "/{path:.*}", self._answer)
+        runner = web.AppRunner(application, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        self._port = runner.addresses[0][1]
+        kubernetes = self.client()
+        try:
+            yield kubernetes
+        finally:
+            await kubernetes.close()
+            self.end_watches()
+            await runner.cleanup()
+
+    def client(self) -> Kubernetes:
+        """Another client, once it is started."""
+        return Kubernetes(f"http://127.0.0.1:{self._port}")
+
+    def put(self, path: str, content: Object) -> None:
+        """Store an object, and tell those who watch."""
+        self._version += 1
+        existed = path in self.objects
+        content.setdefault("metadata", {})["resourceVersion"] = str(self._version)
+        content["metadata"].setdefault("name", path.rpartition("/")[2])
+        self.objects[path] = content
+        self._tell(path, "MODIFIED" if existed else "ADDED", content)
+
+    def delete(self, path: str) -> None:
+        """Remove an object, and tell those who watch."""
+        self._version += 1
+        self._tell(path, "DELETED", self.objects.pop(path))
+
+    def end_watches(self) -> None:
+        """As a server does after some minutes."""
+        for _, events in self._watches:
+            events.put_nowait(None)
+        self._watches = []
+
+    def expire(self) -> None:
+        """Say that the resource version is too old."""
+        gone = {"type": "ERROR", "object": {"kind": "Status", "code": 410, "message": "too old resource version"}}
+        for _, events in self._watches:
+            events.put_nowait(gone)
+        self._watches = []
+
+    def _tell(self, path: str, kind: str, content: Object) -> None:
+        event = {"type": kind, "object": content}
+        self._history.append((self._version, path, event))
+        for prefix, events in self._watches:
+            if path.startswith(prefix + "/"):
+                events.put_nowait(event)
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        self.calls.append(f"{request.method} {request.path}")
+        if self.away:
+            return _status(503, "the API server is away")
+        if request.query.get("watch"):
+            return await self._watch(request)
+        if request.method == "GET" and request.path not in self.objects and request.path.endswith("endpointslices"):
+            self.lists += 1
+            found = [each for path, each in self.objects.items() if path.startswith(request.path + "/")]
+            return web.json_response({"metadata": {"resourceVersion": str(self._version)}, "items": found})
+        stored = self.objects.get(request.path)
+        if stored is None:
+            return _status(404, f"{request.path} not found")
+        if request.method == "PUT":
+            return self._replace(request.path, stored, await request.json())
+        if request.method == "PATCH":
+            self.put(request.path, _merged(stored, await request.json()))
+        return web.json_response(self.objects[request.path])
+
+    def _replace(self, path: str, stored: Object, content: Object) -> web.Response:
+        if content["metadata"].get("resourceVersion") != stored["metadata"]["resourceVersion"]:
+            return _status(409, "the object has been modified")
+        self.put(path, content)
+        return web.json_response(self.objects[path])
+
+    async def _watch(self, request: web.Request) -> web.StreamResponse:
+        events: asyncio.Queue[Object | None] = asyncio.Queue()
+        for version, path, missed in self._history:
+            if version > int(request.query["resourceVersion"]) and path.startswith(request.path + "/"):
+                events.put_nowait(missed)
+        self._watches.append((request.path, events))
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while (event := await events.get()) is not None:
+            await response.write(json.dumps(event).encode() + b"\n")
+            if event["type"] == "ERROR":
+                break
+        return response
+
+
+def slice_of(*hosts: str, name: str = "one", **conditions: bool) -> Object:
+    """An EndpointSlice of these hosts, all in the same condition."""
+    return {
+        "metadata": {"name": name},
+        "addressType": "IPv4",
+        "endpoints": [{"addresses": [host], "conditions": {"ready": True, **conditions}} for host in hosts],
+    }
+
+
+def _status(code: int, message: str) -> web.Response:
+    return web.json_response({"kind": "Status", "code": code, "message": message}, status=code)
+
+
+def _merged(stored: Object, change: Object) -> Object:
+    merged = dict(stored)
+    for key, value in change.items():
+        inner = stored.get(key)
+        merged[key] = _merged(inner, value) if isinstance(inner, dict) and isinstance(value, dict) else value
+    return merged

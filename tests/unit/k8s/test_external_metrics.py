@@ -1,0 +1,182 @@
+"""The metrics API as an API server uses it: over TLS, by its front-proxy certificate, in Kubernetes' words."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from aggregator.errors import StartError
+from aggregator.runtime.gathered import Gatherer
+from k8s.scaler.catalog import Catalog
+from k8s.scaler.certificates import make, utc_now
+from k8s.scaler.external_metrics import ExternalMetricsApi, quantity
+from k8s.scaler.figures import Figure, Published
+from k8s.scaler.front_proxy import server_context
+from k8s.scaler.metrics import ScalerMetrics
+from tests.fakes.certificate_authority import CertificateAuthority
+
+NAME = "scaler.ns.svc"
+BASE = "/apis/external.metrics.k8s.io/v1beta1"
+METRIC = f"{BASE}/namespaces/ns/embed_required_replicas"
+
+
+class Server:
+    """The API with one model's figure, and the means to ask it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.now_s = 100.0
+        self.authority = CertificateAuthority(folder)
+        self.published = Published(20.0, lambda: self.now_s)
+        self.published.figures = {"org/m": Figure(2.3456, 7, 100.0)}
+        metrics = ScalerMetrics(Gatherer(), dict)
+        self.api = ExternalMetricsApi(Catalog(self.published, {"m": "org/m"}), "ns", metrics)
+        self.served = make([NAME], 90, utc_now())
+
+    async def serve(self, *names: str) -> None:
+        tls = server_context(self.served.certificate, self.served.key, self.authority.pem)
+        await self.api.use("127.0.0.1:0", tls, names)
+
+    async def ask(self, path: str, common_name: str | None = "front-proxy", **headers: str) -> tuple[int, Any]:
+        tls = self.authority.client(self.served.ca_bundle.decode(), common_name)
+        url = f"https://{self.api.address}{path}"
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(url, ssl=tls, server_hostname=NAME, headers=headers) as response,
+        ):
+            known = response.content_type == "application/json"
+            return response.status, await (response.json() if known else response.text())
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[Server]:
+    server = Server(tmp_path)
+    await server.serve("front-proxy")
+    yield server
+    await server.api.close()
+
+
+async def test_the_autoscaler_gets_a_list_of_values(server: Server) -> None:
+    code, answer = await server.ask(f"{METRIC}?labelSelector=model%3Dm")
+    assert code == 200
+    assert answer["kind"] == "ExternalMetricValueList"
+    (item,) = answer["items"]
+    assert item["metricName"] == "embed_required_replicas"
+    assert item["metricLabels"] == {"model": "m"}
+    assert item["value"] == "2346m"
+    assert item["timestamp"].endswith("Z")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.0, "0m"), (1.0, "1000m"), (2.0001, "2001m"), (0.1 + 0.2, "300m"), (12.34567, "12346m")]
+)
+def test_a_quantity_is_never_less_than_its_value(value: float, text: str) -> None:
+    assert quantity(value) == text
+
+
+async def test_without_a_client_certificate_nothing_is_told(server: Server) -> None:
+    for path in (METRIC, BASE, "/openapi/v2"):
+        code, answer = await server.ask(path, common_name=None)
+        assert (code, answer["kind"], answer["reason"]) == (401, "Status", "Unauthorized")
+
+
+async def test_another_name_than_the_front_proxys_is_refused(server: Server) -> None:
+    code, answer = await server.ask(METRIC, common_name="somebody")
+    assert (code, answer["reason"]) == (403, "Forbidden")
+
+
+async def test_a_certificate_of_another_authority_does_not_connect(server: Server, tmp_path: Path) -> None:
+    stranger = CertificateAuthority(tmp_path, "stranger").client(server.served.ca_bundle.decode(), "front-proxy")
+    with pytest.raises((aiohttp.ClientError, ssl.SSLError)):
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"https://{server.api.address}{METRIC}", ssl=stranger, server_hostname=NAME) as response,
+        ):
+            await response.read()
+
+
+async def test_an_empty_list_of_names_allows_any_that_verifies(server: Server) -> None:
+    await server.serve()
+    assert (await server.ask(METRIC, common_name="aggregator"))[0] == 200
+
+
+async def test_probes_need_no_certificate(server: Server) -> None:
+    assert await server.ask("/healthz", common_name=None) == (200, "ok")
+
+
+async def test_what_is_stale_is_unavailable_and_says_why(server: Server) -> None:
+    server.now_s = 200.0
+    server.published.explain = lambda: "Kafka does not answer"
+    code, answer = await server.ask(METRIC)
+    assert (code, answer["reason"]) == (503, "ServiceUnavailable")
+    assert "Kafka does not answer" in answer["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "code"),
+    [
+        (f"{BASE}/namespaces/ns/other", 404),
+        (f"{BASE}/namespaces/other/embed_required_replicas", 404),
+        (f"{METRIC}?labelSelector=model%3Dx", 404),
+        (f"{METRIC}?labelSelector=a%20b", 400),
+        ("/apis/nothing", 404),
+    ],
+)
+async def test_what_there_is_not_is_said_as_kubernetes_does(server: Server, path: str, code: int) -> None:
+    found, answer = await server.ask(path)
+    assert (found, answer["kind"], answer["code"]) == (code, "Status", code)
+
+
+async def test_discovery_and_openapi_agree_on_one_resource(server: Server) -> None:
+    _, groups = await server.ask("/apis")
+    _, group = await server.ask("/apis/external.metrics.k8s.io")
+    _, resources = await server.ask(BASE)
+    entry = {key: value for key, value in group.items() if key not in {"kind", "apiVersion"}}
+    assert [{**each, **entry} for each in groups["groups"]] == groups["groups"]
+    assert group["preferredVersion"]["groupVersion"] == resources["groupVersion"] == "external.metrics.k8s.io/v1beta1"
+    assert [each["namespaced"] for each in resources["resources"]] == [True]
+    _, second = await server.ask("/openapi/v2")
+    assert second["swagger"] == "2.0"
+    _, index = await server.ask("/openapi/v3")
+    _, third = await server.ask(index["paths"]["apis/external.metrics.k8s.io/v1beta1"]["serverRelativeURL"])
+    assert third["openapi"].startswith("3.0")
+    assert third["paths"].keys() == second["paths"].keys()
+
+
+async def test_an_unchanged_document_is_not_sent_again(server: Server) -> None:
+    tls = server.authority.client(server.served.ca_bundle.decode(), "front-proxy")
+    url = f"https://{server.api.address}/openapi/v2"
+    async with aiohttp.ClientSession() as session:
+        async with session.get(url, ssl=tls, server_hostname=NAME) as response:
+            tag = response.headers["ETag"]
+        async with session.get(url, ssl=tls, server_hostname=NAME, headers={"If-None-Match": tag}) as response:
+            assert response.status == 304
+
+
+async def test_metrics_can_only_be_read(server: Server) -> None:
+    tls = server.authority.client(server.served.ca_bundle.decode(), "front-proxy")
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"https://{server.api.address}{METRIC}", ssl=tls, server_hostname=NAME) as response,
+    ):
+        assert response.status == 405
+
+
+async def test_a_renewed_certificate_is_served_on_the_same_address(server: Server) -> None:
+    address = server.api.address
+    server.served = make([NAME], 90, utc_now())
+    await server.serve("front-proxy")
+    assert server.api.address == address
+    assert (await server.ask(METRIC))[0] == 200
+
+
+async def test_a_port_in_use_is_said(server: Server, tmp_path: Path) -> None:
+    other = Server(tmp_path)
+    tls = server_context(other.served.certificate, other.served.key, other.authority.pem)
+    with pytest.raises(StartError, match="cannot be bound"):
+        await other.api.use(server.api.address, tls, ())
+    await other.api.close()

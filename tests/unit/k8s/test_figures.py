@@ -1,0 +1,188 @@
+"""Inputs become one figure per model; what is old or missing is an error, never a zero."""
+
+from __future__ import annotations
+
+import pytest
+
+from aggregator.core.demand import DemandPolicy, StaleInputError
+from k8s.scaler.aggregators import Answers
+from k8s.scaler.catalog import AGGREGATOR_BUSY, LAG, REQUIRED_REPLICAS, Catalog, UnknownMetric
+from k8s.scaler.figures import Figure, ModelFigures, Published, Replicas, positions
+from k8s.scaler.kafka_lag import LogEnds
+from k8s.scaler.selectors import BadSelector, matches
+from protos.aggregator.v1 import aggregator_pb2 as pb
+
+TOPIC = "requests"
+POLICY = DemandPolicy(drain_s=30, utilisation=0.75, peak_hold_s=0.0, max_age_s=20)
+
+
+def answer(*partitions: tuple[int, int], **demand: float) -> pb.GetDemandResponse:
+    """One aggregator that owns (partition, position)s; its one lane does 10,000 tokens/s."""
+    lane = pb.Lane(address="a", token_budget=500, step_time_s=0.05)
+    model = pb.ModelDemand(model="m", lanes=[lane])
+    for name, value in demand.items():
+        setattr(model, name, value)
+    owned = [pb.Partition(topic=TOPIC, partition=number, fetch_position=at, model="m") for number, at in partitions]
+    return pb.GetDemandResponse(models=[model], partitions=owned, busy_share=0.25)
+
+
+def ends(at_s: float, *log_ends: int, committed: dict[int, int] | None = None) -> LogEnds:
+    places = {(TOPIC, number): end for number, end in enumerate(log_ends)}
+    done = {(TOPIC, number): offset for number, offset in (committed or {}).items()}
+    return LogEnds(dict.fromkeys(places, 0), places, done, at_s)
+
+
+def figures() -> ModelFigures:
+    return ModelFigures("m", [TOPIC], POLICY, first_tokens_per_record=10.0)
+
+
+def test_calls_and_backlog_together_make_the_figure() -> None:
+    answers = Answers((answer((0, 900), grpc_tokens_per_s=6000.0, held_tokens=3000),), 100.0)
+    figure = figures().update(answers, ends(100.0, 1000), None, 100.0)
+    # (6000 + (100 records * 10 tokens + 3000 held) / 30) / (0.75 * 10,000)
+    assert figure.required_replicas == pytest.approx((6000 + 4000 / 30) / 7500)
+    assert figure.lag_records == 100
+
+
+def test_a_partition_without_an_owner_counts_from_its_commit_and_without_a_commit_from_its_beginning() -> None:
+    answers = Answers((answer((0, 1000)),), 100.0)
+    figure = figures().update(answers, ends(100.0, 1000, 1000, 1000, committed={1: 400}), None, 100.0)
+    assert figure.lag_records == 0 + 600 + 1000
+
+
+def test_records_that_retention_deleted_are_no_lag() -> None:
+    found = LogEnds({(TOPIC, 0): 900}, {(TOPIC, 0): 1000}, {(TOPIC, 0): 100}, 0.0)
+    assert found.unread({}, [TOPIC]) == 100
+
+
+def test_where_two_claim_a_partition_the_one_who_is_further_counts() -> None:
+    assert positions([answer((0, 5)), answer((0, 7), (1, 2))]) == {(TOPIC, 0): 7, (TOPIC, 1): 2}
+
+
+def test_a_growing_topic_is_demand_even_when_nobody_fetches() -> None:
+    model = figures()
+    found: list[Figure] = []
+    for second in range(0, 30, 5):
+        answers = Answers((answer((0, 0), tokens_per_record=30.0),), float(second))
+        found.append(model.update(answers, ends(float(second), 1000 * second), None, float(second)))
+    arrivals, backlog = 1000 * 30, 25_000 * 30
+    assert found[-1].required_replicas == pytest.approx((arrivals + backlog / 30) / 7500, rel=0.01)
+
+
+def test_the_demand_of_all_aggregators_is_summed_and_each_pod_counts_once() -> None:
+    answers = Answers(tuple(answer((n, 0), grpc_tokens_per_s=7500.0) for n in range(4)), 0.0)
+    assert figures().update(answers, ends(0.0, 0, 0, 0, 0), None, 0.0).required_replicas == pytest.approx(4.0)
+
+
+def test_parked_requests_are_backlog_and_wake_a_model_without_pods() -> None:
+    asleep = pb.GetDemandResponse(models=[pb.ModelDemand(model="m", parked_requests=3)])
+    replicas = Replicas(0, 0, 0.0)
+    assert figures().update(Answers((asleep,), 0.0), ends(0.0, 0), replicas, 0.0).required_replicas == 1.0
+
+
+def test_nothing_to_do_is_a_zero_that_is_known() -> None:
+    figure = figures().update(Answers((answer((0, 10)),), 0.0), ends(0.0, 10), None, 0.0)
+    assert figure.required_replicas == 0.0
+
+
+@pytest.mark.parametrize("stale", ["aggregators", "kafka", "replicas"])
+def test_an_old_input_is_an_error(stale: str) -> None:
+    old = {"aggregators": 100.0, "kafka": 100.0, "replicas": 100.0} | {stale: 79.0}
+    with pytest.raises(StaleInputError):
+        figures().update(
+            Answers((answer((0, 0)),), old["aggregators"]),
+            ends(old["kafka"], 0),
+            Replicas(1, 1, old["replicas"]),
+            100.0,
+        )
+
+
+def test_pressure_at_the_floor_asks_for_more() -> None:
+    pressed = answer((0, 0), grpc_tokens_per_s=7500.0, p99_s=0.45, slo_s=0.3)
+    pressed.models[0].lanes[0].budget_at_floor = True
+    assert figures().update(Answers((pressed,), 0.0), ends(0.0, 0), None, 0.0).required_replicas == pytest.approx(1.5)
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def catalog(clock: Clock) -> tuple[Published, Catalog]:
+    published = Published(20.0, clock)
+    return published, Catalog(published, {"m": "org/m", "n": "org/n"})
+
+
+def test_the_catalog_answers_by_name_and_label() -> None:
+    published, found = catalog(Clock())
+    published.figures = {"org/m": Figure(2.5, 7, 100.0), "org/n": Figure(1.0, 0, 100.0)}
+    published.busy = (1.5, 100.0)
+    assert [(each.labels, each.value) for each in found.query(REQUIRED_REPLICAS, "model=m")] == [({"model": "m"}, 2.5)]
+    assert [each.value for each in found.query(LAG)] == [7.0, 0.0]
+    assert [each.value for each in found.query(AGGREGATOR_BUSY)] == [1.5]
+
+
+def test_one_series_that_is_old_makes_the_whole_answer_an_error() -> None:
+    published, found = catalog(Clock())
+    published.figures = {"org/m": Figure(2.5, 7, 100.0), "org/n": Figure(1.0, 0, 70.0)}
+    published.explain = lambda: "Kafka does not answer"
+    assert len(found.query(REQUIRED_REPLICAS, "model=m")) == 1
+    with pytest.raises(StaleInputError, match="org/n is not known: Kafka does not answer"):
+        found.query(REQUIRED_REPLICAS)
+
+
+def test_a_figure_grows_old_while_nothing_replaces_it() -> None:
+    clock = Clock()
+    published, found = catalog(clock)
+    published.figures = {"org/m": Figure(2.5, 7, 100.0)}
+    published.busy = (0.5, 100.0)
+    clock.now_s = 121.0
+    for metric in (REQUIRED_REPLICAS, LAG, AGGREGATOR_BUSY):
+        with pytest.raises(StaleInputError):
+            found.query(metric, "model=m" if metric != AGGREGATOR_BUSY else "")
+    assert published.ages_s(["org/m"]) == {"org/m": (None, 21.0)}
+
+
+def test_before_anything_was_measured_there_is_no_figure() -> None:
+    _, found = catalog(Clock())
+    with pytest.raises(StaleInputError, match="nothing was measured yet"):
+        found.query(REQUIRED_REPLICAS, "model=m")
+    with pytest.raises(StaleInputError):
+        found.query(AGGREGATOR_BUSY)
+
+
+@pytest.mark.parametrize(("metric", "selector"), [("other", ""), (REQUIRED_REPLICAS, "model=x")])
+def test_what_there_is_not_is_unknown(metric: str, selector: str) -> None:
+    with pytest.raises(UnknownMetric):
+        catalog(Clock())[1].query(metric, selector)
+
+
+@pytest.mark.parametrize(
+    ("selector", "meets"),
+    [
+        ("", True),
+        ("model=m", True),
+        ("model==m", True),
+        ("model = m , zone=a", True),
+        ("model!=m", False),
+        ("model!=x,zone=a", True),
+        ("model in (m, n)", True),
+        ("model in (x,y),zone=a", False),
+        ("model notin (x,y)", True),
+        ("model", True),
+        ("!model", False),
+        ("!other", True),
+        ("other=m", False),
+        ("other!=m", True),
+    ],
+)
+def test_selectors_select(selector: str, meets: bool) -> None:
+    assert matches(selector, {"model": "m", "zone": "a"}) is meets
+
+
+@pytest.mark.parametrize("selector", ["model=m=n", "model in m", "a b", "model>3", "=m"])
+def test_what_is_no_selector_is_said_to_be_none(selector: str) -> None:
+    with pytest.raises(BadSelector):
+        matches(selector, {"model": "m"})

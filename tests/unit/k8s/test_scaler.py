@@ -1,0 +1,246 @@
+"""The whole scaler in one process, among a Kubernetes API, aggregators that answer over gRPC, and log ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiokafka.errors import KafkaConnectionError
+
+from aggregator.adapters.demand_server import DemandServer
+from aggregator.core.demand import StaleInputError
+from aggregator.errors import StartError
+from aggregator.runtime.telemetry import TelemetrySettings
+from k8s.api import Kubernetes
+from k8s.scaler.__main__ import main
+from k8s.scaler.kafka_lag import LogEnds
+from k8s.scaler.measuring import topics_by_model
+from k8s.scaler.scaler import Scaler
+from k8s.scaler.settings import (
+    AggregatorsSettings,
+    ApiSettings,
+    KedaSettings,
+    ModelSettings,
+    PolicySettings,
+    ScalerSettings,
+)
+from protos.aggregator.v1 import aggregator_pb2 as pb
+from tests.fakes.certificate_authority import CertificateAuthority
+from tests.fakes.kubernetes_api import SLICES, FakeKubernetesApi, slice_of
+
+MODEL = "org/model"
+DEPLOYMENT = "/apis/apps/v1/namespaces/ns/deployments/model"
+API_SERVICE = "/apis/apiregistration.k8s.io/v1/apiservices/v1beta1.external.metrics.k8s.io"
+AUTHENTICATION = "/api/v1/namespaces/kube-system/configmaps/extension-apiserver-authentication"
+SECRET = "/api/v1/namespaces/ns/secrets/tokenbatch-scaler-tls"
+
+
+class FakeLag:
+    """A topic that stands still; `away`: no broker answers."""
+
+    away = False
+
+    async def read(self, measured_s: float) -> LogEnds:
+        if self.away:
+            raise KafkaConnectionError
+        return LogEnds({}, {("embed.requests.v1", 0): 1000}, {("embed.requests.v1", 0): 900}, measured_s)
+
+    async def close(self) -> None:
+        pass
+
+
+class Cluster:
+    """All that is around a scaler."""
+
+    def __init__(self, folder: Path) -> None:
+        self.api = FakeKubernetesApi()
+        self.lag = FakeLag()
+        self.authority = CertificateAuthority(folder)
+        self.calls_per_s = 3000.0
+        self.aggregator = DemandServer("127.0.0.1:0", self._demand)
+        self.api.put(DEPLOYMENT, {"spec": {"replicas": 2}, "status": {"readyReplicas": 2}})
+        self.api.put(SECRET, {"type": "Opaque"})
+        self.api.put(API_SERVICE, {"spec": {}})
+        data = {"requestheader-client-ca-file": self.authority.pem, "requestheader-allowed-names": '["front-proxy"]'}
+        self.api.put(AUTHENTICATION, {"data": data})
+
+    def _demand(self) -> pb.GetDemandResponse:
+        lane = pb.Lane(address="pod", token_budget=500, step_time_s=0.125)
+        model = pb.ModelDemand(model=MODEL, grpc_tokens_per_s=self.calls_per_s, lanes=[lane], tokens_per_record=30.0)
+        return pb.GetDemandResponse(models=[model], busy_share=0.5)
+
+    def settings(self, **changes: float) -> ScalerSettings:
+        timing = {"interval_s": 0.05, "timeout_s": 0.5, "newcomer_s": 0.3}
+        port = self.aggregator.address.rpartition(":")[2]
+        return ScalerSettings(
+            namespace="ns",
+            models=(ModelSettings(name=MODEL, label="model", deployment="model"),),
+            aggregators=AggregatorsSettings(addresses=(f"k8s://aggregators.ns:{port}",), **timing),
+            policy=PolicySettings(max_age_s=changes.get("max_age_s", 0.6), peak_hold_s=0.0),
+            api=ApiSettings(bind="127.0.0.1:0"),
+            keda=KedaSettings(bind="127.0.0.1:0"),
+            telemetry=TelemetrySettings(metrics_bind="127.0.0.1:0"),
+        )
+
+    @asynccontextmanager
+    async def scaler(self, kubernetes: Kubernetes) -> AsyncGenerator[Scaler]:
+        scaler = Scaler(self.settings(), kubernetes, self.lag)
+        stop = asyncio.Event()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(scaler.run(stop))
+            yield scaler
+            stop.set()
+
+    def value(self, scaler: Scaler) -> float:
+        (found,) = scaler.catalog.query("embed_required_replicas", "model=model")
+        return found.value
+
+
+async def until(holds: Callable[[], bool | Awaitable[bool]], timeout_s: float = 10.0) -> None:
+    """Wait for something to hold; what is stale or not there yet does not."""
+    async with asyncio.timeout(timeout_s):
+        while True:
+            try:
+                if holds():
+                    return
+            except StaleInputError:
+                pass
+            await asyncio.sleep(0.02)
+
+
+def is_stale(cluster: Cluster, scaler: Scaler) -> bool:
+    try:
+        cluster.value(scaler)
+    except StaleInputError:
+        return True
+    return False
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+    cluster = Cluster(tmp_path)
+    await cluster.aggregator.start()
+    cluster.api.put(f"{SLICES.format(namespace='ns')}/one", slice_of("127.0.0.1"))
+    yield cluster
+    await cluster.aggregator.stop()
+
+
+async def test_demand_becomes_replicas(cluster: Cluster) -> None:
+    # (3000 calls + 100 records * 30 tokens / 30 s) / (0.75 * 4000 tokens/s)
+    async with cluster.api.started() as kubernetes, cluster.scaler(kubernetes) as scaler:
+        await until(lambda: cluster.value(scaler) == pytest.approx(3100 / 3000))
+        cluster.calls_per_s = 30_000.0
+        await until(lambda: cluster.value(scaler) == pytest.approx(30_100 / 3000))
+        assert scaler.catalog.query("embed_consumer_lag")[0].value == 100
+        assert scaler.catalog.query("embed_aggregator_busy")[0].value == 0.5
+
+
+async def test_two_scalers_answer_alike(cluster: Cluster) -> None:
+    async with cluster.api.started(), AsyncExitStack() as stack:
+        scalers = [await stack.enter_async_context(cluster.scaler(cluster.api.client())) for _ in range(2)]
+        for scaler in scalers:
+            await until(lambda scaler=scaler: cluster.value(scaler) > 0)  # type: ignore[misc]
+        assert len({cluster.value(scaler) for scaler in scalers}) == 1
+        assert all(scaler.api is not None for scaler in scalers)
+        await until(lambda: all(scaler.api is not None and scaler.api.address for scaler in scalers))
+    assert sum(call == f"PUT {SECRET}" for call in cluster.api.calls) <= 2
+    assert cluster.api.objects[API_SERVICE]["spec"]["caBundle"] == cluster.api.objects[SECRET]["data"]["ca.crt"]
+
+
+async def test_an_api_server_that_is_away_changes_no_figure_until_it_is_too_long(cluster: Cluster) -> None:
+    async with cluster.api.started() as kubernetes, cluster.scaler(kubernetes) as scaler:
+        await until(lambda: cluster.value(scaler) > 0)
+        cluster.api.away = True
+        cluster.api.end_watches()
+        await until(lambda: is_stale(cluster, scaler))
+        with pytest.raises(StaleInputError, match="the Deployment model cannot be read"):
+            cluster.value(scaler)
+        cluster.api.away = False
+        await until(lambda: cluster.value(scaler) > 0)
+
+
+async def test_without_kafka_there_is_an_error_and_no_zero(cluster: Cluster) -> None:
+    async with cluster.api.started() as kubernetes, cluster.scaler(kubernetes) as scaler:
+        await until(lambda: cluster.value(scaler) > 0)
+        cluster.lag.away = True
+        await until(lambda: is_stale(cluster, scaler))
+        with pytest.raises(StaleInputError, match="Kafka does not answer"):
+            cluster.value(scaler)
+        cluster.lag.away = False
+        await until(lambda: cluster.value(scaler) > 0)
+
+
+async def test_an_aggregator_that_stops_answering_is_an_error_until_it_is_gone(cluster: Cluster) -> None:
+    other = DemandServer("127.0.0.2:" + cluster.aggregator.address.rpartition(":")[2], pb.GetDemandResponse)
+    path = f"{SLICES.format(namespace='ns')}/one"
+    await other.start()
+    cluster.api.put(path, slice_of("127.0.0.1", "127.0.0.2"))
+    async with cluster.api.started() as kubernetes, cluster.scaler(kubernetes) as scaler:
+        await until(lambda: cluster.value(scaler) > 0)
+        await asyncio.sleep(0.2)
+        await other.stop()
+        await until(lambda: is_stale(cluster, scaler))
+        with pytest.raises(StaleInputError, match=r"aggregator 127\.0\.0\.2:\d+ does not answer"):
+            cluster.value(scaler)
+        cluster.api.put(path, slice_of("127.0.0.1"))
+        await until(lambda: cluster.value(scaler) > 0)
+
+
+async def test_a_newcomer_that_does_not_answer_yet_is_waited_for_and_then_missed(cluster: Cluster) -> None:
+    async with cluster.api.started() as kubernetes, cluster.scaler(kubernetes) as scaler:
+        await until(lambda: cluster.value(scaler) > 0)
+        cluster.api.put(f"{SLICES.format(namespace='ns')}/one", slice_of("127.0.0.1", "127.0.0.3"))
+        await asyncio.sleep(0.15)
+        assert cluster.value(scaler) > 0
+        await until(lambda: is_stale(cluster, scaler))
+
+
+async def test_the_api_is_served_with_the_clusters_own_front_proxy_authority(cluster: Cluster) -> None:
+    async with cluster.api.started() as kubernetes, cluster.scaler(kubernetes) as scaler:
+        assert scaler.api is not None
+        api = scaler.api
+        await until(lambda: bool(api.address) and cluster.value(scaler) > 0)
+        made = await until_secret(cluster)
+        tls = cluster.authority.client(made, "front-proxy")
+        url = f"https://{api.address}/apis/external.metrics.k8s.io/v1beta1/namespaces/ns/embed_required_replicas"
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(url, ssl=tls, server_hostname="tokenbatch-scaler.ns.svc") as response,
+        ):
+            assert (await response.json())["items"][0]["value"] == "1034m"
+
+
+async def until_secret(cluster: Cluster) -> str:
+    import base64  # noqa: PLC0415 - for this only
+
+    return base64.b64decode(cluster.api.objects[SECRET]["data"]["ca.crt"]).decode()
+
+
+def test_outside_of_a_cluster_the_start_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    with pytest.raises(StartError, match="this is no pod of Kubernetes"):
+        Kubernetes.of_this_pod()
+
+
+def test_topics_belong_to_the_model_of_requests_that_name_none() -> None:
+    settings = ScalerSettings()
+    models = (ModelSettings(name="a"), ModelSettings(name="b"))
+    assert topics_by_model(settings.kafka, models) == {"a": ["embed.requests.v1"], "b": []}
+
+
+def test_a_wrong_setting_ends_the_start_with_a_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "scaler.yaml"
+    file.write_text("policy: {drain: 3}\n")
+    assert main(["--config", str(file)]) == 2
+    assert "policy.drain is not a setting: did you mean drain_s?" in capsys.readouterr().err
+
+
+def test_a_check_prints_the_settings(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "scaler.yaml"
+    file.write_text("policy: {drain_s: 3}\n")
+    assert main(["--config", str(file), "--check"]) == 0
+    assert "drain_s: 3.0" in capsys.readouterr().out
