@@ -125,7 +125,8 @@ def decode_all(
 def decode(lease: Lease, intake: Intake, *, received_s: float, wall_s: float) -> Request | Refused:
     """Read one record. Its route is the request's `origin`; a request without an id gets one that a replay repeats."""
     record: Record = lease.record
-    content_type, ce_id, deadline_s = PROTOBUF, "", inf
+    content_type, ce_id = PROTOBUF, ""
+    found: Mapping[str, bytes] = {}
     message: pb.EmbedRequest | None = None
     route: ReplyRoute | None = None
     try:
@@ -138,12 +139,12 @@ def decode(lease: Lease, intake: Intake, *, received_s: float, wall_s: float) ->
                 route.json = True
                 route.headers[0] = ("content-type", JSON)
             ce_id = _text(found, "ce_id")
-            deadline_s = _deadline_s(found, received_s - wall_s)
         else:
             route = ReplyRoute(lease, intake.reply_topic, None, json=False, headers=_PLAIN_REPLY)
         message = _message(record.value, content_type, intake.max_record_bytes)
         if not message.request_id:
             message.request_id = ce_id or f"{record.topic}-{record.partition}-{record.offset}"
+        deadline_s = _deadline_s(found, received_s - wall_s) if found else inf
         return parse(message, intake.defaults, route, received_s=received_s, wall_s=wall_s, deadline_s=deadline_s)
     except RequestError as error:
         request_id = message.request_id if message is not None else ce_id

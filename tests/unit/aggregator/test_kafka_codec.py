@@ -122,10 +122,10 @@ def test_the_earlier_of_two_deadlines_holds() -> None:
 
 
 @pytest.mark.parametrize("header", [("ce_expirytime", b"tomorrow"), ("ce_expirytime", b"20260101T000000Z")])
-def test_a_malformed_expiry_is_answered_and_kept(header: Header) -> None:
+def test_a_malformed_expiry_is_answered_by_its_request_s_id(header: Header) -> None:
     result = refused(QUESTION.SerializeToString(), header, ("ce_id", b"event-7"), ("correlation_id", b"c"))
     assert isinstance(result.error, InvalidRequest)
-    assert (result.request_id, result.dead_letter) == ("event-7", True)
+    assert (result.request_id, result.dead_letter) == ("q-1", False)
     assert result.route is not None
     assert ("correlation_id", b"c") in result.route.headers
 
