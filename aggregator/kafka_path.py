@@ -27,9 +27,10 @@ _DEAD_LETTER_PAUSE_S = 1.0
 class DeadLettered(TokenbatchError):
     """Why a record goes to the dead-letter topic, in the words of its headers."""
 
-    def __init__(self, code: Code, message: str) -> None:
+    def __init__(self, code: Code, message: str, attempts: int = 1) -> None:
         super().__init__(message)
         self.code = code  # type: ignore[misc]  # the class's code is a default
+        self.attempts = attempts
 
 
 class KafkaPath:
@@ -94,8 +95,8 @@ class KafkaPath:
         for request, error in zip(live, errors, strict=True):
             if error is not None:
                 dead.append((request.origin.lease, _unwritable(request.origin.topic, error)))
-            elif request.code is Code.INTERNAL:
-                dead.append((request.origin.lease, _internal(request)))
+            elif (failure := _internal(request)) is not None:
+                dead.append((request.origin.lease, DeadLettered(failure.code, failure.message, failure.attempts)))
         if dead:
             await self._dead_letter(dead)
         for request in live:
@@ -137,6 +138,7 @@ class KafkaPath:
     async def _dead_letter(self, dead: Sequence[tuple[Lease, TokenbatchError]]) -> None:
         """Write dead letters; one that cannot be written holds its partition's commit until it can."""
         omit_value = False
+        first_failure_unix_s = self._wall_clock()
         while dead:
             records = [
                 dead_letter(
@@ -144,8 +146,8 @@ class KafkaPath:
                     error,
                     topic=lease.record.topic + self._settings.dead_letter_suffix,
                     group_id=self._settings.group_id,
-                    attempts=1,
-                    first_failure_unix_s=self._wall_clock(),
+                    attempts=error.attempts if isinstance(error, DeadLettered) else 1,
+                    first_failure_unix_s=first_failure_unix_s,
                     omit_value=omit_value,
                 )
                 for lease, error in dead
@@ -173,6 +175,7 @@ def _unwritable(topic: str, error: Exception) -> DeadLettered:
     return DeadLettered(Code.INTERNAL, f"the reply could not be written to {topic}: {type(error).__name__}")
 
 
-def _internal(request: Request) -> DeadLettered:
-    failure = next(outcome for outcome in request.outcomes if isinstance(outcome, Failure))
-    return DeadLettered(failure.code, failure.message)
+def _internal(request: Request) -> Failure | None:
+    """The first input that failed through no fault of its sender's, if any did."""
+    failures = (outcome for outcome in request.outcomes if isinstance(outcome, Failure))
+    return next((failure for failure in failures if failure.code is Code.INTERNAL), None)

@@ -15,6 +15,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -279,10 +280,11 @@ class Pipeline:
             return finished
         if isinstance(error, ModelServerLost):
             self._pool.suspect(engine)
+        poison = replace(_POISON, attempts=batch.attempt + 1)
         for entry in served.dispatcher.failed(batch, now_s, self._jitter()):
             for query in entry.waiters:
                 if not query.done:
-                    settle_query(query, _POISON, finished)
+                    settle_query(query, poison, finished)
         return finished
 
     # 5. Settle: answer, have it acknowledged, let go.

@@ -29,12 +29,16 @@ _MAX_TOKEN_ID = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why one input has no vector; `retry_after_s` is 0 where no pause is known to help."""
+    """Why one input has no vector; `retry_after_s` is 0 where no pause is known to help.
+
+    `attempts`: how often it was tried.
+    """
 
     code: Code
     message: str
     retryable: bool = False
     retry_after_s: float = 0.0
+    attempts: int = 1
 
     @classmethod
     def of(cls, error: TokenbatchError) -> Failure:

@@ -1,0 +1,116 @@
+"""What becomes of a record that cannot be answered, or not well, among fakes and in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from datetime import datetime
+from typing import Any
+
+from aiokafka import errors as kafka_errors
+
+from aggregator.adapters.telemetry import Metrics
+from aggregator.adapters.tracing import Tracing
+from aggregator.errors import Code
+from aggregator.kafka_codec import intakes
+from aggregator.kafka_path import KafkaPath
+from aggregator.ports import OutgoingRecord
+from aggregator.request import Failure
+from aggregator.runtime.gathered import Gatherer
+from aggregator.settings import KafkaSettings, TopicSettings
+from protos.embedding.v1 import embedding_pb2 as pb
+from tests.fakes.clock import run
+from tests.fakes.kafka import FakeDeliveries, FakeKafka
+from tests.fakes.kafka_producer import FakeProducer
+from tests.fakes.records import FakeRecord
+
+SETTINGS = KafkaSettings(topics=(TopicSettings(name="in"),), reply_topic="out", group_id="g")
+REQUEST = pb.EmbedRequest(request_id="q", inputs=[pb.Input(text=text) for text in ("a", "b")]).SerializeToString()
+POISON = Failure(Code.INTERNAL, "it broke", attempts=4)
+
+
+class Side:
+    """The Kafka side of a pipeline, and what it wrote."""
+
+    def __init__(self) -> None:
+        self.kafka = FakeKafka()
+        for name in ("in", "out", "in-dlt"):
+            self.kafka.create_topic(name, 1)
+        self.deliveries = FakeDeliveries(self.kafka, SETTINGS, lambda _: None)
+        self.path = KafkaPath(
+            SETTINGS,
+            intakes(SETTINGS, "m"),
+            self.deliveries,
+            FakeProducer(self.kafka),
+            metrics=Metrics(Gatherer()),
+            tracing=Tracing(),
+            clock=lambda: asyncio.get_running_loop().time(),
+            wall_clock=lambda: asyncio.get_running_loop().time(),
+        )
+
+    async def settle(self, *outcomes: Failure) -> None:
+        """Take one request in, and settle it with these outcomes."""
+        self.kafka.append(("in", 0), OutgoingRecord("in", 0, b"k", REQUEST, [("h", b"1")]))
+        (request,) = await self.path.receive()
+        for index, outcome in enumerate(outcomes):
+            request.settle_input(index, outcome)
+        await self.path.settle([request])
+
+    def written(self, topic: str) -> list[FakeRecord]:
+        """The records of a topic."""
+        return self.kafka.logs[topic, 0].records
+
+    def letter(self) -> Mapping[str, str]:
+        """The headers of the only dead letter."""
+        (record,) = self.written("in-dlt")
+        return {name: value.decode() for name, value in record.headers}
+
+
+def check(work: Callable[[Side], Coroutine[Any, Any, None]]) -> None:
+    async def among_fakes() -> None:
+        side = Side()
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(side.deliveries.run())
+            await work(side)
+            running.cancel()
+
+    run(among_fakes())
+
+
+def test_what_failed_by_itself_is_answered_and_kept_with_the_number_of_tries() -> None:
+    async def work(side: Side) -> None:
+        await side.settle(Failure(Code.OUT_OF_RANGE, "too long"), POISON)
+        (reply,) = side.written("out")
+        answer = pb.EmbedResponse.FromString(reply.value or b"")
+        assert [each.status.code for each in answer.embeddings] == [Code.OUT_OF_RANGE, Code.INTERNAL]
+        letter = side.letter()
+        assert (letter["dlt-error-code"], letter["dlt-error-message"]) == ("INTERNAL", "it broke")
+        assert letter["dlt-attempts"] == "4"
+
+    check(work)
+
+
+def test_what_the_sender_is_to_blame_for_is_answered_only() -> None:
+    async def work(side: Side) -> None:
+        await side.settle(Failure(Code.OUT_OF_RANGE, "too long"), Failure(Code.INVALID_ARGUMENT, "empty"))
+        assert len(side.written("out")) == 1
+        assert not side.written("in-dlt")
+
+    check(work)
+
+
+def test_a_dead_letter_that_cannot_be_written_holds_the_commit_and_tells_of_the_first_failure() -> None:
+    async def work(side: Side) -> None:
+        side.kafka.refusals["in-dlt"] = kafka_errors.TopicAuthorizationFailedError("in-dlt")
+        began_s = asyncio.get_running_loop().time()
+        settling = asyncio.create_task(side.settle(POISON, POISON))
+        await asyncio.sleep(60)
+        assert side.kafka.committed == {("in", 0): 0}
+        side.kafka.refusals.clear()
+        await settling
+        await asyncio.sleep(1)
+        assert side.kafka.committed == {("in", 0): 1}
+        first_s = datetime.fromisoformat(side.letter()["dlt-first-failure-time"]).timestamp()
+        assert first_s - began_s < 1
+
+    check(work)
