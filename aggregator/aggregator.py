@@ -9,10 +9,11 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 
 from aggregator.adapters.counting import Counting
 from aggregator.adapters.demand_server import DemandServer
+from aggregator.adapters.discovery import Discovered
 from aggregator.adapters.kafka_connection import prepare_topics
 from aggregator.adapters.kafka_consumer import KafkaDeliveries
 from aggregator.adapters.kafka_producer import KafkaProducer
-from aggregator.adapters.modelservers import StaticPool
+from aggregator.adapters.modelservers import ModelServers
 from aggregator.adapters.telemetry import Metrics
 from aggregator.adapters.tokenizer_cache import TokenizerCache
 from aggregator.adapters.tracing import Tracing
@@ -65,7 +66,7 @@ class Aggregator:
         cache = TokenizerCache(
             settings.tokenizer.cache, fast=settings.tokenizer.fast, on_check=self._metrics.tokenizer_checked
         )
-        pool = StaticPool(settings.models, cache, tracing=tracing)
+        pool = ModelServers(Discovered(settings.models), cache, tracing=tracing)
         meter = DemandMeter(self._models)
         self._pipeline = Pipeline(
             self._models,

@@ -7,6 +7,7 @@ from aggregator.adapters.modelservers import describe
 from aggregator.errors import StartError, TokenbatchError
 from aggregator.runtime.settings import as_text
 from aggregator.settings import AggregatorSettings
+from k8s.endpoints import SCHEME
 
 
 async def check(settings: AggregatorSettings) -> int:
@@ -23,6 +24,8 @@ async def check(settings: AggregatorSettings) -> int:
             problems.append(str(error))
     for model in settings.models:
         for address in model.servers:
+            if address.startswith(SCHEME):
+                continue  # they come and go; readiness says whether there are any
             try:
                 found = await describe(address, timeout_s)
             except TokenbatchError as error:

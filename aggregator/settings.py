@@ -72,7 +72,10 @@ class ModelSettings(Group):
 
     name: str = Field(description="the name requests use; must be the name its servers give")
     aliases: tuple[str, ...] = Field(default=(), description="other names for it")
-    servers: tuple[str, ...] = Field(description="host:port of each model server", min_length=1)
+    servers: tuple[str, ...] = Field(
+        description="host:port of each model server, or k8s://SERVICE.NAMESPACE:PORT for all endpoints of a Service",
+        min_length=1,
+    )
 
 
 class BatchingSettings(Group):

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from dataclasses import dataclass
 
 from aggregator.errors import StartError
@@ -37,7 +37,7 @@ class ServiceAddress:
         return ServiceAddress(match["service"], match["namespace"], int(match["port"]))
 
 
-async def endpoints(kubernetes: Kubernetes, address: ServiceAddress) -> AsyncIterator[frozenset[str]]:
+async def endpoints(kubernetes: Kubernetes, address: ServiceAddress) -> AsyncGenerator[frozenset[str]]:
     """`host:port` of every endpoint that takes new work, given anew whenever that changes; never ends.
 
     Ready ones, or all where the Service publishes those too; none that is terminating. While the API is away

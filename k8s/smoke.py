@@ -1,0 +1,153 @@
+"""Prove an installation, for `helm test`: embed sentences through gRPC and through Kafka, and look at the vectors."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import math
+import os
+import secrets
+import sys
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import numpy as np
+import numpy.typing as npt
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.errors import KafkaError
+
+from aggregator.adapters.kafka_connection import client_options
+from aggregator.errors import StartError
+from aggregator.runtime.settings import load
+from aggregator.settings import ENV_PREFIX, AggregatorSettings, KafkaSettings, TopicSettings
+from protos.embedding.v1 import embedding_pb2 as pb
+from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
+
+QUESTION = "how far away is the moon"
+NEAR = "what is the distance from the earth to the moon"
+FAR = "who wrote the first symphony"
+_NORM_TOLERANCE = 0.02
+_RETRY_S = 1.0
+
+Vector = npt.NDArray[np.float32]
+
+
+class Failed(Exception):
+    """What was found is not what should be."""
+
+
+async def by_grpc(target: str, model: str, deadline_s: float) -> str:
+    """Embed three sentences by one call; what was found, in words. Raises Failed."""
+    request = pb.EmbedRequest(model=model, inputs=[pb.Input(text=text) for text in (QUESTION, NEAR, FAR)])
+    request.normalize = True
+    async with grpc.aio.insecure_channel(target) as channel:
+        stub: Any = pb_grpc.EmbeddingsStub(channel)
+        try:
+            answer = await stub.Embed(request, timeout=max(1.0, deadline_s - time.monotonic()), wait_for_ready=True)
+        except grpc.aio.AioRpcError as error:
+            raise Failed(f"gRPC {target}: {error.code().name}: {error.details()}") from error
+    return f"gRPC {target}: {_judged(answer, model)}"
+
+
+async def by_kafka(kafka: KafkaSettings, topic: TopicSettings, deadline_s: float) -> str:
+    """Send the same by a topic and wait for the reply; what was found, in words. Raises Failed."""
+    request_id = f"smoke-{secrets.token_hex(8)}"
+    request = pb.EmbedRequest(request_id=request_id, inputs=[pb.Input(text=text) for text in (QUESTION, NEAR, FAR)])
+    request.normalize = True
+    options = client_options(kafka)
+    consumer = AIOKafkaConsumer(**options, enable_auto_commit=False)
+    producer = AIOKafkaProducer(**options, acks="all")
+    try:
+        async with asyncio.timeout(max(1.0, deadline_s - time.monotonic())):
+            await consumer.start()
+            await producer.start()
+            await _at_the_end(consumer, kafka.reply_topic)
+            await producer.send_and_wait(topic.name, request.SerializeToString(), key=request_id.encode())
+            answer = await _reply(consumer, request_id)
+    except (KafkaError, TimeoutError, OSError) as error:
+        raise Failed(f"Kafka {kafka.bootstrap_servers}, topic {topic.name}: {error!r}") from error
+    finally:
+        await producer.stop()
+        await consumer.stop()
+    return f"Kafka {topic.name} to {kafka.reply_topic}: {_judged(answer, answer.model)}"
+
+
+async def _at_the_end(consumer: Any, topic: str) -> None:
+    """Read every partition of the reply topic from now on."""
+    while not (numbers := consumer.partitions_for_topic(topic)):
+        await consumer._client.add_topic(topic)  # noqa: SLF001 - a consumer by hand knows of no topic by itself
+        await asyncio.sleep(0.1)
+    partitions = [TopicPartition(topic, number) for number in numbers]
+    consumer.assign(partitions)
+    await consumer.seek_to_end(*partitions)
+    for partition in partitions:
+        await consumer.position(partition)
+
+
+async def _reply(consumer: Any, request_id: str) -> pb.EmbedResponse:
+    async for record in consumer:
+        if record.key == request_id.encode():
+            return pb.EmbedResponse.FromString(record.value)
+    raise Failed("the reply topic ended. This is a bug.")
+
+
+def _judged(answer: pb.EmbedResponse, model: str) -> str:
+    """What the vectors say; Raises Failed when they do not mean what the sentences do."""
+    if answer.status.code:
+        raise Failed(f"{model}: code {answer.status.code}: {answer.status.message}")
+    question, near, far = (np.frombuffer(each.embedding, "<f4") for each in answer.embeddings)
+    norms = [float(np.linalg.norm(vector)) for vector in (question, near, far)]
+    if any(not math.isclose(norm, 1.0, abs_tol=_NORM_TOLERANCE) for norm in norms):
+        raise Failed(f"{model}: the vectors' lengths are {norms}, not 1")
+    like, unlike = float(question @ near), float(question @ far)
+    if not like > unlike:
+        raise Failed(f"{model}: what is unlike is nearer ({unlike:.2f}) than what is alike ({like:.2f})")
+    return f"{model} {answer.model_revision}: {question.size} dimensions, alike {like:.2f}, unlike {unlike:.2f}"
+
+
+async def _until(attempt: Callable[[float], Coroutine[Any, Any, str]], deadline_s: float) -> str:
+    """Try until the deadline: what was installed a moment ago may still be starting."""
+    while True:
+        try:
+            return await attempt(deadline_s)
+        except Failed:
+            if time.monotonic() + _RETRY_S >= deadline_s:
+                raise
+            await asyncio.sleep(_RETRY_S)
+
+
+async def prove(settings: AggregatorSettings, target: str | None, timeout_s: float) -> list[str]:
+    """Every model by gRPC, every topic by Kafka; what was found, in words. Raises Failed."""
+    deadline_s = time.monotonic() + timeout_s
+    found: list[str] = []
+    if target is not None:
+        found += [await _until(partial(by_grpc, target, model.name), deadline_s) for model in settings.models]
+    if settings.kafka.enabled:
+        found += [await by_kafka(settings.kafka, topic, deadline_s) for topic in settings.kafka.topics]
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit code: 0 when all is as it should be."""
+    parser = argparse.ArgumentParser(prog="python -m k8s.smoke", description=__doc__)
+    parser.add_argument("--config", type=Path, metavar="FILE", help="the aggregator's settings")
+    parser.add_argument("--grpc", metavar="HOST:PORT", help="an aggregator; absent: by Kafka only")
+    parser.add_argument("--timeout-s", type=float, default=120.0, metavar="S", help="for all of it (%(default)s)")
+    options = parser.parse_args(arguments)
+    try:
+        settings = load(AggregatorSettings, prefix=ENV_PREFIX, env=os.environ, file=options.config)
+        found = asyncio.run(prove(settings, options.grpc, options.timeout_s))
+    except (Failed, StartError) as error:
+        sys.stderr.write(f"failed: {error}\n")
+        return 1
+    sys.stdout.write("".join(f"well: {line}\n" for line in found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
