@@ -5,19 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from aiokafka import TopicPartition
 from aiokafka import errors as kafka_errors
 
+from aggregator.adapters.kafka_lines import PartitionLines, Word
 from aggregator.adapters.kafka_writer import RETRY_S, KafkaWriter
 from aggregator.adapters.murmur2 import partitions_by_key
 from aggregator.ports import OutgoingRecord
 from aggregator.settings import KafkaSettings
 
-_BATCH_BYTES = 256 * 1024
-_RECORD_OVERHEAD_BYTES = 100
 _ODD_TRIES = 4
 
 _TOPIC_REFUSED = (kafka_errors.TopicAuthorizationFailedError, kafka_errors.InvalidTopicError)
@@ -39,15 +38,13 @@ _PASSES = (
 
 T = TypeVar("T")
 
-Word = Exception | None
-"""The broker's word on a record: None when acknowledged, else why it never will be."""
-
 
 class KafkaProducer:
     """ports.Producer over aiokafka."""
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._writer = KafkaWriter(settings)
+        self._lines = PartitionLines(self._write)
         self._sending = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -98,16 +95,15 @@ class KafkaProducer:
             for position in positions:
                 words[position] = error
             return
-        writes: list[Awaitable[None]] = []
-        for partition, mine in _spread(positions, records, partitions).items():
-            tp = TopicPartition(topic, partition)
-            writes.extend(self._write_to(tp, part, records, words) for part in _cut(mine, records))
-        await _all(writes)
+        await _all(
+            self._write_to(TopicPartition(topic, partition), mine, records, words)
+            for partition, mine in _spread(positions, records, partitions).items()
+        )
 
     async def _write_to(
         self, tp: TopicPartition, positions: Sequence[int], records: Sequence[OutgoingRecord], words: list[Word]
     ) -> None:
-        results = await self._write(tp, [records[position] for position in positions])
+        results = await self._lines.send(tp, [records[position] for position in positions])
         for position, word in zip(positions, results, strict=True):
             words[position] = word
 
@@ -175,15 +171,3 @@ def _spread(
     for position, partition in zip(keyed, partitions_by_key(keys, len(partitions)), strict=True):
         spread.setdefault(partition, []).append(position)
     return spread
-
-
-def _cut(positions: Sequence[int], records: Sequence[OutgoingRecord]) -> Iterator[Sequence[int]]:
-    start = size = 0
-    for index, position in enumerate(positions):
-        record = records[position]
-        more = len(record.value) + len(record.key or b"") + _RECORD_OVERHEAD_BYTES
-        if size and size + more > _BATCH_BYTES:
-            yield positions[start:index]
-            start, size = index, 0
-        size += more
-    yield positions[start:]
