@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,7 @@ class Running:
 
 
 StartAggregator = Callable[..., Running]
+StartServer = Callable[..., ModelServer]
 
 
 @pytest.fixture(scope="session")
@@ -38,7 +40,7 @@ def minilm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelServer]:
 
 @pytest.fixture(scope="session")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelServer]:
-    """An engine that computes nothing; token id 3376 ("poison") breaks it."""
+    """An engine that computes nothing; token id 9947 ("poison") makes it fail."""
     settings = {
         "ENGINE__KIND": "synthetic",
         "PROFILE__ENABLED": "false",
@@ -52,16 +54,43 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelServer]:
 
 
 @pytest.fixture
+def start_server(tmp_path: Path) -> Iterator[StartServer]:
+    """Start model servers that compute nothing, told more by `settings`; all end with the test."""
+    started: list[ModelServer] = []
+
+    def start(**settings: str) -> ModelServer:
+        told = {"ENGINE__KIND": "synthetic", "PROFILE__ENABLED": "false", **settings}
+        server = ModelServer(tmp_path / f"modelserver-{len(started)}.log", settings=told)
+        started.append(server)
+        server.start()
+        return server
+
+    yield start
+    for server in started:
+        server.kill()
+
+
+@pytest.fixture
 def start_aggregator(kafka: KafkaBroker, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[StartAggregator]:
-    """Start aggregators, each with topics of its own unless told which; all end with the test."""
+    """Start aggregators; all end with the test."""
+    with aggregators(kafka, tmp_path, request.node.name[:60].replace("[", "-").replace("]", "")) as start:
+        yield start
+
+
+@contextmanager
+def aggregators(kafka: KafkaBroker, folder: Path, prefix: str) -> Iterator[StartAggregator]:
+    """Start aggregators, each with topics of its own unless told which, named after `prefix`; all end at the end.
+
+    Told of no servers, an aggregator is launched and not waited for.
+    """
     started: list[Aggregator] = []
 
     def start(
         *servers: ModelServer, topics: Topics | None = None, group: str = "", settings: Mapping[str, str] | None = None
     ) -> Running:
-        name = f"{request.node.name[:60]}-{len(started)}".replace("[", "-").replace("]", "")
+        name = f"{prefix}-{len(started)}"
         topics = topics or Topics(f"{name}.requests", f"{name}.replies")
-        group = group or name
+        group = group or topics.requests
         told = {
             "KAFKA__TOPICS": f'[{{"name": "{topics.requests}"}}]',
             "KAFKA__REPLY_TOPIC": topics.replies,
@@ -71,7 +100,7 @@ def start_aggregator(kafka: KafkaBroker, tmp_path: Path, request: pytest.Fixture
             **(settings or {}),
         }
         aggregator = Aggregator(
-            tmp_path / f"aggregator-{len(started)}.log",
+            folder / f"aggregator-{len(started)}.log",
             kafka=kafka.bootstrap,
             model=DEFAULT_MODEL_NAME,
             servers=[server.address for server in servers] or ["localhost:1"],
@@ -84,12 +113,16 @@ def start_aggregator(kafka: KafkaBroker, tmp_path: Path, request: pytest.Fixture
             aggregator.launch()
         return Running(aggregator, kafka.bootstrap, topics, group)
 
-    yield start
-    for aggregator in started:
-        aggregator.kill()
+    try:
+        yield start
+    finally:
+        for aggregator in started:
+            aggregator.kill()
 
 
-async def make_topics(bootstrap: str, *names: str, partitions: int = 2, configs: Mapping[str, str] | None = None) -> None:
+async def make_topics(
+    bootstrap: str, *names: str, partitions: int = 2, configs: Mapping[str, str] | None = None
+) -> None:
     """Create topics before an aggregator sees them."""
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
     await admin.start()

@@ -12,6 +12,7 @@ from typing import Any
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 
+from loadtest.clients import messages
 from protos.embedding.v1 import embedding_pb2 as pb
 
 PROTOBUF = ("content-type", b"application/x-protobuf")
@@ -39,6 +40,17 @@ class Sent:
     value: bytes | None
     headers: Sequence[tuple[str, bytes]] = (PROTOBUF,)
     key: bytes | None = None
+    partition: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Where a record was written, and the time it carries."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
 
 
 def query(text: str, request_id: str = "", **fields: Any) -> Sent:
@@ -51,22 +63,31 @@ def query(text: str, request_id: str = "", **fields: Any) -> Sent:
 class Desk:
     """An open desk: `replies` and `dead_letters` grow as `until` waits."""
 
+    bootstrap: str
     topics: Topics
     replies: list[ConsumerRecord[bytes, bytes]] = field(default_factory=list[Any])
     dead_letters: list[ConsumerRecord[bytes, bytes]] = field(default_factory=list[Any])
     _producer: Any = None
     _consumer: Any = None
 
-    async def produce(self, *records: Sent) -> list[Any]:
-        """Send records in order; returns where each was written."""
-        written = [
+    async def produce(self, *records: Sent) -> list[Written]:
+        """Send records in order, to partitions in turn where they name none; returns where each was written."""
+        now_ms = int(
+            time.time() * 1000
+        )  # said here, as what aiokafka says that it wrote is off by a millisecond or two
+        writes = [
             await self._producer.send(
-                self.topics.requests, value=each.value, key=each.key, headers=list(each.headers), partition=partition
+                self.topics.requests,
+                value=each.value,
+                key=each.key,
+                headers=list(each.headers),
+                partition=number % 2 if each.partition is None else each.partition,
+                timestamp_ms=now_ms,
             )
-            for partition, each in enumerate(records)
-            for partition in (partition % 2,)
+            for number, each in enumerate(records)
         ]
-        return await asyncio.gather(*written)
+        places = await asyncio.gather(*writes)
+        return [Written(place.topic, place.partition, place.offset, now_ms) for place in places]
 
     async def until(self, done: Callable[[], bool], timeout_s: float = 30.0) -> None:
         """Read until `done`; raises TimeoutError."""
@@ -82,17 +103,32 @@ class Desk:
         while time.monotonic() < deadline_s:
             await self._read(0.1)
 
-    async def exchange(self, *records: Sent, dead: int = 0, answered: int | None = None) -> None:
-        """Produce, and read until every record is answered, or `answered` are, and `dead` are dead-lettered."""
+    async def exchange(self, *records: Sent, dead: int = 0, answered: int | None = None) -> list[Written]:
+        """Produce, and read until every record is answered, or `answered` are, and `dead` are dead-lettered.
+
+        Returns where each was written.
+        """
         expected = len(self.replies) + (len(records) if answered is None else answered)
         buried = len(self.dead_letters) + dead
-        await self.produce(*records)
+        written = await self.produce(*records)
         await self.until(lambda: len(self.replies) >= expected and len(self.dead_letters) >= buried)
+        return written
+
+    async def until_committed(self, group: str, timeout_s: float = 30.0) -> None:
+        """Wait until the group has committed the end of the requests; raises TimeoutError."""
+        tps = [TopicPartition(self.topics.requests, number) for number in range(2)]
+        ends = {(tp.topic, tp.partition): end for tp, end in (await self._consumer.end_offsets(tps)).items()}
+        seen: dict[tuple[str, int], int] = {}
+        deadline_s = time.monotonic() + timeout_s
+        while seen != ends:
+            if time.monotonic() > deadline_s:
+                raise TimeoutError(f"committed is {seen}, not {ends}")
+            await asyncio.sleep(0.1)
+            seen = await committed(self.bootstrap, group)
 
     def answers(self) -> dict[str, pb.EmbedResponse]:
-        """The protobuf replies by request id."""
-        found = (pb.EmbedResponse.FromString(each.value or b"") for each in self.replies)
-        return {answer.request_id: answer for answer in found}
+        """The replies by request id."""
+        return {answer.request_id: answer for answer in map(read, self.replies)}
 
     async def _read(self, timeout_s: float) -> None:
         for partition, records in (await self._consumer.getmany(timeout_ms=int(timeout_s * 1000))).items():
@@ -114,7 +150,7 @@ async def open_desk(bootstrap: str, topics: Topics, *further: str) -> AsyncGener
         partitions = [TopicPartition(topic, number) for topic in wanted for number in range(2)]
         consumer.assign(partitions)
         await consumer.seek_to_end(*partitions)
-        yield Desk(topics, _producer=producer, _consumer=consumer)
+        yield Desk(bootstrap, topics, _producer=producer, _consumer=consumer)
     finally:
         await producer.stop()
         await consumer.stop()
@@ -129,6 +165,11 @@ async def committed(bootstrap: str, group: str) -> dict[tuple[str, int], int]:
     finally:
         await admin.close()
     return {(place.topic, place.partition): found.offset for place, found in offsets.items()}
+
+
+def read(reply: ConsumerRecord[bytes, bytes]) -> pb.EmbedResponse:
+    """A reply, in whichever format it says it is."""
+    return messages.reply(reply.value or b"", headers(reply)["content-type"])
 
 
 def headers(record: ConsumerRecord[Any, Any]) -> dict[str, bytes]:

@@ -51,8 +51,7 @@ def aggregator(start_aggregator: StartAggregator, minilm: ModelServer) -> Runnin
 
 
 def _worst_cosine(tally: Tally, reference: Vectors) -> float:
-    arrays = tally.arrays()
-    found = arrays["embedding"][np.argsort(arrays["line"])]
+    found = tally.embeddings()
     cosines = np.einsum("ij,ij->i", found, reference) / np.linalg.norm(found, axis=1)
     return float(cosines.min())
 
@@ -162,4 +161,3 @@ async def test_an_offset_is_committed_only_after_its_reply(
             await asyncio.sleep(1.0)
             offsets = await committed(running.kafka, running.group)
         assert offsets == {(running.topics.requests, number): 100 for number in range(2)}
-

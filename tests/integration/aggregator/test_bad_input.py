@@ -1,0 +1,198 @@
+"""Bad input gets the answer or the dead letter that the contract promises it, is counted, and harms no neighbour."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from aiokafka import ConsumerRecord
+
+from aggregator.errors import Code
+from loadtest.stack.kafka import KafkaBroker
+from loadtest.stack.service import ModelServer
+from protos.embedding.v1 import embedding_pb2 as pb
+from tests.integration.aggregator.conftest import Running, aggregators
+from tests.integration.aggregator.desk import JSON, PROTOBUF, TEXT, Sent, Written, headers, open_desk, query, read
+from tests.integration.aggregator.letters import check_dead_letter
+from tests.integration.aggregator.scrape import metrics
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(300)]
+
+Header = tuple[str, bytes]
+
+LONG = "word " * 300
+PAST = "2001-01-01T00:00:00Z"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A bad record, the code it gets, some of the words, and whether it is answered, dead-lettered, or both."""
+
+    bad: Sent
+    code: str
+    says: str
+    replied: bool = True
+    dead: bool = False
+
+
+def raw(value: bytes | None, *further: Header, content: Header = PROTOBUF) -> Sent:
+    """A record of these bytes, keyed `bad`."""
+    return Sent(value, (content, *further), b"bad")
+
+
+def fine(*further: Header) -> Sent:
+    """A good request under these headers."""
+    return raw(query("fine", "bad").value, *further)
+
+
+def asking(**fields: Any) -> Sent:
+    """A request of one good text that asks for something more."""
+    return raw(query("fine", "bad", **fields).value)
+
+
+def inputs(*given: pb.Input, **fields: Any) -> Sent:
+    """A request of these inputs."""
+    return raw(pb.EmbedRequest(request_id="bad", inputs=given, **fields).SerializeToString())
+
+
+def as_json(**document: Any) -> Sent:
+    """A request in JSON."""
+    return raw(json.dumps({"requestId": "bad", **document}).encode(), content=JSON)
+
+
+def expiring(expire_s: float) -> Any:
+    """A request that expires so long from now."""
+    message = pb.EmbedRequest(request_id="bad", inputs=[pb.Input(text="fine")])
+    message.expire_time.FromNanoseconds(int((time.time() + expire_s) * 1e9))
+    return raw(message.SerializeToString())
+
+
+def unreadable(bad: Sent, says: str, code: str = "DATA_LOSS") -> Case:
+    """Answered, and kept as a dead letter too."""
+    return Case(bad, code, says, dead=True)
+
+
+def refused(bad: Sent, says: str, code: str = "INVALID_ARGUMENT") -> Case:
+    """Answered."""
+    return Case(bad, code, says)
+
+
+def unroutable(bad: Sent, says: str, code: str = "INVALID_ARGUMENT") -> Case:
+    """Nobody can be answered: a dead letter."""
+    return Case(bad, code, says, replied=False, dead=True)
+
+
+CASES = {
+    "protobuf that is none": unreadable(raw(b"\xff\xff\xff"), "not an EmbedRequest in protobuf"),
+    "JSON that is none": unreadable(raw(b'{"inputs": [', content=JSON), "not JSON"),
+    "JSON that is no object": unreadable(raw(b"[1]", content=JSON), "not a JSON object"),
+    "JSON of something else": unreadable(as_json(question=1), "not an EmbedRequest in JSON", "INVALID_ARGUMENT"),
+    "text that is none": unreadable(raw(b"\xff\xfe", content=TEXT), "not UTF-8"),
+    "unknown content type": unreadable(
+        raw(b"<a/>", content=("content-type", b"text/xml")), "use application/x-protobuf"
+    ),
+    "no value": unreadable(raw(None), "no value"),
+    "malformed expiry": refused(fine(("ce_expirytime", b"tomorrow")), "RFC 3339"),
+    "malformed id": unreadable(fine(("ce_id", b"\xff")), "ce_id is not UTF-8", "INVALID_ARGUMENT"),
+    "no input": refused(inputs(), "at least one input is needed"),
+    "empty value": refused(raw(b""), "at least one input is needed"),
+    "empty text": refused(inputs(pb.Input(text="")), "empty"),
+    "plain empty text": refused(raw(b"", content=TEXT), "empty"),
+    "no token ids": refused(inputs(pb.Input(token_ids=pb.TokenIds())), "empty"),
+    "huge token id": refused(inputs(pb.Input(token_ids=pb.TokenIds(ids=[2**31]))), "31 bits"),
+    "foreign token id": refused(inputs(pb.Input(token_ids=pb.TokenIds(ids=[30522]))), "vocabulary"),
+    "too many inputs": refused(inputs(*[pb.Input(text="x")] * 1025), "at most 1024 are taken"),
+    "too large a reply": refused(inputs(*[pb.Input(text="x")] * 600), "ask for fewer inputs"),
+    "too long": refused(inputs(pb.Input(text=LONG)), "302 tokens", "OUT_OF_RANGE"),
+    "too many token ids": refused(inputs(pb.Input(token_ids=pb.TokenIds(ids=[7] * 257))), "257 tokens", "OUT_OF_RANGE"),
+    "unknown model": refused(asking(model="nobody"), "'nobody' is not configured", "NOT_FOUND"),
+    "unknown revision": refused(asking(model_revision="r9"), "revision r9", "NOT_FOUND"),
+    "unknown encoding": refused(asking(encoding=99), "encoding 99"),
+    "unknown priority": refused(asking(priority=99), "priority 99"),
+    "unknown truncation": refused(asking(truncate=99), "truncate 99"),
+    "unknown input type": refused(asking(input_type=99), "input_type 99"),
+    "unknown option in JSON": unreadable(
+        as_json(inputs=[{"text": "fine"}], encoding="ENCODING_FLOAT128"), "FLOAT128", "INVALID_ARGUMENT"
+    ),
+    "dimensions that the model lacks": refused(asking(dimensions=128), "gives 384"),
+    "expired by its header": refused(fine(("ce_expirytime", PAST.encode())), "on arrival", "DEADLINE_EXCEEDED"),
+    "expired by its field": refused(expiring(-60.0), "on arrival", "DEADLINE_EXCEEDED"),
+    "reply topic not allowed": unroutable(
+        fine(("kafka_replyTopic", b"somebody.else")), "somebody.else are not permitted", "PERMISSION_DENIED"
+    ),
+    "replies to the requests": unroutable(
+        fine(("reply_to", b"bad-input-0.requests")), "not permitted", "PERMISSION_DENIED"
+    ),
+    "reply topic that can be none": unroutable(fine(("kafka_replyTopic", b"no topic!")), "not the name of a topic"),
+    "reply topic not UTF-8": unroutable(fine(("kafka_replyTopic", b"\xff")), "kafka_replyTopic is not UTF-8"),
+    "reply partition of 3 bytes": unroutable(fine(("kafka_replyPartition", b"\0\0\1")), "4 bytes, big endian"),
+    "negative reply partition": unroutable(fine(("kafka_replyPartition", b"\xff\xff\xff\xff")), "not a partition"),
+    "reply partition that is not there": unroutable(
+        fine(("kafka_replyPartition", b"\0\0\0\x63")), "could not be written to bad-input-0.replies", "INTERNAL"
+    ),
+    "reply topic that is not there": unroutable(
+        fine(("kafka_replyTopic", b"gone.missing")), "could not be written to gone.missing: Unknown", "INTERNAL"
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def running(kafka: KafkaBroker, quick: ModelServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """One aggregator for all of this file."""
+    with aggregators(kafka, tmp_path_factory.mktemp("bad-input"), "bad-input") as start:
+        yield start(quick, settings={"KAFKA__ALLOWED_REPLY_TOPICS": '["*.missing", "bad-input-*"]'})
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+async def test_bad_input_is_told_what_is_wrong_and_harms_no_neighbour(running: Running, case: Case) -> None:
+    before = metrics(running.process.metrics_address)
+    neighbours = [query("a good question", f"good-{number}") for number in range(4)]
+    async with open_desk(running.kafka, running.topics) as desk:
+        written = await desk.exchange(
+            *neighbours[:2], case.bad, *neighbours[2:], answered=4 + case.replied, dead=int(case.dead)
+        )
+        await desk.until_committed(running.group)
+    after = metrics(running.process.metrics_address)
+
+    replies = {reply.key: reply for reply in desk.replies}
+    for number in range(4):
+        check_good(replies.pop(b"good-%d" % number))
+    if case.replied:
+        check_refusal(replies.pop(b"bad"), case, written[2])
+    assert not replies
+    assert len(desk.dead_letters) == case.dead
+    for record in desk.dead_letters:
+        check_dead_letter(record, case.bad, written[2], running.group, code=case.code, says=case.says)
+
+    def rise(name: str, **labels: str) -> float:
+        return after.value(name, **labels) - before.value(name, **labels)
+
+    code = case.code if case.replied or "written" not in case.says else "OK"  # the request itself was answered well
+    assert rise("embed_requests_total", source="kafka", code=code) == (5 if code == "OK" else 1)
+    assert rise("embed_requests_total") == 5
+    assert rise("embed_dead_letters_total", code=case.code) == case.dead
+    assert rise("embed_dead_letters_total") == case.dead
+    assert rise("embed_expired_total") == (case.code == "DEADLINE_EXCEEDED")
+
+
+def check_good(reply: ConsumerRecord[bytes, bytes]) -> None:
+    """A vector, as if there were no other request."""
+    answer = read(reply)
+    assert (answer.status.code, len(answer.embeddings[0].embedding)) == (0, 4 * 384)
+
+
+def check_refusal(reply: ConsumerRecord[bytes, bytes], case: Case, written: Written) -> None:
+    """The reason, in the request's format where that is known."""
+    asked = dict(case.bad.headers)["content-type"]
+    assert headers(reply)["content-type"] == (JSON[1] if asked in {JSON[1], TEXT[1]} else PROTOBUF[1])
+    answer = read(reply)
+    assert Code(answer.status.code).name == case.code
+    assert case.says in answer.status.message
+    assert not answer.status.retryable
+    assert len(bytes.fromhex(answer.reply_id)) == 16
+    named = "bad" if b"bad" in (case.bad.value or b"") else f"{written.topic}-{written.partition}-{written.offset}"
+    assert answer.request_id == ("" if case.dead else named)
