@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import ssl
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ class _TokenFile(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka has n
         self._path = path
 
     @override
-    async def token(self) -> str:
+    async def token(self) -> str:  # pyright: ignore[reportIncompatibleMethodOverride] - theirs is empty
         """Read it anew for every connection."""
         return (await asyncio.to_thread(self._path.read_text)).strip()
 
@@ -149,7 +149,7 @@ def _sasl(settings: KafkaSettings) -> dict[str, Any]:
 
 
 @contextlib.asynccontextmanager
-async def _admin(settings: KafkaSettings, timeout_s: float) -> AsyncIterator[AIOKafkaAdminClient]:
+async def _admin(settings: KafkaSettings, timeout_s: float) -> AsyncGenerator[AIOKafkaAdminClient, None]:
     """An admin client, tried for until the time-out; what the cluster refuses becomes a StartError."""
     options = client_options(settings)
     deadline_s = asyncio.get_running_loop().time() + timeout_s
@@ -209,7 +209,7 @@ async def _create(
     factor = settings.replication_factor
     assignment: dict[int, list[int]] | None = {} if factor == -1 else None  # aiokafka wants one beside a -1
     topics = [NewTopic(name, count, factor, assignment) for name, count in zip(names, counts, strict=True)]
-    response = await admin.create_topics(topics, timeout_ms=int(timeout_s * 1000))
+    response: Any = await admin.create_topics(topics, timeout_ms=int(timeout_s * 1000))
     for name, code, message, *_ in response.topic_errors:
         error = kafka_errors.for_code(code)
         if error in _REFUSED:
@@ -225,7 +225,8 @@ async def _max_message_bytes(admin: AIOKafkaAdminClient, names: Sequence[str]) -
     """What each topic takes at most; without the ones this client may not ask about."""
     resources = [ConfigResource(ConfigResourceType.TOPIC, name, {"max.message.bytes": None}) for name in names]
     found: dict[str, int] = {}
-    for response in await admin.describe_configs(resources) if resources else ():
+    responses: Sequence[Any] = await admin.describe_configs(resources) if resources else ()
+    for response in responses:
         for _, _, _, name, entries in response.resources:
             for _, value, *_ in entries:
                 found[name] = int(value)

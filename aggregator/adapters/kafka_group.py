@@ -46,11 +46,11 @@ class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka ha
         self._on_assigned = on_assigned
 
     @override
-    async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
+    async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] - may be one
         await self._on_revoked()
 
     @override
-    async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
+    async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] - may be one
         self._on_assigned(assigned)
 
 
@@ -63,7 +63,7 @@ class GroupMember:
         self._listener = _Listener(
             on_revoked, lambda tps: on_assigned(self._coordinator.generation, self._coordinator.member_id, tps)
         )
-        self._consumer = AIOKafkaConsumer(
+        self._consumer: Any = AIOKafkaConsumer(
             **client_options(settings),
             group_id=settings.group_id,
             enable_auto_commit=False,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
@@ -69,7 +69,7 @@ class FakeCluster:
 
     def settings(self, *topics: str, **changes: Any) -> KafkaSettings:
         named = tuple(TopicSettings(name=topic) for topic in topics) or (TopicSettings(name="unused"),)
-        return KafkaSettings(**{"topics": named, **QUICK, **changes})
+        return KafkaSettings.model_validate({"topics": named, **QUICK, **changes})
 
     def deliveries(self, settings: KafkaSettings, on_fenced: OnFenced) -> ManagedDeliveries:
         return FakeDeliveries(self.kafka, settings, on_fenced)
@@ -106,7 +106,7 @@ class RealCluster:
     def settings(self, *topics: str, **changes: Any) -> KafkaSettings:
         named = tuple(TopicSettings(name=topic) for topic in topics) or (TopicSettings(name="unused"),)
         own = {"bootstrap_servers": self.bootstrap, "group_id": f"group-{self.name}", "topics": named}
-        return KafkaSettings(**{**own, **QUICK, **changes})
+        return KafkaSettings.model_validate({**own, **QUICK, **changes})
 
     def deliveries(self, settings: KafkaSettings, on_fenced: OnFenced) -> ManagedDeliveries:
         return KafkaDeliveries(settings, on_fenced)
@@ -153,7 +153,7 @@ class RealCluster:
             await admin.delete_records({TopicPartition(topic, partition): RecordsToDelete(start)})
 
     @asynccontextmanager
-    async def admin(self) -> AsyncIterator[Any]:
+    async def admin(self) -> AsyncGenerator[Any, None]:
         """An admin client of aiokafka."""
         admin = AIOKafkaAdminClient(bootstrap_servers=self.bootstrap)
         await admin.start()
@@ -214,7 +214,7 @@ def settle(leases: Sequence[Lease]) -> None:
 
 
 @asynccontextmanager
-async def reading(cluster: Cluster, settings: KafkaSettings) -> AsyncIterator[Reading]:
+async def reading(cluster: Cluster, settings: KafkaSettings) -> AsyncGenerator[Reading, None]:
     """Run an intake, and close it at the end."""
     one = Reading(cluster, settings)
     async with asyncio.TaskGroup() as tasks:
