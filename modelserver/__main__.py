@@ -39,6 +39,8 @@ def main(arguments: Sequence[str]) -> int:
         files = _prepare(settings)
         if options.command == "profile":
             return _profile(settings, files, options.out)
+        if options.command == "forward":
+            return _forward(settings, files, options.queries, options.tokens)
         return _serve(settings, files)
     except (CannotStart, StartError) as error:
         print(f"modelserver: {error}", file=sys.stderr)  # noqa: T201 - to the person who started it
@@ -59,6 +61,9 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("serve", help="serve the model (the default)")
     profile = commands.add_parser("profile", help="measure the saturation profile, write it and exit")
     profile.add_argument("--out", type=Path, required=True, help="folder for profile.json and profile.csv")
+    forward = commands.add_parser("forward", help="time the engine by itself: steps asked on stdin, seconds on stdout")
+    forward.add_argument("--queries", type=int, default=256, help="of each batch (%(default)s)")
+    forward.add_argument("--tokens", type=int, default=10, help="of each query (%(default)s)")
     return parser
 
 
@@ -91,6 +96,13 @@ def _profile(settings: ModelServerSettings, files: ModelFiles, out: Path) -> int
     from modelserver.profile_command import write_profile  # noqa: PLC0415 - what only this command needs
 
     write_profile(settings, files, out)
+    return 0
+
+
+def _forward(settings: ModelServerSettings, files: ModelFiles, queries: int, tokens: int) -> int:
+    from modelserver.forward_command import time_forward  # noqa: PLC0415 - what only this command needs
+
+    time_forward(settings, files, queries=queries, tokens=tokens, asked=sys.stdin, told=sys.stdout)
     return 0
 
 

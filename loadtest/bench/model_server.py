@@ -1,0 +1,152 @@
+"""P3: what gRPC and the queue cost, as the model server's throughput over that of its engine by itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+
+from loadtest.bench.figures import Figure
+from loadtest.bench.setting import Plan
+from loadtest.screen import ERRORS
+from loadtest.stack.errors import StackError
+from loadtest.stack.service import ModelServer
+from protos.modelserver.v1 import modelserver_pb2 as pb
+from protos.modelserver.v1 import modelserver_pb2_grpc as pb_grpc
+
+NAME = "P3"
+QUERIES = 256
+TOKENS = 10
+
+_SETTINGS = {"QUEUE__MERGING": "false", "PROFILE__ENABLED": "false"}
+_START_S = 300.0
+_CALL_S = 120.0
+_TURN_S = 4.0
+_OUT = 2
+"""Batches out at a time: one runs, one is staged."""
+_TURNS_PER_REPEAT = 3
+_MAX_BYTES = 64 * 1024 * 1024
+
+
+def measure(plan: Plan) -> list[Figure]:
+    """Both in turns, two processes with an engine of their own, one of them idle while the other works."""
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    ratios: list[float] = []
+    server_s: list[float] = []
+    turns = plan.repeats * _TURNS_PER_REPEAT
+    with _forward(plan.folder / "forward.log") as forward, _server(plan.folder / "modelserver.log") as server:
+        steps = max(5, round(_TURN_S / forward.seconds(1)))
+        server.seconds(2)
+        for turn in range(turns):
+            order: list[Forward | Server] = [forward, server] if turn % 2 else [server, forward]
+            took = {side: side.seconds(steps) for side in order}
+            ratios.append(took[forward] / took[server])
+            server_s.append(took[server] / steps)
+            ERRORS.print(f"P3 {turn + 1} of {turns}: server over forward {ratios[-1]:.3f}")
+    step_s = statistics.median(server_s)
+    notes = f"{steps} batches of {QUERIES} × {TOKENS} tokens a turn, merging off, {forward.engine}"
+    return [
+        Figure(NAME, "server_throughput", QUERIES * TOKENS / step_s, "token/s", turns, notes),
+        Figure(NAME, "server_over_forward", statistics.median(ratios), "ratio", turns, notes, "≥ 0.95"),
+    ]
+
+
+class Forward:
+    """`modelserver forward`: the engine by itself."""
+
+    def __init__(self, process: subprocess.Popen[str], log_file: Path) -> None:
+        self._process = process
+        self._log_file = log_file
+        said: dict[str, str] = self._line()
+        self.engine = f"{said['engine']} engine, {said['dtype']}"
+
+    def seconds(self, steps: int) -> float:
+        """How long so many batches take it."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{steps}\n")
+        self._process.stdin.flush()
+        return float(self._line())
+
+    def _line(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise StackError(f"modelserver forward ended; its log is {self._log_file}")
+        return json.loads(line)
+
+
+class Server:
+    """The model server over gRPC, with one batch running and one staged."""
+
+    def __init__(self, stub: pb_grpc.ModelServerStub) -> None:
+        self._stub = stub
+        self._said: pb.DescribeResponse = stub.Describe(pb.DescribeRequest(), timeout=_CALL_S)
+        self._rng = np.random.default_rng()
+
+    def seconds(self, steps: int) -> float:
+        """How long so many batches take it, answers read."""
+        requests = [self._request() for _ in range(steps)]
+        out: deque[Any] = deque()
+        began_s = time.perf_counter()
+        for request in requests:
+            out.append(self._stub.EmbedBatch.future(request, timeout=_CALL_S))
+            if len(out) == _OUT:
+                self._read(out.popleft())
+        while out:
+            self._read(out.popleft())
+        return time.perf_counter() - began_s
+
+    def _request(self) -> pb.EmbedBatchRequest:
+        token_ids = self._rng.integers(1000, self._said.vocabulary_size, QUERIES * TOKENS, np.int32)
+        return pb.EmbedBatchRequest(
+            model=self._said.model,
+            model_revision=self._said.model_revision,
+            token_ids=token_ids.astype("<i4").tobytes(),
+            lengths=np.full(QUERIES, TOKENS, "<i4").tobytes(),
+        )
+
+    def _read(self, call: Any) -> None:
+        answer: pb.EmbedBatchResponse = call.result()
+        matrix = np.frombuffer(answer.embeddings, "<f4").reshape(QUERIES, self._said.dimensions)
+        assert not answer.errors, "valid ids were refused. This is a bug."
+        assert np.isfinite(matrix).all(), "vectors are not finite. This is a bug."
+
+
+@contextmanager
+def _forward(log_file: Path) -> Generator[Forward]:
+    env = os.environ | {f"TOKENBATCH_MODELSERVER_{name}": value for name, value in _SETTINGS.items()}
+    command = [sys.executable, "-m", "modelserver", "forward", "--queries", str(QUERIES), "--tokens", str(TOKENS)]
+    with (
+        log_file.open("w") as log,
+        subprocess.Popen(
+            command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
+        ) as process,
+    ):
+        try:
+            yield Forward(process, log_file)
+        finally:
+            process.terminate()
+
+
+@contextmanager
+def _server(log_file: Path) -> Generator[Server]:
+    server = ModelServer(log_file, settings=_SETTINGS)
+    server.launch()
+    try:
+        server.wait(_START_S)
+        options = [("grpc.max_receive_message_length", _MAX_BYTES)]
+        with grpc.insecure_channel(server.address, options) as channel:
+            yield Server(pb_grpc.ModelServerStub(channel))
+    finally:
+        server.stop()
