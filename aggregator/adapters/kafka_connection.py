@@ -225,7 +225,7 @@ async def _max_message_bytes(admin: AIOKafkaAdminClient, names: Sequence[str]) -
     """What each topic takes at most; without the ones this client may not ask about."""
     resources = [ConfigResource(ConfigResourceType.TOPIC, name, {"max.message.bytes": None}) for name in names]
     found: dict[str, int] = {}
-    responses: Sequence[Any] = await admin.describe_configs(resources) if resources else ()
+    responses: Any = await admin.describe_configs(resources) if resources else ()
     for response in responses:
         for _, _, _, name, entries in response.resources:
             for _, value, *_ in entries:

@@ -1,0 +1,68 @@
+"""At start the topics are there, or made, or it is said what is missing; `check` tells of limits that fit badly too."""
+
+from __future__ import annotations
+
+import pytest
+
+from aggregator.adapters.kafka_connection import check, prepare_topics
+from aggregator.errors import StartError
+from aggregator.settings import KafkaSettings
+from loadtest.stack.ports import free_ports
+from tests.fakes.kafka_clusters import RealCluster
+
+pytestmark = pytest.mark.kafka
+
+
+def settings_of(cluster: RealCluster, topic: str, **changes: object) -> KafkaSettings:
+    return cluster.settings(topic, reply_topic=f"{topic}.replies", **changes)
+
+
+async def test_missing_topics_are_created_only_where_that_is_allowed(shared: RealCluster) -> None:
+    requests = await shared.create_topic(partitions=6)
+    strict = settings_of(shared, requests)
+    with pytest.raises(StartError, match=rf"{requests}\.replies, {requests}-dlt are not there"):
+        await prepare_topics(strict, 10)
+    with pytest.raises(StartError, match="not there"):
+        await check(strict, 10)
+    creating = settings_of(shared, requests, create_topics=True, partitions=2)
+    assert any("will be created" in warning for warning in await check(creating, 10))
+    await prepare_topics(creating, 10)
+    await prepare_topics(strict, 10)
+    async with shared.admin() as admin:
+        counts = {each["topic"]: len(each["partitions"]) for each in await admin.describe_topics()}
+    assert (counts[requests], counts[f"{requests}.replies"], counts[f"{requests}-dlt"]) == (6, 2, 6)
+
+
+async def test_a_topic_that_the_broker_refuses_is_named(shared: RealCluster) -> None:
+    settings = shared.settings("no topic!", create_topics=True)
+    with pytest.raises(StartError, match="topic no topic! cannot be created: Topic name is invalid"):
+        await prepare_topics(settings, 10)
+
+
+async def test_limits_that_fit_badly_are_told(shared: RealCluster) -> None:
+    requests = await shared.create_topic(partitions=2, max_message_bytes="2000000")
+    await shared.create_named_topic(f"{requests}-dlt", max_message_bytes="2000001")
+    await shared.create_named_topic(f"{requests}.replies", max_message_bytes="100000")
+    warnings = "\n".join(await check(settings_of(shared, requests), 10))
+    assert f"max.message.bytes of {requests}-dlt is 2000001" in warnings
+    assert f"{requests}-dlt has fewer partitions" in warnings
+    assert f"max.message.bytes of {requests}.replies is 100000" in warnings
+
+
+async def test_limits_that_fit_are_not_mentioned(shared: RealCluster) -> None:
+    requests = await shared.create_topic()
+    await shared.create_named_topic(f"{requests}-dlt", max_message_bytes="2000000")
+    await shared.create_named_topic(f"{requests}.replies")
+    assert list(await check(settings_of(shared, requests), 10)) == []
+
+
+async def test_a_broker_that_is_not_there_is_named() -> None:
+    (port,) = free_ports(1)
+    settings = KafkaSettings(bootstrap_servers=f"localhost:{port}")
+    with pytest.raises(StartError, match=f"no broker answers at localhost:{port}"):
+        await prepare_topics(settings, 1)
+
+
+async def test_a_broker_that_speaks_no_tls_is_named(shared: RealCluster) -> None:
+    with pytest.raises(StartError, match=f"{shared.bootstrap}.*security_protocol"):
+        await check(shared.settings(security_protocol="SSL"), 1)
