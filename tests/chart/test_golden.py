@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 from pathlib import Path
 
 import kubernetes_validate
-import kubernetes_validate.utils
 import pytest
 import yaml
 
@@ -16,7 +14,6 @@ from tests.chart.rendering import CASES, CHART, VALUES, render, run
 
 GOLDEN = Path(__file__).parent / "golden"
 KUBERNETES = tuple(f"1.{minor}" for minor in range(29, 38))
-SCHEMAS = functools.cache(kubernetes_validate.utils.schema_contents)
 CUSTOM = {
     "cert-manager.io/v1",
     "kafka.strimzi.io/v1beta2",
@@ -45,11 +42,6 @@ def test_helm_finds_nothing_to_complain_about(version: int, case: str) -> None:
     done = run(version, "lint", "--strict", str(CHART), "--values", str(VALUES / f"{case}.yaml"))
     assert done.returncode == 0, done.stdout
     assert "[WARNING]" not in done.stdout + done.stderr
-
-
-@pytest.fixture(autouse=True)
-def _schemas_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kubernetes_validate.utils, "schema_contents", SCHEMAS)
 
 
 @pytest.mark.parametrize("kubernetes", KUBERNETES)

@@ -1,0 +1,58 @@
+"""The manifests outside of the chart: the same as it renders, valid, and restricted."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from tests.chart.rendering import ROOT, Object, helm, render
+from tests.chart.test_pods import violations
+
+DEV = ROOT / "k8s/dev"
+FILES = sorted([*DEV.glob("*.yaml"), *(ROOT / "k8s/examples").glob("*.yaml")])
+
+
+def objects(text: str) -> list[Object]:
+    return [each for each in yaml.safe_load_all(text) if each]
+
+
+def test_the_raw_manifests_are_what_the_chart_renders() -> None:
+    arguments = ("template", "tokenbatch", "helm/tokenbatch", "--namespace", "tokenbatch", "--skip-tests")
+    rendered = subprocess.run(
+        [helm(4), *arguments, "--values", "k8s/dev/values.yaml"], check=True, capture_output=True, text=True, cwd=ROOT
+    )
+    written = (DEV / "tokenbatch.yaml").read_text(encoding="utf-8")
+    assert objects(written) == objects(rendered.stdout), "k8s/dev/README.md says how to write it anew"
+
+
+@pytest.mark.parametrize("name", ["kafka.yaml", "namespace.yaml", "tokenbatch.yaml"])
+def test_the_development_manifests_are_strictly_valid(name: str) -> None:
+    for each in objects((DEV / name).read_text(encoding="utf-8")):
+        kubernetes_validate.validate(each, "1.37", strict=True)
+
+
+def test_the_development_broker_is_let_into_the_restricted_namespace() -> None:
+    (deployment,) = (each for each in objects((DEV / "kafka.yaml").read_text("utf-8")) if each["kind"] == "Deployment")
+    assert violations(deployment["spec"]["template"]["spec"]) == []
+
+
+def test_the_keda_example_asks_as_the_chart_does() -> None:
+    (example,) = objects((ROOT / "k8s/examples/keda-scaledobject.yaml").read_text(encoding="utf-8"))
+    (rendered,) = (
+        each
+        for each in render("keda")
+        if each["kind"] == "ScaledObject" and each["metadata"]["name"] == "t-tokenbatch-all-minilm-l6-v2"
+    )
+    example_trigger, rendered_trigger = (each["spec"]["triggers"][0] for each in (example, rendered))
+    assert example_trigger["type"] == rendered_trigger["type"] == "external-push"
+    assert example_trigger["metadata"].keys() == rendered_trigger["metadata"].keys()
+    assert example["spec"]["fallback"] == rendered["spec"]["fallback"]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_every_manifest_can_be_read(file: Path) -> None:
+    assert objects(file.read_text(encoding="utf-8"))
