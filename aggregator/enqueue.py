@@ -10,7 +10,7 @@ import numpy as np
 
 from aggregator.core.admission import Admission
 from aggregator.core.outlook import forecast
-from aggregator.core.query import Query, Source
+from aggregator.core.query import Entry, Query, Source
 from aggregator.errors import Code
 from aggregator.gate import Gate
 from aggregator.models import Served
@@ -18,6 +18,7 @@ from aggregator.ports import TokenBatch
 from aggregator.request import Failure, Held, Request
 from protos.embedding.v1 import embedding_pb2 as pb
 
+_ID_BYTES = 4
 _LOG = logging.getLogger(__name__)
 _POISONED = Failure(Code.INTERNAL, "this input broke the engine before: it is not tried again")
 _UNCOUNTABLE = Failure(Code.INVALID_ARGUMENT, "the model's tokenizer cannot take this text")
@@ -59,17 +60,12 @@ def _put(
     now_s: float,
 ) -> None:
     queue = served.dispatcher.queue
-    places = [
-        (query, queue.put(query, token_ids, len(token_ids) // 4))
-        for index, token_ids in inputs
-        for query in (_query(request, index),)
-    ]
+    places: list[tuple[Query, Entry]] = []
+    for index, token_ids in inputs:
+        query = Query(request, index, request.priority, request.tenant, request.received_s, request.deadline_s)
+        places.append((query, queue.put(query, token_ids, len(token_ids) // 4)))
     kept = places if request.source is Source.GRPC else ()
     request.hold(Held(admission, served.outlook, token_count, queue, kept, served.promise, now_s))
-
-
-def _query(request: Request, index: int) -> Query:
-    return Query(request, index, request.priority, request.tenant, request.received_s, request.deadline_s)
 
 
 async def _count(served: Served, requests: Sequence[Request]) -> list[tuple[Request, list[tuple[int, bytes]]]]:
@@ -82,16 +78,21 @@ async def _count(served: Served, requests: Sequence[Request]) -> list[tuple[Requ
                 texts.append(prompt + value if prompt else value)
     slices = await _token_ids(served, texts)
     counted: list[tuple[Request, list[tuple[int, bytes]]]] = []
+    limit_bytes = served.description.max_input_tokens * _ID_BYTES
+    quarantine = served.dispatcher.retries
     for request in requests:
         inputs: list[tuple[int, bytes]] = []
         for index, value in enumerate(request.inputs):
             if request.outcomes[index] is None:
                 token_ids = next(slices) if isinstance(value, str) else value
-                checked = await _checked(served, request, index, token_ids)
-                if isinstance(checked, Failure):
-                    request.settle_input(index, checked)
+                if token_ids is None or len(token_ids) > limit_bytes or quarantine.is_quarantined(token_ids):
+                    checked = await _checked(served, request, index, token_ids)
                 else:
+                    checked = token_ids
+                if isinstance(checked, bytes):
                     inputs.append((index, checked))
+                else:
+                    request.settle_input(index, checked)
         counted.append((request, inputs))
     return counted
 

@@ -95,7 +95,7 @@ class KafkaPath:
         for request, error in zip(live, errors, strict=True):
             if error is not None:
                 dead.append((request.origin.lease, _unwritable(request.origin.topic, error)))
-            elif (failure := _internal(request)) is not None:
+            elif request.failed and (failure := _internal(request)) is not None:
                 dead.append((request.origin.lease, DeadLettered(failure.code, failure.message, failure.attempts)))
         if dead:
             await self._dead_letter(dead)

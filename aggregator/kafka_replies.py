@@ -85,9 +85,9 @@ def check_reply_fits(request: Request, dimensions: int, max_reply_bytes: int) ->
     each = max(vector_bytes + 48, _FAILURE_BYTES)
     if route.json:
         each = each * 4 // 3 + 160
-    echoed = sum(len(name) + len(value or b"") + 8 for name, value in route.headers) + len(
-        route.lease.record.key or b""
-    )
+    echoed = len(route.lease.record.key or b"")
+    for name, value in route.headers:
+        echoed += len(name) + len(value or b"") + 8
     most = _ENVELOPE_BYTES + 3 * len(request.request_id) + echoed + count * each
     if most > max_reply_bytes:
         raise InvalidRequest(

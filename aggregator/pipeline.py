@@ -14,7 +14,7 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import replace
 from math import inf
 from typing import Any
@@ -39,7 +39,7 @@ from aggregator.errors import (
 from aggregator.gate import Gate
 from aggregator.models import Model, Models, Served, retire
 from aggregator.ports import Engine, KafkaPath, Pool, StepResult, Tokenizer
-from aggregator.request import Failure, Request
+from aggregator.request import Failure, Options, Request
 from aggregator.sharing import outgoing, settle_query, share_out
 
 _LOG = logging.getLogger(__name__)
@@ -106,7 +106,10 @@ class Pipeline:
     async def intake(self, kafka: KafkaPath) -> None:
         """Take requests off Kafka, a fetch at a time, until fetching is stopped."""
         while requests := await kafka.receive():
-            await self.admit(requests)
+            self.meter.arrived(requests)
+            self._unsettled += len(requests)
+            self._all_settled.clear()
+            await self._admit_safely(requests)
 
     def submit(self, request: Request) -> None:
         """Take a gRPC call's request; calls that come in the same turn of the event loop are admitted together."""
@@ -121,13 +124,13 @@ class Pipeline:
         self.meter.arrived(calls)
         self._spawn(self._admit_safely(calls), "admit calls")
 
-    async def _admit_safely(self, calls: Sequence[Request]) -> None:
+    async def _admit_safely(self, requests: Sequence[Request]) -> None:
         """Admit, and let no request that nobody thought of end the work of all others."""
         try:
-            await self._admit(calls)
+            await self._admit(requests)
         except Exception:  # noqa: BLE001 - logged with its traceback
-            _LOG.exception("calls could not be admitted", extra={"calls": len(calls)})
-            await self.settle([request for request in calls if request.fail(_INTERNAL)])
+            _LOG.exception("requests could not be admitted", extra={"requests": len(requests)})
+            await self.settle([request for request in requests if request.fail(_INTERNAL)])
 
     async def embed(self, request: Request) -> None:
         """Take one gRPC call's request and wait until all its inputs are settled."""
@@ -140,30 +143,13 @@ class Pipeline:
 
     # 2. Admit: route to a model, count tokens, queue.
 
-    async def admit(self, requests: Sequence[Request]) -> None:
-        """Queue requests of any source; what is refused is settled at once."""
-        self.meter.arrived(requests)
-        self._unsettled += len(requests)
-        self._all_settled.clear()
-        await self._admit(requests)
-
     async def _admit(self, requests: Sequence[Request]) -> None:
+        """Queue requests of any source; what is refused is settled at once."""
         refused: list[Request] = []
-        routed: dict[int, tuple[Model, Served, list[Request]]] = {}
-        now_s = self._clock()
-        for request in requests:
-            if request.given_up:
-                continue
-            route = None
-            try:
-                route = self._route(request, now_s) if request.remaining else None
-            except TokenbatchError as error:
-                request.fail(Failure.of(error))
-            if route is not None:
-                routed.setdefault(id(route[1]), (*route, []))[2].append(request)
-            elif not request.remaining:
-                refused.append(request)
-        for model, served, group in routed.values():
+        routed: dict[Served, tuple[Model, list[Request]]] = {}
+        for request, model, served in self._routed(requests, refused):
+            routed.setdefault(served, (model, []))[1].append(request)
+        for served, (model, group) in routed.items():
             queue = served.dispatcher.queue
             coalesced = queue.coalesced
             refused += await enqueue(served, model.admission, group, self._gate, self._clock)
@@ -175,22 +161,43 @@ class Pipeline:
         if refused:
             await self.settle(refused)
 
-    def _route(self, request: Request, now_s: float) -> tuple[Model, Served] | None:
-        """The revision to serve a request, or None: it is parked until the first server is known."""
-        if request.deadline_s <= now_s:
-            self._metrics.expired(1)
-            raise Expired("the deadline had passed on arrival")
+    def _routed(self, requests: Sequence[Request], refused: list[Request]) -> Iterator[tuple[Request, Model, Served]]:
+        """Each request with who is to serve it; requests that ask alike are looked up once.
+
+        Those that cannot be served are `refused`; those of a model without a first server are parked.
+        """
+        now_s = self._clock()
+        routes: dict[tuple[str, str, Source, int], tuple[Model, Served | None, Options]] = {}
+        for request in requests:
+            key = (request.model, request.model_revision, request.source, id(request.options))
+            try:
+                if request.remaining and request.deadline_s <= now_s:
+                    self._metrics.expired(1)
+                    raise Expired("the deadline had passed on arrival")
+                if request.remaining:
+                    route = routes.get(key)
+                    if route is None:
+                        route = routes[key] = self._route(request)
+                    model, served, request.options = route
+                    if served is None:
+                        model.parked.append(request)
+                        continue
+                    if self._kafka is not None and request.source is Source.KAFKA:
+                        self._kafka.check_reply_fits(request)
+                    yield request, model, served
+                elif not request.given_up:
+                    refused.append(request)
+            except TokenbatchError as error:
+                request.fail(Failure.of(error))
+                refused.append(request)
+
+    def _route(self, request: Request) -> tuple[Model, Served | None, Options]:
+        """The model, the revision to serve the request (None: none is known yet), and its options made definite."""
         model = self.models.find(request.model)
         served = model.choose(request.model_revision)
         if request.source is Source.GRPC and (served is None or not served.engines):
             raise ModelUnavailable(f"no server of {model.name} is available")
-        if served is None:
-            model.parked.append(request)
-            return None
-        request.options = served.resolve(request.options)
-        if self._kafka is not None and request.source is Source.KAFKA:
-            self._kafka.check_reply_fits(request)
-        return model, served
+        return model, served, request.options if served is None else served.resolve(request.options)
 
     # 3. Dispatch: whenever something changed or a time has come, send every batch that is due.
 
@@ -335,14 +342,15 @@ class Pipeline:
     def _let_go(self, requests: Sequence[Request]) -> None:
         """Free what settled requests held, and count them."""
         now_s = self._clock()
-        for source in Source:
-            latencies_s = [now_s - request.received_s for request in requests if request.source is source]
-            if latencies_s:
-                codes = Counter(request.code for request in requests if request.source is source)
-                self._metrics.answered(source, codes, latencies_s)
+        answered: dict[Source, tuple[list[Code], list[float]]] = {}
         for request in requests:
+            codes, latencies_s = answered.setdefault(request.source, ([], []))
+            codes.append(request.code)
+            latencies_s.append(now_s - request.received_s)
             request.account(now_s)
             request.release()
+        for source, (codes, latencies_s) in answered.items():
+            self._metrics.answered(source, Counter(codes), latencies_s)
         self._unsettled -= len(requests)
         if not self._unsettled:
             self._all_settled.set()

@@ -72,7 +72,7 @@ class Defaults:
     trusts_tenant: bool = True
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # one per request: a frozen one costs four times as much to make
 class Held:
     """What a request occupies: tokens charged to a model's admission and outlook, and places in its queue.
 
@@ -112,6 +112,7 @@ class Request:
     origin: Any
     outcomes: list[Outcome | None]
     remaining: int
+    failed: bool = False
     traceparent: bytes | None = None
     held: Held | None = None
     admitted: bool = False
@@ -121,16 +122,22 @@ class Request:
         """Record one input's outcome; True when that was the last one missing."""
         assert self.outcomes[index] is None, "An input settled twice. This is a bug."
         self.outcomes[index] = outcome
+        self.failed = self.failed or isinstance(outcome, Failure)
         self.remaining -= 1
         return self.remaining == 0
 
     @property
     def code(self) -> Code:
         """OK when every input has a vector, else the first failure's code."""
-        for outcome in self.outcomes:
-            if isinstance(outcome, Failure):
-                return outcome.code
-        return Code.OK
+        failure = self.failure
+        return Code.OK if failure is None else failure.code
+
+    @property
+    def failure(self) -> Failure | None:
+        """The first input's failure; None when every input has a vector."""
+        if not self.failed:
+            return None
+        return next(outcome for outcome in self.outcomes if isinstance(outcome, Failure))
 
     def hold(self, held: Held) -> None:
         """Occupy this, until `release`."""
@@ -147,14 +154,13 @@ class Request:
 
     def account(self, now_s: float) -> None:
         """Tell the promise it was served under, if any, how long it took, and how much of that was overhead."""
-        promise = self.held.promise if self.held is not None else None
-        if self.held is None or promise is None:
+        if self.held is None or self.held.promise is None:
             return
         batches = [outcome.batch for outcome in self.outcomes if isinstance(outcome, Vector)]
         if batches:
             last = max(batches, key=lambda batch: batch.done_s)
             overhead_s = self.held.queued_s - self.received_s + last.carried_s + now_s - last.done_s
-            promise.answered(now_s - self.received_s, overhead_s)
+            self.held.promise.answered(now_s - self.received_s, overhead_s)
 
     def restart(self) -> None:
         """Forget every vector, so that no answer mixes revisions; failures stay."""
@@ -166,6 +172,7 @@ class Request:
         if not self.remaining:
             return False
         self.outcomes = [failure if outcome is None else outcome for outcome in self.outcomes]
+        self.failed = True
         self.remaining = 0
         return True
 
@@ -192,17 +199,11 @@ def parse(
     if message.HasField("expire_time"):
         expire_s = message.expire_time.seconds + message.expire_time.nanos * 1e-9
         deadline_s = min(deadline_s, received_s + expire_s - wall_s)
-    values: list[str | bytes] = []
-    outcomes: list[Outcome | None] = []
-    remaining = 0
-    for item in inputs:
-        value = item.text or _packed_ids(item.token_ids.ids)
-        failure = None if isinstance(value, str) or value else _EMPTY
-        if value is None:
-            failure, value = _BAD_ID, b""
-        values.append(value)
-        outcomes.append(failure)
-        remaining += failure is None
+    values: list[str | bytes] = [item.text for item in inputs]
+    outcomes: list[Outcome | None] = [None] * len(values)
+    remaining = len(values)
+    if not all(values):  # token ids, or nothing at all
+        values, outcomes, remaining = _values(inputs)
     return Request(
         request_id=message.request_id or uuid.uuid4().hex,
         model=message.model or defaults.model,
@@ -217,7 +218,22 @@ def parse(
         origin=origin,
         outcomes=outcomes,
         remaining=remaining,
+        failed=remaining < len(outcomes),
     )
+
+
+def _values(inputs: Sequence[pb.Input]) -> tuple[list[str | bytes], list[Outcome | None], int]:
+    """Each input's text or packed ids, the outcome it has already when it holds neither, and how many have none."""
+    values: list[str | bytes] = []
+    outcomes: list[Outcome | None] = []
+    for item in inputs:
+        value = item.text or _packed_ids(item.token_ids.ids)
+        failure = None if isinstance(value, str) or value else _EMPTY
+        if value is None:
+            failure, value = _BAD_ID, b""
+        values.append(value)
+        outcomes.append(failure)
+    return values, outcomes, outcomes.count(None)
 
 
 _EMPTY = Failure(Code.INVALID_ARGUMENT, "the input is empty: give text or token ids")

@@ -65,7 +65,7 @@ class CompletedBatch:
         return rows
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)  # one per query: a frozen one costs four times as much to make
 class Vector:
     """One input's result: a row of a completed batch."""
 

@@ -73,7 +73,11 @@ class PartitionLines:
             shares.append(line.waiting.popleft())
             size_bytes += shares[-1].size_bytes
         try:
-            words = await self._write_in_parts(tp, [record for share in shares for record in share.records])
+            records = [record for share in shares for record in share.records] if len(shares) > 1 else mine.records
+            if size_bytes <= BATCH_BYTES:
+                words = await self._write(tp, records)
+            else:
+                words = await self._write_in_parts(tp, records)
         except BaseException as error:
             failure = error if isinstance(error, Exception) else asyncio.CancelledError()
             for share in shares[1:]:
