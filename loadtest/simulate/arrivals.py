@@ -1,0 +1,124 @@
+"""When queries arrive: constant and changing rates, bursts, and an hour of a production service replayed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cache
+from importlib import resources
+
+import numpy as np
+import numpy.typing as npt
+
+Times = npt.NDArray[np.float64]
+Pieces = Sequence[tuple[float, float, float]]
+"""(from_s, until_s, queries per second)."""
+
+TRACE_FILE = "azure_llm_code_2023.csv"
+TRACE_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Steady:
+    """A Poisson process of constant rate."""
+
+    rate: float
+
+    def draw(self, duration_s: float, rng: np.random.Generator) -> Times:
+        """Arrival times in seconds, sorted, float64."""
+        return poisson([(0.0, duration_s, self.rate)], rng)
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Poisson, with another rate from each time on; the first must be at 0."""
+
+    rates: tuple[tuple[float, float], ...]
+
+    def draw(self, duration_s: float, rng: np.random.Generator) -> Times:
+        """Arrival times in seconds, sorted, float64."""
+        ends = [from_s for from_s, _ in self.rates[1:]] + [duration_s]
+        pieces = [(start, min(end, duration_s), rate) for (start, rate), end in zip(self.rates, ends, strict=True)]
+        return poisson([piece for piece in pieces if piece[0] < piece[1]], rng)
+
+
+@dataclass(frozen=True, slots=True)
+class Bursts:
+    """Poisson, with bursts of `burst_s` at `factor` times the rate, on average every `every_s`, at random times."""
+
+    rate: float
+    factor: float = 4.0
+    burst_s: float = 0.5
+    every_s: float = 5.0
+
+    def draw(self, duration_s: float, rng: np.random.Generator) -> Times:
+        """Arrival times in seconds, sorted, float64."""
+        quiet_s = self.every_s - self.burst_s
+        pieces: list[tuple[float, float, float]] = []
+        now_s = 0.0
+        while now_s < duration_s:
+            burst_s = now_s + quiet_s * (0.5 + rng.random())
+            end_s = burst_s + self.burst_s
+            pieces += [(now_s, burst_s, self.rate), (burst_s, end_s, self.rate * self.factor)]
+            now_s = end_s
+        times = poisson(pieces, rng)
+        return times[times < duration_s]
+
+
+@dataclass(frozen=True, slots=True)
+class Day:
+    """A day of `day_s` seconds: a sine from `low` at night to `high` queries per second in the afternoon."""
+
+    low: float
+    high: float
+    day_s: float = 86400.0
+
+    def draw(self, duration_s: float, rng: np.random.Generator) -> Times:
+        """Arrival times in seconds, sorted, float64."""
+        piece_s = self.day_s / 288.0
+        starts = np.arange(0.0, duration_s, piece_s)
+        middle, swing = (self.low + self.high) / 2.0, (self.high - self.low) / 2.0
+        return poisson(
+            [
+                (start, min(start + piece_s, duration_s), middle - swing * math.cos(math.tau * start / self.day_s))
+                for start in starts.tolist()
+            ],
+            rng,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """The arrivals of the bundled trace's hour; its rate is raised by superposing `copies`, each shifted at random."""
+
+    copies: int = 1
+
+    def draw(self, duration_s: float, rng: np.random.Generator) -> Times:
+        """Arrival times in seconds, sorted, float64."""
+        hour = trace()
+        shifts = np.concatenate([[0.0], rng.random(self.copies - 1) * TRACE_S])
+        times = np.sort(np.concatenate([(hour + shift) % TRACE_S for shift in shifts.tolist()]))
+        return times[times < duration_s]
+
+
+Arrivals = Steady | Steps | Bursts | Day | Replay
+
+
+def poisson(pieces: Pieces, rng: np.random.Generator) -> Times:
+    """A Poisson process whose rate is constant on each of the pieces, which follow each other."""
+    drawn = [
+        np.sort(rng.uniform(from_s, until_s, rng.poisson(rate * (until_s - from_s))))
+        for from_s, until_s, rate in pieces
+    ]
+    return np.concatenate(drawn) if drawn else np.empty(0)
+
+
+@cache
+def trace() -> Times:
+    """The bundled trace's arrivals, in seconds after the first."""
+    text = resources.files("loadtest").joinpath("data", TRACE_FILE).read_text(encoding="utf-8")
+    lines = [line.partition(",")[0] for line in text.splitlines()[1:] if line]
+    stamps = [datetime.fromisoformat(line[:26]) for line in lines]
+    return np.array([(stamp - stamps[0]).total_seconds() for stamp in stamps])

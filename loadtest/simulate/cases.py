@@ -1,0 +1,101 @@
+"""The cases that policies are compared on, by name; rates follow from a share of what the pods can do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+from aggregator.core.saturation import Curve
+from loadtest.simulate.arrivals import Bursts, Day, Replay, Steady, Steps
+from loadtest.simulate.curves import find
+from loadtest.simulate.hpa import HpaPolicy
+from loadtest.simulate.lengths import Kind, Lengths
+from loadtest.simulate.scenario import Autoscale, Mishap, Scenario, Trouble
+
+MIXED = Lengths(documents=0.1)
+SKEWED = Lengths(Kind.LOGNORMAL)
+
+
+def capacity(curve: Curve, lengths: Lengths, pods: int = 1) -> float:
+    """Queries per second that pods answer when every step holds the saturation point."""
+    return pods * curve.throughput(curve.saturation_point) / _mean_tokens(lengths)
+
+
+def case(name: str, *, curve: str = "a100-like", seconds: float = 20.0) -> Scenario:
+    """The case of that name on a curve. Raises KeyError for an unknown one."""
+    shape = find(curve)
+    one = capacity(shape, Lengths())
+    # Four full steps, and what the network and the rest take: tight, but to be had.
+    slo_s = round(max(0.1, 4.0 * shape.time_s(shape.saturation_point)), 3)
+    base = Scenario(name, Steady(0.8 * one), seconds, curve=curve, slo_s=slo_s, deadline_s=5.0 * slo_s)
+    cases = {
+        "steady": base,
+        "steady-high": replace(base, arrivals=Steady(0.93 * one)),
+        "low": replace(base, arrivals=Steady(0.05 * one)),
+        "bursts": replace(base, arrivals=Bursts(0.6 * one, factor=3.0, burst_s=0.25, every_s=2.5)),
+        "mixed": replace(base, arrivals=Steady(0.8 * capacity(shape, MIXED)), lengths=MIXED),
+        "skewed": replace(base, arrivals=Steady(0.8 * capacity(shape, SKEWED)), lengths=SKEWED),
+        "overload": replace(base, arrivals=Steady(1.2 * one), deadline_s=slo_s),
+        "slow-pod": replace(
+            base, arrivals=Steady(0.6 * 4 * one), pods=4, troubles=(Trouble(0.25 * seconds, 0, Mishap.SLOW, 3.0),)
+        ),
+        "pod-dies": replace(base, arrivals=Steady(0.6 * 4 * one), pods=4, troubles=(_death(seconds),)),
+        "step": replace(base, arrivals=Steps(((0.0, 0.3 * one), (0.4 * seconds, 0.95 * one)))),
+        "shared": replace(base, arrivals=Steady(0.8 * 4 * one), pods=4, aggregators=4),
+    }
+    return cases[name]
+
+
+NAMES = (
+    "steady",
+    "steady-high",
+    "low",
+    "bursts",
+    "mixed",
+    "skewed",
+    "overload",
+    "slow-pod",
+    "pod-dies",
+    "step",
+    "shared",
+)
+
+
+def trace_hour(copies: int = 60, *, seconds: float = 3600.0) -> Scenario:
+    """The bundled trace's hour, `copies` of it on top of each other, on pods that are scaled."""
+    return replace(
+        _scaled("trace-hour"), arrivals=Replay(copies), duration_s=seconds, lengths=Lengths(documents=1.0), pods=4
+    )
+
+
+def synthetic_day(day_s: float = 7200.0) -> Scenario:
+    """A day, run `86400 / day_s` times as fast, on pods that are scaled: pod starts are as slow as they are."""
+    return replace(_scaled("day"), arrivals=Day(20.0, 260.0, day_s), duration_s=day_s, lengths=MIXED, pods=1)
+
+
+def large(pods: int = 1000, aggregators: int = 100, seconds: float = 1.0) -> Scenario:
+    """Many pods and aggregators at 80 % of what they can do."""
+    rate = 0.8 * capacity(find("a100-like"), Lengths(), pods)
+    return Scenario("large", Steady(rate), seconds, pods=pods, aggregators=aggregators, warm_up_s=0.0)
+
+
+def _scaled(name: str) -> Scenario:
+    return Scenario(
+        name,
+        Steady(0.0),
+        3600.0,
+        curve="a100-like",
+        slo_s=1.0,
+        noise=0.05,
+        autoscale=Autoscale(HpaPolicy(max_replicas=40)),
+        sample_s=5.0,
+    )
+
+
+def _death(seconds: float) -> Trouble:
+    return Trouble(0.5 * seconds, 1, Mishap.DIES)
+
+
+@cache
+def _mean_tokens(lengths: Lengths) -> float:
+    return lengths.mean()

@@ -1,0 +1,141 @@
+"""The aggregator's own core in the simulation: queue, packing, lanes, retries, admission, steering."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aggregator.core.admission import Admission, AdmissionPolicy
+from aggregator.core.dispatcher import Batch, Dispatcher, DispatchPolicy
+from aggregator.core.lanes import Lane, StepReport
+from aggregator.core.memory import step_budget
+from aggregator.core.query import Priority, Query, Source
+from aggregator.core.queue import QueuePolicy
+from aggregator.core.steering import Promise, SlaGoal, StepLimits
+from loadtest.simulate.parcel import Parcel
+from loadtest.simulate.pod import Engine
+
+_POLICY = DispatchPolicy(queue=QueuePolicy(coalesce=False))
+
+
+class CoreSender:
+    """One aggregator as production runs it, less input and output."""
+
+    def __init__(
+        self,
+        number: int,
+        engine: Engine,
+        *,
+        token_budget: int | None = None,
+        goal: SlaGoal | None = None,
+        max_held_tokens: int = 500_000,
+        overhead_s: float = 0.0,
+    ) -> None:
+        """`overhead_s`: what an answer takes besides queue, network and step (tokenizing, settling)."""
+        self.dispatcher = Dispatcher(str(number), _POLICY)
+        self.admission = Admission(AdmissionPolicy(max_held_tokens))
+        self.promise = Promise(goal) if goal is not None else None
+        self.expired = 0
+        self._number = number
+        self._engine = engine
+        self._token_budget = token_budget
+        self._overhead_s = overhead_s
+        self._waits = False
+
+    @property
+    def held_tokens(self) -> int:
+        """Tokens from admission to the answer."""
+        return self.admission.total
+
+    @property
+    def waits(self) -> bool:
+        """Whether every lane is busy until the time that `due` gave."""
+        return self._waits
+
+    def put(self, now_s: float, arrived_s: float, deadline_s: float, token_count: int) -> bool:
+        """Take a query in, or refuse it as the front door does."""
+        del now_s
+        if self.admission.full("", token_count) is not None:
+            return False
+        self.admission.charge(Source.GRPC, Priority.INTERACTIVE, token_count)
+        query = Query(None, token_count, Priority.INTERACTIVE, "", arrived_s, deadline_s)
+        self.dispatcher.queue.put(query, b"", token_count)
+        return True
+
+    def due(self, now_s: float) -> tuple[Sequence[Parcel], float]:
+        """What the dispatcher says is due."""
+        dispatcher = self.dispatcher
+        due = dispatcher.due(now_s, max_entries=self._engine.step_queries)
+        for query in (*due.expired, *due.late):
+            query.done = True
+            self.expired += 1
+            self.admission.release(Source.GRPC, Priority.INTERACTIVE, query.index)
+        waiting = len(dispatcher.queue) > 0
+        self._waits = waiting and all(lane.due_s(now_s) > now_s for lane in dispatcher.lanes.values())
+        return [self._parcel(batch) for batch in due.batches], due.wake_s
+
+    def done(self, parcel: Parcel, report: StepReport, now_s: float) -> Sequence[float]:
+        """Tell the dispatcher, and let the answered queries go."""
+        batch: Batch = parcel.body
+        self.dispatcher.done(batch, report, now_s)
+        if self.promise is not None:
+            overhead_s = now_s - batch.cut_s - report.step_duration_s - report.staged_s + self._overhead_s
+            oldest_s = min(entry.waiters[0].enqueued_s for entry in batch.entries)
+            self.promise.answered(now_s + self._overhead_s - oldest_s, overhead_s)
+        answered: list[float] = []
+        tokens = 0
+        for entry in batch.entries:
+            for query in entry.waiters:
+                if not query.done:
+                    query.done = True
+                    tokens += query.index
+                    answered.append(query.enqueued_s)
+        if tokens:
+            self.admission.release(Source.GRPC, Priority.INTERACTIVE, tokens)
+        return answered
+
+    def failed(self, parcel: Parcel, now_s: float, jitter: float) -> None:
+        """Its queries go again as the core's retries say; poison does not occur here."""
+        for entry in self.dispatcher.failed(parcel.body, now_s, jitter):
+            for query in entry.waiters:
+                if not query.done:
+                    query.done = True
+                    self.expired += 1
+                    self.admission.release(Source.GRPC, Priority.INTERACTIVE, query.index)
+
+    def join(self, pod: int) -> None:
+        """A lane of its own for each pod."""
+        engine, curve = self._engine, self._engine.curve
+        steering = None
+        if self.promise is not None:
+            limits = StepLimits(curve.saturation_point, engine.step_tokens, engine.longest_input)
+            steering = self.promise.steer(limits, curve.time_s(self.promise.goal.min_tokens))
+        budget = step_budget(self._token_budget or curve.saturation_point, engine.step_tokens)
+        self.dispatcher.lanes[str(pod)] = Lane(str(pod), curve, budget, _POLICY.lane, steering)
+
+    def leave(self, pod: int) -> None:
+        """The pod's lane goes."""
+        self.dispatcher.lanes.pop(str(pod), None)
+
+    def speeds(self) -> list[tuple[int, float]]:
+        """For the demand formula."""
+        lanes = self.dispatcher.lanes.values()
+        return [(lane.token_budget, lane.step_time_s(lane.token_budget)) for lane in lanes]
+
+    def at_floor(self) -> bool:
+        """Whether only more pods help."""
+        steered = [lane.steering for lane in self.dispatcher.lanes.values() if lane.steering is not None]
+        return bool(steered) and all(steering.at_floor for steering in steered)
+
+    def _parcel(self, batch: Batch) -> Parcel:
+        budget = batch.lane.token_budget
+        return Parcel(
+            self._number,
+            int(batch.lane.name),
+            batch,
+            batch.token_count,
+            len(batch.entries),
+            budget,
+            max(budget, batch.token_count),
+            batch.attempt > 0 or batch.isolated,
+            batch.timeout_s,
+        )

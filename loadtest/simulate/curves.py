@@ -1,0 +1,50 @@
+"""Latency curves: how long an engine step takes by its tokens."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+
+from aggregator.core.saturation import Curve, Rule
+
+A100_LIKE = Curve(0.020, 0.0, 0.020 / 600, 600, Rule.HINGE, 8192)
+"""Flat, then linear, with the knee at 600 tokens, after seed 000's figure 2.
+
+The source gives the knee and the shape; its text does not give the height of the floor, which is taken as 20 ms:
+every time in the simulator scales with it.
+"""
+BUNDLED = {"minilm-cpu": "minilm_cpu_profile.json"}
+"""Profiles that were measured by `python -m modelserver profile`."""
+
+
+def find(name: str) -> Curve:
+    """The curve of that name, or of the profile file of that path.
+
+    Raises ValueError for a file that is no profile, OSError for one that cannot be read.
+    """
+    if name == "a100-like":
+        return A100_LIKE
+    if name in BUNDLED:
+        return parse(resources.files("loadtest").joinpath("data", BUNDLED[name]).read_bytes(), name)
+    return parse(Path(name).read_bytes(), name)
+
+
+def parse(content: bytes, name: str) -> Curve:
+    """The curve of a profile as the model server writes it. Raises ValueError."""
+    try:
+        curve = json.loads(content)["curve"]
+        return replace(Curve(**curve), rule=Rule(curve["rule"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{name} is not a profile: {type(error).__name__}: {error}") from error
+
+
+def slower(curve: Curve, factor: float) -> Curve:
+    """The same curve on a server that takes `factor` times as long."""
+    return replace(
+        curve,
+        floor_s=curve.floor_s * factor,
+        fixed_s=curve.fixed_s * factor,
+        per_token_s=curve.per_token_s * factor,
+    )

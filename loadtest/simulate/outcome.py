@@ -1,0 +1,112 @@
+"""What came of a simulation: counts, latencies, fill, traces."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+
+import numpy as np
+
+_FILL_BINS = 20
+
+
+@dataclass(slots=True)
+class Record:
+    """What is noted while time passes. Only queries that arrive after `from_s` count."""
+
+    from_s: float
+    arrived: int = 0
+    refused: int = 0
+    came_s: array[float] = field(default_factory=lambda: array("d"))
+    latency_s: array[float] = field(default_factory=lambda: array("d"))
+    fill: Counter[int] = field(default_factory=Counter[int])
+    batch_tokens: Counter[int] = field(default_factory=Counter[int])
+    batches: int = 0
+    tokens: int = 0
+    trace: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
+
+    def sent(self, tokens: int, budget: int, now_s: float) -> None:
+        """A batch went out."""
+        if now_s >= self.from_s:
+            self.batches += 1
+            self.tokens += tokens
+            self.fill[min(_FILL_BINS - 1, _FILL_BINS * tokens // budget)] += 1
+            self.batch_tokens[tokens // 50 * 50] += 1
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The figures of one run; times in seconds, rates per second of the load's duration after the warm-up."""
+
+    scenario: str
+    policy: str
+    seed: int
+    arrived: int
+    answered: int
+    refused: int
+    expired: int
+    throughput: float
+    tokens_per_s: float
+    mean_s: float
+    p50_s: float
+    p90_s: float
+    p95_s: float
+    p99_s: float
+    slo_s: float
+    in_time: float
+    goodput: float
+    mean_batch_tokens: float
+    mean_fill: float
+    utilisation: float
+    pod_s: float
+    fill: tuple[int, ...]
+    batch_tokens: tuple[tuple[int, int], ...]
+    trace: tuple[dict[str, float], ...] = ()
+
+    def to_json(self) -> str:
+        """One line, the same for the same run."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+
+def summarise(
+    record: Record,
+    *,
+    names: tuple[str, str, int],
+    expired: int,
+    slo_s: float,
+    seconds: float,
+    busy: tuple[float, float],
+) -> Outcome:
+    """`names`: scenario, policy, seed; `seconds`: of the load after the warm-up; `busy`: busy and all pod seconds."""
+    latency = np.frombuffer(record.latency_s, dtype=np.float64) if record.latency_s else np.array([np.inf])
+    answered = len(record.latency_s)
+    in_time = int((latency <= slo_s).sum()) if answered else 0
+    p50, p90, p95, p99 = (float(value) for value in np.percentile(latency, [50, 90, 95, 99], method="higher"))
+    bins = tuple(record.fill[number] for number in range(_FILL_BINS))
+    fills = sum((number + 0.5) / _FILL_BINS * count for number, count in enumerate(bins))
+    return Outcome(
+        *names,
+        arrived=record.arrived,
+        answered=answered,
+        refused=record.refused,
+        expired=expired,
+        throughput=answered / seconds,
+        tokens_per_s=record.tokens / seconds,
+        mean_s=float(latency.mean()),
+        p50_s=p50,
+        p90_s=p90,
+        p95_s=p95,
+        p99_s=p99,
+        slo_s=slo_s,
+        in_time=in_time / max(1, record.arrived),
+        goodput=in_time / seconds,
+        mean_batch_tokens=record.tokens / max(1, record.batches),
+        mean_fill=fills / max(1, record.batches),
+        utilisation=busy[0] / max(1e-9, busy[1]),
+        pod_s=busy[1],
+        fill=bins,
+        batch_tokens=tuple(sorted(record.batch_tokens.items())),
+        trace=tuple(record.trace),
+    )

@@ -1,0 +1,152 @@
+"""What is simulated: the load, the servers, the network, and what goes wrong."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from math import inf
+
+from aggregator.core.demand import DemandPolicy
+from aggregator.core.sla import Form
+from aggregator.core.steering import SlaGoal
+from loadtest.simulate.arrivals import Arrivals
+from loadtest.simulate.core_sender import CoreSender
+from loadtest.simulate.hpa import HpaPolicy
+from loadtest.simulate.lengths import Lengths
+from loadtest.simulate.plain_sender import Closing, PlainSender
+from loadtest.simulate.pod import Engine
+from loadtest.simulate.sender import Sender
+
+
+class Mishap(StrEnum):
+    """What happens to a pod."""
+
+    SLOW = "slow"
+    HANGS = "hangs"
+    DIES = "dies"
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """From `at_s` on, for `for_s` seconds, something is wrong with a pod; one that dies starts anew at once."""
+
+    at_s: float
+    pod: int
+    mishap: Mishap
+    factor: float = 3.0
+    for_s: float = inf
+
+
+@dataclass(frozen=True, slots=True)
+class Autoscale:
+    """The scaler's demand formula and the autoscaler behind it; a new pod serves after `start_s`."""
+
+    hpa: HpaPolicy = field(default_factory=HpaPolicy)
+    demand: DemandPolicy = field(default_factory=DemandPolicy)
+    start_s: float = 90.0
+    discovery_s: float = 2.0
+    publish_s: float = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One case. Latency is counted from arrival to answer; `deadline_s` is how long a caller waits.
+
+    `intake_s`: receiving, counting tokens; `network_s`: mean of one way to a pod; `settle_s`: answering.
+    """
+
+    name: str
+    arrivals: Arrivals
+    duration_s: float
+    curve: str = "a100-like"
+    lengths: Lengths = field(default_factory=Lengths)
+    pods: int = 1
+    aggregators: int = 1
+    slo_s: float = 0.2
+    deadline_s: float = inf
+    intake_s: float = 0.001
+    network_s: float = 0.0005
+    settle_s: float = 0.001
+    noise: float = 0.05
+    warm_up_s: float = 2.0
+    max_held_tokens: int = 500_000
+    troubles: tuple[Trouble, ...] = ()
+    autoscale: Autoscale | None = None
+    sample_s: float = 0.0
+
+
+class Kind(StrEnum):
+    """A way of batching."""
+
+    OURS = "ours"
+    SLA_PAPER = "sla_paper"
+    STATIC_TOKENS = "static_tokens"
+    REQUEST_COUNT = "request_count"
+    TIME_WINDOW = "time_window"
+    SEQUENTIAL = "sequential"
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A way of batching with its settings; those that a kind does not know are ignored.
+
+    `tokens`: the budget of static_tokens, an override of ours. `size`, `wait_s`: of request_count; `wait_s` is the
+    window of time_window. `depth`: batches at a pod, and `margin_s`: how long before its deadline a query is given up,
+    for all but the two that run the core. `sla`: whether those steer by the scenario's service level.
+    """
+
+    kind: Kind
+    tokens: int = 0
+    size: int = 32
+    wait_s: float = 0.0
+    depth: int = 2
+    margin_s: float = 0.0
+    sla: bool = True
+
+    @property
+    def label(self) -> str:
+        """The policy with the settings that matter to it."""
+        match self.kind:
+            case Kind.STATIC_TOKENS:
+                return f"static_tokens({self.tokens}{self._rest}"
+            case Kind.REQUEST_COUNT:
+                return f"request_count({self.size}, {1000 * self.wait_s:g} ms{self._rest}"
+            case Kind.TIME_WINDOW:
+                return f"time_window({1000 * self.wait_s:g} ms{self._rest}"
+            case Kind.SEQUENTIAL:
+                return f"sequential(depth {self.depth})"
+            case Kind.OURS | Kind.SLA_PAPER:
+                return self.kind.value + (f"({self.tokens})" if self.tokens else "")
+
+    @property
+    def _rest(self) -> str:
+        margin = f", margin {1000 * self.margin_s:g} ms" if self.margin_s else ""
+        return f", depth {self.depth}{margin})"
+
+    def sender(self, number: int, scenario: Scenario, engine: Engine) -> Sender:
+        """One aggregator that follows it."""
+        if self.kind in {Kind.OURS, Kind.SLA_PAPER}:
+            form = Form.OURS if self.kind is Kind.OURS else Form.PAPER
+            goal = SlaGoal(answer_s=scenario.slo_s, form=form) if self.sla and not self.tokens else None
+            return CoreSender(
+                number,
+                engine,
+                token_budget=self.tokens or None,
+                goal=goal,
+                max_held_tokens=scenario.max_held_tokens,
+                overhead_s=scenario.intake_s + scenario.settle_s,
+            )
+        return PlainSender(number, engine, self._closing(engine), scenario.max_held_tokens)
+
+    def _closing(self, engine: Engine) -> Closing:
+        queries, tokens = engine.step_queries, engine.step_tokens
+        match self.kind:
+            case Kind.STATIC_TOKENS:
+                closing = Closing(queries, self.tokens or engine.curve.saturation_point)
+            case Kind.REQUEST_COUNT:
+                closing = Closing(self.size, tokens, self.wait_s)
+            case Kind.TIME_WINDOW:
+                closing = Closing(queries, tokens, self.wait_s, window=True)
+            case _:
+                closing = Closing(1, tokens)
+        return replace(closing, depth=self.depth, margin_s=self.margin_s)

@@ -1,0 +1,194 @@
+"""One simulation: arrivals, aggregators, pods and the network between them, in the order of time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+
+from aggregator.core.lanes import StepReport
+from loadtest.simulate.clock import Clock, Noise
+from loadtest.simulate.curves import find
+from loadtest.simulate.fleet import Fleet
+from loadtest.simulate.outcome import Outcome, Record, summarise
+from loadtest.simulate.parcel import Parcel
+from loadtest.simulate.pod import Engine, Pod
+from loadtest.simulate.scaling import Scaling
+from loadtest.simulate.scenario import Mishap, Policy, Scenario, Trouble
+from loadtest.simulate.sender import Sender
+
+_TAIL_S = 120.0
+"""How long after the last arrival answers are waited for."""
+
+
+@dataclass(slots=True, eq=False)
+class _Place:
+    """One aggregator, and when it wants to be asked again."""
+
+    sender: Sender
+    wake_s: float = inf
+    waits: bool = False
+
+
+class World:
+    """A scenario under a policy; `run` it once. The same seed gives the same outcome, to the byte."""
+
+    def __init__(self, scenario: Scenario, policy: Policy, seed: int) -> None:
+        self._scenario, self._policy, self._seed = scenario, policy, seed
+        self._rng = np.random.default_rng([seed, 1])
+        self._noise = Noise(np.random.default_rng([seed, 2]), scenario.noise)
+        self.clock = Clock()
+        engine = Engine(find(scenario.curve), longest_input=scenario.lengths.longest)
+        self._places = [_Place(policy.sender(number, scenario, engine)) for number in range(scenario.aggregators)]
+        self.record = Record(scenario.warm_up_s)
+        self.fleet = Fleet(engine, self.clock, self._noise, self._reply, [place.sender for place in self._places])
+        self._out: dict[int, dict[int, Parcel]] = {}
+        self._travel_s = 0.0
+        for _ in range(scenario.pods):
+            self.fleet.start(0.0)
+        for trouble in scenario.troubles:
+            self.clock.at(trouble.at_s, self._begin, trouble)
+        self._scaling = Scaling(scenario, self.clock, self.fleet) if scenario.autoscale is not None else None
+        if scenario.sample_s:
+            self.clock.at(scenario.sample_s, self._sample)
+
+    def run(self) -> Outcome:
+        """Let the load pass, and say what came of it."""
+        scenario, clock, record = self._scenario, self.clock, self.record
+        times = scenario.arrivals.draw(scenario.duration_s, self._rng)
+        lengths = scenario.lengths.draw(len(times), self._rng).tolist()
+        which = self._rng.integers(0, scenario.aggregators, len(times)).tolist()
+        intake_s, deadline_s, from_s = scenario.intake_s, scenario.deadline_s, scenario.warm_up_s
+        places, scaling, next_s, step = self._places, self._scaling, clock.next_s, clock.step
+        for came_s, tokens, number in zip(times.tolist(), lengths, which, strict=True):
+            now_s = came_s + intake_s
+            while next_s() <= now_s:
+                step()
+            clock.now_s = now_s
+            place = places[number]
+            if scaling is not None:
+                scaling.arrived(tokens)
+            record.arrived += came_s >= from_s
+            if not place.sender.put(now_s, came_s, came_s + deadline_s, tokens):
+                record.refused += came_s >= from_s
+            elif not place.waits:
+                self._look(place)
+        while next_s() <= scenario.duration_s + _TAIL_S:
+            step()
+        return self._outcome()
+
+    def _look(self, place: _Place) -> None:
+        """Send what is due, and note when to look again."""
+        now_s = self.clock.now_s
+        parcels, wake_s = place.sender.due(now_s)
+        for parcel in parcels:
+            self._send(place, parcel, now_s)
+        place.waits = place.sender.waits
+        if wake_s < place.wake_s or place.wake_s <= now_s:
+            place.wake_s = wake_s
+            if wake_s < inf:
+                self.clock.at(wake_s, self._wake, (place, wake_s))
+
+    def _wake(self, asked: tuple[_Place, float]) -> None:
+        place, wake_s = asked
+        if place.wake_s == wake_s:
+            place.wake_s = inf
+            self._look(place)
+
+    def _send(self, place: _Place, parcel: Parcel, now_s: float) -> None:
+        self.record.sent(parcel.token_count, parcel.token_budget, now_s)
+        pod = self.fleet.pods[parcel.pod]
+        self.clock.at(now_s + self._scenario.network_s * self._noise.delay(), pod.arrive, parcel)
+        if parcel.timeout_s < inf:
+            self.clock.at(now_s + parcel.timeout_s, self._fail, (place, parcel))
+        self._out.setdefault(parcel.pod, {})[id(parcel)] = parcel
+
+    def _reply(self, parcel: Parcel, report: StepReport) -> None:
+        delay_s = self._scenario.network_s * self._noise.delay()
+        self.clock.at(self.clock.now_s + delay_s, self._answer, (parcel, report))
+
+    def _answer(self, came: tuple[Parcel, StepReport]) -> None:
+        parcel, report = came
+        if parcel.over:
+            return
+        self._end(parcel)
+        place, now_s, record = self._places[parcel.sender], self.clock.now_s, self.record
+        done_s, from_s = now_s + self._scenario.settle_s, record.from_s
+        came_s = [at_s for at_s in place.sender.done(parcel, report, now_s) if at_s >= from_s]
+        record.came_s.extend(came_s)
+        record.latency_s.extend([done_s - at_s for at_s in came_s])
+        self._look(place)
+
+    def _fail(self, failed: tuple[_Place, Parcel]) -> None:
+        place, parcel = failed
+        if parcel.over:
+            return
+        self._end(parcel)
+        place.sender.failed(parcel, self.clock.now_s, self._noise.uniform())
+        self._look(place)
+
+    def _end(self, parcel: Parcel) -> None:
+        parcel.over = True
+        del self._out[parcel.pod][id(parcel)]
+
+    def _begin(self, trouble: Trouble) -> None:
+        pod = self.fleet.pods[trouble.pod]
+        match trouble.mishap:
+            case Mishap.SLOW:
+                pod.slowness = trouble.factor
+            case Mishap.HANGS:
+                pod.hangs = True
+            case Mishap.DIES:
+                self._die(pod)
+                return
+        if trouble.for_s < inf:
+            self.clock.at(self.clock.now_s + trouble.for_s, self._heal, pod)
+
+    def _heal(self, pod: Pod) -> None:
+        pod.slowness, pod.hangs = 1.0, False
+        if not pod.running:
+            pod.start()
+
+    def _die(self, pod: Pod) -> None:
+        """Its connections end at once; another pod starts in its place."""
+        pod.die()
+        self.fleet.leave(pod)
+        for parcel in list(self._out.get(pod.number, {}).values()):
+            self._fail((self._places[parcel.sender], parcel))
+        start_s = self._scenario.autoscale.start_s if self._scenario.autoscale is not None else 30.0
+        self.fleet.start(self.clock.now_s + start_s)
+
+    def _sample(self, _: object) -> None:
+        now_s, senders = self.clock.now_s, [place.sender for place in self._places]
+        speeds: Sequence[tuple[int, float]] = senders[0].speeds()
+        self.record.trace.append(
+            {
+                "time_s": round(now_s, 6),
+                "held_tokens": float(sum(sender.held_tokens for sender in senders)),
+                "token_budget": float(speeds[0][0]) if speeds else 0.0,
+                "step_s": speeds[0][1] if speeds else 0.0,
+                "ready": float(len(self.fleet.ready)),
+                "replicas": float(self._scaling.hpa.replicas if self._scaling is not None else self._scenario.pods),
+                "required": self._scaling.required if self._scaling is not None else 0.0,
+            }
+        )
+        if now_s < self._scenario.duration_s:
+            self.clock.at(now_s + self._scenario.sample_s, self._sample)
+
+    def _outcome(self) -> Outcome:
+        scenario = self._scenario
+        return summarise(
+            self.record,
+            names=(scenario.name, self._policy.label, self._seed),
+            expired=sum(place.sender.expired for place in self._places),
+            slo_s=scenario.slo_s,
+            seconds=scenario.duration_s - scenario.warm_up_s,
+            busy=self.fleet.busy(scenario.duration_s),
+        )
+
+
+def simulate(scenario: Scenario, policy: Policy, seed: int = 1) -> Outcome:
+    """Run one scenario under one policy."""
+    return World(scenario, policy, seed).run()

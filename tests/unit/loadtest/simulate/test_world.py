@@ -1,0 +1,152 @@
+"""Whole simulations, short ones."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from aggregator.core import admission, demand, dispatcher, lanes, sla, steering
+from aggregator.core import arrivals as core_arrivals
+from loadtest.__main__ import main
+from loadtest.simulate import cases, core_sender, curves, scaling
+from loadtest.simulate.arrivals import Steady, Steps
+from loadtest.simulate.core_sender import CoreSender
+from loadtest.simulate.hpa import HpaPolicy
+from loadtest.simulate.lengths import Lengths
+from loadtest.simulate.outcome import Outcome
+from loadtest.simulate.pod import Engine
+from loadtest.simulate.scenario import Autoscale, Kind, Mishap, Policy, Scenario, Trouble
+from loadtest.simulate.sweep import best, compare, rank
+from loadtest.simulate.world import simulate
+
+SHORT = Scenario("short", Steady(1500.0), 3.0, deadline_s=1.0, warm_up_s=0.0)
+POLICIES = [
+    Policy(Kind.OURS),
+    Policy(Kind.OURS, tokens=300),
+    Policy(Kind.SLA_PAPER),
+    Policy(Kind.STATIC_TOKENS, tokens=600, depth=1),
+    Policy(Kind.REQUEST_COUNT, size=50, wait_s=0.005),
+    Policy(Kind.TIME_WINDOW, wait_s=0.02, margin_s=0.01),
+    Policy(Kind.SEQUENTIAL),
+]
+
+
+def test_it_is_the_production_core_that_is_driven() -> None:
+    for user, name, home in [
+        (core_sender, "Dispatcher", dispatcher),
+        (core_sender, "Lane", lanes),
+        (core_sender, "Admission", admission),
+        (core_sender, "Promise", steering),
+        (steering, "SlaController", sla),
+        (scaling, "Demand", demand),
+        (scaling, "Arrivals", core_arrivals),
+    ]:
+        assert getattr(user, name) is getattr(home, name)
+        assert home.__name__.startswith("aggregator.core.")
+    sender = Policy(Kind.OURS).sender(0, SHORT, Engine(curves.A100_LIKE))
+    assert isinstance(sender, CoreSender)
+    assert type(sender.dispatcher) is dispatcher.Dispatcher
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.label)
+def test_the_same_seed_gives_the_same_outcome_to_the_byte_and_nobody_is_lost(policy: Policy) -> None:
+    outcome = simulate(SHORT, policy, 7)
+    assert outcome.to_json() == simulate(SHORT, policy, 7).to_json()
+    assert outcome.to_json() != simulate(SHORT, policy, 8).to_json()
+    assert outcome.arrived == outcome.answered + outcome.refused + outcome.expired
+
+
+@pytest.mark.parametrize("mishap", Mishap)
+@pytest.mark.parametrize("policy", [POLICIES[0], POLICIES[3]], ids=lambda policy: policy.label)
+def test_when_a_pod_fails_every_query_is_answered_by_another(policy: Policy, mishap: Mishap) -> None:
+    if mishap is Mishap.HANGS and policy.kind is not Kind.OURS:
+        return  # the plain ones have no time-outs, and wait
+    trouble = Trouble(1.0, 0, mishap, for_s=1.0)
+    scenario = replace(SHORT, pods=3, deadline_s=float("inf"), troubles=(trouble,))
+    outcome = simulate(scenario, policy, 3)
+    assert outcome.answered == outcome.arrived
+
+
+def test_batches_of_several_aggregators_are_merged() -> None:
+    shared = replace(SHORT, aggregators=4)
+    alone = simulate(shared, Policy(Kind.STATIC_TOKENS, tokens=600), 1)
+    merged = simulate(shared, Policy(Kind.OURS), 1)
+    assert merged.p99_s < alone.p99_s
+    assert merged.utilisation <= 1.05
+
+
+def test_a_full_admission_refuses() -> None:
+    outcome = simulate(replace(SHORT, arrivals=Steady(4000.0), max_held_tokens=5000), Policy(Kind.OURS), 1)
+    assert outcome.refused > 1000
+    assert outcome.answered + outcome.refused + outcome.expired == outcome.arrived
+
+
+def test_a_step_in_load_brings_pods_and_the_queue_is_worked_off_within_what_is_promised() -> None:
+    autoscale = Autoscale(HpaPolicy(max_replicas=10), start_s=20.0)
+    drain_s, period_s = autoscale.demand.drain_s, autoscale.hpa.sync_s
+    arrivals = Steps(((0.0, 30.0), (60.0, 200.0)))
+    scenario = Scenario(
+        "scaled", arrivals, 240.0, lengths=Lengths(documents=1.0), slo_s=1.0, autoscale=autoscale, sample_s=5.0
+    )
+    trace = simulate(scenario, Policy(Kind.OURS), 1).trace
+    assert trace[10]["replicas"] == 1
+    assert max(moment["replicas"] for moment in trace) <= 5
+    promised_s = 60.0 + drain_s + autoscale.start_s + 2 * period_s
+    assert all(moment["held_tokens"] < 30_000 for moment in trace if moment["time_s"] > promised_s)
+    assert max(moment["held_tokens"] for moment in trace) > 100_000
+
+
+def test_a_target_that_a_pod_cannot_meet_shrinks_the_budget() -> None:
+    slow = replace(SHORT, slo_s=0.06, noise=0.1, sample_s=0.5, troubles=(Trouble(0.5, 0, Mishap.SLOW, 2.0),))
+    trace = simulate(replace(slow, curve="minilm-cpu", arrivals=Steady(200.0)), Policy(Kind.OURS), 1).trace
+    assert trace[-1]["token_budget"] < trace[0]["token_budget"]
+
+
+def test_batching_is_worth_many_times_the_sequential_throughput() -> None:
+    flood = replace(SHORT, arrivals=Steady(4000.0))
+    ours, sequential = (simulate(flood, Policy(kind), 1) for kind in (Kind.OURS, Kind.SEQUENTIAL))
+    assert ours.throughput > 8.0 * sequential.throughput
+
+
+@pytest.mark.parametrize("name", cases.NAMES)
+def test_every_case_runs(name: str) -> None:
+    outcome = simulate(replace(cases.case(name, seconds=1.5), warm_up_s=0.5), Policy(Kind.OURS), 1)
+    assert outcome.answered > 0
+
+
+def test_the_long_cases_are_made_of_arrivals_that_scale() -> None:
+    assert simulate(cases.trace_hour(seconds=30.0), Policy(Kind.OURS), 1).arrived > 100
+    assert simulate(replace(cases.synthetic_day(), duration_s=30.0), Policy(Kind.OURS), 1).arrived > 100
+    assert simulate(cases.large(20, 3, 0.3), Policy(Kind.OURS), 1).arrived > 5000
+
+
+def test_a_sweep_finds_the_best_setting() -> None:
+    found = best(Kind.SEQUENTIAL, SHORT)
+    outcomes = [simulate(SHORT, Policy(Kind.SEQUENTIAL, depth=depth), 100) for depth in (1, 2, 4)]
+    assert rank(simulate(SHORT, found, 100)) == min(map(rank, outcomes))
+    [compared] = compare(SHORT, (1, 2), [Kind.OURS])
+    mean, half = compared.interval("p99_s")
+    assert 0.0 < half < mean
+
+
+def test_a_profiles_curve_is_read_and_anything_else_refused(tmp_path: Path) -> None:
+    assert curves.find("minilm-cpu").per_token_s > 0.0
+    file = tmp_path / "profile.json"
+    file.write_text("{}")
+    with pytest.raises(ValueError, match="is not a profile"):
+        curves.find(str(file))
+    assert curves.slower(curves.A100_LIKE, 2.0).time_s(600) == pytest.approx(0.040)
+
+
+def test_the_command_writes_every_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "runs.json"
+    arguments = ["--case", "steady", "step", "--policy", "ours", "static_tokens", "--seconds", "3", "--json", str(file)]
+    assert main(["simulate", *arguments]) == 0
+    runs = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [run["scenario"] for run in runs] == ["steady", "steady", "step", "step"]
+    assert set(runs[0]) == set(Outcome.__dataclass_fields__)
+    assert "million queries" in capsys.readouterr().err
+    assert main(["simulate", "--curve", str(tmp_path / "absent.json")]) == 2
