@@ -59,6 +59,18 @@ def _gpu_absent() -> str | None:
     return None if asked and asked.stdout.startswith(b"GPU ") else "no NVIDIA GPU"
 
 
+def _command_absent(command: str, package: str) -> Need:
+    def why() -> str | None:
+        return None if shutil.which(command) else f"no {command}: install the system package {package}, or another"
+
+    return Need(why)
+
+
+TOOLCHAINS = (
+    _command_absent("go", "golang-go"),
+    _command_absent("javac", "default-jdk-headless"),
+    _command_absent("mvn", "maven"),
+)
 JAVA = Need(_java_absent)
 ENGINE = Need(_engine_absent)
 HELM = Need(_helm_absent)
@@ -89,6 +101,7 @@ SUITES = (
     Suite("chart", (_python("helm.generate", "--check"), *_pytest("chart").commands), (HELM,)),
     _pytest("contract", needs=(JAVA, ENGINE)),
     _pytest("integration", needs=(JAVA, ENGINE)),
+    _pytest("clients", needs=(JAVA, ENGINE, *TOOLCHAINS)),
     _pytest("e2e", needs=(JAVA, ENGINE)),
     _pytest("gpu", needs=(GPU,)),
 )

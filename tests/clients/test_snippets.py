@@ -1,0 +1,59 @@
+"""Every program in docs/clients.md builds and does what it says."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.clients.conftest import Stack
+from tests.clients.snippets import ROOT, read
+
+PAGE = read(ROOT / "docs" / "clients.md")
+BY_GRPC = ["vectors: 2 dimensions: 384", "streamed: 100"]
+BY_KAFKA = ["replies: 100 dimensions: 384"]
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@pytest.fixture(scope="session")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for each language, and a `protoc`, which is the one of grpcio-tools."""
+    folder = tmp_path_factory.mktemp("workshop")
+    for language in ("python", "go", "java"):
+        PAGE.write(language, folder / language)
+    protoc = folder / "protoc"
+    protoc.write_text(f'#!/bin/sh\nexec {sys.executable} -m grpc_tools.protoc "$@"\n')
+    protoc.chmod(0o755)
+    return folder
+
+
+def run(commands: str, folder: Path, stack: Stack) -> list[str]:
+    """Run a block of commands as a reader would; returns the lines printed."""
+    environment = {
+        **os.environ,
+        "EMBED_TARGET": stack.grpc,
+        "KAFKA_BOOTSTRAP": stack.kafka,
+        "PATH": os.pathsep.join((str(Path(sys.executable).parent), str(folder.parent), os.environ["PATH"])),
+    }
+    done = subprocess.run(
+        ["bash", "-euc", commands], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = (_COLOURS.sub("", line) for line in done.stdout.splitlines())  # Maven's, which it leaves on
+    return [line for line in lines if line]
+
+
+@pytest.mark.timeout(600)  # compilers, and what they download the first time
+@pytest.mark.parametrize("number", range(len(PAGE.commands)), ids=lambda number: f"{PAGE.commands[number][0]}-{number}")
+def test_a_program_builds_and_does_what_it_says(number: int, workshop: Path, stack: Stack) -> None:
+    language, commands = PAGE.commands[number]
+    by_kafka = "kafka" in commands.lower()
+    assert run(commands, workshop / language, stack) == (BY_KAFKA if by_kafka else BY_GRPC)
+
+
+def test_each_language_has_its_programs() -> None:
+    assert [language for language, _ in PAGE.commands] == ["python", "go", "java", "python", "java"]

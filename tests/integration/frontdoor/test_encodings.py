@@ -1,0 +1,88 @@
+"""What the encodings cost in retrieval: real questions, the real MiniLM's vectors, through real gRPC."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from loadtest.questions import bundled_questions
+from protos.embedding.v1 import embedding_pb2 as pb
+from tests.integration.frontdoor.door import DESCRIPTION, MODEL_FOLDER, SlowEngine, floats, front_door, tokenizer
+
+COUNT, QUERIES = 1200, 300
+PER_CALL = 200
+Matrix = np.ndarray[Any, np.dtype[np.float32]]
+
+
+@pytest.fixture(scope="module")
+def questions() -> list[str]:
+    return bundled_questions()[:COUNT]
+
+
+@pytest.fixture(scope="module")
+def engine(questions: list[str]) -> SlowEngine:
+    """Answers with what sentence-transformers computes for these questions."""
+    from sentence_transformers import SentenceTransformer  # noqa: PLC0415 - slow to import
+
+    model = SentenceTransformer(str(MODEL_FOLDER), device="cpu")
+    rows: Matrix = np.asarray(model.encode(questions, normalize_embeddings=False, batch_size=64), np.float32)
+    counted = tokenizer().count(questions)
+    ends = np.cumsum(counted.lengths)
+    parts = np.split(counted.ids, ends[:-1])
+    known = {part.tobytes(): row for part, row in zip(parts, rows, strict=True)}
+
+    def look_up(ids: Any, lengths: Any) -> Matrix:
+        return np.stack([known[part.tobytes()] for part in np.split(ids, np.cumsum(lengths)[:-1])])
+
+    description = replace(DESCRIPTION, dimensions=rows.shape[1], matryoshka_dimensions=frozenset())
+    return SlowEngine(description=description, compute=look_up)
+
+
+async def fetch(engine: SlowEngine, questions: list[str], encoding: str) -> Matrix:
+    async with front_door(engine) as door:
+        answers = [
+            await door.stub.Embed(
+                pb.EmbedRequest(
+                    inputs=[pb.Input(text=text) for text in questions[start : start + PER_CALL]],
+                    encoding=f"ENCODING_{encoding}",
+                )
+            )
+            for start in range(0, len(questions), PER_CALL)
+        ]
+    return np.stack([floats(embedding) for answer in answers for embedding in answer.embeddings])
+
+
+def cosines(matrix: Matrix) -> Matrix:
+    """Of the first questions with all others."""
+    unit: Matrix = matrix / np.linalg.norm(matrix, axis=1, keepdims=True)
+    found: Matrix = unit[:QUERIES] @ unit[QUERIES:].T
+    return found
+
+
+@pytest.mark.slow
+async def test_the_documented_bounds_hold(engine: SlowEngine, questions: list[str]) -> None:
+    exact = cosines(await fetch(engine, questions, "FLOAT32"))
+    nearest = exact.argmax(axis=1)
+    for encoding, error, agreement in (("FLOAT16", 0.0002, 0.99), ("INT8", 0.005, 0.98)):
+        found = cosines(await fetch(engine, questions, encoding))
+        assert np.abs(found - exact).max() <= error
+        assert (found.argmax(axis=1) == nearest).mean() >= agreement
+    ten = np.argsort(-cosines(await fetch(engine, questions, "BINARY")), axis=1)[:, :10]
+    recalled = (ten == nearest[:, None]).any(axis=1).mean()
+    assert recalled >= 0.9
+
+
+@pytest.mark.slow
+async def test_components_are_within_the_documented_error(engine: SlowEngine, questions: list[str]) -> None:
+    some = questions[:PER_CALL]
+    exact = await fetch(engine, some, "FLOAT32")
+    half = await fetch(engine, some, "FLOAT16")
+    assert (np.abs(half - exact) <= np.maximum(np.abs(exact) / 2048, 3e-8)).all()
+    whole = await fetch(engine, some, "INT8")
+    scales = np.abs(exact).max(axis=1, keepdims=True)
+    assert (np.abs(whole - exact) <= scales / 254 * 1.0001).all()
+    bits = await fetch(engine, some, "BINARY")
+    np.testing.assert_array_equal(bits > 0, exact >= 0)
