@@ -82,45 +82,45 @@ class Aggregator:
         defaults = {topic.name: topic.model or settings.models[0].name for topic in settings.kafka.topics}
         report = DemandReport(self._models, meter, defaults, self._deliveries)
         self._demand = DemandServer(settings.demand.bind, report) if settings.demand.enabled else None
+        self._work: list[asyncio.Task[None]] = []
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Start, work until `stop` is set, drain within the grace period."""
+        """Start, work until `stop` is set, drain within the grace period; a start that still waits is given up."""
+        async with asyncio.TaskGroup() as tasks:
+            start = tasks.create_task(self._start(tasks), name="start")
+            await stop.wait()
+            if start.done():
+                await self._drain()
+            for task in (start, *self._work):
+                task.cancel()
+        self._worker.shutdown(wait=False, cancel_futures=True)
+        self._telemetry.shutdown()
+        _LOG.info("aggregator stopped")
+
+    async def _start(self, tasks: asyncio.TaskGroup) -> None:
+        """Take up work in `tasks`, once Kafka and every port can be had. Raises StartError."""
         settings = self._settings
         if settings.kafka.enabled:
             await prepare_topics(settings.kafka, settings.lifecycle.connect_timeout_s)
         self._metrics.watch(lambda: snapshot(self._models, self._deliveries))
         self._telemetry.health.ready.update(models=self._models_ready, kafka=self._kafka_ready)
-        async with asyncio.TaskGroup() as tasks:
-            pipeline = tasks.create_task(self._pipeline.run(), name="pipeline")
-            if self._demand is not None:
-                await self._demand.start()
-            consuming = await self._start_kafka(tasks)
-            if self._grpc is not None:
-                await self._grpc.start()
-                await self._grpc.set_serving(serving=True)
-            _LOG.info(
-                "aggregator started",
-                extra={
-                    "grpc": self._grpc.address if self._grpc else None,
-                    "demand": self._demand.address if self._demand else None,
-                    "metrics": self._telemetry.metrics_address,
-                },
-            )
-            await stop.wait()
-            await self._drain()
-            for task in (pipeline, *consuming):
-                task.cancel()
-            if self._demand is not None:
-                await self._demand.stop()
-        self._worker.shutdown(wait=False, cancel_futures=True)
-        self._telemetry.shutdown()
-        _LOG.info("aggregator stopped")
-
-    async def _start_kafka(self, tasks: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
-        if self._deliveries is None or self._producer is None:
-            return []
-        await self._producer.start()
-        return [tasks.create_task(self._deliveries.run(), name="deliveries")]
+        self._work.append(tasks.create_task(self._pipeline.run(), name="pipeline"))
+        if self._demand is not None:
+            await self._demand.start()
+        if self._deliveries is not None and self._producer is not None:
+            await self._producer.start()
+            self._work.append(tasks.create_task(self._deliveries.run(), name="deliveries"))
+        if self._grpc is not None:
+            await self._grpc.start()
+            await self._grpc.set_serving(serving=True)
+        _LOG.info(
+            "aggregator started",
+            extra={
+                "grpc": self._grpc.address if self._grpc else None,
+                "demand": self._demand.address if self._demand else None,
+                "metrics": self._telemetry.metrics_address,
+            },
+        )
 
     async def _drain(self) -> None:
         """Stop taking in, finish what is under way, have it committed, leave; unfinished work is replayed elsewhere."""
@@ -139,6 +139,8 @@ class Aggregator:
         if self._producer is not None and self._deliveries is not None:
             await self._producer.close(_CLOSE_TIMEOUT_S)
             await self._deliveries.close(_CLOSE_TIMEOUT_S)
+        if self._demand is not None:
+            await self._demand.stop()
 
     def _on_fenced(self, leases: Sequence[Lease]) -> None:
         """Partitions were given back: their new owner redoes what nobody settled."""
