@@ -61,9 +61,9 @@ class Membership:
         while True:
             await asyncio.sleep(self._settings.commit_interval_s)
             await self._committer.commit(self._member, self.assignment, _COMMIT_TIMEOUT_S)
-            error = self._member.take_error()
             if self._member.broken:
                 raise kafka_errors.KafkaConnectionError("a task of the client has died")
+            error = self._member.take_error()
             if error is not None:
                 _LOG.error("was refused by the consumer group", extra={"error": repr(error)})
                 await asyncio.sleep(_REFUSED_PAUSE_S)
