@@ -46,7 +46,7 @@ class Aggregator:
         self._settings = settings
         self._draining = False
         self._telemetry = telemetry.start(settings.telemetry, "tokenbatch-aggregator")
-        self._metrics = Metrics(self._telemetry.gatherer)
+        self._metrics = Metrics(self._telemetry.gatherer, settings.sla.latency_s)
         tracing = Tracing(self._telemetry.tracer, enabled=self._telemetry.traces)
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
         self._models = make_models(settings, self._worker)
@@ -80,8 +80,8 @@ class Aggregator:
         )
         self._grpc = make_front_door(settings, self._pipeline, self._models, tracing)
         defaults = {topic.name: topic.model or settings.models[0].name for topic in settings.kafka.topics}
-        report = DemandReport(self._models, meter, defaults, self._deliveries)
-        self._demand = DemandServer(settings.demand.bind, report) if settings.demand.enabled else None
+        self._report = DemandReport(self._models, meter, defaults, self._deliveries)
+        self._demand = DemandServer(settings.demand.bind, self._report) if settings.demand.enabled else None
         self._work: list[asyncio.Task[None]] = []
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -102,7 +102,7 @@ class Aggregator:
         settings = self._settings
         if settings.kafka.enabled:
             await prepare_topics(settings.kafka, settings.lifecycle.connect_timeout_s)
-        self._metrics.watch(lambda: snapshot(self._models, self._deliveries))
+        self._metrics.watch(lambda: snapshot(self._models, self._deliveries, self._report.tokens_per_record))
         self._telemetry.health.ready.update(models=self._models_ready, kafka=self._kafka_ready)
         self._work.append(tasks.create_task(self._pipeline.run(), name="pipeline"))
         if self._demand is not None:

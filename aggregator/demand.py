@@ -72,6 +72,10 @@ class DemandMeter:
             tokens = sum(request.held.token_count for request in held if request.held is not None)
             self._arrivals[model.name, source].counted(len(held), sum(len(request.inputs) for request in held), tokens)
 
+    def tokens_per_record(self, name: str) -> float:
+        """Of the Kafka requests that name this model, or no other."""
+        return self._arrivals[self._models.find(name).name, Source.KAFKA].tokens_per_request
+
     def of(self, model: Model) -> pb.ModelDemand:
         """One model's demand and lanes at this moment."""
         now_s = self._clock()
@@ -114,6 +118,10 @@ class DemandReport:
             partitions=list(self._partitions()),
             measured_at_unix_s=time.time(),
         )
+
+    def tokens_per_record(self, topic: str) -> float:
+        """Of a topic's requests, as if all were for its model."""
+        return self._meter.tokens_per_record(self._topics[topic])
 
     def _partitions(self) -> Iterator[pb.Partition]:
         if self._positions is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from aggregator.adapters.kafka_consumer import KafkaDeliveries
 from aggregator.adapters.snapshot import LaneFigures, PartitionFigures, QueueFigures, Snapshot
@@ -13,14 +13,19 @@ from aggregator.models import Models, Served
 _LANE_STATES = ("idle", "running", "staged")
 
 
-def snapshot(models: Models, deliveries: KafkaDeliveries | None) -> Snapshot:
-    """Queues, lanes and partitions at this moment; to be called on the event loop."""
+def snapshot(
+    models: Models, deliveries: KafkaDeliveries | None, tokens_per_record: Callable[[str], float] = lambda _: 0.0
+) -> Snapshot:
+    """Queues, lanes and partitions at this moment; to be called on the event loop.
+
+    `tokens_per_record`: of a topic, as its latest records were; 0 before any.
+    """
     now_s = time.monotonic()
     served = models.served()
     return Snapshot(
         queues=tuple(figures for each in served for figures in _queues(each, now_s)),
         lanes=tuple(figures for each in served for figures in _lanes(each)),
-        partitions=tuple(_partitions(deliveries)) if deliveries is not None else (),
+        partitions=tuple(_partitions(deliveries, tokens_per_record)) if deliveries is not None else (),
     )
 
 
@@ -45,8 +50,10 @@ def _lanes(served: Served) -> Iterator[LaneFigures]:
         )
 
 
-def _partitions(deliveries: KafkaDeliveries) -> Iterator[PartitionFigures]:
+def _partitions(deliveries: KafkaDeliveries, tokens_per_record: Callable[[str], float]) -> Iterator[PartitionFigures]:
     spans, paused = deliveries.uncommitted_span(), deliveries.paused()
     for (topic, partition), lag in deliveries.lag_records().items():
         place = (topic, partition)
-        yield PartitionFigures(topic, partition, lag, None, spans.get(place, 0), place in paused)
+        tokens = tokens_per_record(topic)
+        lag_tokens = lag * tokens if tokens or not lag else None
+        yield PartitionFigures(topic, partition, lag, lag_tokens, spans.get(place, 0), place in paused)

@@ -38,8 +38,10 @@ _RATIO_BOUNDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
 class Metrics:
     """The instruments of one aggregator; used from the event loop's thread only."""
 
-    def __init__(self, gatherer: Gatherer) -> None:
+    def __init__(self, gatherer: Gatherer, slo_s: float | None = None) -> None:
+        """`slo_s`: what is promised for a whole answer; later ones are counted as violations."""
         self._gatherer = gatherer
+        self._slo_s = slo_s
         self._define_batches(gatherer)
         self._define_requests(gatherer)
         self._define_kafka(gatherer)
@@ -66,15 +68,14 @@ class Metrics:
         source: str,
         codes: Mapping[Code, int],
         latencies_s: Sequence[float] | npt.NDArray[np.float64],
-        slo_s: float | None = None,
     ) -> None:
         """Requests of a source got their answers: so many of each code, after these times since intake."""
         for code, count in codes.items():
             self._requests.add(count, source, code.name)
         latencies = np.asarray(latencies_s, np.float64)
         self._e2e_duration.record_all(latencies, source)
-        if slo_s is not None:
-            self._slo_violations.add(int(np.count_nonzero(latencies > slo_s)), source)
+        if self._slo_s is not None:
+            self._slo_violations.add(int(np.count_nonzero(latencies > self._slo_s)), source)
 
     def retried(self, code: Code, count: int) -> None:
         """So many queries go again after their batch failed with `code`."""

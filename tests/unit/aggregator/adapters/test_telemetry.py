@@ -69,7 +69,7 @@ def points(gatherer: Gatherer) -> dict[str, list[Any]]:
 def exercised(metrics: Metrics) -> None:
     metrics.batch_sent("a:1", "full", 600, 60, 640)
     metrics.batch_done("a:1", RESULT)
-    metrics.answered("kafka", {Code.OK: 2, Code.NOT_FOUND: 1}, [0.1, 0.2, 0.4], slo_s=0.3)
+    metrics.answered("kafka", {Code.OK: 2, Code.NOT_FOUND: 1}, [0.1, 0.2, 0.4])
     metrics.retried(Code.UNAVAILABLE, 5)
     metrics.dead_lettered(Code.DATA_LOSS, 1)
     metrics.expired(2)
@@ -82,7 +82,7 @@ def exercised(metrics: Metrics) -> None:
 
 async def test_every_metric_of_the_contract_has_its_name_unit_and_attributes() -> None:
     gatherer = Gatherer()
-    metrics = Metrics(gatherer)
+    metrics = Metrics(gatherer, slo_s=0.3)
     metrics.watch(lambda: EVERYTHING)
     exercised(metrics)
     shown = {metric.name: metric for metric in gatherer.collect().metrics}
@@ -106,15 +106,16 @@ def test_a_batch_shows_its_size_its_fill_and_its_reason() -> None:
 
 def test_answers_are_counted_by_code_and_the_late_ones_apart() -> None:
     gatherer = Gatherer()
-    metrics = Metrics(gatherer)
-    metrics.answered("kafka", {Code.OK: 2, Code.NOT_FOUND: 1}, [0.1, 0.2, 0.4], slo_s=0.3)
+    metrics = Metrics(gatherer, slo_s=0.3)
+    metrics.answered("kafka", {Code.OK: 2, Code.NOT_FOUND: 1}, [0.1, 0.2, 0.4])
     metrics.answered("grpc", {Code.OK: 1}, np.array([0.5]))
     shown = points(gatherer)
     requests = {
         (point.attributes["source"], point.attributes["code"]): point.value for point in shown["embed.requests"]
     }
     assert requests == {("kafka", "OK"): 2, ("kafka", "NOT_FOUND"): 1, ("grpc", "OK"): 1}
-    assert [point.value for point in shown["embed.slo.violations"]] == [1]
+    violations = {point.attributes["source"]: point.value for point in shown["embed.slo.violations"]}
+    assert violations == {"kafka": 1, "grpc": 1}
     assert {point.attributes["source"]: point.count for point in shown["embed.e2e.duration"]} == {"kafka": 3, "grpc": 1}
 
 
