@@ -32,10 +32,10 @@ TOKENS = 10
 _SETTINGS = {"QUEUE__MERGING": "false", "PROFILE__ENABLED": "false"}
 _START_S = 300.0
 _CALL_S = 120.0
-_TURN_S = 4.0
+_TURN_S = 2.0
 _OUT = 2
 """Batches out at a time: one runs, one is staged."""
-_TURNS_PER_REPEAT = 3
+_TURNS_PER_REPEAT = 5
 _MAX_BYTES = 64 * 1024 * 1024
 
 

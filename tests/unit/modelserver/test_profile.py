@@ -1,0 +1,197 @@
+"""The sweep behind the saturation profile, in virtual time, and the files it is kept in."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aggregator.core.saturation import Rule
+from modelserver import profile_store
+from modelserver.engine import EngineFacts, IdArray, Matrix
+from modelserver.errors import CannotStart
+from modelserver.profile import (
+    PRODUCTION_LENGTHS,
+    Profile,
+    ProfileOwner,
+    SweepPlan,
+    known,
+    measure,
+    production_mix,
+    summary,
+    sweep,
+)
+from tests.unit.modelserver.fakes import facts_of
+
+OWNER = ProfileOwner("m", "r1", "float32", "direct", "0.32", "cpu")
+PLAN = SweepPlan(max_tokens=1024, budget_s=1e9, runs=10, min_runs=3)
+FLOOR_S, FIXED_S, PER_TOKEN_S = 0.010, 0.004, 0.00002
+
+
+def curve_s(tokens: int) -> float:
+    return max(FLOOR_S, FIXED_S + PER_TOKEN_S * tokens)
+
+
+@dataclass
+class TimedEngine:
+    """Winds a clock by the time a step takes, plus noise; keeps what it was given."""
+
+    facts: EngineFacts = field(default_factory=lambda: facts_of(2048, 2048, 20))
+    now_s: float = 0.0
+    noise: float = 0.0
+    totals: list[int] = field(default_factory=list[int])
+    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(1))
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def prepare(self, token_ids: IdArray, lengths: IdArray) -> TimedStep:
+        assert token_ids.size == lengths.sum()
+        return TimedStep(self, token_ids.size)
+
+    def recover(self) -> None: ...
+
+    def peak_memory_bytes(self) -> int:
+        return 0
+
+    def close(self) -> None: ...
+
+
+@dataclass
+class TimedStep:
+    engine: TimedEngine
+    tokens: int
+
+    def run(self) -> Matrix:
+        engine = self.engine
+        engine.totals.append(self.tokens)
+        engine.now_s += curve_s(self.tokens) * float(engine.rng.lognormal(0, engine.noise))
+        return np.zeros((1, 2), np.float32)
+
+
+def test_the_measured_curve_finds_the_hinge_through_noise() -> None:
+    engine = TimedEngine(noise=0.1)
+    profile = measure(engine, OWNER, PLAN, engine.clock)
+    assert profile.curve.rule is Rule.HINGE
+    assert profile.curve.saturation_point == pytest.approx(300, rel=0.15)
+    assert (profile.curve.max_tokens, profile.runs, profile.owner) == (1024, 10, OWNER)
+    assert [tokens for tokens, _ in profile.points] == [
+        8,
+        12,
+        16,
+        24,
+        32,
+        48,
+        64,
+        96,
+        128,
+        192,
+        256,
+        384,
+        512,
+        768,
+        1024,
+    ]
+
+
+def test_each_round_takes_every_total_once_in_an_order_of_its_own() -> None:
+    engine = TimedEngine()
+    totals = (8, 16, 32, 64)
+    times = sweep(engine, totals, PLAN, engine.clock)
+    rounds = [engine.totals[start : start + 4] for start in range(0, len(engine.totals), 4)]
+    assert all(sorted(one) == list(totals) for one in rounds)
+    assert len(rounds) == PLAN.runs + 1, "one more to warm up"
+    assert len(set(map(tuple, rounds))) > 3
+    assert all(len(measured) == PLAN.runs for measured in times.values())
+    assert times[64] == pytest.approx([curve_s(64)] * PLAN.runs)
+
+
+def test_the_sweep_stops_when_its_time_is_spent_but_not_before_its_least_rounds() -> None:
+    engine = TimedEngine()
+    times = sweep(engine, (8, 16, 32, 64), replace(PLAN, budget_s=0.0), engine.clock)
+    assert {len(measured) for measured in times.values()} == {PLAN.min_runs}
+
+
+def test_a_total_too_small_to_fit_is_refused() -> None:
+    with pytest.raises(CannotStart, match=r"profile\.max_tokens"):
+        measure(TimedEngine(), OWNER, replace(PLAN, max_tokens=10))
+
+
+@pytest.mark.parametrize("total", [1, 8, 17, 100, 2048])
+def test_queries_of_production_length_sum_to_the_total(total: int) -> None:
+    facts = facts_of(2048, 2048, 12)
+    token_ids, lengths = production_mix(total, facts, np.random.default_rng(2))
+    assert lengths.sum() == token_ids.size == total
+    assert 1 <= lengths.min() <= lengths.max() <= 12
+    assert token_ids.max() < facts.vocabulary_size
+
+
+def test_the_length_mix_is_that_of_real_questions() -> None:
+    assert np.mean(PRODUCTION_LENGTHS) == pytest.approx(11.8, abs=0.2)
+
+
+def test_a_formula_needs_no_run() -> None:
+    profile = known(curve_s, OWNER, 1024)
+    assert profile.runs == 0
+    assert profile.curve.saturation_point == pytest.approx(300, abs=2)
+    assert summary(profile)["rule"] == "hinge"
+
+
+def test_an_engine_that_takes_no_time_has_a_profile_all_the_same() -> None:
+    assert known(lambda _: 0.0, OWNER, 1024).curve.rule is Rule.FLAT
+
+
+@pytest.fixture
+def profile() -> Profile:
+    return known(curve_s, OWNER, 1024)
+
+
+def test_a_profile_comes_back_as_it_was_kept(profile: Profile, tmp_path: Path) -> None:
+    profile_store.save(profile, tmp_path / "deep" / "profile.json")
+    assert profile_store.load(tmp_path / "deep" / "profile.json", OWNER) == profile
+
+
+@pytest.mark.parametrize("name", ["model", "revision", "dtype", "engine", "engine_version", "device"])
+def test_a_profile_of_something_else_is_refused_and_says_what_differs(
+    profile: Profile, tmp_path: Path, name: str
+) -> None:
+    profile_store.save(profile, tmp_path / "profile.json")
+    with pytest.raises(CannotStart, match=f"belongs to something else: its {name} is '.*', not 'other'"):
+        profile_store.load(tmp_path / "profile.json", replace(OWNER, **{name: "other"}))
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"format": 1}', '{"format": 2}', "[1]"])
+def test_what_is_no_profile_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "profile.json").write_text(content, encoding="utf-8")
+    with pytest.raises(CannotStart, match="cannot be read"):
+        profile_store.load(tmp_path / "profile.json", OWNER)
+
+
+def test_the_cache_knows_each_owner_and_each_total_apart(profile: Profile, tmp_path: Path) -> None:
+    profile_store.save(profile, profile_store.cache_file(tmp_path, OWNER, PLAN))
+    assert profile_store.cached(tmp_path, OWNER, PLAN) == profile
+    assert profile_store.cached(tmp_path, replace(OWNER, device="another"), PLAN) is None
+    assert profile_store.cached(tmp_path, OWNER, replace(PLAN, max_tokens=2048)) is None
+
+
+def test_a_spoilt_cache_is_measured_anew(profile: Profile, tmp_path: Path) -> None:
+    file = profile_store.cache_file(tmp_path, OWNER, PLAN)
+    profile_store.save(profile, file)
+    content = json.loads(file.read_text(encoding="utf-8"))
+    del content["curve"]["rule"]
+    file.write_text(json.dumps(content), encoding="utf-8")
+    assert profile_store.cached(tmp_path, OWNER, PLAN) is None
+
+
+def test_the_csv_shows_measured_beside_fitted(profile: Profile, tmp_path: Path) -> None:
+    profile_store.save_csv(profile, tmp_path / "profile.csv")
+    with (tmp_path / "profile.csv").open(encoding="utf-8") as opened:
+        rows = list(csv.DictReader(opened))
+    assert len(rows) == len(profile.points)
+    assert float(rows[-1]["step_duration_s"]) == pytest.approx(curve_s(1024))
+    assert float(rows[-1]["fitted_s"]) == pytest.approx(curve_s(1024), rel=0.01)
+    assert float(rows[-1]["tokens_per_s"]) == pytest.approx(1024 / curve_s(1024), rel=0.001)
