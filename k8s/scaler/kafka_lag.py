@@ -9,6 +9,7 @@ from typing import Any
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import for_code
 
 from aggregator.adapters.kafka_connection import client_options
 from aggregator.settings import KafkaSettings
@@ -68,13 +69,7 @@ class KafkaLag:
 
     async def _read(self, measured_s: float) -> LogEnds:
         await self._connect()
-        partitions = [
-            TopicPartition(topic.name, number)
-            for topic in self._settings.topics
-            for number in self._consumer.partitions_for_topic(topic.name) or ()
-        ]
-        if not partitions:
-            await self._consumer._client.force_metadata_update()  # noqa: SLF001 - topics that were made since
+        partitions = await self._partitions()
         starts = await self._consumer.beginning_offsets(partitions)
         ends = await self._consumer.end_offsets(partitions)
         committed = await self._admin.list_consumer_group_offsets(self._settings.group_id)
@@ -87,12 +82,22 @@ class KafkaLag:
             measured_s=measured_s,
         )
 
+    async def _partitions(self) -> list[TopicPartition]:
+        """Those of every query topic. Raises KafkaError for a topic that is not there: no zero for want of one."""
+        described = await self._admin.describe_topics([topic.name for topic in self._settings.topics])
+        found: list[TopicPartition] = []
+        for topic in described:
+            if topic["error_code"]:
+                raise for_code(topic["error_code"])(topic["topic"])
+            found += [TopicPartition(topic["topic"], each["partition"]) for each in topic["partitions"]]
+            await self._consumer._client.add_topic(topic["topic"])  # noqa: SLF001 - else it knows no leader of it
+        return found
+
     async def _connect(self) -> None:
         if self._consumer is not None:
             return
         options = client_options(self._settings)
         consumer = AIOKafkaConsumer(
-            *(topic.name for topic in self._settings.topics),
             **options,
             enable_auto_commit=False,
             request_timeout_ms=_REQUEST_TIMEOUT_MS,

@@ -1,0 +1,99 @@
+"""`helm test` tells an installation that works from one that only answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc.aio
+import numpy as np
+import pytest
+from typing_extensions import override
+
+from aggregator.settings import AggregatorSettings, KafkaSettings, ModelSettings
+from k8s.smoke import Failed, prove
+from protos.embedding.v1 import embedding_pb2 as pb
+from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
+
+SETTINGS = AggregatorSettings(
+    kafka=KafkaSettings(enabled=False), models=(ModelSettings(name="m", servers=("unused:1",)),)
+)
+SENSE = ([1.0, 0.0], [0.8, 0.6], [0.0, 1.0])
+
+
+def answer(*vectors: list[float], code: int = 0) -> pb.EmbedResponse:
+    embeddings = [pb.Embedding(embedding=np.array(vector, "<f4").tobytes()) for vector in vectors]
+    return pb.EmbedResponse(model_revision="r1", embeddings=embeddings, status=pb.Status(code=code, message="why"))
+
+
+class Embeddings(pb_grpc.EmbeddingsServicer):
+    """Answers what it is told to, and not before `ready_s`."""
+
+    def __init__(self, make: Callable[[], pb.EmbedResponse], ready_s: float = 0.0) -> None:
+        self._make = make
+        self._ready_s = ready_s
+        self.asked: list[pb.EmbedRequest] = []
+
+    @override
+    async def Embed(self, request: pb.EmbedRequest, context: Any) -> pb.EmbedResponse:
+        self.asked.append(request)
+        if time.monotonic() < self._ready_s:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "no server of m is available")
+        return self._make()
+
+    @override
+    def EmbedStream(self, request_iterator: Any, context: Any) -> Any:
+        raise NotImplementedError
+
+    @override
+    async def ListModels(self, request: pb.ListModelsRequest, context: Any) -> pb.ListModelsResponse:
+        raise NotImplementedError
+
+
+@asynccontextmanager
+async def serving(service: Embeddings) -> AsyncGenerator[str]:
+    server = grpc.aio.server()
+    pb_grpc.add_EmbeddingsServicer_to_server(service, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(0)
+
+
+async def test_vectors_that_mean_something_pass() -> None:
+    service = Embeddings(lambda: answer(*SENSE))
+    async with serving(service) as target:
+        (line,) = await prove(SETTINGS, target, 5.0)
+    assert line == f"gRPC {target}: m r1: 2 dimensions, alike 0.80, unlike 0.00"
+    assert service.asked[0].model == "m"
+    assert service.asked[0].normalize
+
+
+@pytest.mark.parametrize(
+    ("response", "says"),
+    [
+        (answer(SENSE[0], SENSE[2], SENSE[1]), "what is unlike is nearer"),
+        (answer([2.0, 0.0], *SENSE[1:]), "the vectors' lengths are"),
+        (answer(code=14), "code 14: why"),
+    ],
+)
+async def test_what_is_wrong_fails_and_says_how(response: pb.EmbedResponse, says: str) -> None:
+    async with serving(Embeddings(lambda: response)) as target:
+        with pytest.raises(Failed, match=says):
+            await prove(SETTINGS, target, 0.5)
+
+
+async def test_what_was_installed_a_moment_ago_is_waited_for() -> None:
+    service = Embeddings(lambda: answer(*SENSE), ready_s=time.monotonic() + 0.5)
+    async with serving(service) as target:
+        assert await prove(SETTINGS, target, 10.0)
+    assert len(service.asked) > 1
+
+
+async def test_nobody_there_fails_in_time() -> None:
+    with pytest.raises(Failed, match=r"gRPC 127\.0\.0\.1:1"):
+        await prove(SETTINGS, "127.0.0.1:1", 0.2)
