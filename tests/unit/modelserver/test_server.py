@@ -1,0 +1,260 @@
+"""The whole server in this process, over real gRPC, with engines that break when told to."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import grpc
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from aggregator.runtime import telemetry
+from aggregator.runtime.telemetry import TelemetrySettings
+from modelserver import model_files, startup
+from modelserver.engine import Engine
+from modelserver.engines import Choice
+from modelserver.errors import CannotStart
+from modelserver.model_files import ModelFiles
+from modelserver.server import Server
+from modelserver.settings import EngineSettings, GrpcSettings, ModelServerSettings, ProfileSettings
+from modelserver.tracing import batch_spans
+from protos.modelserver.v1 import modelserver_pb2 as pb
+from protos.modelserver.v1 import modelserver_pb2_grpc as pb_grpc
+from tests.unit.modelserver.fakes import DEADLY, POISON, WAIT_S, FakeEngine
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+@pytest.fixture(scope="module")
+def files() -> ModelFiles:
+    return model_files.read(model_files.locate("", ""), "r1")
+
+
+@dataclass
+class Running:
+    """A server under test, and a channel to it."""
+
+    stub: Any
+    health: Any
+    metrics_address: str
+    ended: asyncio.Task[int]
+
+    async def embed(self, *queries: list[int], **changes: Any) -> pb.EmbedBatchResponse:
+        ids = np.array([token for query in queries for token in query], "<i4").tobytes()
+        lengths = np.array([len(query) for query in queries], "<i4").tobytes()
+        fields: dict[str, Any] = {
+            "model": "all-minilm-l6-v2",
+            "model_revision": "r1",
+            "token_ids": ids,
+            "lengths": lengths,
+        }
+        answer: pb.EmbedBatchResponse = await self.stub.EmbedBatch(
+            pb.EmbedBatchRequest(**{**fields, **changes}), timeout=WAIT_S
+        )
+        return answer
+
+    async def code(self, *queries: list[int], **changes: Any) -> grpc.StatusCode:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await self.embed(*queries, **changes)
+        return refused.value.code()
+
+    async def until(self, *wanted: int) -> None:
+        """Watch the health pass through these states."""
+        states = list(wanted)
+        async for answer in self.health.Watch(health_pb2.HealthCheckRequest(), timeout=WAIT_S):
+            if answer.status == states[0]:
+                states.pop(0)
+            if not states:
+                return
+
+
+def settings_of(tmp_path: Path) -> ModelServerSettings:
+    return ModelServerSettings(
+        grpc=GrpcSettings(bind=f"unix:{tmp_path}/server.sock", drain_timeout_s=2.0),
+        engine=EngineSettings(kind="core"),
+        profile=ProfileSettings(enabled=False, cache=tmp_path),
+    )
+
+
+@asynccontextmanager
+async def running(
+    tmp_path: Path, files: ModelFiles, monkeypatch: pytest.MonkeyPatch, *engines: Engine | Exception, fallback: str = ""
+) -> AsyncGenerator[Running]:
+    left = iter(engines)
+
+    def build(*_: object) -> Choice:
+        engine = next(left)
+        if isinstance(engine, Exception):
+            raise engine
+        return Choice(engine, fallback)
+
+    monkeypatch.setattr(startup, "build", build)
+    monitoring = telemetry.start(TelemetrySettings(metrics_bind="127.0.0.1:0"), "modelserver")
+    server = Server(settings_of(tmp_path), files, monitoring)
+    ended = asyncio.create_task(server.run())
+    async with grpc.aio.insecure_channel(f"unix:{tmp_path}/server.sock") as channel:
+        try:
+            await channel.channel_ready()
+            health = health_pb2_grpc.HealthStub(channel)
+            yield Running(pb_grpc.ModelServerStub(channel), health, monitoring.metrics_address, ended)
+        finally:
+            if not ended.done():
+                os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.wait([ended])
+            monitoring.shutdown()
+
+
+def opened(engine: FakeEngine) -> FakeEngine:
+    engine.gate.set()
+    return engine
+
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def run(tmp_path: Path, files: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> Run:
+    def start(*engines: Engine | Exception, fallback: str = "") -> Any:
+        return running(tmp_path, files, monkeypatch, *engines, fallback=fallback)
+
+    return start
+
+
+async def test_a_batch_is_answered_with_its_step(run: Run) -> None:
+    async with run(opened(FakeEngine())) as server:
+        await server.until(SERVING)
+        answer = await server.embed([1, 2], [5])
+        assert np.frombuffer(answer.embeddings, "<f4").tolist() == [3.0, 2.0, 5.0, 1.0]
+        assert (answer.dimensions, answer.step_tokens, answer.queued_tokens) == (2, 3, 0)
+
+
+async def test_it_says_what_it_is_once_it_serves(run: Run) -> None:
+    async with run(opened(FakeEngine())) as server:
+        await server.until(SERVING)
+        said = await server.stub.Describe(pb.DescribeRequest(), timeout=WAIT_S)
+        assert (said.model, said.model_revision, said.dimensions) == ("all-minilm-l6-v2", "r1", 2)
+        assert not said.HasField("profile")
+
+
+async def test_until_the_engine_is_ready_it_refuses_but_gives_the_tokenizer(run: Run) -> None:
+    engine = FakeEngine()
+    async with run(engine) as server:
+        check = await server.health.Check(health_pb2.HealthCheckRequest(service="modelserver.v1.ModelServer"))
+        assert check.status == NOT_SERVING
+        assert await server.code([1]) is grpc.StatusCode.UNAVAILABLE
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await server.stub.Describe(pb.DescribeRequest(), timeout=WAIT_S)
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+        names = {chunk.file_name async for chunk in server.stub.GetTokenizer(pb.GetTokenizerRequest())}
+        assert "tokenizer.json" in names
+        engine.gate.set()
+        await server.until(SERVING)
+
+
+async def test_poison_is_internal_and_the_next_batch_is_fine(run: Run) -> None:
+    async with run(opened(FakeEngine())) as server:
+        await server.until(SERVING)
+        assert await server.code([POISON]) is grpc.StatusCode.INTERNAL
+        assert (await server.embed([1])).step_tokens == 1
+
+
+async def test_an_engine_that_breaks_is_rebuilt_and_told_by_health(run: Run) -> None:
+    second = FakeEngine()
+    async with run(opened(FakeEngine()), second) as server:
+        await server.until(SERVING)
+        second.gate.set()
+        watch = asyncio.create_task(server.until(SERVING, NOT_SERVING, SERVING))
+        await asyncio.sleep(0.1)
+        assert await server.code([DEADLY]) is grpc.StatusCode.INTERNAL
+        await watch
+        assert (await server.embed([1])).step_tokens == 1
+
+
+async def test_an_engine_that_cannot_be_rebuilt_ends_the_process_with_1(run: Run) -> None:
+    async with run(opened(FakeEngine()), RuntimeError("out of memory")) as server:
+        await server.until(SERVING)
+        assert await server.code([DEADLY]) is grpc.StatusCode.INTERNAL
+        assert await server.ended == 1
+
+
+async def test_an_engine_that_cannot_be_built_ends_the_start(
+    tmp_path: Path, files: ModelFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(*_: object) -> Choice:
+        raise CannotStart("no such model")
+
+    monkeypatch.setattr(startup, "build", build)
+    monitoring = telemetry.start(TelemetrySettings(metrics_bind="127.0.0.1:0"), "modelserver")
+    with pytest.raises(CannotStart, match="no such model"):
+        await Server(settings_of(tmp_path), files, monitoring).run()
+    monitoring.shutdown()
+
+
+async def test_sigterm_ends_with_0(run: Run) -> None:
+    async with run(opened(FakeEngine())) as server:
+        await server.until(SERVING)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert await server.ended == 0
+
+
+async def test_a_step_that_never_ends_does_not_hold_up_the_end(run: Run) -> None:
+    engine = opened(FakeEngine())
+    async with run(engine) as server:
+        await server.until(SERVING)
+        engine.gate.clear()
+        stuck = asyncio.create_task(server.code([1]))
+        await asyncio.to_thread(engine.running.wait, WAIT_S)
+        await asyncio.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert await server.ended == 0
+        engine.gate.set()
+        assert await stuck in {grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE}
+
+
+async def test_what_was_refused_and_a_fallback_are_counted(run: Run) -> None:
+    async with run(opened(FakeEngine()), fallback="it disagrees") as server:
+        await server.until(SERVING)
+        await server.embed([1], [], [-1])
+        await server.code([1], model="another")
+        await server.code([POISON])
+        text = await asyncio.to_thread(read, server.metrics_address, "/metrics")
+        assert await asyncio.to_thread(read, server.metrics_address, "/readyz")
+        assert await asyncio.to_thread(read, server.metrics_address, "/livez")
+    assert 'embed_engine_refused_total{code="INVALID_ARGUMENT",what="query"} 2' in text
+    assert 'embed_engine_refused_total{code="FAILED_PRECONDITION",what="batch"} 1' in text
+    assert 'embed_engine_refused_total{code="INTERNAL",what="batch"} 1' in text
+    assert 'embed_engine_failed_steps_total{composition="single"} 1' in text
+    assert "embed_engine_fallbacks_total 1" in text
+
+
+def read(address: str, path: str) -> str:
+    with urlopen(f"http://{address}{path}", timeout=WAIT_S) as answer:
+        text: str = answer.read().decode()
+        return text
+
+
+def test_a_batchs_span_stands_in_its_senders_trace() -> None:
+    spans = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(spans))
+    trace_id = "0af7651916cd43dd8448eb211c80319c"
+    metadata = (("traceparent", f"00-{trace_id}-b7ad6b7169203331-01"), ("binary-bin", b"\0"))
+    with batch_spans(provider.get_tracer("test"))(metadata):
+        pass
+    (span,) = spans.get_finished_spans()
+    assert span.context is not None
+    assert f"{span.context.trace_id:032x}" == trace_id
+    assert span.name == "modelserver.v1.ModelServer/EmbedBatch"
