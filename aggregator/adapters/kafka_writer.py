@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 from aiokafka import AIOKafkaProducer, TopicPartition
@@ -199,7 +200,11 @@ def _renew_identity(producer: Any) -> None:
 
 async def _abandon(producer: Any) -> None:
     """Stop without waiting for any broker: what has no word yet fails with ProducerClosed."""
-    producer._message_accumulator.fail_all(kafka_errors.ProducerClosed())  # noqa: SLF001 - `stop` would wait for it
+    accumulator = producer._message_accumulator  # noqa: SLF001 - `stop` would wait for what is in it
+    accumulator.fail_all(kafka_errors.ProducerClosed())
+    for batch in chain(accumulator._pending_batches, *accumulator._batches.values()):  # noqa: SLF001
+        if batch._drain_waiter.done():  # noqa: SLF001 - nobody asks for it, and asyncio would complain
+            batch._drain_waiter.exception()  # noqa: SLF001
     with contextlib.suppress(Exception):
         async with asyncio.timeout(_STOP_S):
             await producer.client.close()
