@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 
-from aggregator.adapters.counting import Counting
+from aggregator.adapters.counting import INLINE_CHARACTERS, Counting
 from aggregator.adapters.demand_server import DemandServer
 from aggregator.adapters.discovery import Discovered
 from aggregator.adapters.kafka_connection import prepare_topics
@@ -32,6 +32,7 @@ from aggregator.kafka_codec import intakes
 from aggregator.kafka_path import KafkaPath
 from aggregator.models import Model, Models
 from aggregator.pipeline import Pipeline
+from aggregator.ports import Tokenizer
 from aggregator.runtime import telemetry
 from aggregator.settings import AggregatorSettings, SlaSettings
 
@@ -169,7 +170,11 @@ def make_models(settings: AggregatorSettings, worker: Executor) -> Models:
     )
     models = [Model(model.name, model.aliases, Admission(admission)) for model in settings.models]
     goal = make_goal(settings.sla)
-    return Models(models, policy, batching.token_budget, lambda tokenizer: Counting(tokenizer, worker), goal)
+
+    def counting(tokenizer: Tokenizer) -> Counting:
+        return Counting(tokenizer, worker, inline_characters=INLINE_CHARACTERS)
+
+    return Models(models, policy, batching.token_budget, counting, goal)
 
 
 def make_goal(sla: SlaSettings) -> SlaGoal | None:

@@ -83,6 +83,7 @@ class Pipeline:
         self._all_settled.set()
         self._unsettled = 0
         self._calls: list[Request] = []
+        self._admitting = False
         self._urged: frozenset[int] = frozenset()
         self._draining = False
 
@@ -112,17 +113,20 @@ class Pipeline:
             await self._admit_safely(requests)
 
     def submit(self, request: Request) -> None:
-        """Take a gRPC call's request; calls that come in the same turn of the event loop are admitted together."""
+        """Take a gRPC call's request; calls that come while others are admitted are admitted together after them."""
         self._unsettled += 1
         self._all_settled.clear()
         self._calls.append(request)
-        if len(self._calls) == 1:
-            asyncio.get_running_loop().call_soon(self._admit_calls)
+        if not self._admitting:
+            self._admitting = True
+            asyncio.get_running_loop().call_soon(lambda: self._spawn(self._admit_calls(), "admit calls"))
 
-    def _admit_calls(self) -> None:
-        calls, self._calls = self._calls, []
-        self.meter.arrived(calls)
-        self._spawn(self._admit_safely(calls), "admit calls")
+    async def _admit_calls(self) -> None:
+        while calls := self._calls:
+            self._calls = []
+            self.meter.arrived(calls)
+            await self._admit_safely(calls)
+        self._admitting = False
 
     async def _admit_safely(self, requests: Sequence[Request]) -> None:
         """Admit, and let no request that nobody thought of end the work of all others."""

@@ -84,7 +84,7 @@ async def test_calls_under_way_are_bounded_in_number_and_bytes(limit: dict[str, 
 
 async def test_a_rate_of_tokens_is_divided_among_the_ready_aggregators() -> None:
     ready = 2
-    settings = {"tenants": {"tokens_per_s": 1000, "rates": {"big": 1e6}, "burst_s": 1.0}}
+    settings = {"tenants": {"tokens_per_s": 20, "rates": {"big": 1e6}, "burst_s": 50.0}}
     async with front_door(settings=settings, ready_aggregators=lambda: ready) as door:
         for _ in range(9):
             await door.stub.Embed(ask(FULL, tenant="a"))

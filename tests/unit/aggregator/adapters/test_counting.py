@@ -104,3 +104,18 @@ async def test_a_caller_that_gave_up_is_not_counted_and_holds_nobody_up() -> Non
     tokenizer.gate.set()
     assert (await other).ids.tolist() == ids_of("other")
     assert tokenizer.calls == [("running",), ("other",)]
+
+
+async def test_a_few_characters_are_counted_where_the_caller_stands_if_the_tokenizer_is_idle() -> None:
+    tokenizer = GatedTokenizer()
+    tokenizer.gate.set()
+    counting = Counting(tokenizer, inline_characters=8)
+    await counting.count(["a b c"])
+    assert tokenizer.threads == {threading.current_thread().name}
+    await counting.count(["a b", "c d e f"])
+    assert len(tokenizer.threads) == 2
+    tokenizer.gate.clear()
+    tasks = await started(counting, ["a b c d e"], ["f"])
+    tokenizer.gate.set()
+    await asyncio.gather(*tasks)
+    assert tokenizer.calls[2:] == [("a b c d e",), ("f",)]

@@ -1,0 +1,92 @@
+"""The aggregator's CPU time per unary call, over that of a bare grpc.aio server that answers the same messages."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+
+import numpy as np
+import psutil
+
+from loadtest.bench.echo import DIMENSIONS
+from loadtest.bench.figures import Figure
+from loadtest.bench.instant_modelserver import MODEL
+from loadtest.bench.setting import Plan, Program
+from loadtest.clients import grpc
+from loadtest.clients.grpc import GrpcRun
+from loadtest.options import unique
+from loadtest.questions import bundled_questions
+from loadtest.screen import ERRORS
+from loadtest.stack.errors import StackError
+from loadtest.stack.part import Part
+from loadtest.stack.ports import free_ports
+from loadtest.stack.service import Aggregator
+from loadtest.tally import Tally
+
+NAME = "unary"
+CALLERS = 64
+_WARM_UP = 2_000
+_CALLS = 20_000
+_STEP_S = 0.01
+"""As MiniLM takes on a CPU for what 64 callers send; without it every call would be a batch."""
+
+
+def measure(plan: Plan) -> list[Figure]:
+    """Both in turns, each a process that lasts; one query a call, 64 callers, a model server that answers at once."""
+    calls = min(_CALLS, plan.queries)
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    port, engine_port = free_ports(2)
+    echo = Program("loadtest.bench.echo", ["--port", str(port)], plan.folder / "echo.log", port)
+    told = ["--port", str(engine_port), "--token-budget", str(plan.token_budget), "--step-s", str(_STEP_S)]
+    engine = Program("loadtest.bench.instant_modelserver", told, plan.folder / "instant_modelserver.log", engine_port)
+    found: dict[str, list[tuple[float, float]]] = {"echo": [], "aggregator": []}
+    with engine, echo, _aggregator(plan, f"localhost:{engine_port}") as aggregator:
+        sides: dict[str, tuple[Part, str]] = {
+            "echo": (echo, f"localhost:{port}"),
+            "aggregator": (aggregator, aggregator.address),
+        }
+        for part, target in sides.values():
+            _cpu_us(part.pid, target, _WARM_UP)
+        for turn in range(plan.repeats):
+            for name, (part, target) in sides.items():
+                found[name].append(_cpu_us(part.pid, target, calls))
+            ERRORS.print(f"unary {turn + 1} of {plan.repeats}: " + _said(found))
+    ratio = statistics.median(own[0] / bare[0] for own, bare in zip(found["aggregator"], found["echo"], strict=True))
+    notes = f"{calls} calls of one question, {CALLERS} callers, {DIMENSIONS} floats back, all threads"
+
+    def median(name: str, place: int) -> float:
+        return statistics.median(each[place] for each in found[name])
+
+    return [
+        Figure(NAME, "echo_cpu", median("echo", 0), "us/call", plan.repeats, notes),
+        Figure(NAME, "aggregator_cpu", median("aggregator", 0), "us/call", plan.repeats, notes),
+        Figure(NAME, "client_cpu", median("aggregator", 1), "us/call", plan.repeats, notes),
+        Figure(NAME, "aggregator_over_echo", ratio, "ratio", plan.repeats, notes, "≤ 1.4"),
+    ]
+
+
+def _aggregator(plan: Plan, server: str) -> Aggregator:
+    settings = {"KAFKA__ENABLED": "false", "BATCHING__COALESCE": "false"}
+    return Aggregator(
+        plan.folder / "aggregator.log", kafka="localhost:1", model=MODEL, servers=[server], settings=settings
+    )
+
+
+def _cpu_us(pid: int, target: str, calls: int) -> tuple[float, float]:
+    """CPU time per call of the server and of this client, in µs."""
+    questions = bundled_questions()
+    texts = unique([questions[number % len(questions)] for number in range(calls)])
+    tally = Tally(np.arange(calls, dtype=np.int64))
+    server = psutil.Process(pid)
+    before, client_before_s = server.cpu_times(), time.process_time()
+    asyncio.run(grpc.run(texts, tally, GrpcRun(target, CALLERS), lambda: None))
+    after, client_after_s = server.cpu_times(), time.process_time()
+    if tally.errors:
+        raise StackError(f"calls to {target} failed: {dict(tally.errors)}")
+    server_s = after.user + after.system - before.user - before.system
+    return server_s / calls * 1e6, (client_after_s - client_before_s) / calls * 1e6
+
+
+def _said(found: dict[str, list[tuple[float, float]]]) -> str:
+    return ", ".join(f"{name} {turns[-1][0]:.0f} µs" for name, turns in found.items())
