@@ -158,22 +158,28 @@ class Reader:
             return
         for partition in partitions:
             self._member.seek(partition.tp, partition.read_to)
-        unreadable = isinstance(error, kafka_errors.CorruptRecordException) or not isinstance(
-            error, kafka_errors.KafkaError
-        )
         if isinstance(error, kafka_errors.OffsetOutOfRangeError):
             for partition in partitions:
                 if partition.tp in error.args[0]:
                     await self._return_to_log(assignment, partition)
-        elif unreadable and len(partitions) == 1 and partitions[0].suspect:
-            await self._stand_before_corrupt(assignment, partitions[0], error)
-        elif unreadable:
-            named = [partition for partition in partitions if str(partition.tp) in str(error)]
-            for partition in named or partitions:
-                partition.suspect = True
+        elif isinstance(error, kafka_errors.TopicAuthorizationFailedError):
+            _LOG.error("was refused a topic; its partitions wait", extra={"topics": error.args})
+            for partition in partitions:
+                if partition.tp.topic in error.args:
+                    partition.blocked_until_s = asyncio.get_running_loop().time() + _BLOCKED_S
+        elif isinstance(error, kafka_errors.CorruptRecordException) or not isinstance(error, kafka_errors.KafkaError):
+            await self._suspect(assignment, partitions, error)
         else:
             _LOG.warning("could not fetch", extra={"error": repr(error)})
             await asyncio.sleep(_FAULT_PAUSE_S)
+
+    async def _suspect(self, assignment: Assignment, partitions: Sequence[Partition], error: Exception) -> None:
+        """Find out which partition holds what cannot be read, by reading it apart; that one stands before it."""
+        if len(partitions) == 1 and partitions[0].suspect:
+            await self._stand_before_corrupt(assignment, partitions[0], error)
+            return
+        for partition in [each for each in partitions if str(each.tp) in str(error)] or partitions:
+            partition.suspect = True
 
     async def _return_to_log(self, assignment: Assignment, partition: Partition) -> None:
         """Go on at the log's start after retention overtook the position, or after the log lost its end."""

@@ -18,7 +18,7 @@ from aggregator.errors import StartError
 from aggregator.settings import KafkaSettings
 from loadtest.stack.kafka import KafkaBroker
 from loadtest.stack.ports import free_ports
-from tests.fakes.kafka_clusters import RealCluster, produce, records_of
+from tests.fakes.kafka_clusters import RealCluster, produce, reading, records_of, settle, until_committed
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
@@ -128,3 +128,18 @@ async def test_a_group_that_is_forbidden_is_waited_for(guarded: GuardedCluster) 
         assert [lease.offset for lease in await asyncio.wait_for(deliveries.fetch(), 20)] == [0, 1, 2]
         assert (joined, deliveries.healthy) == (False, True)
         await deliveries.close(3)
+
+
+async def test_a_query_topic_that_is_forbidden_holds_up_no_other(guarded: GuardedCluster) -> None:
+    forbidden, allowed = await guarded.create_topic(), await guarded.create_topic()
+    await guarded.grant(TOPIC, forbidden, DESCRIBE)
+    await guarded.grant(TOPIC, allowed, READ, DESCRIBE)
+    await guarded.grant(GROUP, f"group-{guarded.name}", READ)
+    await produce(guarded, [*records_of(forbidden, 5), *records_of(allowed, 5)])
+    async with reading(guarded, guarded.as_user(forbidden, allowed)) as intake:
+        settle(await intake.take(5))
+        for start in (5, 10, 15):
+            await produce(guarded, records_of(allowed, 5, start=start))
+            settle(await intake.take(5, timeout_s=2.0))
+        assert {lease.record.topic for lease in intake.leases} == {allowed}
+        await until_committed(guarded, allowed, {0: 20})
