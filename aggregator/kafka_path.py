@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from aiokafka.errors import MessageSizeTooLargeError, RecordTooLargeError
+from aiokafka.errors import MessageSizeTooLargeError, ProducerClosed, RecordTooLargeError
 
 from aggregator.adapters.telemetry import Metrics
 from aggregator.adapters.tracing import Tracing
@@ -76,7 +77,7 @@ class KafkaPath:
                     leases, self._intakes, received_s=self._clock(), wall_s=self._wall_clock()
                 )
             if refused:
-                self._refusing = asyncio.create_task(self._refuse(refused), name="refuse records")
+                self._refusing = asyncio.create_task(self._refuse_unless_closed(refused), name="refuse records")
             if requests:
                 return requests
 
@@ -85,10 +86,16 @@ class KafkaPath:
         check_reply_fits(request, request.options.dimensions, self._settings.max_reply_bytes)
 
     async def settle(self, requests: Sequence[Request]) -> None:
-        """Reply to settled requests and free their offsets; a reply that cannot be written becomes a dead letter."""
+        """Reply to settled requests and free their offsets; a reply that cannot be written becomes a dead letter.
+
+        Requests that come after the producer was closed are left to whoever reads their records next.
+        """
         live = [request for request in requests if not request.origin.lease.watermark.fenced]
-        if not live:
-            return
+        if live:
+            with contextlib.suppress(ProducerClosed):
+                await self._reply(live)
+
+    async def _reply(self, live: Sequence[Request]) -> None:
         with self._tracing.send(self._settings.reply_topic, len(live)):
             errors = await self._producer.send(encode_replies(live))
         dead: list[tuple[Lease, TokenbatchError]] = []
@@ -115,6 +122,10 @@ class KafkaPath:
     def stuck(self) -> Sequence[Lease]:
         """Leases that hold their partition's watermark so far back that they are to be aged."""
         return self._deliveries.half_span_holders()
+
+    async def _refuse_unless_closed(self, refused: Sequence[Refused]) -> None:
+        with contextlib.suppress(ProducerClosed):
+            await self._refuse(refused)
 
     async def _refuse(self, refused: Sequence[Refused]) -> None:
         """Answer records that are no requests, where somebody can be answered, and keep those nobody can read."""

@@ -78,6 +78,7 @@ class Pipeline:
         self._clock = clock
         self._jitter = jitter
         self._tasks: asyncio.TaskGroup | None = None
+        self._intake: asyncio.Task[None] | None = None
         self._something_changed = asyncio.Event()
         self._all_settled = asyncio.Event()
         self._all_settled.set()
@@ -94,12 +95,14 @@ class Pipeline:
             tasks.create_task(self._pool.run(self), name="pool")
             tasks.create_task(self.dispatch(), name="dispatch")
             if self._kafka is not None:
-                tasks.create_task(self.intake(self._kafka), name="intake")
+                self._intake = tasks.create_task(self.intake(self._kafka), name="intake")
 
     async def drain(self) -> None:
-        """Finish what was taken in, once the intakes have stopped; batches go out with reason `drain`."""
+        """Finish what was taken in, once fetching was stopped; batches go out with reason `drain`."""
         self._draining = True
         self._something_changed.set()
+        if self._intake is not None:
+            await asyncio.wait((self._intake,))
         await self._all_settled.wait()
 
     # 1. In: records from Kafka, calls from gRPC.

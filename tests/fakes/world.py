@@ -216,6 +216,11 @@ class World:
         await self.pipeline.embed(request)
         return request
 
+    async def drain(self) -> None:
+        """Stop fetching, and finish what was taken in."""
+        self.kafka.incoming.put_nowait(())
+        await self.pipeline.drain()
+
     def produce(self, *requests: Request) -> None:
         """Let requests arrive by Kafka, in one fetch."""
         self.kafka.incoming.put_nowait(requests)

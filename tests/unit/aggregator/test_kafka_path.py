@@ -37,11 +37,12 @@ class Side:
         for name in ("in", "out", "in-dlt"):
             self.kafka.create_topic(name, 1)
         self.deliveries = FakeDeliveries(self.kafka, SETTINGS, lambda _: None)
+        self.producer = FakeProducer(self.kafka)
         self.path = KafkaPath(
             SETTINGS,
             intakes(SETTINGS, "m"),
             self.deliveries,
-            FakeProducer(self.kafka),
+            self.producer,
             metrics=Metrics(Gatherer()),
             tracing=Tracing(),
             clock=lambda: asyncio.get_running_loop().time(),
@@ -112,5 +113,19 @@ def test_a_dead_letter_that_cannot_be_written_holds_the_commit_and_tells_of_the_
         assert side.kafka.committed == {("in", 0): 1}
         first_s = datetime.fromisoformat(side.letter()["dlt-first-failure-time"]).timestamp()
         assert first_s - began_s < 1
+
+    check(work)
+
+
+def test_what_is_settled_after_the_producer_was_closed_is_left_to_the_next_reader() -> None:
+    async def work(side: Side) -> None:
+        await side.producer.close(0)
+        await side.settle(POISON, POISON)
+        side.kafka.append(("in", 0), OutgoingRecord("in", 0, b"k", b"\xff", []))
+        receiving = asyncio.create_task(side.path.receive())
+        await asyncio.sleep(1)
+        side.deliveries.stop_fetching()
+        assert not await receiving
+        assert side.kafka.committed == {("in", 0): 0}
 
     check(work)

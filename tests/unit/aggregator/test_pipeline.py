@@ -302,7 +302,7 @@ def test_requests_of_a_partition_that_was_given_back_are_dropped() -> None:
             await asyncio.sleep(10)
             assert world.kafka.settled == under_way
             assert world.model.admission.total == 0
-            await world.pipeline.drain()
+            await world.drain()
 
     run(check())
 
@@ -332,7 +332,7 @@ def test_a_drain_finishes_what_was_taken_in() -> None:
         async with World(FakeEngine(slowness=50.0)).started() as world:
             world.produce(*(world.request(str(number), source=Source.KAFKA) for number in range(100)))
             await asyncio.sleep(0.001)
-            await world.pipeline.drain()
+            await world.drain()
             assert len(world.kafka.settled) == 100
 
     run(check())
