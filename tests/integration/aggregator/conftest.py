@@ -26,6 +26,7 @@ class Running:
 
 
 StartAggregator = Callable[..., Running]
+NewServer = Callable[..., ModelServer]
 StartServer = Callable[..., ModelServer]
 
 
@@ -54,20 +55,30 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelServer]:
 
 
 @pytest.fixture
-def start_server(tmp_path: Path) -> Iterator[StartServer]:
-    """Start model servers that compute nothing, told more by `settings`; all end with the test."""
-    started: list[ModelServer] = []
+def new_server(tmp_path: Path) -> Iterator[NewServer]:
+    """Make model servers that compute nothing, told more by `settings`, to be started; all end with the test."""
+    made: list[ModelServer] = []
+
+    def make(**settings: str) -> ModelServer:
+        told = {"ENGINE__KIND": "synthetic", "PROFILE__ENABLED": "false", **settings}
+        made.append(ModelServer(tmp_path / f"modelserver-{len(made)}.log", settings=told))
+        return made[-1]
+
+    yield make
+    for server in made:
+        server.kill()
+
+
+@pytest.fixture
+def start_server(new_server: NewServer) -> StartServer:
+    """The same, started."""
 
     def start(**settings: str) -> ModelServer:
-        told = {"ENGINE__KIND": "synthetic", "PROFILE__ENABLED": "false", **settings}
-        server = ModelServer(tmp_path / f"modelserver-{len(started)}.log", settings=told)
-        started.append(server)
+        server = new_server(**settings)
         server.start()
         return server
 
-    yield start
-    for server in started:
-        server.kill()
+    return start
 
 
 @pytest.fixture
@@ -81,12 +92,16 @@ def start_aggregator(kafka: KafkaBroker, tmp_path: Path, request: pytest.Fixture
 def aggregators(kafka: KafkaBroker, folder: Path, prefix: str) -> Iterator[StartAggregator]:
     """Start aggregators, each with topics of its own unless told which, named after `prefix`; all end at the end.
 
-    Told of no servers, an aggregator is launched and not waited for.
+    Where `ready` is false it is not waited for.
     """
     started: list[Aggregator] = []
 
     def start(
-        *servers: ModelServer, topics: Topics | None = None, group: str = "", settings: Mapping[str, str] | None = None
+        *servers: ModelServer,
+        topics: Topics | None = None,
+        group: str = "",
+        settings: Mapping[str, str] | None = None,
+        ready: bool = True,
     ) -> Running:
         name = f"{prefix}-{len(started)}"
         topics = topics or Topics(f"{name}.requests", f"{name}.replies")
@@ -103,14 +118,13 @@ def aggregators(kafka: KafkaBroker, folder: Path, prefix: str) -> Iterator[Start
             folder / f"aggregator-{len(started)}.log",
             kafka=kafka.bootstrap,
             model=DEFAULT_MODEL_NAME,
-            servers=[server.address for server in servers] or ["localhost:1"],
+            servers=[server.address for server in servers],
             settings=told,
         )
         started.append(aggregator)
-        if servers:
-            aggregator.start()
-        else:
-            aggregator.launch()
+        aggregator.launch()
+        if ready:
+            aggregator.wait(120.0)
         return Running(aggregator, kafka.bootstrap, topics, group)
 
     try:

@@ -1,0 +1,183 @@
+"""Aggregators and model servers come, go and crash under load: nothing is lost, and what comes twice says so."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import grpc.aio
+import pytest
+
+from protos.embedding.v1 import embedding_pb2 as pb
+from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
+from tests.integration.aggregator.conftest import NewServer, Running, StartAggregator, StartServer
+from tests.integration.aggregator.desk import Desk, Sent, committed, headers, open_desk, query, read
+from tests.integration.aggregator.scrape import metrics
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(300)]
+
+COUNT = 1500
+STEP = {"SYNTHETIC__FIXED_S": "0.03"}
+BUDGET = {"BATCHING__TOKEN_BUDGET": "50"}  # some 300 questions a second, so that the load lasts
+
+
+@asynccontextmanager
+async def under_load(running: Running) -> AsyncGenerator[Desk]:
+    """A desk that has sent some of its questions, and goes on sending; at the end all are answered."""
+    async with open_desk(running.kafka, running.topics) as desk, asyncio.TaskGroup() as tasks:
+        sending = tasks.create_task(send(desk))
+        await desk.until(lambda: len(desk.replies) > COUNT // 10)
+        yield desk
+        await sending
+        await desk.until(lambda: len({read(reply).request_id for reply in desk.replies}) == COUNT, timeout_s=120)
+        await desk.until_committed(running.group)
+        await desk.linger(0.5)
+
+
+async def send(desk: Desk) -> None:
+    """COUNT questions, faster than they are answered."""
+    for start in range(0, COUNT, 50):
+        await desk.produce(*(query(f"question {number}", f"q-{number}") for number in range(start, start + 50)))
+        await asyncio.sleep(0.03)
+
+
+def duplicates(desk: Desk) -> int:
+    """How many replies came a second time; every question has one reply, or the same one again."""
+    answers = [read(reply) for reply in desk.replies]
+    assert {answer.status.code for answer in answers} == {0}
+    identities = {(answer.request_id, answer.reply_id, answer.embeddings[0].embedding) for answer in answers}
+    assert len(identities) == len({reply_id for _, reply_id, _ in identities}) == COUNT
+    return len(answers) - COUNT
+
+
+@pytest.mark.parametrize("beside", [False, True], ids=["after it", "beside it"])
+async def test_an_aggregator_that_is_told_to_stop_drains_and_another_goes_on(
+    start_aggregator: StartAggregator, start_server: StartServer, beside: bool
+) -> None:
+    server = start_server(**STEP)
+    first = start_aggregator(server, settings=BUDGET)
+    second = start_aggregator(server, topics=first.topics, settings=BUDGET) if beside else None
+    async with under_load(first) as desk:
+        started_s = time.monotonic()
+        assert await asyncio.to_thread(first.process.stop, 60.0) == 0
+        assert time.monotonic() - started_s < 25.0
+        told = [fields["event"] for fields in first.process.news()]
+        assert told[-1] == "aggregator stopped"
+        assert "drain ran out of time, unfinished records will be replayed" not in told
+        if second is None:
+            second = await asyncio.to_thread(start_aggregator, server, topics=first.topics, settings=BUDGET)
+    assert duplicates(desk) == 0
+    shown = metrics(second.process.metrics_address)
+    assert shown.value("embed_consumer_lag") == 0
+    if beside:
+        assert shown.value("embed_consumer_rebalances_total") >= 1
+
+
+async def test_a_drain_that_runs_out_of_time_leaves_the_rest_to_another(
+    start_aggregator: StartAggregator, start_server: StartServer
+) -> None:
+    server = start_server(**STEP)
+    first = start_aggregator(server, settings={**BUDGET, "LIFECYCLE__GRACE_S": "10.2"})  # 10 s are for the brokers
+    async with under_load(first) as desk:
+        assert await asyncio.to_thread(first.process.stop, 60.0) == 0, first.process.child.log.tail()
+        told = [fields["event"] for fields in first.process.news()]
+        assert "drain ran out of time, unfinished records will be replayed" in told
+        assert told[-1] == "aggregator stopped"
+        await asyncio.to_thread(start_aggregator, server, topics=first.topics, settings=BUDGET)
+    assert duplicates(desk) == 0
+
+
+async def test_what_a_killed_aggregator_left_is_done_again_under_the_same_reply_ids(
+    start_aggregator: StartAggregator, start_server: StartServer
+) -> None:
+    server = start_server(**STEP)
+    settings = {**BUDGET, "KAFKA__COMMIT_INTERVAL_S": "30", "KAFKA__SESSION_TIMEOUT_S": "6"}
+    first = start_aggregator(server, settings=settings)
+    async with under_load(first) as desk:
+        first.process.kill()
+        answered = Counter(reply.partition for reply in desk.replies)
+        assert answered
+        settings["KAFKA__COMMIT_INTERVAL_S"] = "0.2"
+        await asyncio.to_thread(start_aggregator, server, topics=first.topics, settings=settings)
+    assert COUNT > duplicates(desk) > 0
+
+
+async def test_without_a_model_server_kafka_waits_and_calls_are_refused_at_once(
+    start_aggregator: StartAggregator, new_server: NewServer
+) -> None:
+    server = new_server()
+    running = start_aggregator(server, ready=False)
+    await until_started(running)
+    async with open_desk(running.kafka, running.topics) as desk:
+        await desk.produce(*(query(f"question {number}", f"q-{number}") for number in range(100)))
+        await desk.linger(3.0)
+        assert not desk.replies
+        assert not desk.dead_letters
+        assert set((await committed(running.kafka, running.group)).values()) == {0}
+        assert metrics(running.process.metrics_address).value("embed_consumer_paused") == 2
+        await desk.produce(*(query(f"question {number}", f"q-{number}") for number in range(100, 200)))
+        async with grpc.aio.insecure_channel(running.process.address) as channel:
+            started_s = time.monotonic()
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await pb_grpc.EmbeddingsStub(channel).Embed(
+                    pb.EmbedRequest(inputs=[pb.Input(text="question")]), timeout=60
+                )
+            assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+            assert "no server of all-minilm-l6-v2 is available" in (refused.value.details() or "")
+            assert time.monotonic() - started_s < 5.0
+        await desk.linger(3.0)
+        assert metrics(running.process.metrics_address).value("embed_consumer_lag") == 100
+        await asyncio.to_thread(server.start)
+        await desk.until(lambda: len(desk.replies) == 200)
+        await desk.until_committed(running.group)
+        assert {answer.status.code for answer in desk.answers().values()} == {0}
+        assert len(desk.answers()) == 200
+    shown = metrics(running.process.metrics_address)
+    assert shown.value("embed_consumer_paused") == shown.value("embed_consumer_lag") == 0
+
+
+async def until_started(running: Running) -> None:
+    """Wait until it has created its topics and listens."""
+    async with asyncio.timeout(60):
+        while "aggregator started" not in running.process.child.log.text():  # noqa: ASYNC110 - a log calls nobody
+            await asyncio.sleep(0.1)
+
+
+async def test_a_model_server_that_crashes_and_comes_back_loses_nothing(
+    start_aggregator: StartAggregator, start_server: StartServer
+) -> None:
+    server = start_server(**STEP)
+    running = start_aggregator(server, settings=BUDGET)
+    async with under_load(running) as desk:
+        server.kill()
+        await desk.linger(1.0)
+        await asyncio.to_thread(server.start)
+    assert duplicates(desk) == 0
+    assert not desk.dead_letters
+    shown = metrics(running.process.metrics_address)
+    assert shown.value("embed_requests_total", source="kafka", code="OK") == COUNT
+    assert shown.value("embed_requests_total") == COUNT
+
+
+async def test_a_stop_in_a_flood_of_corrupt_records_finishes_what_it_took(
+    start_aggregator: StartAggregator, start_server: StartServer
+) -> None:
+    server = start_server()
+    first = start_aggregator(server)
+    flood = [Sent(b"\xff\xff") for _ in range(10_000)]
+    async with open_desk(first.kafka, first.topics) as desk:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(desk.produce(*flood))
+            await desk.until(lambda: len(desk.dead_letters) > 1000)
+            assert await asyncio.to_thread(first.process.stop, 60.0) == 0, first.process.child.log.tail()
+        await asyncio.to_thread(start_aggregator, server, topics=first.topics)
+        await desk.until(lambda: len(desk.dead_letters) >= len(flood), timeout_s=120)
+        await desk.until_committed(first.group)
+        await desk.linger(0.5)
+    origins = {
+        (found["dlt-original-partition"], found["dlt-original-offset"]) for found in map(headers, desk.dead_letters)
+    }
+    assert len(desk.replies) == len(desk.dead_letters) == len(origins) == len(flood)

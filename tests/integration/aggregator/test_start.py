@@ -1,0 +1,192 @@
+"""A start that cannot work ends at once, with a line that says what to do; `--check` says it before."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from loadtest.stack.child import Child
+from loadtest.stack.kafka import KafkaBroker
+from loadtest.stack.ports import free_ports
+from loadtest.stack.service import ModelServer
+from tests.integration.aggregator.conftest import make_topics
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(300)]
+
+PREFIX = "TOKENBATCH_AGGREGATOR_"
+PATIENCE_S = 100.0
+
+
+def environment(**settings: str) -> Mapping[str, str]:
+    """The settings as the environment tells them; on ports of their own."""
+    told = {"GRPC__BIND": "127.0.0.1:0", "TELEMETRY__METRICS_BIND": "127.0.0.1:0", **settings}
+    return {**os.environ, **{PREFIX + name: value for name, value in told.items()}}
+
+
+def aggregator(*arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    """Run `python -m aggregator` until it ends by itself."""
+    command = [sys.executable, "-m", "aggregator", *arguments]
+    return subprocess.run(
+        command, env=environment(**settings), capture_output=True, text=True, check=False, timeout=PATIENCE_S
+    )
+
+
+def model(*servers: str, name: str = "all-minilm-l6-v2") -> str:
+    """The setting of one model."""
+    addresses = ", ".join(f'"{server}"' for server in servers)
+    return f'[{{"name": "{name}", "servers": [{addresses}]}}]'
+
+
+def topics(name: str, *, create: bool = False) -> Mapping[str, str]:
+    """The settings of topics after `name`."""
+    return {
+        "KAFKA__TOPICS": f'[{{"name": "{name}.requests"}}]',
+        "KAFKA__REPLY_TOPIC": f"{name}.replies",
+        "KAFKA__CREATE_TOPICS": str(create).lower(),
+    }
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    """One that another program listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield int(listening.getsockname()[1])
+
+
+async def test_check_says_that_all_is_well_and_keeps_secrets(kafka: KafkaBroker, quick: ModelServer) -> None:
+    await make_topics(kafka.bootstrap, "checked.requests", "checked.requests-dlt", "checked.replies")
+    ended = aggregator(
+        "--check",
+        **topics("checked"),
+        KAFKA__BOOTSTRAP_SERVERS=kafka.bootstrap,
+        KAFKA__SASL_PASSWORD="hunter2",
+        MODELS=model(quick.address),
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert f"kafka {kafka.bootstrap}: ok\n" in ended.stdout
+    assert f"model server {quick.address}: all-minilm-l6-v2 " in ended.stdout
+    assert "warning: kafka: max.message.bytes of checked.requests-dlt is 1048588: make it 65536 more" in ended.stdout
+    assert ended.stdout.endswith("\nok\n")
+    assert "reply_topic: checked.replies" in ended.stdout
+    assert "hunter2" not in ended.stdout
+
+
+def test_check_creates_nothing_but_says_what_a_start_would(kafka: KafkaBroker, quick: ModelServer) -> None:
+    reachable = {"KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap, "MODELS": model(quick.address)}
+    for _ in range(2):
+        ended = aggregator("--check", **topics("unmade", create=True), **reachable)
+        assert ended.returncode == 0
+        assert (
+            "unmade.requests, unmade.replies, unmade.requests-dlt are not there yet, and will be created"
+            in ended.stdout
+        )
+    ended = aggregator("--check", **topics("unmade"), **reachable)
+    assert ended.returncode == 1
+    assert "problem: kafka: topics unmade.requests, unmade.replies, unmade.requests-dlt are not there" in ended.stdout
+
+
+def test_check_names_every_problem(quick: ModelServer) -> None:
+    kafka, silent = free_ports(2)
+    ended = aggregator(
+        "--check",
+        KAFKA__BOOTSTRAP_SERVERS=f"localhost:{kafka}",
+        LIFECYCLE__CONNECT_TIMEOUT_S="2",
+        MODELS=model(f"localhost:{silent}", quick.address, name="another-model"),
+    )
+    assert ended.returncode == 1
+    assert f"problem: kafka: no broker answers at localhost:{kafka}" in ended.stdout
+    assert f"problem: model server localhost:{silent}: UNAVAILABLE" in ended.stdout
+    assert f"problem: model server {quick.address} serves all-minilm-l6-v2, not another-model" in ended.stdout
+    assert ended.stdout.endswith("\n3 problems\n")
+
+
+def test_an_unknown_setting_is_refused_with_the_nearest_known_name(tmp_path: Path) -> None:
+    ended = aggregator(KAFKA__BOOTSTRAP_SERVER="localhost:9092")
+    assert ended.returncode == 2
+    assert f"{PREFIX}KAFKA__BOOTSTRAP_SERVER is not a setting: did you mean" in ended.stderr
+    assert f" {PREFIX}KAFKA__BOOTSTRAP_SERVERS?" in ended.stderr
+    file = tmp_path / "settings.yaml"
+    file.write_text("batching: {token_buget: 512}\nkafka: {partitions: none}\n")
+    ended = aggregator("--config", str(file))
+    assert ended.returncode == 2
+    assert "batching.token_buget is not a setting: did you mean token_budget?" in ended.stderr
+    assert "kafka.partitions: Input should be a valid integer" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_help_says_every_setting() -> None:
+    ended = aggregator("--help")
+    assert ended.returncode == 0
+    for name in ("KAFKA__BOOTSTRAP_SERVERS", "BATCHING__TOKEN_BUDGET", "LIFECYCLE__GRACE_S", "TELEMETRY__METRICS_BIND"):
+        assert PREFIX + name in ended.stdout
+
+
+def test_an_unreachable_broker_ends_the_start_in_time() -> None:
+    (port,) = free_ports(1)
+    started_s = time.monotonic()
+    ended = aggregator(KAFKA__BOOTSTRAP_SERVERS=f"localhost:{port}", LIFECYCLE__CONNECT_TIMEOUT_S="3")
+    assert ended.returncode == 2
+    assert ended.stderr.splitlines()[-1].startswith(
+        f"tokenbatch aggregator cannot start: kafka: no broker answers at localhost:{port} ("
+    )
+    assert "is kafka.bootstrap_servers right" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert time.monotonic() - started_s < 3 + 30  # to import everything on a busy machine, too
+
+
+def test_a_missing_topic_ends_the_start_where_none_may_be_created(kafka: KafkaBroker) -> None:
+    ended = aggregator(**topics("absent"), KAFKA__BOOTSTRAP_SERVERS=kafka.bootstrap)
+    assert ended.returncode == 2
+    assert "topics absent.requests, absent.replies, absent.requests-dlt are not there" in ended.stderr
+    assert "set kafka.create_topics to true" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("TELEMETRY__METRICS_BIND", "metrics cannot be served on 127.0.0.1:"),
+        ("GRPC__BIND", "grpc.bind 127.0.0.1:"),
+        ("DEMAND__BIND", "demand.bind 127.0.0.1:"),
+    ],
+)
+def test_a_port_that_is_taken_ends_the_start(kafka: KafkaBroker, taken_port: int, setting: str, says: str) -> None:
+    ended = aggregator(
+        **topics("ports", create=True),
+        KAFKA__BOOTSTRAP_SERVERS=kafka.bootstrap,
+        KAFKA__REPLICATION_FACTOR="1",
+        DEMAND__ENABLED="true",
+        **{"DEMAND__BIND": "127.0.0.1:0", setting: f"127.0.0.1:{taken_port}"},
+    )
+    assert ended.returncode == 2
+    assert f"{says}{taken_port}" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_start_that_waits_for_a_broker_can_be_stopped(tmp_path: Path, number: signal.Signals) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and never answers
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        child = Child(
+            "aggregator",
+            [sys.executable, "-m", "aggregator"],
+            tmp_path / "log",
+            environment(KAFKA__BOOTSTRAP_SERVERS=address, LIFECYCLE__CONNECT_TIMEOUT_S="90"),
+        )
+        silent.settimeout(PATIENCE_S)
+        connection, _ = silent.accept()
+        with connection:
+            stopped_s = time.monotonic()
+            os.kill(child.pid, number)
+            while child.exit_code is None and time.monotonic() - stopped_s < 30.0:
+                time.sleep(0.05)
+        assert child.exit_code == 0, child.log.tail()
+        assert time.monotonic() - stopped_s < 10
