@@ -11,11 +11,13 @@ import time
 from collections import deque
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
+import psutil
 
 from loadtest.bench.figures import Figure
 from loadtest.bench.setting import Plan
@@ -43,6 +45,7 @@ def measure(plan: Plan) -> list[Figure]:
     """Both in turns, two processes with an engine of their own, one of them idle while the other works."""
     plan.folder.mkdir(parents=True, exist_ok=True)
     ratios: list[float] = []
+    cpu_ratios: list[float] = []
     server_s: list[float] = []
     turns = plan.repeats * _TURNS_PER_REPEAT
     with _forward(plan.folder / "forward.log") as forward, _server(plan.folder / "modelserver.log") as server:
@@ -50,22 +53,33 @@ def measure(plan: Plan) -> list[Figure]:
         server.seconds(2)
         for turn in range(turns):
             order: list[Forward | Server] = [forward, server] if turn % 2 else [server, forward]
-            took = {side: side.seconds(steps) for side in order}
-            ratios.append(took[forward] / took[server])
-            server_s.append(took[server] / steps)
-            ERRORS.print(f"P3 {turn + 1} of {turns}: server over forward {ratios[-1]:.3f}")
+            took = {side: _turn(side, steps) for side in order}
+            ratios.append(took[forward].wall_s / took[server].wall_s)
+            cpu_ratios.append(took[server].cpu_s / took[forward].cpu_s)
+            server_s.append(took[server].wall_s / steps)
+            ERRORS.print(f"P3 {turn + 1} of {turns}: throughput {ratios[-1]:.3f}, CPU {cpu_ratios[-1]:.3f}")
     step_s = statistics.median(server_s)
     notes = f"{steps} batches of {QUERIES} × {TOKENS} tokens a turn, merging off, {forward.engine}"
     return [
         Figure(NAME, "server_throughput", QUERIES * TOKENS / step_s, "token/s", turns, notes),
         Figure(NAME, "server_over_forward", statistics.median(ratios), "ratio", turns, notes, "≥ 0.95"),
+        Figure(NAME, "server_over_forward_cpu", statistics.median(cpu_ratios), "ratio", turns, notes),
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One side's turn: time by the clock, and CPU time of its process, all threads."""
+
+    wall_s: float
+    cpu_s: float
 
 
 class Forward:
     """`modelserver forward`: the engine by itself."""
 
     def __init__(self, process: subprocess.Popen[str], log_file: Path) -> None:
+        self.pid = process.pid
         self._process = process
         self._log_file = log_file
         said: dict[str, str] = self._line()
@@ -89,7 +103,8 @@ class Forward:
 class Server:
     """The model server over gRPC, with one batch running and one staged."""
 
-    def __init__(self, stub: pb_grpc.ModelServerStub) -> None:
+    def __init__(self, stub: pb_grpc.ModelServerStub, pid: int) -> None:
+        self.pid = pid
         self._stub = stub
         self._said: pb.DescribeResponse = stub.Describe(pb.DescribeRequest(), timeout=_CALL_S)
         self._rng = np.random.default_rng()
@@ -123,6 +138,14 @@ class Server:
         assert np.isfinite(matrix).all(), "vectors are not finite. This is a bug."
 
 
+def _turn(side: Forward | Server, steps: int) -> Turn:
+    process = psutil.Process(side.pid)
+    before = process.cpu_times()
+    wall_s = side.seconds(steps)
+    after = process.cpu_times()
+    return Turn(wall_s, after.user + after.system - before.user - before.system)
+
+
 @contextmanager
 def _forward(log_file: Path) -> Generator[Forward]:
     env = os.environ | {f"TOKENBATCH_MODELSERVER_{name}": value for name, value in _SETTINGS.items()}
@@ -147,6 +170,6 @@ def _server(log_file: Path) -> Generator[Server]:
         server.wait(_START_S)
         options = [("grpc.max_receive_message_length", _MAX_BYTES)]
         with grpc.insecure_channel(server.address, options) as channel:
-            yield Server(pb_grpc.ModelServerStub(channel))
+            yield Server(pb_grpc.ModelServerStub(channel), server.pid)
     finally:
         server.stop()
