@@ -71,6 +71,7 @@ TOOLCHAINS = (
     _command_absent("javac", "default-jdk-headless"),
     _command_absent("mvn", "maven"),
 )
+PROMTOOL = _command_absent("promtool", "prometheus")
 JAVA = Need(_java_absent)
 ENGINE = Need(_engine_absent)
 HELM = Need(_helm_absent)
@@ -99,6 +100,7 @@ SUITES = (
     Suite("types", (_python("mypy"), _python("pyright"))),
     _pytest("unit", "--cov=aggregator/core", "--cov-branch", "--cov-fail-under=100"),
     Suite("chart", (_python("helm.generate", "--check"), *_pytest("chart").commands), (HELM,)),
+    _pytest("alerts", needs=(PROMTOOL,)),
     _pytest("contract", needs=(JAVA, ENGINE)),
     _pytest("integration", needs=(JAVA, ENGINE)),
     _pytest("clients", needs=(JAVA, ENGINE, *TOOLCHAINS)),

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(400)]
 def test_both_sides_are_measured_and_every_figure_is_kept(tmp_path: Path) -> None:
     results = tmp_path / "results.csv"
     where = ["--data-dir", str(tmp_path / "bench"), "--results", str(results)]
-    assert main(["bench", *where, "--queries", "12000", "--repeats", "1"]) == 0
+    assert main(["bench", "P4", "P6", *where, "--queries", "12000", "--repeats", "1"]) == 0
     with results.open(newline="") as lines:
         figures = {(row["bench"], row["figure"]): float(row["value"]) for row in csv.DictReader(lines)}
     assert figures["P4", "bare_loop_cpu"] > 0
