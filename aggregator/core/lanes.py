@@ -10,6 +10,7 @@ from math import inf
 
 from aggregator.core.saturation import Curve, LiveScale, Rule
 from aggregator.core.steering import Steering
+from aggregator.core.timing import LightLead, ReplyDelay
 
 # For a server that has not measured itself: a guess that its first reply corrects.
 UNMEASURED = Curve(0.0, 0.005, 5e-5, 512, Rule.THROUGHPUT, 8192)
@@ -51,13 +52,18 @@ class LanePolicy:
 
 @dataclass(slots=True)
 class _Out:
-    """One batch that is out, and the budget it was cut for."""
+    """One batch that is out, the budget it was cut for, and when it was promised back.
+
+    `light`: it was staged later than a full one would have been.
+    """
 
     batch_id: str
     token_count: int
     token_budget: int
     end_s: float
+    promised_s: float
     staged: bool
+    light: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +91,8 @@ class Lane:
         self.token_budget = token_budget if steering is None else steering.token_budget
         self.steering = steering
         self.lead_s = policy.first_lead_s
+        self.light_lead = LightLead(policy.first_lead_s, policy.min_lead_s)
+        self.reply_delay = ReplyDelay()
         self.foreign_tokens = 0
         self.not_before_s = -inf
         self.exclusive = False
@@ -121,6 +129,11 @@ class Lane:
         """When a batch of `tokens` tokens sent now is predicted to be done."""
         return self.free_s(now_s) + self.step_time_s(tokens)
 
+    def answer_s(self, tokens: int, now_s: float) -> float:
+        """When that batch is likely to be answered, by how replies compared with predictions."""
+        step_s = self.step_time_s(tokens)
+        return self.free_s(now_s) + step_s + self.reply_delay.value * step_s
+
     def finishes_by(self, by_s: float, tokens: int, now_s: float) -> int:
         """How many of `tokens` waiting tokens this lane is predicted to finish by `by_s`, in steps of its budget.
 
@@ -138,13 +151,19 @@ class Lane:
         """Whether a reply came lately that bears predictions out, so that they may refuse a query."""
         return now_s - self._evidence_s <= self._policy.evidence_max_age_s
 
-    def due_s(self, now_s: float) -> float:
-        """When this lane takes its next batch: now when idle, at predicted end minus lead when one runs."""
+    def due_s(self, now_s: float, queued_tokens: float = inf) -> float:
+        """When this lane takes its next batch: now when idle, at predicted end minus lead when one runs.
+
+        The lead is shorter while all that waits fits one batch.
+        """
         if not self._out:
             return max(now_s, self.not_before_s)
         if self.exclusive or len(self._out) > 1:
             return inf
-        return max(self._end_s - self.lead_s, self.not_before_s)
+        lead_s = self.lead_s
+        if queued_tokens < self.token_budget:
+            lead_s = min(lead_s, self.light_lead.value_s)
+        return max(self._end_s - lead_s, self.not_before_s)
 
     def sent(self, batch_id: str, token_count: int, now_s: float) -> float:
         """Note a batch that goes out; returns its time-out in seconds from now.
@@ -153,7 +172,9 @@ class Lane:
         """
         policy = self._policy
         end_s = self.finish_s(token_count, now_s)
-        self._out.append(_Out(batch_id, token_count, self.token_budget, end_s, staged=bool(self._out)))
+        staged = bool(self._out)
+        light = staged and now_s > self._end_s - self.lead_s
+        self._out.append(_Out(batch_id, token_count, self.token_budget, end_s, end_s, staged=staged, light=light))
         longest_s = end_s - now_s + self.step_time_s(self.token_budget)
         least_s = policy.min_timeout_s if self._replied_s > -inf else policy.first_timeout_s
         return max(least_s, policy.timeout_factor * longest_s)
@@ -190,10 +211,14 @@ class Lane:
         policy = self._policy
         self._observe(report)
         self._steer(out, report)
+        self.reply_delay.observe(now_s - out.promised_s, report.step_duration_s)
         self._replied_s = now_s
         borne_out = self.step_time_s(report.step_tokens) <= policy.evidence_factor * report.step_duration_s
         self._evidence_s = now_s if borne_out else -inf
         self.foreign_tokens = max(0, report.queued_tokens - self.tokens_out)
+        if out.light:
+            self.light_lead.observe(report.idle_before_s, report.staged_s)
+            return
         if not out.staged:
             return
         if report.idle_before_s > policy.idle_target * report.step_duration_s:
@@ -243,7 +268,7 @@ def next_turn(lanes: Collection[Lane], now_s: float, queued_tokens: int) -> Turn
     later: list[Lane] = []
     wake_s = inf
     for lane in lanes:
-        due_s = lane.due_s(now_s)
+        due_s = lane.due_s(now_s, queued_tokens)
         if due_s <= now_s:
             ready.append(lane)
         else:
@@ -269,7 +294,7 @@ def next_turn(lanes: Collection[Lane], now_s: float, queued_tokens: int) -> Turn
 
 
 def _soonest_finish_s(lanes: Collection[Lane], queued_tokens: int, now_s: float) -> float:
-    """When a batch could be done at the soonest, by those lanes that have evidence."""
+    """When a batch could be answered at the soonest, by those lanes that have evidence."""
     return min(
-        lane.finish_s(min(queued_tokens, lane.token_budget), now_s) for lane in lanes if lane.has_evidence(now_s)
+        lane.answer_s(min(queued_tokens, lane.token_budget), now_s) for lane in lanes if lane.has_evidence(now_s)
     )

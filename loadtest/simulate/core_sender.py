@@ -48,7 +48,7 @@ class CoreSender:
 
     @property
     def waits(self) -> bool:
-        """Whether every lane is busy until the time that `due` gave."""
+        """Whether every lane is busy until then, however much waits."""
         return self._waits
 
     def put(self, now_s: float, arrived_s: float, deadline_s: float, token_count: int) -> bool:

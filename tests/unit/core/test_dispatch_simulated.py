@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from math import inf
 from statistics import mean
 
 import pytest
@@ -111,8 +112,8 @@ class SealedWhenFull(Lane):
     """Stages the next batch as soon as one runs: in a flood a budget is always full."""
 
     @override
-    def due_s(self, now_s: float) -> float:
-        return now_s if self.batches_out < 2 else super().due_s(now_s)
+    def due_s(self, now_s: float, queued_tokens: float = inf) -> float:
+        return now_s if self.batches_out < 2 else super().due_s(now_s, queued_tokens)
 
 
 def test_staging_as_soon_as_a_budget_is_full_makes_an_interactive_call_wait_a_batch_longer() -> None:
