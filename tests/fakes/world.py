@@ -50,7 +50,7 @@ DESCRIPTION = ServerDescription(
 )
 
 
-class FakeTokenizer:
+class WordTokenizer:
     """One token per word, its id the word's number (or 7), between a first and a last token."""
 
     def count(self, texts: Sequence[str]) -> TokenBatch:
@@ -68,7 +68,7 @@ class FakeTokenizer:
 class FakeCounting:
     """Counts where it stands."""
 
-    def __init__(self, tokenizer: FakeTokenizer) -> None:
+    def __init__(self, tokenizer: WordTokenizer) -> None:
         self._tokenizer = tokenizer
 
     async def count(self, texts: Sequence[str]) -> TokenBatch:
@@ -78,7 +78,7 @@ class FakeCounting:
 
 
 @dataclass(eq=False)
-class FakeEngine:
+class SerialEngine:
     """Vector of a query: (Σ ids, number of ids, 3, 4). Steps take the curve's time, one at a time."""
 
     description: ServerDescription = DESCRIPTION
@@ -109,21 +109,21 @@ class FakeEngine:
 class FakePool:
     """Announces its engines at once; remembers suspects, and announces them again a second later."""
 
-    engines: list[FakeEngine]
+    engines: list[SerialEngine]
     suspects: list[Engine] = field(default_factory=list[Engine])
     members: PoolMembers | None = None
 
     async def run(self, members: PoolMembers) -> None:
         self.members = members
         for engine in self.engines:
-            members.join(engine, FakeTokenizer())
+            members.join(engine, WordTokenizer())
         await asyncio.Event().wait()
 
     def suspect(self, engine: Engine) -> None:
         self.suspects.append(engine)
         assert self.members is not None
         self.members.leave(engine)
-        asyncio.get_running_loop().call_later(1.0, self.members.join, engine, FakeTokenizer())
+        asyncio.get_running_loop().call_later(1.0, self.members.join, engine, WordTokenizer())
 
 
 @dataclass(eq=False)
@@ -163,7 +163,7 @@ class World:
 
     def __init__(
         self,
-        *engines: FakeEngine,
+        *engines: SerialEngine,
         max_held_tokens: int = 10_000,
         max_unavailable_s: float | None = None,
         goal: SlaGoal | None = None,
@@ -173,7 +173,7 @@ class World:
         self.pool = FakePool(list(engines))
         self.model = Model(MODEL, ("alias",), Admission(AdmissionPolicy(max_held_tokens)))
         dispatch = replace(DispatchPolicy(), **policy)
-        models = Models([self.model], dispatch, None, lambda _: FakeCounting(FakeTokenizer()), goal)
+        models = Models([self.model], dispatch, None, lambda _: FakeCounting(WordTokenizer()), goal)
         self.pipeline = Pipeline(
             models,
             self.pool,

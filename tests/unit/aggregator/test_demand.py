@@ -15,7 +15,7 @@ from aggregator.errors import StartError
 from protos.aggregator.v1 import aggregator_pb2 as pb
 from protos.aggregator.v1 import aggregator_pb2_grpc as pb_grpc
 from tests.fakes.clock import run
-from tests.fakes.world import CURVE, MODEL, FakeEngine, World
+from tests.fakes.world import CURVE, MODEL, SerialEngine, World
 
 
 class Positions:
@@ -33,7 +33,7 @@ def report(world: World) -> pb.GetDemandResponse:
 
 def test_lanes_say_what_they_can_do_inside_their_budget() -> None:
     async def check() -> None:
-        async with World(FakeEngine()).started() as world:
+        async with World(SerialEngine()).started() as world:
             await world.embed("1 2")
             (lane,) = report(world).models[0].lanes
         assert lane.token_budget == CURVE.saturation_point
@@ -45,7 +45,7 @@ def test_lanes_say_what_they_can_do_inside_their_budget() -> None:
 
 def test_arrivals_are_kept_apart_by_source_and_counted_in_tokens() -> None:
     async def check() -> None:
-        async with World(FakeEngine()).started() as world:
+        async with World(SerialEngine()).started() as world:
             for _ in range(20):
                 world.produce(world.request("1 2 3 4 5 6 7 8", source=Source.KAFKA))  # ten tokens
                 await world.embed("1")  # three
@@ -60,7 +60,7 @@ def test_arrivals_are_kept_apart_by_source_and_counted_in_tokens() -> None:
 
 def test_refused_and_expired_requests_are_demand() -> None:
     async def check() -> None:
-        async with World(FakeEngine(), max_held_tokens=30).started() as world:
+        async with World(SerialEngine(), max_held_tokens=30).started() as world:
             await world.embed("1")
             calls = [world.embed("1 2 3 4 5 6", in_s=-1.0 if number % 2 else None) for number in range(100)]
             answered = await asyncio.gather(*calls)
@@ -73,7 +73,7 @@ def test_refused_and_expired_requests_are_demand() -> None:
 
 def test_an_unknown_model_is_nobodys_demand() -> None:
     async def check() -> None:
-        async with World(FakeEngine()).started() as world:
+        async with World(SerialEngine()).started() as world:
             await world.embed("1", model="other")
             assert report(world).models[0].grpc_tokens_per_s == 0.0
 
@@ -82,7 +82,7 @@ def test_an_unknown_model_is_nobodys_demand() -> None:
 
 def test_what_is_held_counts_until_it_is_answered() -> None:
     async def check() -> None:
-        async with World(FakeEngine(slowness=1000.0)).started() as world:
+        async with World(SerialEngine(slowness=1000.0)).started() as world:
             world.produce(world.request("1 2 3", source=Source.KAFKA))
             await asyncio.sleep(0.01)
             model = report(world).models[0]
@@ -106,7 +106,7 @@ def test_requests_that_wait_for_a_first_server_are_told() -> None:
 
 def test_partitions_come_with_position_lag_and_model() -> None:
     async def check() -> None:
-        async with World(FakeEngine()).started() as world:
+        async with World(SerialEngine()).started() as world:
             partitions = report(world).partitions
         assert [(each.partition, each.fetch_position, each.lag_records, each.model) for each in partitions] == [
             (0, 7, 3, MODEL),

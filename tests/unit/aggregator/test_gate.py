@@ -12,7 +12,7 @@ from aggregator.errors import Code
 from aggregator.gate import Gate
 from aggregator.request import Failure, Request
 from tests.fakes.clock import run
-from tests.fakes.world import FakeEngine, World
+from tests.fakes.world import SerialEngine, World
 
 TEN_TOKENS = "5 " * 8
 NO_SHARING = QueuePolicy(coalesce=False)
@@ -31,7 +31,7 @@ def jain(values: list[float]) -> float:
 
 def test_a_full_queue_says_when_to_come_again() -> None:
     async def check() -> None:
-        async with World(FakeEngine(), max_held_tokens=200, queue=NO_SHARING).started() as world:
+        async with World(SerialEngine(), max_held_tokens=200, queue=NO_SHARING).started() as world:
             requests = await asyncio.gather(*(world.embed(TEN_TOKENS) for _ in range(60)))
             refused = [request for request in requests if request.code is Code.RESOURCE_EXHAUSTED]
             assert len(refused) > 20
@@ -46,7 +46,7 @@ def test_retries_are_spread() -> None:
     pauses = iter(range(100))
 
     async def check() -> None:
-        world = World(FakeEngine(), max_held_tokens=100, queue=NO_SHARING)
+        world = World(SerialEngine(), max_held_tokens=100, queue=NO_SHARING)
         world.pipeline._gate = Gate(Quotas(QuotaPolicy()), jitter=lambda: next(pauses) / 100)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         async with world.started():
             requests = await asyncio.gather(*(world.embed(TEN_TOKENS) for _ in range(60)))
@@ -58,7 +58,7 @@ def test_retries_are_spread() -> None:
 
 def test_a_retry_is_never_told_for_later_than_half_the_time_that_is_left() -> None:
     async def check() -> None:
-        world = World(FakeEngine(), queue=NO_SHARING)
+        world = World(SerialEngine(), queue=NO_SHARING)
         world.pipeline._gate = Gate(Quotas(QuotaPolicy(1.0, burst_s=10.0)))  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         async with world.started():
             await world.embed(TEN_TOKENS)
@@ -69,7 +69,7 @@ def test_a_retry_is_never_told_for_later_than_half_the_time_that_is_left() -> No
 
 def test_a_tenant_beyond_its_rate_is_refused_and_others_are_not() -> None:
     async def check() -> None:
-        world = World(FakeEngine(), queue=NO_SHARING)
+        world = World(SerialEngine(), queue=NO_SHARING)
         world.pipeline._gate = Gate(Quotas(QuotaPolicy(100.0, burst_s=1.0)))  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         async with world.started():
             requests = [await world.embed(TEN_TOKENS, tenant="a") for _ in range(15)]
@@ -85,7 +85,7 @@ def test_a_tenant_beyond_its_rate_is_refused_and_others_are_not() -> None:
 
 def test_what_came_by_kafka_counts_against_its_tenants_rate_and_is_never_refused() -> None:
     async def check() -> None:
-        world = World(FakeEngine(), queue=NO_SHARING)
+        world = World(SerialEngine(), queue=NO_SHARING)
         world.pipeline._gate = Gate(Quotas(QuotaPolicy(100.0, burst_s=1.0)))  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         async with world.started():
             world.produce(*(world.request(TEN_TOKENS, source=Source.KAFKA, tenant="a") for _ in range(20)))
@@ -98,7 +98,7 @@ def test_what_came_by_kafka_counts_against_its_tenants_rate_and_is_never_refused
 
 def test_under_overload_deadlines_are_kept_or_refused_at_once() -> None:
     async def check() -> None:
-        engine = FakeEngine()  # 100 tokens take 3 ms: ten calls
+        engine = SerialEngine()  # 100 tokens take 3 ms: ten calls
         async with World(engine, queue=NO_SHARING).started() as world:
             await world.embed(TEN_TOKENS)
             loop = asyncio.get_running_loop()
@@ -126,7 +126,7 @@ def test_equal_tenants_get_equal_service_whatever_one_of_them_sends() -> None:
     served: Counter[str] = Counter()
 
     async def check() -> None:
-        async with World(FakeEngine(), max_held_tokens=1000, queue=NO_SHARING).started() as world:
+        async with World(SerialEngine(), max_held_tokens=1000, queue=NO_SHARING).started() as world:
 
             async def call_on(tenant: str) -> None:
                 while True:

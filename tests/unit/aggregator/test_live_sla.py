@@ -20,7 +20,7 @@ from aggregator.figures import snapshot
 from aggregator.ports import OutgoingBatch, StepResult
 from aggregator.settings import SlaSettings
 from tests.fakes.clock import run
-from tests.fakes.world import DESCRIPTION, FakeEngine, World
+from tests.fakes.world import DESCRIPTION, SerialEngine, World
 
 SLOWED = replace(DESCRIPTION, curve=Curve(0.0, 0.002, 1e-5, 800, Rule.THROUGHPUT, 4096))
 """A server that measured itself when it was quick: 10 ms for the 800 tokens of its saturation point."""
@@ -52,7 +52,7 @@ def promise_of(world: World) -> Promise:
 
 def test_a_target_that_is_missed_shrinks_the_budget_until_it_is_met_and_a_pod_that_heals_gets_it_back() -> None:
     async def check() -> None:
-        engine = FakeEngine(SLOWED, slowness=2.0)  # 20 ms a full step, where 8 ms are wanted
+        engine = SerialEngine(SLOWED, slowness=2.0)  # 20 ms a full step, where 8 ms are wanted
         async with World(engine, goal=SlaGoal(step_s=0.008, min_tokens=20)).started() as world:
             lane = lane_of(world)
             assert lane.token_budget == 800
@@ -67,7 +67,7 @@ def test_a_target_that_is_missed_shrinks_the_budget_until_it_is_met_and_a_pod_th
 
 
 def test_what_is_promised_for_answers_leaves_room_for_what_the_network_takes() -> None:
-    class Distant(FakeEngine):
+    class Distant(SerialEngine):
         @override
         async def embed(self, batch: OutgoingBatch, *, timeout_s: float) -> StepResult:
             await asyncio.sleep(0.004)
@@ -89,7 +89,7 @@ def test_what_is_promised_for_answers_leaves_room_for_what_the_network_takes() -
 def test_gauges_and_the_scaler_are_told() -> None:
     async def check() -> None:
         goal = SlaGoal(answer_s=0.0001, min_tokens=20)
-        async with World(FakeEngine(SLOWED), goal=goal).started() as world:
+        async with World(SerialEngine(SLOWED), goal=goal).started() as world:
             await flood(world, 1.0)
             [lane] = snapshot(world.pipeline.models, None).lanes
             assert lane.token_budget == lane_of(world).token_budget < 200
@@ -104,7 +104,7 @@ def test_gauges_and_the_scaler_are_told() -> None:
 
 def test_without_a_promise_nothing_is_steered() -> None:
     async def check() -> None:
-        async with World(FakeEngine(SLOWED, slowness=5.0)).started() as world:
+        async with World(SerialEngine(SLOWED, slowness=5.0)).started() as world:
             await flood(world, 1.0)
             assert lane_of(world).token_budget == 800
             [lane] = snapshot(world.pipeline.models, None).lanes

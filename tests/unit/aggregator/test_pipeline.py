@@ -14,7 +14,7 @@ from aggregator.ports import OutgoingBatch, StepResult
 from aggregator.request import Failure, Request
 from aggregator.vectors import Vector
 from tests.fakes.clock import run
-from tests.fakes.world import DESCRIPTION, MODEL, FakeEngine, FakeTokenizer, World, vectors
+from tests.fakes.world import DESCRIPTION, MODEL, SerialEngine, WordTokenizer, World, vectors
 
 
 async def _occupy(world: World) -> list[Request]:
@@ -28,7 +28,7 @@ async def _occupy(world: World) -> list[Request]:
 
 def test_a_call_gets_the_vector_of_its_own_text() -> None:
     async def check() -> None:
-        async with World(FakeEngine()).started() as world:
+        async with World(SerialEngine()).started() as world:
             requests = await asyncio.gather(*(world.embed(f"{number} 10") for number in range(20)))
         assert [vectors(request) for request in requests] == [[[number + 13.0, 4.0, 3.0, 4.0]] for number in range(20)]
 
@@ -37,7 +37,7 @@ def test_a_call_gets_the_vector_of_its_own_text() -> None:
 
 def test_every_input_of_a_request_is_answered_in_its_place() -> None:
     async def check() -> None:
-        async with World(FakeEngine()).started() as world:
+        async with World(SerialEngine()).started() as world:
             request = await world.embed("10", "", "20 30", "x " * 40)
         assert vectors(request) == [
             [13.0, 3.0, 3.0, 4.0],
@@ -51,7 +51,7 @@ def test_every_input_of_a_request_is_answered_in_its_place() -> None:
 
 def test_no_batch_exceeds_the_token_budget_and_none_is_left_half_empty_under_load() -> None:
     async def check() -> None:
-        engine = FakeEngine()
+        engine = SerialEngine()
         async with World(engine).started() as world:
             await asyncio.gather(*(world.embed(" ".join([str(number)] * (1 + number % 9))) for number in range(300)))
         assert max(batch.token_count for batch in engine.batches) <= 100
@@ -62,7 +62,7 @@ def test_no_batch_exceeds_the_token_budget_and_none_is_left_half_empty_under_loa
 
 def test_identical_inputs_are_computed_once_and_each_is_answered() -> None:
     async def check() -> None:
-        engine = FakeEngine()
+        engine = SerialEngine()
         async with World(engine).started() as world:
             await world.embed("1")
             requests = await asyncio.gather(world.embed("1 1 1"), *(world.embed("9 9") for _ in range(5)))
@@ -74,7 +74,7 @@ def test_identical_inputs_are_computed_once_and_each_is_answered() -> None:
 
 def test_an_over_long_text_is_cut_where_the_request_allows_it() -> None:
     async def check() -> None:
-        async with World(FakeEngine()).started() as world:
+        async with World(SerialEngine()).started() as world:
             request = await world.embed("5 " * 40, truncate="TRUNCATE_END")
         assert vectors(request)[0][1] == 32
 
@@ -83,7 +83,7 @@ def test_an_over_long_text_is_cut_where_the_request_allows_it() -> None:
 
 def test_a_prompt_goes_before_the_text_of_a_query() -> None:
     async def check() -> None:
-        async with World(FakeEngine()).started() as world:
+        async with World(SerialEngine()).started() as world:
             request = await world.embed("10", input_type="INPUT_TYPE_QUERY")
         assert vectors(request) == [[20.0, 4.0, 3.0, 4.0]]
 
@@ -92,7 +92,7 @@ def test_a_prompt_goes_before_the_text_of_a_query() -> None:
 
 def test_a_text_that_the_tokenizer_cannot_take_harms_only_itself() -> None:
     async def check() -> None:
-        async with World(FakeEngine()).started() as world:
+        async with World(SerialEngine()).started() as world:
             world.produce(*(world.request(text, source=Source.KAFKA) for text in ("10", "uncountable", "20")))
             await asyncio.sleep(1)
         codes = sorted(request.code.name for request in world.kafka.settled)
@@ -103,7 +103,7 @@ def test_a_text_that_the_tokenizer_cannot_take_harms_only_itself() -> None:
 
 def test_an_unknown_model_is_not_found_and_an_alias_is() -> None:
     async def check() -> None:
-        async with World(FakeEngine()).started() as world:
+        async with World(SerialEngine()).started() as world:
             unknown = await world.embed("1", model="nobody")
             alias = await world.embed("1", model="alias")
             revision = await world.embed("1", model_revision="r9")
@@ -114,7 +114,7 @@ def test_an_unknown_model_is_not_found_and_an_alias_is() -> None:
 
 def test_dimensions_that_the_model_does_not_have_are_refused() -> None:
     async def check() -> None:
-        async with World(FakeEngine()).started() as world:
+        async with World(SerialEngine()).started() as world:
             refused = await world.embed("1", dimensions=3)
             shortened = await world.embed("1", dimensions=2)
         assert [refused.code, shortened.code] == [Code.INVALID_ARGUMENT, Code.OK]
@@ -124,7 +124,7 @@ def test_dimensions_that_the_model_does_not_have_are_refused() -> None:
 
 def test_what_expired_on_arrival_never_reaches_an_engine() -> None:
     async def check() -> None:
-        engine = FakeEngine()
+        engine = SerialEngine()
         async with World(engine).started() as world:
             request = await world.embed("1", in_s=-0.001)
         assert request.code is Code.DEADLINE_EXCEEDED
@@ -135,7 +135,7 @@ def test_what_expired_on_arrival_never_reaches_an_engine() -> None:
 
 def test_a_deadline_fires_while_queued_although_nothing_is_popped() -> None:
     async def check() -> float:
-        async with World(FakeEngine(slowness=1000.0)).started() as world:
+        async with World(SerialEngine(slowness=1000.0)).started() as world:
             await _occupy(world)
             started_s = asyncio.get_running_loop().time()
             request = await world.embed("3", in_s=0.5)
@@ -147,7 +147,7 @@ def test_a_deadline_fires_while_queued_although_nothing_is_popped() -> None:
 
 def test_a_caller_that_goes_away_takes_its_inputs_out_of_the_queue() -> None:
     async def check() -> None:
-        engine = FakeEngine(slowness=100.0)
+        engine = SerialEngine(slowness=100.0)
         async with World(engine).started() as world:
             await _occupy(world)
             call = asyncio.create_task(world.embed("3"))
@@ -163,7 +163,7 @@ def test_a_caller_that_goes_away_takes_its_inputs_out_of_the_queue() -> None:
 
 def test_kafka_requests_are_settled_once_and_free_what_they_held() -> None:
     async def check() -> None:
-        async with World(FakeEngine()).started() as world:
+        async with World(SerialEngine()).started() as world:
             requests = [world.request(f"{number}", source=Source.KAFKA) for number in range(50)]
             world.produce(*requests)
             await asyncio.sleep(5)
@@ -182,7 +182,7 @@ def test_kafka_waits_for_a_model_server_and_grpc_is_told_at_once() -> None:
             assert not world.kafka.settled
             assert world.kafka.held(MODEL, Priority.DEFAULT)
             assert world.pool.members is not None
-            world.pool.members.join(FakeEngine(), FakeTokenizer())
+            world.pool.members.join(SerialEngine(), WordTokenizer())
             await asyncio.sleep(1)
             assert [request.code for request in world.kafka.settled] == [Code.OK]
             assert not world.kafka.held(MODEL, Priority.DEFAULT)
@@ -192,7 +192,7 @@ def test_kafka_waits_for_a_model_server_and_grpc_is_told_at_once() -> None:
 
 def test_waiting_for_a_model_server_can_be_bounded() -> None:
     async def check() -> None:
-        engine = FakeEngine()
+        engine = SerialEngine()
         async with World(engine, max_unavailable_s=30.0).started() as world:
             assert world.pool.members is not None
             world.pool.members.leave(engine)
@@ -217,8 +217,8 @@ def test_a_parked_request_expires() -> None:
 
 def test_a_batch_whose_server_is_lost_is_answered_by_another_and_the_server_is_suspect() -> None:
     async def check() -> None:
-        first = FakeEngine(failures=[ModelServerLost("gone")])
-        second = FakeEngine(replace(DESCRIPTION, address="server-2:1"), slowness=3.0)
+        first = SerialEngine(failures=[ModelServerLost("gone")])
+        second = SerialEngine(replace(DESCRIPTION, address="server-2:1"), slowness=3.0)
         async with World(first, second).started() as world:
             request = await world.embed("1 2 3")
             assert request.code is Code.OK
@@ -230,7 +230,7 @@ def test_a_batch_whose_server_is_lost_is_answered_by_another_and_the_server_is_s
 
 def test_a_busy_server_costs_no_attempt() -> None:
     async def check() -> None:
-        engine = FakeEngine(failures=[ModelServerBusy("full")] * 5)
+        engine = SerialEngine(failures=[ModelServerBusy("full")] * 5)
         async with World(engine).started() as world:
             request = await world.embed("1")
         assert request.code is Code.OK
@@ -242,8 +242,8 @@ def test_a_busy_server_costs_no_attempt() -> None:
 def test_one_poison_fails_alone_its_batch_mates_are_answered_and_it_is_quarantined() -> None:
     async def check() -> None:
         engines = [
-            FakeEngine(poison=frozenset({666})),
-            FakeEngine(replace(DESCRIPTION, address="b:1"), frozenset({666})),
+            SerialEngine(poison=frozenset({666})),
+            SerialEngine(replace(DESCRIPTION, address="b:1"), frozenset({666})),
         ]
         async with World(*engines).started() as world:
             texts = [str(number) for number in range(15)] + ["666"]
@@ -258,7 +258,7 @@ def test_one_poison_fails_alone_its_batch_mates_are_answered_and_it_is_quarantin
 
 
 def test_an_error_for_one_query_of_a_batch_reaches_that_query_only() -> None:
-    class Choosy(FakeEngine):
+    class Choosy(SerialEngine):
         @override
         async def embed(self, batch: OutgoingBatch, *, timeout_s: float) -> StepResult:
             result = await super().embed(batch, timeout_s=timeout_s)
@@ -276,7 +276,7 @@ def test_an_error_for_one_query_of_a_batch_reaches_that_query_only() -> None:
 
 def test_above_the_bound_grpc_is_refused_and_kafka_topics_are_held_by_class() -> None:
     async def check() -> None:
-        engine = FakeEngine(slowness=1000.0)
+        engine = SerialEngine(slowness=1000.0)
         async with World(engine, max_held_tokens=100).started() as world:
             world.produce(*(world.request("1", source=Source.KAFKA) for _ in range(18)))
             await asyncio.sleep(0.01)
@@ -293,7 +293,7 @@ def test_above_the_bound_grpc_is_refused_and_kafka_topics_are_held_by_class() ->
 
 def test_requests_of_a_partition_that_was_given_back_are_dropped() -> None:
     async def check() -> None:
-        engine = FakeEngine(slowness=100.0)
+        engine = SerialEngine(slowness=100.0)
         async with World(engine).started() as world:
             under_way = await _occupy(world)
             world.produce(*(world.request("3", source=Source.KAFKA) for _ in range(5)))
@@ -309,15 +309,15 @@ def test_requests_of_a_partition_that_was_given_back_are_dropped() -> None:
 
 def test_a_new_revision_takes_over_what_waited_for_the_old_one_without_mixing() -> None:
     async def check() -> None:
-        old = FakeEngine(slowness=1000.0)
-        new = FakeEngine(replace(DESCRIPTION, address="new:1", model_revision="r2"))
+        old = SerialEngine(slowness=1000.0)
+        new = SerialEngine(replace(DESCRIPTION, address="new:1", model_revision="r2"))
         async with World(old).started() as world:
             assert world.pool.members is not None
             await _occupy(world)
             waiting = world.request("3", "4", source=Source.KAFKA)
             world.produce(waiting)
             await asyncio.sleep(0.001)
-            world.pool.members.join(new, FakeTokenizer())
+            world.pool.members.join(new, WordTokenizer())
             world.pool.members.leave(old)
             await asyncio.sleep(0.5)
             assert world.kafka.settled == [waiting]
@@ -329,7 +329,7 @@ def test_a_new_revision_takes_over_what_waited_for_the_old_one_without_mixing() 
 
 def test_a_drain_finishes_what_was_taken_in() -> None:
     async def check() -> None:
-        async with World(FakeEngine(slowness=50.0)).started() as world:
+        async with World(SerialEngine(slowness=50.0)).started() as world:
             world.produce(*(world.request(str(number), source=Source.KAFKA) for number in range(100)))
             await asyncio.sleep(0.001)
             await world.drain()
@@ -340,7 +340,7 @@ def test_a_drain_finishes_what_was_taken_in() -> None:
 
 def test_an_input_that_holds_its_partitions_watermark_back_is_aged() -> None:
     async def check() -> None:
-        engine = FakeEngine()
+        engine = SerialEngine()
         async with World(engine, queue=QueuePolicy(max_wait_s=(1e9, 1e9, 1e9))).started() as world:
             stuck = world.request("7", source=Source.KAFKA, priority="PRIORITY_BACKGROUND")
             flood = [world.request(f"{number} 1 1 1", source=Source.KAFKA) for number in range(200)]
@@ -354,7 +354,7 @@ def test_an_input_that_holds_its_partitions_watermark_back_is_aged() -> None:
 
 def test_an_engine_that_fails_for_everybody_ends_in_dead_letters_not_in_a_loop() -> None:
     async def check() -> None:
-        engine = FakeEngine(failures=[EngineFailed("broken")] * 1000)
+        engine = SerialEngine(failures=[EngineFailed("broken")] * 1000)
         async with World(engine).started() as world:
             world.produce(*(world.request(str(number), source=Source.KAFKA) for number in range(8)))
             await asyncio.sleep(60)
