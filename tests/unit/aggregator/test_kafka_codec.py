@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aggregator import kafka_codec
 from aggregator.core.query import Priority, Source
 from aggregator.core.watermark import Lease
 from aggregator.errors import InvalidRequest, RequestError, Undecodable
@@ -168,11 +169,25 @@ def test_bytes_that_are_no_request_are_answered_and_kept(value: bytes | None, co
         {"inputs": [{"tokenIds": {"ids": [1e300]}}]},
         {"encoding": "ENCODING_MORSE"},
         {"expireTime": "tomorrow"},
+        {"\ud800": 1},  # half a surrogate pair, at which protobuf raises SystemError
+        {"encoding": "\udfff"},
     ],
 )
 def test_json_that_says_what_no_request_can_is_invalid(document: object) -> None:
     result = refused(json.dumps(document).encode(), ("content-type", b"application/json"))
     assert isinstance(result.error, InvalidRequest)
+    str(result.error).encode()
+
+
+def test_a_record_that_nobody_thought_of_is_kept_and_harms_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka_codec, "_from_json", lambda _: 1 / 0)
+    leases = [
+        lease_of(b"{}", [("content-type", b"application/json")]),
+        lease_of(b"x", [("content-type", b"text/plain")]),
+    ]
+    requests, kept = decode_all(leases, INTAKES, received_s=RECEIVED_S, wall_s=WALL_S)
+    assert [request.inputs for request in requests] == [["x"]]
+    assert [(each.error.code.name, each.route, each.dead_letter) for each in kept] == [("DATA_LOSS", None, True)]
 
 
 def test_a_request_without_inputs_is_answered_by_its_id_and_not_kept() -> None:
