@@ -1,0 +1,100 @@
+"""Draw a plot as an SVG that takes its ink from the page around it, in light and in dark."""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from loadtest.report.section import Plot
+
+_INK, _FAINT = "#010203", "#040506"
+"""Stand-ins, replaced by the page's own colours."""
+COLOURS = ("#d55e00", "#0a84c1", "#159e6e", "#b85fb0", "#b8860b", "#7a8794")
+"""Told apart by people who see colours differently (after Okabe and Ito), on white and on black."""
+_MARKS = ("o", "s", "^", "D", "v", "P")
+_MARKED = 30
+"""A line of fewer points than these has them marked."""
+_ID = re.compile(r'(id="|url\(#|href="#)')
+_SETTINGS: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+    "font.size": 10,
+    "text.color": _INK,
+    "axes.edgecolor": _FAINT,
+    "axes.labelcolor": _INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+    "grid.color": _FAINT,
+    "grid.alpha": 0.4,
+    "legend.frameon": False,
+}
+
+
+def draw(plot: Plot, name: str) -> str:
+    """The plot as SVG; `name` keeps its ids apart from those of others on the page."""
+    with mpl.rc_context({**_SETTINGS, "svg.hashsalt": name}):
+        figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+        figure.patch.set_visible(False)
+        axes: Axes = figure.subplots()
+        axes.patch.set_visible(False)
+        axes.grid(visible=True, linewidth=0.5)
+        axes.set_title(plot.title, fontsize=10, loc="left")
+        axes.set_xlabel(plot.x_label)
+        axes.set_ylabel(plot.y_label)
+        _bars(axes, plot) if plot.bars else _lines(axes, plot)
+        if plot.log_y:
+            axes.set_yscale("log")
+        if plot.limit is not None:
+            axes.axhline(plot.limit[1], color=_INK, linewidth=1, linestyle=":", label=plot.limit[0])
+        if plot.y_max is not None:
+            axes.set_ylim(0 if not plot.log_y else None, plot.y_max)
+        axes.legend(fontsize=8)
+        written = io.StringIO()
+        figure.savefig(written, format="svg", metadata={"Date": None, "Creator": None})
+    return _inlined(written.getvalue(), name, plot.title)
+
+
+def _lines(axes: Axes, plot: Plot) -> None:
+    for number, series in enumerate(plot.series):
+        xs = [x for x, _ in series.points]
+        ys = [y for _, y in series.points]
+        axes.plot(
+            xs,
+            ys,
+            label=series.name,
+            color=COLOURS[number % len(COLOURS)],
+            marker=_MARKS[number % len(_MARKS)] if len(xs) < _MARKED else None,
+            markersize=4,
+            linewidth=1.5,
+            linestyle="--" if series.dashed else "-",
+            drawstyle="steps-post" if series.steps else "default",
+        )
+
+
+def _bars(axes: Axes, plot: Plot) -> None:
+    width = 0.8 / len(plot.series)
+    for number, series in enumerate(plot.series):
+        step = series.points[1][0] - series.points[0][0] if len(series.points) > 1 else 1.0
+        offset = step * (width * (number + 0.5) - 0.4)
+        axes.bar(
+            [x + offset for x, _ in series.points],
+            [y for _, y in series.points],
+            width=step * width,
+            label=series.name,
+            color=COLOURS[number % len(COLOURS)],
+        )
+
+
+def _inlined(svg: str, name: str, title: str) -> str:
+    """The SVG element alone, with ids of its own and the page's ink."""
+    svg = svg[svg.index("<svg") :]
+    svg = _ID.sub(rf"\g<1>{name}-", svg)
+    svg = svg.replace(_INK, "var(--ink)").replace(_FAINT, "var(--faint)")
+    return svg.replace("<svg ", f'<svg role="img" aria-label="{title}" ', 1)

@@ -1,0 +1,51 @@
+"""What a section of the report is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One line of a plot: its name and points; `steps` draws it as a staircase."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    steps: bool = False
+    dashed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """Lines, or bars where `bars` is set, over one pair of axes; `limit` is a horizontal mark with its name."""
+
+    title: str
+    x_label: str
+    y_label: str
+    series: Sequence[Series]
+    bars: bool = False
+    log_y: bool = False
+    limit: tuple[str, float] | None = None
+    y_max: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Columns by name, rows of text; numbers are aligned right."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A question, its answer in a sentence or two, plots, a table, and the command that makes the figures anew."""
+
+    name: str
+    title: str
+    text: str
+    plots: Sequence[Plot]
+    table: Table
+    command: str
+    seeds: str

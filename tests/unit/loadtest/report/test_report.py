@@ -1,0 +1,95 @@
+"""The page: whole, alone, and the same for one seed."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from loadtest.__main__ import main
+from loadtest.report.load import Effort, pods_needed
+from loadtest.report.page import page
+from loadtest.report.plots import draw
+from loadtest.report.section import Plot, Section, Series, Table
+from loadtest.simulate.scenario import Kind, Policy
+
+LINES = [Series("a", [(0.0, 1.0), (1.0, 2.0)]), Series("b", [(0.0, 2.0), (1.0, 1.0)], steps=True, dashed=True)]
+PLOT = Plot("title", "x", "y", LINES, limit=("limit", 1.5), y_max=3.0)
+TABLE = Table(("policy", "ms"), [("<ours>", "1.0")])
+SECTION = Section("one", "One & only", "Text.", [PLOT, PLOT], TABLE, "python -m loadtest report", "1")
+
+
+class Checker(HTMLParser):
+    """Notes ids and what is fetched from elsewhere, and that every element closes in its turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.fetched: list[str] = []
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.ids += [value for name, value in attrs if name == "id" and value]
+        outside = [value for name, value in attrs if name in {"src", "href", "xlink:href"} and value]
+        self.fetched += [value for value in outside if not value.startswith("#")]
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        self.open.pop()
+
+
+def checked(html: str) -> Checker:
+    checker = Checker()
+    checker.feed(html)
+    assert not checker.open
+    return checker
+
+
+def test_a_page_needs_nothing_else_and_no_id_occurs_twice() -> None:
+    html = page("T", "x", [SECTION])
+    found = checked(html)
+    assert not found.fetched
+    assert len(found.ids) == len(set(found.ids))
+    assert "&lt;ours&gt;" in html
+    assert "One &amp; only" in html
+    assert html == page("T", "x", [SECTION])
+
+
+def test_every_reference_inside_a_plot_has_its_target() -> None:
+    svg = draw(PLOT, "one")
+    targets = set(re.findall(r'id="([^"]+)"', svg))
+    assert set(re.findall(r'(?:href="#|url\(#)([^")]+)', svg)) <= targets
+
+
+@pytest.mark.parametrize("plot", [PLOT, Plot("t", "x", "y", LINES, bars=True), Plot("t", "x", "y", LINES, log_y=True)])
+def test_a_plot_takes_its_ink_from_the_page(plot: Plot) -> None:
+    svg = draw(plot, "one")
+    assert svg.startswith("<svg ")
+    assert "var(--ink)" in svg
+    assert not re.search(r"#0[1-6]0[1-6]0[1-6]", svg)
+    assert ">a<" in svg
+
+
+def test_ours_needs_a_fraction_of_the_pods_that_sequential_needs() -> None:
+    effort = Effort(quick=True)
+    assert pods_needed(Policy(Kind.OURS), 400.0, effort) == 1
+    assert pods_needed(Policy(Kind.SEQUENTIAL, depth=1), 400.0, effort) > 8
+
+
+@pytest.mark.slow
+def test_the_command_writes_the_whole_report(tmp_path: Path) -> None:
+    file = tmp_path / "report.html"
+    assert main(["report", "--quick", "--out", str(file)]) == 0
+    html = file.read_text(encoding="utf-8")
+    assert not checked(html).fetched
+    names = ("knee", "attainment", "fill", "gpus", "controller", "hour", "day", "cases")
+    assert all(f'<section id="{name}">' in html for name in names)
+    assert html.count("<svg ") == 11
+    assert main(["report", "--quick", "--out", str(tmp_path)]) == 2
