@@ -6,7 +6,8 @@ import asyncio
 import logging
 import random
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
 from dataclasses import dataclass
 
 from aggregator.errors import StartError
@@ -43,18 +44,17 @@ async def endpoints(kubernetes: Kubernetes, address: ServiceAddress) -> AsyncGen
     Ready ones, or all where the Service publishes those too; none that is terminating. While the API is away
     nothing is given: the last answer holds.
     """
-    path = f"/apis/discovery.k8s.io/v1/namespaces/{address.namespace}/endpointslices"
-    selector = {"labelSelector": f"kubernetes.io/service-name={address.service}"}
     known: frozenset[str] | None = None
     tries = 0
     while True:
         try:
-            async for slices in _slices(kubernetes, path, selector):
-                tries = 0
-                found = frozenset(each for piece in slices.values() for each in addresses(piece, address.port))
-                if found != known:
-                    known = found
-                    yield found
+            async with aclosing(_slices(kubernetes, address)) as answers:
+                async for slices in answers:
+                    tries = 0
+                    found = frozenset(each for piece in slices.values() for each in addresses(piece, address.port))
+                    if found != known:
+                        known = found
+                        yield found
         except KubernetesError as error:
             if error.status == _GONE:
                 continue
@@ -64,19 +64,21 @@ async def endpoints(kubernetes: Kubernetes, address: ServiceAddress) -> AsyncGen
             await asyncio.sleep(delay_s * (0.5 + random.random()))  # noqa: S311 - jitter
 
 
-async def _slices(kubernetes: Kubernetes, path: str, selector: dict[str, str]) -> AsyncIterator[dict[str, Object]]:
+async def _slices(kubernetes: Kubernetes, address: ServiceAddress) -> AsyncGenerator[dict[str, Object]]:
     """The slices by name, first as listed, then after each change; ends when the server ends the watch."""
-    listed = await kubernetes.get(path, selector)
+    service = address.namespace, address.service
+    listed = await kubernetes.endpoint_slices(*service)
     slices: dict[str, Object] = {each["metadata"]["name"]: each for each in listed.get("items") or ()}
     yield slices
-    version = {"resourceVersion": listed["metadata"]["resourceVersion"]}
-    async for event in kubernetes.watch(path, {**selector, **version}):
-        name = event["object"]["metadata"].get("name", "")
-        if event["type"] == "DELETED":
-            slices.pop(name, None)
-        elif event["type"] in {"ADDED", "MODIFIED"}:
-            slices[name] = event["object"]
-        yield slices
+    version = listed["metadata"]["resourceVersion"]
+    async with aclosing(kubernetes.watch_endpoint_slices(*service, version)) as events:
+        async for event in events:
+            name = event["object"]["metadata"].get("name", "")
+            if event["type"] == "DELETED":
+                slices.pop(name, None)
+            elif event["type"] in {"ADDED", "MODIFIED"}:
+                slices[name] = event["object"]
+            yield slices
 
 
 def addresses(piece: Object, port: int) -> Iterator[str]:

@@ -10,17 +10,15 @@ from typing_extensions import override
 
 from aggregator.adapters.modelserver_watch import Target
 from aggregator.adapters.modelservers import ConfiguredModel
-from k8s.api import Kubernetes
+from k8s.api import Kubernetes, connect
 from k8s.endpoints import SCHEME, ServiceAddress, endpoints
 
 
 class Discovered(AsyncIterable[frozenset[Target]]):
     """All targets, given anew whenever they change; `k8s://SERVICE.NAMESPACE:PORT` stands for a Service's endpoints."""
 
-    def __init__(
-        self, models: Sequence[ConfiguredModel], cluster: Callable[[], Kubernetes] = Kubernetes.of_this_pod
-    ) -> None:
-        """Raises StartError for an address that cannot be read, and for a Service outside of a cluster."""
+    def __init__(self, models: Sequence[ConfiguredModel], cluster: Callable[[], Kubernetes] = connect) -> None:
+        """Raises StartError for an address that cannot be read, and for a Service where no cluster is known."""
         self._fixed = frozenset(
             Target(address, model.name)
             for model in models

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from aggregator.errors import StartError
 from aggregator.runtime import telemetry
-from k8s.api import Kubernetes, KubernetesError, this_namespace
+from k8s.api import Kubernetes, KubernetesError, connect, this_namespace
 from k8s.endpoints import SCHEME, ServiceAddress, endpoints
 from k8s.scaler.aggregators import Aggregators
 from k8s.scaler.catalog import Catalog
@@ -166,4 +166,4 @@ def _kubernetes_for(settings: ScalerSettings) -> Kubernetes | None:
         or any(model.deployment for model in settings.models)
         or (api.enabled and (api.client_ca_file is None or api.cert_file is None))
     )
-    return Kubernetes.of_this_pod() if needed else None
+    return connect() if needed else None

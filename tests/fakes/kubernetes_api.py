@@ -9,8 +9,10 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from aiohttp import web
+from kubernetes.client import Configuration
 
 from k8s.api import Kubernetes
+from k8s.connection import Connection
 
 Object = dict[str, Any]
 SLICES = "/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
@@ -22,6 +24,7 @@ class FakeKubernetesApi:
     def __init__(self) -> None:
         self.objects: dict[str, Object] = {}
         self.calls: list[str] = []
+        self.authorization = ""
         self.away = False
         self.lists = 0
         self._version = 100
@@ -48,7 +51,12 @@ class FakeKubernetesApi:
 
     def client(self) -> Kubernetes:
         """Another client, once it is started."""
-        return Kubernetes(f"http://127.0.0.1:{self._port}")
+        return Connection(Configuration(self.url, proxy=""))
+
+    @property
+    def url(self) -> str:
+        """Where it is, once it is started."""
+        return f"http://127.0.0.1:{self._port}"
 
     def put(self, path: str, content: Object) -> None:
         """Store an object, and tell those who watch."""
@@ -72,7 +80,8 @@ class FakeKubernetesApi:
 
     def expire(self) -> None:
         """Say that the resource version is too old."""
-        gone = {"type": "ERROR", "object": {"kind": "Status", "code": 410, "message": "too old resource version"}}
+        status = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"}
+        gone = {"type": "ERROR", "object": status}
         for _, events in self._watches:
             events.put_nowait(gone)
         self._watches = []
@@ -86,6 +95,7 @@ class FakeKubernetesApi:
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         self.calls.append(f"{request.method} {request.path}")
+        self.authorization = request.headers.get("Authorization", "")
         if self.away:
             return _status(503, "the API server is away")
         if request.query.get("watch"):
@@ -100,6 +110,8 @@ class FakeKubernetesApi:
         if request.method == "PUT":
             return self._replace(request.path, stored, await request.json())
         if request.method == "PATCH":
+            if request.content_type != "application/merge-patch+json":
+                return _status(415, "this fake merges, and knows no other patch")
             self.put(request.path, _merged(stored, await request.json()))
         return web.json_response(self.objects[request.path])
 

@@ -15,7 +15,7 @@ from aggregator.adapters.demand_server import DemandServer
 from aggregator.core.demand import StaleInputError
 from aggregator.errors import StartError
 from aggregator.runtime.telemetry import TelemetrySettings
-from k8s.api import Kubernetes
+from k8s.api import Kubernetes, connect
 from k8s.scaler.__main__ import main
 from k8s.scaler.kafka_lag import LogEnds
 from k8s.scaler.measuring import topics_by_model
@@ -222,8 +222,9 @@ async def until_secret(cluster: Cluster) -> str:
 
 def test_outside_of_a_cluster_the_start_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    monkeypatch.setenv("KUBECONFIG", "/nonexistent")
     with pytest.raises(StartError, match="this is no pod of Kubernetes"):
-        Kubernetes.of_this_pod()
+        connect()
 
 
 def test_topics_belong_to_the_model_of_requests_that_name_none() -> None:

@@ -57,5 +57,6 @@ async def test_services_of_several_models_are_followed_at_once() -> None:
 
 def test_outside_of_a_cluster_a_service_is_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    monkeypatch.setenv("KUBECONFIG", "/nonexistent")
     with pytest.raises(StartError, match="give addresses as host:port"):
         Discovered([ModelSettings(name="a", servers=("k8s://a.ns:1",))])

@@ -1,0 +1,169 @@
+"""Talk to the Kubernetes API by its official client, in threads, with time-outs on both ends of every call."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import suppress
+from functools import partial
+from threading import Thread
+from typing import ParamSpec, TypeVar, cast
+
+from kubernetes import client, config, watch
+from kubernetes.config.incluster_config import SERVICE_HOST_ENV_NAME
+from typing_extensions import override
+from urllib3 import BaseHTTPResponse
+from urllib3.exceptions import HTTPError
+
+from aggregator.errors import StartError
+from k8s.api import Kubernetes, KubernetesError, Object
+
+_TIMEOUT_S = 10.0
+_CONNECT_S = 5.0
+_WATCH_S = 240
+_WATCH_SILENCE_S = 300.0
+_MERGE = "application/merge-patch+json"
+# OSError and ConfigException: the token's file; ValueError and KeyError: an answer that is none of Kubernetes'.
+_FAILURES = (client.ApiException, config.ConfigException, HTTPError, OSError, ValueError, KeyError)
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def configuration() -> client.Configuration:
+    """Of this pod's service account, whose token is read anew each minute, or else of the kubeconfig.
+
+    Raises StartError when there is neither.
+    """
+    found = client.Configuration()
+    try:
+        if os.environ.get(SERVICE_HOST_ENV_NAME):
+            config.load_incluster_config(found)
+        else:
+            file = os.environ.get("KUBECONFIG", config.KUBE_CONFIG_DEFAULT_LOCATION)
+            config.load_kube_config(config_file=file, client_configuration=found)
+    except (config.ConfigException, OSError) as error:
+        raise StartError(
+            f"this is no pod of Kubernetes with a service account, nor is there a kubeconfig ({error}): "
+            "give addresses as host:port"
+        ) from error
+    return found
+
+
+class Connection(Kubernetes):
+    """One API server, as one account.
+
+    Objects stay JSON: the client's models refuse fields that are newer than they are, and those of the core group
+    alone take a second to import.
+    """
+
+    def __init__(self, configuration: client.Configuration) -> None:
+        configuration.retries = False  # callers try again, and know when
+        configuration.keep_alive = True
+        self._client = client.ApiClient(configuration)
+        self._client.user_agent = "tokenbatch"
+        self._discovery = client.DiscoveryV1Api(self._client)
+
+    @override
+    async def get(self, path: str) -> Object:
+        return await _in_thread(self._call, "GET", path)
+
+    @override
+    async def update(self, path: str, content: Object) -> Object:
+        return await _in_thread(self._call, "PUT", path, content)
+
+    @override
+    async def patch(self, path: str, content: Object) -> Object:
+        return await _in_thread(self._call, "PATCH", path, content, kind=_MERGE)
+
+    @override
+    async def endpoint_slices(self, namespace: str, service: str) -> Object:
+        return await _in_thread(self._list, namespace, service)
+
+    @override
+    async def watch_endpoint_slices(self, namespace: str, service: str, version: str) -> AsyncGenerator[Object]:
+        watched = watch.Watch(object)
+        stream = watched.stream(
+            self._discovery.list_namespaced_endpoint_slice,
+            namespace,
+            label_selector=_slices_of(service),
+            resource_version=version,
+            allow_watch_bookmarks=True,
+            timeout_seconds=_WATCH_S,  # for the server; with it the client does not watch again by itself
+            _request_timeout=(_CONNECT_S, _WATCH_SILENCE_S),  # for a connection that died silently
+        )
+        events = cast("Generator[Object]", stream)
+        try:
+            while (event := await _in_thread(next, events, None)) is not None:
+                yield event
+        finally:
+            watched.stop()
+            with suppress(ValueError):  # its thread still runs it, and ends with its socket
+                events.close()
+
+    @override
+    async def close(self) -> None:
+        self._client.close()
+
+    def _call(self, method: str, path: str, content: Object | None = None, *, kind: str = "application/json") -> Object:
+        headers = {"Accept": "application/json", "Content-Type": kind}
+        asked = self._client.param_serialize(
+            method, path, header_params=headers, body=content, auth_settings=["BearerToken"]
+        )
+        answer = self._client.call_api(*asked, _request_timeout=_TIMEOUT_S)
+        text = answer.read()
+        if not 200 <= answer.status <= 299:  # noqa: PLR2004 - where HTTP's successes end
+            raise client.ApiException(http_resp=answer)
+        read: Object = json.loads(text)
+        return read
+
+    def _list(self, namespace: str, service: str) -> Object:
+        answer = self._discovery.list_namespaced_endpoint_slice(
+            namespace, label_selector=_slices_of(service), _request_timeout=_TIMEOUT_S, _preload_content=False
+        )
+        read: Object = json.loads(cast("BaseHTTPResponse", answer).data)
+        return read
+
+
+def _slices_of(service: str) -> str:
+    return f"kubernetes.io/service-name={service}"
+
+
+async def _in_thread(call: Callable[_P, _T], *arguments: _P.args, **options: _P.kwargs) -> _T:
+    """In a thread that nobody waits for at the end, as those of asyncio are. Raises KubernetesError."""
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[_T] = loop.create_future()
+
+    def settle(result: Callable[[], None]) -> None:
+        if not outcome.done():
+            result()
+
+    def run() -> None:
+        try:
+            found = call(*arguments, **options)
+        except Exception as error:  # noqa: BLE001 - raised where it is waited for
+            result = partial(outcome.set_exception, error)
+        else:
+            result = partial(outcome.set_result, found)
+        with suppress(RuntimeError):  # the loop is closed, and with it goes who waited
+            loop.call_soon_threadsafe(settle, result)
+
+    Thread(target=run, name="kubernetes", daemon=True).start()
+    try:
+        return await outcome
+    except _FAILURES as error:
+        raise _failed(error) from error
+
+
+def _failed(error: Exception) -> KubernetesError:
+    if not isinstance(error, client.ApiException):
+        return KubernetesError(0, f"the Kubernetes API cannot be reached: {error!r}")
+    if not error.status:  # TLS
+        return KubernetesError(0, f"the Kubernetes API cannot be reached: {error.reason}")
+    try:
+        message = str(json.loads(error.body or "")["message"])
+    except (ValueError, KeyError, TypeError):
+        message = (error.body or error.reason or "")[:200]
+    return KubernetesError(error.status, message)
