@@ -23,6 +23,7 @@ from modelserver.settings import ENV_PREFIX, ModelServerSettings
 _log = logging.getLogger("modelserver")
 
 _SERVICE = "modelserver"
+_SWITCH_S = 0.0005
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -109,6 +110,8 @@ def _forward(settings: ModelServerSettings, files: ModelFiles, queries: int, tok
 def _serve(settings: ModelServerSettings, files: ModelFiles) -> int:
     from modelserver.server import Server  # noqa: PLC0415 - what only this command needs
 
+    # Between its kernels the engine's thread needs the interpreter lock, which others hold for so long at the most.
+    sys.setswitchinterval(_SWITCH_S)
     monitoring = telemetry.start(settings.telemetry, _SERVICE)
 
     async def run() -> int:

@@ -35,10 +35,14 @@ _TOKENS_PER_QUERY = 3
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """How to load a model; None lets the engine's rules choose by what is there (CPU or GPU)."""
+    """How to load a model; None lets the engine's rules choose by what is there (CPU or GPU).
+
+    `model_tokens` is the longest input that the model's files speak of.
+    """
 
     model_path: str
     dtype: str | None
+    model_tokens: int
     max_input_tokens: int | None
     step_tokens: int | None
     step_queries: int | None
@@ -159,7 +163,7 @@ def _config(options: LoadOptions) -> VllmConfig:
         "model": options.model_path,
         "runner": "pooling",
         "dtype": options.dtype or chosen_dtype(),
-        "max_model_len": options.max_input_tokens,
+        "max_model_len": _max_model_len(options, step_tokens),
         "max_num_batched_tokens": step_tokens,
         "max_num_seqs": options.step_queries or math.ceil(step_tokens / _TOKENS_PER_QUERY),
         "enforce_eager": cpu if options.eager is None else options.eager,
@@ -176,6 +180,16 @@ def _config(options: LoadOptions) -> VllmConfig:
     if block_size is not None:
         arguments["block_size"] = block_size
     return EngineArgs(**arguments).create_engine_config(UsageContext.ENGINE_CONTEXT)
+
+
+def _max_model_len(options: LoadOptions, step_tokens: int) -> int | None:
+    """The longest input to take; None: as vLLM reads the model's files. A step must hold it whole."""
+    if options.max_input_tokens is not None or options.model_tokens <= step_tokens:
+        return options.max_input_tokens
+    _log.warning(
+        "inputs are limited to one step", extra={"model_tokens": options.model_tokens, "step_tokens": step_tokens}
+    )
+    return step_tokens
 
 
 def _facts(core: EngineCore) -> EngineFacts:

@@ -66,6 +66,7 @@ def _core(settings: ModelServerSettings, files: ModelFiles) -> Engine:
     options = LoadOptions(
         model_path=str(files.path),
         dtype=None if engine.dtype == "auto" else engine.dtype,
+        model_tokens=files.max_input_tokens,
         max_input_tokens=settings.model.max_input_tokens,
         step_tokens=engine.step_tokens,
         step_queries=engine.step_queries,

@@ -18,7 +18,7 @@ from aggregator.runtime.telemetry import Telemetry
 from modelserver.description import describe
 from modelserver.engine import EngineFacts
 from modelserver.errors import CannotStart
-from modelserver.merge import Composition, MergeLimits
+from modelserver.merge import MergeLimits
 from modelserver.metrics import Metrics
 from modelserver.model_files import ModelFiles
 from modelserver.servicer import ModelServerServicer, Serving, tokenizer_chunks
@@ -26,7 +26,6 @@ from modelserver.settings import ModelServerSettings
 from modelserver.startup import EngineStart
 from modelserver.step_queue import QueueBounds, StepQueue
 from modelserver.stepper import EngineState, Stepper, StepperEvents
-from modelserver.tickets import StepReport
 from modelserver.tracing import batch_spans, no_span
 from protos.modelserver.v1 import modelserver_pb2 as pb
 from protos.modelserver.v1 import modelserver_pb2_grpc as pb_grpc
@@ -55,6 +54,8 @@ class Server:
             batch_spans(telemetry.tracer) if telemetry.traces else no_span,
         )
         self._health = health.aio.HealthServicer()
+        self._instance_id = uuid4().hex
+        self._states: asyncio.Queue[tuple[EngineState, Exception | None]] = asyncio.Queue()
         self._ended = asyncio.Event()
         self._stop = asyncio.Event()
         self._failure: Exception | None = None
@@ -72,8 +73,12 @@ class Server:
         _log.info("listening", extra={"stage": "listen", "port": port, "metrics": self._metrics_address})
         self._port = port
         self._stepper.start()
-        await _first(self._stop, self._ended)
+        following = asyncio.create_task(self._follow(), name="follow the engine")
+        stopping = asyncio.create_task(self._stop.wait(), name="wait for the signal")
+        await asyncio.wait((following, stopping), return_when=asyncio.FIRST_COMPLETED)
         await self._drain(server)
+        for task in (following, stopping):
+            task.cancel()
         if isinstance(self._failure, CannotStart):
             raise self._failure
         return 0 if self._failure is None else 1
@@ -116,25 +121,24 @@ class Server:
 
     def _events(self) -> StepperEvents:
         return StepperEvents(
-            on_state=lambda state, error: self._post(lambda: self._on_state(state, error)),
-            on_step=lambda report: self._post(lambda: self._on_step(report)),
-            on_failed_step=lambda composition: self._post(lambda: self._on_failed_step(composition)),
+            on_state=lambda state, error: self._post(lambda: self._states.put_nowait((state, error))),
+            on_step=lambda report: self._post(lambda: self._metrics.step(report)),
+            on_failed_step=lambda composition: self._post(lambda: self._metrics.failed_step(composition)),
         )
 
     def _post(self, action: Callable[[], None]) -> None:
         self._loop.call_soon_threadsafe(action)
 
-    def _on_step(self, report: StepReport) -> None:
-        self._metrics.step(report)
+    async def _follow(self) -> None:
+        """Tell the world each state of the engine, until the last."""
+        while not self._ended.is_set():
+            await self._show(*await self._states.get())
 
-    def _on_failed_step(self, composition: Composition) -> None:
-        self._metrics.failed_step(composition)
-
-    def _on_state(self, state: EngineState, error: Exception | None) -> None:
+    async def _show(self, state: EngineState, error: Exception | None) -> None:
         serving = state is EngineState.SERVING and not self._stop.is_set()
         if serving:
             self._announce()
-        self._loop.create_task(self._set_health(serving=serving), name="health")
+        await self._set_health(serving=serving)
         if state is EngineState.REBUILDING:
             self._metrics.rebuild()
         if error is not None:
@@ -149,7 +153,7 @@ class Server:
         facts = self._start.facts
         assert facts is not None, "an engine serves whose facts are not known. This is a bug."
         self._serving.description = describe(
-            self._settings.served_name, facts, self._files, self._start.profile, uuid4().hex
+            self._settings.served_name, facts, self._files, self._start.profile, self._instance_id
         )
         _log.info(
             "serving",
@@ -177,10 +181,3 @@ class Server:
 
         checks.live["engine"] = stuck
         checks.ready["engine"] = unready
-
-
-async def _first(*events: asyncio.Event) -> None:
-    waits = [asyncio.ensure_future(event.wait()) for event in events]
-    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    for wait in waits:
-        wait.cancel()

@@ -33,7 +33,7 @@ class ModelSettings(Group):
         description="hub revision, or what to call a local model's; empty: the hub's commit, or a digest of the files",
     )
     max_input_tokens: PositiveInt | None = Field(
-        default=None, description="of one query; empty: as the model's files say"
+        default=None, description="of one query; empty: as the model's files say, if one step holds it"
     )
     trust_remote_code: bool = Field(default=False, description="run code that comes with the model")
 

@@ -125,6 +125,7 @@ class Stepper:
             start_s = self._running_since_s = self._clock()
             idle_s = start_s - self._idle_since_s
             matrix = step.run()
+            _check(matrix, selection)
         except Exception as error:  # noqa: BLE001 - engines raise anything; what follows depends on how it recovers
             self._fail(engine, selection, error)
             return
@@ -181,7 +182,12 @@ def _answer(tickets: Sequence[Ticket], matrix: Matrix, report: StepReport, start
         rows = matrix[first : first + ticket.query_count]
         first += ticket.query_count
         ticket.deliver(Answer(rows, report, start_s - ticket.ready_s))
-    assert first == len(matrix), "the engine gave another number of vectors than there were queries. This is a bug."
+
+
+def _check(matrix: Matrix, selection: Selection[Ticket]) -> None:
+    queries = sum(ticket.query_count for ticket in selection.batches)
+    if len(matrix) != queries:
+        raise StepFailed(f"the engine gave {len(matrix)} vectors for {queries} queries")
 
 
 def _deliver(tickets: Sequence[Ticket], error: ModelServerError) -> None:

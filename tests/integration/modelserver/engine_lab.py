@@ -48,6 +48,7 @@ def options(path: str, dtype: str = "float32") -> LoadOptions:
     return LoadOptions(
         model_path=path,
         dtype=dtype,
+        model_tokens=256,
         max_input_tokens=None,
         step_tokens=STEP_TOKENS,
         step_queries=None,

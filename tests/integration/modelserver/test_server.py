@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -41,6 +42,10 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 @pytest.fixture(scope="module")
 def files() -> ModelFiles:
     return model_files.read(model_files.locate("", ""), "r1")
+
+
+Planned = Engine | Exception | Callable[[], Engine]
+"""What a start gets: an engine, a failure, or a load that takes its time."""
 
 
 @dataclass
@@ -91,12 +96,14 @@ def settings_of(tmp_path: Path) -> ModelServerSettings:
 
 @asynccontextmanager
 async def running(
-    tmp_path: Path, files: ModelFiles, monkeypatch: pytest.MonkeyPatch, *engines: Engine | Exception, fallback: str = ""
+    tmp_path: Path, files: ModelFiles, monkeypatch: pytest.MonkeyPatch, *engines: Planned, fallback: str = ""
 ) -> AsyncGenerator[Running]:
     left = iter(engines)
 
     def build(*_: object) -> Choice:
         engine = next(left)
+        if callable(engine):
+            engine = engine()
         if isinstance(engine, Exception):
             raise engine
         return Choice(engine, fallback)
@@ -127,7 +134,7 @@ Run = Callable[..., Any]
 
 @pytest.fixture
 def run(tmp_path: Path, files: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> Run:
-    def start(*engines: Engine | Exception, fallback: str = "") -> Any:
+    def start(*engines: Planned, fallback: str = "") -> Any:
         return running(tmp_path, files, monkeypatch, *engines, fallback=fallback)
 
     return start
@@ -172,14 +179,19 @@ async def test_poison_is_internal_and_the_next_batch_is_fine(run: Run) -> None:
 
 
 async def test_an_engine_that_breaks_is_rebuilt_and_told_by_health(run: Run) -> None:
-    second = FakeEngine()
-    async with run(opened(FakeEngine()), second) as server:
+    loaded = threading.Event()
+
+    def load() -> Engine:
+        assert loaded.wait(WAIT_S)
+        return opened(FakeEngine())
+
+    async with run(opened(FakeEngine()), load) as server:
         await server.until(SERVING)
-        second.gate.set()
-        watch = asyncio.create_task(server.until(SERVING, NOT_SERVING, SERVING))
-        await asyncio.sleep(0.1)
         assert await server.code([DEADLY]) is grpc.StatusCode.INTERNAL
-        await watch
+        await server.until(NOT_SERVING)
+        assert await server.code([1]) is grpc.StatusCode.UNAVAILABLE
+        loaded.set()
+        await server.until(SERVING)
         assert (await server.embed([1])).step_tokens == 1
 
 

@@ -16,6 +16,7 @@ from modelserver.tickets import Outcome, Ticket
 
 POISON = 13
 DEADLY = 66
+LOST = 404
 WAIT_S = 10.0
 
 
@@ -48,7 +49,10 @@ def expected(batch: Batch) -> list[list[float]]:
 
 @dataclass(slots=True, eq=False)
 class FakeEngine:
-    """Raises on POISON, breaks on DEADLY; while `gate` is closed its steps wait in the middle."""
+    """Raises on POISON, breaks on DEADLY, loses the vectors of queries that start with LOST.
+
+    While `gate` is closed its steps wait in the middle.
+    """
 
     facts: EngineFacts = field(default_factory=facts_of)
     gate: threading.Event = field(default_factory=threading.Event)
@@ -92,7 +96,8 @@ class FakeStep:
         if np.isin(self.token_ids, (POISON, DEADLY)).any():
             raise RuntimeError("poison")
         sums = np.add.reduceat(self.token_ids, np.cumsum(self.lengths) - self.lengths)
-        return np.stack((sums, self.lengths), axis=1).astype(np.float32)
+        kept = self.token_ids[np.cumsum(self.lengths) - self.lengths] != LOST
+        return np.asarray(np.stack((sums, self.lengths), axis=1)[kept], np.float32)
 
 
 class Client:

@@ -16,7 +16,7 @@ from modelserver.merge import Composition, MergeLimits
 from modelserver.step_queue import QueueBounds, StepQueue
 from modelserver.stepper import EngineState, Stepper, StepperEvents
 from modelserver.tickets import Answer, StepReport
-from tests.unit.modelserver.fakes import DEADLY, POISON, WAIT_S, Client, FakeEngine, batch_of, expected, sized
+from tests.unit.modelserver.fakes import DEADLY, LOST, POISON, WAIT_S, Client, FakeEngine, batch_of, expected, sized
 
 
 def bounds(facts: EngineFacts) -> QueueBounds:
@@ -233,6 +233,16 @@ def test_a_report_tells_the_steps_time_the_idle_time_before_it_and_the_wait() ->
     assert (second.step.idle_before_s, second.step.duration_s, second.staged_s) == (0.0, 0.0, 2.0)
     assert stage.stepper.running_s() == 0.0
     stage.close()
+
+
+def test_an_engine_that_loses_a_vector_has_failed_its_step(stage: Stage) -> None:
+    stage.send(batch_of([LOST]))
+    stage.client.wait(1)
+    stage.send(batch_of([1]))
+    lost, good = stage.client.wait(2)
+    assert isinstance(lost, StepFailed)
+    assert "0 vectors for 1 queries" in str(lost)
+    assert isinstance(good, Answer)
 
 
 def test_how_long_the_running_step_has_taken_can_be_asked(stage: Stage, engine: FakeEngine) -> None:
