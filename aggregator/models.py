@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Protocol
 
 from aggregator.core.admission import Admission
-from aggregator.core.dispatcher import Dispatcher, DispatchPolicy
+from aggregator.core.dispatcher import Batch, Dispatcher, DispatchPolicy
 from aggregator.core.lanes import UNMEASURED, Lane
 from aggregator.core.memory import step_budget
 from aggregator.core.outlook import Outlook
@@ -39,7 +39,11 @@ class CountingFactory(Protocol):
 
 
 class Served:
-    """One revision of a model, while servers of it are known."""
+    """One revision of a model, while servers of it are known.
+
+    `under_way` are the batches that are out. Once `retired` it sends nothing more: what still comes to wait here is
+    to be taken out by `abandon` at once.
+    """
 
     def __init__(
         self,
@@ -56,6 +60,8 @@ class Served:
         self.outlook = Outlook(self.dispatcher.queue)
         self.promise = Promise(goal) if goal is not None else None
         self.engines: dict[str, Engine] = {}
+        self.under_way: set[Batch] = set()
+        self.retired = False
         self.prompts: dict[int, str] = {
             pb.INPUT_TYPE_UNSPECIFIED: "",
             pb.INPUT_TYPE_QUERY: description.query_prompt,
@@ -73,6 +79,18 @@ class Served:
         address = engine.description.address
         if self.engines.get(address) is engine:
             del self.engines[address], self.dispatcher.lanes[address]
+
+    def abandon(self) -> list[Request]:
+        """Take out every request that waits here, whole: what is under way of it is computed for nobody."""
+        dispatcher = self.dispatcher
+        waiting = [(query, entry) for entry in dispatcher.waiting() for query in entry.waiters if not query.done]
+        requests = dict.fromkeys(query.owner for query, _ in waiting)
+        for query, entry in waiting:
+            dispatcher.queue.cancel(query, entry)
+        for batch in self.under_way if requests else ():
+            for query in (query for entry in batch.entries for query in entry.waiters):
+                query.done = query.done or query.owner in requests
+        return list(requests)
 
     def _resolve(self, options: Options) -> Options:
         """Fill in what the model decides; raises InvalidRequest for what it cannot do."""
@@ -202,12 +220,14 @@ class Models:
 
 
 def retire(model: Model) -> list[Request]:
-    """Drop the revisions without servers while another has some; returns the requests that waited for them."""
-    if not model.available:
-        return []
-    retired = [revision for revision, served in model.revisions.items() if not served.engines]
-    waiting = [entry for revision in retired for entry in model.revisions.pop(revision).dispatcher.waiting()]
-    queries = [query for entry in waiting for query in entry.waiters if not query.done]
-    for query in queries:
-        query.done = True
-    return list(dict.fromkeys(query.owner for query in queries))
+    """Drop the revisions without servers while another has some; returns the requests that waited for them.
+
+    What is being counted for them, or under way there, may come back later: see `Served.retired`.
+    """
+    waiting: list[Request] = []
+    if model.available:
+        for revision in [revision for revision, served in model.revisions.items() if not served.engines]:
+            served = model.revisions.pop(revision)
+            served.retired = True
+            waiting += served.abandon()
+    return waiting

@@ -160,6 +160,7 @@ class Pipeline:
             queue = served.dispatcher.queue
             coalesced = queue.coalesced
             refused += await enqueue(served, model.admission, group, self._gate, self._clock)
+            self._leave_retired(served)  # another revision may have taken over meanwhile
             self.meter.counted(model, group)
             if queue.coalesced > coalesced:
                 self._metrics.coalesced(queue.coalesced - coalesced)
@@ -266,11 +267,15 @@ class Pipeline:
             attempt=batch.attempt,
             parents=(query.owner.traceparent for query in queries),
         ):
+            served.under_way.add(batch)
             try:
                 result = await engine.embed(outgoing(batch), timeout_s=batch.timeout_s)
             except BatchFailed as error:
+                served.under_way.remove(batch)
                 finished = self._batch_failed(served, batch, engine, error)
+                self._leave_retired(served)
             else:
+                served.under_way.remove(batch)
                 finished = self._batch_done(served, batch, result)
             self._something_changed.set()
             if finished:
@@ -393,20 +398,31 @@ class Pipeline:
         self._servers_changed(self.models.leave(engine))
 
     def _servers_changed(self, model: Model) -> None:
-        again = retire(model)
-        for request in again:
-            request.release()
-            request.restart()
+        self._begin_anew(retire(model))
         if model.available:
             model.unavailable_since_s = None
-            again += model.parked
-            model.parked = []
+            parked, model.parked = model.parked, []
+            self._admit_again(parked)
         elif model.unavailable_since_s is None:
             model.unavailable_since_s = self._clock()
-        if again:
-            self._spawn(self._admit(again), "admit again")
         self._something_changed.set()
         self._hold_topics()
+
+    def _leave_retired(self, served: Served) -> None:
+        """Whatever came to wait for a revision after it was retired goes to the one that took over."""
+        if served.retired:
+            self._begin_anew(served.abandon())
+
+    def _begin_anew(self, requests: Sequence[Request]) -> None:
+        """Admit requests once more, from the start, so that no answer mixes revisions."""
+        for request in requests:
+            request.release()
+            request.restart()
+        self._admit_again(requests)
+
+    def _admit_again(self, requests: Sequence[Request]) -> None:
+        if requests:
+            self._spawn(self._admit(requests), "admit again")
 
     def _hold_topics(self) -> None:
         if self._kafka is not None:

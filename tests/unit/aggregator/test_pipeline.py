@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 
 from typing_extensions import override
@@ -10,11 +11,11 @@ from typing_extensions import override
 from aggregator.core.query import Priority, Source
 from aggregator.core.queue import QueuePolicy
 from aggregator.errors import Code, EngineFailed, ModelServerBusy, ModelServerLost
-from aggregator.ports import OutgoingBatch, StepResult
+from aggregator.ports import OutgoingBatch, StepResult, TokenBatch
 from aggregator.request import Failure, Request
 from aggregator.vectors import Vector
 from tests.fakes.clock import run
-from tests.fakes.world import DESCRIPTION, MODEL, SerialEngine, WordTokenizer, World, vectors
+from tests.fakes.world import DESCRIPTION, MODEL, FakeCounting, SerialEngine, WordTokenizer, World, vectors
 
 
 async def _occupy(world: World) -> list[Request]:
@@ -323,6 +324,70 @@ def test_a_new_revision_takes_over_what_waited_for_the_old_one_without_mixing() 
             assert world.kafka.settled == [waiting]
             revisions = {outcome.batch.model_revision for outcome in waiting.outcomes if isinstance(outcome, Vector)}
             assert revisions == {"r2"}
+
+    run(check())
+
+
+def test_what_fails_at_a_revision_that_was_taken_over_goes_to_the_new_one() -> None:
+    async def check() -> None:
+        old = SerialEngine(slowness=1000.0, failures=[ModelServerLost("gone"), ModelServerLost("gone")])
+        new = SerialEngine(replace(DESCRIPTION, address="new:1", model_revision="r2"))
+        async with World(old).started() as world:
+            assert world.pool.members is not None
+            under_way = await _occupy(world)
+            world.pool.members.join(new, WordTokenizer())
+            world.pool.members.leave(old)
+            await asyncio.sleep(10)
+            assert {request.code for request in world.kafka.settled} == {Code.OK}
+            assert sorted(map(id, world.kafka.settled)) == sorted(map(id, under_way))
+            await world.drain()
+
+    run(check())
+
+
+def test_a_request_that_is_half_under_way_when_another_revision_takes_over_begins_anew() -> None:
+    async def check() -> None:
+        old = SerialEngine(slowness=100.0)
+        new = SerialEngine(replace(DESCRIPTION, address="new:1", model_revision="r2"), slowness=300.0)
+        async with World(old).started() as world:
+            assert world.pool.members is not None
+            request = world.request(*(f"{number} 1 1 1 1 1 1 1" for number in range(25)), source=Source.KAFKA)
+            world.produce(request)
+            await asyncio.sleep(0.001)
+            assert sum(batch.query_count for batch in old.batches) == 20
+            world.pool.members.join(new, WordTokenizer())
+            world.pool.members.leave(old)
+            await asyncio.sleep(30)
+            assert world.kafka.settled == [request]
+            revisions = {outcome.batch.model_revision for outcome in request.outcomes if isinstance(outcome, Vector)}
+            assert revisions == {"r2"}
+            assert world.model.admission.total == 0
+            await world.drain()
+
+    run(check())
+
+
+def test_a_request_whose_tokens_are_counted_while_another_revision_takes_over_goes_there() -> None:
+    class Slow(FakeCounting):
+        @override
+        async def count(self, texts: Sequence[str]) -> TokenBatch:
+            await asyncio.sleep(1)
+            return await super().count(texts)
+
+    async def check() -> None:
+        old = SerialEngine()
+        new = SerialEngine(replace(DESCRIPTION, address="new:1", model_revision="r2"))
+        async with World(old).started() as world:
+            assert world.pool.members is not None
+            world.model.revisions["r1"].counting = Slow(WordTokenizer())
+            call = asyncio.create_task(world.embed("1", in_s=60))
+            await asyncio.sleep(0.5)
+            world.pool.members.join(new, WordTokenizer())
+            world.pool.members.leave(old)
+            request = await call
+            assert request.code is Code.OK
+            assert new.batches
+            assert not old.batches
 
     run(check())
 
