@@ -109,7 +109,7 @@ SUITES = (
                 *CORE_TESTS,
                 "-m",
                 "not slow",
-                *"--cov=aggregator/core --cov-branch --cov-fail-under=100".split(),
+                *["--cov=aggregator/core", "--cov-branch", "--cov-fail-under=100"],
             ),
         ),
     ),
