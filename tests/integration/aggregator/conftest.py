@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,16 +42,14 @@ def minilm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelServer]:
 @pytest.fixture(scope="session")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelServer]:
     """An engine that computes nothing; token id 9947 ("poison") makes it fail."""
-    settings = {
-        "ENGINE__KIND": "synthetic",
-        "PROFILE__ENABLED": "false",
-        "SYNTHETIC__POISON_TOKEN_ID": "9947",
-        "SYNTHETIC__POISON_MODE": "error",
-    }
-    server = ModelServer(tmp_path_factory.mktemp("quick") / "log", settings=settings)
-    server.start()
-    yield server
-    server.stop()
+    with synthetic(tmp_path_factory.mktemp("quick") / "log", SYNTHETIC__POISON_TOKEN_ID="9947") as server:
+        yield server
+
+
+def synthetic(log_file: Path, **settings: str) -> ModelServer:
+    """A model server that computes nothing, told more by `settings`; not started."""
+    told = {"ENGINE__KIND": "synthetic", "PROFILE__ENABLED": "false", **settings}
+    return ModelServer(log_file, settings=told)
 
 
 @pytest.fixture
@@ -60,8 +58,7 @@ def new_server(tmp_path: Path) -> Iterator[NewServer]:
     made: list[ModelServer] = []
 
     def make(**settings: str) -> ModelServer:
-        told = {"ENGINE__KIND": "synthetic", "PROFILE__ENABLED": "false", **settings}
-        made.append(ModelServer(tmp_path / f"modelserver-{len(made)}.log", settings=told))
+        made.append(synthetic(tmp_path / f"modelserver-{len(made)}.log", **settings))
         return made[-1]
 
     yield make
@@ -89,7 +86,7 @@ def start_aggregator(kafka: KafkaBroker, tmp_path: Path, request: pytest.Fixture
 
 
 @contextmanager
-def aggregators(kafka: KafkaBroker, folder: Path, prefix: str) -> Iterator[StartAggregator]:
+def aggregators(kafka: KafkaBroker, folder: Path, prefix: str) -> Generator[StartAggregator]:
     """Start aggregators, each with topics of its own unless told which, named after `prefix`; all end at the end.
 
     Where `ready` is false it is not waited for.

@@ -38,7 +38,7 @@ class Sent:
     """One record to produce."""
 
     value: bytes | None
-    headers: Sequence[tuple[str, bytes]] = (PROTOBUF,)
+    headers: Sequence[tuple[str, bytes | None]] = (PROTOBUF,)
     key: bytes | None = None
     partition: int | None = None
 
@@ -140,7 +140,7 @@ class Desk:
 async def open_desk(bootstrap: str, topics: Topics, *further: str) -> AsyncGenerator[Desk]:
     """A desk that reads replies, dead letters and `further` topics from now on."""
     producer = AIOKafkaProducer(bootstrap_servers=bootstrap, max_request_size=16 * 1024 * 1024)
-    consumer: AIOKafkaConsumer[bytes, bytes] = AIOKafkaConsumer(
+    consumer: Any = AIOKafkaConsumer(
         bootstrap_servers=bootstrap, fetch_max_bytes=64 * 1024 * 1024, max_partition_fetch_bytes=16 * 1024 * 1024
     )
     await producer.start()

@@ -91,6 +91,7 @@ CASES = {
     "JSON that is none": unreadable(raw(b'{"inputs": [', content=JSON), "not JSON"),
     "JSON that is no object": unreadable(raw(b"[1]", content=JSON), "not a JSON object"),
     "JSON of something else": unreadable(as_json(question=1), "not an EmbedRequest in JSON", "INVALID_ARGUMENT"),
+    "JSON with half a character": unreadable(raw(b'{"\\ud800": 1}', content=JSON), "surrogates", "INVALID_ARGUMENT"),
     "text that is none": unreadable(raw(b"\xff\xfe", content=TEXT), "not UTF-8"),
     "unknown content type": unreadable(
         raw(b"<a/>", content=("content-type", b"text/xml")), "use application/x-protobuf"

@@ -52,6 +52,7 @@ async def test_inputs_have_their_own_outcomes_and_twins_their_own_answers(
         query("fine", "twin"),
         query("fine", "twin"),
         query("something else", "twin"),
+        Sent(query("fine", "bare").value, (PROTOBUF, ("kafka_replyTopic", None), ("correlation_id", None)), b"bare"),
     ]
     async with open_desk(running.kafka, running.topics) as desk:
         await desk.exchange(*records)
@@ -66,6 +67,8 @@ async def test_inputs_have_their_own_outcomes_and_twins_their_own_answers(
     assert [twin.status.code for twin in twins] == [0, 0, 0]
     assert len({twin.reply_id for twin in twins}) == 3
     assert len({twin.embeddings[0].embedding for twin in twins}) == 2
+    (bare,) = [reply for reply in desk.replies if reply.key == b"bare"]
+    assert bare.headers[1:] == (("kafka_replyTopic", None), ("correlation_id", None))
 
 
 @pytest.mark.parametrize("kept", [True, False], ids=["kept", "too large to keep"])

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
 
 import grpc.aio
 import pytest
 
+from loadtest.stack.service import ModelServer
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
-from tests.integration.aggregator.conftest import NewServer, Running, StartAggregator, StartServer
+from tests.integration.aggregator.conftest import NewServer, Running, StartAggregator, StartServer, synthetic
 from tests.integration.aggregator.desk import Desk, Sent, committed, headers, open_desk, query, read
 from tests.integration.aggregator.scrape import metrics
 
@@ -22,6 +23,13 @@ pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(300)]
 COUNT = 1500
 STEP = {"SYNTHETIC__FIXED_S": "0.03"}
 BUDGET = {"BATCHING__TOKEN_BUDGET": "50"}  # some 300 questions a second, so that the load lasts
+
+
+@pytest.fixture(scope="module")
+def steady(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelServer]:
+    """A model server that lasts."""
+    with synthetic(tmp_path_factory.mktemp("steady") / "log", **STEP) as server:
+        yield server
 
 
 @asynccontextmanager
@@ -55,11 +63,10 @@ def duplicates(desk: Desk) -> int:
 
 @pytest.mark.parametrize("beside", [False, True], ids=["after it", "beside it"])
 async def test_an_aggregator_that_is_told_to_stop_drains_and_another_goes_on(
-    start_aggregator: StartAggregator, start_server: StartServer, beside: bool
+    start_aggregator: StartAggregator, steady: ModelServer, beside: bool
 ) -> None:
-    server = start_server(**STEP)
-    first = start_aggregator(server, settings=BUDGET)
-    second = start_aggregator(server, topics=first.topics, settings=BUDGET) if beside else None
+    first = start_aggregator(steady, settings=BUDGET)
+    second = start_aggregator(steady, topics=first.topics, settings=BUDGET) if beside else None
     async with under_load(first) as desk:
         started_s = time.monotonic()
         assert await asyncio.to_thread(first.process.stop, 60.0) == 0
@@ -68,7 +75,7 @@ async def test_an_aggregator_that_is_told_to_stop_drains_and_another_goes_on(
         assert told[-1] == "aggregator stopped"
         assert "drain ran out of time, unfinished records will be replayed" not in told
         if second is None:
-            second = await asyncio.to_thread(start_aggregator, server, topics=first.topics, settings=BUDGET)
+            second = await asyncio.to_thread(start_aggregator, steady, topics=first.topics, settings=BUDGET)
     assert duplicates(desk) == 0
     shown = metrics(second.process.metrics_address)
     assert shown.value("embed_consumer_lag") == 0
@@ -77,31 +84,29 @@ async def test_an_aggregator_that_is_told_to_stop_drains_and_another_goes_on(
 
 
 async def test_a_drain_that_runs_out_of_time_leaves_the_rest_to_another(
-    start_aggregator: StartAggregator, start_server: StartServer
+    start_aggregator: StartAggregator, steady: ModelServer
 ) -> None:
-    server = start_server(**STEP)
-    first = start_aggregator(server, settings={**BUDGET, "LIFECYCLE__GRACE_S": "10.2"})  # 10 s are for the brokers
+    first = start_aggregator(steady, settings={**BUDGET, "LIFECYCLE__GRACE_S": "10.2"})  # 10 s are for the brokers
     async with under_load(first) as desk:
         assert await asyncio.to_thread(first.process.stop, 60.0) == 0, first.process.child.log.tail()
         told = [fields["event"] for fields in first.process.news()]
         assert "drain ran out of time, unfinished records will be replayed" in told
         assert told[-1] == "aggregator stopped"
-        await asyncio.to_thread(start_aggregator, server, topics=first.topics, settings=BUDGET)
+        await asyncio.to_thread(start_aggregator, steady, topics=first.topics, settings=BUDGET)
     assert duplicates(desk) == 0
 
 
 async def test_what_a_killed_aggregator_left_is_done_again_under_the_same_reply_ids(
-    start_aggregator: StartAggregator, start_server: StartServer
+    start_aggregator: StartAggregator, steady: ModelServer
 ) -> None:
-    server = start_server(**STEP)
     settings = {**BUDGET, "KAFKA__COMMIT_INTERVAL_S": "30", "KAFKA__SESSION_TIMEOUT_S": "6"}
-    first = start_aggregator(server, settings=settings)
+    first = start_aggregator(steady, settings=settings)
     async with under_load(first) as desk:
         first.process.kill()
         answered = Counter(reply.partition for reply in desk.replies)
         assert answered
         settings["KAFKA__COMMIT_INTERVAL_S"] = "0.2"
-        await asyncio.to_thread(start_aggregator, server, topics=first.topics, settings=settings)
+        await asyncio.to_thread(start_aggregator, steady, topics=first.topics, settings=settings)
     assert COUNT > duplicates(desk) > 0
 
 
@@ -163,17 +168,16 @@ async def test_a_model_server_that_crashes_and_comes_back_loses_nothing(
 
 
 async def test_a_stop_in_a_flood_of_corrupt_records_finishes_what_it_took(
-    start_aggregator: StartAggregator, start_server: StartServer
+    start_aggregator: StartAggregator, steady: ModelServer
 ) -> None:
-    server = start_server()
-    first = start_aggregator(server)
+    first = start_aggregator(steady)
     flood = [Sent(b"\xff\xff") for _ in range(10_000)]
     async with open_desk(first.kafka, first.topics) as desk:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(desk.produce(*flood))
             await desk.until(lambda: len(desk.dead_letters) > 1000)
             assert await asyncio.to_thread(first.process.stop, 60.0) == 0, first.process.child.log.tail()
-        await asyncio.to_thread(start_aggregator, server, topics=first.topics)
+        await asyncio.to_thread(start_aggregator, steady, topics=first.topics)
         await desk.until(lambda: len(desk.dead_letters) >= len(flood), timeout_s=120)
         await desk.until_committed(first.group)
         await desk.linger(0.5)
