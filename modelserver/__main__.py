@@ -7,6 +7,7 @@ import asyncio
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -80,6 +81,7 @@ def _prepare(settings: ModelServerSettings) -> ModelFiles:
     if settings.engine.kind != "synthetic":
         _log.info("checked the installation", extra={"stage": "install", "engine": process_env.check_installation()})
     local = not settings.model.path or Path(settings.model.path).expanduser().is_dir()
+    warnings.filterwarnings("ignore", module=r"vllm\.")
     process_env.prepare_engine_env(os.environ, local_model=local, cpu_cache_gib=settings.engine.cpu_cache_gib)
     path = model_files.locate(settings.model.path, settings.model.revision)
     return model_files.read(path, settings.model.revision)

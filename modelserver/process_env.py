@@ -21,6 +21,7 @@ _ENGINE = {
     "VLLM_USE_V2_MODEL_RUNNER": "0",  # the runner whose parts the direct engine knows
     "VLLM_CONFIGURE_LOGGING": "0",  # vLLM's records go the way of all others
     "VLLM_NO_USAGE_STATS": "1",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
     "TOKENIZERS_PARALLELISM": "false",
 }
 

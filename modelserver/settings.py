@@ -96,7 +96,7 @@ class ProfileSettings(Group):
     cache: Path = Field(default=Path("~/.cache/tokenbatch/profiles"), description="folder of measured profiles")
     max_tokens: PositiveInt | None = Field(
         default=None,
-        description="largest total measured, published with the curve; empty: 2048 on a CPU, 8192 on a GPU",
+        description="largest total measured, published with the curve; empty: 1024 on a CPU, 8192 on a GPU",
     )
     budget_s: PositiveFloat = Field(
         default=15.0, description="time for the sweep, which makes at least min_runs rounds"

@@ -99,5 +99,5 @@ def profile_owner(settings: ModelServerSettings, facts: EngineFacts, files: Mode
 def sweep_plan(settings: ModelServerSettings, facts: EngineFacts) -> SweepPlan:
     """How much to measure on this engine."""
     wanted = settings.profile
-    largest = wanted.max_tokens or (2048 if facts.on_cpu else 8192)
+    largest = wanted.max_tokens or (1024 if facts.on_cpu else 8192)
     return SweepPlan(min(largest, facts.step_token_capacity), wanted.budget_s, wanted.runs, wanted.min_runs)

@@ -101,7 +101,7 @@ def test_a_fallback_is_told_and_a_rebuild_measures_nothing_again(
 
 def test_the_sweep_goes_as_far_as_the_device_makes_sense_and_the_step_allows(tmp_path: Path) -> None:
     settings = settings_of(tmp_path)
-    assert sweep_plan(settings, facts_of(step_tokens=4096)).max_tokens == 2048
+    assert sweep_plan(settings, facts_of(step_tokens=4096)).max_tokens == 1024
     assert sweep_plan(settings, facts_of(step_tokens=1000)).max_tokens == 1000
     assert sweep_plan(settings_of(tmp_path, max_tokens=512), facts_of(step_tokens=4096)).max_tokens == 512
 
