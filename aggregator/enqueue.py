@@ -145,4 +145,8 @@ async def _shorten(served: Served, request: Request, index: int, token_count: in
     if isinstance(value, bytes):
         return served.tokenizer.truncate_ids(value, limit, keep_end=keep_end)
     text = served.prompts[request.options.input_type] + value
-    return await asyncio.to_thread(served.tokenizer.truncate, text, limit, keep_end=keep_end)
+    try:
+        return await asyncio.to_thread(served.tokenizer.truncate, text, limit, keep_end=keep_end)
+    except Exception:  # noqa: BLE001 - as in _token_ids
+        _LOG.exception("truncating failed")
+        return _UNCOUNTABLE

@@ -30,7 +30,6 @@ from aggregator.enqueue import enqueue
 from aggregator.errors import (
     BatchFailed,
     Code,
-    Expired,
     ModelServerBusy,
     ModelServerLost,
     ModelUnavailable,
@@ -44,6 +43,7 @@ from aggregator.sharing import outgoing, settle_query, share_out
 
 _LOG = logging.getLogger(__name__)
 _EXPIRED = Failure(Code.DEADLINE_EXCEEDED, "the deadline passed before the input reached an engine")
+_EXPIRED_ON_ARRIVAL = Failure(Code.DEADLINE_EXCEEDED, "the deadline had passed on arrival")
 _LATE = Failure(Code.DEADLINE_EXCEEDED, "the deadline cannot be met: the batch would end after it")
 _POISON = Failure(Code.INTERNAL, "this input, alone in its batch, made the engine fail")
 _INTERNAL = Failure(Code.INTERNAL, "the request could not be queued")
@@ -113,7 +113,7 @@ class Pipeline:
             self.meter.arrived(requests)
             self._unsettled += len(requests)
             self._all_settled.clear()
-            await self._admit_safely(requests)
+            await self._admit(requests)
 
     def submit(self, request: Request) -> None:
         """Take a gRPC call's request; calls that come while others are admitted are admitted together after them."""
@@ -128,16 +128,8 @@ class Pipeline:
         while calls := self._calls:
             self._calls = []
             self.meter.arrived(calls)
-            await self._admit_safely(calls)
+            await self._admit(calls)
         self._admitting = False
-
-    async def _admit_safely(self, requests: Sequence[Request]) -> None:
-        """Admit, and let no request that nobody thought of end the work of all others."""
-        try:
-            await self._admit(requests)
-        except Exception:  # noqa: BLE001 - logged with its traceback
-            _LOG.exception("requests could not be admitted", extra={"requests": len(requests)})
-            await self.settle([request for request in requests if request.fail(_INTERNAL)])
 
     async def embed(self, request: Request) -> None:
         """Take one gRPC call's request and wait until all its inputs are settled."""
@@ -159,7 +151,11 @@ class Pipeline:
         for served, (model, group) in routed.items():
             queue = served.dispatcher.queue
             coalesced = queue.coalesced
-            refused += await enqueue(served, model.admission, group, self._gate, self._clock)
+            try:
+                refused += await enqueue(served, model.admission, group, self._gate, self._clock)
+            except Exception:  # noqa: BLE001 - what nobody thought of must not end the work of all others
+                _LOG.exception("requests could not be queued", extra={"requests": len(group)})
+                refused += _unqueued(group)
             self._leave_retired(served)  # another revision may have taken over meanwhile
             self.meter.counted(model, group)
             if queue.coalesced > coalesced:
@@ -181,7 +177,7 @@ class Pipeline:
             try:
                 if request.remaining and request.deadline_s <= now_s:
                     self._metrics.expired(1)
-                    raise Expired("the deadline had passed on arrival")
+                    request.fail(_EXPIRED_ON_ARRIVAL)
                 if request.remaining:
                     route = routes.get(key)
                     if route is None:
@@ -197,6 +193,10 @@ class Pipeline:
                     refused.append(request)
             except TokenbatchError as error:
                 request.fail(Failure.of(error))
+                refused.append(request)
+            except Exception:  # noqa: BLE001 - as in _admit
+                _LOG.exception("a request could not be routed")
+                request.fail(_INTERNAL)
                 refused.append(request)
 
     def _route(self, request: Request) -> tuple[Model, Served | None, Options]:
@@ -437,3 +437,11 @@ class Pipeline:
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         assert self._tasks is not None, "The pipeline was used before it ran. This is a bug."
         self._tasks.create_task(work, name=name)
+
+
+def _unqueued(requests: Sequence[Request]) -> list[Request]:
+    """Fail the requests that were left unqueued, whether refused or not reached; those that are queued go on."""
+    left = [request for request in requests if request.held is None and not request.given_up]
+    for request in left:
+        request.fail(_INTERNAL)
+    return left

@@ -102,6 +102,40 @@ def test_a_text_that_the_tokenizer_cannot_take_harms_only_itself() -> None:
     run(check())
 
 
+def test_a_text_that_the_tokenizer_cannot_cut_harms_only_itself() -> None:
+    class Blunt(WordTokenizer):
+        @override
+        def truncate(self, text: str, max_tokens: int, *, keep_end: bool) -> bytes:
+            raise ValueError("cannot be cut")
+
+    async def check() -> None:
+        async with World(SerialEngine()).started() as world:
+            world.model.revisions["r1"].tokenizer = Blunt()
+            texts = ("1", "2 " * 40)
+            requests = [world.request(text, source=Source.KAFKA, truncate="TRUNCATE_END") for text in texts]
+            world.produce(*requests)
+            await asyncio.sleep(1)
+            assert {request.code for request in world.kafka.settled} == {Code.OK, Code.INVALID_ARGUMENT}
+            await world.drain()
+
+    run(check())
+
+
+def test_requests_that_cannot_be_queued_for_a_reason_nobody_thought_of_are_each_settled_once() -> None:
+    async def check() -> None:
+        async with World(SerialEngine()).started() as world:
+            world.model.revisions["r1"].prompts = {}
+            requests = [world.request(text, source=Source.KAFKA) for text in ("1", "2")]
+            requests.append(world.request("3", source=Source.KAFKA, model="unknown"))
+            world.produce(*requests)
+            call = await world.embed("4")
+            await world.drain()
+            assert [request.code for request in (call, *requests)] == [Code.INTERNAL] * 3 + [Code.NOT_FOUND]
+            assert sorted(map(id, world.kafka.settled)) == sorted(map(id, requests))
+
+    run(check())
+
+
 def test_an_unknown_model_is_not_found_and_an_alias_is() -> None:
     async def check() -> None:
         async with World(SerialEngine()).started() as world:
