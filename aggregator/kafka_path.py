@@ -104,10 +104,12 @@ class KafkaPath:
                 dead.append((request.origin.lease, _unwritable(request.origin.topic, error)))
             elif request.failed and (failure := _internal(request)) is not None:
                 dead.append((request.origin.lease, DeadLettered(failure.code, failure.message, failure.attempts)))
-        if dead:
-            await self._dead_letter(dead)
-        for request in live:
-            lease = request.origin.lease
+        owed = {id(lease) for lease, _ in dead}
+        for lease in (request.origin.lease for request in live):
+            if id(lease) not in owed:  # no dead letter of another holds its offset
+                lease.watermark.settle(lease)
+        await self._dead_letter(dead)
+        for lease, _ in dead:
             lease.watermark.settle(lease)
 
     def hold(self, stopped: Callable[[str, Priority], bool]) -> None:

@@ -117,6 +117,26 @@ def test_a_dead_letter_that_cannot_be_written_holds_the_commit_and_tells_of_the_
     check(work)
 
 
+def test_a_dead_letter_that_cannot_be_written_does_not_hold_what_was_settled_with_it() -> None:
+    async def work(side: Side) -> None:
+        side.kafka.refusals["in-dlt"] = kafka_errors.TopicAuthorizationFailedError("in-dlt")
+        for _ in range(2):
+            side.kafka.append(("in", 0), OutgoingRecord("in", 0, b"k", REQUEST, []))
+        requests = await side.path.receive()
+        assert len(requests) == 2
+        requests[0].fail(Failure(Code.OUT_OF_RANGE, "too long"))
+        requests[1].fail(POISON)
+        settling = asyncio.create_task(side.path.settle(requests))
+        await asyncio.sleep(60)
+        assert side.kafka.committed == {("in", 0): 1}
+        side.kafka.refusals.clear()
+        await settling
+        await asyncio.sleep(1)
+        assert side.kafka.committed == {("in", 0): 2}
+
+    check(work)
+
+
 def test_what_is_settled_after_the_producer_was_closed_is_left_to_the_next_reader() -> None:
     async def work(side: Side) -> None:
         await side.producer.close(0)
