@@ -59,8 +59,10 @@ class Stream:
             self._under_way.clear()
 
     def settled(self, request: Request) -> None:
-        """A request has all its outcomes."""
-        self._under_way.discard(request)
+        """A request has all its outcomes; after the stream's end nobody asks for them."""
+        if request not in self._under_way:
+            return
+        self._under_way.remove(request)
         self._calls.leave(request)
         self._answers.put_nowait(request)
         self._end_if_done()
