@@ -18,10 +18,9 @@ from aggregator.errors import InvalidRequest, TokenbatchError
 from aggregator.kafka_codec import Header, Refused, ReplyRoute
 from aggregator.ports import OutgoingRecord, Record
 from aggregator.request import Options, Request
-from aggregator.vectors import CompletedBatch, Vector
+from aggregator.vectors import CompletedBatch, Vector, vector_bytes
 from protos.embedding.v1 import embedding_pb2 as pb
 
-_BITS: dict[int, int] = {pb.ENCODING_FLOAT32: 32, pb.ENCODING_FLOAT16: 16, pb.ENCODING_INT8: 8, pb.ENCODING_BINARY: 1}
 _ENVELOPE_BYTES = 1024
 """Room for everything in a reply that does not grow with the request: ids, timings, revision, record framing."""
 _FAILURE_BYTES = 256
@@ -81,8 +80,7 @@ def check_reply_fits(request: Request, dimensions: int, max_reply_bytes: int) ->
     """
     route: ReplyRoute = request.origin
     count = len(request.inputs)
-    vector_bytes = ((request.options.dimensions or dimensions) * _BITS[request.options.encoding] + 7) // 8
-    each = max(vector_bytes + 48, _FAILURE_BYTES)
+    each = max(vector_bytes(request.options.dimensions or dimensions, request.options.encoding) + 48, _FAILURE_BYTES)
     if route.json:
         each = each * 4 // 3 + 160
     echoed = len(route.lease.record.key or b"")
