@@ -50,7 +50,8 @@ class KafkaSettings(Group):
     )
     commit_interval_s: PositiveFloat = Field(default=0.2, description="watermarks are committed this often")
     max_commit_span: PositiveInt = Field(
-        default=50_000, description="records between the watermark and the highest settled"
+        default=50_000,
+        description="records of a partition beyond the watermark, unsettled or settled, above which it is paused",
     )
     drain_timeout_s: PositiveFloat = Field(default=10.0, description="to finish what a revoked partition has under way")
     session_timeout_s: PositiveFloat = Field(default=30.0, description="the group's session time-out")

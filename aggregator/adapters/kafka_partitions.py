@@ -56,10 +56,14 @@ class Partition:
         self.delivered_to = max(self.delivered_to, offset)
 
     def watch_span(self, max_commit_span: int) -> None:
-        """Pause above the cap; resume only once well below it."""
+        """Pause above the cap; resume only once well below it.
+
+        What is unsettled counts too: of a topic that serves several models, records for one that is away may
+        wait while the topic's own model is well and nothing else would stop the intake.
+        """
         assert self.watermark is not None, "The span of a partition that was never placed was watched. This is a bug."
         limit = max_commit_span * _RESUME_SHARE if self.over_span else max_commit_span
-        self.over_span = self.watermark.span > limit
+        self.over_span = max(self.watermark.span, self.watermark.unsettled) > limit
 
 
 class Assignment:
