@@ -82,7 +82,7 @@ class TenantSettings(Group):
     """What tenants may use, over all sources."""
 
     tokens_per_s: PositiveFloat | None = Field(
-        default=None, description="of each tenant, all aggregators together; empty: no limit"
+        default=None, description="of each tenant, at each aggregator; empty: no limit"
     )
     rates: dict[str, PositiveFloat] = Field(default={}, description="tokens per second of single tenants")
     burst_s: PositiveFloat = Field(default=2.0, description="seconds' worth of its rate that a tenant may take at once")
