@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -81,7 +82,9 @@ def start_server(new_server: NewServer) -> StartServer:
 @pytest.fixture
 def start_aggregator(kafka: KafkaBroker, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[StartAggregator]:
     """Start aggregators; all end with the test."""
-    with aggregators(kafka, tmp_path, request.node.name[:60].replace("[", "-").replace("]", "")) as start:
+    # The name alone is not enough: cut short, that of a parametrized test is its sibling's too.
+    prefix = f"{request.node.originalname[:40]}-{secrets.token_hex(4)}"
+    with aggregators(kafka, tmp_path, prefix) as start:
         yield start
 
 
