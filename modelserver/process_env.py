@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 from modelserver.errors import CannotStart
 
@@ -48,6 +49,20 @@ def prepare_engine_env(env: MutableMapping[str, str], *, local_model: bool, cpu_
     env.setdefault("VLLM_CPU_KVCACHE_SPACE", str(cpu_cache_gib))
     if local_model:
         env.setdefault("HF_HUB_OFFLINE", "1")
+    threads = cpu_quota()
+    if threads is not None:
+        env.setdefault("OMP_NUM_THREADS", str(threads))
+
+
+def cpu_quota(file: Path = Path("/sys/fs/cgroup/cpu.max")) -> int | None:
+    """Whole cores that the container may use, where that is less than it sees; torch would start a thread for each."""
+    try:
+        quota, period = file.read_text(encoding="ascii").split()
+    except (OSError, ValueError):
+        return None
+    seen = len(os.sched_getaffinity(0))
+    allowed = seen if quota == "max" else max(1, int(quota) // int(period))
+    return allowed if allowed < seen else None
 
 
 def check_installation() -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -59,6 +61,26 @@ def test_a_model_from_the_hub_may_use_the_network() -> None:
     env: dict[str, str] = {}
     process_env.prepare_engine_env(env, local_model=False, cpu_cache_gib=2)
     assert "HF_HUB_OFFLINE" not in env
+
+
+@pytest.mark.parametrize(
+    ("content", "threads"),
+    [("max 100000", None), ("250000 100000", 2), ("50000 100000", 1), ("6400000 100000", None), ("", None)],
+)
+def test_torch_gets_no_more_threads_than_the_container_has_cores(
+    content: str, threads: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    (tmp_path / "cpu.max").write_text(content, encoding="ascii")
+    assert process_env.cpu_quota(tmp_path / "cpu.max") == threads
+    assert process_env.cpu_quota(tmp_path / "missing") is None
+
+
+def test_the_quota_goes_to_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_env, "cpu_quota", lambda: 3)
+    env: dict[str, str] = {}
+    process_env.prepare_engine_env(env, local_model=True, cpu_cache_gib=2)
+    assert env["OMP_NUM_THREADS"] == "3"
 
 
 def test_a_missing_library_is_named_with_its_package() -> None:
