@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,7 +23,7 @@ from aggregator.core.watermark import Lease, Watermark
 from aggregator.errors import BatchFailed, EngineFailed
 from aggregator.models import Model, Models
 from aggregator.pipeline import Pipeline
-from aggregator.ports import Engine, OutgoingBatch, PoolMembers, ServerDescription, StepResult, TokenBatch
+from aggregator.ports import Engine, OutgoingBatch, PoolMembers, ServerDescription, StepResult, TokenBatch, Tokenizer
 from aggregator.request import Defaults, Failure, Request, parse
 from aggregator.runtime.gathered import Gatherer
 from aggregator.vectors import Vector
@@ -68,7 +68,7 @@ class WordTokenizer:
 class FakeCounting:
     """Counts where it stands."""
 
-    def __init__(self, tokenizer: WordTokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
 
     async def count(self, texts: Sequence[str]) -> TokenBatch:
@@ -173,7 +173,7 @@ class World:
         self.pool = FakePool(list(engines))
         self.model = Model(MODEL, ("alias",), Admission(AdmissionPolicy(max_held_tokens)))
         dispatch = replace(DispatchPolicy(), **policy)
-        models = Models([self.model], dispatch, None, lambda _: FakeCounting(WordTokenizer()), goal)
+        models = Models([self.model], dispatch, None, FakeCounting, goal)
         self.pipeline = Pipeline(
             models,
             self.pool,
@@ -188,7 +188,7 @@ class World:
         self._offset = 0
 
     @asynccontextmanager
-    async def started(self) -> AsyncIterator[World]:
+    async def started(self) -> AsyncGenerator[World]:
         """The pipeline at work until the block ends."""
         async with asyncio.TaskGroup() as tasks:  # a pipeline that fails takes the test with it
             task = tasks.create_task(self.pipeline.run())
