@@ -24,6 +24,11 @@ SYNTHETIC = {"TOKENBATCH_MODELSERVER_ENGINE__KIND": "synthetic"}
 TABLE_ROWS = ("queries 200 200 ", "lost 0 0 ", "batches ", "tokens per batch ", "latency p50 ", "latency p99 ")
 
 
+def _hear_ctrl_c() -> None:
+    """A shell's background job ignores Ctrl-C, and so would whatever it starts; a newcomer's terminal does not."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Up:
     """One run of the command; its output goes to a file."""
 
@@ -36,6 +41,7 @@ class Up:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "COLUMNS": "200", **environment},
+                preexec_fn=_hear_ctrl_c,  # noqa: PLW1509 - this process has no other thread that holds a lock
             )
 
     @property
