@@ -8,8 +8,7 @@ TokenbatchError
 │  ├─ Undecodable        bytes that are not a request at all
 │  ├─ NotPermitted       a reply topic outside the allow list
 │  ├─ Unauthenticated    no credential, or one that is not known, not valid or expired
-│  ├─ Expired            the deadline passed, or cannot be met
-│  └─ Poisoned           it broke the engine, alone, more than once
+│  └─ Expired            the deadline passed, or cannot be met
 ├─ Overloaded            a queue bound is reached; try again later
 ├─ ModelUnavailable      no model server can take it now
 ├─ BatchFailed           a model server failed a whole batch; the pipeline retries, bisects, isolates
@@ -95,12 +94,6 @@ class Expired(RequestError):
     """The deadline passed, or cannot be met."""
 
     code = Code.DEADLINE_EXCEEDED
-
-
-class Poisoned(RequestError):
-    """It broke the engine, alone, more than once."""
-
-    code = Code.INTERNAL
 
 
 class Overloaded(TokenbatchError):

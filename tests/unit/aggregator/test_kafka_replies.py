@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from aggregator.answer import response
 from aggregator.core.query import Priority, Source
-from aggregator.errors import Code, InvalidRequest, Poisoned, Undecodable
+from aggregator.errors import Code, EngineFailed, InvalidRequest, Undecodable
 from aggregator.kafka_codec import JSON, PROTOBUF, Header, Refused, ReplyRoute
 from aggregator.kafka_replies import check_reply_fits, dead_letter, encode_refusal, encode_replies, reply_id
 from aggregator.ports import OutgoingRecord
@@ -189,7 +189,7 @@ def buried(
 ) -> OutgoingRecord:
     return dead_letter(
         lease_of(value, headers, key=key),
-        Poisoned("broke the engine"),
+        EngineFailed("broke the engine"),
         topic="embed.requests.v1-dlt",
         group_id="tokenbatch",
         attempts=3,
