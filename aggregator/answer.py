@@ -21,9 +21,9 @@ def response(request: Request, reply_id: str) -> pb.EmbedResponse:
                 slowest = outcome
             continue
         assert outcome is not None, "A request was answered before its last input settled. This is a bug."
-        _fail(embedding.status, outcome)
+        fill_status(embedding.status, outcome)
         if status.code == Code.OK:
-            _fail(status, outcome)
+            fill_status(status, outcome)
     if slowest is not None:
         _describe_batch(answer, slowest.batch, slowest.queued_s)
     return answer
@@ -40,7 +40,8 @@ def _fill(embedding: pb.Embedding, vector: Vector, request: Request) -> None:
     embedding.status.SetInParent()
 
 
-def _fail(status: pb.Status, failure: Failure) -> None:
+def fill_status(status: pb.Status, failure: Failure) -> None:
+    """Say in a public message why something failed."""
     status.code = failure.code
     status.message = failure.message
     status.retryable = failure.retryable

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from aggregator.core.arrivals import ArrivalPolicy, Arrivals, BusyShare
 from aggregator.core.query import Source
 from aggregator.errors import UnknownModel
-from aggregator.models import Model, Models, Served
+from aggregator.models import Model, Models
 from aggregator.request import Request
+from aggregator.served import Served
 from protos.aggregator.v1 import aggregator_pb2 as pb
 
 
@@ -54,11 +54,12 @@ class DemandMeter:
 
     def arrived(self, requests: Sequence[Request]) -> None:
         """Requests came in, whatever becomes of them; each is to be said once."""
-        inputs: Counter[tuple[str, Source]] = Counter()
+        inputs: dict[Source, dict[str, int]] = {source: {} for source in Source}
         for request in requests:
-            inputs[request.model, request.source] += len(request.inputs)
+            counts = inputs[request.source]
+            counts[request.model] = counts.get(request.model, 0) + len(request.inputs)
         now_s = self._clock()
-        for (name, source), count in inputs.items():
+        for source, name, count in ((source, *each) for source, counts in inputs.items() for each in counts.items()):
             try:
                 model = self._models.find(name)
             except UnknownModel:
@@ -67,10 +68,15 @@ class DemandMeter:
 
     def counted(self, model: Model, requests: Sequence[Request]) -> None:
         """These requests' tokens are known now; those that hold none teach nothing."""
-        for source in Source:
-            held = [request for request in requests if request.source is source and request.held is not None]
-            tokens = sum(request.held.token_count for request in held if request.held is not None)
-            self._arrivals[model.name, source].counted(len(held), sum(len(request.inputs) for request in held), tokens)
+        sums = {source: [0, 0, 0] for source in Source}
+        for request in requests:
+            if request.held is not None:
+                of_source = sums[request.source]
+                of_source[0] += 1
+                of_source[1] += len(request.inputs)
+                of_source[2] += request.held.token_count
+        for source, (requests_held, inputs_held, tokens_held) in sums.items():
+            self._arrivals[model.name, source].counted(requests_held, inputs_held, tokens_held)
 
     def tokens_per_record(self, name: str) -> float:
         """Of the Kafka requests that name this model, or no other."""

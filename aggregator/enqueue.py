@@ -11,11 +11,12 @@ import numpy as np
 from aggregator.core.admission import Admission
 from aggregator.core.outlook import forecast
 from aggregator.core.query import Entry, Query, Source
+from aggregator.core.queue import TokenQueue
 from aggregator.errors import Code
 from aggregator.gate import Gate
-from aggregator.models import Served
 from aggregator.ports import TokenBatch
 from aggregator.request import Failure, Held, Request
+from aggregator.served import Served
 from protos.embedding.v1 import embedding_pb2 as pb
 
 _ID_BYTES = 4
@@ -30,58 +31,56 @@ async def enqueue(
     """Queue every input of `requests`; returns the requests that are settled already, because nothing was queued."""
     counted = await _count(served, requests)
     settled: list[Request] = []
+    queue = served.dispatcher.queue
     now_s = clock()
     found = forecast(served.dispatcher.lanes.values(), now_s)
-    for request, inputs in counted:
+    for request, inputs, token_count in counted:
         if not request.remaining:
             if not request.given_up:  # while its tokens were counted
                 settled.append(request)
             continue
-        token_count = sum(len(token_ids) for _, token_ids in inputs) // 4
+        called = request.source is Source.GRPC
         if not request.admitted:
-            refusal = gate.refusal(request, token_count, admission, served.outlook, found, now_s=now_s)
-            if refusal is not None:
-                request.fail(Failure.of(refusal))
-                settled.append(request)
-                continue
+            if called:  # intake from Kafka stops before its bound instead
+                refusal = gate.refusal(request, token_count, admission, served.outlook, found, now_s=now_s)
+                if refusal is not None:
+                    request.fail(Failure.of(refusal))
+                    settled.append(request)
+                    continue
             gate.charge(request, token_count, now_s)
             request.admitted = True
-        _put(served, admission, request, inputs, token_count, now_s=now_s)
+        places = _put(queue, request, inputs)
+        kept = places if called else ()
+        request.hold(Held(admission, served.outlook, token_count, queue, kept, served.promise, now_s))
     return settled
 
 
-def _put(
-    served: Served,
-    admission: Admission,
-    request: Request,
-    inputs: Sequence[tuple[int, bytes]],
-    token_count: int,
-    *,
-    now_s: float,
-) -> None:
-    queue = served.dispatcher.queue
+def _put(queue: TokenQueue, request: Request, inputs: Sequence[tuple[int, bytes]]) -> list[tuple[Query, Entry]]:
     places: list[tuple[Query, Entry]] = []
     for index, token_ids in inputs:
         query = Query(request, index, request.priority, request.tenant, request.received_s, request.deadline_s)
-        places.append((query, queue.put(query, token_ids, len(token_ids) // 4)))
-    kept = places if request.source is Source.GRPC else ()
-    request.hold(Held(admission, served.outlook, token_count, queue, kept, served.promise, now_s))
+        places.append((query, queue.put(query, token_ids, len(token_ids) // _ID_BYTES)))
+    return places
 
 
-async def _count(served: Served, requests: Sequence[Request]) -> list[tuple[Request, list[tuple[int, bytes]]]]:
-    """Each request with the (index, token ids) of its inputs that have no outcome yet, within the model's limit."""
+async def _count(served: Served, requests: Sequence[Request]) -> list[tuple[Request, list[tuple[int, bytes]], int]]:
+    """Each request with the (index, token ids) of its inputs that have no outcome yet, and those inputs' tokens.
+
+    What exceeds the model's limit is cut, or has its outcome.
+    """
     texts: list[str] = []
     for request in requests:
         prompt = served.prompts[request.options.input_type]
-        for outcome, value in zip(request.outcomes, request.inputs, strict=True):
-            if outcome is None and isinstance(value, str):
+        for index, value in enumerate(request.inputs):
+            if isinstance(value, str) and request.outcomes[index] is None:
                 texts.append(prompt + value if prompt else value)
     slices = await _token_ids(served, texts)
-    counted: list[tuple[Request, list[tuple[int, bytes]]]] = []
+    counted: list[tuple[Request, list[tuple[int, bytes]], int]] = []
     limit_bytes = served.description.max_input_tokens * _ID_BYTES
     quarantine = served.dispatcher.retries
     for request in requests:
         inputs: list[tuple[int, bytes]] = []
+        size_bytes = 0
         for index, value in enumerate(request.inputs):
             if request.outcomes[index] is None:
                 token_ids = next(slices) if isinstance(value, str) else value
@@ -91,9 +90,10 @@ async def _count(served: Served, requests: Sequence[Request]) -> list[tuple[Requ
                     checked = token_ids
                 if isinstance(checked, bytes):
                     inputs.append((index, checked))
+                    size_bytes += len(checked)
                 else:
                     request.settle_input(index, checked)
-        counted.append((request, inputs))
+        counted.append((request, inputs, size_bytes // _ID_BYTES))
     return counted
 
 

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from aggregator.adapters.kafka_consumer import KafkaDeliveries
 from aggregator.adapters.snapshot import LaneFigures, PartitionFigures, QueueFigures, Snapshot
 from aggregator.core.query import Priority
-from aggregator.models import Models, Served
+from aggregator.models import Models
+from aggregator.served import Served
 
 _LANE_STATES = ("idle", "running", "staged")
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 from aggregator.core.admission import Admission, Bound, Full
 from aggregator.core.outlook import Forecast, Outlook
-from aggregator.core.query import Source
 from aggregator.core.quotas import Quotas
 from aggregator.errors import Expired, InvalidRequest, Overloaded, TokenbatchError
 from aggregator.request import Request
@@ -42,9 +41,7 @@ class Gate:
         *,
         now_s: float,
     ) -> TokenbatchError | None:
-        """Why a request of so many tokens is not taken now; what came by Kafka is never refused here."""
-        if request.source is Source.KAFKA:
-            return None
+        """Why a call of so many tokens is not taken now."""
         reply_bytes = len(request.inputs) * vector_bytes(request.options.dimensions, request.options.encoding)
         if reply_bytes > self._max_reply_bytes:
             return InvalidRequest(

@@ -26,6 +26,7 @@ from aggregator.settings import KafkaSettings, TopicSettings
 from protos.embedding.v1 import embedding_pb2 as pb
 
 _LOG = logging.getLogger(__name__)
+_from_protobuf = pb.EmbedRequest.FromString
 
 Header = tuple[str, bytes]
 
@@ -161,7 +162,7 @@ def decode(lease: Lease, intake: Intake, *, received_s: float, wall_s: float) ->
         deadline_s = _deadline_s(found, received_s - wall_s) if found else inf
         return parse(message, intake.defaults, route, received_s=received_s, wall_s=wall_s, deadline_s=deadline_s)
     except RequestError as error:
-        request_id = message.request_id if message is not None else ce_id
+        request_id = message.request_id if message is not None else ce_id or _id_in_json(record.value, content_type)
         return Refused(lease, error, request_id, route, dead_letter=route is None or message is None)
 
 
@@ -246,7 +247,7 @@ def _message(value: bytes | None, content_type: bytes, max_bytes: int) -> pb.Emb
         raise InvalidRequest(f"the record's value has {len(value)} bytes: at most {max_bytes} are taken")
     if content_type is PROTOBUF:
         try:
-            return pb.EmbedRequest.FromString(value)
+            return _from_protobuf(value)
         except DecodeError:
             raise Undecodable("the value is not an EmbedRequest in protobuf") from None
     if content_type is JSON:
@@ -255,6 +256,16 @@ def _message(value: bytes | None, content_type: bytes, max_bytes: int) -> pb.Emb
         return pb.EmbedRequest(inputs=[pb.Input(text=value.decode())])
     except UnicodeDecodeError:
         raise Undecodable("the value is not UTF-8 text") from None
+
+
+def _id_in_json(value: bytes | None, content_type: bytes) -> str:
+    """The id of a JSON request that is none, so that its sender knows which; empty where there is none to find."""
+    try:
+        document = json.loads((value or b"").decode()) if content_type is JSON else None
+    except (ValueError, RecursionError):
+        return ""
+    found = (document.get("requestId") or document.get("request_id")) if isinstance(document, dict) else None
+    return found.encode(errors="replace").decode() if isinstance(found, str) else ""
 
 
 def _from_json(value: bytes) -> pb.EmbedRequest:

@@ -1,33 +1,23 @@
-"""The models this aggregator routes to: each revision with its tokenizer, its queue and its lanes."""
+"""The models this aggregator routes to: their revisions in service, and what waits while there is none."""
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from math import inf
 from typing import Protocol
 
 from aggregator.core.admission import Admission
-from aggregator.core.dispatcher import Batch, Dispatcher, DispatchPolicy
+from aggregator.core.dispatcher import DispatchPolicy
 from aggregator.core.lanes import UNMEASURED, Lane
 from aggregator.core.memory import step_budget
-from aggregator.core.outlook import Outlook
 from aggregator.core.query import Entry, Query
 from aggregator.core.queue import TokenQueue
 from aggregator.core.steering import Promise, SlaGoal, StepLimits
-from aggregator.errors import InvalidRequest, UnknownModel
-from aggregator.ports import Engine, ServerDescription, TokenBatch, Tokenizer
-from aggregator.request import Options, Request
-from protos.embedding.v1 import embedding_pb2 as pb
-
-
-class Counting(Protocol):
-    """Token counts off the event loop, several callers' texts at once."""
-
-    async def count(self, texts: Sequence[str]) -> TokenBatch:
-        """Tokenize; the order of `texts` is kept."""
-        ...
+from aggregator.errors import UnknownModel
+from aggregator.ports import Engine, ServerDescription, Tokenizer
+from aggregator.request import Request
+from aggregator.served import Counting, Served
 
 
 class CountingFactory(Protocol):
@@ -38,81 +28,18 @@ class CountingFactory(Protocol):
         ...
 
 
-class Served:
-    """One revision of a model, while servers of it are known.
-
-    `under_way` are the batches that are out. Once `retired` it sends nothing more: what still comes to wait here is
-    to be taken out by `abandon` at once.
-    """
-
-    def __init__(
-        self,
-        description: ServerDescription,
-        tokenizer: Tokenizer,
-        counting: Counting,
-        policy: DispatchPolicy,
-        goal: SlaGoal | None = None,
-    ) -> None:
-        self.description = description
-        self.tokenizer = tokenizer
-        self.counting = counting
-        self.dispatcher = Dispatcher(f"{description.model}-{uuid.uuid4().hex[:8]}", policy)
-        self.outlook = Outlook(self.dispatcher.queue)
-        self.promise = Promise(goal) if goal is not None else None
-        self.engines: dict[str, Engine] = {}
-        self.under_way: set[Batch] = set()
-        self.retired = False
-        self.prompts: dict[int, str] = {
-            pb.INPUT_TYPE_UNSPECIFIED: "",
-            pb.INPUT_TYPE_QUERY: description.query_prompt,
-            pb.INPUT_TYPE_DOCUMENT: description.document_prompt,
-        }
-        self.resolve = lru_cache(maxsize=256)(self._resolve)
-
-    def add(self, engine: Engine, lane: Lane) -> None:
-        """A server of this revision is ready."""
-        self.engines[lane.name] = engine
-        self.dispatcher.lanes[lane.name] = lane
-
-    def remove(self, engine: Engine) -> None:
-        """It is gone; a later one at the same address is another engine."""
-        address = engine.description.address
-        if self.engines.get(address) is engine:
-            del self.engines[address], self.dispatcher.lanes[address]
-
-    def abandon(self) -> list[Request]:
-        """Take out every request that waits here, whole: what is under way of it is computed for nobody."""
-        dispatcher = self.dispatcher
-        waiting = [(query, entry) for entry in dispatcher.waiting() for query in entry.waiters if not query.done]
-        requests = dict.fromkeys(query.owner for query, _ in waiting)
-        for query, entry in waiting:
-            dispatcher.queue.cancel(query, entry)
-        for batch in self.under_way if requests else ():
-            for query in (query for entry in batch.entries for query in entry.waiters):
-                query.done = query.done or query.owner in requests
-        return list(requests)
-
-    def _resolve(self, options: Options) -> Options:
-        """Fill in what the model decides; raises InvalidRequest for what it cannot do."""
-        description = self.description
-        dimensions = options.dimensions
-        if dimensions and dimensions != description.dimensions and dimensions not in description.matryoshka_dimensions:
-            raise InvalidRequest(
-                f"dimensions {dimensions}: {description.model} gives {description.dimensions}"
-                + (f" or one of {sorted(description.matryoshka_dimensions)}" * bool(description.matryoshka_dimensions))
-            )
-        normalize = description.normalizes if options.normalize is None else options.normalize
-        return replace(options, dimensions=dimensions or description.dimensions, normalize=normalize)
-
-
 @dataclass(slots=True)
 class Model:
-    """One configured model: its revisions in service, what it holds, and what waits for a first server."""
+    """One configured model: its revisions in service, what it holds, and what waits for a first server.
+
+    `superseded` are revisions whose servers are gone while others of the same name are there.
+    """
 
     name: str
     aliases: tuple[str, ...]
     admission: Admission
     revisions: dict[str, Served] = field(default_factory=dict)
+    superseded: list[Served] = field(default_factory=list)
     parked: list[Request] = field(default_factory=list)
     unavailable_since_s: float | None = None
 
@@ -120,23 +47,6 @@ class Model:
     def available(self) -> bool:
         """Whether some server can take a batch."""
         return any(served.engines for served in self.revisions.values())
-
-    def waiting(self) -> list[tuple[Query, tuple[TokenQueue, Entry]]]:
-        """Queries that are not under way, each with its place; for rare sweeps."""
-        return [
-            (query, (served.dispatcher.queue, entry))
-            for served in self.revisions.values()
-            for entry in served.dispatcher.waiting()
-            for query in entry.waiters
-            if not query.done
-        ]
-
-    def expire_parked(self, now_s: float) -> list[Request]:
-        """Take out the parked requests whose deadline has passed."""
-        late = [request for request in self.parked if request.deadline_s <= now_s]
-        if late:
-            self.parked = [request for request in self.parked if request.deadline_s > now_s]
-        return late
 
     def choose(self, revision: str) -> Served | None:
         """The revision to serve a request: the one it pins, else the one with most servers; None: none is known.
@@ -150,6 +60,56 @@ class Model:
             known = ", ".join(self.revisions)
             raise UnknownModel(f"revision {revision} of {self.name} is not served: use one of {known}, or none")
         return served
+
+    def servers_changed(self, now_s: float) -> list[Request]:
+        """Take out the requests that are to be routed anew, because other servers than theirs are there now.
+
+        What is being counted for a revision that went, or under way there, may come back later: see `Served.retired`.
+        """
+        if not self.available:
+            if self.unavailable_since_s is None:
+                self.unavailable_since_s = now_s
+            return []
+        self.unavailable_since_s = None
+        for revision in [revision for revision, served in self.revisions.items() if not served.engines]:
+            self.superseded.append(self.revisions.pop(revision))
+        waiting, self.parked = self.parked, []
+        for served in self.superseded:
+            served.retired = True
+            waiting += served.abandon()
+        self.superseded = []
+        return waiting
+
+    def waiting(self) -> list[tuple[Query, tuple[TokenQueue, Entry]]]:
+        """Queries that are not under way, each with its place; for rare sweeps."""
+        return [
+            (query, (served.dispatcher.queue, entry))
+            for served in self.revisions.values()
+            for entry in served.dispatcher.waiting()
+            for query in entry.waiters
+            if not query.done
+        ]
+
+    def take_out(self, gone: Callable[[Request], bool]) -> list[Request]:
+        """Take the requests for which `gone` holds out of the queues; those under way come back on their own."""
+        taken = {request: None for request in self.parked if gone(request)}
+        self.parked = [request for request in self.parked if request not in taken]
+        for query, (queue, entry) in self.waiting():
+            if gone(query.owner):
+                queue.cancel(query, entry)
+                taken[query.owner] = None
+        return list(taken)
+
+    def expire_parked(self, now_s: float) -> list[Request]:
+        """Take out the parked requests whose deadline has passed."""
+        late = [request for request in self.parked if request.deadline_s <= now_s]
+        if late:
+            self.parked = [request for request in self.parked if request.deadline_s > now_s]
+        return late
+
+    def next_parked_deadline_s(self) -> float:
+        """When `expire_parked` has something to do next; `inf` when no deadline waits."""
+        return min((request.deadline_s for request in self.parked), default=inf)
 
 
 class Models:
@@ -193,6 +153,9 @@ class Models:
         description = engine.description
         model = self._by_name[description.model]
         served = model.revisions.get(description.model_revision)
+        if served is not None and not served.takes(description):
+            model.superseded.append(served)
+            served = None
         if served is None:
             served = Served(description, tokenizer, self._counting(tokenizer), self._policy, self._goal)
             model.revisions[description.model_revision] = served
@@ -217,17 +180,3 @@ class Models:
         if served is not None:
             served.remove(engine)
         return model
-
-
-def retire(model: Model) -> list[Request]:
-    """Drop the revisions without servers while another has some; returns the requests that waited for them.
-
-    What is being counted for them, or under way there, may come back later: see `Served.retired`.
-    """
-    waiting: list[Request] = []
-    if model.available:
-        for revision in [revision for revision, served in model.revisions.items() if not served.engines]:
-            served = model.revisions.pop(revision)
-            served.retired = True
-            waiting += served.abandon()
-    return waiting

@@ -2,7 +2,7 @@
 
     intake → admit → dispatch → run_batch → settle
 
-Kafka records enter by `intake`, gRPC calls by `embed`; from `admit` on there is one path. Every request leaves
+Kafka records enter by `intake`, gRPC calls by `submit`; from `admit` on there is one path. Every request leaves
 by `settle`, exactly once, or is given up because its caller or its partition went away.
 """
 
@@ -14,7 +14,7 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from math import inf
 from typing import Any
@@ -36,9 +36,10 @@ from aggregator.errors import (
     TokenbatchError,
 )
 from aggregator.gate import Gate
-from aggregator.models import Model, Models, Served, retire
+from aggregator.models import Model, Models
 from aggregator.ports import Engine, KafkaPath, Pool, StepResult, Tokenizer
 from aggregator.request import Failure, Options, Request
+from aggregator.served import Served
 from aggregator.sharing import outgoing, settle_query, share_out
 
 _LOG = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ _EXPIRED_ON_ARRIVAL = Failure(Code.DEADLINE_EXCEEDED, "the deadline had passed o
 _LATE = Failure(Code.DEADLINE_EXCEEDED, "the deadline cannot be met: the batch would end after it")
 _POISON = Failure(Code.INTERNAL, "this input, alone in its batch, made the engine fail")
 _INTERNAL = Failure(Code.INTERNAL, "the request could not be queued")
+_LEFT = Failure(Code.CANCELLED, "the record is left to whoever reads it next")
 _UNAVAILABLE = Failure(Code.UNAVAILABLE, "no server of this model is available", retryable=True)
 
 
@@ -104,6 +106,8 @@ class Pipeline:
         if self._intake is not None:
             await asyncio.wait((self._intake,))
         await self._all_settled.wait()
+        if self._kafka is not None:
+            await self._kafka.written()
 
     # 1. In: records from Kafka, calls from gRPC.
 
@@ -131,24 +135,12 @@ class Pipeline:
             await self._admit(calls)
         self._admitting = False
 
-    async def embed(self, request: Request) -> None:
-        """Take one gRPC call's request and wait until all its inputs are settled."""
-        self.submit(request)
-        try:
-            await request.origin.wait()
-        except asyncio.CancelledError:
-            self.give_up(request)
-            raise
-
     # 2. Admit: route to a model, count tokens, queue.
 
     async def _admit(self, requests: Sequence[Request]) -> None:
         """Queue requests of any source; what is refused is settled at once."""
         refused: list[Request] = []
-        routed: dict[Served, tuple[Model, list[Request]]] = {}
-        for request, model, served in self._routed(requests, refused):
-            routed.setdefault(served, (model, []))[1].append(request)
-        for served, (model, group) in routed.items():
+        for served, (model, group) in self._routed(requests, refused).items():
             queue = served.dispatcher.queue
             coalesced = queue.coalesced
             try:
@@ -165,30 +157,30 @@ class Pipeline:
         if refused:
             await self.settle(refused)
 
-    def _routed(self, requests: Sequence[Request], refused: list[Request]) -> Iterator[tuple[Request, Model, Served]]:
-        """Each request with who is to serve it; requests that ask alike are looked up once.
+    def _routed(self, requests: Sequence[Request], refused: list[Request]) -> dict[Served, tuple[Model, list[Request]]]:
+        """The requests by who is to serve them; those that ask alike are looked up once.
 
         Those that cannot be served are `refused`; those of a model without a first server are parked.
         """
         now_s = self._clock()
-        routes: dict[tuple[str, str, Source, int], tuple[Model, Served | None, Options]] = {}
+        routed: dict[Served, tuple[Model, list[Request]]] = {}
+        routes: dict[tuple[str, str, Source, int], tuple[Options, list[Request]]] = {}
         for request in requests:
-            key = (request.model, request.model_revision, request.source, id(request.options))
             try:
                 if request.remaining and request.deadline_s <= now_s:
                     self._metrics.expired(1)
                     request.fail(_EXPIRED_ON_ARRIVAL)
                 if request.remaining:
+                    key = (request.model, request.model_revision, request.source, id(request.options))
                     route = routes.get(key)
                     if route is None:
-                        route = routes[key] = self._route(request)
-                    model, served, request.options = route
-                    if served is None:
-                        model.parked.append(request)
-                        continue
+                        model, served, options = self._route(request)
+                        group = model.parked if served is None else routed.setdefault(served, (model, []))[1]
+                        route = routes[key] = options, group
+                    request.options, group = route
                     if self._kafka is not None and request.source is Source.KAFKA:
                         self._kafka.check_reply_fits(request)
-                    yield request, model, served
+                    group.append(request)
                 elif not request.given_up:
                     refused.append(request)
             except TokenbatchError as error:
@@ -198,6 +190,7 @@ class Pipeline:
                 _LOG.exception("a request could not be routed")
                 request.fail(_INTERNAL)
                 refused.append(request)
+        return routed
 
     def _route(self, request: Request) -> tuple[Model, Served | None, Options]:
         """The model, the revision to serve the request (None: none is known yet), and its options made definite."""
@@ -223,8 +216,7 @@ class Pipeline:
         """Send what is due for one model; returns when to look again."""
         wake_s = self._expire_waiting(model, now_s)
         for served in model.revisions.values():
-            capacity = served.description.step_query_capacity
-            due = served.dispatcher.due(now_s, max_entries=capacity, draining=self._draining)
+            due = served.dispatcher.due(now_s, max_entries=served.query_capacity, draining=self._draining)
             for batch in due.batches:
                 lane = batch.lane
                 self._metrics.batch_sent(
@@ -243,16 +235,15 @@ class Pipeline:
         late = model.expire_parked(now_s)
         self._metrics.expired(len(late))
         self._fail(late, _EXPIRED)
-        wake_s = min((request.deadline_s for request in model.parked), default=inf)
-        if model.unavailable_since_s is None or self._max_unavailable_s is None:
-            return wake_s
-        give_up_s = model.unavailable_since_s + self._max_unavailable_s
-        if give_up_s > now_s:
-            return min(wake_s, give_up_s)
-        waiting = dict.fromkeys(query.owner for query, _ in model.waiting()) | dict.fromkeys(model.parked)
-        self._drop(model, waiting.__contains__)
-        self._fail(list(waiting), _UNAVAILABLE)
-        return inf
+        if model.unavailable_since_s is None:
+            return model.next_parked_deadline_s()
+        if self._draining:  # whoever reads their records next may have a server
+            self._forget(model, lambda request: request.source is Source.KAFKA)
+        give_up_s = inf if self._max_unavailable_s is None else model.unavailable_since_s + self._max_unavailable_s
+        if self._draining or give_up_s <= now_s:
+            self._fail(model.take_out(lambda _: True), _UNAVAILABLE)
+            return inf
+        return min(model.next_parked_deadline_s(), give_up_s)
 
     # 4. Run: one message to one model server, one back.
 
@@ -331,20 +322,13 @@ class Pipeline:
     def forget(self, gone: Callable[[Request], bool]) -> None:
         """Drop waiting requests whose partition was given back: its new owner redoes them."""
         for model in self.models:
-            dropped = self._drop(model, gone)
-            for request in dropped:
-                request.fail(Failure(Code.CANCELLED, "the partition was given back"))
-            self._let_go(dropped)
+            self._forget(model, gone)
 
-    def _drop(self, model: Model, gone: Callable[[Request], bool]) -> list[Request]:
-        """Take requests out of a model's queues; those under way come back on their own."""
-        dropped = {request: None for request in model.parked if gone(request)}
-        model.parked = [request for request in model.parked if request not in dropped]
-        for query, (queue, entry) in model.waiting():
-            if gone(query.owner):
-                queue.cancel(query, entry)
-                dropped[query.owner] = None
-        return list(dropped)
+    def _forget(self, model: Model, gone: Callable[[Request], bool]) -> None:
+        forgotten = model.take_out(gone)
+        for request in forgotten:
+            request.fail(_LEFT)
+        self._let_go(forgotten)
 
     def _fail(self, requests: Sequence[Request], failure: Failure) -> None:
         failed = [request for request in requests if request.fail(failure)]
@@ -354,15 +338,15 @@ class Pipeline:
     def _let_go(self, requests: Sequence[Request]) -> None:
         """Free what settled requests held, and count them."""
         now_s = self._clock()
-        answered: dict[Source, tuple[list[Code], list[float]]] = {}
+        for source in Source:
+            answered = [request for request in requests if request.source is source]
+            if answered:
+                failed = Counter(request.code for request in answered if request.failed)
+                codes = {Code.OK: len(answered) - failed.total(), **failed}
+                self._metrics.answered(source, codes, [now_s - request.received_s for request in answered])
         for request in requests:
-            codes, latencies_s = answered.setdefault(request.source, ([], []))
-            codes.append(request.code)
-            latencies_s.append(now_s - request.received_s)
             request.account(now_s)
             request.release()
-        for source, (codes, latencies_s) in answered.items():
-            self._metrics.answered(source, Counter(codes), latencies_s)
         self._unsettled -= len(requests)
         if not self._unsettled:
             self._all_settled.set()
@@ -398,13 +382,7 @@ class Pipeline:
         self._servers_changed(self.models.leave(engine))
 
     def _servers_changed(self, model: Model) -> None:
-        self._begin_anew(retire(model))
-        if model.available:
-            model.unavailable_since_s = None
-            parked, model.parked = model.parked, []
-            self._admit_again(parked)
-        elif model.unavailable_since_s is None:
-            model.unavailable_since_s = self._clock()
+        self._begin_anew(model.servers_changed(self._clock()))
         self._something_changed.set()
         self._hold_topics()
 
@@ -418,9 +396,6 @@ class Pipeline:
         for request in requests:
             request.release()
             request.restart()
-        self._admit_again(requests)
-
-    def _admit_again(self, requests: Sequence[Request]) -> None:
         if requests:
             self._spawn(self._admit(requests), "admit again")
 

@@ -86,7 +86,11 @@ class KafkaPath(Protocol):
         ...
 
     async def settle(self, requests: Sequence[Request]) -> None:
-        """Reply or dead-letter, wait for the broker's word on each, then free the offsets."""
+        """Reply, wait for the broker's word on each, then free the offsets; what is to be kept is written after."""
+        ...
+
+    async def written(self) -> None:
+        """Wait for what is still to be written after `settle`."""
         ...
 
     def stuck(self) -> Sequence[Lease]:

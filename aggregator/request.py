@@ -25,6 +25,7 @@ _PRIORITIES: dict[int, Priority] = {
     pb.PRIORITY_BACKGROUND: Priority.BACKGROUND,
 }
 _MAX_TOKEN_ID = 2**31 - 1
+_FLOAT32, _NO_TRUNCATION = int(pb.ENCODING_FLOAT32), int(pb.TRUNCATE_NONE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +52,14 @@ Outcome = Vector | Failure
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the sender asks of every vector of a request."""
+    """What the sender asks of every vector of a request; `asked` is how, before a model made it definite."""
 
     dimensions: int = 0
     encoding: int = pb.ENCODING_FLOAT32
     normalize: bool | None = None
     truncate: int = pb.TRUNCATE_NONE
     input_type: int = pb.INPUT_TYPE_UNSPECIFIED
+    asked: Options | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,14 +144,14 @@ class Request:
     def hold(self, held: Held) -> None:
         """Occupy this, until `release`."""
         self.held = held
-        held.admission.charge(self.source, self.priority, held.token_count, self.tenant)
+        held.admission.charge(self.source, held.token_count, self.tenant)
         held.outlook.charge(self.priority, self.tenant, self.deadline_s, held.token_count)
 
     def release(self) -> None:
         """Give back what is held; once."""
         held, self.held = self.held, None
         if held is not None:
-            held.admission.release(self.source, self.priority, held.token_count, self.tenant)
+            held.admission.release(self.source, held.token_count, self.tenant)
             held.outlook.release(self.priority, self.tenant, self.deadline_s, held.token_count)
 
     def account(self, now_s: float) -> None:
@@ -163,9 +165,10 @@ class Request:
             self.held.promise.answered(now_s - self.received_s, overhead_s)
 
     def restart(self) -> None:
-        """Forget every vector, so that no answer mixes revisions; failures stay."""
+        """Forget every vector, and what the revision decided, so that no answer mixes revisions; failures stay."""
         self.outcomes = [outcome if isinstance(outcome, Failure) else None for outcome in self.outcomes]
         self.remaining = self.outcomes.count(None)
+        self.options = self.options.asked or self.options
 
     def fail(self, failure: Failure) -> bool:
         """Fail every input that has no outcome yet; True when there was one."""
@@ -193,15 +196,15 @@ def parse(
     its own Failure.
     """
     inputs = message.inputs
-    if not 0 < len(inputs) <= defaults.max_inputs:
+    values: list[str | bytes] = [item.text for item in inputs]
+    remaining = len(values)
+    if not 0 < remaining <= defaults.max_inputs:
         limit = "at least one input is needed" if not inputs else f"at most {defaults.max_inputs} are taken"
         raise InvalidRequest(f"{len(inputs)} inputs: {limit}")
     if message.HasField("expire_time"):
         expire_s = message.expire_time.seconds + message.expire_time.nanos * 1e-9
         deadline_s = min(deadline_s, received_s + expire_s - wall_s)
-    values: list[str | bytes] = [item.text for item in inputs]
-    outcomes: list[Outcome | None] = [None] * len(values)
-    remaining = len(values)
+    outcomes: list[Outcome | None] = [None] * remaining
     if not all(values):  # token ids, or nothing at all
         values, outcomes, remaining = _values(inputs)
     return Request(
@@ -212,7 +215,7 @@ def parse(
         options=_options(message),
         priority=_priority(message.priority, defaults.priority),
         source=defaults.source,
-        tenant=(message.tenant if defaults.trusts_tenant else "") or defaults.tenant,
+        tenant=(defaults.trusts_tenant and message.tenant) or defaults.tenant,
         received_s=received_s,
         deadline_s=deadline_s,
         origin=origin,
@@ -249,7 +252,7 @@ def _packed_ids(ids: Sequence[int]) -> bytes | None:
 
 
 def _priority(value: int, default: Priority) -> Priority:
-    if value == pb.PRIORITY_UNSPECIFIED:
+    if not value:
         return default
     priority = _PRIORITIES.get(value)
     if priority is None:
@@ -260,9 +263,9 @@ def _priority(value: int, default: Priority) -> Priority:
 def _options(message: pb.EmbedRequest) -> Options:
     return _checked_options(
         message.dimensions,
-        message.encoding or pb.ENCODING_FLOAT32,
+        message.encoding or _FLOAT32,
         message.normalize if message.HasField("normalize") else None,
-        message.truncate or pb.TRUNCATE_NONE,
+        message.truncate or _NO_TRUNCATION,
         message.input_type,
     )
 

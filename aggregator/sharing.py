@@ -7,9 +7,9 @@ import numpy as np
 from aggregator.core.dispatcher import Batch
 from aggregator.core.query import Query
 from aggregator.errors import Code
-from aggregator.models import Served
 from aggregator.ports import OutgoingBatch, StepResult
 from aggregator.request import Failure, Outcome, Request
+from aggregator.served import Served
 from aggregator.vectors import CompletedBatch, Vector
 
 
@@ -43,12 +43,13 @@ def share_out(served: Served, batch: Batch, result: StepResult, now_s: float) ->
         done_s=now_s,
     )
     failures = {row: Failure(Code(code), message) for row, code, message in result.errors}
+    cut_s = batch.cut_s
     finished: list[Request] = []
     for row, entry in enumerate(batch.entries):
         failure = failures.get(row) if failures else None
         for query in entry.waiters:
             if not query.done:
-                outcome = failure or Vector(completed, row, entry.token_count, batch.cut_s - query.enqueued_s)
+                outcome = failure or Vector(completed, row, entry.token_count, cut_s - query.enqueued_s)
                 settle_query(query, outcome, finished)
     return finished
 

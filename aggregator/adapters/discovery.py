@@ -5,13 +5,27 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
+from typing import Protocol
 
 from typing_extensions import override
 
 from aggregator.adapters.modelserver_watch import Target
-from aggregator.adapters.modelservers import ConfiguredModel
 from k8s.api import Kubernetes, connect
 from k8s.endpoints import SCHEME, ServiceAddress, endpoints
+
+
+class ConfiguredModel(Protocol):
+    """A model and where it is served."""
+
+    @property
+    def name(self) -> str:
+        """The name its servers must give."""
+        ...
+
+    @property
+    def servers(self) -> Sequence[str]:
+        """`host:port` of each."""
+        ...
 
 
 class Discovered(AsyncIterable[frozenset[Target]]):

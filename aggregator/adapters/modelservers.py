@@ -3,31 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
-from typing import Protocol
-
-from typing_extensions import override
+from collections.abc import AsyncIterable, Callable
 
 from aggregator.adapters.modelserver_client import ModelServerClient
 from aggregator.adapters.modelserver_watch import Agreement, ProbePolicy, ServerWatch, Target
 from aggregator.adapters.tokenizer_cache import TokenizerCache
 from aggregator.adapters.tracing import Tracing
 from aggregator.ports import Engine, PoolMembers, ServerDescription
-
-
-class ConfiguredModel(Protocol):
-    """A model and where it is served."""
-
-    @property
-    def name(self) -> str:
-        """The name its servers must give."""
-        ...
-
-    @property
-    def servers(self) -> Sequence[str]:
-        """`host:port` of each."""
-        ...
-
 
 Targets = AsyncIterable[frozenset[Target]]
 """All servers there should be, given anew whenever they change."""
@@ -82,30 +64,6 @@ class ModelServers:
         )
         self._watches[target] = watch
         return watch
-
-
-class StaticPool(ModelServers):
-    """A pool over the addresses in the settings."""
-
-    def __init__(
-        self,
-        models: Sequence[ConfiguredModel],
-        tokenizers: TokenizerCache,
-        *,
-        tracing: Tracing | None = None,
-        policy: ProbePolicy | None = None,
-    ) -> None:
-        targets = frozenset(Target(address, model.name) for model in models for address in model.servers)
-        super().__init__(_Fixed(targets), tokenizers, tracing=tracing, policy=policy)
-
-
-class _Fixed(AsyncIterable[frozenset[Target]]):
-    def __init__(self, targets: frozenset[Target]) -> None:
-        self._targets = targets
-
-    @override
-    async def __aiter__(self) -> AsyncIterator[frozenset[Target]]:
-        yield self._targets
 
 
 async def describe(address: str, timeout_s: float) -> ServerDescription:

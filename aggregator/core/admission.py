@@ -48,7 +48,6 @@ class Admission:
 
     def __init__(self, policy: AdmissionPolicy) -> None:
         self._policy = policy
-        self._held = {(source, priority): 0 for source in Source for priority in Priority}
         self._total = 0
         self._stopped: set[Priority] = set()
         self._called: dict[str, int] = {}
@@ -57,10 +56,6 @@ class Admission:
     def total(self) -> int:
         """Tokens held, all sources and classes."""
         return self._total
-
-    def held(self, source: Source, priority: Priority) -> int:
-        """Tokens held of one source and class."""
-        return self._held[source, priority]
 
     def full(self, tenant: str, token_count: int) -> Full | None:
         """Which bound keeps out a gRPC request of so many tokens, if any; one alone always fits."""
@@ -74,18 +69,16 @@ class Admission:
             return Full(Bound.MODEL, token_count - free) if token_count > free else None
         return Full(Bound.TENANT, ceil(of_tenant)) if of_tenant > 0 else None
 
-    def charge(self, source: Source, priority: Priority, token_count: int, tenant: str = "") -> None:
+    def charge(self, source: Source, token_count: int, tenant: str = "") -> None:
         """Count a request's tokens in. What Kafka delivered is never refused: intake stops before."""
-        self._held[source, priority] += token_count
         self._total += token_count
         if source is Source.GRPC:
             self._called[tenant] = self._called.get(tenant, 0) + token_count
 
-    def release(self, source: Source, priority: Priority, token_count: int, tenant: str = "") -> None:
+    def release(self, source: Source, token_count: int, tenant: str = "") -> None:
         """Count a request's tokens out, once its answer is acknowledged."""
-        self._held[source, priority] -= token_count
         self._total -= token_count
-        assert self._held[source, priority] >= 0, "More tokens were released than were held. This is a bug."
+        assert self._total >= 0, "More tokens were released than were held. This is a bug."
         if source is Source.GRPC:
             left = self._called.pop(tenant) - token_count
             if left:

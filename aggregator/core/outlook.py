@@ -56,7 +56,10 @@ class Outlook:
 
     def charge(self, priority: Priority, tenant: str, deadline_s: float, token_count: int) -> None:
         """Count a request in. Deadlines are monotonic seconds, `inf` for none."""
-        flow = self._flows[priority].setdefault(tenant, _Flow())
+        flows = self._flows[priority]
+        flow = flows.get(tenant)
+        if flow is None:
+            flow = flows[tenant] = _Flow()
         flow.requests += 1
         if deadline_s != inf:
             slot = int(deadline_s / SLOT_S)

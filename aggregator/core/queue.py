@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from math import inf
@@ -214,11 +214,6 @@ class TokenQueue:
             for _, _, query, entry in waiting.arrivals():
                 if entry.waiters[0] is query:
                     yield entry
-
-    def cancel_where(self, gone: Callable[[Query], bool]) -> list[Query]:
-        """Cancel every waiting query for which `gone` holds; for rare sweeps, such as a revoked partition."""
-        places = [place for waiting in self.classes for place in waiting.arrivals() if gone(place[2])]
-        return [query for _, _, query, entry in places if self.cancel(query, entry)]
 
     def _remove(self, entry: Entry) -> None:
         assert entry.queued, "An entry left the queue twice. This is a bug."

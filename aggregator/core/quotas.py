@@ -32,6 +32,7 @@ class Quotas:
 
     def __init__(self, policy: QuotaPolicy, ready_aggregators: Callable[[], int] = lambda: 1) -> None:
         self._policy = policy
+        self._limits = bool(policy.rates) or policy.default_rate != inf
         self._ready_aggregators = ready_aggregators
         self._buckets: dict[str, _Bucket] = {}
         self._sweep_at = _SWEEP_AT
@@ -49,8 +50,7 @@ class Quotas:
 
     def charge(self, tenant: str, token_count: int, now_s: float) -> None:
         """Take a request's tokens, whether or not they fit."""
-        rate = self._rate(tenant)
-        if rate != inf:
+        if self._limits and (rate := self._rate(tenant)) != inf:
             self._filled(tenant, rate, now_s).tokens -= token_count
 
     def _rate(self, tenant: str) -> float:

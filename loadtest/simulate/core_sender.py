@@ -56,7 +56,7 @@ class CoreSender:
         del now_s
         if self.admission.full("", token_count) is not None:
             return False
-        self.admission.charge(Source.GRPC, Priority.INTERACTIVE, token_count)
+        self.admission.charge(Source.GRPC, token_count)
         query = Query(None, token_count, Priority.INTERACTIVE, "", arrived_s, deadline_s)
         self.dispatcher.queue.put(query, b"", token_count)
         return True
@@ -68,7 +68,7 @@ class CoreSender:
         for query in (*due.expired, *due.late):
             query.done = True
             self.expired += 1
-            self.admission.release(Source.GRPC, Priority.INTERACTIVE, query.index)
+            self.admission.release(Source.GRPC, query.index)
         waiting = len(dispatcher.queue) > 0
         self._waits = waiting and all(lane.due_s(now_s) > now_s for lane in dispatcher.lanes.values())
         return [self._parcel(batch) for batch in due.batches], due.wake_s
@@ -90,7 +90,7 @@ class CoreSender:
                     tokens += query.index
                     answered.append(query.enqueued_s)
         if tokens:
-            self.admission.release(Source.GRPC, Priority.INTERACTIVE, tokens)
+            self.admission.release(Source.GRPC, tokens)
         return answered
 
     def failed(self, parcel: Parcel, now_s: float, jitter: float) -> None:
@@ -100,7 +100,7 @@ class CoreSender:
                 if not query.done:
                     query.done = True
                     self.expired += 1
-                    self.admission.release(Source.GRPC, Priority.INTERACTIVE, query.index)
+                    self.admission.release(Source.GRPC, query.index)
 
     def join(self, pod: int) -> None:
         """A lane of its own for each pod."""

@@ -138,6 +138,9 @@ class FakeKafka:
     async def receive(self) -> Sequence[Request]:
         return await self.incoming.get()
 
+    async def written(self) -> None:
+        pass
+
     def check_reply_fits(self, request: Request) -> None:
         del request
 
@@ -213,7 +216,12 @@ class World:
     async def embed(self, *texts: str, in_s: float | None = None, **fields: Any) -> Request:
         """Call over gRPC and wait for the answer."""
         request = self.request(*texts, in_s=in_s, **fields)
-        await self.pipeline.embed(request)
+        self.pipeline.submit(request)
+        try:
+            await request.origin.wait()
+        except asyncio.CancelledError:
+            self.pipeline.give_up(request)
+            raise
         return request
 
     async def drain(self) -> None:

@@ -179,6 +179,12 @@ def test_json_that_says_what_no_request_can_is_invalid(document: object) -> None
     str(result.error).encode()
 
 
+@pytest.mark.parametrize("name", ["requestId", "request_id"])
+def test_json_that_is_no_request_is_refused_under_its_own_id(name: str) -> None:
+    document = json.dumps({"dimensions": "many", name: "mine"}).encode()
+    assert refused(document, ("content-type", b"application/json")).request_id == "mine"
+
+
 def test_a_record_that_nobody_thought_of_is_kept_and_harms_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kafka_codec, "_from_json", lambda _: 1 / 0)
     leases = [

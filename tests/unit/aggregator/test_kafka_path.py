@@ -24,7 +24,9 @@ from tests.fakes.kafka import FakeDeliveries, FakeKafka
 from tests.fakes.kafka_producer import FakeProducer
 from tests.fakes.records import FakeRecord
 
-SETTINGS = KafkaSettings(topics=(TopicSettings(name="in"),), reply_topic="out", group_id="g")
+SETTINGS = KafkaSettings(
+    topics=(TopicSettings(name="in"), TopicSettings(name="other")), reply_topic="out", group_id="g"
+)
 REQUEST = pb.EmbedRequest(request_id="q", inputs=[pb.Input(text=text) for text in ("a", "b")]).SerializeToString()
 POISON = Failure(Code.INTERNAL, "it broke", attempts=4)
 
@@ -34,7 +36,7 @@ class Side:
 
     def __init__(self) -> None:
         self.kafka = FakeKafka()
-        for name in ("in", "out", "in-dlt"):
+        for name in ("in", "other", "out", "in-dlt"):
             self.kafka.create_topic(name, 1)
         self.deliveries = FakeDeliveries(self.kafka, SETTINGS, lambda _: None)
         self.producer = FakeProducer(self.kafka)
@@ -81,6 +83,7 @@ def check(work: Callable[[Side], Coroutine[Any, Any, None]]) -> None:
 def test_what_failed_by_itself_is_answered_and_kept_with_the_number_of_tries() -> None:
     async def work(side: Side) -> None:
         await side.settle(Failure(Code.OUT_OF_RANGE, "too long"), POISON)
+        await side.path.written()
         (reply,) = side.written("out")
         answer = pb.EmbedResponse.FromString(reply.value or b"")
         assert [each.status.code for each in answer.embeddings] == [Code.OUT_OF_RANGE, Code.INTERNAL]
@@ -104,13 +107,13 @@ def test_a_dead_letter_that_cannot_be_written_holds_the_commit_and_tells_of_the_
     async def work(side: Side) -> None:
         side.kafka.refusals["in-dlt"] = kafka_errors.TopicAuthorizationFailedError("in-dlt")
         began_s = asyncio.get_running_loop().time()
-        settling = asyncio.create_task(side.settle(POISON, POISON))
+        await side.settle(POISON, POISON)
         await asyncio.sleep(60)
-        assert side.kafka.committed == {("in", 0): 0}
+        assert side.kafka.committed["in", 0] == 0
         side.kafka.refusals.clear()
-        await settling
+        await side.path.written()
         await asyncio.sleep(1)
-        assert side.kafka.committed == {("in", 0): 1}
+        assert side.kafka.committed["in", 0] == 1
         first_s = datetime.fromisoformat(side.letter()["dlt-first-failure-time"]).timestamp()
         assert first_s - began_s < 1
 
@@ -126,13 +129,50 @@ def test_a_dead_letter_that_cannot_be_written_does_not_hold_what_was_settled_wit
         assert len(requests) == 2
         requests[0].fail(Failure(Code.OUT_OF_RANGE, "too long"))
         requests[1].fail(POISON)
-        settling = asyncio.create_task(side.path.settle(requests))
+        await side.path.settle(requests)
         await asyncio.sleep(60)
-        assert side.kafka.committed == {("in", 0): 1}
+        assert side.kafka.committed["in", 0] == 1
         side.kafka.refusals.clear()
-        await settling
+        await side.path.written()
         await asyncio.sleep(1)
-        assert side.kafka.committed == {("in", 0): 2}
+        assert side.kafka.committed["in", 0] == 2
+
+    check(work)
+
+
+def test_a_topic_whose_dead_letters_cannot_be_written_is_held_and_no_other() -> None:
+    async def work(side: Side) -> None:
+        side.kafka.refusals["in-dlt"] = kafka_errors.TopicAuthorizationFailedError("in-dlt")
+        for _ in range(5000):
+            side.kafka.append(("in", 0), OutgoingRecord("in", 0, b"k", b"\xff", []))
+        receiving = asyncio.create_task(side.path.receive())
+        await asyncio.sleep(60)
+        assert side.deliveries.paused() == {("in", 0)}
+        assert len(side.written("out")) < 3000  # what was answered before the topic was held, and no more
+        side.kafka.append(("other", 0), OutgoingRecord("other", 0, b"k", REQUEST, []))
+        (request,) = await asyncio.wait_for(receiving, 10)
+        assert request.request_id == "q"
+        side.kafka.refusals.clear()
+        await side.path.written()
+        await asyncio.sleep(60)
+        assert not side.deliveries.paused()
+
+    check(work)
+
+
+def test_dead_letters_that_are_too_large_and_refused_ones_do_not_stop_each_other() -> None:
+    async def work(side: Side) -> None:
+        side.kafka.max_message_bytes = 1000
+        for value in (b"\xff" * 900, b"\xff" * 2000, b"\xff" * 10):
+            side.kafka.append(("in", 0), OutgoingRecord("in", 0, b"k", value, []))
+        side.kafka.refusals["in-dlt"] = kafka_errors.TopicAuthorizationFailedError("in-dlt")
+        receiving = asyncio.create_task(side.path.receive())
+        await asyncio.sleep(10)
+        side.kafka.refusals.clear()
+        await side.path.written()
+        sizes = [len(record.value or b"") for record in side.written("in-dlt")]
+        assert sorted(sizes) == [0, 10, 900]
+        receiving.cancel()
 
     check(work)
 
@@ -146,6 +186,6 @@ def test_what_is_settled_after_the_producer_was_closed_is_left_to_the_next_reade
         await asyncio.sleep(1)
         side.deliveries.stop_fetching()
         assert not await receiving
-        assert side.kafka.committed == {("in", 0): 0}
+        assert side.kafka.committed["in", 0] == 0
 
     check(work)

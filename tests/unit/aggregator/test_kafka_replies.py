@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from aggregator.answer import response
 from aggregator.core.query import Priority, Source
-from aggregator.errors import Code, EngineFailed, InvalidRequest, Undecodable
+from aggregator.errors import Code, InvalidRequest, Undecodable
 from aggregator.kafka_codec import JSON, PROTOBUF, Header, Refused, ReplyRoute
 from aggregator.kafka_replies import check_reply_fits, dead_letter, encode_refusal, encode_replies, reply_id
 from aggregator.ports import OutgoingRecord
@@ -118,6 +118,14 @@ def test_requests_of_one_batch_do_not_see_each_other(vectors: list[tuple[Vector,
         assert got == (MessageToDict(expected(request)) if request.origin.json else expected(request))
 
 
+def test_a_reply_that_cannot_be_encoded_is_an_error_to_its_sender_and_harms_no_other() -> None:
+    broken = CompletedBatch("b", "small", "r1", 0, np.zeros(3, np.float32), 0.0, 0.0)
+    requests = [request_of([Vector(batch, 0, 3, 0.0)], Options(dimensions=1)) for batch in (broken, batch_of())]
+    first, second = (pb.EmbedResponse.FromString(reply.value) for reply in encode_replies(requests))
+    assert (first.request_id, first.status.code, len(first.embeddings)) == ("q", Code.INTERNAL, 0)
+    assert second == expected(requests[1])
+
+
 def test_a_reply_id_is_the_record_s_and_the_request_s_own() -> None:
     identity = reply_id("t", 1, 23, "q")
     assert identity == reply_id("t", 1, 23, "q")
@@ -189,7 +197,8 @@ def buried(
 ) -> OutgoingRecord:
     return dead_letter(
         lease_of(value, headers, key=key),
-        EngineFailed("broke the engine"),
+        Code.INTERNAL,
+        "broke the engine",
         topic="embed.requests.v1-dlt",
         group_id="tokenbatch",
         attempts=3,

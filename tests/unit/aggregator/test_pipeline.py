@@ -362,6 +362,45 @@ def test_a_new_revision_takes_over_what_waited_for_the_old_one_without_mixing() 
     run(check())
 
 
+def test_what_a_revision_decided_is_decided_anew_by_the_one_that_takes_over() -> None:
+    async def check() -> None:
+        old = SerialEngine(slowness=1000.0)
+        wider = replace(DESCRIPTION, address="new:1", model_revision="r2", dimensions=8, normalizes=True)
+        async with World(old).started() as world:
+            assert world.pool.members is not None
+            await _occupy(world)
+            waiting = world.request("3", source=Source.KAFKA)
+            world.produce(waiting)
+            await asyncio.sleep(0.001)
+            world.pool.members.join(SerialEngine(wider), WordTokenizer())
+            world.pool.members.leave(old)
+            await asyncio.sleep(0.5)
+            assert waiting.code is Code.OK
+            assert (waiting.options.dimensions, waiting.options.normalize) == (8, True)
+
+    run(check())
+
+
+def test_a_server_that_comes_back_under_its_revision_with_other_limits_is_taken_at_its_word() -> None:
+    async def check() -> None:
+        old = SerialEngine()
+        async with World(old).started() as world:
+            assert world.pool.members is not None
+            assert (await world.embed("1 " * 40)).code is Code.OUT_OF_RANGE
+            world.pool.members.leave(old)
+            waiting = world.request("1 " * 40, source=Source.KAFKA)
+            world.produce(waiting)
+            await asyncio.sleep(0.001)
+            longer = SerialEngine(replace(DESCRIPTION, instance_id="2", max_input_tokens=64, step_query_capacity=1))
+            world.pool.members.join(longer, WordTokenizer())
+            assert (await world.embed("1 " * 40)).code is Code.OK
+            await asyncio.gather(*(world.embed(str(number)) for number in range(10)))
+            assert {batch.query_count for batch in longer.batches} == {1}
+            assert world.model.admission.total == 0
+
+    run(check())
+
+
 def test_what_fails_at_a_revision_that_was_taken_over_goes_to_the_new_one() -> None:
     async def check() -> None:
         old = SerialEngine(slowness=1000.0, failures=[ModelServerLost("gone"), ModelServerLost("gone")])
@@ -433,6 +472,25 @@ def test_a_drain_finishes_what_was_taken_in() -> None:
             await asyncio.sleep(0.001)
             await world.drain()
             assert len(world.kafka.settled) == 100
+
+    run(check())
+
+
+def test_a_drain_leaves_what_no_server_can_do_to_the_next_reader() -> None:
+    async def check() -> None:
+        engine = SerialEngine(slowness=50.0)
+        async with World(engine).started() as world:
+            assert world.pool.members is not None
+            world.pool.members.leave(engine)
+            record = world.request("1", source=Source.KAFKA)
+            world.produce(record)
+            await asyncio.sleep(1)
+            began_s = asyncio.get_running_loop().time()
+            await world.drain()
+            assert asyncio.get_running_loop().time() - began_s < 1
+            assert not world.kafka.settled
+            assert not record.origin.lease.settled
+            assert world.model.admission.total == 0
 
     run(check())
 

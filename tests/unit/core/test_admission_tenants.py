@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aggregator.core.admission import Admission, AdmissionPolicy, Bound, Full
-from aggregator.core.query import Priority, Source
+from aggregator.core.query import Source
 
 TENANTS = ("a", "b", "c", "d", "e")
 calls = st.lists(st.tuples(st.sampled_from(TENANTS), st.integers(1, 60), st.booleans()), max_size=200)
@@ -16,7 +16,7 @@ def fill(admission: Admission, tenant: str, token_count: int = 1) -> int:
     """Send calls of one tenant until one is refused; returns the tokens taken."""
     taken = 0
     while admission.full(tenant, token_count) is None:
-        admission.charge(Source.GRPC, Priority.INTERACTIVE, token_count, tenant)
+        admission.charge(Source.GRPC, token_count, tenant)
         taken += token_count
     return taken
 
@@ -37,7 +37,7 @@ def test_tenants_that_flood_one_after_the_other_end_up_with_equal_shares() -> No
     held = {tenant: fill(admission, tenant) for tenant in TENANTS}
     for _ in range(4000):  # the longest queue drains, and each sends again what fits
         longest = max(held, key=lambda tenant: held[tenant])
-        admission.release(Source.GRPC, Priority.INTERACTIVE, 1, longest)
+        admission.release(Source.GRPC, 1, longest)
         held[longest] -= 1
         for tenant in TENANTS:
             held[tenant] += fill(admission, tenant)
@@ -49,30 +49,22 @@ def test_calls_without_a_tenant_may_fill_the_bound() -> None:
     assert fill(Admission(AdmissionPolicy(1000)), "") == 1000
 
 
-def test_tokens_are_counted_by_source_and_class() -> None:
-    admission = Admission(AdmissionPolicy(1000))
-    admission.charge(Source.KAFKA, Priority.DEFAULT, 7)
-    admission.charge(Source.GRPC, Priority.DEFAULT, 5, "a")
-    assert admission.held(Source.KAFKA, Priority.DEFAULT) == 7
-    assert admission.held(Source.GRPC, Priority.DEFAULT) == 5
-
-
 def test_what_does_not_fit_the_bound_at_all_says_so() -> None:
     admission = Admission(AdmissionPolicy(100))
-    admission.charge(Source.GRPC, Priority.INTERACTIVE, 90, "a")
+    admission.charge(Source.GRPC, 90, "a")
     assert admission.full("b", 30) == Full(Bound.MODEL, 20)
 
 
 def test_a_call_larger_than_the_bound_is_taken_when_nothing_else_is_held() -> None:
     admission = Admission(AdmissionPolicy(100))
     assert admission.full("a", 1000) is None
-    admission.charge(Source.GRPC, Priority.INTERACTIVE, 1000, "a")
+    admission.charge(Source.GRPC, 1000, "a")
     assert admission.full("a", 1) is not None
 
 
 def test_background_work_from_kafka_does_not_count_against_a_tenants_calls() -> None:
     admission = Admission(AdmissionPolicy(1000))
-    admission.charge(Source.KAFKA, Priority.BACKGROUND, 500, "a")
+    admission.charge(Source.KAFKA, 500, "a")
     assert fill(admission, "a") == 400
 
 
@@ -82,14 +74,14 @@ def test_what_was_charged_and_released_leaves_nothing_behind(steps: list[tuple[s
     held: list[tuple[str, int]] = []
     for tenant, token_count, leave in steps:
         if admission.full(tenant, token_count) is None:
-            admission.charge(Source.GRPC, Priority.DEFAULT, token_count, tenant)
+            admission.charge(Source.GRPC, token_count, tenant)
             held.append((tenant, token_count))
             assert admission.total <= 1000
         if leave and held:
             left, tokens = held.pop(0)
-            admission.release(Source.GRPC, Priority.DEFAULT, tokens, left)
+            admission.release(Source.GRPC, tokens, left)
     for tenant, token_count in held:
-        admission.release(Source.GRPC, Priority.DEFAULT, token_count, tenant)
+        admission.release(Source.GRPC, token_count, tenant)
     assert admission.total == 0
     assert fill(admission, "a") == fill(Admission(AdmissionPolicy(1000)), "a")
 
@@ -101,5 +93,5 @@ def test_a_refusal_says_how_much_must_leave(bound: int, token_count: int) -> Non
     full = admission.full("a", token_count)
     assert full is not None
     leaves = min(full.excess_tokens, admission.total)
-    admission.release(Source.GRPC, Priority.INTERACTIVE, leaves, "a")
+    admission.release(Source.GRPC, leaves, "a")
     assert admission.full("a", token_count) is None

@@ -11,8 +11,9 @@ import grpc
 import numpy as np
 import pytest
 
+from aggregator.adapters.discovery import Discovered
 from aggregator.adapters.modelserver_watch import ProbePolicy, Target
-from aggregator.adapters.modelservers import ModelServers, StaticPool, describe
+from aggregator.adapters.modelservers import ModelServers, describe
 from aggregator.adapters.tokenizer_cache import TokenizerCache
 from aggregator.errors import ModelServerLost
 from aggregator.ports import Engine, Tokenizer
@@ -101,8 +102,9 @@ async def running(pool: ModelServers, members: Members) -> AsyncGenerator[None]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-def static(cache: TokenizerCache, *servers: FakeModelServer, policy: ProbePolicy = POLICY) -> StaticPool:
-    return StaticPool([Configured("fake", tuple(server.address for server in servers))], cache, policy=policy)
+def static(cache: TokenizerCache, *servers: FakeModelServer, policy: ProbePolicy = POLICY) -> ModelServers:
+    configured = Configured("fake", tuple(server.address for server in servers))
+    return ModelServers(Discovered([configured]), cache, policy=policy)
 
 
 async def test_every_server_that_answers_joins_with_its_tokenizer(
