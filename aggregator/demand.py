@@ -74,7 +74,7 @@ class DemandMeter:
                 of_source = sums[request.source]
                 of_source[0] += 1
                 of_source[1] += len(request.inputs)
-                of_source[2] += request.held.token_count
+                of_source[2] += request.token_count
         for source, (requests_held, inputs_held, tokens_held) in sums.items():
             self._arrivals[model.name, source].counted(requests_held, inputs_held, tokens_held)
 

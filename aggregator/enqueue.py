@@ -33,6 +33,7 @@ async def enqueue(
     settled: list[Request] = []
     queue = served.dispatcher.queue
     now_s = clock()
+    held = Held(admission, served.outlook, queue, served.promise, now_s)
     found = forecast(served.dispatcher.lanes.values(), now_s)
     for request, inputs, token_count in counted:
         if not request.remaining:
@@ -50,8 +51,9 @@ async def enqueue(
             gate.charge(request, token_count, now_s)
             request.admitted = True
         places = _put(queue, request, inputs)
-        kept = places if called else ()
-        request.hold(Held(admission, served.outlook, token_count, queue, kept, served.promise, now_s))
+        if called:
+            request.places = places
+        request.hold(held, token_count)
     return settled
 
 

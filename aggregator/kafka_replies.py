@@ -170,25 +170,24 @@ class _Shared:
         self._common = common.SerializeToString()
         self._common_json: dict[str, Any] = MessageToDict(common)
         self._with_timings: dict[float, bytes] = {}
-        self._around: dict[tuple[int, float], tuple[bytes, bytes]] = {}
 
     def protobuf(self, request_id: str, vector: Vector, reply_id: str) -> bytes:
         """One reply as protobuf."""
         common = self._with_timings.get(vector.queued_s) or self._add_timings(vector.queued_s)
-        scale = self._rows.scale(vector.row)
-        around = self._around.get((vector.token_count, scale)) or self._surround(vector.token_count, scale)
+        rows = self._rows
+        scale = rows.scale(vector.row)
+        before, after = _around_vector(rows.row_bytes, rows.dimensions, self._encoding, vector.token_count, scale)
         own_id = request_id.encode()
-        return b"".join(
-            (
-                *(common, around[0], self._rows.row(vector.row), around[1]),
-                *(_before_request_id(len(own_id)), own_id, _BEFORE_REPLY_ID, reply_id.encode()),
-            )
-        )
+        before_id = _before_request_id(len(own_id))
+        own = rows.row(vector.row)
+        return b"".join((common, before, own, after, before_id, own_id, _BEFORE_REPLY_ID, reply_id.encode()))
 
     def json(self, request_id: str, vector: Vector, reply_id: str) -> bytes:
         """One reply as JSON."""
         own = pb.EmbedResponse(request_id=request_id, reply_id=reply_id)
-        own.embeddings.append(self._embedding(vector.token_count, self._rows.scale(vector.row), b""))
+        rows = self._rows
+        scale = rows.scale(vector.row)
+        own.embeddings.append(_embedding(b"", rows.dimensions, self._encoding, vector.token_count, scale))
         own.timings.queued.FromNanoseconds(int(vector.queued_s * 1e9))
         document: dict[str, Any] = self._common_json | MessageToDict(own)
         document["timings"] |= self._common_json["timings"]
@@ -201,24 +200,28 @@ class _Shared:
         whole = self._with_timings[queued_s] = self._common + own.SerializeToString()
         return whole
 
-    def _surround(self, token_count: int, scale: float) -> tuple[bytes, bytes]:
-        """What stands before and after a vector's bytes in its embedding."""
-        vector = b"\xff" * self._rows.row_bytes
-        reply = pb.EmbedResponse(embeddings=[self._embedding(token_count, scale, vector)])
-        before, _, after = reply.SerializeToString().partition(vector)
-        around = self._around[token_count, scale] = before, after
-        return around
 
-    def _embedding(self, token_count: int, scale: float, vector: bytes) -> pb.Embedding:
-        embedding = pb.Embedding(
-            embedding=vector,
-            dimensions=self._rows.dimensions,
-            encoding=self._encoding,  # type: ignore[arg-type]
-            token_count=token_count,
-            scale=scale,
-        )
-        embedding.status.SetInParent()
-        return embedding
+def _embedding(vector: bytes, dimensions: int, encoding: int, token_count: int, scale: float) -> pb.Embedding:
+    embedding = pb.Embedding(
+        embedding=vector,
+        dimensions=dimensions,
+        encoding=encoding,  # type: ignore[arg-type]
+        token_count=token_count,
+        scale=scale,
+    )
+    embedding.status.SetInParent()
+    return embedding
+
+
+@lru_cache(maxsize=1024)
+def _around_vector(
+    row_bytes: int, dimensions: int, encoding: int, token_count: int, scale: float
+) -> tuple[bytes, bytes]:
+    """What stands before and after a vector's bytes in a reply."""
+    vector = b"\xff" * row_bytes
+    reply = pb.EmbedResponse(embeddings=[_embedding(vector, dimensions, encoding, token_count, scale)])
+    before, _, after = reply.SerializeToString().partition(vector)
+    return before, after
 
 
 @lru_cache(maxsize=256)

@@ -315,7 +315,7 @@ class Pipeline:
             request.given_up = True
             request.fail(Failure(Code.CANCELLED, "the caller went away"))
             if request.held is not None:
-                for query, entry in request.held.places:
+                for query, entry in request.places:
                     request.held.queue.cancel(query, entry)
             self._let_go([request])
 

@@ -74,18 +74,13 @@ class Defaults:
     trusts_tenant: bool = True
 
 
-@dataclass(slots=True, eq=False)  # one per request: a frozen one costs four times as much to make
+@dataclass(frozen=True, slots=True, eq=False)
 class Held:
-    """What a request occupies: tokens charged to a model's admission and outlook, and places in its queue.
-
-    `places` are kept only where a caller may go away (gRPC). It was queued at `queued_s`, its tokens counted.
-    """
+    """Where requests that were queued together, at `queued_s`, occupy something: their model's bounds and its queue."""
 
     admission: Admission
     outlook: Outlook
-    token_count: int
     queue: TokenQueue
-    places: Sequence[tuple[Query, Entry]]
     promise: Promise | None
     queued_s: float
 
@@ -96,8 +91,9 @@ class Request:
 
     `inputs` hold texts, or token ids as little-endian int32. `outcomes` has one place per input; `remaining`
     counts the empty ones. `origin` is what the answer goes back to: a Kafka delivery, or a waiting call.
-    `held` is what it occupies from admission until its answer is acknowledged; once `admitted` it is not
-    refused again for want of room. `given_up`: nobody waits for it any more.
+    From admission until its answer is acknowledged it occupies `token_count` tokens where `held` says; `places` are
+    its inputs' in the queue, kept only where a caller may go away (gRPC). Once `admitted` it is not refused again for
+    want of room. `given_up`: nobody waits for it any more.
     Times are monotonic seconds; a deadline of `inf` means none.
     """
 
@@ -117,6 +113,8 @@ class Request:
     failed: bool = False
     traceparent: bytes | None = None
     held: Held | None = None
+    token_count: int = 0
+    places: Sequence[tuple[Query, Entry]] = ()
     admitted: bool = False
     given_up: bool = False
 
@@ -141,18 +139,19 @@ class Request:
             return None
         return next(outcome for outcome in self.outcomes if isinstance(outcome, Failure))
 
-    def hold(self, held: Held) -> None:
-        """Occupy this, until `release`."""
+    def hold(self, held: Held, token_count: int) -> None:
+        """Occupy so many tokens, until `release`."""
         self.held = held
-        held.admission.charge(self.source, held.token_count, self.tenant)
-        held.outlook.charge(self.priority, self.tenant, self.deadline_s, held.token_count)
+        self.token_count = token_count
+        held.admission.charge(self.source, token_count, self.tenant)
+        held.outlook.charge(self.priority, self.tenant, self.deadline_s, token_count)
 
     def release(self) -> None:
         """Give back what is held; once."""
         held, self.held = self.held, None
         if held is not None:
-            held.admission.release(self.source, held.token_count, self.tenant)
-            held.outlook.release(self.priority, self.tenant, self.deadline_s, held.token_count)
+            held.admission.release(self.source, self.token_count, self.tenant)
+            held.outlook.release(self.priority, self.tenant, self.deadline_s, self.token_count)
 
     def account(self, now_s: float) -> None:
         """Tell the promise it was served under, if any, how long it took, and how much of that was overhead."""
@@ -196,8 +195,8 @@ def parse(
     its own Failure.
     """
     inputs = message.inputs
-    values: list[str | bytes] = [item.text for item in inputs]
-    remaining = len(values)
+    remaining = len(inputs)
+    values: list[str | bytes] = [inputs[0].text] if remaining == 1 else [item.text for item in inputs]
     if not 0 < remaining <= defaults.max_inputs:
         limit = "at least one input is needed" if not inputs else f"at most {defaults.max_inputs} are taken"
         raise InvalidRequest(f"{len(inputs)} inputs: {limit}")

@@ -52,7 +52,7 @@ class PartitionLines:
     async def send(self, tp: TopicPartition, records: Sequence[OutgoingRecord]) -> list[Word]:
         """The words on `records`, in their order. Raises what `write` raises."""
         line = self._lines.setdefault(tp, _Line())
-        share = _Share(records, sum(map(_size_bytes, records)), asyncio.get_running_loop().create_future())
+        share = _Share(records, _total_bytes(records), asyncio.get_running_loop().create_future())
         if line.busy:
             line.waiting.append(share)
             try:
@@ -97,7 +97,7 @@ class PartitionLines:
         words: list[Word] = []
         start = size_bytes = 0
         for index, record in enumerate(records):
-            more_bytes = _size_bytes(record)
+            more_bytes = _total_bytes([record])
             if size_bytes and size_bytes + more_bytes > BATCH_BYTES:
                 words += await self._write(tp, records[start:index])
                 start, size_bytes = index, 0
@@ -114,5 +114,6 @@ class PartitionLines:
         del self._lines[tp]
 
 
-def _size_bytes(record: OutgoingRecord) -> int:
-    return len(record.value) + len(record.key or b"") + _RECORD_OVERHEAD_BYTES
+def _total_bytes(records: Sequence[OutgoingRecord]) -> int:
+    keys_and_values = [len(record.value) + len(record.key or b"") for record in records]
+    return sum(keys_and_values) + _RECORD_OVERHEAD_BYTES * len(records)
