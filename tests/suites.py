@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 REPORTS = Path(".run/tests")
-CORE_TESTS = ("tests/unit/core", "tests/unit/aggregator/test_pipeline.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,20 +98,7 @@ SUITES = (
     Suite("imports", ((f"{sys.prefix}/bin/lint-imports",),)),
     Suite("proto", ((".ci/proto", "--check"),)),
     Suite("types", (_python("mypy"), _python("pyright"))),
-    Suite(
-        "unit",
-        (
-            *_pytest("unit").commands,
-            # Tracing slows hundreds of seeds to a crawl and finds no branch in them that others do not take.
-            _python(
-                "pytest",
-                *CORE_TESTS,
-                "-m",
-                "not slow",
-                *["--cov=aggregator/core", "--cov-branch", "--cov-fail-under=100"],
-            ),
-        ),
-    ),
+    _pytest("unit", "-n", "2", "--cov=aggregator/core", "--cov-branch", "--cov-fail-under=100"),
     Suite("chart", (_python("helm.generate", "--check"), *_pytest("chart").commands), (HELM,)),
     _pytest("alerts", needs=(PROMTOOL,)),
     _pytest("contract", needs=(JAVA, ENGINE)),
