@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from aggregator.adapters.addresses import changes
 from aggregator.adapters.kafka_connection import check as check_kafka
 from aggregator.adapters.modelservers import describe
 from aggregator.errors import StartError, TokenbatchError
 from aggregator.runtime.settings import as_text
 from aggregator.settings import AggregatorSettings
-from k8s.endpoints import SCHEME
 
 
 async def check(settings: AggregatorSettings) -> int:
@@ -24,7 +24,7 @@ async def check(settings: AggregatorSettings) -> int:
             problems.append(str(error))
     for model in settings.models:
         for address in model.servers:
-            if address.startswith(SCHEME):
+            if changes(address):
                 continue  # they come and go; readiness says whether there are any
             try:
                 found = await describe(address, timeout_s)

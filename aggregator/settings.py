@@ -74,7 +74,8 @@ class ModelSettings(Group):
     name: str = Field(description="the name requests use; must be the name its servers give")
     aliases: tuple[str, ...] = Field(default=(), description="other names for it")
     servers: tuple[str, ...] = Field(
-        description="host:port of each model server, or k8s://SERVICE.NAMESPACE:PORT for all endpoints of a Service",
+        description="host:port of each model server, or k8s://SERVICE.NAMESPACE:PORT for all endpoints of a Service,"
+        " or dns://NAME:PORT for all addresses of a name, which is resolved every 2 s",
         min_length=1,
     )
 

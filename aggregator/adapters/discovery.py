@@ -1,4 +1,4 @@
-"""Say where the model servers should be: addresses as they stand in the settings, and Services of Kubernetes."""
+"""Say where the model servers should be: addresses as they stand in the settings, and what Services and names have."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Protocol
 
 from typing_extensions import override
 
+from aggregator.adapters.addresses import Followed, Follower, changes
+from aggregator.adapters.dns import Resolve, look_up
 from aggregator.adapters.modelserver_watch import Target
 from k8s.api import Kubernetes, connect
-from k8s.endpoints import SCHEME, ServiceAddress, endpoints
 
 
 class ConfiguredModel(Protocol):
@@ -29,43 +30,41 @@ class ConfiguredModel(Protocol):
 
 
 class Discovered(AsyncIterable[frozenset[Target]]):
-    """All targets, given anew whenever they change; `k8s://SERVICE.NAMESPACE:PORT` stands for a Service's endpoints."""
+    """All targets, given anew whenever they change.
 
-    def __init__(self, models: Sequence[ConfiguredModel], cluster: Callable[[], Kubernetes] = connect) -> None:
+    `k8s://SERVICE.NAMESPACE:PORT` stands for a Service's endpoints, `dns://NAME:PORT` for a name's addresses.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[ConfiguredModel],
+        cluster: Callable[[], Kubernetes] = connect,
+        resolve: Resolve = look_up,
+    ) -> None:
         """Raises StartError for an address that cannot be read, and for a Service where no cluster is known."""
-        self._fixed = frozenset(
-            Target(address, model.name)
-            for model in models
-            for address in model.servers
-            if not address.startswith(SCHEME)
-        )
-        self._services = [
-            (ServiceAddress.parse(address), model.name)
-            for model in models
-            for address in model.servers
-            if address.startswith(SCHEME)
-        ]
-        self._kubernetes = cluster() if self._services else None
+        named = [(address, model.name) for model in models for address in model.servers]
+        self._follower = Follower(cluster, resolve)
+        self._fixed = frozenset(Target(address, model) for address, model in named if not changes(address))
+        self._followed = [(self._follower.follow(address), model) for address, model in named if changes(address)]
 
     @override
     async def __aiter__(self) -> AsyncIterator[frozenset[Target]]:
-        """Follow every Service until closed."""
-        if self._kubernetes is None:
+        """Follow every address that changes until closed."""
+        if not self._followed:
             yield self._fixed
             return
         found: dict[int, frozenset[Target]] = {}
         changed = asyncio.Event()
-        kubernetes = self._kubernetes
 
-        async def follow(number: int, address: ServiceAddress, model: str) -> None:
-            async with aclosing(endpoints(kubernetes, address)) as answers:
+        async def follow(number: int, followed: Followed, model: str) -> None:
+            async with aclosing(followed.endpoints()) as answers:
                 async for hosts in answers:
                     found[number] = frozenset(Target(host, model) for host in hosts)
                     changed.set()
 
         following = [
-            asyncio.create_task(follow(number, *service), name=f"follow {service[0].service}")
-            for number, service in enumerate(self._services)
+            asyncio.create_task(follow(number, followed, model), name=f"follow {followed.address}")
+            for number, (followed, model) in enumerate(self._followed)
         ]
         for task in following:
             task.add_done_callback(lambda _: changed.set())
@@ -80,4 +79,4 @@ class Discovered(AsyncIterable[frozenset[Target]]):
         finally:
             for task in following:
                 task.cancel()
-            await kubernetes.close()
+            await self._follower.close()

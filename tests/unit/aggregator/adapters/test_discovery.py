@@ -1,4 +1,4 @@
-"""Model servers are found by address and by Service, and both together."""
+"""Model servers are found by address, by name and by Service, and all together."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from aggregator.adapters import dns
 from aggregator.adapters.discovery import Discovered
 from aggregator.adapters.modelserver_watch import Target
 from aggregator.errors import StartError
@@ -41,6 +42,23 @@ async def test_the_endpoints_of_services_join_the_addresses() -> None:
         api.delete(PATH)
         assert await first(targets) == {"a x:1", "b y:1"}
         await targets.aclose()  # type: ignore[attr-defined]  # an async generator
+
+
+async def test_the_addresses_of_names_join_the_others_as_they_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dns, "EVERY_S", 0.01)
+    now = {"a": {"10.0.0.1"}, "b": {"10.0.1.1"}}
+
+    async def resolve(name: str, port: int) -> frozenset[str]:
+        return frozenset(f"{host}:{port}" for host in now[name])
+
+    models = [ModelSettings(name="m", servers=("x:1", "dns://a:2")), ModelSettings(name="n", servers=("dns://b:3",))]
+    targets = aiter(Discovered(models, resolve=resolve))
+    both = {"m x:1", "m 10.0.0.1:2", "n 10.0.1.1:3"}
+    while (found := await first(targets)) != both:
+        assert found < both
+    now["a"] = {"10.0.0.2"}
+    assert await first(targets) == {"m x:1", "m 10.0.0.2:2", "n 10.0.1.1:3"}
+    await targets.aclose()  # type: ignore[attr-defined]  # an async generator
 
 
 async def test_services_of_several_models_are_followed_at_once() -> None:
