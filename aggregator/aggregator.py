@@ -14,6 +14,7 @@ from aggregator.adapters.kafka_connection import prepare_topics
 from aggregator.adapters.kafka_consumer import KafkaDeliveries
 from aggregator.adapters.kafka_producer import KafkaProducer
 from aggregator.adapters.modelservers import ModelServers
+from aggregator.adapters.ready_aggregators import ReadyAggregators
 from aggregator.adapters.telemetry import Metrics
 from aggregator.adapters.tokenizer_cache import TokenizerCache
 from aggregator.adapters.tracing import Tracing
@@ -69,13 +70,14 @@ class Aggregator:
         )
         pool = ModelServers(Discovered(settings.models), cache, tracing=tracing)
         meter = DemandMeter(self._models)
+        self._ready_aggregators = ReadyAggregators(settings.tenants.aggregators if settings.tenants.limited else "1")
         self._pipeline = Pipeline(
             self._models,
             pool,
             self._kafka,
             self._metrics,
             tracing,
-            gate=make_gate(settings),
+            gate=make_gate(settings, self._ready_aggregators),
             meter=meter,
             max_unavailable_s=settings.batching.max_unavailable_s,
         )
@@ -106,6 +108,7 @@ class Aggregator:
         self._metrics.watch(lambda: snapshot(self._models, self._deliveries, self._report.tokens_per_record))
         self._telemetry.health.ready.update(models=self._models_ready, kafka=self._kafka_ready)
         self._work.append(tasks.create_task(self._pipeline.run(), name="pipeline"))
+        self._work.append(tasks.create_task(self._ready_aggregators.run(), name="ready aggregators"))
         if self._demand is not None:
             await self._demand.start()
         if self._deliveries is not None and self._producer is not None:

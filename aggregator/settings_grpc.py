@@ -82,7 +82,18 @@ class TenantSettings(Group):
     """What tenants may use, over all sources."""
 
     tokens_per_s: PositiveFloat | None = Field(
-        default=None, description="of each tenant, at each aggregator; empty: no limit"
+        default=None, description="of each tenant, at all aggregators together; empty: no limit"
     )
     rates: dict[str, PositiveFloat] = Field(default={}, description="tokens per second of single tenants")
     burst_s: PositiveFloat = Field(default=2.0, description="seconds' worth of its rate that a tenant may take at once")
+    aggregators: str = Field(
+        default="1",
+        coerce_numbers_to_str=True,
+        description="how many ready aggregators divide a tenant's rate: a number, or k8s://SERVICE.NAMESPACE:PORT or"
+        " dns://NAME:PORT whose endpoints are counted",
+    )
+
+    @property
+    def limited(self) -> bool:
+        """Whether any tenant has a rate."""
+        return self.tokens_per_s is not None or bool(self.rates)

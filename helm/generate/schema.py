@@ -30,7 +30,7 @@ CHART_SETS: dict[str, frozenset[str]] = {
     "aggregator": frozenset(
         {"kafka", "models", "grpc.enabled", "grpc.bind", "grpc.tls", "demand.enabled", "demand.bind"}
         | {"grpc.authentication.tokens_file", "grpc.authentication.jwks_file"}
-        | {"telemetry.metrics_bind", "tokenizer.cache"}
+        | {"telemetry.metrics_bind", "tenants.aggregators", "tokenizer.cache"}
     ),
     "modelserver": frozenset(
         {"model.path", "model.name", "model.revision", "grpc.bind", "telemetry.metrics_bind", "profile.cache"}

@@ -29,9 +29,11 @@
 {{- if $authentication -}}
 {{- include "tokenbatch.override" (list $settings (dict "grpc" (mustMerge (dict "authentication" $authentication) (default dict $settings.grpc)))) -}}
 {{- end -}}
+{{- $callers := printf "k8s://%s-aggregator.%s:50051" (include "tokenbatch.fullname" .) .Release.Namespace -}}
 {{- include "tokenbatch.override" (list $settings (dict
   "kafka" (include "tokenbatch.kafkaSettings" . | fromYaml)
   "models" $models
+  "tenants" (merge (dict "aggregators" $callers) (default dict $settings.tenants))
   "demand" (dict "enabled" true "bind" "0.0.0.0:50052")
   "tokenizer" (merge (dict "cache" "/var/cache/tokenbatch/tokenizers") (default dict $settings.tokenizer)))) -}}
 {{- toYaml $settings -}}
