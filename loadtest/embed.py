@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 
-from loadtest.clients import grpc
+from loadtest.clients import grpc, grpc_stream
 from loadtest.clients.grpc import GrpcRun, GrpcRunError
 from loadtest.options import (
     add_input_options,
@@ -28,10 +28,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_input_options(parser)
     group = parser.add_argument_group("how")
     group.add_argument(
-        "--concurrency", type=positive_int, default=16, metavar="C", help="calls at a time (%(default)s)"
+        "--concurrency", type=positive_int, default=16, metavar="C", help="requests at a time (%(default)s)"
     )
-    group.add_argument("--per-call", type=positive_int, default=1, metavar="N", help="queries in a call (%(default)s)")
-    group.add_argument("--timeout-s", type=positive, default=60.0, metavar="S", help="deadline of a call (%(default)s)")
+    group.add_argument(
+        "--per-call", type=positive_int, default=1, metavar="N", help="queries in a request (%(default)s)"
+    )
+    group.add_argument("--stream", action="store_true", help="all on one EmbedStream, instead of a call for each")
+    group.add_argument(
+        "--timeout-s", type=positive, default=60.0, metavar="S", help="deadline of a request (%(default)s)"
+    )
     add_output_options(parser)
 
 
@@ -47,7 +52,8 @@ def run(options: argparse.Namespace) -> int:
             timeout_s=options.timeout_s,
         )
         with exchange_bars(tally) as move:
-            asyncio.run(grpc.run(texts, tally, plan, move))
+            send = grpc_stream.run if options.stream else grpc.run
+            asyncio.run(send(texts, tally, plan, move))
     except (GrpcRunError, ValueError, OSError) as error:
         return fail("embed", error)
     return finish(f"Through gRPC at {plan.target}", tally, options)

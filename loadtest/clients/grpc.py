@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import grpc
@@ -24,7 +25,7 @@ class GrpcRunError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class GrpcRun:
-    """One run's way through gRPC: `concurrency` unary calls at a time, `per_call` queries in each."""
+    """One run's way through gRPC: `concurrency` requests at a time, `per_call` queries in each."""
 
     target: str
     concurrency: int = 16
@@ -33,17 +34,24 @@ class GrpcRun:
     timeout_s: float = 60.0
 
 
-async def run(texts: Sequence[str], tally: Tally, plan: GrpcRun, on_progress: Callable[[], None]) -> None:
-    """Send `texts` and record in `tally` what comes of each; `on_progress` is called after every call.
-
-    A call that fails gives its code to all its queries. Raises GrpcRunError when the target cannot be reached.
-    """
+@asynccontextmanager
+async def connected(plan: GrpcRun) -> AsyncGenerator[grpc.aio.Channel]:
+    """A channel to the target. Raises GrpcRunError when that cannot be reached."""
     options = [("grpc.max_receive_message_length", _MAX_REPLY_BYTES)]
     async with grpc.aio.insecure_channel(plan.target, options=options) as channel:
         try:
             await asyncio.wait_for(channel.channel_ready(), min(plan.timeout_s, 10.0))
         except TimeoutError:
             raise GrpcRunError(f"nothing answers gRPC at {plan.target}") from None
+        yield channel
+
+
+async def run(texts: Sequence[str], tally: Tally, plan: GrpcRun, on_progress: Callable[[], None]) -> None:
+    """Send `texts` by unary calls and record in `tally` what comes of each; `on_progress` is called after every call.
+
+    A call that fails gives its code to all its queries. Raises GrpcRunError when the target cannot be reached.
+    """
+    async with connected(plan) as channel:
         caller = _Caller(embedding_pb2_grpc.EmbeddingsStub(channel), tally, plan)
         starts = iter(range(0, len(texts), plan.per_call))
 

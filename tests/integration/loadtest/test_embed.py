@@ -36,8 +36,20 @@ class Answering(embedding_pb2_grpc.EmbeddingsServicer):
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
         return self._reply(request)
 
-    def EmbedStream(self, request_iterator: Any, context: Any) -> Any:
-        raise NotImplementedError
+    async def EmbedStream(self, request_iterator: Any, context: Any) -> AsyncGenerator[pb.EmbedResponse]:
+        """Answers the latest first, as soon as four wait."""
+        self.calls += 1
+        waiting: list[pb.EmbedRequest] = []
+        async for request in request_iterator:
+            if request.inputs[0].text == "refuse":
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
+            waiting.append(request)
+            self.most_at_once = max(self.most_at_once, len(waiting))
+            if len(waiting) == 4:
+                while waiting:
+                    yield self._reply(waiting.pop())
+        while waiting:
+            yield self._reply(waiting.pop())
 
     def ListModels(self, request: pb.ListModelsRequest, context: Any) -> Any:
         raise NotImplementedError
@@ -100,6 +112,35 @@ async def test_a_refused_call_gives_its_code_and_a_missing_answer_is_lost(tmp_pa
     assert code == 1
     figures = json.loads(summary.read_text())
     assert (figures["sent"], figures["lost"], figures["errors"]) == (4, 1, {"RESOURCE_EXHAUSTED": 2})
+
+
+async def test_a_stream_is_answered_in_any_order(tmp_path: Path) -> None:
+    (tmp_path / "lines").write_text("\n".join("x" * length for length in range(1, 23)))
+    out = tmp_path / "replies.npz"
+    async with serving(embedded) as (servicer, target):
+        code = await embed(
+            "--stream", "--target", target, "--file", str(tmp_path / "lines"), "--concurrency", "4", "--per-call", "2",
+            "--out", str(out),
+        )  # fmt: skip
+    assert code == 0
+    assert (servicer.calls, servicer.most_at_once) == (1, 4)
+    with np.load(out) as replies:
+        assert replies["embedding"][:, 0].tolist() == list(range(1, 23))
+
+
+async def test_queries_go_on_by_a_new_stream_when_one_ends(tmp_path: Path) -> None:
+    (tmp_path / "lines").write_text("\n".join(["fine"] * 4 + ["refuse"] + ["fine"] * 7))
+    summary = tmp_path / "summary.json"
+    async with serving(embedded) as (servicer, target):
+        code = await embed(
+            "--stream", "--target", target, "--file", str(tmp_path / "lines"), "--concurrency", "4",
+            "--json", str(summary),
+        )  # fmt: skip
+    assert code == 0
+    assert servicer.calls == 2
+    figures = json.loads(summary.read_text())
+    assert (figures["sent"], figures["lost"]) == (12, 0)
+    assert 1 <= figures["errors"]["RESOURCE_EXHAUSTED"] <= 4
 
 
 def test_a_target_that_does_not_answer_is_named(capsys: pytest.CaptureFixture[str]) -> None:
