@@ -1,0 +1,166 @@
+"""Hold everything that came out against everything that went in: nothing lost, nothing wrong, no offset ahead."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from aggregator.errors import Code
+from loadtest.clients import messages
+from tests.faults.expected import Oracle
+from tests.faults.steady_load import Intent
+from tests.faults.topic_logs import Commit
+from tests.integration.aggregator.desk import headers
+
+_EXAMPLES = 5
+_GOOD = "OK"
+_NEVER_MS = 2**62
+
+
+@dataclass(slots=True)
+class Fate:
+    """One record of the requests topic, and what came of it; times are the broker's, in milliseconds."""
+
+    topic: str
+    partition: int
+    offset: int
+    sent_ms: int
+    value_digest: bytes
+    intent: Intent
+    replies: int = 0
+    letters: int = 0
+    replied_ms: int = _NEVER_MS
+    buried_ms: int = _NEVER_MS
+    reply_id: str = ""
+
+    @property
+    def settled_ms(self) -> int:
+        """When its outcome was in the log: from then on it may be committed."""
+        if self.replies and self.letters:
+            return max(self.replied_ms, self.buried_ms) if self.intent.dead else min(self.replied_ms, self.buried_ms)
+        return _NEVER_MS if self.intent.dead and not self.letters else min(self.replied_ms, self.buried_ms)
+
+
+@dataclass(slots=True)
+class Checker:
+    """Takes in the topics record by record, inputs first; then `lost`, `wrong` and the rest say what was found.
+
+    `intents`: what is to become of each record, by key. `may_die` are codes with which a good record may be
+    dead-lettered instead of answered, because of what the row breaks.
+    """
+
+    intents: Mapping[bytes, Intent]
+    may_die: frozenset[str] = frozenset()
+    fates: dict[bytes, Fate] = field(default_factory=dict[bytes, Fate])
+    reply_times_ms: list[int] = field(default_factory=list[int])
+    wrong: list[str] = field(default_factory=list[str])
+    unlike_twins: list[str] = field(default_factory=list[str])
+    _oracle: Oracle = field(default_factory=Oracle)
+
+    def take_input(self, record: Any) -> None:
+        """A record of the requests topic."""
+        intent = self.intents.get(record.key)
+        if intent is None or record.key in self.fates:
+            self.wrong.append(f"the requests hold {record.key!r}, which was never sent, or not twice")
+            return
+        digest = _digest(record.value)
+        place = (record.topic, record.partition, record.offset)
+        self.fates[record.key] = Fate(*place, record.timestamp, digest, intent)
+
+    def take_reply(self, record: Any) -> None:
+        """A record of the replies topic."""
+        fate = self.fates.get(record.key)
+        if fate is None:
+            self.wrong.append(f"a reply has the key {record.key!r}, which no request has")
+            return
+        told = dict(record.headers)
+        answer = messages.reply(record.value or b"", told["content-type"])
+        fate.replies += 1
+        fate.replied_ms = min(fate.replied_ms, record.timestamp)
+        self.reply_times_ms.append(record.timestamp)
+        if fate.reply_id not in {"", answer.reply_id}:
+            self.unlike_twins.append(f"{record.key!r} has the reply ids {fate.reply_id} and {answer.reply_id}")
+        fate.reply_id = answer.reply_id
+        code = Code(answer.status.code).name
+        if code not in fate.intent.codes:
+            self.wrong.append(f"{record.key!r} was answered {code}: {answer.status.message}")
+        elif code == _GOOD and fate.intent.text is not None:
+            self._check_answer(record.key, fate, answer)
+
+    def _check_answer(self, key: bytes, fate: Fate, answer: Any) -> None:
+        if answer.request_id.encode() != key or answer.reply_id != _reply_id(fate, answer.request_id):
+            self.wrong.append(f"the reply to {key!r} has the ids {answer.request_id} and {answer.reply_id}")
+        assert fate.intent.text is not None
+        if len(answer.embeddings) != 1 or not self._oracle.agrees(fate.intent.text, answer.embeddings[0].embedding):
+            self.wrong.append(f"the reply to {key!r}, attempt {answer.attempt}, holds another vector than its text's")
+
+    def take_letter(self, record: Any) -> None:
+        """A record of the dead-letter topic."""
+        told = headers(record)
+        fate = self.fates.get(record.key)
+        origin = (told["dlt-original-topic"], told["dlt-original-partition"], told["dlt-original-offset"])
+        if fate is None or origin != (fate.topic.encode(), b"%d" % fate.partition, b"%d" % fate.offset):
+            self.wrong.append(f"a dead letter has the key {record.key!r} and the origin {origin}")
+            return
+        fate.letters += 1
+        fate.buried_ms = min(fate.buried_ms, record.timestamp)
+        code = told["dlt-error-code"].decode()
+        if not (fate.intent.dead and code in fate.intent.codes) and code not in self.may_die:
+            self.wrong.append(f"{record.key!r} was dead-lettered with {code}: {told['dlt-error-message'].decode()}")
+        kept = told.get("dlt-value-sha256", b"").decode() or _digest(record.value).hex()
+        if kept != fate.value_digest.hex():
+            self.wrong.append(f"the dead letter of {record.key!r} holds another value")
+
+    @property
+    def lost(self) -> list[bytes]:
+        """Requests that have no outcome, or not the dead letter that they were to have."""
+        return [key for key, fate in self.fates.items() if fate.settled_ms == _NEVER_MS]
+
+    @property
+    def duplicates(self) -> int:
+        """Outcomes beyond the first."""
+        return sum(max(0, fate.replies - 1) + max(0, fate.letters - 1) for fate in self.fates.values())
+
+    def early_commits(self, commits: Sequence[Commit]) -> int:
+        """Offsets that were committed before their outcome was in the log."""
+        settled: dict[tuple[str, int], dict[int, int]] = {}
+        for fate in self.fates.values():
+            settled.setdefault((fate.topic, fate.partition), {})[fate.offset] = fate.settled_ms
+        reached: dict[tuple[str, int], int] = {}
+        early = 0
+        for commit in commits:
+            partition = (commit.topic, commit.partition)
+            times = settled.get(partition, {})
+            start = reached.get(partition, 0)
+            early += sum(times.get(offset, 0) > commit.at_ms for offset in range(start, commit.offset))
+            reached[partition] = max(start, commit.offset)
+        return early
+
+
+def largest_regression(commits: Sequence[Commit]) -> int:
+    """By how many records any commit went back behind one before it."""
+    highest: dict[tuple[str, int], int] = {}
+    regression = 0
+    for commit in commits:
+        partition = (commit.topic, commit.partition)
+        before = highest.get(partition, commit.offset)
+        regression = max(regression, before - commit.offset)
+        highest[partition] = max(before, commit.offset)
+    return regression
+
+
+def examples(found: Sequence[object]) -> str:
+    """The first few, and how many there are."""
+    return f"{len(found)}, such as " + "; ".join(map(str, found[:_EXAMPLES]))
+
+
+def _digest(value: bytes | None) -> bytes:
+    return hashlib.sha256(value or b"").digest()
+
+
+def _reply_id(fate: Fate, request_id: str) -> str:
+    """As the wire contract has it: a hash of where the request stood and its id."""
+    told = f"{fate.topic}\0{fate.partition}\0{fate.offset}\0{request_id}".encode()
+    return hashlib.blake2b(told, digest_size=16).hexdigest()

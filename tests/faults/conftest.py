@@ -1,0 +1,60 @@
+"""One Kafka for most rows, a scene for each, and a file with the figures of every row that was run."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from loadtest.stack.kafka import KafkaBroker
+from tests.faults.rows import Figures, write_row
+from tests.faults.scene import Scene
+
+_FIGURES = pytest.StashKey[Figures]()
+
+
+@pytest.fixture(scope="session")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
+    """A broker that stays up."""
+    with KafkaBroker(tmp_path_factory.mktemp("kafka")) as broker:
+        yield broker
+
+
+@pytest_asyncio.fixture
+async def scene(kafka: KafkaBroker, tmp_path: Path) -> AsyncIterator[Scene]:
+    """A scene on that broker."""
+    scene = Scene(tmp_path, kafka.bootstrap)
+    await scene.open()
+    yield scene
+    await scene.close()
+
+
+@pytest.fixture
+def figures(request: pytest.FixtureRequest) -> Figures:
+    """What the row reports; written to its file whatever becomes of the test."""
+    item: pytest.Item = request.node
+    return item.stash.setdefault(_FIGURES, Figures())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Write the row's file when its test has been called, or could not be."""
+    report = yield
+    mark = item.get_closest_marker("row")
+    if mark is not None and (call.when == "call" or (call.when == "setup" and not report.passed)):
+        why: Any = report.longrepr[2] if report.skipped and isinstance(report.longrepr, tuple) else ""
+        write_row(
+            item.name,
+            file=item.path.stem,
+            fault=str(mark.args[0]),
+            outcome=report.outcome,
+            why=str(why),
+            seconds=report.duration,
+            figures=item.stash.get(_FIGURES, Figures()),
+        )
+    return report

@@ -1,0 +1,45 @@
+"""Watch how much memory processes take at the most, whoever kills them when."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+_INTERVAL_S = 0.25
+
+
+class MemoryWatch:
+    """Looks at the processes it was told of until `stop`; `peak_mib` is the most that one of them ever held."""
+
+    def __init__(self) -> None:
+        self.peak_mib = 0.0
+        self._pids: set[int] = set()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._look_on, name="memory watch", daemon=True)
+        self._thread.start()
+
+    def add(self, pid: int) -> None:
+        """Watch this one too."""
+        self._pids.add(pid)
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._ended.set()
+        self._thread.join()
+
+    def _look_on(self) -> None:
+        while not self._ended.wait(_INTERVAL_S):
+            for pid in tuple(self._pids):
+                self.peak_mib = max(self.peak_mib, resident_mib(pid, "VmHWM"))
+
+
+def resident_mib(pid: int, which: str = "VmRSS") -> float:
+    """A process's resident memory, now or (VmHWM) at its peak; 0 when it has ended."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0.0
+    for line in status.splitlines():
+        if line.startswith(f"{which}:"):
+            return int(line.split()[1]) / 1024
+    return 0.0

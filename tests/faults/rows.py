@@ -1,0 +1,88 @@
+"""A row's result in a file of its own: what was broken, how it ended, the figures, the commit and the time."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tests.faults.verdict import Verdict
+
+FOLDER = Path(".run/faults")
+
+
+@dataclass
+class Figures:
+    """What a row reports: the checker's verdict, and `more` that only this row has."""
+
+    verdict: Verdict | None = None
+    more: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def take(self, verdict: Verdict, **more: Any) -> Verdict:
+        """Keep a verdict and further figures; returns the verdict."""
+        self.verdict = verdict
+        self.more |= more
+        return verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row as it was last run."""
+
+    name: str
+    file: str
+    fault: str
+    outcome: str
+    why: str
+    seconds: float
+    commit: str
+    at: str
+    figures: Mapping[str, Any]
+    more: Mapping[str, Any]
+    problems: tuple[str, ...]
+
+
+def write_row(name: str, *, file: str, fault: str, outcome: str, why: str, seconds: float, figures: Figures) -> None:
+    """Keep a row's result, in place of an earlier one."""
+    verdict = figures.verdict
+    row = Row(
+        name=name,
+        file=file,
+        fault=fault,
+        outcome=outcome,
+        why=why,
+        seconds=round(seconds, 1),
+        commit=current_commit(),
+        at=datetime.now(UTC).isoformat(timespec="seconds"),
+        figures={} if verdict is None else verdict.figures(),
+        more=figures.more,
+        problems=() if verdict is None else verdict.problems,
+    )
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    path_of(name).write_text(json.dumps(asdict(row), indent=2) + "\n")
+
+
+def read_row(name: str) -> Row | None:
+    """A row's last result; None where there is none."""
+    try:
+        told: dict[str, Any] = json.loads(path_of(name).read_text())
+    except FileNotFoundError:
+        return None
+    problems = tuple(told.pop("problems"))
+    return Row(**told, problems=problems)
+
+
+def path_of(name: str) -> Path:
+    """The file of a test's result."""
+    return FOLDER / f"{re.sub(r'[^A-Za-z0-9]+', '-', name).strip('-')}.json"
+
+
+def current_commit() -> str:
+    """The short name of the commit that is checked out; "unknown" without git."""
+    told = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    return told.stdout.strip() or "unknown"

@@ -1,0 +1,208 @@
+"""The scene of a row: topics of its own, model servers, aggregators, a steady load, and at the end the checker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from aiokafka.admin import NewTopic
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.errors import KafkaError
+
+from loadtest.stack.service import DEFAULT_MODEL_NAME, Aggregator, ModelServer
+from tests.faults.checker import Checker
+from tests.faults.expected import DIMENSIONS
+from tests.faults.memory_watch import MemoryWatch
+from tests.faults.steady_load import Maker, SteadyLoad, question
+from tests.faults.topic_logs import commits, connected_admin, end_offsets, read_topics
+from tests.faults.verdict import Timeline, Verdict, judge
+from tests.integration.aggregator.conftest import synthetic
+from tests.integration.aggregator.desk import Topics, committed
+
+DATED = {"message.timestamp.type": "LogAppendTime"}
+_POLL_S = 0.2
+_GRACE_S = 60.0
+_SETTINGS = {
+    "KAFKA__SESSION_TIMEOUT_S": "6",  # the least that brokers take
+    "KAFKA__CREATE_TOPICS": "false",
+    "BATCHING__TOKEN_BUDGET": "250",
+}
+
+
+class Variant(Aggregator):
+    """An aggregator started by another module than its own, or with more in its environment."""
+
+    def start_as(self, module: str, environment: Mapping[str, str]) -> None:
+        """Say so, before it is launched."""
+        self._module = module
+        self._environment = {**self._environment, **environment}
+
+
+@dataclass
+class Scene:
+    """One row's world. `kafka` is the bootstrap address for everybody; `beside` what aggregators use instead."""
+
+    folder: Path
+    kafka: str
+    partitions: int = 4
+    replication: int = 1
+    beside: str = ""
+    may_die: frozenset[str] = frozenset()
+    settings: Mapping[str, str] = field(default_factory=dict[str, str])
+    topics: Topics = field(default_factory=lambda: _topics(secrets.token_hex(4)))
+    line: Timeline = field(default_factory=Timeline)
+    aggregators: list[Variant] = field(default_factory=list[Variant])
+    servers: list[ModelServer] = field(default_factory=list[ModelServer])
+    memory: MemoryWatch = field(default_factory=MemoryWatch)
+    load: SteadyLoad = field(init=False)
+
+    async def open(self, **configs: str) -> None:
+        """Create the topics, whose records carry the broker's time, and connect the producer."""
+        async with connected_admin(self.kafka) as admin:
+            names = (self.topics.requests, self.topics.replies, self.topics.dead_letters)
+            await admin.create_topics(
+                [
+                    NewTopic(name, self.partitions, self.replication, topic_configs={**DATED, **configs})
+                    for name in names
+                ]
+            )
+        self.load = SteadyLoad(self.kafka, self.topics.requests)
+        await self.load.start()
+
+    async def close(self) -> None:
+        """End everything at once."""
+        self.memory.stop()
+        for part in (*self.aggregators, *self.servers):
+            await asyncio.to_thread(part.kill)
+
+    async def server(self, **settings: str) -> ModelServer:
+        """A further model server, ready."""
+        told = {"SYNTHETIC__FIXED_S": "0.01", "SYNTHETIC__DIMENSIONS": str(DIMENSIONS), **settings}
+        server = synthetic(self.folder / f"modelserver-{len(self.servers)}.log", **told)
+        self.servers.append(server)
+        await asyncio.to_thread(server.start)
+        return server
+
+    async def aggregator(
+        self,
+        *servers: str,
+        settings: Mapping[str, str] | None = None,
+        module: str = "aggregator",
+        environment: Mapping[str, str] | None = None,
+        ready: bool = True,
+    ) -> Variant:
+        """A further aggregator of the group; with the model servers of the scene, unless told which addresses."""
+        aggregator = Variant(
+            self.folder / f"aggregator-{len(self.aggregators)}.log",
+            kafka=self.beside or self.kafka,
+            model=DEFAULT_MODEL_NAME,
+            servers=servers or [server.address for server in self.servers],
+            settings={
+                "KAFKA__TOPICS": f'[{{"name": "{self.topics.requests}"}}]',
+                "KAFKA__REPLY_TOPIC": self.topics.replies,
+                "KAFKA__GROUP_ID": self.topics.requests,
+                **_SETTINGS,
+                **self.settings,
+                **(settings or {}),
+            },
+        )
+        aggregator.start_as(module, environment or {})
+        self.aggregators.append(aggregator)
+        await self.start(aggregator, ready=ready)
+        return aggregator
+
+    async def start(self, aggregator: Variant, *, ready: bool = True) -> None:
+        """Start an aggregator, again or for the first time."""
+        await asyncio.to_thread(aggregator.launch)
+        self.memory.add(aggregator.pid)
+        if ready:
+            await asyncio.to_thread(aggregator.wait, 120.0)
+
+    @asynccontextmanager
+    async def under_load(self, rate: float = 300.0, make: Maker = question) -> AsyncGenerator[None]:
+        """Under a steady load that has begun to be answered."""
+        sending = asyncio.create_task(self.load.run(rate, make), name="steady load")
+        try:
+            await self.answers(rate)
+            yield
+        finally:
+            sending.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await sending
+
+    @asynccontextmanager
+    async def fault(self) -> AsyncGenerator[None]:
+        """The time from when something is broken until it is mended."""
+        self.line.fault_ms = time.time() * 1000
+        yield
+        self.line.healed_ms = time.time() * 1000
+
+    async def configure_replies(self, **configs: str) -> None:
+        """Give the topic of replies these settings and no others, such as max_message_bytes="100"."""
+        changed = {name.replace("_", "."): value for name, value in configs.items()}
+        resource = ConfigResource(ConfigResourceType.TOPIC, self.topics.replies, configs={**DATED, **changed})
+        async with connected_admin(self.kafka) as admin:
+            (response,) = await admin.alter_configs([resource])
+        assert response.resources[0][0] == 0, response
+
+    async def answers(self, count: float, timeout_s: float = 90.0) -> None:
+        """Wait until so many more replies were written; raises TimeoutError."""
+        async with asyncio.timeout(timeout_s):
+            wanted = await self._written() + count
+            while await self._written() < wanted:  # noqa: ASYNC110 - a topic calls nobody
+                await asyncio.sleep(_POLL_S)
+
+    async def _written(self) -> int:
+        while True:
+            with contextlib.suppress(KafkaError, StopIteration):
+                return sum((await end_offsets(self.kafka, self.topics.replies)).values())
+            await asyncio.sleep(_POLL_S)
+
+    async def drained(self, timeout_s: float = 120.0) -> bool:
+        """Wait until all that was sent is committed; whether that came to pass."""
+        await self.load.flush()
+        deadline_s = time.monotonic() + timeout_s
+        while time.monotonic() < deadline_s:
+            ends = await end_offsets(self.kafka, self.topics.requests)
+            offsets = await committed(self.kafka, self.topics.requests)
+            if all(offsets.get(partition, 0) >= end for partition, end in ends.items()):
+                return True
+            await asyncio.sleep(_POLL_S)
+        return False
+
+    async def stop(self, *aggregators: Variant) -> list[int | None]:
+        """SIGTERM to these, or all that run; their exit codes."""
+        chosen = aggregators or [each for each in self.aggregators if each.exit_code is None]
+        return [await asyncio.to_thread(each.stop, _GRACE_S) for each in chosen]
+
+    async def verdict(self, timeout_s: float = 120.0, *, deleted: Sequence[bytes] = ()) -> Verdict:
+        """Let all be finished, stop the aggregators, and check every topic from its beginning.
+
+        `deleted`: keys of records that the row took out of the requests topic itself.
+        """
+        drained = await self.drained(timeout_s)
+        codes = await self.stop()
+        await self.load.close()
+        checker = Checker(self.load.intents, self.may_die)
+        async for record in read_topics(self.kafka, self.topics.requests):
+            checker.take_input(record)
+        async for record in read_topics(self.kafka, self.topics.replies):
+            checker.take_reply(record)
+        async for record in read_topics(self.kafka, self.topics.dead_letters):
+            checker.take_letter(record)
+        unseen = self.load.acknowledged.keys() - checker.fates.keys() - set(deleted)
+        history = await commits(self.kafka, self.topics.requests)
+        found = judge(checker, history, sorted(unseen), self.line, self.memory.peak_mib)
+        complaints = [] if drained else ["not all that was sent was ever committed"]
+        complaints += [f"an aggregator ended with exit code {code}" for code in codes if code]
+        return found.with_more(*complaints)
+
+
+def _topics(name: str) -> Topics:
+    return Topics(f"{name}.requests", f"{name}.replies")

@@ -1,0 +1,51 @@
+"""The checker must catch what it is there for: three builds that are broken on purpose."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.faults.rows import Figures
+from tests.faults.scene import Scene
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.short, pytest.mark.timeout(200)]
+
+
+@pytest.mark.row("checker: a build that commits early")
+async def test_a_build_that_commits_early_is_caught(scene: Scene, figures: Figures) -> None:
+    await scene.server(SYNTHETIC__FIXED_S="0.05")
+    culprit = await scene.aggregator(module="tests.faults.broken.commits_early")
+    async with scene.under_load(800):
+        culprit.kill()
+        await scene.aggregator()
+        await scene.answers(100)
+    verdict = figures.take(await scene.verdict())
+    assert verdict.lost > 0
+    assert verdict.early_commits > 0
+
+
+@pytest.mark.row("checker: a build that drops its work when its partitions are revoked")
+async def test_a_build_that_drops_on_revoke_is_caught(scene: Scene, figures: Figures) -> None:
+    await scene.server(SYNTHETIC__FIXED_S="0.05")
+    await scene.aggregator(module="tests.faults.broken.drops_on_revoke")
+    async with scene.under_load(800):
+        await scene.aggregator()
+        await scene.answers(100)
+    verdict = figures.take(await scene.verdict())
+    assert verdict.lost > 0
+    assert verdict.early_commits > 0
+
+
+@pytest.mark.row("checker: a build that acknowledges before the broker does")
+async def test_a_build_that_acknowledges_before_the_broker_is_caught(scene: Scene, figures: Figures) -> None:
+    await scene.server()
+    await scene.aggregator(module="tests.faults.broken.acknowledges_early")
+    async with scene.under_load():
+        await scene.configure_replies(max_message_bytes="100")
+        await asyncio.sleep(2.0)  # the broker refuses replies meanwhile, which a sound build would dead-letter
+        await scene.configure_replies()
+        await scene.answers(100)
+    verdict = figures.take(await scene.verdict())
+    assert verdict.lost > 0
+    assert verdict.early_commits > 0
