@@ -3,7 +3,7 @@ ARGS ?=
 PY := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help up install test bench fmt lint types proto proto-check chart lock clean
+.PHONY: help up install test bench fuzz fmt lint types proto proto-check chart lock clean
 
 ##@ Use
 up: ## Install, start Kafka, a model server and an aggregator, and embed 200 questions (ARGS=--exit stops there)
@@ -21,6 +21,10 @@ test: ## Run every suite that this machine can run (ARGS="unit lint" for some, A
 bench: ## Measure the hot paths, side by side with what they stand on
 	@.ci/install
 	@$(PY) -m loadtest bench $(ARGS)
+
+fuzz: ## Fuzz every decoder for a minute each (ARGS="kafka_json --seconds 600" for one and longer)
+	@.ci/install --dev
+	@$(PY) -m tests.fuzz $(ARGS)
 
 fmt: ## Format the code and apply the safe fixes
 	@.ci/install --dev

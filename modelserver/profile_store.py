@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
-from dataclasses import asdict, fields, replace
+import math
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def load(file: Path, owner: ProfileOwner) -> Profile:
     """A supplied profile. Raises CannotStart when it cannot be read, and when it belongs to something else."""
     try:
         profile = _parsed(json.loads(file.read_bytes()))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise CannotStart(f"the profile {file} cannot be read: {type(error).__name__}: {error}") from error
     foreign = [
         f"{field.name} is {getattr(profile.owner, field.name)!r}, not {getattr(owner, field.name)!r}"
@@ -66,11 +67,24 @@ def cache_file(folder: Path, owner: ProfileOwner, plan: SweepPlan) -> Path:
 def _parsed(content: dict[str, Any]) -> Profile:
     if content["format"] != _FORMAT:
         raise ValueError(f"format {content['format']}, where {_FORMAT} is understood")
-    curve: dict[str, Any] = content["curve"]
+    points = tuple((int(tokens), float(time_s)) for tokens, time_s in content["points"])
+    if any(tokens < 1 or not 0.0 < time_s < math.inf for tokens, time_s in points):
+        raise ValueError("a point of it was never measured")
     return Profile(
         owner=ProfileOwner(**content["owner"]),
-        curve=replace(Curve(**curve), rule=Rule(curve["rule"])),
-        points=tuple((int(tokens), float(time_s)) for tokens, time_s in content["points"]),
+        curve=_curve(**content["curve"]),
+        points=points,
         runs=int(content["runs"]),
         measured_at=str(content["measured_at"]),
     )
+
+
+def _curve(
+    *, floor_s: float, fixed_s: float, per_token_s: float, saturation_point: int, rule: str, max_tokens: int
+) -> Curve:
+    """Raises ValueError, TypeError or OverflowError for what no step could follow."""
+    times = (float(floor_s), float(fixed_s), float(per_token_s))
+    curve = Curve(*times, int(saturation_point), Rule(rule), int(max_tokens))
+    if any(not 0.0 <= seconds < math.inf for seconds in times) or not any(times) or curve.saturation_point < 1:
+        raise ValueError("its curve gives no time that a step could take")
+    return curve

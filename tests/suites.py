@@ -99,6 +99,7 @@ SUITES = (
     Suite("proto", ((".ci/proto", "--check"),)),
     Suite("types", (_python("mypy"), _python("pyright"))),
     _pytest("unit", "-n", "2", "--cov=aggregator/core", "--cov-branch", "--cov-fail-under=100"),
+    _pytest("fuzz"),
     Suite("chart", (_python("helm.generate", "--check"), *_pytest("chart").commands), (HELM,)),
     _pytest("alerts", needs=(PROMTOOL,)),
     _pytest("contract", needs=(JAVA, ENGINE)),

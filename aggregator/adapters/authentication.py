@@ -149,7 +149,10 @@ class Authentication:
         """The caller of a verified client certificate, by what gRPC says of it. Raises Unauthenticated."""
         for name in ("peer_spiffe_id", "x509_common_name"):
             for value in names.get(name, ()):
-                return Caller(value.decode())
+                try:
+                    return Caller(value.decode())
+                except UnicodeDecodeError:
+                    raise Unauthenticated("the client certificate's name is not UTF-8") from None
         raise Unauthenticated("there is neither a bearer token nor a client certificate")
 
     def _find(self, token: str) -> Caller:

@@ -72,6 +72,11 @@ def load(settings_type: type[S], *, prefix: str, env: Mapping[str, str], file: P
             _put(values, path, _parsed(settings_type, path, env[names[path]]))
         except ValueError:
             problems.append(f"{names[path]}: not valid JSON")
+        except RecursionError:
+            problems.append(f"{names[path]}: not valid JSON: nested too deep")
+    for name in [name for name in values if name.startswith("_")]:
+        del values[name]  # BaseSettings would take it for an option of its own
+        problems.append(f"{next((names[path] for path in names if path[0] == name), file)}: {name} is not a setting")
     try:
         settings = settings_type(**values)
     except ValidationError as error:
@@ -103,6 +108,8 @@ def _read_file(file: Path) -> dict[str, Any]:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise SettingsError(f"{file}: {_reason(error)}") from error
+    except Exception as error:  # noqa: BLE001 - PyYAML lets through what a date in month 13 raises, or a thousand brackets
+        raise SettingsError(f"{file}: it holds a value that YAML does not take: {type(error).__name__}") from None
     if content is None:
         return {}
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):

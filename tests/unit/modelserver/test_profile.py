@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -164,9 +166,35 @@ def test_a_profile_of_something_else_is_refused_and_says_what_differs(
         profile_store.load(tmp_path / "profile.json", replace(OWNER, **{name: "other"}))
 
 
-@pytest.mark.parametrize("content", ["", "{}", '{"format": 1}', '{"format": 2}', "[1]"])
+@pytest.mark.parametrize("content", ["", "{}", '{"format": 1}', '{"format": 2}', "[1]", "[" * 100_000])
 def test_what_is_no_profile_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "profile.json").write_text(content, encoding="utf-8")
+    with pytest.raises(CannotStart, match="cannot be read"):
+        profile_store.load(tmp_path / "profile.json", OWNER)
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("curve.saturation_point", 0),
+        ("curve.floor_s", math.nan),
+        ("curve.fixed_s", -1),
+        ("curve.per_token_s", None),
+        ("curve.max_tokens", math.inf),
+        ("curve.floor", 1),
+        ("points", [[math.inf, 1.0]]),
+        ("points", [[0, 1.0]]),
+        ("points", [[8, 0.0]]),
+    ],
+)
+def test_figures_that_no_step_could_have_are_refused(
+    profile: Profile, tmp_path: Path, part: str, value: object
+) -> None:
+    profile_store.save(profile, tmp_path / "profile.json")
+    content: dict[str, Any] = json.loads((tmp_path / "profile.json").read_text(encoding="utf-8"))
+    *group, name = part.split(".")
+    (content[group[0]] if group else content)[name] = value
+    (tmp_path / "profile.json").write_text(json.dumps(content), encoding="utf-8")
     with pytest.raises(CannotStart, match="cannot be read"):
         profile_store.load(tmp_path / "profile.json", OWNER)
 

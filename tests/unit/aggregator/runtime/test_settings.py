@@ -147,6 +147,30 @@ def test_a_file_that_holds_no_settings_is_refused(tmp_path: Path, content: str) 
     assert problems(tmp_path, file=content)[0].startswith("settings.yaml: ")
 
 
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [
+        ("depth: 2023-99-99", "ValueError"),
+        ("depth: 0b_", "ValueError"),
+        ("depth: !!bool maybe", "KeyError"),
+        ("depth: !!timestamp x", "AttributeError"),
+        ("[" * 600, "RecursionError"),
+    ],
+)
+def test_what_the_yaml_library_stumbles_over_is_refused(tmp_path: Path, content: str, error: str) -> None:
+    assert problems(tmp_path, file=content) == [f"settings.yaml: it holds a value that YAML does not take: {error}"]
+
+
+def test_json_nested_too_deep_is_refused(tmp_path: Path) -> None:
+    assert problems(tmp_path, APP_KAFKA="[" * 100_000) == ["APP_KAFKA: not valid JSON: nested too deep"]
+
+
+@pytest.mark.parametrize("name", ["_env_file", "_cli_parse_args"])
+def test_the_options_of_the_settings_library_are_no_settings(tmp_path: Path, name: str) -> None:
+    assert problems(tmp_path, file=f"{name}: x") == [f"settings.yaml: {name} is not a setting"]
+    assert problems(tmp_path, **{f"APP_{name.upper()}": "x"}) == [f"APP_{name.upper()}: {name} is not a setting"]
+
+
 def test_a_file_that_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="No such file"):
         load(Settings, prefix=PREFIX, env={}, file=tmp_path / "missing.yaml")

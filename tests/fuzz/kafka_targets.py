@@ -1,0 +1,157 @@
+"""Fuzz what comes from Kafka: record values in each format, their headers, and record batches read by hand."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from aiokafka.record.default_records import DefaultRecordBatchBuilder
+from google.protobuf import json_format
+
+from aggregator import kafka_codec, kafka_replies
+from aggregator import request as request_module
+from aggregator.adapters import kafka_corrupt
+from aggregator.errors import Code, RequestError
+from aggregator.kafka_codec import Refused, decode, intakes
+from aggregator.kafka_replies import check_reply_fits, dead_letter, encode_refusal, encode_replies
+from aggregator.request import Failure, Request
+from aggregator.settings import KafkaSettings
+from protos.embedding.v1 import embedding_pb2 as pb
+from tests.fakes.records import lease_of
+from tests.fuzz.target import Cut, Target, field
+
+_NOW_S = 1_700_000_000.0
+_SETTINGS = KafkaSettings(allowed_reply_topics=("team-*",), max_record_bytes=3000)
+_INTAKE = intakes(_SETTINGS, "m")["embed.requests.v1"]
+_HEADERS = (
+    *("content-type", "ce_id", "ce_expirytime", "kafka_replyTopic", "kafka_replyPartition", "reply_to"),
+    *("kafka_correlationId", "traceparent", "dlt-error-code", "other"),
+)
+_FAILURE = Failure(Code.INTERNAL, "it broke")
+_SOURCES = tuple(Path(module.__file__ or "") for module in (kafka_codec, kafka_replies, request_module))
+
+
+def _take(value: bytes | None, headers: Sequence[tuple[str, bytes]]) -> Request | Refused:
+    """Decode one record, and write every answer that may become of it."""
+    lease = lease_of(value, headers)
+    taken = decode(lease, _INTAKE, received_s=0.0, wall_s=_NOW_S)
+    if isinstance(taken, Refused):
+        assert isinstance(taken.error, RequestError), "A refusal has no code that its sender knows."
+        if taken.route is not None:
+            encode_refusal(taken)
+        message, code = str(taken.error), taken.error.code
+    else:
+        assert len(taken.inputs) == len(taken.outcomes) > 0, "A request has lost an input."
+        assert taken.request_id, "A request has no id."
+        with contextlib.suppress(RequestError):
+            check_reply_fits(taken, 384, 900_000)
+        taken.fail(_FAILURE)
+        encode_replies([taken])
+        message, code = _FAILURE.message, _FAILURE.code
+    letter = partial(dead_letter, lease, code, message, topic="dlt", group_id="g", attempts=1)
+    for omit_value in (False, True):
+        letter(first_failure_unix_s=_NOW_S, omit_value=omit_value)
+    return taken
+
+
+def check_protobuf(data: bytes) -> Request | Refused:
+    """A value without headers is protobuf."""
+    return _take(data, ())
+
+
+def check_json(data: bytes) -> Request | Refused:
+    """A value that says it is JSON."""
+    return _take(data, [("content-type", b"application/json")])
+
+
+def check_headers(data: bytes) -> Request | Refused:
+    """Up to 15 headers, known ones and others, then a value in whatever format they say."""
+    cut = Cut(data)
+    headers = [(_HEADERS[cut.byte() % len(_HEADERS)], cut.field()) for _ in range(cut.byte() % 16)]
+    return _take(cut.rest() or None, headers)
+
+
+def check_batch(data: bytes) -> None:
+    """A record batch as a broker, or its disk, may hand it out."""
+    after = kafka_corrupt.offset_after_batch(data, 5, 1000)
+    assert after is None or 5 < after <= 1000, "Reading would go back, or beyond the log."
+    try:
+        records = kafka_corrupt.rescue_records(data, "topic", 2, 5)
+    except UnicodeError:
+        raise AssertionError("A name that is no UTF-8 is what it is there for.") from None
+    except ValueError:
+        return
+    assert all(record.offset >= 5 for record in records), "A record was delivered again."
+    for record in records:
+        _take(record.value, record.headers)
+
+
+def _requests() -> list[pb.EmbedRequest]:
+    whole = pb.EmbedRequest(
+        request_id="q-1",
+        model="m",
+        model_revision="r",
+        inputs=[pb.Input(text="who wrote it?"), pb.Input(token_ids=pb.TokenIds(ids=[101, 7, 2**31 - 1]))],
+        input_type=pb.INPUT_TYPE_QUERY,
+        priority=pb.PRIORITY_BACKGROUND,
+        dimensions=64,
+        encoding=pb.ENCODING_INT8,
+        normalize=True,
+        truncate=pb.TRUNCATE_END,
+        tenant="t",
+    )
+    whole.expire_time.FromNanoseconds(int((_NOW_S + 30) * 1e9))
+    return [pb.EmbedRequest(inputs=[pb.Input(text="a")]), pb.EmbedRequest(request_id="empty"), whole]
+
+
+def _protobuf_seeds() -> Sequence[bytes]:
+    return [request.SerializeToString() for request in _requests()]
+
+
+def _json_seeds() -> Sequence[bytes]:
+    odd = [
+        b"{}",
+        b"[]",
+        b'{"requestId": "\\ud800"}',
+        b'{"inputs": [{"text": 1}]}',
+        b"[" * 2000,
+        b'{"dimensions": 1e400}',
+    ]
+    return [json_format.MessageToJson(request, indent=None).encode() for request in _requests()] + odd
+
+
+def _with_headers(value: bytes, *headers: tuple[str, bytes]) -> bytes:
+    packed = b"".join(bytes([_HEADERS.index(name)]) + field(content) for name, content in headers)
+    return bytes([len(headers)]) + packed + value
+
+
+def _header_seeds() -> Sequence[bytes]:
+    text = ("content-type", b"text/plain; charset=utf-8")
+    protobuf = _requests()[0].SerializeToString()
+    return [
+        _with_headers(b"who wrote it?", text, ("ce_expirytime", b"2023-11-14T22:13:30.5+01:00")),
+        _with_headers(b"{}", ("content-type", b"application/json"), ("ce_id", b"c-1")),
+        _with_headers(protobuf, ("kafka_replyTopic", b"team-a"), ("kafka_replyPartition", b"\0\0\0\1")),
+        _with_headers(protobuf, ("reply_to", b"embed.requests.v1"), ("kafka_correlationId", b"\xff\0")),
+        _with_headers(protobuf, ("traceparent", b"00-" + b"a" * 32 + b"-" + b"b" * 16 + b"-01")),
+    ]
+
+
+def _batch_seeds() -> Sequence[bytes]:
+    seeds: list[bytes] = []
+    for compression in range(5):
+        builder = DefaultRecordBatchBuilder(2, compression, 0, -1, -1, 0, 100_000)
+        for offset in range(8):
+            builder.append(offset, 1000 + offset, b"k", b"value", [("n", b"c"), ("none", None)])
+        seeds.append(bytes(builder.build()).replace(b"none", b"n\xffne"))
+    return [*seeds, seeds[0][:70], seeds[0] + seeds[1]]
+
+
+TARGETS = (
+    Target("kafka_protobuf", check_protobuf, _protobuf_seeds, _SOURCES),
+    Target("kafka_json", check_json, _json_seeds, _SOURCES),
+    Target("kafka_headers", check_headers, _header_seeds, _SOURCES),
+    Target("kafka_batch", check_batch, _batch_seeds, (Path(kafka_corrupt.__file__),)),
+)

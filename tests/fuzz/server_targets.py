@@ -1,0 +1,223 @@
+"""Fuzz what goes between gRPC's parties: a call's metadata and message, a model server's answers, its batches."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from math import inf
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import cast
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from aggregator.adapters import authentication, grpc_callers, grpc_calls, modelserver_answers
+from aggregator.adapters.authentication import Authentication, Caller
+from aggregator.adapters.grpc_callers import Callers
+from aggregator.adapters.grpc_calls import Call, Calls, refusal
+from aggregator.adapters.grpc_load import Load, LoadLimits
+from aggregator.adapters.grpc_refusals import Context
+from aggregator.adapters.modelserver_answers import BadDescription, checked_description, checked_result, differences
+from aggregator.answer import response
+from aggregator.core.query import Priority, Source
+from aggregator.errors import Code, ModelServerLost, TokenbatchError
+from aggregator.ports import OutgoingBatch
+from aggregator.request import Defaults, Failure, Request
+from modelserver import batch as batch_module
+from modelserver.errors import InvalidBatch
+from modelserver.synthetic_engine import synthetic_facts
+from protos.embedding.v1 import embedding_pb2 as pb
+from protos.modelserver.v1 import modelserver_pb2 as ms
+from tests.fuzz.target import Cut, Target, field
+
+_METADATA = ("x-tenant", "traceparent", "authorization", "user-agent")
+_FACTS = synthetic_facts(dimensions=2, max_input_tokens=20, vocabulary_size=1000, step_tokens=100, step_queries=10)
+_BATCH = OutgoingBatch("b", b"", b"", 3, 30, 1, isolate=False, max_step_tokens=100)
+
+
+class _OneToken:
+    """Knows one bearer token."""
+
+    version = 0
+
+    def caller(self, token: str) -> Caller | None:
+        token.encode()  # as every kind does, to compare digests
+        return Caller("tenant") if token == "secret" else None
+
+
+class _Embedder:
+    def submit(self, request: Request) -> None:
+        request.fail(Failure(Code.INTERNAL, "it broke"))
+        request.origin.settle()
+
+    def give_up(self, request: Request) -> None:
+        raise AssertionError(f"{request.request_id} was given up.")
+
+
+def _calls(known: Authentication | None) -> Calls:
+    defaults = Defaults(Source.GRPC, "m", Priority.INTERACTIVE)
+    return Calls(
+        _Embedder(),
+        Callers(defaults, known, traced=True),
+        Load(LoadLimits(2, 10_000, 1), lambda: 0.5),
+        clock=lambda: 0.0,
+        wall_clock=lambda: 1.7e9,
+    )
+
+
+_OPEN = _calls(None)
+_CLOSED = _calls(Authentication([_OneToken()], client_certificates=True, wall_clock=lambda: 1.7e9))
+
+
+def _context(metadata: Iterable[tuple[str, str | bytes]], certificate: Mapping[str, Iterable[bytes]]) -> Context:
+    told = tuple(metadata)
+    context = SimpleNamespace(invocation_metadata=lambda: told, auth_context=lambda: certificate)
+    return cast("Context", context)
+
+
+def check_call(data: bytes) -> None:
+    """Whether anybody may call, up to 7 metadata, a certificate's name, then the message."""
+    cut = Cut(data)
+    calls = _CLOSED if cut.byte() % 2 else _OPEN
+    metadata: list[tuple[str, str | bytes]] = []
+    for _ in range(cut.byte() % 8):
+        kind, content = cut.byte(), cut.field()
+        metadata.append((_METADATA[kind % 4], content if kind & 4 else content.decode("latin-1")))
+    name = cut.field()
+    try:
+        message = pb.EmbedRequest.FromString(cut.rest())
+    except DecodeError:
+        return  # gRPC's own refusal
+    try:
+        identity = calls.callers.identify(_context(metadata, {"x509_common_name": [name]} if name else {}))
+        taken = calls.take(message, identity, inf, Call(message.ByteSize()))
+    except TokenbatchError as error:
+        refusal(message, error)
+        return
+    asyncio.run(calls.embed(taken))
+    response(taken, taken.request_id)
+
+
+def check_answer(data: bytes) -> None:
+    """A batch's answer, of three queries in two dimensions."""
+    try:
+        result = checked_result(_BATCH, 2, ms.EmbedBatchResponse.FromString(data))
+    except (DecodeError, ModelServerLost):
+        return
+    assert result.matrix.shape == (3, 2), "The vectors are not one for each query."
+    assert np.isfinite(result.matrix).all(), "A vector is not finite."
+    assert all(0 <= index < 3 and Code(code) for index, code, _ in result.errors), "An error is nobody's."
+    assert all(math.isfinite(each) for each in (result.report.step_duration_s, result.report.idle_before_s))
+
+
+def check_description(data: bytes) -> None:
+    """What a model server says of itself."""
+    try:
+        described = checked_description("here:1", ms.DescribeResponse.FromString(data))
+    except (DecodeError, BadDescription):
+        return
+    assert min(described.dimensions, described.max_input_tokens, described.vocabulary_size) > 0
+    assert not differences(described, described), "It differs from itself."
+    if described.curve is not None:
+        assert described.curve.time_s(1000) >= 0, "A step would take no time that there is."
+        described.curve.throughput(described.curve.saturation_point)
+
+
+def check_batch(data: bytes) -> None:
+    """Two flags, the number of bytes of lengths, the lengths, the token ids."""
+    cut = Cut(data)
+    alone, budget, lengths = bool(cut.byte() % 2), cut.byte(), cut.field()
+    try:
+        batch = batch_module.decode(cut.rest(), lengths, alone=alone, max_step_tokens=budget, facts=_FACTS)
+    except InvalidBatch:
+        return
+    assert batch.token_count == int(batch.lengths.sum()) <= 100, "More tokens than a step holds."
+    assert batch.lengths.size + len(batch.faults) == batch.query_count <= 10, "A query is missing."
+    assert not batch.token_count or (batch.token_ids.min() >= 0 and batch.token_ids.max() < 1000)
+    matrix = np.full((batch.lengths.size, 2), budget, np.float32)
+    if alone and batch.lengths.size:
+        matrix[0] = np.nan
+    answer, faults = batch_module.encode(batch, matrix)
+    assert len(answer) == batch.query_count * 8
+    assert np.isfinite(np.frombuffer(answer, "<f4")).all(), "A vector is not finite."
+    assert len({fault.index for fault in faults}) == len(faults), "A query has two faults."
+
+
+def _call_seeds() -> Sequence[bytes]:
+    message = pb.EmbedRequest(request_id="q", inputs=[pb.Input(text="who?")], tenant="t", dimensions=8)
+    message.expire_time.FromNanoseconds(1_700_000_001_000_000_000)
+    body = message.SerializeToString()
+    bearer = bytes([2]) + field(b"Bearer secret")
+    return [
+        b"\0\0\0" + body,
+        b"\0\2" + bytes([0]) + field(b"t2") + bytes([1]) + field(b"00-" + b"a" * 32) + b"\0" + body,
+        b"\1\1" + bearer + b"\0" + body,
+        b"\1\1" + bytes([6]) + field(b"Bearer \xff") + b"\0" + body,
+        b"\1\0" + field(b"client") + body,
+        b"\1\0" + field(b"cl\xffent") + body,
+    ]
+
+
+def _answer_seeds() -> Sequence[bytes]:
+    good = ms.EmbedBatchResponse(
+        dimensions=2, embeddings=struct.pack("<6f", *range(6)), step_tokens=30, step_duration_s=0.01, queued_tokens=5
+    )
+    bad = ms.EmbedBatchResponse()
+    bad.CopyFrom(good)
+    bad.embeddings = struct.pack("<6f", *range(5), inf)
+    failed = ms.EmbedBatchResponse()
+    failed.CopyFrom(good)
+    failed.errors.add(index=1, code=3, message="too long")
+    return [each.SerializeToString() for each in (good, bad, failed)]
+
+
+def _description_seeds() -> Sequence[bytes]:
+    said = ms.DescribeResponse(
+        model="m",
+        model_revision="r",
+        tokenizer_fingerprint="f",
+        instance_id="i",
+        dimensions=384,
+        matryoshka_dimensions=[64, 128],
+        max_input_tokens=256,
+        step_token_capacity=4096,
+        step_query_capacity=1000,
+        vocabulary_size=30_522,
+        query_prompt="query: ",
+    )
+    plain = said.SerializeToString()
+    profile = said.profile
+    profile.floor_s, profile.fixed_s, profile.per_token_s = 0.01, 0.004, 1e-5
+    profile.saturation_point, profile.rule, profile.max_tokens = 600, "hinge", 4096
+    return [plain, said.SerializeToString()]
+
+
+def _batch_seeds() -> Sequence[bytes]:
+    def packed(alone: int, lengths: Sequence[int], ids: Sequence[int]) -> bytes:
+        counts = struct.pack(f"<{len(lengths)}i", *lengths)
+        return bytes([alone, 100]) + field(counts) + struct.pack(f"<{len(ids)}i", *ids)
+
+    return [
+        packed(0, [2, 3], [1, 2, 3, 4, 5]),
+        packed(1, [1, 0, 1], [1, 2]),
+        packed(0, [1, 21, 1], list(range(23))),
+        packed(1, [2, 1], [1, -1, 1000]),
+        packed(0, [-1, 2], [1]),
+        packed(0, [2**31 - 1, 2**31 - 1], [1]),
+        packed(0, [], []),
+    ]
+
+
+def _files(*modules: ModuleType) -> tuple[Path, ...]:
+    return tuple(Path(module.__file__ or "") for module in modules)
+
+
+TARGETS = (
+    Target("grpc_call", check_call, _call_seeds, _files(grpc_callers, grpc_calls, authentication)),
+    Target("modelserver_answer", check_answer, _answer_seeds, _files(modelserver_answers)),
+    Target("modelserver_description", check_description, _description_seeds, _files(modelserver_answers)),
+    Target("modelserver_batch", check_batch, _batch_seeds, _files(batch_module)),
+)

@@ -1,0 +1,50 @@
+"""What a fuzz target is: a decoder, the inputs it starts from, and what may come of any bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One decoder.
+
+    `check` takes any bytes and raises only what is a finding: named errors of ours are caught in it, and what was
+    decoded is used as it will be. `seeds` are inputs to start from; `sources` the files whose coverage counts.
+    """
+
+    name: str
+    check: Callable[[bytes], object]
+    seeds: Callable[[], Sequence[bytes]]
+    sources: Sequence[Path]
+    max_bytes: int = 4096
+
+
+class Cut:
+    """Cuts fields off an input from its front; an input that is over gives zeros and nothing."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    def byte(self) -> int:
+        """One number, 0 to 255."""
+        self._at += 1
+        return self._data[self._at - 1] if self._at <= len(self._data) else 0
+
+    def field(self) -> bytes:
+        """A length of one byte, and as many bytes."""
+        size = self.byte()
+        self._at += size
+        return self._data[self._at - size : self._at]
+
+    def rest(self) -> bytes:
+        """All that is left."""
+        return self._data[self._at :]
+
+
+def field(content: bytes) -> bytes:
+    """What `Cut.field` cuts off."""
+    return bytes([len(content)]) + content

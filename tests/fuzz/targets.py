@@ -1,0 +1,25 @@
+"""Every decoder of input that is not ours to trust, by the name it is fuzzed under."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tests.fuzz import file_targets, kafka_targets, server_targets
+from tests.fuzz.target import Target
+
+TARGETS: dict[str, Target] = {
+    target.name: target for target in (*kafka_targets.TARGETS, *server_targets.TARGETS, *file_targets.TARGETS)
+}
+_ALL = tuple(TARGETS.values())
+
+
+def _check_any(data: bytes) -> None:
+    _ALL[(data[0] if data else 0) % len(_ALL)].check(data[1:])
+
+
+def _seeds_of_all() -> Sequence[bytes]:
+    return [bytes([number]) + seed for number, target in enumerate(_ALL) for seed in target.seeds()]
+
+
+MIXED = Target("mixed", _check_any, _seeds_of_all, ())
+"""All of them in one process, which starts once; the first byte says which. For a short run."""
