@@ -1,5 +1,7 @@
 """What all unit tests share."""
 
+import sys
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -12,11 +14,18 @@ _HERE = Path(__file__).parent
 _OF_THE_CORE = (_HERE / "core", _HERE / "aggregator" / "test_pipeline.py")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
     """Trace only the tests that are to cover the core.
 
-    Tracing slows hundreds of seeds to a crawl and finds no branch in them that others do not take.
+    Tracing slows hundreds of seeds to a crawl and finds no branch in them that others do not take. (pytest-cov's own
+    marker `no_cover` does nothing in the processes of pytest-xdist: they trace twice, and it stops one of the two.)
     """
-    for item in items:
-        if item.get_closest_marker("slow") or not any(item.path.is_relative_to(path) for path in _OF_THE_CORE):
-            item.add_marker("no_cover")
+    if any(item.path.is_relative_to(path) for path in _OF_THE_CORE) and not item.get_closest_marker("slow"):
+        return (yield)
+    trace = sys.gettrace()
+    sys.settrace(None)
+    try:
+        return (yield)
+    finally:
+        sys.settrace(trace)

@@ -146,7 +146,7 @@ async def front_door(
         "models": [ModelSettings(name="minilm", aliases=("alias",), servers=("server-1:1",))],
         **(settings or {}),
     }
-    chosen["grpc"] = {"bind": "localhost:0", **chosen.get("grpc", {})}
+    chosen["grpc"] = {"bind": "127.0.0.1:0", **chosen.get("grpc", {})}  # of localhost's two, one may be another's
     configured = AggregatorSettings.model_validate(chosen)
     policy = replace(DispatchPolicy(), queue=QueuePolicy(coalesce=False))
     models = Models(
@@ -163,13 +163,10 @@ async def front_door(
     task = asyncio.create_task(pipeline.run())
     await server.start()
     await server.set_serving(serving=True)
-    channel = (
-        grpc.aio.secure_channel(server.address, credentials)
-        if credentials
-        else grpc.aio.insecure_channel(server.address)
-    )
+    address = server.address.replace("127.0.0.1", "localhost")  # the name in the certificates
+    channel = grpc.aio.secure_channel(address, credentials) if credentials else grpc.aio.insecure_channel(address)
     try:
-        yield Door(server.address, pb_grpc.EmbeddingsStub(channel), channel, pipeline, models, server)
+        yield Door(address, pb_grpc.EmbeddingsStub(channel), channel, pipeline, models, server)
     finally:
         await channel.close()
         await server.stop(0)

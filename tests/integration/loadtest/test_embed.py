@@ -67,7 +67,7 @@ def embedded(request: pb.EmbedRequest) -> pb.EmbedResponse:
 async def serving(reply: Reply) -> AsyncGenerator[tuple[Answering, str]]:
     server, servicer = grpc.aio.server(), Answering(reply)
     embedding_pb2_grpc.add_EmbeddingsServicer_to_server(servicer, server)
-    port = server.add_insecure_port("localhost:0")
+    port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
         yield servicer, f"localhost:{port}"
