@@ -50,8 +50,8 @@ class Aggregator:
         self._telemetry = telemetry.start(settings.telemetry, "tokenbatch-aggregator")
         self._metrics = Metrics(self._telemetry.gatherer, settings.sla.latency_s)
         tracing = Tracing(self._telemetry.tracer, enabled=self._telemetry.traces)
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
-        self._models = make_models(settings, self._worker)
+        self._workers = tuple(ThreadPoolExecutor(1, name) for name in ("tokenizer", "long-tokenizer"))
+        self._models = make_models(settings, *self._workers)
         self._deliveries: KafkaDeliveries | None = None
         self._producer: KafkaProducer | None = None
         self._kafka: KafkaPath | None = None
@@ -96,7 +96,8 @@ class Aggregator:
                 await self._drain()
             for task in (start, *self._work):
                 task.cancel()
-        self._worker.shutdown(wait=False, cancel_futures=True)
+        for worker in self._workers:
+            worker.shutdown(wait=False, cancel_futures=True)
         self._telemetry.shutdown()
         _LOG.info("aggregator stopped")
 
@@ -163,8 +164,8 @@ class Aggregator:
         return "Kafka cannot be reached"
 
 
-def make_models(settings: AggregatorSettings, worker: Executor) -> Models:
-    """The configured models with the policy of their queues."""
+def make_models(settings: AggregatorSettings, worker: Executor, long_worker: Executor) -> Models:
+    """The configured models with the policy of their queues; the workers tokenize."""
     batching = settings.batching
     admission = AdmissionPolicy(batching.max_held_tokens)
     policy = DispatchPolicy(
@@ -175,7 +176,7 @@ def make_models(settings: AggregatorSettings, worker: Executor) -> Models:
     goal = make_goal(settings.sla)
 
     def counting(tokenizer: Tokenizer) -> Counting:
-        return Counting(tokenizer, worker, inline_characters=INLINE_CHARACTERS)
+        return Counting(tokenizer, worker, long_worker, inline_characters=INLINE_CHARACTERS)
 
     return Models(models, policy, batching.token_budget, counting, goal)
 

@@ -20,15 +20,25 @@ from aggregator.served import Served
 from protos.embedding.v1 import embedding_pb2 as pb
 
 _ID_BYTES = 4
+_LONG_CHARACTERS = 1 << 16
 _LOG = logging.getLogger(__name__)
 _POISONED = Failure(Code.INTERNAL, "this input broke the engine before: it is not tried again")
 _UNCOUNTABLE = Failure(Code.INVALID_ARGUMENT, "the model's tokenizer cannot take this text")
 
 
+def is_long(request: Request) -> bool:
+    """Whether its tokens take so long to count that it must not go with others."""
+    inputs = request.inputs
+    return (len(inputs[0]) if len(inputs) == 1 else sum(map(len, inputs))) > _LONG_CHARACTERS
+
+
 async def enqueue(
     served: Served, admission: Admission, requests: Sequence[Request], gate: Gate, clock: Callable[[], float]
 ) -> list[Request]:
-    """Queue every input of `requests`; returns the requests that are settled already, because nothing was queued."""
+    """Queue every input of `requests`, all of them long or none.
+
+    Returns the requests that are settled already, because nothing of them was queued.
+    """
     counted = await _count(served, requests)
     settled: list[Request] = []
     queue = served.dispatcher.queue
@@ -76,7 +86,7 @@ async def _count(served: Served, requests: Sequence[Request]) -> list[tuple[Requ
         for index, value in enumerate(request.inputs):
             if isinstance(value, str) and request.outcomes[index] is None:
                 texts.append(prompt + value if prompt else value)
-    slices = await _token_ids(served, texts)
+    slices = await _token_ids(served, texts, long=is_long(requests[0]))
     counted: list[tuple[Request, list[tuple[int, bytes]], int]] = []
     limit_bytes = served.description.max_input_tokens * _ID_BYTES
     quarantine = served.dispatcher.retries
@@ -111,17 +121,17 @@ async def _checked(served: Served, request: Request, index: int, token_ids: byte
     return _POISONED if served.dispatcher.retries.is_quarantined(token_ids) else token_ids
 
 
-async def _token_ids(served: Served, texts: Sequence[str]) -> Iterator[bytes | None]:
+async def _token_ids(served: Served, texts: Sequence[str], *, long: bool) -> Iterator[bytes | None]:
     """The ids of each text; None for one that the tokenizer cannot take, which must not harm the others."""
     if not texts:
         return iter(())
     try:
-        return _slices(await served.counting.count(texts))
+        return _slices(await served.counting.count(texts, long=long))
     except Exception:  # noqa: BLE001 - a tokenizer's own errors have no common type
         _LOG.exception("tokenizing failed", extra={"texts": len(texts)})
         if len(texts) == 1:
             return iter((None,))
-    return iter([token_ids for text in texts for token_ids in await _token_ids(served, [text])])
+    return iter([token_ids for text in texts for token_ids in await _token_ids(served, [text], long=long)])
 
 
 def _slices(counted: TokenBatch) -> Iterator[bytes]:

@@ -26,7 +26,7 @@ from aggregator.core.query import Priority, Query, Source
 from aggregator.core.quotas import QuotaPolicy, Quotas
 from aggregator.core.watermark import Lease
 from aggregator.demand import DemandMeter
-from aggregator.enqueue import enqueue
+from aggregator.enqueue import enqueue, is_long
 from aggregator.errors import (
     BatchFailed,
     Code,
@@ -87,6 +87,7 @@ class Pipeline:
         self._unsettled = 0
         self._calls: list[Request] = []
         self._admitting = False
+        self._queueing_long: asyncio.Task[None] | None = None
         self._urged: frozenset[int] = frozenset()
         self._draining = False
 
@@ -141,17 +142,37 @@ class Pipeline:
         """Queue requests of any source; what is refused is settled at once."""
         refused: list[Request] = []
         for served, (model, group) in self._routed(requests, refused).items():
-            queue = served.dispatcher.queue
-            coalesced = queue.coalesced
-            try:
-                refused += await enqueue(served, model.admission, group, self._gate, self._clock)
-            except Exception:  # noqa: BLE001 - what nobody thought of must not end the work of all others
-                _LOG.exception("requests could not be queued", extra={"requests": len(group)})
-                refused += _unqueued(group)
-            self._leave_retired(served)  # another revision may have taken over meanwhile
-            self.meter.counted(model, group)
-            if queue.coalesced > coalesced:
-                self._metrics.coalesced(queue.coalesced - coalesced)
+            long = [request for request in group if is_long(request)]
+            if long:
+                if self._queueing_long is not None and long[0].source is Source.KAFKA:  # what waits stays bounded
+                    await asyncio.wait((self._queueing_long,))
+                self._queueing_long = self._spawn(self._queue_long(served, model, long), "queue long requests")
+                group = [request for request in group if not is_long(request)]  # noqa: PLW2901 - the rest of it
+            if group:
+                refused += await self._queue(served, model, group)
+        self._something_changed.set()
+        self._hold_topics()
+        if refused:
+            await self.settle(refused)
+
+    async def _queue(self, served: Served, model: Model, requests: Sequence[Request]) -> list[Request]:
+        """Queue requests, all of them long or none; returns those that are settled already."""
+        queue = served.dispatcher.queue
+        coalesced = queue.coalesced
+        try:
+            refused = await enqueue(served, model.admission, requests, self._gate, self._clock)
+        except Exception:  # noqa: BLE001 - what nobody thought of must not end the work of all others
+            _LOG.exception("requests could not be queued", extra={"requests": len(requests)})
+            refused = _unqueued(requests)
+        self._leave_retired(served)  # another revision may have taken over meanwhile
+        self.meter.counted(model, requests)
+        if queue.coalesced > coalesced:
+            self._metrics.coalesced(queue.coalesced - coalesced)
+        return refused
+
+    async def _queue_long(self, served: Served, model: Model, requests: Sequence[Request]) -> None:
+        """Queue requests whose tokens take long to count, while all others go on."""
+        refused = await self._queue(served, model, requests)
         self._something_changed.set()
         self._hold_topics()
         if refused:
@@ -409,9 +430,9 @@ class Pipeline:
 
             self._kafka.hold(is_stopped)
 
-    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         assert self._tasks is not None, "The pipeline was used before it ran. This is a bug."
-        self._tasks.create_task(work, name=name)
+        return self._tasks.create_task(work, name=name)
 
 
 def _unqueued(requests: Sequence[Request]) -> list[Request]:

@@ -21,8 +21,8 @@ from protos.embedding.v1 import embedding_pb2 as pb
 class Counting(Protocol):
     """Token counts off the event loop, several callers' texts at once."""
 
-    async def count(self, texts: Sequence[str]) -> TokenBatch:
-        """Tokenize; the order of `texts` is kept."""
+    async def count(self, texts: Sequence[str], *, long: bool = False) -> TokenBatch:
+        """Tokenize; the order of `texts` is kept. `long`: they may take seconds, and hold up no others."""
         ...
 
 

@@ -28,7 +28,7 @@ class _Caller:
 
 
 class Counting:
-    """Token counts off the event loop, one call to the tokenizer at a time.
+    """Token counts off the event loop; long texts apart, so that short ones need not wait for them.
 
     Work-conserving: a text that finds the tokenizer idle is counted at once; those that come meanwhile go as one
     call after it. Nothing is held longer than its caller waits, so what callers may ask at once bounds it.
@@ -38,35 +38,49 @@ class Counting:
         self,
         tokenizer: Tokenizer,
         worker: Executor | None = None,
-        max_call_characters: int = MAX_CALL_CHARACTERS,
+        long_worker: Executor | None = None,
         *,
+        max_call_characters: int = MAX_CALL_CHARACTERS,
         inline_characters: int = 0,
     ) -> None:
-        """`worker` runs the calls; without one, a thread of its own does.
+        """`worker` runs the calls, `long_worker` those of long texts; without them, threads of its own do.
 
         Texts of at most `inline_characters` in all are counted where the caller stands, if the tokenizer is idle.
         """
         self._tokenizer = tokenizer
+        self._inline_characters = inline_characters
+        self._short = _Lane(tokenizer, worker, max_call_characters)
+        self._long = _Lane(tokenizer, long_worker, max_call_characters)
+
+    async def count(self, texts: Sequence[str], *, long: bool = False) -> TokenBatch:
+        """Tokenize; the order of `texts` is kept. `long`: they may take seconds."""
+        characters = sum(map(len, texts))
+        lane = self._long if long else self._short
+        if characters <= self._inline_characters and not lane.running:
+            return self._tokenizer.count(texts)
+        return await lane.count(texts, characters)
+
+
+class _Lane:
+    """One call to the tokenizer at a time, of all who wait for it."""
+
+    def __init__(self, tokenizer: Tokenizer, worker: Executor | None, max_call_characters: int) -> None:
+        self.running = False
+        self._tokenizer = tokenizer
         self._worker = worker or ThreadPoolExecutor(1, "tokenizer")
         self._max_call_characters = max_call_characters
-        self._inline_characters = inline_characters
         self._waiting: deque[_Caller] = deque()
-        self._running = False
 
-    async def count(self, texts: Sequence[str]) -> TokenBatch:
-        """Tokenize; the order of `texts` is kept."""
-        characters = sum(map(len, texts))
-        if characters <= self._inline_characters and not self._running:
-            return self._tokenizer.count(texts)
+    async def count(self, texts: Sequence[str], characters: int) -> TokenBatch:
         answer: asyncio.Future[TokenBatch] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Caller(texts, characters, answer))
-        if not self._running:
+        if not self.running:
             self._start()
         return await answer
 
     def _start(self) -> None:
         callers = self._take()
-        self._running = bool(callers)
+        self.running = bool(callers)
         if callers:
             groups = [caller.texts for caller in callers]
             work = asyncio.get_running_loop().run_in_executor(self._worker, _count_all, self._tokenizer, groups)

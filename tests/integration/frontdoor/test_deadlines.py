@@ -44,9 +44,9 @@ async def test_a_call_cancelled_while_its_tokens_are_counted_is_never_queued(mon
         counting, go_on = served.counting, asyncio.Event()
 
         class Held:
-            async def count(self, texts: Any) -> Any:
+            async def count(self, texts: Any, *, long: bool = False) -> Any:
                 await go_on.wait()
-                return await counting.count(texts)
+                return await counting.count(texts, long=long)
 
         monkeypatch.setattr(served, "counting", Held())
         call, other = door.stub.Embed(ask("gone")), door.stub.Embed(ask("stays"))

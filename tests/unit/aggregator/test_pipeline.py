@@ -443,9 +443,9 @@ def test_a_request_that_is_half_under_way_when_another_revision_takes_over_begin
 def test_a_request_whose_tokens_are_counted_while_another_revision_takes_over_goes_there() -> None:
     class Slow(FakeCounting):
         @override
-        async def count(self, texts: Sequence[str]) -> TokenBatch:
+        async def count(self, texts: Sequence[str], *, long: bool = False) -> TokenBatch:
             await asyncio.sleep(1)
-            return await super().count(texts)
+            return await super().count(texts, long=long)
 
     async def check() -> None:
         old = SerialEngine()
@@ -461,6 +461,32 @@ def test_a_request_whose_tokens_are_counted_while_another_revision_takes_over_go
             assert request.code is Code.OK
             assert new.batches
             assert not old.batches
+
+    run(check())
+
+
+def test_a_text_that_takes_long_to_count_keeps_no_other_waiting() -> None:
+    class Slow(FakeCounting):
+        @override
+        async def count(self, texts: Sequence[str], *, long: bool = False) -> TokenBatch:
+            if long:
+                await asyncio.sleep(5)
+            return await super().count(texts, long=long)
+
+    async def check() -> None:
+        async with World(SerialEngine()).started() as world:
+            world.model.revisions["r1"].counting = Slow(WordTokenizer())
+            texts = ("1 " * 50_000, "2", "3")
+            requests = [world.request(text, source=Source.KAFKA, truncate="TRUNCATE_END") for text in texts]
+            world.produce(*requests)
+            call = asyncio.create_task(world.embed("4", in_s=1))
+            await asyncio.sleep(0.5)
+            assert world.kafka.settled == requests[1:]
+            assert (await call).code is Code.OK
+            await asyncio.sleep(6)
+            assert {request.code for request in world.kafka.settled} == {Code.OK}
+            await world.drain()
+            assert world.model.admission.total == 0
 
     run(check())
 

@@ -77,6 +77,24 @@ async def test_a_call_takes_no_more_characters_than_its_limit_but_at_least_one_c
     assert tokenizer.calls == [("first",), ("x" * 50,), ("aaaa", "bbbb", "cc"), ("d",)]
 
 
+async def test_a_text_finds_the_tokenizer_idle_beside_a_long_one() -> None:
+    class Slow(FakeTokenizer):
+        gate = threading.Event()
+
+        @override
+        def count(self, texts: Sequence[str]) -> TokenBatch:
+            assert "long" not in texts or self.gate.wait(10)
+            return super().count(texts)
+
+    counting = Counting(Slow())
+    long = asyncio.create_task(counting.count(["long"], long=True))
+    await asyncio.sleep(0)
+    assert (await counting.count(["a"])).lengths.tolist() == [3]
+    assert not long.done()
+    Slow.gate.set()
+    assert (await long).lengths.tolist() == [3]
+
+
 async def test_a_failing_text_fails_its_own_caller_only() -> None:
     tokenizer = GatedTokenizer()
     counting = Counting(tokenizer)
