@@ -18,6 +18,10 @@ test: ## Run every suite that this machine can run (ARGS="unit lint" for some, A
 	@.ci/install --dev
 	@$(PY) -m tests.run $(ARGS)
 
+faults: ## Break everything under load, count every record, and write docs/reliability.md (ARGS=--help for the rest)
+	@.ci/install --dev
+	@$(PY) -m tests.faults.run $(ARGS)
+
 bench: ## Measure the hot paths, side by side with what they stand on
 	@.ci/install
 	@$(PY) -m loadtest bench $(ARGS)

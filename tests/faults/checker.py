@@ -47,12 +47,10 @@ class Fate:
 class Checker:
     """Takes in the topics record by record, inputs first; then `lost`, `wrong` and the rest say what was found.
 
-    `intents`: what is to become of each record, by key. `may_die` are codes with which a good record may be
-    dead-lettered instead of answered, because of what the row breaks.
+    `intents`: what is to become of each record, by key.
     """
 
     intents: Mapping[bytes, Intent]
-    may_die: frozenset[str] = frozenset()
     fates: dict[bytes, Fate] = field(default_factory=dict[bytes, Fate])
     reply_times_ms: list[int] = field(default_factory=list[int])
     wrong: list[str] = field(default_factory=list[str])
@@ -107,7 +105,7 @@ class Checker:
         fate.letters += 1
         fate.buried_ms = min(fate.buried_ms, record.timestamp)
         code = told["dlt-error-code"].decode()
-        if not (fate.intent.dead and code in fate.intent.codes) and code not in self.may_die:
+        if not (fate.intent.dead and code in fate.intent.codes) and code not in fate.intent.may_die:
             self.wrong.append(f"{record.key!r} was dead-lettered with {code}: {told['dlt-error-message'].decode()}")
         kept = told.get("dlt-value-sha256", b"").decode() or _digest(record.value).hex()
         if kept != fate.value_digest.hex():

@@ -33,6 +33,22 @@ async def scene(kafka: KafkaBroker, tmp_path: Path) -> AsyncIterator[Scene]:
 
 
 @pytest.fixture
+def own_kafka(tmp_path: Path) -> Iterator[KafkaBroker]:
+    """A broker that the row may break."""
+    with KafkaBroker(tmp_path / "kafka") as broker:
+        yield broker
+
+
+@pytest_asyncio.fixture
+async def own_scene(own_kafka: KafkaBroker, tmp_path: Path) -> AsyncIterator[Scene]:
+    """A scene on that one."""
+    scene = Scene(tmp_path, own_kafka.bootstrap)
+    await scene.open()
+    yield scene
+    await scene.close()
+
+
+@pytest.fixture
 def figures(request: pytest.FixtureRequest) -> Figures:
     """What the row reports; written to its file whatever becomes of the test."""
     item: pytest.Item = request.node

@@ -69,8 +69,13 @@ def write_row(name: str, *, file: str, fault: str, outcome: str, why: str, secon
 
 def read_row(name: str) -> Row | None:
     """A row's last result; None where there is none."""
+    return read_file(path_of(name))
+
+
+def read_file(file: Path) -> Row | None:
+    """The result in a file; None where there is none."""
     try:
-        told: dict[str, Any] = json.loads(path_of(name).read_text())
+        told: dict[str, Any] = json.loads(file.read_text())
     except FileNotFoundError:
         return None
     problems = tuple(told.pop("problems"))

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from aiokafka.admin import NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
@@ -46,14 +47,20 @@ class Variant(Aggregator):
 
 @dataclass
 class Scene:
-    """One row's world. `kafka` is the bootstrap address for everybody; `beside` what aggregators use instead."""
+    """One row's world.
+
+    `kafka` is the bootstrap address for everybody; `beside` what aggregators use instead. `further_replies` are topics
+    with replies in them too, `kept_requests` and `kept_replies` records that the row deletes from theirs.
+    """
 
     folder: Path
     kafka: str
     partitions: int = 4
     replication: int = 1
     beside: str = ""
-    may_die: frozenset[str] = frozenset()
+    further_replies: tuple[str, ...] = ()
+    kept_requests: list[Any] = field(default_factory=list[Any])
+    kept_replies: list[Any] = field(default_factory=list[Any])
     settings: Mapping[str, str] = field(default_factory=dict[str, str])
     topics: Topics = field(default_factory=lambda: _topics(secrets.token_hex(4)))
     line: Timeline = field(default_factory=Timeline)
@@ -62,18 +69,17 @@ class Scene:
     memory: MemoryWatch = field(default_factory=MemoryWatch)
     load: SteadyLoad = field(init=False)
 
-    async def open(self, **configs: str) -> None:
+    async def open(self) -> None:
         """Create the topics, whose records carry the broker's time, and connect the producer."""
-        async with connected_admin(self.kafka) as admin:
-            names = (self.topics.requests, self.topics.replies, self.topics.dead_letters)
-            await admin.create_topics(
-                [
-                    NewTopic(name, self.partitions, self.replication, topic_configs={**DATED, **configs})
-                    for name in names
-                ]
-            )
+        await self.create(self.topics.requests, self.topics.replies, self.topics.dead_letters)
         self.load = SteadyLoad(self.kafka, self.topics.requests)
         await self.load.start()
+
+    async def create(self, *names: str) -> None:
+        """Create topics whose records carry the broker's time."""
+        topics = [NewTopic(name, self.partitions, self.replication, topic_configs=DATED) for name in names]
+        async with connected_admin(self.kafka) as admin:
+            await admin.create_topics(topics)
 
     async def close(self) -> None:
         """End everything at once."""
@@ -143,10 +149,10 @@ class Scene:
         yield
         self.line.healed_ms = time.time() * 1000
 
-    async def configure_replies(self, **configs: str) -> None:
-        """Give the topic of replies these settings and no others, such as max_message_bytes="100"."""
+    async def configure(self, topic: str, **configs: str) -> None:
+        """Give a topic these settings and no others, such as max_message_bytes="100"."""
         changed = {name.replace("_", "."): value for name, value in configs.items()}
-        resource = ConfigResource(ConfigResourceType.TOPIC, self.topics.replies, configs={**DATED, **changed})
+        resource = ConfigResource(ConfigResourceType.TOPIC, topic, configs={**DATED, **changed})
         async with connected_admin(self.kafka) as admin:
             (response,) = await admin.alter_configs([resource])
         assert response.resources[0][0] == 0, response
@@ -189,10 +195,14 @@ class Scene:
         drained = await self.drained(timeout_s)
         codes = await self.stop()
         await self.load.close()
-        checker = Checker(self.load.intents, self.may_die)
+        checker = Checker(self.load.intents)
+        for record in self.kept_requests:
+            checker.take_input(record)
         async for record in read_topics(self.kafka, self.topics.requests):
             checker.take_input(record)
-        async for record in read_topics(self.kafka, self.topics.replies):
+        for record in self.kept_replies:
+            checker.take_reply(record)
+        async for record in read_topics(self.kafka, self.topics.replies, *self.further_replies):
             checker.take_reply(record)
         async for record in read_topics(self.kafka, self.topics.dead_letters):
             checker.take_letter(record)

@@ -26,12 +26,14 @@ _METADATA_AGE_MS = 2_000
 class Intent:
     """What is to become of a record: a reply with one of `codes`, and a dead letter where `dead`.
 
-    `text` is set where the reply must hold its vector.
+    `text` is set where the reply must hold its vector. `may_die`: codes with which it may be dead-lettered instead,
+    because of what the row breaks.
     """
 
     text: str | None = None
     codes: frozenset[str] = frozenset({"OK"})
     dead: bool = False
+    may_die: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,9 +42,9 @@ async def test_a_build_that_acknowledges_before_the_broker_is_caught(scene: Scen
     await scene.server()
     await scene.aggregator(module="tests.faults.broken.acknowledges_early")
     async with scene.under_load():
-        await scene.configure_replies(max_message_bytes="100")
+        await scene.configure(scene.topics.replies, max_message_bytes="100")
         await asyncio.sleep(2.0)  # the broker refuses replies meanwhile, which a sound build would dead-letter
-        await scene.configure_replies()
+        await scene.configure(scene.topics.replies)
         await scene.answers(100)
     verdict = figures.take(await scene.verdict())
     assert verdict.lost > 0
