@@ -1,0 +1,82 @@
+"""Who gets how much: new servers soon, slow ones less, and each model only from its own."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import grpc
+import pytest
+
+from loadtest.stack.service import DEFAULT_MODEL_NAME, ModelServer
+from protos.embedding.v1 import embedding_pb2 as pb
+from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
+from tests.integration.aggregator.scrape import metrics
+from tests.integration.pool.conftest import NewServer, Pool, more, traffic, until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+JOINED = "joined a model server"
+SOON_S = 5.0
+
+
+def embedded(server: ModelServer) -> float:
+    """Queries that its engine has embedded, probes included."""
+    return metrics(server.metrics_address).value("embed_engine_queries_total")
+
+
+@pytest.mark.parametrize("scheme", ["", "dns://"], ids=["by address", "by name"])
+async def test_a_new_server_has_traffic_within_five_seconds(scheme: str, new_server: NewServer, pool: Pool) -> None:
+    old, new = new_server(), new_server()
+    old.start()
+    aggregator = pool(old.address, scheme + new.address.replace("localhost", "127.0.0.1"))
+    async with traffic(aggregator.address) as seen:
+        await asyncio.to_thread(new.start)
+        ready_s = time.monotonic()
+        await until(lambda: embedded(new) > 10, SOON_S)
+        assert time.monotonic() - ready_s < SOON_S
+        await more(seen)
+    seen.check()
+
+
+async def test_a_slow_server_gets_less_and_not_nothing(new_server: NewServer, pool: Pool) -> None:
+    quick, slow = new_server(SYNTHETIC__FIXED_S="0.03"), new_server(SYNTHETIC__FIXED_S="0.12")
+    for server in (quick, slow):
+        server.start()
+    aggregator = pool(quick.address, slow.address, BATCHING__TOKEN_BUDGET="50")  # some ten questions: they queue
+    for server in (quick, slow):
+        await aggregator.told(JOINED, server.address)
+    async with traffic(aggregator.address, callers=64) as seen:
+        await more(seen, 500)
+        before = embedded(quick), embedded(slow)
+        await more(seen, 1000)
+        quick_share, slow_share = embedded(quick) - before[0], embedded(slow) - before[1]
+    seen.check()
+    assert slow_share > 0
+    assert quick_share > 2 * slow_share
+
+
+async def test_a_model_without_servers_is_unavailable_and_hurts_no_other(new_server: NewServer, pool: Pool) -> None:
+    here, absent = new_server(), new_server(MODEL__NAME="absent")
+    here.start()
+    aggregator = pool(
+        models=[
+            {"name": DEFAULT_MODEL_NAME, "aliases": ["minilm"], "servers": [here.address]},
+            {"name": "absent", "servers": [absent.address]},
+        ]
+    )
+    async with traffic(aggregator.address, "minilm") as seen, grpc.aio.insecure_channel(aggregator.address) as channel:
+        stub = pb_grpc.EmbeddingsStub(channel)
+        for _ in range(20):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await stub.Embed(pb.EmbedRequest(model="absent", inputs=[pb.Input(text="question")]), timeout=20)
+            assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+            assert "no server of absent is available" in (refused.value.details() or "")
+        await more(seen)
+        await asyncio.to_thread(absent.start)
+        await aggregator.told(JOINED, absent.address, SOON_S)
+        async with traffic(aggregator.address, "absent") as others:
+            await more(others)
+            await more(seen)
+        others.check()
+    seen.check()
