@@ -63,12 +63,13 @@ def pytest_runtest_makereport(
     report = yield
     mark = item.get_closest_marker("row")
     if mark is not None and (call.when == "call" or (call.when == "setup" and not report.passed)):
-        why: Any = report.longrepr[2] if report.skipped and isinstance(report.longrepr, tuple) else ""
+        known = getattr(report, "wasxfail", "")
+        why: Any = report.longrepr[2] if report.skipped and isinstance(report.longrepr, tuple) else known
         write_row(
             item.name,
             file=item.path.stem,
             fault=str(mark.args[0]),
-            outcome=report.outcome,
+            outcome="failed" if known else report.outcome,
             why=str(why),
             seconds=report.duration,
             figures=item.stash.get(_FIGURES, Figures()),
