@@ -84,7 +84,7 @@ def read_file(file: Path) -> Row | None:
 
 def path_of(name: str) -> Path:
     """The file of a test's result."""
-    return FOLDER / f"{re.sub(r'[^A-Za-z0-9]+', '-', name).strip('-')}.json"
+    return FOLDER / f"{re.sub(r'[^A-Za-z0-9_.-]+', '~', name).rstrip('~')}.json"
 
 
 def current_commit() -> str:
