@@ -5,7 +5,15 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from loadtest.bench import aggregator_cpu, batch_fill, model_server, unary_cpu
+from loadtest.bench import (
+    aggregator_cpu,
+    batch_fill,
+    beside_backlog,
+    front_door,
+    model_server,
+    one_in_flight,
+    unary_cpu,
+)
 from loadtest.bench.figures import RESULTS, Figure, append, table
 from loadtest.bench.setting import Plan
 from loadtest.options import LOST, fail, positive_int
@@ -14,7 +22,8 @@ from loadtest.stack.addresses import DEFAULT_FOLDER
 from loadtest.stack.errors import StackError
 from loadtest.stack.lock import only_one
 
-BENCHES = {bench.NAME: bench.measure for bench in (model_server, aggregator_cpu, batch_fill, unary_cpu)}
+_MODULES = (front_door, model_server, aggregator_cpu, one_in_flight, batch_fill, unary_cpu, beside_backlog)
+BENCHES = {bench.NAME: bench.measure for bench in _MODULES}
 """Each takes a Plan and returns its Figures."""
 
 

@@ -1,4 +1,4 @@
-"""Draw a plot as an SVG that takes its ink from the page around it, in light and in dark."""
+"""Draw a plot as an SVG that takes its ink from the page around it, or stands alone, in light and in dark."""
 
 from __future__ import annotations
 
@@ -35,6 +35,19 @@ _SETTINGS: dict[Any, Any] = {
     "grid.alpha": 0.4,
     "legend.frameon": False,
 }
+
+
+_ALONE = (
+    "<style>svg { --ink: #1f2328; --faint: #8b949e; }"
+    " @media (prefers-color-scheme: dark) { svg { --ink: #e6edf3; --faint: #6e7681; } }</style>"
+)
+
+
+def draw_alone(plot: Plot, name: str) -> str:
+    """The plot as an SVG file, which no page gives its ink."""
+    svg = draw(plot, name)
+    end = svg.index(">") + 1
+    return f"{svg[:end]}{_ALONE}{svg[end:]}\n"
 
 
 def draw(plot: Plot, name: str) -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 from loadtest.__main__ import main
 from loadtest.report.load import Effort, pods_needed
 from loadtest.report.page import page
-from loadtest.report.plots import draw
+from loadtest.report.plots import draw, draw_alone
 from loadtest.report.section import Plot, Section, Series, Table
 from loadtest.simulate.scenario import Kind, Policy
 
@@ -66,6 +67,14 @@ def test_every_reference_inside_a_plot_has_its_target() -> None:
     svg = draw(PLOT, "one")
     targets = set(re.findall(r'id="([^"]+)"', svg))
     assert set(re.findall(r'(?:href="#|url\(#)([^")]+)', svg)) <= targets
+
+
+def test_a_plot_that_stands_alone_brings_its_ink_and_is_well_formed() -> None:
+    svg = draw_alone(PLOT, "one")
+    root = ElementTree.fromstring(svg)  # noqa: S314 - written above
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    for ink in set(re.findall(r"var\((--\w+)\)", svg)):
+        assert f"{ink}: #" in svg
 
 
 @pytest.mark.parametrize("plot", [PLOT, Plot("t", "x", "y", LINES, bars=True), Plot("t", "x", "y", LINES, log_y=True)])

@@ -1,0 +1,147 @@
+"""The two sides of P1 and P5: MiniLM behind aggregator and model server, and behind vLLM's own server."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import aiohttp
+import numpy as np
+import psutil
+from typing_extensions import override
+
+from loadtest.bench.instant_modelserver import MODEL
+from loadtest.bench.setting import Plan
+from loadtest.bench.vllm_server import VllmServer
+from loadtest.clients import grpc, grpc_stream, openai
+from loadtest.clients.grpc import GrpcRun
+from loadtest.clients.openai import OpenAIRun
+from loadtest.options import unique
+from loadtest.questions import bundled_questions
+from loadtest.stack.errors import StackError
+from loadtest.stack.part import Part
+from loadtest.stack.service import Aggregator, ModelServer
+from loadtest.tally import Tally
+
+DTYPE = "float32"
+"""Of both; bfloat16 is slower than this where the processor has no instructions for it."""
+_START_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How queries are sent: `callers` requests at a time, `per_call` queries in each, on a stream or by calls."""
+
+    callers: int
+    per_call: int = 1
+    stream: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One turn in figures; CPU time in µs per query, `server_cpu_us` of all its processes."""
+
+    queries_per_s: float
+    p50_s: float
+    p99_s: float
+    server_cpu_us: float
+    client_cpu_us: float
+
+
+class Side(ABC):
+    """A server that embeds, with all its processes."""
+
+    def __init__(self, *parts: Part) -> None:
+        self._parts = parts
+
+    def turn(self, load: Load, count: int) -> Turn:
+        """Send so many unique questions. Raises StackError when one is not embedded."""
+        questions = bundled_questions()
+        texts = unique([questions[number % len(questions)] for number in range(count)])
+        tally = Tally(np.arange(count, dtype=np.int64), keep_embeddings=False)
+        before_s, client_before_s = self._cpu_s(), time.process_time()
+        try:
+            asyncio.run(self._send(texts, tally, load))
+        except* (aiohttp.ClientError, TimeoutError) as errors:
+            raise StackError(f"a request was not answered: {errors.exceptions[0]!r}") from errors
+        client_s, server_s = time.process_time() - client_before_s, self._cpu_s() - before_s
+        summary = tally.summary()
+        if summary.errors or summary.lost:
+            raise StackError(f"{summary.lost} queries were lost, others failed: {summary.errors}")
+        latency_s = summary.latency_s
+        each_us = 1e6 / count
+        return Turn(summary.queries_per_s, latency_s["p50"], latency_s["p99"], server_s * each_us, client_s * each_us)
+
+    @abstractmethod
+    async def _send(self, texts: list[str], tally: Tally, load: Load) -> None:
+        """Send them all and record what comes of each."""
+
+    def _cpu_s(self) -> float:
+        total_s = 0.0
+        for part in self._parts:
+            process = psutil.Process(part.pid)
+            for each in (process, *process.children(recursive=True)):
+                used = each.cpu_times()
+                total_s += used.user + used.system
+        return total_s
+
+
+class Ours(Side):
+    """Aggregator and model server."""
+
+    def __init__(self, aggregator: Aggregator, server: ModelServer) -> None:
+        super().__init__(aggregator, server)
+        self.address = aggregator.address
+
+    @override
+    async def _send(self, texts: list[str], tally: Tally, load: Load) -> None:
+        send = grpc_stream.run if load.stream else grpc.run
+        await send(texts, tally, GrpcRun(self.address, load.callers, load.per_call), lambda: None)
+
+
+class Theirs(Side):
+    """vLLM's own server."""
+
+    def __init__(self, server: VllmServer) -> None:
+        super().__init__(server)
+        self._url = server.url
+
+    @override
+    async def _send(self, texts: list[str], tally: Tally, load: Load) -> None:
+        await openai.run(texts, tally, OpenAIRun(self._url, MODEL, load.callers, load.per_call))
+
+
+@contextmanager
+def both_sides(plan: Plan) -> Generator[tuple[Ours, Theirs]]:
+    """Start one after the other; the model server measures its saturation point while the other is idle."""
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    profiles = plan.folder / "profiles"
+    shutil.rmtree(profiles, ignore_errors=True)  # one that was measured beside other work would be taken again
+    vllm = VllmServer(plan.folder / "vllm.log", dtype=DTYPE)
+    told = {"ENGINE__DTYPE": DTYPE, "PROFILE__CACHE": str(profiles)}
+    server = ModelServer(plan.folder / "modelserver.log", settings=told)
+    with _started(vllm), _started(server):
+        aggregator = Aggregator(
+            plan.folder / "aggregator.log",
+            kafka="localhost:1",
+            model=MODEL,
+            servers=[server.address],
+            settings={"KAFKA__ENABLED": "false", "BATCHING__COALESCE": "false"},
+        )
+        with _started(aggregator):
+            yield Ours(aggregator, server), Theirs(vllm)
+
+
+@contextmanager
+def _started(part: Part) -> Generator[None]:
+    part.launch()
+    try:
+        part.wait(_START_S)
+        yield
+    finally:
+        part.stop()

@@ -1,0 +1,54 @@
+"""Call a server that speaks OpenAI's embeddings API with many queries at a time, and account for each."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from base64 import b64decode
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import aiohttp
+import numpy as np
+
+from loadtest.tally import Answer, Tally
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAIRun:
+    """One run: `concurrency` requests at a time on connections that last, `per_call` queries in each."""
+
+    url: str
+    model: str
+    concurrency: int = 16
+    per_call: int = 1
+    timeout_s: float = 60.0
+
+
+async def run(texts: Sequence[str], tally: Tally, plan: OpenAIRun) -> None:
+    """Send `texts` and record in `tally` what comes of each. Raises aiohttp.ClientError when one is not answered.
+
+    Vectors come as base64, as OpenAI's own client asks for them: it costs less than numbers in JSON.
+    """
+    connector = aiohttp.TCPConnector(limit=plan.concurrency)
+    timeout = aiohttp.ClientTimeout(total=plan.timeout_s)
+    starts = iter(range(0, len(texts), plan.per_call))
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout, raise_for_status=True) as session:
+
+        async def call_on() -> None:
+            for start in starts:
+                numbers = range(start, min(start + plan.per_call, len(texts)))
+                wanted = {"model": plan.model, "input": [texts[number] for number in numbers]}
+                sent_s = time.monotonic()
+                for number in numbers:
+                    tally.record_sent(number, sent_s)
+                async with session.post(plan.url, json={**wanted, "encoding_format": "base64"}) as response:
+                    found = (await response.json())["data"]
+                now_s = time.monotonic()
+                for number, each in zip(numbers, found, strict=True):
+                    vector = np.frombuffer(b64decode(each["embedding"]), "<f4")
+                    tally.record_answer(number, Answer(0, vector), now_s)
+
+        async with asyncio.TaskGroup() as tasks:
+            for worker in range(plan.concurrency):
+                tasks.create_task(call_on(), name=f"caller-{worker}")
