@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 from pathlib import Path
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -71,7 +71,7 @@ def test_every_reference_inside_a_plot_has_its_target() -> None:
 
 def test_a_plot_that_stands_alone_brings_its_ink_and_is_well_formed() -> None:
     svg = draw_alone(PLOT, "one")
-    root = ElementTree.fromstring(svg)  # noqa: S314 - written above
+    root = ET.fromstring(svg)  # noqa: S314 - written above
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     for ink in set(re.findall(r"var\((--\w+)\)", svg)):
         assert f"{ink}: #" in svg
