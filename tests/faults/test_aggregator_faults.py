@@ -33,7 +33,7 @@ async def test_killed_aggregators_lose_nothing(scene: Scene, figures: Figures, c
                 await asyncio.sleep(chance.uniform(0.2, 1.5))
                 victim.kill()
                 await scene.start(victim)
-        await scene.answers(1500)
+        await scene.answers(1000)
     verdict = figures.take(await scene.verdict(), kills=count)
     assert verdict.problems == ()
 
@@ -48,7 +48,7 @@ async def test_a_zombie_commits_nothing(scene: Scene, figures: Figures, frozen_s
             zombie.pause()
             await asyncio.sleep(frozen_s)  # the fault itself
             zombie.resume()
-        await scene.answers(1500)
+        await scene.answers(1000)
     verdict = figures.take(await scene.verdict(), frozen_s=frozen_s)
     assert verdict.problems == ()
     assert verdict.duplicates_share < 0.2
@@ -57,9 +57,9 @@ async def test_a_zombie_commits_nothing(scene: Scene, figures: Figures, frozen_s
 @pytest.mark.row("SIGTERM under full load")
 @pytest.mark.short
 async def test_a_stop_under_full_load_answers_nothing_twice(scene: Scene, figures: Figures) -> None:
-    await scene.server(SYNTHETIC__FIXED_S="0.05")  # some 400 queries a second: less than are sent
+    await scene.server(SYNTHETIC__FIXED_S="0.05")  # some 400 queries a second: fewer than are sent
     first = await scene.aggregator()
-    async with scene.under_load(600):
+    async with scene.under_load(450):
         second = await scene.aggregator()
         async with scene.fault():
             began_s = time.monotonic()

@@ -28,7 +28,6 @@ POISON = "9252"  # the token id of "deadly", a word of no other question
 
 
 @pytest.mark.row("one of two model servers killed (SIGKILL, as for want of memory), and started again")
-@pytest.mark.short
 async def test_a_killed_model_server_returns(scene: Scene, figures: Figures) -> None:
     victim, _ = [await scene.server() for _ in range(2)]
     await scene.aggregator()
@@ -137,7 +136,7 @@ async def described(server: ModelServer) -> pb.DescribeResponse:
 
 
 @pytest.mark.row("a query that breaks the engine with every batch that holds it")
-@pytest.mark.parametrize(("mode", "every"), [pytest.param("error", 300, marks=pytest.mark.short), ("exit", 3000)])
+@pytest.mark.parametrize(("mode", "every"), [("error", 300), ("exit", 3000)])
 async def test_poison_is_dead_lettered_alone(scene: Scene, figures: Figures, mode: str, every: int) -> None:
     def some_poison(number: int, request_id: str) -> Planned:
         if number % every != every // 2:

@@ -60,7 +60,7 @@ async def test_a_slow_way_to_kafka(relayed: tuple[Scene, Relay], figures: Figure
 
 
 @pytest.mark.row("one of two aggregators cut off from Kafka until the group has gone on without it")
-@pytest.mark.parametrize("cut_s", [pytest.param(15.0, marks=pytest.mark.short), 60.0])
+@pytest.mark.parametrize("cut_s", [15.0, 60.0])
 async def test_a_cut_from_kafka_splits_nothing(relayed: tuple[Scene, Relay], figures: Figures, cut_s: float) -> None:
     scene, relay = relayed
     await scene.server()

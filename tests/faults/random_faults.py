@@ -1,0 +1,88 @@
+"""Faults that any part may meet at any time, for a soak."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from loadtest.stack.kafka import KafkaBroker
+from tests.faults.scene import Scene
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """Each breaks something of the scene and mends it again; `chance` chooses what, and for how long."""
+
+    scene: Scene
+    broker: KafkaBroker
+    chance: random.Random
+
+    @property
+    def all(self) -> Sequence[Callable[[], Awaitable[None]]]:
+        """Every one of them."""
+        return (
+            self.kill_an_aggregator,
+            self.stop_an_aggregator,
+            self.freeze_an_aggregator,
+            self.kill_a_model_server,
+            self.freeze_a_model_server,
+            self.kill_all_model_servers,
+            self.restart_the_broker,
+            self.kill_the_broker,
+        )
+
+    async def kill_an_aggregator(self) -> None:
+        """SIGKILL; another is started in its place."""
+        victim = self.chance.choice(self.scene.aggregators)
+        victim.kill()
+        await self.scene.start(victim)
+
+    async def stop_an_aggregator(self) -> None:
+        """SIGTERM, which must end it well."""
+        victim = self.chance.choice(self.scene.aggregators)
+        assert await self.scene.stop(victim) == [0]
+        await self.scene.start(victim)
+
+    async def freeze_an_aggregator(self) -> None:
+        """For less or more than the session's time-out."""
+        victim = self.chance.choice(self.scene.aggregators)
+        victim.pause()
+        await asyncio.sleep(self.chance.uniform(1.0, 15.0))  # the fault itself
+        victim.resume()
+
+    async def kill_a_model_server(self) -> None:
+        """SIGKILL; it is away for a while."""
+        victim = self.chance.choice(self.scene.servers)
+        victim.kill()
+        await self._be_away()
+        await asyncio.to_thread(victim.start)
+
+    async def freeze_a_model_server(self) -> None:
+        """It keeps its connections and answers nothing."""
+        victim = self.chance.choice(self.scene.servers)
+        victim.pause()
+        await asyncio.sleep(self.chance.uniform(1.0, 10.0))  # the fault itself
+        victim.resume()
+
+    async def kill_all_model_servers(self) -> None:
+        """None is left for a while."""
+        for victim in self.scene.servers:
+            victim.kill()
+        await self._be_away()
+        for victim in self.scene.servers:
+            await asyncio.to_thread(victim.start)
+
+    async def restart_the_broker(self) -> None:
+        """As for an upgrade."""
+        await asyncio.to_thread(self.broker.stop)
+        await asyncio.to_thread(self.broker.start)
+
+    async def kill_the_broker(self) -> None:
+        """As by a crash."""
+        await asyncio.to_thread(self.broker.kill)
+        await asyncio.to_thread(self.broker.start)
+
+    async def _be_away(self) -> None:
+        await asyncio.sleep(self.chance.uniform(0.0, 5.0))  # the fault itself

@@ -1,0 +1,93 @@
+"""Much at once, and much for long: a burst that must be worked off with flat memory, and a soak with every fault.
+
+FAULTS_BURST is the burst's number of records, FAULTS_SOAK_S the soak's seconds, FAULTS_SEED the seed of its faults.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+
+import pytest
+
+from loadtest.stack.kafka import KafkaBroker
+from tests.faults.memory_watch import resident_mib
+from tests.faults.random_faults import Faults
+from tests.faults.rows import Figures
+from tests.faults.scene import Scene
+from tests.faults.topic_logs import end_offsets
+from tests.integration.aggregator.desk import committed
+from tests.integration.aggregator.scrape import metrics
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+
+BURST = int(os.environ.get("FAULTS_BURST", "1000000"))
+SOAK_S = float(os.environ.get("FAULTS_SOAK_S", "1800"))
+SEED = int(os.environ.get("FAULTS_SEED", "1"))
+SPAN = 20_000
+CALM_S = 5.0
+
+
+@pytest.mark.row("a burst of records far beyond what is served")
+@pytest.mark.timeout(3600)
+async def test_a_burst_is_worked_off_with_flat_memory(scene: Scene, figures: Figures) -> None:
+    await scene.server(SYNTHETIC__FIXED_S="0.002")
+    settings = {"BATCHING__TOKEN_BUDGET": "4000", "KAFKA__MAX_COMMIT_SPAN": str(SPAN)}
+    aggregator = await scene.aggregator(settings=settings)
+    await scene.load.send(2000)
+    assert await scene.drained()
+    calm_mib = resident_mib(aggregator.pid)
+    spans: list[float] = []
+    async with scene.fault():
+        began_s = time.monotonic()
+        async with asyncio.TaskGroup() as tasks:
+            sending = tasks.create_task(scene.load.send(BURST))
+            while not sending.done() or await lag(scene):
+                spans.append(most(aggregator.metrics_address, "embed_consumer_uncommitted_span"))
+                await asyncio.sleep(1.0)
+        rate = BURST / (time.monotonic() - began_s)
+    verdict = await scene.verdict(1800.0)
+    grown_mib = verdict.peak_mib - calm_mib
+    figures.take(verdict, rate=round(rate), grown_mib=round(grown_mib), largest_span=max(spans))
+    assert verdict.problems == ()
+    assert grown_mib < 400.0
+    assert max(spans) <= SPAN
+
+
+async def lag(scene: Scene) -> int:
+    """Records that are not committed yet."""
+    ends = await end_offsets(scene.kafka, scene.topics.requests)
+    offsets = await committed(scene.kafka, scene.topics.requests)
+    return sum(end - offsets.get(partition, 0) for partition, end in ends.items())
+
+
+def most(address: str, name: str) -> float:
+    """The largest of a metric's series."""
+    return max((sample.value for sample in metrics(address).samples if sample.name == name), default=0.0)
+
+
+@pytest.mark.row("a soak with kills, freezes, stops and restarts of everything at random moments")
+@pytest.mark.timeout(SOAK_S + 900)
+async def test_a_soak_loses_nothing(own_kafka: KafkaBroker, own_scene: Scene, figures: Figures) -> None:
+    scene, chance = own_scene, random.Random(SEED)
+    faults = Faults(scene, own_kafka, chance).all
+    for _ in range(2):
+        await scene.server()
+    for _ in range(3):
+        await scene.aggregator()
+
+    done: list[str] = []
+    ends_s = time.monotonic() + SOAK_S
+    async with scene.under_load(200):
+        async with scene.fault():
+            while time.monotonic() < ends_s:
+                fault = chance.choice(faults)
+                done.append(fault.__name__)
+                await fault()
+                await scene.answers(200)
+                await asyncio.sleep(chance.uniform(0.0, CALM_S))  # some faults come soon after one another
+        await scene.answers(2000)
+    verdict = figures.take(await scene.verdict(400.0), faults=len(done), seed=SEED, seconds=SOAK_S)
+    assert verdict.problems == (), done
