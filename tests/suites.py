@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 REPORTS = Path(".run/tests")
+IN_TWO = ("-n", "2", "--dist", "loadfile")  # processes: most tests wait more than they work
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +99,12 @@ SUITES = (
     Suite("imports", ((f"{sys.prefix}/bin/lint-imports",),)),
     Suite("proto", ((".ci/proto", "--check"),)),
     Suite("types", (_python("mypy"), _python("pyright"))),
-    _pytest("unit", "-n", "2", "--cov=aggregator/core", "--cov-branch", "--cov-fail-under=100"),
+    _pytest("unit", *IN_TWO, "--cov=aggregator/core", "--cov-branch", "--cov-fail-under=100"),
     _pytest("fuzz"),
-    Suite("chart", (_python("helm.generate", "--check"), *_pytest("chart").commands), (HELM,)),
+    Suite("chart", (_python("helm.generate", "--check"), *_pytest("chart", *IN_TWO).commands), (HELM,)),
     _pytest("alerts", needs=(PROMTOOL,)),
     _pytest("contract", needs=(JAVA, ENGINE)),
-    _pytest("integration", needs=(JAVA, ENGINE)),
+    _pytest("integration", *IN_TWO, needs=(JAVA, ENGINE)),
     _pytest("clients", needs=(JAVA, ENGINE, *TOOLCHAINS)),
     _pytest("e2e", needs=(JAVA, ENGINE)),
     _pytest("gpu", needs=(GPU,)),
