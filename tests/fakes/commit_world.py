@@ -1,0 +1,236 @@
+"""Aggregators' Kafka sides in a group of their own, real from the fetch to the commit, and what must hold of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from aiokafka import TopicPartition
+
+from aggregator.adapters.kafka_consumer import KafkaDeliveries
+from aggregator.adapters.telemetry import Metrics
+from aggregator.adapters.tracing import Tracing
+from aggregator.kafka_codec import intakes
+from aggregator.kafka_path import KafkaPath
+from aggregator.request import Failure, Request
+from aggregator.runtime.gathered import Gatherer
+from aggregator.settings import KafkaSettings, TopicSettings
+from tests.fakes.clock import AutojumpLoop
+from tests.fakes.flights import Broker, FlightProducer
+from tests.fakes.group import SESSION_S, Commit, FakeGroup, FakeMember, Log, Words
+
+SPAN, POLL, GAP = 8, 3, 2
+TPS = (TopicPartition("in", 0), TopicPartition("in", 1))
+SETTINGS = KafkaSettings(
+    topics=(TopicSettings(name="in"),),
+    reply_topic="out",
+    max_commit_span=SPAN,
+    max_poll_records=POLL,
+    drain_timeout_s=2.0,
+)
+TEXT = (("content-type", b"text/plain"),)
+_METRICS = Metrics(Gatherer())
+_TRACING = Tracing()
+_TICKS = 10
+
+
+class Process:
+    """One aggregator's Kafka side. `taken` are the requests that the pipeline has under way."""
+
+    def __init__(self, world: World, name: str, path_type: type[KafkaPath]) -> None:
+        settings = SETTINGS.model_copy(update={"client_id": name})
+        self.name = name
+        self.taken: list[Request] = []
+        self.deliveries = KafkaDeliveries(settings, lambda _: None)
+        self.producer = FlightProducer(world.broker)
+        self.path = path_type(
+            settings,
+            intakes(settings, "m"),
+            self.deliveries,
+            self.producer,
+            metrics=_METRICS,
+            tracing=_TRACING,
+            clock=world.loop.time,
+            wall_clock=world.loop.time,
+        )
+        self._loop = world.loop
+        self._tasks = [world.loop.create_task(self.deliveries.run()), world.loop.create_task(self._take())]
+
+    def settle(self, requests: Sequence[Request], failure: Failure) -> None:
+        """Give requests their outcome; ones that were given back meanwhile, too, as a slow model server would."""
+        for request in requests:
+            self.taken.remove(request)
+            request.fail(failure)
+        self._tasks.append(self._loop.create_task(self.path.settle(requests)))
+
+    async def kill(self) -> None:
+        """The process is gone with all that it held."""
+        for task in self._tasks:
+            task.cancel()
+        await self.producer.close(0)
+
+    async def shut_down(self) -> None:
+        """Take no more, commit, leave."""
+        await self.deliveries.close(5.0)
+        await self.kill()
+
+    async def _take(self) -> None:
+        while requests := await self.path.receive():
+            self.taken.extend(requests)
+
+
+class World:
+    """Logs, a group, a broker and processes. `violations` are the promises that were broken, in words."""
+
+    def __init__(self, member_type: type[FakeMember] = FakeMember, path_type: type[KafkaPath] = KafkaPath) -> None:
+        self.loop = AutojumpLoop()
+        self.loop.set_exception_handler(self._broke)
+        self.group = FakeGroup({tp: Log() for tp in TPS})
+        self.broker = Broker()
+        self.processes: list[Process] = []
+        self.members: list[FakeMember] = []
+        self.violations: list[str] = []
+        self._bad: set[bytes] = set()
+        self._producers: dict[str, FlightProducer] = {}
+        self._path_type = path_type
+        self._names = 0
+        world = self
+
+        class Watched(member_type):  # type: ignore[valid-type, misc]
+            """Tells the world what it commits."""
+
+            def __init__(self, *arguments: Any) -> None:
+                super().__init__(world.group, *arguments)
+                world.members.append(self)
+
+            async def commit(self, generation: int, member_id: str, offsets: Mapping[TopicPartition, int]) -> Words:
+                world.check_sent(self, offsets)
+                words: Words = await super().commit(generation, member_id, offsets)
+                return words
+
+            def judged(self, commit: Commit) -> Words:
+                before = dict(world.group.committed)
+                words: Words = super().judged(commit)
+                world.check_taken(before)
+                return words
+
+        self.member_type = Watched
+
+    def run(self, seconds: float = 0.0) -> None:
+        """Let everything happen that can, then so much time pass."""
+        self.loop.run_until_complete(self._pass(seconds))
+
+    def start(self) -> None:
+        """Another process joins."""
+        self._names += 1
+        process = Process(self, f"p{self._names}", self._path_type)
+        self.processes.append(process)
+        self._producers[process.name] = process.producer
+
+    def kill(self, process: Process) -> None:
+        """One is lost; the group misses its heartbeats in a while."""
+        self.processes.remove(process)
+        for member in self._members_of(process):
+            member.die()
+            self.loop.call_later(SESSION_S, self.group.leave, member)
+        self.loop.run_until_complete(process.kill())
+
+    def shut_down(self, process: Process) -> None:
+        """One ends as it should."""
+        self.processes.remove(process)
+        self.loop.create_task(process.shut_down())
+
+    def put_out(self, member: FakeMember, notices_s: float) -> None:
+        """The group goes on without a member, which notices after a while."""
+        self.loop.call_soon(self.group.leave, member)
+        self.loop.call_later(notices_s, member.rejoin)
+
+    def append(self, tp: TopicPartition, *, good: bool, gap: int) -> None:
+        """Write a query, or bytes that are none."""
+        log = self.group.logs[tp]
+        log.append(tp, b"text" if good else b"\xff", TEXT, gap)
+        if not good:
+            self._bad.add(log.records[-1].key or b"")
+
+    def check_sent(self, member: FakeMember, offsets: Mapping[TopicPartition, int]) -> None:
+        """No process may ask for a position with something before it that it was not told is kept."""
+        told = self._producers[member.owner].acknowledged
+        for tp, offset in offsets.items():
+            for key in self._keys(tp, member.starts.get(tp, 0), offset):
+                if not {("out", key), ("in-dlt", key)} & told:
+                    self.violations.append(f"{member.owner} commits {tp.partition}@{offset} past unsettled {key!r}")
+
+    def check_taken(self, before: Mapping[TopicPartition, int]) -> None:
+        """What the group takes never goes back, and everything before it is answered or kept by somebody."""
+        for tp, offset in self.group.committed.items():
+            if offset < before.get(tp, 0):
+                self.violations.append(f"{tp.partition} went back from {before[tp]} to {offset}")
+            for key in self._keys(tp, before.get(tp, 0), offset):
+                answered = ("out", key) in self.broker.written and key not in self._bad
+                if not answered and ("in-dlt", key) not in self.broker.written:
+                    self.violations.append(f"{key!r} is lost: {tp.partition}@{offset} was committed")
+
+    def check_spans(self) -> None:
+        """No partition is read further than its cap and one fetch."""
+        for process in self.processes:
+            for tp, span in process.deliveries.uncommitted_span().items():
+                if span > (SPAN + POLL) * (1 + GAP):  # in offsets, those without a record as well
+                    self.violations.append(f"{process.name} has a span of {span} in {tp}")
+            if len(process.taken) > len(TPS) * (SPAN + POLL) + len(self.abandoned(process)):
+                self.violations.append(f"{process.name} has {len(process.taken)} requests under way")
+
+    def abandoned(self, process: Process) -> list[Request]:
+        """Requests whose partitions were given back."""
+        return [request for request in process.taken if request.origin.lease.watermark.fenced]
+
+    def recover(self, failure: Failure) -> None:
+        """Heal everything: in the end all must be committed."""
+        self.group.held = self.broker.held = False
+        self.group.poll_delay_s = 0.0
+        if not self.processes:
+            self.start()
+        for _ in range(100):
+            for commit in tuple(self.group.sent):
+                self.group.answer(commit)
+            for flight in tuple(self.broker.under_way):
+                self.broker.acknowledge(flight)
+            for process in self.processes:
+                process.path.hold(lambda _model, _priority: False)
+                if process.taken:
+                    process.settle(tuple(process.taken), failure)
+            self.run(2.0)
+            if not self.behind() or self.violations:
+                return
+        self.violations.append(f"never committed: {self.behind()}")
+
+    def behind(self) -> list[TopicPartition]:
+        """Partitions with records that are not committed."""
+        logs = self.group.logs
+        return [tp for tp, log in logs.items() if log.records and self.group.committed.get(tp, 0) != log.end]
+
+    def close(self) -> None:
+        """End everything."""
+        for process in tuple(self.processes):
+            self.kill(process)
+        self.run(10.0)
+        for task in asyncio.all_tasks(self.loop):
+            task.cancel()
+        self.run()
+        self.loop.close()
+
+    async def _pass(self, seconds: float) -> None:
+        for _ in range(_TICKS):
+            await asyncio.sleep(0)
+        if seconds:
+            await asyncio.sleep(seconds)
+
+    def _members_of(self, process: Process) -> list[FakeMember]:
+        return [member for member in self.members if member.owner == process.name]
+
+    def _keys(self, tp: TopicPartition, start: int, end: int) -> list[bytes]:
+        return [record.key or b"" for record in self.group.logs[tp].records if start <= record.offset < end]
+
+    def _broke(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        del loop
+        self.violations.append(f"{context['message']}: {context.get('exception')!r}")
