@@ -76,8 +76,7 @@ class DeadLetters:
         letter.since_unix_s = self._wall_clock()
         self._waiting.setdefault(topic, []).append(letter)
         if topic not in self._writing:
-            self._writing[topic] = asyncio.create_task(self._write_all(topic), name=f"dead letters of {topic}")
-            self._writing[topic].add_done_callback(partial(self._ended, topic))
+            self._start_writing(topic)
         self._watch_full()
 
     async def written(self) -> None:
@@ -85,10 +84,18 @@ class DeadLetters:
         while self._writing:
             await asyncio.wait(self._writing.values())
 
+    def _start_writing(self, topic: str) -> None:
+        self._writing[topic] = asyncio.create_task(self._write_all(topic), name=f"dead letters of {topic}")
+        self._writing[topic].add_done_callback(partial(self._ended, topic))
+
     def _ended(self, topic: str, task: asyncio.Task[None]) -> None:
         del self._writing[topic]
-        if not task.cancelled() and task.exception() is not None:
+        if task.cancelled():
+            return
+        if task.exception() is not None:
             _LOG.error("dead letters were given up", exc_info=task.exception())
+        if topic in self._waiting:  # added after the task had looked for the last time, and before it counted as done
+            self._start_writing(topic)
 
     async def _write_all(self, topic: str) -> None:
         with contextlib.suppress(ProducerClosed):  # whoever reads these records next finds the same

@@ -1,0 +1,45 @@
+"""A dead letter is written whenever it comes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from aggregator.adapters.telemetry import Metrics
+from aggregator.core.watermark import Watermark
+from aggregator.dead_letters import DeadLetter, DeadLetters
+from aggregator.errors import Code
+from aggregator.ports import OutgoingRecord
+from aggregator.runtime.gathered import Gatherer
+from aggregator.settings import KafkaSettings
+from tests.fakes.records import FakeRecord
+
+
+class LateCompany:
+    """A producer that has the next letter added just when the writing of the first has ended."""
+
+    def __init__(self) -> None:
+        self.watermark = Watermark("in", 0, 0)
+        self.letters = DeadLetters(KafkaSettings(), self, Metrics(Gatherer()), on_full_changed=lambda: None)
+
+    def add(self, offset: int) -> None:
+        lease = self.watermark.deliver(offset, FakeRecord("in", 0, offset, 0, None, b"x"))
+        self.letters.add(DeadLetter(lease, Code.DATA_LOSS, "no message"))
+
+    async def send(self, records: Sequence[OutgoingRecord]) -> Sequence[Exception | None]:
+        """Acknowledge all; between the writer's last look and the end of its task, the second letter comes."""
+        loop = asyncio.get_running_loop()
+        acknowledged = loop.create_future()
+        loop.call_soon(acknowledged.set_result, None)
+        if self.watermark.position == 0 and self.watermark.unsettled == 1:
+            loop.call_soon(loop.call_soon, self.add, 1)
+        await acknowledged
+        return [None] * len(records)
+
+
+async def test_a_letter_that_comes_as_the_writing_ends_is_written_too() -> None:
+    company = LateCompany()
+    company.add(0)
+    async with asyncio.timeout(5):
+        while company.watermark.position < 2:  # noqa: ASYNC110 - a watermark calls nobody
+            await asyncio.sleep(0)
