@@ -23,6 +23,7 @@ COMMANDS = (
     Command("up", "loadtest.up", "start Kafka, a model server and an aggregator here, and embed 200 questions"),
     Command("produce", "loadtest.produce", "send queries through Kafka and collect the replies"),
     Command("embed", "loadtest.embed", "send queries through gRPC and collect the answers"),
+    Command("redrive", "loadtest.redrive", "put dead letters back to where they came from"),
     Command("simulate", "loadtest.simulate.command", "compare ways of batching in virtual time, on the real core"),
     Command("report", "loadtest.report.command", "simulate, and write one page with plots and tables"),
     Command("bench", "loadtest.bench.run", "measure the hot paths, side by side with what they stand on"),

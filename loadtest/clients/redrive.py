@@ -1,0 +1,254 @@
+"""Put dead letters back: read up to where their topic ends now, write what can go, remember what is acknowledged."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, OffsetAndMetadata, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import KafkaError
+
+from loadtest.clients.bookmark import Bookmark
+from loadtest.clients.kafka_connection import KafkaRunError, partitions
+from loadtest.clients.letters import Letter, Obstacle, PutBack, Wanted, error_code, put_back
+
+_MOST_AT_ONCE = 500
+_POLL_MS = 200
+_COORDINATOR_S = 30.0
+_RETRY_S = 0.5
+_REQUEST_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class RedrivePlan:
+    """One run: the letters of `letters_topic` that are `wanted`, `count` of them at the most, at `rate` a second.
+
+    `group` is the consumer group that remembers what was put back. A `dry` run writes and remembers nothing.
+    """
+
+    bootstrap: str
+    letters_topic: str
+    group: str
+    wanted: Wanted = field(default_factory=Wanted)
+    count: int | None = None
+    rate: float | None = None
+    dry: bool = False
+    client: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(slots=True)
+class Redriven:
+    """What became of the letters, so far. `total` is how many offsets there are to look at, `read` how many were.
+
+    `done_before`: put back by an earlier run; `not_wanted`: not asked for; `codes` and `topics` count those put back.
+    """
+
+    total: int = 0
+    read: int = 0
+    put_back: int = 0
+    done_before: int = 0
+    not_wanted: int = 0
+    stuck: Counter[str] = field(default_factory=Counter[str])
+    codes: Counter[str] = field(default_factory=Counter[str])
+    topics: Counter[str] = field(default_factory=Counter[str])
+
+
+async def redrive(plan: RedrivePlan, counts: Redriven, on_progress: Callable[[], None]) -> None:
+    """Put letters back and count them in `counts`; `on_progress` is called often. Raises KafkaRunError.
+
+    At least once: a run that is killed may have written letters that it had no time to remember.
+    """
+    try:
+        async with AsyncExitStack() as stack:
+            await (await _open(plan, counts, on_progress, stack)).run()
+    except KafkaError as error:
+        raise KafkaRunError(f"Kafka at {plan.bootstrap} failed: {error}") from error
+
+
+async def _open(
+    plan: RedrivePlan, counts: Redriven, on_progress: Callable[[], None], stack: AsyncExitStack
+) -> _Redrive:
+    admin = AIOKafkaAdminClient(bootstrap_servers=plan.bootstrap, **plan.client)
+    stack.push_async_callback(admin.close)
+    await admin.start()
+    tps = [TopicPartition(plan.letters_topic, number) for number in await partitions(admin, plan.letters_topic)]
+    consumer = AIOKafkaConsumer(
+        bootstrap_servers=plan.bootstrap,
+        group_id=plan.group,
+        enable_auto_commit=False,
+        auto_offset_reset="earliest",
+        **plan.client,
+    )
+    stack.push_async_callback(consumer.stop)
+    await consumer.start()
+    consumer.assign(tps)
+    starts, ends = await consumer.beginning_offsets(tps), await consumer.end_offsets(tps)
+    committed = await _committed(admin, plan.group, tps)
+    bookmarks: dict[TopicPartition, Bookmark] = {}
+    for tp in tps:
+        found = committed.get(tp)
+        bookmark = Bookmark(found.offset, found.metadata) if found and found.offset >= 0 else Bookmark(starts[tp])
+        bookmark.pass_over(0, starts[tp])  # retention may have overtaken it
+        consumer.seek(tp, bookmark.position)
+        counts.total += max(0, ends[tp] - bookmark.position)
+        bookmarks[tp] = bookmark
+    producer = AIOKafkaProducer(
+        bootstrap_servers=plan.bootstrap,
+        enable_idempotence=True,
+        max_request_size=_REQUEST_BYTES,  # what is too large is for the topic to say
+        **plan.client,
+    )
+    stack.push_async_callback(producer.stop)
+    await producer.start()
+    return _Redrive(plan, counts, on_progress, _Clients(admin, consumer, producer), bookmarks=bookmarks, ends=ends)
+
+
+async def _committed(
+    admin: AIOKafkaAdminClient, group: str, tps: list[TopicPartition]
+) -> Mapping[TopicPartition, OffsetAndMetadata]:
+    """What the group remembers; a cluster's very first group waits until its coordinator is made."""
+    deadline_s = time.monotonic() + _COORDINATOR_S
+    while True:
+        try:
+            found: Mapping[TopicPartition, OffsetAndMetadata] = await admin.list_consumer_group_offsets(
+                group, partitions=tps
+            )
+        except KafkaError as error:
+            if not error.retriable or time.monotonic() > deadline_s:
+                raise
+            await asyncio.sleep(_RETRY_S)
+        else:
+            return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Clients:
+    admin: AIOKafkaAdminClient
+    consumer: AIOKafkaConsumer
+    producer: AIOKafkaProducer
+
+
+class _Redrive:
+    """A run under way. Letters go a handful at a time: written, acknowledged, remembered; then the next."""
+
+    def __init__(
+        self,
+        plan: RedrivePlan,
+        counts: Redriven,
+        on_progress: Callable[[], None],
+        clients: _Clients,
+        *,
+        bookmarks: Mapping[TopicPartition, Bookmark],
+        ends: Mapping[TopicPartition, int],
+    ) -> None:
+        self._plan = plan
+        self._counts = counts
+        self._on_progress = on_progress
+        self._admin = clients.admin
+        self._consumer = clients.consumer
+        self._producer = clients.producer
+        self._bookmarks = bookmarks
+        self._read_to = {tp: bookmark.position for tp, bookmark in bookmarks.items()}
+        self._ends = ends
+        self._usable: dict[str, str] = {}
+        self._due_s = time.monotonic()
+
+    async def run(self) -> None:
+        """Until every letter that was there at the start was looked at, or as many went as were asked for."""
+        plan, at_once = self._plan, _MOST_AT_ONCE
+        if plan.rate is not None:
+            at_once = max(1, min(at_once, int(plan.rate)))  # so that a second's work is remembered at a time
+        left = {tp for tp, bookmark in self._bookmarks.items() if bookmark.position < self._ends[tp]}
+        self._consumer.pause(*(self._bookmarks.keys() - left))
+        while left and not self._enough():
+            fetched = await self._consumer.getmany(timeout_ms=_POLL_MS, max_records=at_once)
+            for tp, letters in fetched.items():
+                await self._deal_with(tp, [letter for letter in letters if letter.offset < self._ends[tp]])
+            for tp in tuple(left):
+                if await self._consumer.position(tp) >= self._ends[tp]:
+                    left.discard(tp)
+                    self._consumer.pause(tp)
+            self._on_progress()
+        self._on_progress()
+
+    def _enough(self) -> bool:
+        return self._plan.count is not None and self._counts.put_back >= self._plan.count
+
+    async def _deal_with(self, tp: TopicPartition, letters: Sequence[Letter]) -> None:
+        bookmark, counts = self._bookmarks[tp], self._counts
+        going: list[tuple[Letter, PutBack]] = []
+        for letter in letters:
+            if self._plan.count is not None and counts.put_back + len(going) >= self._plan.count:
+                self._consumer.seek(tp, letter.offset)  # one that cannot be written leaves room for it
+                break
+            bookmark.pass_over(self._read_to[tp], letter.offset)
+            self._read_to[tp] = letter.offset + 1
+            counts.read += 1
+            if letter.offset in bookmark:
+                counts.done_before += 1
+            elif not self._plan.wanted.includes(letter):
+                counts.not_wanted += 1
+            elif isinstance(record := put_back(letter, self._plan.wanted, tp.topic), Obstacle):
+                counts.stuck[record.value] += 1
+            else:
+                going.append((letter, record))
+        await self._write(going, bookmark)
+        if letters and not self._plan.dry:
+            await self._consumer.commit({tp: OffsetAndMetadata(bookmark.position, bookmark.metadata())})
+
+    async def _write(self, going: Sequence[tuple[Letter, PutBack]], bookmark: Bookmark) -> None:
+        written = [(letter, record, await self._send(record)) for letter, record in going]
+        for letter, record, answer in written:
+            why = answer if isinstance(answer, str) else await _word(answer)
+            if why and not isinstance(answer, str):  # its whole batch may have been refused on another's account
+                again = await self._send(record)
+                why = again if isinstance(again, str) else await _word(again)
+            if why:
+                self._counts.stuck[why] += 1
+                continue
+            bookmark.put_back(letter.offset)
+            self._counts.put_back += 1
+            self._counts.codes[error_code(letter) or "none"] += 1
+            self._counts.topics[record.topic] += 1
+
+    async def _send(self, record: PutBack) -> asyncio.Future[Any] | str:
+        """The broker's answer to come, or why nothing was sent; empty in a dry run that would have sent it."""
+        if why := await self._why_unusable(record.topic):
+            return why
+        if self._plan.dry:
+            return ""
+        if self._plan.rate is not None:
+            await asyncio.sleep(self._due_s - time.monotonic())
+            self._due_s = max(self._due_s, time.monotonic() - 1.0) + 1 / self._plan.rate
+        try:
+            answer: asyncio.Future[Any] = await self._producer.send(
+                record.topic, value=record.value, key=record.key, headers=record.headers
+            )
+        except KafkaError as error:
+            return type(error).__name__
+        return answer
+
+    async def _why_unusable(self, topic: str) -> str:
+        if topic not in self._usable:
+            try:
+                await partitions(self._admin, topic)
+            except KafkaRunError as error:
+                self._usable[topic] = str(error)
+            else:
+                self._usable[topic] = ""
+        return self._usable[topic]
+
+
+async def _word(answer: asyncio.Future[Any]) -> str:
+    """Why a record was not written; empty when it was."""
+    try:
+        await answer
+    except KafkaError as error:
+        return type(error).__name__
+    return ""
