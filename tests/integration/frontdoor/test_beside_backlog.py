@@ -13,10 +13,10 @@ pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(180)]
 
 
 def test_a_backlog_of_100k_costs_callers_two_batch_times_at_the_most(kafka: KafkaBroker, tmp_path: Path) -> None:
-    found = run(kafka.bootstrap, tmp_path, seconds=5.0)
-    assert len(found.beside.latency_s) == len(found.alone.latency_s) > 1000
+    found = run(kafka.bootstrap, tmp_path, seconds=6.0)
+    assert len(found.beside.latency_s) == len(found.alone.latency_s) > 500
     assert found.beside.percentile_s(99) <= found.bound_s
     assert found.alone.batches.fill < 2 * SHARE  # there was room, ...
     assert found.beside.batches.fill > 0.9  # ... and Kafka's work has filled it
-    assert found.beside.batches.batches * BATCH_S > 3.5  # the engine has worked nearly all the time
+    assert found.beside.batches.batches * BATCH_S > 4.0  # the engine has worked nearly all the time
     assert found.plot().startswith("<svg")
