@@ -105,6 +105,7 @@ SUITES = (
     _pytest("alerts", needs=(PROMTOOL,)),
     _pytest("contract", needs=(JAVA, ENGINE)),
     _pytest("integration", *IN_TWO, needs=(JAVA, ENGINE)),
+    _pytest("faults", "-m", "short", *IN_TWO, needs=(JAVA, ENGINE)),
     _pytest("clients", needs=(JAVA, ENGINE, *TOOLCHAINS)),
     _pytest("e2e", needs=(JAVA, ENGINE)),
     _pytest("gpu", needs=(GPU,)),
