@@ -99,7 +99,7 @@ SUITES = (
     Suite("imports", ((f"{sys.prefix}/bin/lint-imports",),)),
     Suite("proto", ((".ci/proto", "--check"),)),
     Suite("types", (_python("mypy"), _python("pyright"))),
-    _pytest("unit", *IN_TWO, "--cov=aggregator/core", "--cov-branch", "--cov-fail-under=100"),
+    _pytest("unit", "-n", "2", "--cov=aggregator/core", "--cov-branch", "--cov-fail-under=100"),
     _pytest("fuzz"),
     Suite("chart", (_python("helm.generate", "--check"), *_pytest("chart", *IN_TWO).commands), (HELM,)),
     _pytest("alerts", needs=(PROMTOOL,)),

