@@ -150,6 +150,10 @@ class Pipeline:
                 group = [request for request in group if not is_long(request)]  # noqa: PLW2901 - the rest of it
             if group:
                 refused += await self._queue(served, model, group)
+        await self._admitted(refused)
+
+    async def _admitted(self, refused: Sequence[Request]) -> None:
+        """What was queued may be due, or too much; what was refused is settled."""
         self._something_changed.set()
         self._hold_topics()
         if refused:
@@ -173,10 +177,7 @@ class Pipeline:
     async def _queue_long(self, served: Served, model: Model, requests: Sequence[Request]) -> None:
         """Queue requests whose tokens take long to count, while all others go on."""
         refused = await self._queue(served, model, requests)
-        self._something_changed.set()
-        self._hold_topics()
-        if refused:
-            await self.settle(refused)
+        await self._admitted(refused)
 
     def _routed(self, requests: Sequence[Request], refused: list[Request]) -> dict[Served, tuple[Model, list[Request]]]:
         """The requests by who is to serve them; those that ask alike are looked up once.

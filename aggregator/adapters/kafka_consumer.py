@@ -26,6 +26,12 @@ class _Closing(Exception):
     """Ends the tasks of a membership."""
 
 
+def _is_cancelled() -> bool:
+    """Whether this task was asked to end; in Python 3.11 a TaskGroup's errors hide that it was."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
 class KafkaDeliveries:
     """ports.Deliveries over aiokafka. `run` does the work; everything else only talks to it.
 
@@ -60,6 +66,8 @@ class KafkaDeliveries:
                     pass
                 except* (kafka_errors.KafkaError, OSError) as errors:
                     _LOG.warning("lost the consumer group", extra={"error": repr(errors.exceptions[0])})
+                if _is_cancelled():
+                    raise asyncio.CancelledError
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._closing.wait(), _RECONNECT_S)
         finally:

@@ -120,8 +120,13 @@ class Membership:
         self.assignment = assignment = Assignment(generation, member_id, tps)
         self._joined = True
         _LOG.info("joined the consumer group", extra={"partitions": len(assignment.partitions)})
-        if self._tasks is not None and not self._ending:
-            self._tasks.create_task(self._place(assignment), name="place partitions")
+        if self._tasks is None or self._ending:
+            return
+        placing = self._place(assignment)
+        try:
+            self._tasks.create_task(placing, name="place partitions")
+        except RuntimeError:  # something else has just ended this membership
+            placing.close()
 
     async def _place(self, assignment: Assignment) -> None:
         """Start each partition where the group left off; where it never was, at the log's start, committed at once."""

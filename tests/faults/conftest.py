@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Generator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,21 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
         yield broker
 
 
+@asynccontextmanager
+async def _opened(folder: Path, bootstrap: str) -> AsyncIterator[Scene]:
+    scene = Scene(folder, bootstrap)
+    await scene.open()
+    try:
+        yield scene
+    finally:
+        await scene.close()
+
+
 @pytest_asyncio.fixture
 async def scene(kafka: KafkaBroker, tmp_path: Path) -> AsyncIterator[Scene]:
     """A scene on that broker."""
-    scene = Scene(tmp_path, kafka.bootstrap)
-    await scene.open()
-    yield scene
-    await scene.close()
+    async with _opened(tmp_path, kafka.bootstrap) as scene:
+        yield scene
 
 
 @pytest.fixture
@@ -42,10 +51,8 @@ def own_kafka(tmp_path: Path) -> Iterator[KafkaBroker]:
 @pytest_asyncio.fixture
 async def own_scene(own_kafka: KafkaBroker, tmp_path: Path) -> AsyncIterator[Scene]:
     """A scene on that one."""
-    scene = Scene(tmp_path, own_kafka.bootstrap)
-    await scene.open()
-    yield scene
-    await scene.close()
+    async with _opened(tmp_path, own_kafka.bootstrap) as scene:
+        yield scene
 
 
 @pytest.fixture
