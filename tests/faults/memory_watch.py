@@ -1,18 +1,24 @@
-"""Watch how much memory processes take at the most, whoever kills them when."""
+"""Watch how much memory processes take at the most, whoever kills them when, and whether one takes ever more."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 
 _INTERVAL_S = 0.25
 
 
 class MemoryWatch:
-    """Looks at the processes it was told of until `stop`; `peak_mib` is the most that one of them ever held."""
+    """Looks at the processes it was told of until `stop`; `peak_mib` is the most that one of them ever held.
+
+    `readings_mib` are what each held, by process id, four times a second.
+    """
 
     def __init__(self) -> None:
         self.peak_mib = 0.0
+        self.readings_mib: dict[int, list[float]] = {}
         self._pids: set[int] = set()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._look_on, name="memory watch", daemon=True)
@@ -31,6 +37,15 @@ class MemoryWatch:
         while not self._ended.wait(_INTERVAL_S):
             for pid in tuple(self._pids):
                 self.peak_mib = max(self.peak_mib, resident_mib(pid, "VmHWM"))
+                held = resident_mib(pid)
+                if held:
+                    self.readings_mib.setdefault(pid, []).append(held)
+
+
+def growth_mib(readings: Sequence[float]) -> float:
+    """By how much the last quarter of the readings lies above the second; the first is for warming up."""
+    quarter = len(readings) // 4
+    return median(readings[-quarter:]) - median(readings[quarter : 2 * quarter]) if quarter else 0.0
 
 
 def resident_mib(pid: int, which: str = "VmRSS") -> float:

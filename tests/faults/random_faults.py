@@ -8,14 +8,18 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from loadtest.stack.kafka import KafkaBroker
-from tests.faults.scene import Scene
+from tests.faults.scene import Scene, Variant
 
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """Each breaks something of the scene and mends it again; `chance` chooses what, and for how long."""
+    """Each breaks something of the scene and mends it again; `chance` chooses what, and for how long.
+
+    `lasting` is an aggregator that lives through all of it, so that its memory can be watched.
+    """
 
     scene: Scene
+    lasting: Variant
     broker: KafkaBroker
     chance: random.Random
 
@@ -35,13 +39,13 @@ class Faults:
 
     async def kill_an_aggregator(self) -> None:
         """SIGKILL; another is started in its place."""
-        victim = self.chance.choice(self.scene.aggregators)
+        victim = self._mortal()
         victim.kill()
         await self.scene.start(victim)
 
     async def stop_an_aggregator(self) -> None:
         """SIGTERM, which must end it well."""
-        victim = self.chance.choice(self.scene.aggregators)
+        victim = self._mortal()
         assert await self.scene.stop(victim) == [0]
         await self.scene.start(victim)
 
@@ -83,6 +87,9 @@ class Faults:
         """As by a crash."""
         await asyncio.to_thread(self.broker.kill)
         await asyncio.to_thread(self.broker.start)
+
+    def _mortal(self) -> Variant:
+        return self.chance.choice([each for each in self.scene.aggregators if each is not self.lasting])
 
     async def _be_away(self) -> None:
         await asyncio.sleep(self.chance.uniform(0.0, 5.0))  # the fault itself

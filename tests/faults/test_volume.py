@@ -13,7 +13,7 @@ import time
 import pytest
 
 from loadtest.stack.kafka import KafkaBroker
-from tests.faults.memory_watch import resident_mib
+from tests.faults.memory_watch import growth_mib, resident_mib
 from tests.faults.random_faults import Faults
 from tests.faults.rows import Figures
 from tests.faults.scene import Scene
@@ -28,6 +28,7 @@ SOAK_S = float(os.environ.get("FAULTS_SOAK_S", "1800"))
 SEED = int(os.environ.get("FAULTS_SEED", "1"))
 SPAN = 20_000
 CALM_S = 5.0
+NOISE_MIB = 20.0
 
 
 @pytest.mark.row("a burst of records far beyond what is served")
@@ -72,11 +73,10 @@ def most(address: str, name: str) -> float:
 @pytest.mark.timeout(SOAK_S + 900)
 async def test_a_soak_loses_nothing(own_kafka: KafkaBroker, own_scene: Scene, figures: Figures) -> None:
     scene, chance = own_scene, random.Random(SEED)
-    faults = Faults(scene, own_kafka, chance).all
     for _ in range(2):
         await scene.server()
-    for _ in range(3):
-        await scene.aggregator()
+    lasting, *_ = [await scene.aggregator() for _ in range(3)]
+    faults = Faults(scene, lasting, own_kafka, chance).all
 
     done: list[str] = []
     ends_s = time.monotonic() + SOAK_S
@@ -89,5 +89,8 @@ async def test_a_soak_loses_nothing(own_kafka: KafkaBroker, own_scene: Scene, fi
                 await scene.answers(200)
                 await asyncio.sleep(chance.uniform(0.0, CALM_S))  # some faults come soon after one another
         await scene.answers(2000)
-    verdict = figures.take(await scene.verdict(400.0), faults=len(done), seed=SEED, seconds=SOAK_S)
+    grown_mib = growth_mib(scene.memory.readings_mib[lasting.pid])
+    more = {"faults": len(done), "seed": SEED, "seconds": SOAK_S, "grown_mib": round(grown_mib, 1)}
+    verdict = figures.take(await scene.verdict(400.0), **more)
     assert verdict.problems == (), done
+    assert grown_mib < NOISE_MIB
