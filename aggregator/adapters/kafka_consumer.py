@@ -69,7 +69,8 @@ class KafkaDeliveries:
                 if _is_cancelled():
                     raise asyncio.CancelledError
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._closing.wait(), _RECONNECT_S)
+                    async with asyncio.timeout(_RECONNECT_S):
+                        await self._closing.wait()
         finally:
             self._ended.set()
 
@@ -167,7 +168,8 @@ class KafkaDeliveries:
             if chunks is None:
                 self._changed.clear()
                 with contextlib.suppress(TimeoutError):  # commits free partitions that were over their span cap
-                    await asyncio.wait_for(self._changed.wait(), self._settings.commit_interval_s)
+                    async with asyncio.timeout(self._settings.commit_interval_s):
+                        await self._changed.wait()
             elif chunks and self._fetching:
                 self._ready.extend(chunks)
                 self._wanted.clear()

@@ -246,3 +246,23 @@ def test_a_late_commit_in_a_newer_generations_name_is_found_out(member_type: typ
     finally:
         world.close()
         game.patch.undo()
+
+
+def test_a_membership_that_breaks_while_topics_are_released_is_followed_by_another() -> None:
+    first, other = TPS
+    game = CommitProtocol()
+    game.hold_answers(commits=False, replies=True, poll_s=0.0)
+    game.produce(other, [True, False], 0)
+    game.wait(0.06)
+    game.produce(first, [False], GAP)
+    game.wait(0.06)
+    game.hold_answers(commits=True, replies=False, poll_s=0.0)
+    game.acknowledge(1, [None])
+    game.produce(first, [True, False, True, True, True, True], GAP)
+    game.wait(0.06)
+    game.produce(first, [False, False, False, True], 0)
+    game.wait(0.06)
+    game.wait(6.0)
+    game.disrupt(0, "hold")
+    game.disrupt(0, "break")
+    game.teardown()

@@ -122,6 +122,21 @@ def test_the_earlier_of_two_deadlines_holds() -> None:
         assert request.deadline_s == RECEIVED_S + left_s
 
 
+def test_a_record_whose_time_is_in_doubt_does_not_expire() -> None:
+    late, plain = lease_of(QUESTION.SerializeToString(), [("ce_expirytime", b"2025-12-31T23:00:00Z")]), lease_of(b"")
+    asked: list[Lease] = []
+
+    def doubts(lease: Lease) -> bool:
+        asked.append(lease)
+        return True
+
+    (first, *_), _ = decode_all([late, plain], INTAKES, received_s=RECEIVED_S, wall_s=WALL_S, doubts=doubts)
+    assert first.deadline_s == inf
+    assert asked == [late]
+    (first,), _ = decode_all([late], INTAKES, received_s=RECEIVED_S, wall_s=WALL_S)
+    assert first.deadline_s == RECEIVED_S - 3600.0
+
+
 @pytest.mark.parametrize("header", [("ce_expirytime", b"tomorrow"), ("ce_expirytime", b"20260101T000000Z")])
 def test_a_malformed_expiry_is_answered_by_its_request_s_id(header: Header) -> None:
     result = refused(QUESTION.SerializeToString(), header, ("ce_id", b"event-7"), ("correlation_id", b"c"))

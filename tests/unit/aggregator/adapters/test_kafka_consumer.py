@@ -1,4 +1,4 @@
-"""The intake's task ends when it is told to, whatever breaks in the same moment."""
+"""The intake ends when it is told to, whatever breaks in the same moment."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tests.fakes.commit_world import SETTINGS, TPS
 from tests.fakes.group import FakeGroup, FakeMember, Log
 
 
-@pytest.mark.parametrize("turns", range(8))
-def test_a_cancellation_in_the_moment_in_which_the_membership_breaks_is_heard(
+@pytest.mark.parametrize("turns", range(8), ids=lambda turns: f"{turns} turns after it")
+def test_the_intake_ends_when_it_is_cancelled_while_a_membership_breaks(
     turns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
         group = FakeGroup({tp: Log() for tp in TPS})
-        broken = asyncio.Event()
+        broke = asyncio.Event()
 
         class Breaking(FakeMember):
             def __init__(self, *arguments: Any) -> None:
@@ -28,17 +28,19 @@ def test_a_cancellation_in_the_moment_in_which_the_membership_breaks_is_heard(
 
             @property
             def broken(self) -> bool:  # type: ignore[override]
-                broken.set()
+                broke.set()
                 return True
 
         monkeypatch.setattr(kafka_membership, "GroupMember", Breaking)
         deliveries = KafkaDeliveries(SETTINGS, lambda _: None)
         running = asyncio.create_task(deliveries.run())
-        await broken.wait()
+        await broke.wait()
         for _ in range(turns):
             await asyncio.sleep(0)
         running.cancel()
         await asyncio.wait([running], timeout=60.0)
-        assert running.done()
+        ended = running.done()
+        await deliveries.close(0.0)
+        assert ended
 
     clock.run(main())

@@ -175,6 +175,12 @@ def test_what_alerts_watch_has_a_series_before_anything_happens() -> None:
     assert [(point.attributes["topic"], point.value) for point in shown["embed.consumer.lost"]] == [("t", 0)]
 
 
+def test_the_clock_s_skew_is_asked_for_when_it_is_read() -> None:
+    gatherer = Gatherer()
+    Metrics(gatherer).watch_clock(lambda: -300.5)
+    assert [point.value for point in points(gatherer)["embed.clock.skew"]] == [-300.5]
+
+
 def test_what_the_intake_counts_reaches_the_metrics() -> None:
     gatherer = Gatherer()
     counts = IntakeCounts(Metrics(gatherer))
