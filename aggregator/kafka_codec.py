@@ -109,11 +109,17 @@ def intakes(settings: KafkaSettings, default_model: str, *, trusts_tenant: bool 
 
 
 def decode_all(
-    leases: Sequence[Lease], intakes: Mapping[str, Intake], *, received_s: float, wall_s: float
+    leases: Sequence[Lease],
+    intakes: Mapping[str, Intake],
+    *,
+    received_s: float,
+    wall_s: float,
+    doubts: Callable[[Lease], bool] = lambda _: False,
 ) -> tuple[list[Request], list[Refused]]:
     """Read a batch of records, each by its topic's intake; what cannot be read harms only itself.
 
-    `wall_s` is the wall clock (Unix seconds) at `received_s` (monotonic).
+    `wall_s` is the wall clock (Unix seconds) at `received_s` (monotonic). `doubts`: whether that clock is too far off
+    a record's to expire it.
     """
     requests: list[Request] = []
     refused: list[Refused] = []
@@ -123,6 +129,8 @@ def decode_all(
         except Exception as error:  # noqa: BLE001 - one record must not stop all others, on every replay again
             result = _unthought_of(lease, error)
         if isinstance(result, Request):
+            if result.deadline_s != inf and doubts(lease):
+                result.deadline_s = inf
             requests.append(result)
         else:
             refused.append(result)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +13,7 @@ from aiokafka.errors import ProducerClosed
 
 from aggregator.adapters.telemetry import Metrics
 from aggregator.adapters.tracing import Tracing
+from aggregator.core.clock_skew import ClockSkew
 from aggregator.core.query import Priority, Source
 from aggregator.core.watermark import Lease
 from aggregator.dead_letters import DeadLetter, DeadLetters
@@ -21,6 +23,8 @@ from aggregator.kafka_replies import check_reply_fits, encode_refusal, encode_re
 from aggregator.ports import Deliveries, Producer
 from aggregator.request import Failure, Request
 from aggregator.settings import KafkaSettings
+
+_LOG = logging.getLogger(__name__)
 
 
 class KafkaPath:
@@ -50,6 +54,8 @@ class KafkaPath:
         self._clock = clock
         self._wall_clock = wall_clock
         self._dead_letters = DeadLetters(settings, producer, metrics, on_full_changed=self._hold, wall_clock=wall_clock)
+        self._skew = ClockSkew(_tell_doubt)
+        metrics.watch_clock(lambda: self._skew.shown_s(clock()))
         self._stopped: frozenset[str] = frozenset()
         self._held: frozenset[str] = frozenset()
         self._refusing: asyncio.Task[None] | None = None
@@ -64,8 +70,10 @@ class KafkaPath:
             if not leases:
                 return ()
             with self._tracing.receive(leases[0].record.topic, len(leases)):
+                now_s, wall_s = self._clock(), self._wall_clock()
+                self._skew.read(leases, now_s, wall_s)
                 requests, refused = decode_all(
-                    leases, self._intakes, received_s=self._clock(), wall_s=self._wall_clock()
+                    leases, self._intakes, received_s=now_s, wall_s=wall_s, doubts=self._skew.doubts
                 )
             if refused:
                 self._refusing = asyncio.create_task(self._refuse(refused), name="refuse records")
@@ -138,6 +146,13 @@ class KafkaPath:
                 each.lease.watermark.settle(each.lease)
         codes = Counter(each.error.code for each in refused)
         self._metrics.answered(Source.KAFKA, codes, [self._clock() - started_s] * len(refused))
+
+
+def _tell_doubt(skew_s: float) -> None:
+    if skew_s:
+        _LOG.warning("the clock is off the records' clocks; nothing expires by it", extra={"skew_s": round(skew_s, 1)})
+    else:
+        _LOG.info("the clock agrees with the records' again")
 
 
 def _unwritable(lease: Lease, topic: str, error: Exception) -> DeadLetter:

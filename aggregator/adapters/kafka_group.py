@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from math import inf
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
@@ -151,6 +153,13 @@ class GroupMember:
         """The end of the log as of the last fetch, 0 before the first."""
         state = self._state(tp)
         return (state.highwater or 0) if state is not None else 0
+
+    def unheard_s(self, tp: TopicPartition) -> float:
+        """How long ago the last fetch told of the end of the log; `inf` before the first."""
+        state = self._state(tp)
+        if state is None or state.timestamp is None:
+            return inf
+        return max(0.0, time.time() - state.timestamp / 1000)  # theirs is the wall clock's, and may have stepped
 
     async def committed(self, tps: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         """What the group has committed of these; the ones it has nothing of are left out. Raises KafkaError."""

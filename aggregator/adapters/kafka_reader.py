@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from aiokafka import TopicPartition
 from aiokafka import errors as kafka_errors
 
 from aggregator.adapters.kafka_corrupt import offset_after_batch, rescue_records
 from aggregator.adapters.kafka_group import GroupMember
 from aggregator.adapters.kafka_partitions import Assignment, Partition
-from aggregator.core.watermark import Lease
+from aggregator.core.watermark import Lease, Watermark
 from aggregator.ports import Record
 from aggregator.settings import KafkaSettings
 
@@ -131,7 +132,14 @@ class Reader:
                 chunks.append(Chunk(assignment, partition, records, read_to))
             elif not assignment.over and position is not None and position > partition.read_to:
                 partition.skip_to(position)  # transaction markers, or offsets that compaction emptied
+            if position is not None and partition.watermark is not None:
+                self._note_end(partition.watermark, partition.tp, position)
         return chunks
+
+    def _note_end(self, watermark: Watermark, tp: TopicPartition, position: int) -> None:
+        """Where all was read, what comes next was written after the fetch that told so: see core/clock_skew.py."""
+        if position == self._member.highwater(tp):
+            watermark.saw_log_end(position, asyncio.get_running_loop().time() - self._member.unheard_s(tp))
 
     async def _read_singly(self, assignment: Assignment, partition: Partition) -> list[Chunk]:
         """Read record by record up to the one that cannot be read: a whole fetch would fail on its account."""

@@ -6,13 +6,13 @@ The pipeline calls, once per batch, fetch or event and never per record:
 * requests are answered, well or not: `answered`; besides: `dead_lettered`, `expired`, `coalesced`
 * Kafka: `commit_failed`, `rebalanced`, `records_lost`, `found_corrupt`
 
-and gives `watch` a function that describes queues, lanes and partitions. A `Metrics` needs no reader: it counts
-all the same, so tests and tools make one with `Metrics(Gatherer())`.
+and gives `watch` a function that describes queues, lanes and partitions, and `watch_clock` one that tells the clock's
+skew. A `Metrics` needs no reader: it counts all the same, so tests and tools make one with `Metrics(Gatherer())`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,7 @@ _TOKEN_BOUNDS = (
 )
 _QUERY_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 _DEAD_LETTER_CODES = (Code.DATA_LOSS, Code.INTERNAL, Code.INVALID_ARGUMENT, Code.PERMISSION_DENIED)
+_CLOCK_SKEW = Instrument("embed.clock.skew", "s", "how far the clock is ahead of Kafka's records, at most, in a minute")
 _RATIO_BOUNDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
 
 
@@ -50,6 +51,10 @@ class Metrics:
         """Show what `snapshot` describes; it is called on this event loop whenever a reader collects."""
         on_loop = OnLoop(snapshot)
         self._gatherer.gauges(GAUGES, lambda: gauge_values(on_loop()))
+
+    def watch_clock(self, skew_s: Callable[[], float]) -> None:
+        """Show by how much the clock is off those of Kafka's records; asked on the reader's thread."""
+        self._gatherer.gauges((_CLOCK_SKEW,), lambda: {_CLOCK_SKEW: {(): skew_s()}})
 
     def batch_sent(self, lane: str, reason: str, tokens: int, queries: int, budget: int) -> None:
         """A batch went out to a lane, for a reason, holding so much of the token budget in force."""

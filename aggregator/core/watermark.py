@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from math import inf
 from typing import Any
+
+_KEPT_ENDS = 3
 
 
 @dataclass(slots=True, eq=False)
@@ -24,13 +27,14 @@ class Watermark:
     partition's new owner redoes the rest.
     """
 
-    __slots__ = ("_end", "_highest_settled", "_leases", "fenced", "partition", "topic")
+    __slots__ = ("_end", "_highest_settled", "_leases", "_log_ends", "fenced", "partition", "topic")
 
     def __init__(self, topic: str, partition: int, position: int) -> None:
         self.topic = topic
         self.partition = partition
         self.fenced = False
         self._leases: deque[Lease] = deque()
+        self._log_ends: deque[tuple[int, float]] = deque(maxlen=_KEPT_ENDS)
         self._end = position
         self._highest_settled = position - 1
 
@@ -77,6 +81,14 @@ class Watermark:
         leases = self._leases
         while leases and leases[0].settled:
             leases.popleft()
+
+    def saw_log_end(self, offset: int, now_s: float) -> None:
+        """The partition's log ended at `offset` at this time: what stands from there on was written later."""
+        self._log_ends.append((offset, now_s))
+
+    def written_after_s(self, offset: int) -> float:
+        """The latest time at which the record at `offset` was known not to be there yet; `-inf`: not known."""
+        return max((seen_s for end, seen_s in self._log_ends if end <= offset), default=-inf)
 
     def fence(self) -> tuple[Lease, ...]:
         """Give the partition back; returns the leases that nobody settled."""

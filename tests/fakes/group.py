@@ -222,6 +222,11 @@ class FakeMember:
         """The log's end."""
         return self.group.logs[tp].end
 
+    def unheard_s(self, tp: TopicPartition) -> float:
+        """Always just told."""
+        del tp
+        return 0.0
+
     async def committed(self, tps: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         """The group's offsets of these, where it has one."""
         return {tp: self.group.committed[tp] for tp in tps if tp in self.group.committed}

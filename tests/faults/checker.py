@@ -17,6 +17,7 @@ from tests.integration.aggregator.desk import headers
 _EXAMPLES = 5
 _GOOD = "OK"
 _NEVER_MS = 2**62
+_BY_PRODUCER = 0
 
 
 @dataclass(slots=True)
@@ -65,7 +66,9 @@ class Checker:
             return
         digest = _digest(record.value)
         place = (record.topic, record.partition, record.offset)
-        self.fates[record.key] = Fate(*place, record.timestamp, digest, intent)
+        dated = record.timestamp_type == _BY_PRODUCER
+        sent_ms = record.timestamp - int(intent.clock_s * 1000) * dated
+        self.fates[record.key] = Fate(*place, sent_ms, digest, intent)
 
     def take_reply(self, record: Any) -> None:
         """A record of the replies topic."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Generator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
 
 
 @asynccontextmanager
-async def _opened(folder: Path, bootstrap: str) -> AsyncIterator[Scene]:
+async def _opened(folder: Path, bootstrap: str) -> AsyncGenerator[Scene]:
     scene = Scene(folder, bootstrap)
     await scene.open()
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,13 +28,14 @@ class Intent:
     """What is to become of a record: a reply with one of `codes`, and a dead letter where `dead`.
 
     `text` is set where the reply must hold its vector. `may_die`: codes with which it may be dead-lettered instead,
-    because of what the row breaks.
+    because of what the row breaks. `clock_s`: how far its producer's clock is ahead of the broker's.
     """
 
     text: str | None = None
     codes: frozenset[str] = frozenset({"OK"})
     dead: bool = False
     may_die: frozenset[str] = frozenset()
+    clock_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,12 @@ class SteadyLoad:
             headers = [(name, value) for name, value in planned.sent.headers]
             try:
                 word = await self._producer.send(
-                    self.topic, value=planned.sent.value, key=key, headers=headers, partition=partition
+                    self.topic,
+                    value=planned.sent.value,
+                    key=key,
+                    headers=headers,
+                    partition=partition,
+                    timestamp_ms=int((time.time() + planned.intent.clock_s) * 1000),
                 )
             except KafkaError:
                 self.unsure += 1
