@@ -7,18 +7,21 @@ from dataclasses import dataclass, field
 from itertools import count
 from math import inf
 
-from aggregator.core.lanes import Lane, LanePolicy, SendReason, StepReport, next_turn
+from aggregator.core.lanes import Lane, LanePolicy, SendReason, StepReport
+from aggregator.core.pacing import Pace
 from aggregator.core.packing import Packer, PackPolicy
 from aggregator.core.query import Entry, Query
 from aggregator.core.queue import QueuePolicy, TokenQueue
 from aggregator.core.retries import Group, Retries, RetryPolicy
+from aggregator.core.turns import next_turn
 
 
 @dataclass(frozen=True, slots=True)
 class DispatchPolicy:
     """How one model's queue, packing, lanes and retries behave.
 
-    `lone_timeout_s`: a batch's time-out where there is no other lane to send it to.
+    `lone_timeout_s`: a batch's time-out where there is no other lane to send it to. `paced`: whether lanes are kept
+    from starting and ending together.
     """
 
     queue: QueuePolicy = field(default_factory=QueuePolicy)
@@ -26,6 +29,7 @@ class DispatchPolicy:
     lane: LanePolicy = field(default_factory=LanePolicy)
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     lone_timeout_s: float = 60.0
+    paced: bool = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,6 +74,7 @@ class Dispatcher:
         self.lanes: dict[str, Lane] = {}
         self.retries = Retries(policy.retry)
         self._packer = Packer(self.queue, policy.pack)
+        self._pace = Pace()
         self._policy = policy
         self._batch_ids = (f"{name}-{number}" for number in count(1))
 
@@ -127,15 +132,19 @@ class Dispatcher:
 
     def _send_queued(self, due: Due, now_s: float, max_entries: int, always: SendReason | None) -> None:
         queue = self.queue
+        pace = self._pace if self._policy.paced and always is None else None
         while len(queue):
-            turn = next_turn(self.lanes.values(), now_s, queue.tokens)
+            turn = next_turn(self.lanes.values(), now_s, queue.tokens, pace, queue.next_deadline_s())
             lane = turn.lane
             if lane is None:
                 due.wake_s = min(due.wake_s, turn.wake_s)
                 return
-            cut = self._packer.pack(lane.token_budget, now_s, max_entries=max_entries, finish_s=turn.finish_s)
+            cut = self._packer.pack(
+                lane.cut_tokens(queue.tokens), now_s, max_entries=max_entries, finish_s=turn.finish_s
+            )
             due.late += cut.late
             if cut.entries:
+                self._pace.sent(len(cut.entries), now_s)
                 reason = SendReason.OVERSIZED if cut.oversized else SendReason.AGED if cut.aged else turn.reason
                 due.batches.append(self._cut(lane, cut.entries, always or reason, None, now_s))
 

@@ -1,9 +1,8 @@
-"""Decide which model server gets the next batch, and when: one running, one staged, sealed as late as possible."""
+"""One model server as the aggregator sees it: what is out, when its next batch is due, how fast it is."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import inf
@@ -35,7 +34,8 @@ class LanePolicy:
 
     `idle_target`: engine idle time between batches, as a share of the step, under which the lead is good.
     `first_timeout_s`: the least time-out of a batch until the lane's first reply. `evidence_factor`: a reply is
-    evidence while what is predicted for its step is no more than so many times what the step took.
+    evidence while what is predicted for its step is no more than so many times what the step took. `shared_from`: a
+    lane counts as shared with other aggregators from this share of replies on that tell of their batches.
     """
 
     idle_target: float = 0.01
@@ -48,6 +48,8 @@ class LanePolicy:
     timeout_factor: float = 4.0
     evidence_max_age_s: float = 5.0
     evidence_factor: float = 2.0
+    shared_from: float = 0.2
+    sharing_gain: float = 0.1
 
 
 @dataclass(slots=True)
@@ -103,6 +105,7 @@ class Lane:
         self._out: deque[_Out] = deque()
         self._evidence_s = -inf
         self._replied_s = -inf
+        self._sharing = 0.0
 
     @property
     def batches_out(self) -> int:
@@ -146,6 +149,17 @@ class Lane:
             return 0
         step_tokens = min(tokens, self.token_budget)
         return min(tokens, int(left_s / self.step_time_s(step_tokens)) * step_tokens)
+
+    def cut_tokens(self, queued_tokens: int) -> int:
+        """Tokens that the next batch may hold here: half the budget where more than half of one waits, and others send.
+
+        The server merges batches into one step while they fit the budget together. Two that are a little longer than
+        half of it do not, and each runs alone in a step that could have held more.
+        """
+        budget = self.token_budget
+        if self._sharing < self._policy.shared_from or not budget // 2 < queued_tokens < budget:
+            return budget
+        return budget // 2
 
     def has_evidence(self, now_s: float) -> bool:
         """Whether a reply came lately that bears predictions out, so that they may refuse a query."""
@@ -216,6 +230,8 @@ class Lane:
         borne_out = self.step_time_s(report.step_tokens) <= policy.evidence_factor * report.step_duration_s
         self._evidence_s = now_s if borne_out else -inf
         self.foreign_tokens = max(0, report.queued_tokens - self.tokens_out)
+        shared = report.step_tokens > out.token_count or self.foreign_tokens > 0
+        self._sharing += policy.sharing_gain * (shared - self._sharing)
         if out.light:
             self.light_lead.observe(report.idle_before_s, report.staged_s)
             return
@@ -242,59 +258,3 @@ class Lane:
             self._guessed = False
         else:
             self._scale.observe(report.step_duration_s, curve.time_s(report.step_tokens))
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """A lane that takes a batch now, or the time to ask again (`inf`: when something changes).
-
-    `finish_s` is when the soonest lane would finish that batch; None while the lane has no evidence for it.
-    """
-
-    lane: Lane | None
-    reason: SendReason
-    wake_s: float
-    finish_s: float | None = None
-
-
-def next_turn(lanes: Collection[Lane], now_s: float, queued_tokens: int) -> Turn:
-    """Choose the lane with the smallest predicted finish among those whose turn it is.
-
-    It is passed by only while other lanes, after all that they have out, would finish everything that waits
-    sooner than it would finish one batch (a pod ten times slower than its siblings must not hold a query for
-    ten times as long, but in an overload it takes its part).
-    """
-    ready: list[Lane] = []
-    later: list[Lane] = []
-    wake_s = inf
-    for lane in lanes:
-        due_s = lane.due_s(now_s, queued_tokens)
-        if due_s <= now_s:
-            ready.append(lane)
-        else:
-            later.append(lane)
-            wake_s = min(wake_s, due_s)
-    if not ready:
-        return Turn(None, SendReason.IDLE, wake_s)
-    tokens = min(queued_tokens, *(lane.token_budget for lane in ready))
-    best = min(ready, key=lambda lane: lane.finish_s(tokens, now_s))
-    best_finish_s = best.finish_s(min(queued_tokens, best.token_budget), now_s)
-    sooner = [(lane, lane.finishes_by(best_finish_s, queued_tokens, now_s)) for lane in later]
-    if sum(finished for _, finished in sooner) >= queued_tokens:
-        # Ask again at the latest when one of these promises turns out to be broken.
-        wake_s = min(wake_s, *(lane.free_s(now_s) for lane, finished in sooner if finished))
-        return Turn(None, SendReason.IDLE, wake_s)
-    reason = SendReason.FULL if queued_tokens >= best.token_budget else SendReason.IDLE
-    return Turn(
-        best,
-        SendReason.STAGED if best.batches_out else reason,
-        wake_s,
-        _soonest_finish_s(lanes, queued_tokens, now_s) if best.has_evidence(now_s) else None,
-    )
-
-
-def _soonest_finish_s(lanes: Collection[Lane], queued_tokens: int, now_s: float) -> float:
-    """When a batch could be answered at the soonest, by those lanes that have evidence."""
-    return min(
-        lane.answer_s(min(queued_tokens, lane.token_budget), now_s) for lane in lanes if lane.has_evidence(now_s)
-    )

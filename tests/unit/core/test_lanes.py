@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typing_extensions import override
 
-from aggregator.core.lanes import UNMEASURED, Lane, LanePolicy, SendReason, StepReport, next_turn
+from aggregator.core.lanes import UNMEASURED, Lane, LanePolicy, StepReport
 from aggregator.core.saturation import Curve, Rule
+from aggregator.core.turns import next_turn
 
 CURVE = Curve(0.010, 0.004, 1e-4, 60, Rule.HINGE, 8192)
 """10 ms up to 60 tokens, then 0.1 ms more per token: 100 tokens take 14 ms."""
@@ -254,69 +255,3 @@ def test_the_lead_grows_by_what_the_engine_idled_and_shrinks_by_what_a_batch_wai
     assert shorter_s == pytest.approx(grown_s - POLICY.lead_decay * 0.010)
     assert staged(8.0, report(100, idle_s=1.0)) == pytest.approx(0.014)  # never more than a step
     assert staged(9.0, report(100, staged_s=10.0)) == POLICY.min_lead_s
-
-
-def test_the_lane_that_finishes_first_has_its_turn_and_the_reason_is_told() -> None:
-    slow, fast = lane("slow", slower=2.0), lane("fast")
-    turn = next_turn([slow, fast], 5.0, 50)
-    assert (turn.lane, turn.reason, turn.wake_s, turn.finish_s) == (fast, SendReason.IDLE, inf, None)
-    assert next_turn([slow, fast], 5.0, 100).reason is SendReason.FULL
-    fast.sent("1", 100, 5.0)
-    assert next_turn([fast], 5.013, 500).reason is SendReason.STAGED
-
-
-def test_lanes_are_compared_by_the_same_tokens() -> None:
-    large, small = lane("large", token_budget=1000), lane("small", slower=1.5, token_budget=50)
-    assert next_turn([small, large], 5.0, 1000).lane is large
-
-
-def test_when_it_is_nobodys_turn_the_next_one_is_told() -> None:
-    one, other = lane("one"), lane("other")
-    one.sent("1", 100, 5.0)
-    other.sent("2", 200, 5.0)
-    turn = next_turn([one, other], 5.0, 50)
-    assert (turn.lane, turn.wake_s) == (None, one.due_s(5.0))
-    assert next_turn([], 5.0, 50).wake_s == inf
-
-
-def test_an_idle_lane_is_passed_by_while_another_would_finish_sooner() -> None:
-    slow, fast = lane("slow", slower=10.0), lane("fast")
-    fast.sent("1", 100, 5.0)
-    turn = next_turn([slow, fast], 5.0, 50)
-    assert (turn.lane, turn.wake_s) == (None, fast.due_s(5.0))
-    fast.sent("2", 100, 5.012)
-    turn = next_turn([slow, fast], 5.012, 50)
-    assert turn.lane is None
-    assert turn.wake_s == pytest.approx(5.028)  # when both are promised to have ended
-    assert next_turn([slow, fast], turn.wake_s, 50).lane is slow
-
-
-def test_an_idle_lane_that_would_finish_sooner_is_not_passed_by() -> None:
-    slower, fast = lane("slower", slower=1.5), lane("fast")
-    fast.sent("1", 100, 5.0)
-    assert next_turn([slower, fast], 5.0, 50).lane is slower
-
-
-def test_a_slow_lane_takes_its_part_of_what_others_would_not_finish_sooner() -> None:
-    slow, fast = lane("slow", slower=10.0), lane("fast")
-    fast.sent("1", 100, 5.0)
-    assert next_turn([slow, fast], 5.0, 800).lane is None
-    assert next_turn([slow, fast], 5.0, 1000).lane is slow
-
-
-def test_nobody_waits_for_a_lane_that_a_suspect_has() -> None:
-    slow, fast = lane("slow", slower=10.0), lane("fast")
-    fast.sent("1", 10, 5.0)
-    fast.exclusive = True
-    assert next_turn([slow, fast], 5.0, 50).lane is slow
-
-
-def test_a_turn_tells_when_the_soonest_lane_with_evidence_would_finish() -> None:
-    slow, fast = lane("slow", slower=10.0, warm=True), lane("fast", warm=True)
-    fast.sent("1", 100, 5.0)
-    fast.sent("2", 100, 5.0)
-    turn = next_turn([slow, fast], 5.0, 2000)
-    assert turn.lane is slow
-    assert turn.finish_s == pytest.approx(5.042)
-    stale = lane("stale")
-    assert next_turn([stale, fast], 5.0, 2000).finish_s is None

@@ -78,6 +78,15 @@ def test_batches_of_several_aggregators_are_merged() -> None:
     assert merged.utilisation <= 1.05
 
 
+def test_of_batches_that_others_are_merged_with_two_fit_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = replace(cases.case("shared", seconds=2.5), warm_up_s=0.5)
+    halved = simulate(shared, Policy(Kind.OURS), 1)
+    monkeypatch.setattr(lanes.Lane, "cut_tokens", lambda lane, _: lane.token_budget)
+    whole = simulate(shared, Policy(Kind.OURS), 1)
+    assert halved.in_time > 0.99
+    assert halved.p99_s < 0.85 * whole.p99_s
+
+
 def test_a_full_admission_refuses() -> None:
     outcome = simulate(replace(SHORT, arrivals=Steady(4000.0), max_held_tokens=5000), Policy(Kind.OURS), 1)
     assert outcome.refused > 1000

@@ -1,0 +1,80 @@
+"""Decide which lane takes the next batch, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from math import inf
+
+from aggregator.core.lanes import Lane, SendReason
+from aggregator.core.pacing import Pace
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A lane that takes a batch now, or the time to ask again (`inf`: when something changes).
+
+    `finish_s` is when the soonest lane would finish that batch; None while the lane has no evidence for it.
+    """
+
+    lane: Lane | None
+    reason: SendReason
+    wake_s: float
+    finish_s: float | None = None
+
+
+def next_turn(
+    lanes: Collection[Lane],
+    now_s: float,
+    queued_tokens: int,
+    pace: Pace | None = None,
+    deadline_s: float = inf,
+) -> Turn:
+    """Choose the lane with the smallest predicted finish among those whose turn it is.
+
+    It is passed by only while other lanes, after all that they have out, would finish everything that waits
+    sooner than it would finish one batch (a pod ten times slower than its siblings must not hold a query for
+    ten times as long, but in an overload it takes its part). With a `pace`, less than a full batch waits its time
+    unless the earliest `deadline_s` of what waits could then be missed.
+    """
+    ready: list[Lane] = []
+    later: list[Lane] = []
+    wake_s = inf
+    for lane in lanes:
+        due_s = lane.due_s(now_s, queued_tokens)
+        if due_s <= now_s:
+            ready.append(lane)
+        else:
+            later.append(lane)
+            wake_s = min(wake_s, due_s)
+    if not ready:
+        return Turn(None, SendReason.IDLE, wake_s)
+    tokens = min(queued_tokens, *(lane.token_budget for lane in ready))
+    best = min(ready, key=lambda lane: lane.finish_s(tokens, now_s))
+    best_finish_s = best.finish_s(min(queued_tokens, best.token_budget), now_s)
+    sooner = [(lane, lane.finishes_by(best_finish_s, queued_tokens, now_s)) for lane in later]
+    if sum(finished for _, finished in sooner) >= queued_tokens:
+        # Ask again at the latest when one of these promises turns out to be broken.
+        wake_s = min(wake_s, *(lane.free_s(now_s) for lane, finished in sooner if finished))
+        return Turn(None, SendReason.IDLE, wake_s)
+    full = queued_tokens >= best.token_budget
+    if pace is not None and later and not full:
+        # What a step costs whatever it holds is what a query saves that waits to share one.
+        gain = best.step_time_s(1) / best.step_time_s(queued_tokens)
+        paced_s = pace.next_s(len(ready), min(lane.free_s(now_s) for lane in later), gain)
+        if paced_s > now_s and best.answer_s(queued_tokens, paced_s) <= deadline_s:
+            return Turn(None, SendReason.IDLE, min(wake_s, paced_s))
+    reason = SendReason.FULL if full else SendReason.IDLE
+    return Turn(
+        best,
+        SendReason.STAGED if best.batches_out else reason,
+        wake_s,
+        _soonest_finish_s(lanes, queued_tokens, now_s) if best.has_evidence(now_s) else None,
+    )
+
+
+def _soonest_finish_s(lanes: Collection[Lane], queued_tokens: int, now_s: float) -> float:
+    """When a batch could be answered at the soonest, by those lanes that have evidence."""
+    return min(
+        lane.answer_s(min(queued_tokens, lane.token_budget), now_s) for lane in lanes if lane.has_evidence(now_s)
+    )
