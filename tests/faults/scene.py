@@ -190,7 +190,8 @@ class Scene:
     async def verdict(self, timeout_s: float = 120.0, *, deleted: Sequence[bytes] = ()) -> Verdict:
         """Let all be finished, stop the aggregators, and check every topic from its beginning.
 
-        `deleted`: keys of records that the row took out of the requests topic itself.
+        `deleted`: keys of records that the row took out of the requests topic itself, or made unreadable for a while;
+        nobody may have answered them.
         """
         drained = await self.drained(timeout_s)
         codes = await self.stop()
@@ -199,7 +200,8 @@ class Scene:
         for record in self.kept_requests:
             checker.take_input(record)
         async for record in read_topics(self.kafka, self.topics.requests):
-            checker.take_input(record)
+            if record.key not in deleted:
+                checker.take_input(record)
         for record in self.kept_replies:
             checker.take_reply(record)
         async for record in read_topics(self.kafka, self.topics.replies, *self.further_replies):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import pytest_asyncio
 
 from loadtest.stack.kafka import KafkaBroker
 from loadtest.stack.ports import free_ports
+from tests.faults.far_side import CannotIsolate, Link, namespace
 from tests.faults.relay import Relay
 from tests.faults.rows import Figures
 from tests.faults.scene import Scene
@@ -23,20 +26,23 @@ def port_of(address: str) -> int:
     return int(address.rpartition(":")[2])
 
 
+def listening_twice(folder: Path, far: str, advertised: str) -> KafkaBroker:
+    """A broker that listens at `far` too, and tells those who come there that it is at `advertised`."""
+    broker = KafkaBroker(folder)
+    seat = broker.seat
+    broker.settings |= {
+        "listeners": f"PLAINTEXT://localhost:{seat.port},FAR://{far},CONTROLLER://localhost:{seat.controller_port}",
+        "advertised.listeners": f"PLAINTEXT://localhost:{seat.port},FAR://{advertised}",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,FAR:PLAINTEXT,CONTROLLER:PLAINTEXT",
+    }
+    return broker
+
+
 @pytest_asyncio.fixture
 async def relayed(tmp_path: Path) -> AsyncIterator[tuple[Scene, Relay]]:
     """A scene whose aggregators reach their broker through a relay only, and whose checker does not."""
     far_port, relay_port = free_ports(2)
-    broker = KafkaBroker(tmp_path / "kafka")
-    seat = broker.seat
-    broker.settings |= {
-        "listeners": (
-            f"PLAINTEXT://localhost:{seat.port},FAR://localhost:{far_port},CONTROLLER://localhost:{seat.controller_port}"
-        ),
-        "advertised.listeners": f"PLAINTEXT://localhost:{seat.port},FAR://localhost:{relay_port}",
-        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,FAR:PLAINTEXT,CONTROLLER:PLAINTEXT",
-    }
-    with broker:
+    with listening_twice(tmp_path / "kafka", f"localhost:{far_port}", f"localhost:{relay_port}") as broker:
         async with Relay(far_port, relay_port) as relay:
             scene = Scene(tmp_path, broker.bootstrap, beside=relay.address)
             await scene.open()
@@ -73,6 +79,56 @@ async def test_a_cut_from_kafka_splits_nothing(relayed: tuple[Scene, Relay], fig
             await asyncio.sleep(cut_s)  # the fault itself
             relay.mend()
         await scene.answers(2000)
+    verdict = figures.take(await scene.verdict())
+    assert verdict.problems == ()
+
+
+@dataclass(frozen=True, slots=True)
+class FarSide:
+    """A scene, and what an aggregator in a network of its own is told."""
+
+    scene: Scene
+    environment: dict[str, str]
+    to_kafka: Link
+    to_servers: Link
+
+
+@pytest_asyncio.fixture
+async def far_side(tmp_path: Path) -> AsyncIterator[FarSide]:
+    """A scene whose `beside` is the broker's address in the other network."""
+    with contextlib.ExitStack() as stack:
+        try:
+            environment, (to_kafka, to_servers) = stack.enter_context(namespace(links=2))
+        except CannotIsolate as error:
+            pytest.skip(f"no network namespaces: {error}")
+        (port,) = free_ports(1)
+        far = f"{to_kafka.address}:{port}"
+        broker = stack.enter_context(listening_twice(tmp_path / "kafka", far, far))
+        scene = Scene(tmp_path, broker.bootstrap, beside=far)
+        await scene.open()
+        yield FarSide(scene, environment, to_kafka, to_servers)
+        await scene.close()
+
+
+@pytest.mark.row("one of two aggregators in a network of its own, which loses every packet to and from")
+@pytest.mark.parametrize("cut_from", ["kafka", "model-server"])
+async def test_a_partition_of_the_network_splits_nothing(far_side: FarSide, figures: Figures, cut_from: str) -> None:
+    scene = far_side.scene
+    (port,) = free_ports(1)
+    await scene.server(GRPC__BIND=f"0.0.0.0:{port}")
+    server = f"{far_side.to_servers.address}:{port}"
+    module = "tests.faults.far_side"
+    isolated = await scene.aggregator(server, module=module, environment=far_side.environment, ready=False)
+    async with scene.under_load(200):  # it is answered, so the one in its own network is at work
+        scene.beside = ""
+        await scene.aggregator(server)
+        link = far_side.to_kafka if cut_from == "kafka" else far_side.to_servers
+        async with scene.fault():
+            link.cut()
+            await asyncio.sleep(20.0)  # the fault itself
+            link.mend()
+        await scene.answers(2000)
+        assert isolated.exit_code is None
     verdict = figures.take(await scene.verdict())
     assert verdict.problems == ()
 
