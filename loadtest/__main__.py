@@ -25,6 +25,7 @@ COMMANDS = (
     Command("embed", "loadtest.embed", "send queries through gRPC and collect the answers"),
     Command("redrive", "loadtest.redrive", "put dead letters back to where they came from"),
     Command("simulate", "loadtest.simulate.command", "compare ways of batching in virtual time, on the real core"),
+    Command("generate", "loadtest.generation.command", "simulate a generating engine under the core's limits"),
     Command("report", "loadtest.report.command", "simulate, and write one page with plots and tables"),
     Command("bench", "loadtest.bench.run", "measure the hot paths, side by side with what they stand on"),
 )

@@ -1,0 +1,104 @@
+"""`loadtest generate`: a generating engine in virtual time, after seeds 001 and 002."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+from rich.table import Table
+
+from aggregator.core.sla import Form
+from loadtest.generation.lengths_vary import MOST, Way, latency, throughput
+from loadtest.generation.memory_and_sla import TABLE_1, TABLE_2, figure_3, table_1, table_2
+from loadtest.screen import OUTPUT
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of this command."""
+    parser.add_argument(
+        "what", choices=list(_SHOWN), help="seed 001: table1, table2, figure3; seed 002: lengths, latency"
+    )
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="(%(default)s)")
+    parser.add_argument("--form", choices=list(Form), default=Form.PAPER, help="the controller of table2 (%(default)s)")
+
+
+def run(options: argparse.Namespace) -> int:
+    """The exit code: 0."""
+    OUTPUT.print(_SHOWN[options.what](options))
+    return 0
+
+
+def _table(*titles: str) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column(titles[0], no_wrap=True)
+    for title in titles[1:]:
+        table.add_column(title, justify="right")
+    return table
+
+
+def _table_1(options: argparse.Namespace) -> Table:
+    titles = ("printed fixed", "dynamic", "gain", "here dynamic", "gain", "at once fixed", "dynamic")
+    table = _table("tokens/s of model, prompt, output", *titles)
+    for row in TABLE_1:
+        found = table_1(row, options.seed)
+        table.add_row(
+            f"{row.model}, {row.prompt:g}, {row.output:g}",
+            f"{row.static:.0f}",
+            f"{row.dynamic:.0f}",
+            f"{row.dynamic / row.static - 1.0:.1%}",
+            f"{found.dynamic:.0f}",
+            f"{found.gain:.1%}",
+            f"{found.static_running:.0f}",
+            f"{found.dynamic_running:.0f}",
+        )
+    return table
+
+
+def _table_2(options: argparse.Namespace) -> Table:
+    titles = ("printed fixed", "dynamic", "gain", "here fixed", "dynamic", "gain", "at once fixed", "dynamic")
+    table = _table("queries/s of model, prompt, output", *titles)
+    for row in TABLE_2:
+        found = table_2(row, Form(options.form), options.seed)
+        table.add_row(
+            f"{row.model}, {row.prompt:g}, {row.output:g}",
+            f"{row.static:.2f}",
+            f"{row.dynamic:.2f}",
+            f"{row.dynamic / row.static - 1.0:.1%}",
+            f"{found.static:.2f}",
+            f"{found.dynamic:.2f}",
+            f"{found.gain:.1%}",
+            f"{found.static_running:.0f}",
+            f"{found.dynamic_running:.0f}",
+        )
+    return table
+
+
+def _figure_3(options: argparse.Namespace) -> Table:
+    table = _table("requests at once", "ms a step", "tokens/s")
+    for batch, step_ms, tokens_per_s in figure_3(seed=options.seed):
+        table.add_row(str(batch), f"{step_ms:.1f}", f"{tokens_per_s:.0f}")
+    return table
+
+
+def _lengths(options: argparse.Namespace) -> Table:
+    table = _table("tokens/s by the longest output", *map(str, MOST))
+    for way in Way:
+        table.add_row(way.value, *(f"{throughput(way, most, options.seed).tokens_per_s:.0f}" for most in MOST))
+    return table
+
+
+def _latency(_: argparse.Namespace) -> Table:
+    table = _table("seconds a request", "1/s: p50", "p90", "4/s: p50", "p90")
+    for way in Way:
+        found = [latency(way, rate) for rate in (1.0, 4.0)]
+        table.add_row(way.value, *(f"{value:.1f}" for one in found for value in (one.p50_s, one.p90_s)))
+    return table
+
+
+_SHOWN: dict[str, Callable[[argparse.Namespace], Table]] = {
+    "table1": _table_1,
+    "table2": _table_2,
+    "figure3": _figure_3,
+    "lengths": _lengths,
+    "latency": _latency,
+}
