@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tests.faults.rows import FOLDER, Row, read_file
+from tests.faults.sections import SECTIONS
 
 DOCUMENT = Path("docs/reliability.md")
+_LINKED = re.compile(r"^\[(.*)\]\(runbook\.md#.*\)$")
 _BEGIN, _END = "<!-- rows: written by `make faults` -->\n", "<!-- end of rows -->"
 _HEADER = (
     "| fault | ended | sent | answered | dead-lettered | lost | wrong | duplicates | went back"
@@ -34,7 +36,7 @@ def write_document() -> None:
 
 def _lines_of(table: str) -> dict[str, str]:
     rows = table.splitlines()[2:]
-    return {line.split("|")[1].strip(): line for line in rows}
+    return {_LINKED.sub(r"\1", line.split("|")[1].strip()): line for line in rows}
 
 
 def _title(row: Row) -> str:
@@ -42,11 +44,17 @@ def _title(row: Row) -> str:
     return row.fault + (f" ({parameters[1]})" if parameters else "")
 
 
+def _linked(row: Row) -> str:
+    """The title, which leads to what to do about it."""
+    section = SECTIONS.get(row.name.partition("[")[0])
+    return f"[{_title(row)}](runbook.md#{section})" if section else _title(row)
+
+
 def _line(row: Row) -> str:
     found = row.figures
     checks = row.fault.startswith("checker: ")
     ended = {"passed": "caught" if checks else "held"}.get(row.outcome, "**failed**")
-    cells = [_title(row), ended, *(_figure(found, name) for name in _COUNTS)]
+    cells = [_linked(row), ended, *(_figure(found, name) for name in _COUNTS)]
     cells.append(_figure(found, "recovery_s"))
     cells.append(f"{_figure(found, 'p99_during_s')}, {_figure(found, 'p99_after_s')}")
     cells.append(_figure(found, "peak_mib"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from typing import Any
 from unittest.mock import patch
 
@@ -59,6 +60,20 @@ async def test_a_refused_record_does_not_end_its_partition(shared: RealCluster) 
         assert not any(words[1:])
     await producer.close(2)
     assert [record.value for record in await shared.read(topic)] == [b"%d" % number for number in range(10)]
+
+
+async def test_only_the_record_that_is_too_large_is_refused_however_large_its_batch(shared: RealCluster) -> None:
+    topic = await shared.create_topic(max_message_bytes="100000")
+    values = [secrets.token_bytes(10_000) for _ in range(40)]  # each fits, a batch of them does not
+    values.insert(17, secrets.token_bytes(110_000))
+    producer = KafkaProducer(shared.settings())
+    await producer.start()
+    words = await producer.send([OutgoingRecord(topic, 0, b"k", value, []) for value in values])
+    await producer.close(2)
+    assert [number for number, word in enumerate(words) if word is not None] == [17]
+    assert isinstance(words[17], kafka_errors.MessageSizeTooLargeError)
+    del values[17]
+    assert [record.value for record in await shared.read(topic)] == values
 
 
 async def test_without_a_new_identity_it_would(shared: RealCluster) -> None:

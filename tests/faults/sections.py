@@ -1,0 +1,40 @@
+"""Which section of docs/runbook.md says what to do about a row's fault, by the row's test."""
+
+from __future__ import annotations
+
+SECTIONS = {
+    "test_killed_aggregators_lose_nothing": "an-aggregator-dies-or-hangs",
+    "test_a_zombie_commits_nothing": "an-aggregator-dies-or-hangs",
+    "test_a_stop_under_full_load_answers_nothing_twice": "aggregators-are-stopped-or-rolled",
+    "test_a_rolling_restart_is_hardly_noticed": "aggregators-are-stopped-or-rolled",
+    "test_a_rebalance_storm_stops_no_partition": "members-come-and-go",
+    "test_a_restart_of_the_broker_is_waited_for": "a-broker-goes",
+    "test_a_broker_that_goes_hands_over": "a-broker-goes",
+    "test_without_brokers_memory_is_bounded_and_a_stop_ends": "no-broker-answers",
+    "test_new_partitions_are_read_from_their_start": "partitions-are-added",
+    "test_what_retention_took_is_counted": "retention-overtakes-the-reading",
+    "test_a_full_disk_is_got_round": "a-brokers-disk-is-full",
+    "test_a_spoilt_batch_is_never_passed_over_in_silence": "a-record-batch-is-spoilt",
+    "test_a_deleted_reply_topic_costs_only_its_own": "a-reply-topic-is-gone-or-forbidden",
+    "test_a_forbidden_reply_topic_costs_only_its_own": "a-reply-topic-is-gone-or-forbidden",
+    "test_a_dead_letter_that_cannot_be_written_holds_its_offset": "dead-letters-cannot-be-written",
+    "test_a_killed_model_server_returns": "a-model-server-dies-hangs-or-crawls",
+    "test_a_frozen_model_server_is_left_out": "a-model-server-dies-hangs-or-crawls",
+    "test_a_slow_model_server_is_endured": "a-model-server-dies-hangs-or-crawls",
+    "test_wrong_answers_are_not_passed_on": "a-model-server-answers-nonsense",
+    "test_without_model_servers_records_wait": "all-model-servers-are-gone",
+    "test_poison_is_dead_lettered_alone": "a-query-breaks-the-engine",
+    "test_a_stuck_record_pauses_only_its_partition": "a-record-waits-while-others-flow",
+    "test_corrupt_payloads_are_each_dead_lettered_once": "payloads-are-corrupt",
+    "test_bad_requests_are_told_why": "requests-are-refused",
+    "test_a_step_of_the_clock_harms_nothing": "clocks-differ",
+    "test_a_step_of_the_clock_expires_nothing": "clocks-differ",
+    "test_a_producer_s_clock_expires_nothing": "clocks-differ",
+    "test_a_slow_way_to_kafka": "the-network-to-kafka-is-slow-or-cut",
+    "test_a_cut_from_kafka_splits_nothing": "the-network-to-kafka-is-slow-or-cut",
+    "test_a_partition_of_the_network_splits_nothing": "the-network-to-kafka-is-slow-or-cut",
+    "test_a_cut_from_a_model_server_is_got_round": "the-network-to-a-model-server-is-slow-or-cut",
+    "test_a_burst_is_worked_off_with_flat_memory": "more-comes-than-is-served",
+    "test_a_soak_loses_nothing": "several-things-fail-at-once",
+}
+"""The section's anchor; the checker's own rows have none."""
