@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from modelserver import profile_store
+from modelserver import profile_figure, profile_store
 from modelserver.engines import build
 from modelserver.model_files import ModelFiles
 from modelserver.profile import measure
@@ -16,8 +16,10 @@ from modelserver.warm_up import warm_up
 _log = logging.getLogger(__name__)
 
 
-def write_profile(settings: ModelServerSettings, files: ModelFiles, out: Path) -> None:
-    """Write `profile.json` and `profile.csv` into the folder `out`. Raises CannotStart."""
+def write_profile(
+    settings: ModelServerSettings, files: ModelFiles, out: Path, peak_flops_per_s: float | None = None
+) -> None:
+    """Write `profile.json`, `profile.csv` and `profile.svg` into the folder `out`. Raises CannotStart."""
     engine = build(settings, files).engine
     warm_up(engine)
     owner = profile_owner(settings, engine.facts, files)
@@ -25,5 +27,8 @@ def write_profile(settings: ModelServerSettings, files: ModelFiles, out: Path) -
     out.mkdir(parents=True, exist_ok=True)
     profile_store.save(profile, out / "profile.json")
     profile_store.save_csv(profile, out / "profile.csv")
+    flops = profile_figure.flops_per_token(files.path)
+    work = profile_figure.Work(flops, peak_flops_per_s) if flops is not None else None
+    (out / "profile.svg").write_text(profile_figure.draw(profile, work), encoding="utf-8")
     _log.info("wrote the profile", extra={"folder": str(out)})
     engine.close()
