@@ -9,7 +9,6 @@ by `settle`, exactly once, or is given up because its caller or its partition we
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import random
 import time
@@ -43,6 +42,7 @@ from aggregator.served import Served
 from aggregator.sharing import outgoing, settle_query, share_out
 
 _LOG = logging.getLogger(__name__)
+_GATHER_S = 0.002
 _EXPIRED = Failure(Code.DEADLINE_EXCEEDED, "the deadline passed before the input reached an engine")
 _EXPIRED_ON_ARRIVAL = Failure(Code.DEADLINE_EXCEEDED, "the deadline had passed on arrival")
 _LATE = Failure(Code.DEADLINE_EXCEEDED, "the deadline cannot be met: the batch would end after it")
@@ -86,6 +86,7 @@ class Pipeline:
         self._all_settled.set()
         self._unsettled = 0
         self._calls: list[Request] = []
+        self._gathering: asyncio.TimerHandle | None = None
         self._admitting = False
         self._queueing_long: asyncio.Task[None] | None = None
         self._urged: frozenset[int] = frozenset()
@@ -121,15 +122,32 @@ class Pipeline:
             await self._admit(requests)
 
     def submit(self, request: Request) -> None:
-        """Take a gRPC call's request; calls that come while others are admitted are admitted together after them."""
+        """Take a gRPC call's request, to be admitted with those that come in the same moment."""
         self._unsettled += 1
         self._all_settled.clear()
         self._calls.append(request)
-        if not self._admitting:
-            self._admitting = True
-            asyncio.get_running_loop().call_soon(lambda: self._spawn(self._admit_calls(), "admit calls"))
+        if not self._admitting and self._gathering is None:
+            self._gathering = asyncio.get_running_loop().call_later(self._gather_s(), self._admit_calls)
 
-    async def _admit_calls(self) -> None:
+    def _gather_s(self) -> float:
+        """How long calls may be gathered while no server could take them: admitted together they cost less each."""
+        now_s = self._clock()
+        gather_s = _GATHER_S
+        for model in self.models:
+            for served in model.revisions.values():
+                for lane in served.dispatcher.lanes.values():
+                    gather_s = min(gather_s, lane.due_s(now_s) - now_s)
+        return max(0.0, gather_s)
+
+    def _admit_calls(self) -> None:
+        """Admit the calls that were gathered; those that come meanwhile are next."""
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._gathering = None
+            self._admitting = True
+            self._spawn(self._admit_all(), "admit calls")
+
+    async def _admit_all(self) -> None:
         while calls := self._calls:
             self._calls = []
             self.meter.arrived(calls)
@@ -226,13 +244,17 @@ class Pipeline:
 
     async def dispatch(self) -> None:
         """Send batches as their lanes' turns come, work-conserving, without a time window."""
+        loop = asyncio.get_running_loop()
         while True:
             self._something_changed.clear()
             now_s = self._clock()
             wake_s = min(self._dispatch_model(model, now_s) for model in self.models)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(None if wake_s == inf else max(0.0, wake_s - self._clock())):
-                    await self._something_changed.wait()
+            timer = None
+            if wake_s < inf:
+                timer = loop.call_later(max(0.0, wake_s - self._clock()), self._something_changed.set)
+            await self._something_changed.wait()
+            if timer is not None:
+                timer.cancel()
 
     def _dispatch_model(self, model: Model, now_s: float) -> float:
         """Send what is due for one model; returns when to look again."""
@@ -290,6 +312,7 @@ class Pipeline:
             else:
                 served.under_way.remove(batch)
                 finished = self._batch_done(served, batch, result)
+            self._admit_calls()  # a server is less busy now
             self._something_changed.set()
             if finished:
                 await self.settle(finished)
