@@ -26,6 +26,7 @@ COMMANDS = (
     Command("redrive", "loadtest.redrive", "put dead letters back to where they came from"),
     Command("simulate", "loadtest.simulate.command", "compare ways of batching in virtual time, on the real core"),
     Command("generate", "loadtest.generation.command", "simulate a generating engine under the core's limits"),
+    Command("validate", "loadtest.validate.command", "hold the simulator against the running system, here"),
     Command("report", "loadtest.report.command", "simulate, and write one page with plots and tables"),
     Command("bench", "loadtest.bench.run", "measure the hot paths, side by side with what they stand on"),
 )

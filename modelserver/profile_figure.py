@@ -99,7 +99,7 @@ class _Panel:
         return (
             f'<text x="{_LEFT}" y="{top + 12}">{_escaped(self.label)}</text>'
             f'<path class="axis" d="M{_LEFT} {top + 20}V{base}H{_WIDTH - _RIGHT}"/>{self._ticks(first, last, x, base)}'
-            f'<text x="{_LEFT - 6}" y="{top + 26}" text-anchor="end">{most:.3g}</text>'
+            f'<text x="{_LEFT - 6}" y="{top + 26}" text-anchor="end">{most:.4g}</text>'
             f'<text x="{_LEFT - 6}" y="{base}" text-anchor="end">0</text>{self._floor(curve, y)}'
             f'<line class="mark" x1="{mark}" x2="{mark}" y1="{top + 20}" y2="{base}"/>'
             f'<polyline class="fit" points="{line}"/>{dots}'

@@ -1,0 +1,1 @@
+"""Hold the simulator against the running system."""

@@ -1,0 +1,98 @@
+"""`loadtest validate`: the simulator beside the running system, on a profile measured here."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+from rich.table import Table
+
+from loadtest.options import fail, positive, positive_int
+from loadtest.screen import ERRORS, OUTPUT
+from loadtest.simulate.cases import capacity
+from loadtest.simulate.curves import find
+from loadtest.simulate.lengths import Lengths
+from loadtest.stack.errors import StackError
+from loadtest.validate import live
+from loadtest.validate.compare import Repeat, Row, row, simulated
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of this command."""
+    parser.add_argument(
+        "--load",
+        type=positive,
+        nargs="+",
+        default=[0.3, 0.5, 0.7],
+        metavar="SHARE",
+        help="shares of what the model server can do by its profile (0.3 0.5 0.7)",
+    )
+    parser.add_argument("--repeats", type=positive_int, default=5, metavar="N", help="of each load (%(default)s)")
+    parser.add_argument("--seconds", type=positive, default=20.0, help="of each repeat (%(default)s)")
+    parser.add_argument("--engine", choices=["auto", "direct", "core"], help="of the model server")
+    parser.add_argument("--data-dir", type=Path, default=Path(".run/validate"), metavar="DIR", help="(%(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="every figure")
+
+
+def run(options: argparse.Namespace) -> int:
+    """The exit code: 0, 1 when a figure is further off than it may be, 2 when it could not be done."""
+    settings = {"ENGINE__KIND": options.engine} if options.engine else {}
+    try:
+        with live.running(options.data_dir, settings) as (aggregator, profile):
+            rows = _rows(options, aggregator.address, profile)
+        if options.json:
+            content = {"profile": json.loads(profile.read_text(encoding="utf-8")), "rows": [r.to_dict() for r in rows]}
+            options.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    except (OSError, ValueError, StackError) as error:
+        return fail("validate", error)
+    OUTPUT.print(table(rows))
+    return 0 if all(one.p50_holds and one.p99_holds for one in rows) else 1
+
+
+def _rows(options: argparse.Namespace, address: str, profile: Path) -> list[Row]:
+    curve, lengths = find(str(profile)), Lengths()
+    live.call(address, 0.2 * capacity(curve, lengths), 3.0, 0)  # warms up
+    overhead_s = max(0.0, live.alone_s(address) - curve.time_s(round(lengths.mean())))
+    ERRORS.print(f"saturation point {curve.saturation_point}, overhead {1e3 * overhead_s:.1f} ms", markup=False)
+    rows: list[Row] = []
+    for share in options.load:
+        rate = share * capacity(curve, lengths)
+        seeds = range(1, options.repeats + 1)
+        repeats = [_repeat(address, rate, options.seconds, seed) for seed in seeds]
+        outcomes = simulated(str(profile), rate, overhead_s, options.seconds, seeds)
+        rows.append(row(share, rate, repeats, outcomes))
+    return rows
+
+
+def _repeat(address: str, rate: float, seconds: float, seed: int) -> Repeat:
+    due_s, latency_s = live.call(address, rate, seconds, seed)
+    p50_s, p99_s = (float(value) for value in np.percentile(latency_s[due_s >= 0.1 * seconds], [50, 99]))
+    found = Repeat(p50_s, p99_s)
+    ERRORS.print(f"{rate:.1f}/s, {asdict(found)}", markup=False)
+    return found
+
+
+def table(rows: Sequence[Row]) -> Table:
+    """One row a load, in milliseconds."""
+    shown = Table(box=None, pad_edge=False)
+    for title in ("load", "queries/s", "live p50", "of", "simulated", "off", "", "live p99", "simulated", ""):
+        shown.add_column(title, justify="right")
+    for one in rows:
+        p50s, p99s = sorted(repeat.p50_s for repeat in one.live), sorted(repeat.p99_s for repeat in one.live)
+        shown.add_row(
+            f"{one.share:g}",
+            f"{one.rate:.1f}",
+            f"{1e3 * one.live_p50_s:.1f}",
+            f"{1e3 * p50s[0]:.1f}-{1e3 * p50s[-1]:.1f}",
+            f"{1e3 * one.p50_s:.1f}",
+            f"{one.p50_off:+.0%}",
+            "holds" if one.p50_holds else "is off",
+            f"{1e3 * p99s[0]:.1f}-{1e3 * p99s[-1]:.1f}",
+            f"{1e3 * one.p99_s:.1f}",
+            "holds" if one.p99_holds else "is off",
+        )
+    return shown

@@ -1,0 +1,81 @@
+"""Say whether the simulator's figures are those of the running system."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+
+from loadtest.simulate.arrivals import Steady
+from loadtest.simulate.outcome import Outcome
+from loadtest.simulate.scenario import Kind, Policy, Scenario
+from loadtest.simulate.world import simulate
+
+TOLERANCE = 0.15
+"""Of the live median of p50s, for the simulator's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """One live run, in seconds."""
+
+    p50_s: float
+    p99_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One load: the live repeats, and the simulator's median of as many runs."""
+
+    share: float
+    rate: float
+    live: tuple[Repeat, ...]
+    p50_s: float
+    p99_s: float
+
+    @property
+    def live_p50_s(self) -> float:
+        """The median of the repeats."""
+        return median(repeat.p50_s for repeat in self.live)
+
+    @property
+    def p50_off(self) -> float:
+        """How far the simulator's p50 is off, as a share of the live one."""
+        return self.p50_s / self.live_p50_s - 1.0
+
+    @property
+    def p50_holds(self) -> bool:
+        """Whether it is within the tolerance."""
+        return abs(self.p50_off) <= TOLERANCE
+
+    @property
+    def p99_holds(self) -> bool:
+        """Whether the simulator's p99 lies within the spread of the live ones."""
+        return min(repeat.p99_s for repeat in self.live) <= self.p99_s <= max(repeat.p99_s for repeat in self.live)
+
+    def to_dict(self) -> dict[str, object]:
+        """For a JSON file."""
+        return {**asdict(self), "p50_off": self.p50_off, "p50_holds": self.p50_holds, "p99_holds": self.p99_holds}
+
+
+def simulated(profile: str, rate: float, overhead_s: float, seconds: float, seeds: Sequence[int]) -> list[Outcome]:
+    """The same load in virtual time. `overhead_s`: what an answer takes besides waiting and its step."""
+    network_s = min(0.0005, overhead_s / 4.0)
+    rest_s = overhead_s - 2.0 * network_s
+    scenario = Scenario(
+        "validate",
+        Steady(rate),
+        seconds,
+        curve=profile,
+        intake_s=rest_s / 2.0,
+        network_s=network_s,
+        settle_s=rest_s / 2.0,
+        warm_up_s=0.1 * seconds,
+    )
+    return [simulate(scenario, Policy(Kind.OURS, sla=False), seed) for seed in seeds]
+
+
+def row(share: float, rate: float, live: Sequence[Repeat], outcomes: Sequence[Outcome]) -> Row:
+    """Both sides of one load."""
+    p50_s, p99_s = median(one.p50_s for one in outcomes), median(one.p99_s for one in outcomes)
+    return Row(share, rate, tuple(live), p50_s, p99_s)

@@ -1,0 +1,104 @@
+"""The running system: a model server and an aggregator on this machine, and gRPC calls that come at random."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+
+import grpc
+import numpy as np
+import numpy.typing as npt
+
+from loadtest.clients.messages import NO_WISHES, request
+from loadtest.options import unique
+from loadtest.questions import bundled_questions
+from loadtest.simulate.arrivals import Steady
+from loadtest.stack.errors import StackError
+from loadtest.stack.service import Aggregator, ModelServer
+from protos.embedding.v1 import embedding_pb2_grpc
+
+Latencies = npt.NDArray[np.float64]
+
+_START_S = 400.0
+_TIMEOUT_S = 120.0
+_ALONE = 40
+
+
+@contextmanager
+def running(folder: Path, settings: Mapping[str, str]) -> Generator[tuple[Aggregator, Path]]:
+    """Start both; yields the aggregator and the profile that the model server measured. Raises StackError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    profiles = folder / "profiles"
+    for old in profiles.glob("*.json"):
+        old.unlink()  # one that was measured beside other work would be taken again
+    told = {"PROFILE__CACHE": str(profiles), **settings}
+    server = ModelServer(folder / "modelserver.log", settings=told)
+    server.launch()
+    try:
+        server.wait(_START_S)
+        found = sorted(profiles.glob("*.json"))
+        if not found:
+            raise StackError(f"the model server kept no profile in {profiles}")
+        with Aggregator(
+            folder / "aggregator.log",
+            kafka="localhost:1",
+            model=server.model,
+            servers=[server.address],
+            settings={"KAFKA__ENABLED": "false", "BATCHING__COALESCE": "false"},
+        ) as aggregator:
+            yield aggregator, found[0]
+    finally:
+        server.stop()
+
+
+def alone_s(address: str) -> float:
+    """Seconds from call to answer, the median of calls that follow each other."""
+    return asyncio.run(_alone(address))
+
+
+def call(address: str, rate: float, seconds: float, seed: int) -> tuple[Latencies, Latencies]:
+    """When calls were sent and how long each took, in seconds; one question each, Poisson. Raises StackError."""
+    due_s = Steady(rate).draw(seconds, np.random.default_rng([seed, 1]))
+    try:
+        return asyncio.run(_call(address, due_s))
+    except* grpc.aio.AioRpcError as errors:
+        raise StackError(f"a call failed: {errors.exceptions[0]!r}") from errors
+
+
+def _texts(count: int) -> list[str]:
+    questions = bundled_questions()
+    return unique([questions[number % len(questions)] for number in range(count)])
+
+
+async def _alone(address: str) -> float:
+    took_s: list[float] = []
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = embedding_pb2_grpc.EmbeddingsStub(channel)
+        await channel.channel_ready()
+        for number, text in enumerate(_texts(_ALONE)):
+            called_s = time.monotonic()
+            await stub.Embed(request([text], str(number), NO_WISHES), timeout=_TIMEOUT_S)
+            took_s.append(time.monotonic() - called_s)
+    return median(took_s[_ALONE // 4 :])
+
+
+async def _call(address: str, due_s: Latencies) -> tuple[Latencies, Latencies]:
+    texts, latency_s = _texts(len(due_s)), np.zeros(len(due_s))
+    async with grpc.aio.insecure_channel(address) as channel, asyncio.TaskGroup() as tasks:
+        stub = embedding_pb2_grpc.EmbeddingsStub(channel)
+        await channel.channel_ready()
+        began_s = time.monotonic()
+
+        async def one(number: int, at_s: float) -> None:
+            await stub.Embed(request([texts[number]], str(number), NO_WISHES), timeout=_TIMEOUT_S)
+            # From when it was due: a client that falls behind must not hide what callers would wait.
+            latency_s[number] = time.monotonic() - began_s - at_s
+
+        for number, at_s in enumerate(due_s.tolist()):
+            await asyncio.sleep(max(0.0, began_s + at_s - time.monotonic()))
+            tasks.create_task(one(number, at_s))
+    return due_s, latency_s
