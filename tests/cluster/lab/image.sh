@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# image.sh NAME:TAG FOLDER [buildah options]: builds a Dockerfile as localhost/NAME:TAG; load.sh gives it to a cluster.
+set -euo pipefail
+. "$(dirname "$0")/lab.env"
+name=localhost/$1 dir=$2; shift 2
+# lets RUN steps reach the package registry as this machine does, with no word of it in the Dockerfile
+for f in /etc/pip.conf /etc/ssl/certs/ca-certificates.crt /etc/apt/sources.list.d/debian.sources /etc/apt/apt.conf.d/99*; do
+  [ ! -e "$f" ] || set -- --volume "$f:$f:ro" "$@"
+done
+images bud --layers --isolation chroot -t "$name" "$@" "$dir"

@@ -1,0 +1,158 @@
+"""A release of the chart on the cluster: install, upgrade, look at, uninstall."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.chart.rendering import CHART, helm, kubectl
+
+MODEL = "all-minilm-l6-v2"
+NAMESPACE = "tokenbatch"
+NAME = "tokenbatch"
+DEPLOYMENT = f"{NAME}-{MODEL}"
+_POLL_S = 0.25
+
+Object = dict[str, Any]
+
+
+class KubectlError(AssertionError):
+    """kubectl ended with an error; what it said."""
+
+
+def kube(*arguments: str, stdin: str | None = None, timeout_s: float = 60.0) -> str:
+    """Run kubectl; what it printed. Raises KubectlError."""
+    command = [str(kubectl()), *arguments]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, input=stdin, timeout=timeout_s)
+    if done.returncode:
+        raise KubectlError(f"{' '.join(arguments)}: {done.stderr}")
+    return done.stdout
+
+
+def get(*arguments: str, namespace: str = NAMESPACE) -> Object:
+    """An object, or a list of objects."""
+    found: Object = json.loads(kube("--namespace", namespace, "get", *arguments, "--output", "json"))
+    return found
+
+
+def until(holds: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
+    """Wait until it holds, and return what it gave. Raises TimeoutError with what it gave last."""
+    deadline_s = time.monotonic() + timeout_s
+    while not (found := holds()):
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(f"not within {timeout_s:.0f} s: {what}")
+        time.sleep(_POLL_S)
+    return found
+
+
+def create_namespace(name: str = NAMESPACE) -> None:
+    """A namespace that admits pods of the restricted standard only."""
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    kube("apply", "-f", "-", stdin=yaml.safe_dump(_object("Namespace", {"name": name, "labels": labels})))
+
+
+def offer_gpus(count: int) -> None:
+    """Let the node advertise GPUs, as a device plugin would."""
+    patch = [{"op": "add", "path": "/status/capacity/nvidia.com~1gpu", "value": str(count)}]
+    kube("patch", "node", "node", "--subresource=status", "--type=json", f"--patch={json.dumps(patch)}")
+
+
+@dataclass
+class Release:
+    """One release, of a helm of major version 3 or 4, with these values."""
+
+    folder: Path
+    values: Object
+    version: int = 4
+    namespace: str = NAMESPACE
+    name: str = NAME
+
+    def install(self, timeout_s: float = 240.0) -> str:
+        """Install and wait until all is ready; what helm printed."""
+        return self.helm("install", self.name, str(CHART), *self._given(), *_waiting(timeout_s), timeout_s=timeout_s)
+
+    def upgrade(self, changes: Mapping[str, Any], *options: str, timeout_s: float = 240.0) -> str:
+        """Merge these values into the present ones, upgrade, and wait."""
+        merge(self.values, changes)
+        told = (*self._given(), *_waiting(timeout_s), *options)
+        return self.helm("upgrade", self.name, str(CHART), *told, timeout_s=timeout_s)
+
+    def refused(self, values: Mapping[str, Any]) -> str:
+        """What helm says of an upgrade with these values besides, which it must refuse."""
+        file = self.folder / "refused.yaml"
+        file.write_text(yaml.safe_dump(dict(values)), encoding="utf-8")
+        done = self._run("upgrade", self.name, str(CHART), *self._given(), "--values", str(file))
+        assert done.returncode != 0, f"helm took {values}"
+        return done.stderr
+
+    def test(self, timeout_s: float = 180.0) -> str:
+        """`helm test`, with the pod's log."""
+        return self.helm("test", self.name, "--logs", "--timeout", f"{timeout_s:.0f}s", timeout_s=timeout_s)
+
+    def rollback(self, timeout_s: float = 240.0) -> str:
+        """Back to the revision before."""
+        return self.helm("rollback", self.name, *_waiting(timeout_s), timeout_s=timeout_s)
+
+    def uninstall(self, timeout_s: float = 180.0) -> str:
+        """Take it away and wait until it is."""
+        return self.helm("uninstall", self.name, *_waiting(timeout_s), timeout_s=timeout_s)
+
+    def helm(self, *arguments: str, timeout_s: float = 60.0) -> str:
+        """Run helm in the release's namespace; what it printed."""
+        done = self._run(*arguments, timeout_s=timeout_s)
+        assert done.returncode == 0, f"helm {arguments[0]}: {done.stderr}{done.stdout}\n{self.state()}"
+        return done.stdout
+
+    def state(self) -> str:
+        """Pods, and what happened last: for a message."""
+        shown = kube("--namespace", self.namespace, "get", "pods,hpa", "--output", "wide")
+        events = kube("--namespace", self.namespace, "get", "events", "--sort-by=.lastTimestamp")
+        return f"{shown}\n" + "\n".join(events.splitlines()[-15:])
+
+    def pods(self, component: str) -> list[Object]:
+        """Pods of a component that are not on their way out."""
+        found = get("pods", "--selector", f"app.kubernetes.io/component={component}", namespace=self.namespace)
+        return [pod for pod in found["items"] if "deletionTimestamp" not in pod["metadata"]]
+
+    def ready(self, component: str) -> list[str]:
+        """Names of the pods of a component that are ready."""
+        return [pod["metadata"]["name"] for pod in self.pods(component) if is_ready(pod)]
+
+    def _given(self) -> tuple[str, ...]:
+        file = self.folder / "values.yaml"
+        file.write_text(yaml.safe_dump(self.values), encoding="utf-8")
+        return ("--values", str(file))
+
+    def _run(self, *arguments: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+        command = [str(helm(self.version)), *arguments, "--namespace", self.namespace]
+        return subprocess.run(command, check=False, capture_output=True, text=True, timeout=timeout_s + 30.0)
+
+
+def is_ready(pod: Object) -> bool:
+    """Whether a pod's condition Ready is true."""
+    conditions = pod["status"].get("conditions", [])
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+
+
+def merge(base: Object, changes: Mapping[str, Any]) -> None:
+    """Write the second mapping over the first, in place."""
+    for key, value in changes.items():
+        if isinstance(value, Mapping) and isinstance(base.get(key), dict):
+            merge(base[key], value)
+        else:
+            base[key] = value
+
+
+def _waiting(timeout_s: float) -> tuple[str, ...]:
+    return ("--wait", "--timeout", f"{timeout_s:.0f}s")
+
+
+def _object(kind: str, metadata: Object) -> Object:
+    return {"apiVersion": "v1", "kind": kind, "metadata": metadata}

@@ -1,0 +1,23 @@
+"""The images that the Dockerfiles make: small, without what they do not need, and not run as root."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cluster import images
+from tests.cluster.lab import BASE, Lab
+
+pytestmark = pytest.mark.short
+MOST_BYTES = 300e6
+
+
+def test_the_aggregators_image_is_small_and_holds_no_torch(lab: Lab) -> None:
+    base = lab.describe(BASE.removeprefix("localhost/"))
+    image = lab.describe(images.AGGREGATOR)
+    assert not image.has_torch
+    assert image.size_bytes - base.size_bytes < MOST_BYTES
+
+
+@pytest.mark.parametrize("name", [images.AGGREGATOR, images.SYNTHETIC])
+def test_images_run_as_nobody_in_particular(lab: Lab, name: str) -> None:
+    assert lab.describe(name).user == "10001:10001"
