@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
-from base64 import b64encode
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any
 
-from google.protobuf.json_format import MessageToDict, MessageToJson
-
-from aggregator.answer import fill_status, response
+from aggregator.answer import fill_status
 from aggregator.core.watermark import Lease
 from aggregator.errors import Code, InvalidRequest
 from aggregator.kafka_codec import Header, Refused, ReplyRoute
 from aggregator.ports import OutgoingRecord, Record
-from aggregator.request import Failure, Options, Request
-from aggregator.vectors import CompletedBatch, Vector, vector_bytes
+from aggregator.request import Failure, Request
+from aggregator.serialized import json_of, to_json, to_protobuf
+from aggregator.vectors import vector_bytes
 from protos.embedding.v1 import embedding_pb2 as pb
 
 _LOG = logging.getLogger(__name__)
@@ -40,27 +36,14 @@ def reply_id(topic: str, partition: int, offset: int, request_id: str) -> str:
 
 
 def encode_replies(requests: Sequence[Request]) -> list[OutgoingRecord]:
-    """The reply to each settled request, in its format, to its route, under its key.
-
-    Equal to `answer.response` in every field. A request of one input that has its vector, which is nearly every
-    one, costs a third of that: what it shares with its batch is built once.
-    """
-    shared: dict[tuple[int, int], _Shared] = {}
+    """The reply to each settled request, in its format, to its route, under its key."""
     replies: list[OutgoingRecord] = []
     for request in requests:
         route: ReplyRoute = request.origin
         record: Record = route.lease.record
         identity = reply_id(record.topic, record.partition, record.offset, request.request_id)
         try:
-            outcome = request.outcomes[0]
-            if len(request.outcomes) == 1 and isinstance(outcome, Vector):
-                key = (id(outcome.batch), id(request.options))
-                parts = shared.get(key)
-                if parts is None:
-                    parts = shared[key] = _Shared(outcome.batch, request.options)
-                value = (parts.json if route.json else parts.protobuf)(request.request_id, outcome, identity)
-            else:
-                value = _serialize(response(request, identity), as_json=route.json)
+            value = (to_json if route.json else to_protobuf)(request, identity)
         except Exception:  # noqa: BLE001 - one reply that nobody thought of must not stop all others
             _LOG.exception("a reply could not be encoded")
             value = _serialize(_failed(request.request_id, _UNENCODABLE, identity), as_json=route.json)
@@ -152,88 +135,5 @@ def dead_letter(
     return OutgoingRecord(topic, None, key, value, headers)
 
 
-class _Shared:
-    """What the replies to one batch have in common, for requests of one input with the same options.
-
-    A protobuf reply is put together from pieces that protobuf wrote: it merges messages that stand end to end, so
-    what replies share is written once, and only ids and the vector's own bytes go in between.
-    """
-
-    def __init__(self, batch: CompletedBatch, options: Options) -> None:
-        self._rows = batch.rows(options.dimensions, options.encoding, normalize=bool(options.normalize))
-        self._encoding = options.encoding
-        common = pb.EmbedResponse(
-            model=batch.model, model_revision=batch.model_revision, batch_id=batch.batch_id, attempt=batch.attempt
-        )
-        common.timings.batched.FromNanoseconds(int(batch.batched_s * 1e9))
-        common.timings.inference.FromNanoseconds(int(batch.inference_s * 1e9))
-        self._common = common.SerializeToString()
-        self._common_json: dict[str, Any] = MessageToDict(common)
-        self._with_timings: dict[float, bytes] = {}
-
-    def protobuf(self, request_id: str, vector: Vector, reply_id: str) -> bytes:
-        """One reply as protobuf."""
-        common = self._with_timings.get(vector.queued_s) or self._add_timings(vector.queued_s)
-        rows = self._rows
-        scale = rows.scale(vector.row)
-        before, after = _around_vector(rows.row_bytes, rows.dimensions, self._encoding, vector.token_count, scale)
-        own_id = request_id.encode()
-        before_id = _before_request_id(len(own_id))
-        own = rows.row(vector.row)
-        return b"".join((common, before, own, after, before_id, own_id, _BEFORE_REPLY_ID, reply_id.encode()))
-
-    def json(self, request_id: str, vector: Vector, reply_id: str) -> bytes:
-        """One reply as JSON."""
-        own = pb.EmbedResponse(request_id=request_id, reply_id=reply_id)
-        rows = self._rows
-        scale = rows.scale(vector.row)
-        own.embeddings.append(_embedding(b"", rows.dimensions, self._encoding, vector.token_count, scale))
-        own.timings.queued.FromNanoseconds(int(vector.queued_s * 1e9))
-        document: dict[str, Any] = self._common_json | MessageToDict(own)
-        document["timings"] |= self._common_json["timings"]
-        document["embeddings"][0]["embedding"] = b64encode(self._rows.row(vector.row)).decode()
-        return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
-
-    def _add_timings(self, queued_s: float) -> bytes:
-        own = pb.EmbedResponse()
-        own.timings.queued.FromNanoseconds(int(queued_s * 1e9))
-        whole = self._with_timings[queued_s] = self._common + own.SerializeToString()
-        return whole
-
-
-def _embedding(vector: bytes, dimensions: int, encoding: int, token_count: int, scale: float) -> pb.Embedding:
-    embedding = pb.Embedding(
-        embedding=vector,
-        dimensions=dimensions,
-        encoding=encoding,  # type: ignore[arg-type]
-        token_count=token_count,
-        scale=scale,
-    )
-    embedding.status.SetInParent()
-    return embedding
-
-
-@lru_cache(maxsize=1024)
-def _around_vector(
-    row_bytes: int, dimensions: int, encoding: int, token_count: int, scale: float
-) -> tuple[bytes, bytes]:
-    """What stands before and after a vector's bytes in a reply."""
-    vector = b"\xff" * row_bytes
-    reply = pb.EmbedResponse(embeddings=[_embedding(vector, dimensions, encoding, token_count, scale)])
-    before, _, after = reply.SerializeToString().partition(vector)
-    return before, after
-
-
-@lru_cache(maxsize=256)
-def _before_request_id(size_bytes: int) -> bytes:
-    """What stands before a request id of so many bytes."""
-    return pb.EmbedResponse(request_id="x" * size_bytes).SerializeToString()[: -size_bytes or None]
-
-
-_BEFORE_REPLY_ID = pb.EmbedResponse(reply_id="x" * _REPLY_ID_LENGTH).SerializeToString()[:-_REPLY_ID_LENGTH]
-
-
 def _serialize(answer: pb.EmbedResponse, *, as_json: bool) -> bytes:
-    if as_json:
-        return MessageToJson(answer, indent=None, ensure_ascii=False).encode()
-    return answer.SerializeToString()
+    return json_of(answer) if as_json else answer.SerializeToString()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +44,7 @@ class CompletedBatch:
     """What came back for one batch: pooled vectors, float32 [queries, dimensions], not normalised.
 
     `carried_s` is what it took besides waiting and computing: the network, encoding and decoding. It came at `done_s`.
+    `shared` keeps what the answers to its requests have in common.
     """
 
     batch_id: str
@@ -54,6 +56,7 @@ class CompletedBatch:
     inference_s: float
     carried_s: float = 0.0
     done_s: float = 0.0
+    shared: dict[int, Any] = field(default_factory=dict[int, Any])
     _encoded: dict[tuple[int, int, bool], EncodedRows] = field(default_factory=dict)
 
     def rows(self, dimensions: int, encoding: int, *, normalize: bool) -> EncodedRows:

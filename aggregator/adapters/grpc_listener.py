@@ -10,11 +10,10 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from aggregator.adapters.grpc_server import SERVICE
+from aggregator.adapters.grpc_server import SERVICE, EmbeddingsService
 from aggregator.adapters.tls import server_credentials
 from aggregator.errors import StartError
 from aggregator.settings_grpc import GrpcSettings
-from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
 
 _LOG = logging.getLogger(__name__)
 _MOST_CALLS = 2
@@ -24,7 +23,7 @@ _MOST_CALLS = 2
 class GrpcServer:
     """The listener. A name that health does not know is NOT_FOUND; the empty name is the whole server."""
 
-    def __init__(self, service: pb_grpc.EmbeddingsServicer, settings: GrpcSettings) -> None:
+    def __init__(self, service: EmbeddingsService, settings: GrpcSettings) -> None:
         """Raises StartError for certificates that cannot be used."""
         self._settings = settings
         self._credentials = server_credentials(settings.tls)
@@ -33,7 +32,7 @@ class GrpcServer:
         )
         self._health = health.aio.HealthServicer()
         self.address = ""
-        pb_grpc.add_EmbeddingsServicer_to_server(service, self._server)
+        self._server.add_generic_rpc_handlers((service.handler(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         if settings.reflection:
             reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)

@@ -4,26 +4,30 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from math import inf
-from typing import cast
+from typing import Any, cast
+
+import grpc
 
 from aggregator.adapters.grpc_calls import Call, Calls
 from aggregator.adapters.grpc_refusals import Context, abort
 from aggregator.adapters.grpc_stream import Stream
 from aggregator.adapters.tracing import Tracing
-from aggregator.answer import response
 from aggregator.errors import TokenbatchError
 from aggregator.models import Models
 from aggregator.request import Failure, Request
+from aggregator.serialized import to_protobuf
 from protos.embedding.v1 import embedding_pb2 as pb
-from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
 
 __all__ = ["SERVICE", "Call", "EmbeddingsService"]
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Embeddings"].full_name
 
 
-class EmbeddingsService(pb_grpc.EmbeddingsServicer):
-    """The public service. A call fails as a whole only when none of its inputs got a vector."""
+class EmbeddingsService:
+    """The public service. A call fails as a whole only when none of its inputs got a vector.
+
+    Answers leave as bytes: those of one batch share most of them.
+    """
 
     def __init__(self, calls: Calls, models: Models, tracing: Tracing, *, stream_window: int = 256) -> None:
         self._calls = calls
@@ -31,7 +35,7 @@ class EmbeddingsService(pb_grpc.EmbeddingsServicer):
         self._tracing = tracing
         self._stream_window = stream_window
 
-    async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
+    async def Embed(self, request: pb.EmbedRequest, context: Context) -> bytes:
         """One call, one or many inputs."""
         calls = self._calls
         try:
@@ -44,11 +48,11 @@ class EmbeddingsService(pb_grpc.EmbeddingsServicer):
         failure = _whole_failure(taken)
         if failure is not None:
             await abort(context, failure)
-        return response(taken, taken.request_id)
+        return to_protobuf(taken, taken.request_id)
 
     async def EmbedStream(
         self, request_iterator: AsyncIterator[pb.EmbedRequest], context: Context
-    ) -> AsyncIterator[pb.EmbedResponse]:
+    ) -> AsyncIterator[bytes]:
         """Many requests on one stream, answered as they complete; reading pauses while the window is full."""
         calls = self._calls
         try:
@@ -86,6 +90,18 @@ class EmbeddingsService(pb_grpc.EmbeddingsServicer):
                 for revision, served in model.revisions.items()
             ]
         )
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """What a server is given to serve it."""
+        embed = pb.EmbedRequest.FromString
+        handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            "Embed": grpc.unary_unary_rpc_method_handler(self.Embed, embed),
+            "EmbedStream": grpc.stream_stream_rpc_method_handler(self.EmbedStream, embed),
+            "ListModels": grpc.unary_unary_rpc_method_handler(
+                self.ListModels, pb.ListModelsRequest.FromString, pb.ListModelsResponse.SerializeToString
+            ),
+        }
+        return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
     def _deadline_s(self, context: Context) -> float:
         remaining_s = cast("float | None", context.time_remaining())  # the stubs know no call without a deadline

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 
 from aggregator.adapters.grpc_callers import Identity
 from aggregator.adapters.grpc_calls import Call, Calls, refusal
-from aggregator.answer import response
 from aggregator.errors import Code, TokenbatchError
 from aggregator.request import Request
+from aggregator.serialized import to_protobuf
 from protos.embedding.v1 import embedding_pb2 as pb
 
 _LOG = logging.getLogger(__name__)
@@ -40,11 +40,11 @@ class Stream:
         self._identity = identity
         self._deadline_s = deadline_s
         self._window = asyncio.Semaphore(window)
-        self._answers: asyncio.Queue[Request | pb.EmbedResponse | None] = asyncio.Queue()
+        self._answers: asyncio.Queue[Request | bytes | None] = asyncio.Queue()
         self._under_way: set[Request] = set()
         self._all_read = False
 
-    async def serve(self, messages: AsyncIterator[pb.EmbedRequest]) -> AsyncIterator[pb.EmbedResponse]:
+    async def serve(self, messages: AsyncIterator[pb.EmbedRequest]) -> AsyncIterator[bytes]:
         """The answers in the order of completion, until every request that was read has one."""
         reading = asyncio.create_task(self._read(messages), name="stream")
         try:
@@ -81,7 +81,7 @@ class Stream:
         try:
             request = self._calls.take(message, self._identity, self._deadline_s, call)
         except TokenbatchError as error:
-            self._answers.put_nowait(refusal(message, error))
+            self._answers.put_nowait(refusal(message, error).SerializeToString())
             return
         call.request = request
         self._under_way.add(request)
@@ -92,11 +92,11 @@ class Stream:
             self._answers.put_nowait(None)
 
 
-def _written(request: Request) -> pb.EmbedResponse:
+def _written(request: Request) -> bytes:
     """The answer; one that cannot be made must not end the stream for all the others."""
     try:
-        return response(request, request.request_id)
+        return to_protobuf(request, request.request_id)
     except Exception:  # noqa: BLE001 - logged with its traceback
         _LOG.exception("answer could not be made")
         status = pb.Status(code=Code.INTERNAL, message="the answer could not be made")
-        return pb.EmbedResponse(request_id=request.request_id, model=request.model, status=status)
+        return pb.EmbedResponse(request_id=request.request_id, model=request.model, status=status).SerializeToString()

@@ -9,8 +9,8 @@ from typing import Any
 import grpc
 import pytest
 
-from aggregator.answer import response
 from aggregator.request import Request
+from aggregator.serialized import to_protobuf
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.integration.frontdoor.door import Door, SlowEngine, ask, front_door, until
 
@@ -67,12 +67,12 @@ async def test_bad_requests_get_their_status_and_the_stream_goes_on() -> None:
 
 
 async def test_an_answer_that_cannot_be_made_harms_only_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails_for_one(request: Request, reply_id: str) -> pb.EmbedResponse:
+    def fails_for_one(request: Request, reply_id: str) -> bytes:
         if request.request_id == "odd":
             raise ValueError("no answer")
-        return response(request, reply_id)
+        return to_protobuf(request, reply_id)
 
-    monkeypatch.setattr("aggregator.adapters.grpc_stream.response", fails_for_one)
+    monkeypatch.setattr("aggregator.adapters.grpc_stream.to_protobuf", fails_for_one)
     async with front_door() as door:
         answers = await exchange(door, ask("rain", request_id="odd"), ask("snow", request_id="even"))
     assert {answer.request_id: answer.status.code for answer in answers} == {"odd": 13, "even": 0}

@@ -1,0 +1,142 @@
+"""Serialize answers, on gRPC and on Kafka alike: equal to `answer.response` in every field.
+
+A request of one input that has its vector, which is nearly every one, costs a third of that: what it shares with its
+batch is built once.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from functools import lru_cache
+from typing import Any
+
+from google.protobuf.json_format import MessageToDict, MessageToJson
+
+from aggregator.answer import response
+from aggregator.request import Options, Request
+from aggregator.vectors import CompletedBatch, Vector
+from protos.embedding.v1 import embedding_pb2 as pb
+
+
+def to_protobuf(request: Request, reply_id: str) -> bytes:
+    """The answer to a settled request, as protobuf."""
+    outcome = request.outcomes[0]
+    if len(request.outcomes) == 1 and isinstance(outcome, Vector):
+        return _shared(outcome.batch, request.options).protobuf(request.request_id, outcome, reply_id)
+    return response(request, reply_id).SerializeToString()
+
+
+def to_json(request: Request, reply_id: str) -> bytes:
+    """The same as JSON."""
+    outcome = request.outcomes[0]
+    if len(request.outcomes) == 1 and isinstance(outcome, Vector):
+        return _shared(outcome.batch, request.options).json(request.request_id, outcome, reply_id)
+    return json_of(response(request, reply_id))
+
+
+def json_of(answer: pb.EmbedResponse) -> bytes:
+    """A message as one line of JSON."""
+    return MessageToJson(answer, indent=None, ensure_ascii=False).encode()
+
+
+def _shared(batch: CompletedBatch, options: Options) -> _Shared:
+    shared: _Shared | None = batch.shared.get(id(options))
+    if shared is None:
+        shared = batch.shared[id(options)] = _Shared(batch, options)
+    return shared
+
+
+class _Shared:
+    """What the replies to one batch have in common, for requests of one input with the same options.
+
+    A protobuf reply is put together from pieces that protobuf wrote: it merges messages that stand end to end, so
+    what replies share is written once, and only ids and the vector's own bytes go in between.
+    """
+
+    def __init__(self, batch: CompletedBatch, options: Options) -> None:
+        self.options = options  # kept, as it is found by its id
+        self._rows = batch.rows(options.dimensions, options.encoding, normalize=bool(options.normalize))
+        self._encoding = options.encoding
+        common = pb.EmbedResponse(
+            model=batch.model, model_revision=batch.model_revision, batch_id=batch.batch_id, attempt=batch.attempt
+        )
+        common.timings.batched.FromNanoseconds(int(batch.batched_s * 1e9))
+        common.timings.inference.FromNanoseconds(int(batch.inference_s * 1e9))
+        self._common = common.SerializeToString()
+        self._common_json: dict[str, Any] = MessageToDict(common)
+        self._with_timings: dict[float, bytes] = {}
+
+    def protobuf(self, request_id: str, vector: Vector, reply_id: str) -> bytes:
+        """One reply as protobuf."""
+        common = self._with_timings.get(vector.queued_s) or self._add_timings(vector.queued_s)
+        rows = self._rows
+        scale = rows.scale(vector.row)
+        before, after = _around_vector(rows.row_bytes, rows.dimensions, self._encoding, vector.token_count, scale)
+        own_id, own_reply_id = request_id.encode(), reply_id.encode()
+        own = rows.row(vector.row)
+        return b"".join(
+            (
+                common,
+                before,
+                own,
+                after,
+                _before_request_id(len(own_id)),
+                own_id,
+                _before_reply_id(len(own_reply_id)),
+                own_reply_id,
+            )
+        )
+
+    def json(self, request_id: str, vector: Vector, reply_id: str) -> bytes:
+        """One reply as JSON."""
+        own = pb.EmbedResponse(request_id=request_id, reply_id=reply_id)
+        rows = self._rows
+        scale = rows.scale(vector.row)
+        own.embeddings.append(_embedding(b"", rows.dimensions, self._encoding, vector.token_count, scale))
+        own.timings.queued.FromNanoseconds(int(vector.queued_s * 1e9))
+        document: dict[str, Any] = self._common_json | MessageToDict(own)
+        document["timings"] |= self._common_json["timings"]
+        document["embeddings"][0]["embedding"] = b64encode(self._rows.row(vector.row)).decode()
+        return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+
+    def _add_timings(self, queued_s: float) -> bytes:
+        own = pb.EmbedResponse()
+        own.timings.queued.FromNanoseconds(int(queued_s * 1e9))
+        whole = self._with_timings[queued_s] = self._common + own.SerializeToString()
+        return whole
+
+
+def _embedding(vector: bytes, dimensions: int, encoding: int, token_count: int, scale: float) -> pb.Embedding:
+    embedding = pb.Embedding(
+        embedding=vector,
+        dimensions=dimensions,
+        encoding=encoding,  # type: ignore[arg-type]
+        token_count=token_count,
+        scale=scale,
+    )
+    embedding.status.SetInParent()
+    return embedding
+
+
+@lru_cache(maxsize=1024)
+def _around_vector(
+    row_bytes: int, dimensions: int, encoding: int, token_count: int, scale: float
+) -> tuple[bytes, bytes]:
+    """What stands before and after a vector's bytes in a reply."""
+    vector = b"\xff" * row_bytes
+    reply = pb.EmbedResponse(embeddings=[_embedding(vector, dimensions, encoding, token_count, scale)])
+    before, _, after = reply.SerializeToString().partition(vector)
+    return before, after
+
+
+@lru_cache(maxsize=256)
+def _before_request_id(size_bytes: int) -> bytes:
+    """What stands before a request id of so many bytes."""
+    return pb.EmbedResponse(request_id="x" * size_bytes).SerializeToString()[: -size_bytes or None]
+
+
+@lru_cache(maxsize=256)
+def _before_reply_id(size_bytes: int) -> bytes:
+    """What stands before a reply id of so many bytes."""
+    return pb.EmbedResponse(reply_id="x" * size_bytes).SerializeToString()[: -size_bytes or None]
