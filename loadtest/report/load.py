@@ -36,7 +36,8 @@ class Effort:
 
     def settled(self, kind: Kind, scenario: Scenario) -> Policy:
         """The policy at its best setting for a scenario, found on another seed than the one shown."""
-        return Policy(kind, depth=1, wait_s=0.005) if self.quick else best(kind, scenario)
+        tokens = find(scenario.curve).saturation_point if kind is Kind.STATIC_TOKENS else 0
+        return Policy(kind, tokens=tokens, depth=1, wait_s=0.005) if self.quick else best(kind, scenario)
 
 
 def load_sections(effort: Effort) -> list[Section]:

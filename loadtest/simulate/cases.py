@@ -73,6 +73,14 @@ def synthetic_day(day_s: float = 7200.0) -> Scenario:
     return replace(_scaled("day"), arrivals=Day(20.0, 260.0, day_s), duration_s=day_s, lengths=MIXED, pods=1)
 
 
+def batcher(size: int, seconds: float = 20.0) -> Scenario:
+    """Seed 003's model at 70 % of what batches of `size` allow; the policies have no network, nor anything else."""
+    rate = 0.7 * size / find("batcher").time_s(size)
+    lengths = Lengths(Kind.FIXED, fixed_tokens=1, longest=1)
+    base = Scenario(f"batcher-{size}", Steady(rate), seconds, curve="batcher", lengths=lengths, noise=0.0)
+    return replace(base, intake_s=0.0, network_s=0.0, settle_s=0.0)
+
+
 def large(pods: int = 1000, aggregators: int = 100, seconds: float = 1.0) -> Scenario:
     """Many pods and aggregators at 80 % of what they can do."""
     rate = 0.8 * capacity(find("a100-like"), Lengths(), pods)

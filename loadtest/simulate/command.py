@@ -6,6 +6,7 @@ import argparse
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from rich.table import Table
@@ -22,6 +23,7 @@ _LONG: dict[str, Callable[[], Scenario]] = {
     "trace-hour": cases.trace_hour,
     "day": cases.synthetic_day,
     "large": cases.large,
+    **{f"batcher-{size}": partial(cases.batcher, size) for size in (8, 16, 32)},
 }
 
 
@@ -79,8 +81,8 @@ def run(options: argparse.Namespace) -> int:
 def table(outcomes: Iterable[Outcome]) -> Table:
     """One row a run."""
     shown = Table(box=None, pad_edge=False)
-    shown.add_column("case")
-    shown.add_column("policy")
+    shown.add_column("case", no_wrap=True)
+    shown.add_column("policy", no_wrap=True)
     for title in ("seed", "arrived", "in time", "qps", "p50 ms", "p90 ms", "p99 ms", "batch tokens", "busy"):
         shown.add_column(title, justify="right")
     for one in outcomes:

@@ -15,8 +15,11 @@ A100_LIKE = Curve(0.020, 0.0, 0.020 / 600, 600, Rule.HINGE, 8192)
 The source gives the knee and the shape; its text does not give the height of the floor, which is taken as 20 ms:
 every time in the simulator scales with it.
 """
+BATCHER = Curve(0.005, 0.002, 0.003, 32, Rule.THROUGHPUT, 64)
+"""Seed 003's model, where a request counts as one token: 5 ms for the first and 3 ms for each further one."""
 BUNDLED = {"minilm-cpu": "minilm_cpu_profile.json"}
 """Profiles that were measured by `python -m modelserver profile`."""
+_MADE = {"a100-like": A100_LIKE, "batcher": BATCHER}
 
 
 def find(name: str) -> Curve:
@@ -24,8 +27,8 @@ def find(name: str) -> Curve:
 
     Raises ValueError for a file that is no profile, OSError for one that cannot be read.
     """
-    if name == "a100-like":
-        return A100_LIKE
+    if name in _MADE:
+        return _MADE[name]
     if name in BUNDLED:
         return parse(resources.files("loadtest").joinpath("data", BUNDLED[name]).read_bytes(), name)
     return parse(Path(name).read_bytes(), name)

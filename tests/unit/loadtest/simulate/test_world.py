@@ -132,6 +132,14 @@ def test_the_long_cases_are_made_of_arrivals_that_scale() -> None:
     assert simulate(cases.large(20, 3, 0.3), Policy(Kind.OURS), 1).arrived > 5000
 
 
+def test_the_small_batchers_wait_is_paid_by_everybody_and_ours_has_none() -> None:
+    scenario = cases.batcher(16, 5.0)
+    theirs = simulate(scenario, Policy(Kind.REQUEST_COUNT, size=16, wait_s=0.010, depth=1), 1)
+    ours = simulate(scenario, Policy(Kind.OURS, sla=False), 1)
+    assert scenario.arrivals == Steady(0.7 * 16 / 0.050)
+    assert ours.p50_s < 0.8 * theirs.p50_s
+
+
 def test_a_sweep_finds_the_best_setting() -> None:
     found = best(Kind.SEQUENTIAL, SHORT)
     outcomes = [simulate(SHORT, Policy(Kind.SEQUENTIAL, depth=depth), 100) for depth in (1, 2, 4)]
