@@ -491,6 +491,48 @@ def test_a_text_that_takes_long_to_count_keeps_no_other_waiting() -> None:
     run(check())
 
 
+class NotingCounting(FakeCounting):
+    """Notes how many texts each count had."""
+
+    def __init__(self) -> None:
+        super().__init__(WordTokenizer())
+        self.counts: list[int] = []
+
+    @override
+    async def count(self, texts: Sequence[str], *, long: bool = False) -> TokenBatch:
+        self.counts.append(len(texts))
+        return await super().count(texts, long=long)
+
+
+def test_calls_that_come_while_no_server_could_take_them_are_admitted_together() -> None:
+    async def check() -> None:
+        async with World(SerialEngine(slowness=20.0)).started() as world:
+            await _occupy(world)
+            world.model.revisions["r1"].counting = counting = NotingCounting()
+            calls: list[asyncio.Task[Request]] = []
+            for number in range(5):
+                calls.append(asyncio.create_task(world.embed(str(number))))
+                await asyncio.sleep(0.0003)
+            assert {request.code for request in await asyncio.gather(*calls)} == {Code.OK}
+        assert counting.counts == [5]
+
+    run(check())
+
+
+def test_a_call_that_finds_a_server_idle_is_not_kept() -> None:
+    async def check() -> None:
+        engine = SerialEngine()
+        async with World(engine).started() as world:
+            started_s = asyncio.get_running_loop().time()
+            request = await world.embed("1")
+            [outcome] = request.outcomes
+            assert isinstance(outcome, Vector)
+            took_s = asyncio.get_running_loop().time() - started_s
+            assert took_s - outcome.batch.inference_s < 1e-6
+
+    run(check())
+
+
 def test_a_drain_finishes_what_was_taken_in() -> None:
     async def check() -> None:
         async with World(SerialEngine(slowness=50.0)).started() as world:
