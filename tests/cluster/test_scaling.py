@@ -1,0 +1,130 @@
+"""The real HorizontalPodAutoscaler follows a step of load up and down, and nobody is lost on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Generator, Sequence
+from itertools import pairwise
+
+import pytest
+
+from loadtest.stack.kafka import KafkaBroker
+from tests.chart.rendering import ROOT
+from tests.cluster import kafka_on_node, plot
+from tests.cluster.conftest import NewRelease
+from tests.cluster.release import NAME, Release, get, until
+from tests.cluster.traffic import Calls, Traffic
+from tests.cluster.values import synthetic
+from tests.cluster.watch import Sample, Watch
+
+SYNC_S = 2.0  # how often the lab's autoscaler looks
+TARGET_S = 0.16
+TIGHT_S = 0.08
+MOST = 6
+RECORDS_PER_S, CALLS_PER_S = 350.0, 10.0
+QUIET_PER_S = 20.0
+STEP_S = 45.0
+RUN = ROOT / ".run/kube/scaling.json"
+BEHAVIOR = {
+    "scaleUp": {
+        "stabilizationWindowSeconds": 0,
+        "selectPolicy": "Max",
+        "policies": [{"type": "Pods", "value": 3, "periodSeconds": 10}],
+    },
+    "scaleDown": {
+        "stabilizationWindowSeconds": 15,
+        "policies": [{"type": "Pods", "value": 1, "periodSeconds": 8}],
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def release(new_release: NewRelease, kafka: KafkaBroker) -> Generator[Release]:
+    """With a policy and a behaviour as quick as the lab; production's stand in values.yaml."""
+    assert kafka.exit_code is None
+    values = synthetic(
+        kafka_on_node.BOOTSTRAP,
+        modelServer={
+            "autoscaling": {"minReplicas": 1, "maxReplicas": MOST, "behavior": BEHAVIOR},
+            "config": {"synthetic": {"fixed_s": 0.04, "per_token_s": 0.0004}},
+        },
+        aggregator={
+            "autoscaling": {"enabled": False},
+            "config": {"sla": {"target_s": TARGET_S, "max_tokens": 512}},
+        },
+        scaler={"config": {"policy": {"drain_s": 10, "peak_hold_s": 10}, "aggregators": {"interval_s": 1}}},
+    )
+    release = new_release(values)
+    release.install()
+    yield release
+    release.uninstall()
+
+
+@pytest.mark.short
+async def test_a_step_of_load_is_followed_up_and_down(release: Release) -> None:
+    traffic = Traffic(kafka_on_node.BOOTSTRAP, Calls(_address(release)))
+    await traffic.open()
+    watch = Watch(traffic)
+    async with watch.running():
+        async with traffic.flowing(QUIET_PER_S, CALLS_PER_S):
+            await watch.until(lambda s: s.required is not None and s.ready == 1, "one pod is enough", 60.0)
+            await asyncio.sleep(10.0)
+            stepped_s = time.time()
+            async with traffic.flowing(RECORDS_PER_S, 0):
+                risen = await watch.until(lambda s: (s.required or 0) > 1, "more replicas are required", 30.0)
+                await asyncio.sleep(STEP_S)
+            stopped_s = time.time()
+            await watch.until(lambda s: s.lag_records < RECORDS_PER_S, "the lag is empty", 60.0)
+            await watch.until(lambda s: s.desired == s.ready == 1, "one pod is left", 180.0)
+            await asyncio.sleep(5.0)
+        verdict = await traffic.verdict()
+    plot.keep(RUN, watch.samples, traffic.calls.answered)
+    assert verdict.problems == ()
+    assert traffic.calls.errors == []
+    # The scaler asks every second, the autoscaler looks every two; the machine is a small one.
+    assert risen.at_s - stepped_s < 3 * SYNC_S + 4.0
+    _check_replicas(watch.samples, stepped_s, stopped_s)
+    new = {name: watch.first_batch_s[name] - at_s for name, at_s in watch.ready_s.items() if at_s > stepped_s}
+    assert new, "no new pod was seen to be ready"
+    assert max(new.values()) < 5.0 + 1.0 + SYNC_S / 2, new  # conditions are in whole seconds; a look takes its time
+
+
+def _check_replicas(samples: Sequence[Sample], stepped_s: float, stopped_s: float) -> None:
+    """Up without a step back, never beyond what was required; down one at a time, without a step up."""
+    peak = max(sample.desired for sample in samples)
+    assert 2 <= peak <= math.ceil(max(sample.required or 0.0 for sample in samples))
+    rising = [sample.desired for sample in samples if stepped_s <= sample.at_s <= stopped_s]
+    assert rising == sorted(rising)
+    falling = [sample.desired for sample in samples if sample.at_s > stopped_s]
+    top = falling.index(max(falling))
+    assert all(0 <= early - late <= 1 for early, late in pairwise(falling[top:]))
+
+
+async def test_a_tighter_target_shrinks_the_budget_and_raises_the_replicas(release: Release) -> None:
+    traffic = Traffic(kafka_on_node.BOOTSTRAP, Calls(_address(release)))
+    await traffic.open()
+    watch = Watch(traffic)
+    async with watch.running(), traffic.flowing(RECORDS_PER_S / 2, CALLS_PER_S):
+        await asyncio.sleep(30.0)
+        loose = _mean_of(watch.samples[-20:])
+        await asyncio.to_thread(release.upgrade, {"aggregator": {"config": {"sla": {"target_s": TIGHT_S}}}})
+        await asyncio.sleep(45.0)
+        tight = _mean_of(watch.samples[-20:])
+    verdict = await traffic.verdict()
+    assert verdict.problems == ()
+    assert traffic.calls.errors == []
+    assert tight[0] < 0.7 * loose[0], "the token budget did not shrink"
+    assert tight[1] > loose[1], "no more replicas were required"
+
+
+def _mean_of(samples: Sequence[Sample]) -> tuple[float, float]:
+    """Token budget, and required replicas."""
+    required = [sample.required for sample in samples if sample.required is not None]
+    return sum(sample.token_budget for sample in samples) / len(samples), sum(required) / len(required)
+
+
+def _address(release: Release) -> str:
+    until(lambda: len(release.ready("aggregator")) >= 2, "both aggregators are ready")
+    return f"{get('service', f'{NAME}-aggregator')['spec']['clusterIP']}:50051"

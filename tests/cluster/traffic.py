@@ -1,0 +1,144 @@
+"""Load through Kafka and gRPC at once, with every answer held against what it must be."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from loadtest.clients.messages import NO_WISHES, request
+from loadtest.clients.pace import paced
+from loadtest.questions import bundled_questions
+from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
+from tests.cluster.values import DIMENSIONS
+from tests.faults.checker import Checker
+from tests.faults.expected import Oracle
+from tests.faults.steady_load import SteadyLoad
+from tests.faults.topic_logs import commits, end_offsets, read_topics
+from tests.faults.verdict import Timeline, Verdict, judge
+from tests.integration.aggregator.desk import committed
+
+REQUESTS, REPLIES, LETTERS, GROUP = "embed.requests.v1", "embed.replies.v1", "embed.requests.v1-dlt", "tokenbatch"
+_FOREVER = 10**9
+_CALL_S = 20.0
+_RETRIES = {
+    "methodConfig": [
+        {
+            "name": [{}],
+            "retryPolicy": {
+                "maxAttempts": 5,
+                "initialBackoff": "0.1s",
+                "maxBackoff": "1s",
+                "backoffMultiplier": 2,
+                "retryableStatusCodes": ["UNAVAILABLE"],
+            },
+        }
+    ]
+}
+"""As docs/clients.md asks of callers: UNAVAILABLE may be tried again."""
+
+
+@dataclass
+class Calls:
+    """gRPC callers at a fixed rate: `latency_s` by the time of the call, and what went wrong."""
+
+    target: str
+    answered: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
+    errors: list[str] = field(default_factory=list[str])
+    _oracle: Oracle = field(default_factory=lambda: Oracle(DIMENSIONS))
+
+    async def run(self, per_s: float) -> None:
+        """Call until cancelled, then wait for the calls under way."""
+        options = [("grpc.service_config", json.dumps(_RETRIES)), ("grpc.enable_retries", 1)]
+        async with grpc.aio.insecure_channel(self.target, options=options) as channel:
+            stub: Any = pb_grpc.EmbeddingsStub(channel)
+            await channel.channel_ready()
+            under_way: set[asyncio.Task[None]] = set()
+            try:
+                async for numbers in paced(_FOREVER, per_s, 1):
+                    task = asyncio.create_task(self._one(stub, numbers.start), name="call")
+                    under_way.add(task)
+                    task.add_done_callback(under_way.discard)
+            finally:
+                await asyncio.gather(*under_way)
+
+    async def _one(self, stub: Any, number: int) -> None:
+        text = _QUESTIONS[number % len(_QUESTIONS)]
+        at_s, began_s = time.time(), time.monotonic()
+        try:
+            answer = await stub.Embed(request([text], f"call-{number}", NO_WISHES), timeout=_CALL_S)
+        except grpc.aio.AioRpcError as error:
+            self.errors.append(f"{error.code().name}: {error.details()}")
+            return
+        if not self._oracle.agrees(text, answer.embeddings[0].embedding):
+            self.errors.append(f"another vector than its text's: {text}")
+        self.answered.append((at_s, time.monotonic() - began_s))
+
+
+_QUESTIONS = bundled_questions()
+
+
+@dataclass
+class Traffic:
+    """What a scenario sends, and what came of it."""
+
+    kafka: str
+    calls: Calls
+    load: SteadyLoad = field(init=False)
+
+    async def open(self) -> None:
+        """Connect the producer."""
+        self.load = SteadyLoad(self.kafka, REQUESTS)
+        await self.load.start()
+
+    @asynccontextmanager
+    async def flowing(self, records_per_s: float, calls_per_s: float) -> AsyncGenerator[None]:
+        """Send while inside."""
+        tasks = [asyncio.create_task(self.load.run(records_per_s), name="records")]
+        if calls_per_s:
+            tasks.append(asyncio.create_task(self.calls.run(calls_per_s), name="calls"))
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            for task in tasks:
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+
+    async def lag(self) -> int:
+        """Records that were not committed yet."""
+        ends = await end_offsets(self.kafka, REQUESTS)
+        offsets = await committed(self.kafka, GROUP)
+        return sum(max(0, end - offsets.get(place, 0)) for place, end in ends.items())
+
+    async def drained(self, timeout_s: float = 180.0) -> None:
+        """Wait until all that was sent is committed. Raises TimeoutError."""
+        await self.load.flush()
+        async with asyncio.timeout(timeout_s):
+            while await self.lag():  # noqa: ASYNC110 - offsets call nobody
+                await asyncio.sleep(0.5)
+
+    async def verdict(self) -> Verdict:
+        """What became of every record; the producer is disconnected."""
+        await self.drained()
+        await self.load.close()
+        checker = Checker(self.load.intents, _oracle=Oracle(DIMENSIONS))
+        async for record in read_topics(self.kafka, REQUESTS):
+            if record.key in self.load.intents:
+                checker.take_input(record)
+        async for record in read_topics(self.kafka, REPLIES):
+            if record.key in self.load.intents:
+                checker.take_reply(record)
+        async for record in read_topics(self.kafka, LETTERS):
+            checker.take_letter(record)
+        unseen = self.load.acknowledged.keys() - checker.fates.keys()
+        return judge(checker, await commits(self.kafka, GROUP), sorted(unseen), Timeline(), 0.0)
