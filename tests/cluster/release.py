@@ -93,8 +93,9 @@ class Release:
         return done.stderr
 
     def test(self, timeout_s: float = 180.0) -> str:
-        """`helm test`, with the pod's log."""
-        return self.helm("test", self.name, "--logs", "--timeout", f"{timeout_s:.0f}s", timeout_s=timeout_s)
+        """`helm test`, with the pod's log where helm can tell it: Helm 3 removes a pod that passed before."""
+        logs = ("--logs",) if self.version > 3 else ()
+        return self.helm("test", self.name, *logs, "--timeout", f"{timeout_s:.0f}s", timeout_s=timeout_s)
 
     def rollback(self, timeout_s: float = 240.0) -> str:
         """Back to the revision before."""
