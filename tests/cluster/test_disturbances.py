@@ -1,0 +1,142 @@
+"""Break things under load: every record has its one outcome, callers see no error, and replicas are held."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from loadtest.stack.kafka import KafkaBroker
+from tests.cluster import kafka_on_node
+from tests.cluster.conftest import NewRelease
+from tests.cluster.release import (
+    DEPLOYMENT,
+    NAME,
+    NAMESPACE,
+    KubectlError,
+    Release,
+    get,
+    kube,
+    until,
+)
+from tests.cluster.traffic import Calls, Traffic
+from tests.cluster.values import synthetic
+
+RECORDS_PER_S, CALLS_PER_S = 60.0, 10.0
+_METRIC = f"/apis/external.metrics.k8s.io/v1beta1/namespaces/{NAMESPACE}/embed_required_replicas"
+
+
+@pytest.fixture(scope="module")
+def release(new_release: NewRelease, kafka: KafkaBroker) -> Generator[Release]:
+    """Two model servers at the least, of four at the most."""
+    assert kafka.exit_code is None
+    values = synthetic(
+        kafka_on_node.BOOTSTRAP,
+        modelServer={"autoscaling": {"minReplicas": 2, "maxReplicas": 4}},
+        aggregator={"autoscaling": {"enabled": False}},
+        scaler={"config": {"policy": {"max_age_s": 10}, "aggregators": {"interval_s": 1}}},
+    )
+    release = new_release(values)
+    release.install()
+    until(lambda: len(release.ready("model-server")) >= 2, "two model servers are ready", 120.0)
+    yield release
+    release.uninstall()
+
+
+@asynccontextmanager
+async def under_load(release: Release, *, calls_may_fail: bool = False) -> AsyncGenerator[Traffic]:
+    """Under a steady load, whose every record is held against what must become of it at the end."""
+    await asyncio.to_thread(until, lambda: len(release.ready("aggregator")) >= 2, "two aggregators are ready", 120.0)
+    address = f"{get('service', f'{NAME}-aggregator')['spec']['clusterIP']}:50051"
+    traffic = Traffic(kafka_on_node.BOOTSTRAP, Calls(address))
+    await traffic.open()
+    async with traffic.flowing(RECORDS_PER_S, CALLS_PER_S):
+        await asyncio.sleep(5.0)
+        yield traffic
+        await asyncio.sleep(5.0)
+    verdict = await traffic.verdict()
+    assert verdict.problems == ()
+    assert verdict.sent > 0
+    if not calls_may_fail:
+        assert traffic.calls.errors == []
+
+
+async def test_a_rolling_upgrade_and_its_rollback_lose_nothing(release: Release) -> None:
+    async with under_load(release):
+        change = {
+            "aggregator": {"config": {"batching": {"max_held_tokens": 400_000}}},
+            "modelServer": {"config": {"synthetic": {"fixed_s": 0.015}}},
+        }
+        await asyncio.to_thread(release.upgrade, change)
+        await asyncio.to_thread(release.rollback)
+
+
+async def test_pods_that_are_evicted_go_one_at_a_time_and_lose_nothing(release: Release) -> None:
+    async with under_load(release):
+        for component in ("model-server", "aggregator"):
+            before = release.ready(component)
+            assert len(before) >= 2
+            _evict(before[0])
+            with pytest.raises(KubectlError, match="disruption budget"):
+                _evict(before[1])
+            await replaced(release, component, len(before))
+
+
+async def replaced(release: Release, component: str, count: int) -> None:
+    """Wait until so many pods are ready again."""
+    await asyncio.to_thread(until, lambda: len(release.ready(component)) >= count, f"{component} pods are back", 120.0)
+
+
+def _evict(pod: str) -> None:
+    eviction = {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": pod, "namespace": NAMESPACE},
+    }
+    path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod}/eviction"
+    kube("create", "--raw", path, "-f", "-", stdin=json.dumps(eviction))
+
+
+async def test_pods_that_die_at_random_lose_nothing(release: Release) -> None:
+    chosen = random.Random(7)
+    async with under_load(release, calls_may_fail=True):
+        for component in ("model-server", "aggregator", "scaler", "model-server"):
+            pods = release.ready(component)
+            victim = chosen.choice(pods)
+            kube("--namespace", NAMESPACE, "delete", "pod", victim, "--force", "--grace-period=0")
+            await replaced(release, component, len(pods))
+
+
+async def test_replicas_are_held_while_the_scaler_is_away(release: Release) -> None:
+    async with under_load(release):
+        wanted = _wanted()
+        kube("--namespace", NAMESPACE, "scale", f"deployment/{NAME}-scaler", "--replicas=0")
+        await _held(wanted, 30.0)
+        assert not _answers()
+        kube("--namespace", NAMESPACE, "scale", f"deployment/{NAME}-scaler", "--replicas=2")
+        await asyncio.to_thread(until, _answers, "the scaler answers again", 120.0)
+
+
+def _wanted() -> int:
+    return int(get("deployment", DEPLOYMENT)["spec"]["replicas"])
+
+
+async def _held(wanted: int, seconds: float) -> None:
+    """Look all the while whether the number of replicas stays as it is."""
+    end_s = time.monotonic() + seconds
+    while time.monotonic() < end_s:
+        assert _wanted() == wanted
+        await asyncio.sleep(1.0)
+
+
+def _answers() -> bool:
+    try:
+        kube("get", "--raw", _METRIC)
+    except KubectlError:
+        return False
+    return True
