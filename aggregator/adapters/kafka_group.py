@@ -159,7 +159,8 @@ class GroupMember:
         state = self._state(tp)
         if state is None or state.timestamp is None:
             return inf
-        return max(0.0, time.time() - state.timestamp / 1000)  # theirs is the wall clock's, and may have stepped
+        told_s: float = state.timestamp / 1000
+        return max(0.0, time.time() - told_s)  # theirs is the wall clock's, and may have stepped
 
     async def committed(self, tps: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         """What the group has committed of these; the ones it has nothing of are left out. Raises KafkaError."""

@@ -58,8 +58,8 @@ class ClockSkew:
         skew_s = self._offset_s - self._right_offset_s
         if lease.record.timestamp < 0:
             return skew_s
-        most_s = self._wall_s - lease.record.timestamp / 1000
-        least_s = most_s - (self._now_s - lease.watermark.written_after_s(lease.offset))
+        most_s: float = self._wall_s - lease.record.timestamp / 1000
+        least_s: float = most_s - (self._now_s - lease.watermark.written_after_s(lease.offset))
         return min(max(skew_s, least_s), most_s)
 
     def _show(self, skew_s: float) -> None:
