@@ -17,8 +17,8 @@ from loadtest.simulate.world import simulate
 
 def control_sections(effort: Effort) -> list[Section]:
     """Step of a pod's speed, the trace's hour, a day, and the cases."""
-    hour = replace(cases.trace_hour(20, seconds=60.0) if effort.quick else cases.trace_hour(40), sample_s=5.0)
-    day = replace(cases.synthetic_day(3600.0), duration_s=60.0) if effort.quick else cases.synthetic_day(3600.0)
+    hour = replace(cases.trace_hour(20, seconds=20.0) if effort.quick else cases.trace_hour(40), sample_s=5.0)
+    day = replace(cases.synthetic_day(3600.0), duration_s=20.0) if effort.quick else cases.synthetic_day(3600.0)
     return [
         _step(effort),
         _scaled("hour", "Pods through a production hour", hour, "trace-hour", effort),
