@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 FLOOR_OVER_FIXED = 1.2
 """A floor counts as one when it lies above this multiple of the line's intercept."""
+HINGE_SHARE = 0.4
+"""A floor's end is where more tokens stop paying only if it has this share of the throughput at max_tokens."""
 THROUGHPUT_SHARE = 0.9
 """Without a floor: the share of the throughput at max_tokens that the saturation point must reach."""
 FLAT_RISE = 1.05
@@ -146,9 +148,12 @@ def _saturation_point(shape: _Shape, max_tokens: int) -> tuple[int, Rule]:
     floor_s, fixed_s, per_token_s, _ = shape
     if shape.time_s(max_tokens) < FLAT_RISE * shape.time_s(1):
         return max_tokens, Rule.FLAT
+    most = max_tokens / shape.time_s(max_tokens)  # tokens/s
     if floor_s > FLOOR_OVER_FIXED * fixed_s:
-        return max(1, round((floor_s - fixed_s) / per_token_s)), Rule.HINGE
-    wanted = THROUGHPUT_SHARE * max_tokens / shape.time_s(max_tokens)  # tokens/s; T >= wanted * t(T), on both branches
+        hinge = (floor_s - fixed_s) / per_token_s
+        if hinge >= HINGE_SHARE * most * floor_s:
+            return max(1, round(hinge)), Rule.HINGE
+    wanted = THROUGHPUT_SHARE * most  # T >= wanted * t(T), on both branches
     tokens = max(wanted * floor_s, wanted * fixed_s / (1.0 - wanted * per_token_s))
     return min(max_tokens, max(1, math.ceil(tokens))), Rule.THROUGHPUT
 
