@@ -10,27 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typing_extensions import override
 
-from aggregator.core.lanes import UNMEASURED, Lane, LanePolicy, StepReport
-from aggregator.core.saturation import Curve, Rule
+from aggregator.core.lanes import UNMEASURED, Lane, StepReport
 from aggregator.core.turns import next_turn
-
-CURVE = Curve(0.010, 0.004, 1e-4, 60, Rule.HINGE, 8192)
-"""10 ms up to 60 tokens, then 0.1 ms more per token: 100 tokens take 14 ms."""
-POLICY = LanePolicy()
-
-
-def lane(name: str = "a", *, slower: float = 1.0, token_budget: int = 100, warm: bool = False) -> Lane:
-    curve = replace(
-        CURVE,
-        floor_s=CURVE.floor_s * slower,
-        fixed_s=CURVE.fixed_s * slower,
-        per_token_s=CURVE.per_token_s * slower,
-    )
-    made = Lane(name, curve, token_budget, POLICY)
-    if warm:
-        made.sent("warm-up", 10, 0.0)
-        made.ended("warm-up", 0.01 * slower, report(10, 0.01 * slower))
-    return made
+from tests.fakes.lanes import CURVE, POLICY, lane
 
 
 def report(

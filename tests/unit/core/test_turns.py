@@ -3,37 +3,18 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from math import inf
 
 import numpy as np
 import pytest
 
 from aggregator.core.dispatcher import Dispatcher, DispatchPolicy
-from aggregator.core.lanes import Lane, LanePolicy, SendReason, StepReport
+from aggregator.core.lanes import Lane, SendReason, StepReport
 from aggregator.core.pacing import Pace
 from aggregator.core.queue import QueuePolicy
-from aggregator.core.saturation import Curve, Rule
 from aggregator.core.turns import next_turn
+from tests.fakes.lanes import POLICY, lane
 from tests.fakes.simulation import Server, Simulation
-
-CURVE = Curve(0.010, 0.004, 1e-4, 60, Rule.HINGE, 8192)
-"""10 ms up to 60 tokens, then 0.1 ms more per token: 100 tokens take 14 ms."""
-POLICY = LanePolicy()
-
-
-def lane(name: str = "a", *, slower: float = 1.0, token_budget: int = 100, warm: bool = False) -> Lane:
-    curve = replace(
-        CURVE,
-        floor_s=CURVE.floor_s * slower,
-        fixed_s=CURVE.fixed_s * slower,
-        per_token_s=CURVE.per_token_s * slower,
-    )
-    made = Lane(name, curve, token_budget, POLICY)
-    if warm:
-        made.sent("warm-up", 10, 0.0)
-        made.ended("warm-up", 0.01 * slower, StepReport(10, 0.01 * slower, 0, 0.0, 0.0))
-    return made
 
 
 def test_the_lane_that_finishes_first_has_its_turn_and_the_reason_is_told() -> None:
