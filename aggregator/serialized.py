@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict, MessageToJson
@@ -64,8 +64,13 @@ class _Shared:
         common.timings.batched.FromNanoseconds(int(batch.batched_s * 1e9))
         common.timings.inference.FromNanoseconds(int(batch.inference_s * 1e9))
         self._common = common.SerializeToString()
-        self._common_json: dict[str, Any] = MessageToDict(common)
         self._with_timings: dict[float, bytes] = {}
+
+    @cached_property
+    def _common_json(self) -> dict[str, Any]:
+        """The same for JSON, which few batches need."""
+        common: dict[str, Any] = MessageToDict(pb.EmbedResponse.FromString(self._common))
+        return common
 
     def protobuf(self, request_id: str, vector: Vector, reply_id: str) -> bytes:
         """One reply as protobuf."""
