@@ -20,8 +20,9 @@ from protos.embedding.v1 import embedding_pb2_grpc
 async def run(texts: Sequence[str], tally: Tally, plan: GrpcRun, on_progress: Callable[[], None]) -> None:
     """Send `texts` and record in `tally` what comes of each, `plan.concurrency` requests at a time on one stream.
 
-    A stream that ends early gives its code to the queries under way; the others go on a new one. Raises GrpcRunError
-    when the target cannot be reached.
+    A stream that ends early gives its code to the queries under way; the others go on a new one. The code is INTERNAL
+    where it ends while a message is being written (https://github.com/grpc/grpc/issues/36066). Raises GrpcRunError when
+    the target cannot be reached.
     """
     wishes = replace(plan.wishes, expire_s=plan.wishes.expire_s or plan.timeout_s)
     starts = range(0, len(texts), plan.per_call)
