@@ -72,7 +72,7 @@ TOOLCHAINS = (
     _command_absent("javac", "default-jdk-headless"),
     _command_absent("mvn", "maven"),
 )
-PROMTOOL = _command_absent("promtool", "prometheus")
+PROMETHEUS = _command_absent("prometheus", "prometheus")
 JAVA = Need(_java_absent)
 ENGINE = Need(_engine_absent)
 HELM = Need(_helm_absent)
@@ -102,7 +102,7 @@ SUITES = (
     _pytest("unit", "-n", "2", "--cov=aggregator/core", "--cov-branch", "--cov-fail-under=100"),
     _pytest("fuzz"),
     Suite("chart", (_python("helm.generate", "--check"), *_pytest("chart", *IN_TWO).commands), (HELM,)),
-    _pytest("alerts", needs=(PROMTOOL,)),
+    _pytest("alerts", needs=(PROMETHEUS, JAVA)),
     _pytest("contract", needs=(JAVA, ENGINE)),
     _pytest("integration", *IN_TWO, needs=(JAVA, ENGINE)),
     _pytest("faults", "-m", "short", *IN_TWO, needs=(JAVA, ENGINE)),
