@@ -77,6 +77,11 @@ def _options(settings: GrpcSettings) -> list[tuple[str, Any]]:
         ("grpc.max_metadata_size", settings.max_metadata_bytes),
         ("grpc.absolute_max_metadata_size", settings.max_metadata_bytes),
         ("grpc.max_concurrent_streams", settings.max_calls_per_connection),
+        # It also counts calls that are answered but not yet freed, and refuses those of a client that keeps to the limit.
+        ("grpc.http.overload_protection", 0),
+        # Calls that the event loop has not seen yet: above a thousand of them gRPC would cancel some at random.
+        ("grpc.server.max_pending_requests", _MOST_CALLS * settings.max_calls),
+        ("grpc.server.max_pending_requests_hard_limit", _MOST_CALLS * settings.max_calls),
         ("grpc.max_connection_age_ms", int(settings.max_connection_age_s * 1000)),
         ("grpc.max_connection_age_grace_ms", int(settings.max_connection_grace_s * 1000)),
         ("grpc.keepalive_time_ms", 60_000),  # a peer that vanished frees what it held

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import Any
 
 import grpc
@@ -163,3 +164,29 @@ async def test_an_unavailable_model_is_told_at_once() -> None:
             answer async for answer in door.stub.EmbedStream(iter([pb.EmbedRequest(inputs=[pb.Input(text="a")])]))
         ]
         assert answers[0].status.code == 14
+
+
+async def codes(door: Door, callers: int, calls: int) -> Counter[str]:
+    """What becomes of so many callers' calls, each of them one after the other, all on one connection."""
+    found = Counter[str]()
+
+    async def call_on() -> None:
+        for _ in range(calls):
+            try:
+                await door.stub.Embed(ask("rain"))
+                found["OK"] += 1
+            except grpc.aio.AioRpcError as error:
+                found[error.code().name] += 1
+
+    await asyncio.gather(*(call_on() for _ in range(callers)))
+    return found
+
+
+async def test_calls_above_a_connection_s_limit_wait_their_turn() -> None:
+    async with front_door(settings={"grpc": {"max_calls_per_connection": 16}}) as door:
+        assert await codes(door, callers=100, calls=5) == {"OK": 500}
+
+
+async def test_a_burst_of_calls_is_answered_to_the_last() -> None:
+    async with front_door(settings={"grpc": {"max_calls_per_connection": 4096}}) as door:
+        assert await codes(door, callers=2500, calls=1) == {"OK": 2500}
