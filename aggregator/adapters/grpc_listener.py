@@ -77,7 +77,7 @@ def _options(settings: GrpcSettings) -> list[tuple[str, Any]]:
         ("grpc.max_metadata_size", settings.max_metadata_bytes),
         ("grpc.absolute_max_metadata_size", settings.max_metadata_bytes),
         ("grpc.max_concurrent_streams", settings.max_calls_per_connection),
-        # It also counts calls that are answered but not yet freed, and refuses those of a client that keeps to the limit.
+        # It also counts calls that are answered but not yet freed, and refuses clients that keep to the limit.
         ("grpc.http.overload_protection", 0),
         # Calls that the event loop has not seen yet: above a thousand of them gRPC would cancel some at random.
         ("grpc.server.max_pending_requests", _MOST_CALLS * settings.max_calls),

@@ -10,6 +10,7 @@ from pydantic.alias_generators import to_camel
 Mapping = dict[str, Any]
 Labels = dict[str, str]
 Mappings = list[dict[str, Any]]
+SomePods = NonNegativeInt | Annotated[str, Field(pattern=r"^(100|[1-9]?\d)%$")]
 AccessMode = Literal["ReadWriteOnce", "ReadWriteMany", "ReadWriteOncePod"]
 
 
@@ -122,6 +123,17 @@ class Gpu(Values):
 
     count: NonNegativeInt = Field(default=1, description="0: it computes on the CPU")
     resource: str = Field(default="nvidia.com/gpu", description="the extended resource to ask for")
+
+
+class RollingUpdate(Values):
+    """How new pods take the place of old ones."""
+
+    max_surge: SomePods = Field(
+        default=1, description="more pods than asked for meanwhile; each needs a GPU that is free, or the rollout waits"
+    )
+    max_unavailable: SomePods = Field(
+        default=0, description="fewer pods than asked for meanwhile; where no GPU is to spare: 1, and maxSurge 0"
+    )
 
 
 class Source(Values):

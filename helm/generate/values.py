@@ -19,6 +19,7 @@ from helm.generate.parts import (
     Pods,
     Port,
     Resources,
+    RollingUpdate,
     SecretKey,
     Source,
     Values,
@@ -86,6 +87,7 @@ class ModelServer(Pods):
     )
     replicas: NonNegativeInt = Field(default=1, description="when it is not scaled")
     autoscaling: ModelAutoscaling = Field(default_factory=ModelAutoscaling)
+    rolling_update: RollingUpdate = Field(default_factory=RollingUpdate)
     cache: Cache = Field(default_factory=Cache)
     shared_memory: str = Field(default="1Gi", description="size of /dev/shm, in memory")
     startup_seconds: PositiveInt = Field(

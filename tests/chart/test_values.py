@@ -23,6 +23,7 @@ from tests.chart.rendering import Object, find, render, template
         ("models[0].names=x", "names"),
         ("modelServer.gpu.count=-1", "count"),
         ("image.pullPolicy=Sometimes", "pullPolicy"),
+        ("modelServer.rollingUpdate.maxSurge=half", "maxSurge"),
         ("aggregator.replicas=two", "replicas"),
     ],
 )
@@ -43,6 +44,7 @@ def test_the_schema_refuses(values: str, says: str, version: int) -> None:
         ("keda", "aggregator.autoscaling.minReplicas=0", "aggregators are what notices demand"),
         ("default", "models[0].name=m,models[0].source.hub=a/b,models[0].source.path=/c", "give one"),
         ("default", "models[0].name=a.b,models[1].name=A/B", "too alike"),
+        ("default", "modelServer.rollingUpdate.maxSurge=0", "no pod could ever be replaced"),
         ("default", "monitoring.podMonitor=true,monitoring.serviceMonitor=true", "choose one"),
         ("default", "strimzi.enabled=true", "strimzi.cluster must name the Kafka resource"),
         ("default", "aggregator.env[0].name=A,aggregator.env[1].name=A", "A is given twice"),
