@@ -138,6 +138,11 @@ class Models:
         """Every revision in service."""
         return [served for model in self._models for served in model.revisions.values()]
 
+    def next_turn_s(self, now_s: float) -> float:
+        """When the first lane of all takes its next batch (monotonic seconds); now when there is no lane."""
+        lanes = (lane for served in self.served() for lane in served.dispatcher.lanes.values())
+        return min((lane.due_s(now_s) for lane in lanes), default=now_s)
+
     def find(self, name: str) -> Model:
         """The model of that name or alias; an empty name means the only model there is."""
         if not name and len(self._models) == 1:

@@ -35,6 +35,7 @@ from aggregator.errors import (
     TokenbatchError,
 )
 from aggregator.gate import Gate
+from aggregator.gathering import Gathering
 from aggregator.models import Model, Models
 from aggregator.ports import Engine, KafkaPath, Pool, StepResult, Tokenizer
 from aggregator.request import Failure, Options, Request
@@ -42,7 +43,6 @@ from aggregator.served import Served
 from aggregator.sharing import outgoing, settle_query, share_out
 
 _LOG = logging.getLogger(__name__)
-_GATHER_S = 0.002
 _EXPIRED = Failure(Code.DEADLINE_EXCEEDED, "the deadline passed before the input reached an engine")
 _EXPIRED_ON_ARRIVAL = Failure(Code.DEADLINE_EXCEEDED, "the deadline had passed on arrival")
 _LATE = Failure(Code.DEADLINE_EXCEEDED, "the deadline cannot be met: the batch would end after it")
@@ -85,9 +85,7 @@ class Pipeline:
         self._all_settled = asyncio.Event()
         self._all_settled.set()
         self._unsettled = 0
-        self._calls: list[Request] = []
-        self._gathering: asyncio.TimerHandle | None = None
-        self._admitting = False
+        self._calls = Gathering(self._admit_calls, self._spawn, models.next_turn_s, clock)
         self._queueing_long: asyncio.Task[None] | None = None
         self._urged: frozenset[int] = frozenset()
         self._draining = False
@@ -125,34 +123,11 @@ class Pipeline:
         """Take a gRPC call's request, to be admitted with those that come in the same moment."""
         self._unsettled += 1
         self._all_settled.clear()
-        self._calls.append(request)
-        if not self._admitting and self._gathering is None:
-            self._gathering = asyncio.get_running_loop().call_later(self._gather_s(), self._admit_calls)
+        self._calls.add(request)
 
-    def _gather_s(self) -> float:
-        """How long calls may be gathered while no server could take them: admitted together they cost less each."""
-        now_s = self._clock()
-        gather_s = _GATHER_S
-        for model in self.models:
-            for served in model.revisions.values():
-                for lane in served.dispatcher.lanes.values():
-                    gather_s = min(gather_s, lane.due_s(now_s) - now_s)
-        return max(0.0, gather_s)
-
-    def _admit_calls(self) -> None:
-        """Admit the calls that were gathered; those that come meanwhile are next."""
-        if self._gathering is not None:
-            self._gathering.cancel()
-            self._gathering = None
-            self._admitting = True
-            self._spawn(self._admit_all(), "admit calls")
-
-    async def _admit_all(self) -> None:
-        while calls := self._calls:
-            self._calls = []
-            self.meter.arrived(calls)
-            await self._admit(calls)
-        self._admitting = False
+    async def _admit_calls(self, calls: Sequence[Request]) -> None:
+        self.meter.arrived(calls)
+        await self._admit(calls)
 
     # 2. Admit: route to a model, count tokens, queue.
 
@@ -312,7 +287,7 @@ class Pipeline:
             else:
                 served.under_way.remove(batch)
                 finished = self._batch_done(served, batch, result)
-            self._admit_calls()  # a server is less busy now
+            self._calls.end()  # a server is less busy now
             self._something_changed.set()
             if finished:
                 await self.settle(finished)
