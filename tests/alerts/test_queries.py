@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from loadtest.stack.kafka import KafkaBroker
+from loadtest.stack.part import Part
 from loadtest.stack.ports import free_ports
 from loadtest.stack.service import DEFAULT_MODEL_NAME, Aggregator, Service
 from protos.embedding.v1 import embedding_pb2 as pb
@@ -110,14 +111,14 @@ class Stack:
         }
         pods = {pod: service.metrics_address for pod, service in services.items()}
         self.prometheus = Prometheus(folder / "prometheus", pods, CHART / "files/alerts.yaml", NAMESPACE)
-        self.parts = (self.kafka, *services.values(), self.prometheus)
+        self.parts: tuple[Part, ...] = (self.kafka, self.server, self.aggregator, self.scaler, self.prometheus)
 
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Generator[Stack]:
     stack = Stack(tmp_path_factory.mktemp("stack"))
     try:
-        for part in (stack.kafka, stack.server, stack.aggregator, stack.scaler, stack.prometheus):
+        for part in stack.parts:
             part.start()
         yield stack
     finally:
