@@ -14,12 +14,13 @@ from loadtest.simulate.parcel import Parcel
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """What every pod runs: its curve, and what one step may hold."""
+    """What every pod runs: its curve, what one step may hold, and the server's own time before each (`overhead_s`)."""
 
     curve: Curve
     step_tokens: int = 16384
     step_queries: int = 1024
     longest_input: int = 512
+    overhead_s: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -63,8 +64,8 @@ class Pod:
         self.running = step
         tokens = sum(parcel.token_count for parcel in step)
         duration_s = self.slowness * self.engine.curve.time_s(tokens) * self.noise.factor()
-        now_s = self.clock.now_s
-        self.clock.at(now_s + duration_s, self._end, (step, tokens, now_s, now_s - self.idle_since_s))
+        began_s = self.clock.now_s + self.engine.overhead_s
+        self.clock.at(began_s + duration_s, self._end, (step, tokens, began_s, began_s - self.idle_since_s))
 
     def die(self) -> list[Parcel]:
         """Stop for good; returns what was here."""

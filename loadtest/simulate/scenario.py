@@ -11,6 +11,7 @@ from aggregator.core.sla import Form
 from aggregator.core.steering import SlaGoal
 from loadtest.simulate.arrivals import Arrivals
 from loadtest.simulate.core_sender import CoreSender
+from loadtest.simulate.desk import Work
 from loadtest.simulate.hpa import HpaPolicy
 from loadtest.simulate.lengths import Lengths
 from loadtest.simulate.plain_sender import Closing, PlainSender
@@ -52,7 +53,8 @@ class Autoscale:
 class Scenario:
     """One case. Latency is counted from arrival to answer; `deadline_s` is how long a caller waits.
 
-    `intake_s`: receiving, counting tokens; `network_s`: mean of one way to a pod; `settle_s`: answering.
+    `intake_s`: receiving, counting tokens; `network_s`: mean of one way to a pod; `settle_s`: answering;
+    `work`: what of all that keeps a core busy besides.
     """
 
     name: str
@@ -67,6 +69,7 @@ class Scenario:
     intake_s: float = 0.001
     network_s: float = 0.0005
     settle_s: float = 0.001
+    work: Work = field(default_factory=Work)
     noise: float = 0.05
     warm_up_s: float = 2.0
     max_held_tokens: int = 500_000

@@ -11,6 +11,7 @@ import numpy as np
 from aggregator.core.lanes import StepReport
 from loadtest.simulate.clock import Clock, Noise
 from loadtest.simulate.curves import find
+from loadtest.simulate.desk import Desk
 from loadtest.simulate.fleet import Fleet
 from loadtest.simulate.outcome import Outcome, Record, summarise
 from loadtest.simulate.parcel import Parcel
@@ -25,9 +26,10 @@ _TAIL_S = 120.0
 
 @dataclass(slots=True, eq=False)
 class _Place:
-    """One aggregator, and when it wants to be asked again."""
+    """One aggregator, its core where that can be busy, and when it wants to be asked again."""
 
     sender: Sender
+    desk: Desk | None
     wake_s: float = inf
     waits: bool = False
 
@@ -40,8 +42,13 @@ class World:
         self._rng = np.random.default_rng([seed, 1])
         self._noise = Noise(np.random.default_rng([seed, 2]), scenario.noise)
         self.clock = Clock()
-        engine = Engine(find(scenario.curve), longest_input=scenario.lengths.longest)
-        self._places = [_Place(policy.sender(number, scenario, engine)) for number in range(scenario.aggregators)]
+        engine = Engine(
+            find(scenario.curve), longest_input=scenario.lengths.longest, overhead_s=scenario.work.step_s
+        )
+        self._places = [
+            _Place(policy.sender(number, scenario, engine), Desk() if scenario.work.waits else None)
+            for number in range(scenario.aggregators)
+        ]
         self.record = Record(scenario.warm_up_s)
         self.fleet = Fleet(engine, self.clock, self._noise, self._reply, [place.sender for place in self._places])
         self._out: dict[int, dict[int, Parcel]] = {}
@@ -60,7 +67,7 @@ class World:
         times = scenario.arrivals.draw(scenario.duration_s, self._rng)
         lengths = scenario.lengths.draw(len(times), self._rng).tolist()
         which = self._rng.integers(0, scenario.aggregators, len(times)).tolist()
-        intake_s, deadline_s, from_s = scenario.intake_s, scenario.deadline_s, scenario.warm_up_s
+        intake_s, from_s, take = scenario.intake_s, scenario.warm_up_s, self._take
         places, scaling, next_s, step = self._places, self._scaling, clock.next_s, clock.step
         for came_s, tokens, number in zip(times.tolist(), lengths, which, strict=True):
             now_s = came_s + intake_s
@@ -71,13 +78,20 @@ class World:
             if scaling is not None:
                 scaling.arrived(tokens)
             record.arrived += came_s >= from_s
-            if not place.sender.put(now_s, came_s, came_s + deadline_s, tokens):
-                record.refused += came_s >= from_s
-            elif not place.waits:
-                self._look(place)
+            if place.desk is not None:
+                clock.at(place.desk.done_s(now_s, 0.5 * scenario.work.query_s), take, (place, came_s, tokens))
+            else:
+                take((place, came_s, tokens))
         while next_s() <= scenario.duration_s + _TAIL_S:
             step()
         return self._outcome()
+
+    def _take(self, came: tuple[_Place, float, int]) -> None:
+        place, came_s, tokens = came
+        if not place.sender.put(self.clock.now_s, came_s, came_s + self._scenario.deadline_s, tokens):
+            self.record.refused += came_s >= self.record.from_s
+        elif not place.waits:
+            self._look(place)
 
     def _look(self, place: _Place) -> None:
         """Send what is due, and note when to look again."""
@@ -100,26 +114,38 @@ class World:
     def _send(self, place: _Place, parcel: Parcel, now_s: float) -> None:
         self.record.sent(parcel.token_count, parcel.token_budget, now_s)
         pod = self.fleet.pods[parcel.pod]
-        self.clock.at(now_s + self._scenario.network_s * self._noise.delay(), pod.arrive, parcel)
+        leaves_s = now_s if place.desk is None else place.desk.done_s(now_s, 0.5 * self._scenario.work.batch_s)
+        self.clock.at(leaves_s + self._scenario.network_s * self._noise.delay(), pod.arrive, parcel)
         if parcel.timeout_s < inf:
             self.clock.at(now_s + parcel.timeout_s, self._fail, (place, parcel))
         self._out.setdefault(parcel.pod, {})[id(parcel)] = parcel
 
     def _reply(self, parcel: Parcel, report: StepReport) -> None:
         delay_s = self._scenario.network_s * self._noise.delay()
-        self.clock.at(self.clock.now_s + delay_s, self._answer, (parcel, report))
+        act = self._answer if self._places[parcel.sender].desk is None else self._read
+        self.clock.at(self.clock.now_s + delay_s, act, (parcel, report))
+
+    def _read(self, came: tuple[Parcel, StepReport]) -> None:
+        desk = self._places[came[0].sender].desk
+        assert desk is not None, "A reply waits for a core that is never busy. This is a bug."
+        self.clock.at(desk.done_s(self.clock.now_s, 0.5 * self._scenario.work.batch_s), self._answer, came)
 
     def _answer(self, came: tuple[Parcel, StepReport]) -> None:
         parcel, report = came
         if parcel.over:
             return
         self._end(parcel)
-        place, now_s, record = self._places[parcel.sender], self.clock.now_s, self.record
-        done_s, from_s = now_s + self._scenario.settle_s, record.from_s
+        place, now_s, record, scenario = self._places[parcel.sender], self.clock.now_s, self.record, self._scenario
+        done_s, from_s = now_s + scenario.settle_s, record.from_s
         came_s = [at_s for at_s in place.sender.done(parcel, report, now_s) if at_s >= from_s]
         record.came_s.extend(came_s)
-        record.latency_s.extend([done_s - at_s for at_s in came_s])
-        self._look(place)
+        if place.desk is None:
+            record.latency_s.extend([done_s - at_s for at_s in came_s])
+            self._look(place)
+        else:
+            self._look(place)  # the next batch first: these are answered while the engine runs it
+            rest_s, desk = 0.5 * scenario.work.query_s, place.desk
+            record.latency_s.extend([desk.done_s(now_s, rest_s) + scenario.settle_s - at_s for at_s in came_s])
 
     def _fail(self, failed: tuple[_Place, Parcel]) -> None:
         place, parcel = failed

@@ -9,6 +9,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from tests.chart.custom_resources import validate
 from tests.chart.rendering import ROOT, Object, helm, render
 from tests.chart.test_pods import violations
 
@@ -42,6 +43,7 @@ def test_the_development_broker_is_let_into_the_restricted_namespace() -> None:
 
 def test_the_keda_example_asks_as_the_chart_does() -> None:
     (example,) = objects((ROOT / "k8s/examples/keda-scaledobject.yaml").read_text(encoding="utf-8"))
+    validate(example)
     (rendered,) = (
         each
         for each in render("keda")
