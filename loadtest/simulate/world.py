@@ -42,9 +42,7 @@ class World:
         self._rng = np.random.default_rng([seed, 1])
         self._noise = Noise(np.random.default_rng([seed, 2]), scenario.noise)
         self.clock = Clock()
-        engine = Engine(
-            find(scenario.curve), longest_input=scenario.lengths.longest, overhead_s=scenario.work.step_s
-        )
+        engine = Engine(find(scenario.curve), longest_input=scenario.lengths.longest, overhead_s=scenario.work.step_s)
         self._places = [
             _Place(policy.sender(number, scenario, engine), Desk() if scenario.work.waits else None)
             for number in range(scenario.aggregators)
