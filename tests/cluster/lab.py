@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.chart.rendering import ROOT, kubectl
 
@@ -83,6 +85,13 @@ class Lab:
         """What a built image is like."""
         size, user, torches = self._run([str(SCRIPTS / "describe.sh"), name]).splitlines()
         return ImageFacts(int(size), user, int(torches) > 0)
+
+    def bill_of_materials(self, name: str) -> dict[str, Any]:
+        """What a built image holds, package by package, in CycloneDX; the file stays in .run/kube."""
+        file = HOME / f"{name.rpartition('/')[2].replace(':', '-')}.cdx.json"
+        self._script("sbom.sh", name, str(file), doing=f"list what is in {name}")
+        listed: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        return listed
 
     def _pid(self) -> int:
         outer = int((HOME / "state/pid").read_text())
