@@ -108,7 +108,12 @@ class DeadLetters:
 
     async def _write(self, letters: list[DeadLetter]) -> list[DeadLetter]:
         """Write letters; returns those to try again, after a pause where only time may help."""
-        results = await self._producer.send([self._record(letter) for letter in letters])
+        try:
+            results = await self._producer.send([self._record(letter) for letter in letters])
+        except Exception as error:
+            if isinstance(error, ProducerClosed):
+                raise
+            results = [error] * len(letters)  # whatever it is, letters that hold commits must not be lost
         failed: list[DeadLetter] = []
         reason: Exception | None = None
         for letter, error in zip(letters, results, strict=True):

@@ -13,6 +13,7 @@ from aggregator.adapters.kafka_membership import Membership
 from aggregator.adapters.kafka_partitions import Partition
 from aggregator.adapters.kafka_reader import Chunk, IntakeCounts, IntakeObserver, OnFenced
 from aggregator.core.watermark import Lease, Watermark
+from aggregator.runtime.cancellation import is_cancelled
 from aggregator.settings import KafkaSettings
 
 _LOG = logging.getLogger(__name__)
@@ -24,12 +25,6 @@ _FORCED_STOP_S = 1.0
 
 class _Closing(Exception):
     """Ends the tasks of a membership."""
-
-
-def _is_cancelled() -> bool:
-    """Whether this task was asked to end; in Python 3.11 a TaskGroup's errors hide that it was."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 class KafkaDeliveries:
@@ -66,7 +61,7 @@ class KafkaDeliveries:
                     pass
                 except* (kafka_errors.KafkaError, OSError) as errors:
                     _LOG.warning("lost the consumer group", extra={"error": repr(errors.exceptions[0])})
-                if _is_cancelled():
+                if is_cancelled():
                     raise asyncio.CancelledError
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_RECONNECT_S):

@@ -20,6 +20,7 @@ from aggregator.adapters.modelserver_answers import (
 from aggregator.adapters.tracing import Tracing
 from aggregator.errors import BatchFailed, EngineFailed, ModelServerBusy, ModelServerLost
 from aggregator.ports import OutgoingBatch, ServerDescription, StepResult
+from aggregator.runtime.cancellation import is_cancelled
 from protos.modelserver.v1 import modelserver_pb2 as pb
 
 M = TypeVar("M", bound=Message)
@@ -148,7 +149,7 @@ class GrpcEngine:
             except grpc.aio.UsageError as error:
                 raise ModelServerLost("the connection was closed") from error
             except asyncio.CancelledError as error:
-                if _is_cancelled():
+                if is_cancelled():
                     raise
                 raise ModelServerLost("the connection was closed") from error
             return checked_result(batch, description.dimensions, answer)
@@ -184,12 +185,6 @@ def _failure(error: grpc.aio.AioRpcError) -> BatchFailed:
             return EngineFailed(_text(error))
         case _:  # among them FAILED_PRECONDITION: another model serves there now, which the pool must find out
             return ModelServerLost(_text(error))
-
-
-def _is_cancelled() -> bool:
-    """Whether whoever runs now was cancelled (and not just the call it waits for, by the end of its connection)."""
-    task = asyncio.current_task()
-    return task is None or task.cancelling() > 0
 
 
 def _text(error: grpc.aio.AioRpcError) -> str:

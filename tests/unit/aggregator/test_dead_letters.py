@@ -12,6 +12,7 @@ from aggregator.errors import Code
 from aggregator.ports import OutgoingRecord
 from aggregator.runtime.gathered import Gatherer
 from aggregator.settings import KafkaSettings
+from tests.fakes.clock import run
 from tests.fakes.records import FakeRecord
 
 
@@ -43,3 +44,29 @@ async def test_a_letter_that_comes_as_the_writing_ends_is_written_too() -> None:
     async with asyncio.timeout(5):
         while company.watermark.position < 2:  # noqa: ASYNC110 - a watermark calls nobody
             await asyncio.sleep(0)
+
+
+class Startled:
+    """A producer that raises once, then acknowledges all."""
+
+    def __init__(self) -> None:
+        self.sent: list[int] = []
+
+    async def send(self, records: Sequence[OutgoingRecord]) -> Sequence[Exception | None]:
+        self.sent.append(len(records))
+        if len(self.sent) == 1:
+            raise RuntimeError("never seen before")
+        return [None] * len(records)
+
+
+def test_letters_are_written_again_after_an_error_that_nobody_knows() -> None:
+    async def scenario() -> None:
+        producer, watermark = Startled(), Watermark("in", 0, 0)
+        letters = DeadLetters(KafkaSettings(), producer, Metrics(Gatherer()), on_full_changed=lambda: None)
+        for offset in range(3):
+            lease = watermark.deliver(offset, FakeRecord("in", 0, offset, 0, None, b"x"))
+            letters.add(DeadLetter(lease, Code.DATA_LOSS, "no message"))
+        await letters.written()
+        assert (producer.sent, watermark.position) == ([3, 3], 3)
+
+    run(scenario())
