@@ -110,10 +110,10 @@ class DeadLetters:
         """Write letters; returns those to try again, after a pause where only time may help."""
         try:
             results = await self._producer.send([self._record(letter) for letter in letters])
-        except Exception as error:
-            if isinstance(error, ProducerClosed):
+        except Exception as unforeseen:
+            if isinstance(unforeseen, ProducerClosed):
                 raise
-            results = [error] * len(letters)  # whatever it is, letters that hold commits must not be lost
+            results = [unforeseen] * len(letters)  # whatever it is, letters that hold commits must not be lost
         failed: list[DeadLetter] = []
         reason: Exception | None = None
         for letter, error in zip(letters, results, strict=True):
