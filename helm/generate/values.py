@@ -62,6 +62,9 @@ class Strimzi(Values):
     enabled: bool = Field(
         default=False, description="make KafkaTopic resources, and a KafkaUser; sets kafka create_topics off"
     )
+    api_version: Literal["v1", "v1beta2"] = Field(
+        default="v1", description="of the operator's resources; v1beta2 for operators before 0.49"
+    )
     cluster: str = Field(default="", description="name of the Kafka resource")
     namespace: str = Field(default="", description="where the operator looks for topics; empty: the release's")
     user: bool = Field(default=False, description="make a KafkaUser with the rights that are needed, SCRAM-SHA-512")

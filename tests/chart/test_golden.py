@@ -20,7 +20,7 @@ from tests.chart.rendering import CASES, CHART, VALUES, Object, render, run
 GOLDEN = Path(__file__).parent / "golden"
 KUBERNETES = tuple(f"1.{minor}" for minor in range(29, 38))
 CUSTOM = {"cert-manager.io/v1", "keda.sh/v1alpha1", "monitoring.coreos.com/v1"}
-UNCHECKED = {"kafka.strimzi.io/v1beta2"}  # its definitions come with no package
+UNCHECKED = {"kafka.strimzi.io/v1"}  # its definitions come with no package
 
 
 @pytest.mark.parametrize("case", CASES)
