@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest_asyncio
 
 from loadtest.stack.kafka import KafkaBroker
 from tests.faults.rows import Figures, write_row
-from tests.faults.scene import Scene
+from tests.faults.scene import Scene, opened
 
 _FIGURES = pytest.StashKey[Figures]()
 
@@ -24,20 +23,10 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
         yield broker
 
 
-@asynccontextmanager
-async def _opened(folder: Path, bootstrap: str) -> AsyncGenerator[Scene]:
-    scene = Scene(folder, bootstrap)
-    await scene.open()
-    try:
-        yield scene
-    finally:
-        await scene.close()
-
-
 @pytest_asyncio.fixture
 async def scene(kafka: KafkaBroker, tmp_path: Path) -> AsyncIterator[Scene]:
     """A scene on that broker."""
-    async with _opened(tmp_path, kafka.bootstrap) as scene:
+    async with opened(Scene(tmp_path, kafka.bootstrap)) as scene:
         yield scene
 
 
@@ -51,7 +40,7 @@ def own_kafka(tmp_path: Path) -> Iterator[KafkaBroker]:
 @pytest_asyncio.fixture
 async def own_scene(own_kafka: KafkaBroker, tmp_path: Path) -> AsyncIterator[Scene]:
     """A scene on that one."""
-    async with _opened(tmp_path, own_kafka.bootstrap) as scene:
+    async with opened(Scene(tmp_path, own_kafka.bootstrap)) as scene:
         yield scene
 
 

@@ -218,3 +218,13 @@ class Scene:
 
 def _topics(name: str) -> Topics:
     return Topics(f"{name}.requests", f"{name}.replies")
+
+
+@asynccontextmanager
+async def opened(scene: Scene) -> AsyncGenerator[Scene]:
+    """The scene while it is open; whatever became of it, its processes are ended."""
+    await scene.open()
+    try:
+        yield scene
+    finally:
+        await scene.close()

@@ -14,7 +14,7 @@ import pytest_asyncio
 from loadtest.stack.kafka import KafkaBroker, KafkaCluster
 from tests.faults.memory_watch import resident_mib
 from tests.faults.rows import Figures
-from tests.faults.scene import Scene
+from tests.faults.scene import Scene, opened
 from tests.faults.topic_logs import connected_admin
 from tests.integration.aggregator.scrape import page
 
@@ -33,10 +33,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaCluster]:
 @pytest_asyncio.fixture
 async def replicated(cluster: KafkaCluster, tmp_path: Path) -> AsyncIterator[Scene]:
     """A scene with three copies of everything, of which two must be in step."""
-    scene = Scene(tmp_path, cluster.bootstrap, partitions=6, replication=3)
-    await scene.open()
-    yield scene
-    await scene.close()
+    async with opened(Scene(tmp_path, cluster.bootstrap, partitions=6, replication=3)) as scene:
+        yield scene
 
 
 @pytest.mark.row("the only broker restarts")

@@ -15,7 +15,7 @@ import pytest_asyncio
 
 from loadtest.stack.kafka import KafkaBroker, KafkaCluster
 from tests.faults.rows import Figures
-from tests.faults.scene import Scene
+from tests.faults.scene import Scene, opened
 from tests.faults.test_broker_faults import leader
 from tests.faults.topic_logs import end_offsets
 from tests.integration.aggregator.desk import committed
@@ -47,10 +47,8 @@ def small_disks(tmp_path: Path) -> Iterator[KafkaCluster]:
 @pytest_asyncio.fixture
 async def on_small_disks(small_disks: KafkaCluster, tmp_path: Path) -> AsyncIterator[Scene]:
     """A scene with three copies of everything on those."""
-    scene = Scene(tmp_path, small_disks.bootstrap, partitions=6, replication=3)
-    await scene.open()
-    yield scene
-    await scene.close()
+    async with opened(Scene(tmp_path, small_disks.bootstrap, partitions=6, replication=3)) as scene:
+        yield scene
 
 
 def fill(disk: Path) -> Path:
