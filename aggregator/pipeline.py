@@ -43,13 +43,15 @@ from aggregator.served import Served
 from aggregator.sharing import outgoing, settle_query, share_out
 
 _LOG = logging.getLogger(__name__)
+_CALLS_WAIT_S = 2.0
+"""How long calls that were queued wait for another server when the last one went; later ones are refused at once."""
 _EXPIRED = Failure(Code.DEADLINE_EXCEEDED, "the deadline passed before the input reached an engine")
 _EXPIRED_ON_ARRIVAL = Failure(Code.DEADLINE_EXCEEDED, "the deadline had passed on arrival")
 _LATE = Failure(Code.DEADLINE_EXCEEDED, "the deadline cannot be met: the batch would end after it")
 _POISON = Failure(Code.INTERNAL, "this input, alone in its batch, made the engine fail")
 _INTERNAL = Failure(Code.INTERNAL, "the request could not be queued")
 _LEFT = Failure(Code.CANCELLED, "the record is left to whoever reads it next")
-_UNAVAILABLE = Failure(Code.UNAVAILABLE, "no server of this model is available", retryable=True)
+_UNAVAILABLE = Failure.of(ModelUnavailable("no server of this model is available"))
 
 
 class Pipeline:
@@ -258,11 +260,14 @@ class Pipeline:
             return model.next_parked_deadline_s()
         if self._draining:  # whoever reads their records next may have a server
             self._forget(model, lambda request: request.source is Source.KAFKA)
+        calls_end_s = model.unavailable_since_s + _CALLS_WAIT_S
+        if calls_end_s <= now_s and model.admission.holds_calls:
+            self._fail(model.take_out(lambda request: request.source is Source.GRPC), _UNAVAILABLE)
         give_up_s = inf if self._max_unavailable_s is None else model.unavailable_since_s + self._max_unavailable_s
         if self._draining or give_up_s <= now_s:
             self._fail(model.take_out(lambda _: True), _UNAVAILABLE)
             return inf
-        return min(model.next_parked_deadline_s(), give_up_s)
+        return min(model.next_parked_deadline_s(), give_up_s, calls_end_s if calls_end_s > now_s else inf)
 
     # 4. Run: one message to one model server, one back.
 

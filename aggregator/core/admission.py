@@ -57,6 +57,11 @@ class Admission:
         """Tokens held, all sources and classes."""
         return self._total
 
+    @property
+    def holds_calls(self) -> bool:
+        """Whether some of them came by gRPC."""
+        return bool(self._called)
+
     def full(self, tenant: str, token_count: int) -> Full | None:
         """Which bound keeps out a gRPC request of so many tokens, if any; one alone always fits."""
         if not self._total:

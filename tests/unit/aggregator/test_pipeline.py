@@ -225,6 +225,31 @@ def test_kafka_waits_for_a_model_server_and_grpc_is_told_at_once() -> None:
     run(check())
 
 
+def test_calls_that_were_queued_when_the_last_server_went_are_told_soon_and_records_wait_on() -> None:
+    async def check() -> None:
+        engine = SerialEngine(slowness=1e6)
+        async with World(engine).started() as world:
+            assert world.pool.members is not None
+            calls = [asyncio.create_task(world.embed(f"{number} 2 3")) for number in range(300)]
+            world.produce(world.request("1", source=Source.KAFKA))
+            await asyncio.sleep(0.5)
+            world.pool.members.leave(engine)
+            await asyncio.sleep(1.9)
+            assert not any(call.done() for call in calls)
+            await asyncio.sleep(0.2)
+            codes = [call.result().code for call in calls if call.done()]
+            assert len(codes) >= 20  # the others are under way
+            assert set(codes) == {Code.UNAVAILABLE}
+            assert not world.kafka.settled
+            world.pool.members.join(SerialEngine(replace(DESCRIPTION, address="server-2:1")), WordTokenizer())
+            await asyncio.sleep(1)
+            assert [request.code for request in world.kafka.settled] == [Code.OK]
+            for call in calls:
+                call.cancel()
+
+    run(check())
+
+
 def test_waiting_for_a_model_server_can_be_bounded() -> None:
     async def check() -> None:
         engine = SerialEngine()
