@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 from rich.table import Table
@@ -17,8 +18,11 @@ from loadtest.simulate.cases import capacity
 from loadtest.simulate.curves import find
 from loadtest.simulate.lengths import Lengths
 from loadtest.stack.errors import StackError
-from loadtest.validate import live
+from loadtest.validate import live, sla
 from loadtest.validate.compare import Repeat, Row, row, simulated
+
+_PROMISED = 0.9
+"""Of the time of a step at the saturation point: no batch that large can be answered in it."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,11 +39,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=positive, default=20.0, help="of each repeat (%(default)s)")
     parser.add_argument("--engine", choices=["auto", "direct", "core"], help="of the model server")
     parser.add_argument("--data-dir", type=Path, default=Path(".run/validate"), metavar="DIR", help="(%(default)s)")
+    parser.add_argument(
+        "--sla",
+        type=Path,
+        metavar="SVG",
+        help="promise less than a step at the saturation point instead, and plot whether batches come inside it",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="every figure")
 
 
 def run(options: argparse.Namespace) -> int:
     """The exit code: 0, 1 when a figure is further off than it may be, 2 when it could not be done."""
+    if options.sla:
+        return _keep(options)
     settings = {"ENGINE__KIND": options.engine} if options.engine else {}
     try:
         with live.running(options.data_dir, settings) as (aggregator, profile):
@@ -51,6 +63,25 @@ def run(options: argparse.Namespace) -> int:
         return fail("validate", error)
     OUTPUT.print(table(rows))
     return 0 if all(one.p50_holds and one.p99_holds for one in rows) else 1
+
+
+def _keep(options: argparse.Namespace) -> int:
+    try:
+        kept = sla.measure(options.data_dir, _PROMISED, options.seconds)
+        options.sla.write_text(kept.plot(), encoding="utf-8")
+    except (OSError, ValueError, StackError) as error:
+        return fail("validate", error)
+    since_s = kept.inside_from_s
+    budgets = [one.token_budget for one in kept.sent[len(kept.sent) // 2 :]]
+    OUTPUT.print(
+        f"saturation point {kept.saturation_point}, promised {1e3 * kept.target_s:.1f} ms, budget {median(budgets):g} "
+        f"in the second half; p95 of a second's batches inside "
+        + ("at no time up to the end" if since_s is None else f"from second {since_s:g} to the end")
+        + f", {kept.inside:.0%} of the seconds since the first",
+        markup=False,
+        soft_wrap=True,
+    )
+    return 0 if since_s is not None else 1
 
 
 def _rows(options: argparse.Namespace, address: str, profile: Path) -> list[Row]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
@@ -24,13 +25,18 @@ from protos.embedding.v1 import embedding_pb2_grpc
 Latencies = npt.NDArray[np.float64]
 
 _START_S = 400.0
+_FRONT_START_S = 120.0
 _TIMEOUT_S = 120.0
 _ALONE = 40
 
 
 @contextmanager
-def running(folder: Path, settings: Mapping[str, str]) -> Generator[tuple[Aggregator, Path]]:
-    """Start both; yields the aggregator and the profile that the model server measured. Raises StackError."""
+def model_server(folder: Path, settings: Mapping[str, str]) -> Generator[tuple[ModelServer, Path]]:
+    """Start a model server; yields it and the profile that it measured. Raises StackError.
+
+    It has cores of its own, as its pod would: what shares them with the aggregator computes more slowly than its
+    profile says. The caller is kept to the others meanwhile.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     profiles = folder / "profiles"
     for old in profiles.glob("*.json"):
@@ -38,21 +44,49 @@ def running(folder: Path, settings: Mapping[str, str]) -> Generator[tuple[Aggreg
     told = {"PROFILE__CACHE": str(profiles), **settings}
     server = ModelServer(folder / "modelserver.log", settings=told)
     server.launch()
+    engines, others = apart(os.sched_getaffinity(0))
+    os.sched_setaffinity(server.child.pid, engines)
     try:
         server.wait(_START_S)
         found = sorted(profiles.glob("*.json"))
         if not found:
             raise StackError(f"the model server kept no profile in {profiles}")
-        with Aggregator(
-            folder / "aggregator.log",
-            kafka="localhost:1",
-            model=server.model,
-            servers=[server.address],
-            settings={"KAFKA__ENABLED": "false", "BATCHING__COALESCE": "false"},
-        ) as aggregator:
-            yield aggregator, found[0]
+        os.sched_setaffinity(0, others)
+        yield server, found[0]
     finally:
+        os.sched_setaffinity(0, engines | others)
         server.stop()
+
+
+@contextmanager
+def running(folder: Path, settings: Mapping[str, str]) -> Generator[tuple[Aggregator, Path]]:
+    """Start both; yields the aggregator and the profile that the model server measured. Raises StackError."""
+    with (
+        model_server(folder, settings) as (server, profile),
+        aggregator(folder, server.model, server.address, {}) as front,
+    ):
+        yield front, profile
+
+
+@contextmanager
+def aggregator(folder: Path, model: str, server: str, settings: Mapping[str, str]) -> Generator[Aggregator]:
+    """Start one without Kafka, on the cores of the caller. Raises StackError."""
+    told = {"KAFKA__ENABLED": "false", "BATCHING__COALESCE": "false", **settings}
+    front = Aggregator(folder / "aggregator.log", kafka="localhost:1", model=model, servers=[server], settings=told)
+    front.launch()
+    try:
+        os.sched_setaffinity(front.child.pid, os.sched_getaffinity(0))
+        front.wait(_FRONT_START_S)
+        yield front
+    finally:
+        front.stop()
+
+
+def apart(cores: Collection[int]) -> tuple[set[int], set[int]]:
+    """The cores of the engine and those of all else: half of them each, or the same one twice."""
+    ordered = sorted(cores)
+    half = len(ordered) // 2
+    return set(ordered[:half] or ordered), set(ordered[half:])
 
 
 def alone_s(address: str) -> float:
