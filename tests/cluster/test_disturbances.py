@@ -122,6 +122,16 @@ async def test_replicas_are_held_while_the_scaler_is_away(release: Release) -> N
         await asyncio.to_thread(until, _answers, "the scaler answers again", 120.0)
 
 
+async def test_replicas_are_held_while_kafka_is_away(release: Release, kafka: KafkaBroker) -> None:
+    async with under_load(release, calls_may_fail=True):
+        wanted = _wanted()
+        await asyncio.to_thread(kafka.stop)
+        await _held(wanted, 30.0)
+        assert not _answers()
+        await asyncio.to_thread(kafka.start)
+        await asyncio.to_thread(until, _answers, "the scaler answers again", 120.0)
+
+
 def _wanted() -> int:
     return int(get("deployment", DEPLOYMENT)["spec"]["replicas"])
 
