@@ -7,6 +7,7 @@ import pytest
 
 from loadtest.bench.backlog import Progress, between, cpu_us_per_query
 from loadtest.bench.figures import Figure, append, commit, hardware
+from loadtest.bench.one_by_one import figures
 
 
 def test_cpu_time_is_taken_from_the_steady_part() -> None:
@@ -33,3 +34,11 @@ def test_figures_are_appended_below_one_heading(tmp_path: Path) -> None:
 )
 def test_a_figure_knows_whether_it_keeps_its_bound(value: float, wanted: str, kept: bool) -> None:
     assert Figure("b", "f", value, "u", 1, wanted=wanted).kept is kept
+
+
+def test_batches_are_set_against_queries_one_by_one_turn_by_turn() -> None:
+    found = figures([[10.0, 20.0, 15.0], [20.0, 20.0, 45.0], [40.0, 80.0, 60.0], [50.0, 60.0, 75.0]], 3, "")
+    values = {figure.figure: figure.value for figure in found}
+    assert values["transformers_one_by_one"] == 15.0
+    assert values["vllm_by_1_over_transformers"] == 2.0
+    assert (values["vllm_by_21"], values["vllm_by_21_over_transformers"]) == (60.0, 4.0)
