@@ -18,6 +18,7 @@ _INK, _FAINT = "#010203", "#040506"
 COLOURS = ("#d55e00", "#0a84c1", "#159e6e", "#b85fb0", "#b8860b", "#7a8794")
 """Told apart by people who see colours differently (after Okabe and Ito), on white and on black."""
 _MARKS = ("o", "s", "^", "D", "v", "P")
+_NAMED_INSIDE = 3
 _MARKED = 30
 """A line of fewer points than these has them marked."""
 _ID = re.compile(r'(id="|url\(#|href="#)')
@@ -71,6 +72,7 @@ def _drawn(plots: Sequence[Plot], name: str, height: float) -> str:
         column = figure.subplots(len(plots), sharex=True, squeeze=False)[:, 0]
         for axes, plot in zip(column, plots, strict=True):
             _fill(axes, plot)
+            _name(axes, figure, alone=len(plots) == 1)
         column[-1].set_xlabel(plots[-1].x_label)
         written = io.StringIO()
         figure.savefig(written, format="svg", metadata={"Date": None, "Creator": None})
@@ -89,7 +91,15 @@ def _fill(axes: Axes, plot: Plot) -> None:
         axes.axhline(plot.limit[1], color=_INK, linewidth=1, linestyle=":", label=plot.limit[0])
     if plot.y_max is not None:
         axes.set_ylim(0 if not plot.log_y else None, plot.y_max)
-    axes.legend(fontsize=8)
+
+
+def _name(axes: Axes, figure: Figure, *, alone: bool) -> None:
+    """Few lines are named among them, where there is room; many below, where no name can cover a line."""
+    handles, labels = axes.get_legend_handles_labels()
+    if alone and len(handles) > _NAMED_INSIDE:
+        figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8)
+    else:
+        axes.legend(fontsize=8)
 
 
 def _lines(axes: Axes, plot: Plot) -> None:

@@ -19,6 +19,8 @@ from loadtest.simulate.scenario import Kind, Policy, Scenario
 from loadtest.simulate.sweep import best
 from loadtest.simulate.world import simulate
 
+_SHORT_WARM_UP = 0.1
+"""Of a run too short for the case's own."""
 _LONG: dict[str, Callable[[], Scenario]] = {
     "trace-hour": cases.trace_hour,
     "day": cases.synthetic_day,
@@ -125,7 +127,10 @@ def _scenario(name: str, options: argparse.Namespace) -> Scenario:
         scenario = cases.case(name, curve=options.curve, seconds=options.seconds or 20.0)
     given = {"duration_s": options.seconds, "pods": options.pods, "aggregators": options.aggregators}
     given["slo_s"] = options.slo_s
-    return replace(scenario, **{field: value for field, value in given.items() if value is not None})
+    scenario = replace(scenario, **{field: value for field, value in given.items() if value is not None})
+    if scenario.duration_s < 2.0 * scenario.warm_up_s:
+        scenario = replace(scenario, warm_up_s=_SHORT_WARM_UP * scenario.duration_s)
+    return scenario
 
 
 def _policy(kind: Kind, options: argparse.Namespace) -> Policy:

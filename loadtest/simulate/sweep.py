@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
+from math import isfinite
 from statistics import mean, stdev
 
 from loadtest.simulate.curves import find
@@ -28,8 +29,8 @@ class Compared:
     def interval(self, figure: str) -> tuple[float, float]:
         """Mean of a figure over the seeds, and half the width of its 95 % interval."""
         values = [float(getattr(outcome, figure)) for outcome in self.outcomes]
-        if len(values) < min(_T95):
-            return values[0], 0.0
+        if len(values) < min(_T95) or not all(map(isfinite, values)):
+            return mean(values), 0.0  # nothing answered in a run: its latencies are infinite
         return mean(values), _T95.get(len(values), 1.96) * stdev(values) / len(values) ** 0.5
 
 

@@ -86,6 +86,22 @@ def test_a_plot_takes_its_ink_from_the_page(plot: Plot) -> None:
     assert ">a<" in svg
 
 
+def test_many_lines_are_named_below_the_axes_where_they_cover_none() -> None:
+    def name_and_axis_y(lines: list[Series]) -> tuple[float, float]:
+        svg = draw(Plot("t", "the x axis", "y", lines), "one")
+        ys = {
+            text: float(y)
+            for y, text in re.findall(r'<text[^>]*?(?: y="|translate\([\d.]+ )([\d.]+)[^>]*>([^<]+)</text>', svg)
+        }
+        return ys["a"], ys["the x axis"]
+
+    points = [(0.0, 1.0), (1.0, 2.0)]
+    name_y, axis_y = name_and_axis_y([Series(name, points) for name in "abcd"])
+    assert name_y > axis_y  # y grows downwards
+    name_y, axis_y = name_and_axis_y([Series(name, points) for name in "ab"])
+    assert name_y < axis_y
+
+
 def test_ours_needs_a_fraction_of_the_pods_that_sequential_needs() -> None:
     effort = Effort(quick=True)
     assert pods_needed(Policy(Kind.OURS), 400.0, effort) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from math import inf, isfinite
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from loadtest.simulate.lengths import Lengths
 from loadtest.simulate.outcome import Outcome
 from loadtest.simulate.pod import Engine
 from loadtest.simulate.scenario import Autoscale, Kind, Mishap, Policy, Scenario, Trouble
-from loadtest.simulate.sweep import best, compare, rank
+from loadtest.simulate.sweep import Compared, best, compare, rank
 from loadtest.simulate.world import simulate
 
 SHORT = Scenario("short", Steady(1500.0), 3.0, deadline_s=1.0, warm_up_s=0.0)
@@ -149,6 +150,11 @@ def test_a_sweep_finds_the_best_setting() -> None:
     assert 0.0 < half < mean
 
 
+def test_a_run_that_answers_nothing_has_no_interval() -> None:
+    none, some = (replace(simulate(SHORT, Policy(Kind.OURS), seed), p99_s=p99_s) for seed, p99_s in ((1, inf), (2, 1)))
+    assert Compared(Policy(Kind.OURS), (none, some)).interval("p99_s") == (inf, 0.0)
+
+
 def test_a_profiles_curve_is_read_and_anything_else_refused(tmp_path: Path) -> None:
     assert curves.find("minilm-cpu").per_token_s > 0.0
     file = tmp_path / "profile.json"
@@ -167,3 +173,13 @@ def test_the_command_writes_every_figure(tmp_path: Path, capsys: pytest.CaptureF
     assert set(runs[0]) == set(Outcome.__dataclass_fields__)
     assert "million queries" in capsys.readouterr().err
     assert main(["simulate", "--curve", str(tmp_path / "absent.json")]) == 2
+
+
+@pytest.mark.parametrize("seconds", ["0.5", "2", "2.1"])
+def test_a_run_shorter_than_the_cases_warm_up_counts_most_of_what_came(tmp_path: Path, seconds: str) -> None:
+    file = tmp_path / "runs.json"
+    assert main(["simulate", "--case", "steady", "--seconds", seconds, "--json", str(file)]) == 0
+    run = json.loads(file.read_text())
+    assert run["answered"] > 0
+    assert all(isfinite(run[figure]) for figure in ("throughput", "goodput", "tokens_per_s", "p99_s"))
+    assert run["throughput"] == pytest.approx(run["answered"] / (0.9 * float(seconds)))
