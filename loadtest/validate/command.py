@@ -16,11 +16,15 @@ from loadtest.options import fail, positive, positive_int
 from loadtest.screen import ERRORS, OUTPUT
 from loadtest.simulate.cases import capacity
 from loadtest.simulate.curves import find
+from loadtest.simulate.desk import Work
 from loadtest.simulate.lengths import Lengths
 from loadtest.stack.errors import StackError
-from loadtest.validate import live, sla
+from loadtest.stack.service import Aggregator, ModelServer
+from loadtest.validate import costs, live, sla
 from loadtest.validate.compare import Repeat, Row, row, simulated
 
+_COSTS_AT, _COSTS_S = 0.6, 8.0
+"""The load, as a share of what the profile allows, and the seconds of it, from which costs are taken."""
 _PROMISED = 0.9
 """Of the time of a step at the saturation point: no batch that large can be answered in it."""
 
@@ -54,8 +58,9 @@ def run(options: argparse.Namespace) -> int:
         return _keep(options)
     settings = {"ENGINE__KIND": options.engine} if options.engine else {}
     try:
-        with live.running(options.data_dir, settings) as (aggregator, profile):
-            rows = _rows(options, aggregator.address, profile)
+        with live.running(options.data_dir, settings) as (server, front, profile):
+            work, alone_s = _costs(server, front, capacity(find(str(profile)), Lengths()))
+            rows = _rows(options, front.address, profile, work, alone_s)
         if options.json:
             content = {"profile": json.loads(profile.read_text(encoding="utf-8")), "rows": [r.to_dict() for r in rows]}
             options.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
@@ -84,17 +89,31 @@ def _keep(options: argparse.Namespace) -> int:
     return 0 if since_s is not None else 1
 
 
-def _rows(options: argparse.Namespace, address: str, profile: Path) -> list[Row]:
+def _costs(server: ModelServer, front: Aggregator, per_s: float) -> tuple[Work, float]:
+    """What the live system spends besides its steps, and the seconds of a call that is alone, both measured now."""
+    live.call(front.address, 0.2 * per_s, 3.0, 0)  # warms up
+    alone: list[float] = []
+    one_by_one = costs.between(lambda: costs.read(server, front), lambda: alone.append(live.alone_s(front.address)))
+    loaded = costs.between(
+        lambda: costs.read(server, front), lambda: live.call(front.address, _COSTS_AT * per_s, _COSTS_S, 0)
+    )
+    return costs.work(one_by_one, loaded), alone[0]
+
+
+def _rows(options: argparse.Namespace, address: str, profile: Path, work: Work, alone_s: float) -> list[Row]:
     curve, lengths = find(str(profile)), Lengths()
-    live.call(address, 0.2 * capacity(curve, lengths), 3.0, 0)  # warms up
-    overhead_s = max(0.0, live.alone_s(address) - curve.time_s(round(lengths.mean())))
-    ERRORS.print(f"saturation point {curve.saturation_point}, overhead {1e3 * overhead_s:.1f} ms", markup=False)
+    overhead_s = max(0.0, alone_s - curve.time_s(round(lengths.mean())))
+    ERRORS.print(
+        f"saturation point {curve.saturation_point}, overhead {1e3 * overhead_s:.1f} ms, of it {asdict(work)}",
+        markup=False,
+        soft_wrap=True,
+    )
     rows: list[Row] = []
     for share in options.load:
         rate = share * capacity(curve, lengths)
         seeds = range(1, options.repeats + 1)
         repeats = [_repeat(address, rate, options.seconds, seed) for seed in seeds]
-        outcomes = simulated(str(profile), rate, overhead_s, options.seconds, seeds)
+        outcomes = simulated(str(profile), rate, options.seconds, seeds, overhead_s=overhead_s, work=work)
         rows.append(row(share, rate, repeats, outcomes))
     return rows
 

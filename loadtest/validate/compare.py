@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 
 from loadtest.simulate.arrivals import Steady
+from loadtest.simulate.desk import Work
 from loadtest.simulate.outcome import Outcome
 from loadtest.simulate.scenario import Kind, Policy, Scenario
 from loadtest.simulate.world import simulate
@@ -58,10 +59,16 @@ class Row:
         return {**asdict(self), "p50_off": self.p50_off, "p50_holds": self.p50_holds, "p99_holds": self.p99_holds}
 
 
-def simulated(profile: str, rate: float, overhead_s: float, seconds: float, seeds: Sequence[int]) -> list[Outcome]:
-    """The same load in virtual time. `overhead_s`: what an answer takes besides waiting and its step."""
-    network_s = min(0.0005, overhead_s / 4.0)
-    rest_s = overhead_s - 2.0 * network_s
+def simulated(
+    profile: str, rate: float, seconds: float, seeds: Sequence[int], *, overhead_s: float, work: Work
+) -> list[Outcome]:
+    """The same load in virtual time.
+
+    `overhead_s`: what an answer takes besides waiting and its step; `work` is that part for which a core is needed.
+    """
+    delay_s = max(0.0, overhead_s - work.query_s - work.batch_s - work.step_s)
+    network_s = min(0.0005, delay_s / 4.0)
+    rest_s = delay_s - 2.0 * network_s
     scenario = Scenario(
         "validate",
         Steady(rate),
@@ -70,6 +77,7 @@ def simulated(profile: str, rate: float, overhead_s: float, seconds: float, seed
         intake_s=rest_s / 2.0,
         network_s=network_s,
         settle_s=rest_s / 2.0,
+        work=work,
         warm_up_s=0.1 * seconds,
     )
     return [simulate(scenario, Policy(Kind.OURS, sla=False), seed) for seed in seeds]

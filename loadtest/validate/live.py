@@ -59,13 +59,13 @@ def model_server(folder: Path, settings: Mapping[str, str]) -> Generator[tuple[M
 
 
 @contextmanager
-def running(folder: Path, settings: Mapping[str, str]) -> Generator[tuple[Aggregator, Path]]:
-    """Start both; yields the aggregator and the profile that the model server measured. Raises StackError."""
+def running(folder: Path, settings: Mapping[str, str]) -> Generator[tuple[ModelServer, Aggregator, Path]]:
+    """Start both; yields them and the profile that the model server measured. Raises StackError."""
     with (
         model_server(folder, settings) as (server, profile),
         aggregator(folder, server.model, server.address, {}) as front,
     ):
-        yield front, profile
+        yield server, front, profile
 
 
 @contextmanager

@@ -7,8 +7,10 @@ import io
 import pytest
 from rich.console import Console
 
+from loadtest.simulate.desk import Work
 from loadtest.validate.command import table
 from loadtest.validate.compare import Repeat, Row, row, simulated
+from loadtest.validate.costs import Reading, work
 
 LIVE = (Repeat(0.100, 0.200), Repeat(0.110, 0.300), Repeat(0.090, 0.250))
 
@@ -24,10 +26,27 @@ def test_a_p99_within_the_spread_of_the_repeats_holds(p99_s: float, holds: bool)
 
 
 def test_a_light_load_takes_a_step_and_what_was_measured_besides() -> None:
-    outcomes = simulated("a100-like", 2.0, 0.010, 60.0, (1, 2, 3))
+    outcomes = simulated("a100-like", 2.0, 60.0, (1, 2, 3), overhead_s=0.010, work=Work())
     found = row(0.1, 2.0, LIVE, outcomes)
     assert found.p50_s == pytest.approx(0.030, rel=0.05)
     assert found.to_dict()["p50_holds"] is False
     written = io.StringIO()
     Console(file=written, width=200).print(table([found]))
     assert "is off" in written.getvalue()
+
+
+def test_work_for_which_a_core_is_needed_makes_callers_wait_for_each_other() -> None:
+    idle, busy = (
+        row(0.5, 150.0, LIVE, simulated("a100-like", 150.0, 20.0, (1,), overhead_s=0.006, work=cost))
+        for cost in (Work(), Work(query_s=0.004, batch_s=0.002))
+    )
+    assert busy.p50_s > idle.p50_s + 0.004
+
+
+def test_costs_are_parted_into_those_of_queries_batches_and_steps() -> None:
+    alone = Reading(front_s=0.4, server_s=1.5, computed_s=1.4, steps=100, queries=100)
+    loaded = Reading(front_s=1.0, server_s=3.3, computed_s=3.2, steps=100, queries=400)
+    found = work(alone, loaded)
+    assert (found.query_s, found.batch_s, found.step_s) == pytest.approx((0.002, 0.002, 0.001))
+    with pytest.raises(ValueError, match="do not tell"):
+        work(alone, alone)

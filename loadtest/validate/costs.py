@@ -1,0 +1,79 @@
+"""What a query, a batch and a step cost in processor time, besides the step itself: for the simulator."""
+
+from __future__ import annotations
+
+import time
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import psutil
+
+from loadtest.prometheus import sums
+from loadtest.simulate.desk import Work
+from loadtest.stack.service import Aggregator, ModelServer
+
+_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Running totals: processor seconds of the front (callers and aggregator) and of the model server, its steps.
+
+    `computed_s`: seconds that steps lasted. Differences of two readings tell of what lay between.
+    """
+
+    front_s: float
+    server_s: float
+    computed_s: float
+    steps: float
+    queries: float
+
+    def __sub__(self, earlier: Reading) -> Reading:
+        return Reading(
+            self.front_s - earlier.front_s,
+            self.server_s - earlier.server_s,
+            self.computed_s - earlier.computed_s,
+            self.steps - earlier.steps,
+            self.queries - earlier.queries,
+        )
+
+
+def read(server: ModelServer, front: Aggregator) -> Reading:
+    """The totals as they are now. Raises OSError."""
+    with urllib.request.urlopen(f"http://{server.metrics_address}/metrics", timeout=_TIMEOUT_S) as response:
+        totals = sums(response.read().decode())
+    return Reading(
+        time.process_time() + _cpu_s(front.child.pid),
+        _cpu_s(server.child.pid),
+        totals["embed_engine_duration_seconds_sum"],
+        totals["embed_engine_duration_seconds_count"],
+        totals["embed_engine_queries_total"],
+    )
+
+
+def between(reading: Callable[[], Reading], act: Callable[[], object]) -> Reading:
+    """What `act` cost."""
+    before = reading()
+    act()
+    return reading() - before
+
+
+def work(alone: Reading, loaded: Reading) -> Work:
+    """What is paid by the query and what by the batch, from queries one by one and from batches of several.
+
+    The engine of `loaded` runs on one core, so what the server used beyond its steps is its own. Raises ValueError
+    when the loaded batches held no more than one query.
+    """
+    few, many = alone.queries / alone.steps, loaded.queries / loaded.steps
+    if many <= few:
+        raise ValueError(f"batches of {many:.1f} queries under load do not tell what a query costs")
+    one_s, several_s = alone.front_s / alone.steps, loaded.front_s / loaded.steps
+    query_s = max(0.0, (several_s - one_s) / (many - few))
+    own_s = max(0.0, loaded.server_s - loaded.computed_s) / loaded.steps
+    return Work(query_s, max(0.0, one_s - few * query_s), own_s)
+
+
+def _cpu_s(pid: int) -> float:
+    times = psutil.Process(pid).cpu_times()
+    return times.user + times.system
