@@ -33,7 +33,7 @@ _STEP_S = 0.03
 
 
 def measure(plan: Plan) -> list[Figure]:
-    """Both in turns, each a process that lasts; one query a call, 64 callers, a model server that takes the time of a step."""
+    """Both in turns, each a process that lasts; one query a call, 64 callers, steps that take their time."""
     calls = min(_CALLS, plan.queries)
     plan.folder.mkdir(parents=True, exist_ok=True)
     port, engine_port = free_ports(2)
