@@ -1,0 +1,48 @@
+"""vLLM on a CPU in a pod of the restricted standard: MiniLM's own vectors, through Kafka and through gRPC."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+import grpc
+import numpy as np
+import pytest
+
+from loadtest.clients.messages import NO_WISHES, request
+from loadtest.stack.kafka import KafkaBroker
+from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
+from tests.cluster import images, kafka_on_node
+from tests.cluster.conftest import NewRelease
+from tests.cluster.lab import Lab
+from tests.cluster.release import NAME, Release, get
+from tests.cluster.values import vllm
+
+SENTENCES = (
+    "how far away is the moon",
+    "what is the distance from the earth to the moon",
+    "who wrote the first symphony",
+)
+
+
+@pytest.fixture(scope="module")
+def release(lab: Lab, new_release: NewRelease, kafka: KafkaBroker) -> Generator[Release]:
+    """Installed with the image that holds vLLM."""
+    assert kafka.exit_code is None
+    lab.load(images.CPU)
+    release = new_release(vllm(kafka_on_node.BOOTSTRAP))
+    release.install(timeout_s=420.0)
+    yield release
+    release.uninstall()
+
+
+def test_helm_test_passes(release: Release) -> None:
+    assert "384 dimensions" in release.test()
+
+
+def test_what_means_the_same_is_near(release: Release) -> None:
+    address = get("service", f"{NAME}-aggregator", namespace=release.namespace)["spec"]["clusterIP"]
+    with grpc.insecure_channel(f"{address}:50051") as channel:
+        answer = pb_grpc.EmbeddingsStub(channel).Embed(request(list(SENTENCES), "three", NO_WISHES), timeout=60.0)
+    moon, distance, symphony = (np.frombuffer(each.embedding, "<f4") for each in answer.embeddings)
+    assert float(moon @ distance) > 0.7
+    assert float(moon @ symphony) < 0.3
