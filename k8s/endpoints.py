@@ -42,16 +42,22 @@ async def endpoints(kubernetes: Kubernetes, address: ServiceAddress) -> AsyncGen
     """`host:port` of every endpoint that takes new work, given anew whenever that changes; never ends.
 
     Ready ones, or all where the Service publishes those too; none that is terminating. While the API is away
-    nothing is given: the last answer holds.
+    nothing is given: the last answer holds. Where none is ready any more, all that once were and are still listed are
+    given: a node's heartbeat was lost rather than their health, to which their user holds each of them anyway.
     """
     known: frozenset[str] | None = None
+    proven: frozenset[str] = frozenset()
     tries = 0
     while True:
         try:
             async with aclosing(_slices(kubernetes, address)) as answers:
                 async for slices in answers:
                     tries = 0
-                    found = frozenset(each for piece in slices.values() for each in addresses(piece, address.port))
+                    pieces = slices.values()
+                    ready = frozenset(each for piece in pieces for each in addresses(piece, address.port))
+                    listed = {each for piece in pieces for each in addresses(piece, address.port, unready=True)}
+                    proven = (proven & listed) | ready
+                    found = ready or proven
                     if found != known:
                         known = found
                         yield found
@@ -81,11 +87,11 @@ async def _slices(kubernetes: Kubernetes, address: ServiceAddress) -> AsyncGener
             yield slices
 
 
-def addresses(piece: Object, port: int) -> Iterator[str]:
-    """`host:port` of the endpoints of one slice that take new work."""
+def addresses(piece: Object, port: int, *, unready: bool = False) -> Iterator[str]:
+    """`host:port` of the endpoints of one slice that take new work; of the `unready` too, if asked."""
     for endpoint in piece.get("endpoints") or ():
         conditions = endpoint.get("conditions") or {}
-        if conditions.get("ready") is False or conditions.get("terminating"):
+        if conditions.get("terminating") or (conditions.get("ready") is False and not unready):
             continue
         for host in endpoint.get("addresses") or ():
             yield f"[{host}]:{port}" if piece.get("addressType") == "IPv6" else f"{host}:{port}"

@@ -59,6 +59,26 @@ async def test_what_ends_is_left_out_before_it_is_gone(
     assert await told(answers) == set()
 
 
+async def test_when_none_is_ready_any_more_those_that_were_stay_while_they_are_listed(
+    api: FakeKubernetesApi, answers: asyncio.Queue[frozenset[str]]
+) -> None:
+    await told(answers)
+    api.put(f"{PATH}/one", slice_of("10.0.0.1", "10.0.0.2"))
+    api.put(f"{PATH}/two", slice_of("10.0.0.3", name="two"))
+    while await told(answers) != {"10.0.0.1:50061", "10.0.0.2:50061", "10.0.0.3:50061"}:
+        pass
+    api.put(f"{PATH}/one", slice_of("10.0.0.1", "10.0.0.2", ready=False))
+    assert await told(answers) == {"10.0.0.3:50061"}
+    api.put(f"{PATH}/two", slice_of("10.0.0.3", "10.0.0.4", name="two", ready=False))
+    assert await told(answers) == {"10.0.0.1:50061", "10.0.0.2:50061", "10.0.0.3:50061"}
+    api.put(f"{PATH}/two", slice_of("10.0.0.4", name="two", ready=False))
+    assert await told(answers) == {"10.0.0.1:50061", "10.0.0.2:50061"}
+    api.put(f"{PATH}/one", slice_of("10.0.0.1"))
+    assert await told(answers) == {"10.0.0.1:50061"}
+    api.delete(f"{PATH}/one")
+    assert await told(answers) == set()
+
+
 @pytest.mark.parametrize("end", [FakeKubernetesApi.end_watches, FakeKubernetesApi.expire])
 async def test_a_watch_that_ends_or_grew_too_old_is_listed_anew_at_once(
     api: FakeKubernetesApi, answers: asyncio.Queue[frozenset[str]], end: object
