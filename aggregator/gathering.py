@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 from aggregator.request import Request
 
@@ -21,19 +20,29 @@ class Gathering:
     def __init__(
         self,
         admit: Callable[[list[Request]], Awaitable[None]],
-        spawn: Callable[[Coroutine[Any, Any, None], str], object],
         turn_s: Callable[[float], float],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`turn_s` says when a server takes its next batch, as seen from a moment (both monotonic seconds)."""
         self._admit = admit
-        self._spawn = spawn
         self._turn_s = turn_s
         self._clock = clock
         self._calls: list[Request] = []
         self._inputs = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._due = asyncio.Event()
         self._admitting = False
+
+    async def run(self) -> None:
+        """Admit what is gathered whenever its time has come, until cancelled."""
+        while True:
+            await self._due.wait()
+            self._due.clear()
+            self._admitting = True
+            while calls := self._calls:
+                self._calls, self._inputs = [], 0
+                await self._admit(calls)
+            self._admitting = False
 
     def add(self, call: Request) -> None:
         """Take a call; it is admitted when a server could take it, when enough have come, or after `LONGEST_S`."""
@@ -53,12 +62,5 @@ class Gathering:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._calls and not self._admitting:
-            self._admitting = True
-            self._spawn(self._admit_all(), "admit calls")
-
-    async def _admit_all(self) -> None:
-        while calls := self._calls:
-            self._calls, self._inputs = [], 0
-            await self._admit(calls)
-        self._admitting = False
+        if self._calls:
+            self._due.set()

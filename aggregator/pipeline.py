@@ -87,7 +87,7 @@ class Pipeline:
         self._all_settled = asyncio.Event()
         self._all_settled.set()
         self._unsettled = 0
-        self._calls = Gathering(self._admit_calls, self._spawn, models.next_turn_s, clock)
+        self._calls = Gathering(self._admit_calls, models.next_turn_s, clock)
         self._queueing_long: asyncio.Task[None] | None = None
         self._urged: frozenset[int] = frozenset()
         self._draining = False
@@ -97,6 +97,7 @@ class Pipeline:
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             tasks.create_task(self._pool.run(self), name="pool")
+            tasks.create_task(self._calls.run(), name="admit calls")
             tasks.create_task(self.dispatch(), name="dispatch")
             if self._kafka is not None:
                 self._intake = tasks.create_task(self.intake(self._kafka), name="intake")

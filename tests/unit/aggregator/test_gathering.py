@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from math import inf
-from typing import Any
 
 import pytest
 
@@ -21,17 +20,14 @@ class Intake:
     def __init__(self, turn_s: float, busy_s: float = 0.0) -> None:
         self.admitted: list[tuple[float, int]] = []
         self._busy_s = busy_s
-        self._tasks: list[asyncio.Task[None]] = []
         loop = asyncio.get_running_loop()
         self._start_s = loop.time()
         self._turn_s = self._start_s + turn_s
-        self.gathering = Gathering(self._admit, self._spawn, self._next_turn_s, loop.time)
+        self.gathering = Gathering(self._admit, self._next_turn_s, loop.time)
+        self._task = asyncio.create_task(self.gathering.run())
 
     def _next_turn_s(self, now_s: float) -> float:
         return max(now_s, self._turn_s)
-
-    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        self._tasks.append(asyncio.create_task(work, name=name))
 
     async def _admit(self, calls: Sequence[Request]) -> None:
         self.admitted.append((round(asyncio.get_running_loop().time() - self._start_s, 6), len(calls)))
