@@ -123,7 +123,7 @@ class Pipeline:
             await self._admit(requests)
 
     def submit(self, request: Request) -> None:
-        """Take a gRPC call's request, to be admitted with those that come in the same moment."""
+        """Take a gRPC call's request, to be admitted with those that come before a server could take it."""
         self._unsettled += 1
         self._all_settled.clear()
         self._calls.add(request)

@@ -35,20 +35,25 @@ class BatchFigures:
 
 def batch_figures(address: str) -> BatchFigures:
     """The totals of all lanes of the aggregator whose monitoring listens at `address`. Raises OSError."""
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=_TIMEOUT_S) as response:
-        totals = sums(response.read().decode())
+    found = totals(address)
     return BatchFigures(
-        batches=totals["embed_batch_tokens_count"],
-        tokens=totals["embed_batch_tokens_sum"],
-        fills=totals["embed_batch_fill_ratio_sum"],
+        batches=found["embed_batch_tokens_count"],
+        tokens=found["embed_batch_tokens_sum"],
+        fills=found["embed_batch_fill_ratio_sum"],
     )
+
+
+def totals(address: str) -> dict[str, float]:
+    """What the process whose monitoring listens at `address` shows now, as `sums` adds it up. Raises OSError."""
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=_TIMEOUT_S) as response:
+        return sums(response.read().decode())
 
 
 def sums(text: str) -> dict[str, float]:
     """Each name's samples added up over all labels; 0 for a name that is not there."""
-    totals: defaultdict[str, float] = defaultdict(float)
+    added: defaultdict[str, float] = defaultdict(float)
     for line in text.splitlines():
         sample = _SAMPLE.match(line)
         if sample:
-            totals[sample[1]] += float(sample[2])
-    return totals
+            added[sample[1]] += float(sample[2])
+    return added

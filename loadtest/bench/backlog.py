@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import psutil
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from loadtest.clients.messages import NO_WISHES, request
 from loadtest.options import unique
+from loadtest.processor import cpu_s
 from loadtest.questions import bundled_questions
 
 PARTITIONS = 8
@@ -60,15 +60,14 @@ async def watch(
     bootstrap: str, topic: str, pid: int, *, count: int, timeout_s: float, on_look: Callable[[Progress], None]
 ) -> None:
     """Look at a process now and then until it has written `count` replies; raises TimeoutError."""
-    process = psutil.Process(pid)
     partitions = [TopicPartition(topic, number) for number in range(PARTITIONS)]
     async with asyncio.timeout(timeout_s), AIOKafkaConsumer(bootstrap_servers=bootstrap) as consumer:
         consumer.assign(partitions)
         replies = 0
         while replies < count:
-            used = process.cpu_times()
+            used_s = cpu_s(pid)
             replies = sum((await consumer.end_offsets(partitions)).values())
-            on_look(Progress(time.monotonic(), used.user + used.system, replies))
+            on_look(Progress(time.monotonic(), used_s, replies))
             await asyncio.sleep(_POLL_S)
 
 

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import statistics
-import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Generator
@@ -17,12 +13,12 @@ from typing import Any
 
 import grpc
 import numpy as np
-import psutil
 
 from loadtest.bench.figures import Figure
+from loadtest.bench.forward import Forward, asked
 from loadtest.bench.setting import Plan
+from loadtest.processor import cpu_s
 from loadtest.screen import ERRORS
-from loadtest.stack.errors import StackError
 from loadtest.stack.service import ModelServer
 from protos.modelserver.v1 import modelserver_pb2 as pb
 from protos.modelserver.v1 import modelserver_pb2_grpc as pb_grpc
@@ -48,7 +44,8 @@ def measure(plan: Plan) -> list[Figure]:
     cpu_ratios: list[float] = []
     server_s: list[float] = []
     turns = plan.repeats * _TURNS_PER_REPEAT
-    with _forward(plan.folder / "forward.log") as forward, _server(plan.folder / "modelserver.log") as server:
+    command = ["modelserver", "forward", "--queries", str(QUERIES), "--tokens", str(TOKENS)]
+    with asked(command, plan.folder / "forward.log") as forward, _server(plan.folder / "modelserver.log") as server:
         steps = max(5, round(_TURN_S / forward.seconds(1)))
         server.seconds(2)
         for turn in range(turns):
@@ -73,31 +70,6 @@ class Turn:
 
     wall_s: float
     cpu_s: float
-
-
-class Forward:
-    """`modelserver forward`: the engine by itself."""
-
-    def __init__(self, process: subprocess.Popen[str], log_file: Path) -> None:
-        self.pid = process.pid
-        self._process = process
-        self._log_file = log_file
-        said: dict[str, str] = self._line()
-        self.engine = f"{said['engine']} engine, {said['dtype']}"
-
-    def seconds(self, steps: int) -> float:
-        """How long so many batches take it."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{steps}\n")
-        self._process.stdin.flush()
-        return float(self._line())
-
-    def _line(self) -> Any:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise StackError(f"modelserver forward ended; its log is {self._log_file}")
-        return json.loads(line)
 
 
 class Server:
@@ -139,27 +111,9 @@ class Server:
 
 
 def _turn(side: Forward | Server, steps: int) -> Turn:
-    process = psutil.Process(side.pid)
-    before = process.cpu_times()
+    before_s = cpu_s(side.pid)
     wall_s = side.seconds(steps)
-    after = process.cpu_times()
-    return Turn(wall_s, after.user + after.system - before.user - before.system)
-
-
-@contextmanager
-def _forward(log_file: Path) -> Generator[Forward]:
-    env = os.environ | {f"TOKENBATCH_MODELSERVER_{name}": value for name, value in _SETTINGS.items()}
-    command = [sys.executable, "-m", "modelserver", "forward", "--queries", str(QUERIES), "--tokens", str(TOKENS)]
-    with (
-        log_file.open("w") as log,
-        subprocess.Popen(
-            command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
-        ) as process,
-    ):
-        try:
-            yield Forward(process, log_file)
-        finally:
-            process.terminate()
+    return Turn(wall_s, cpu_s(side.pid) - before_s)
 
 
 @contextmanager

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import statistics
-import subprocess
-import sys
-from collections.abc import Generator, Sequence
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from collections.abc import Sequence
+from contextlib import ExitStack
 
 from loadtest.bench.figures import Figure
-from loadtest.bench.model_server import Forward
+from loadtest.bench.forward import Forward, asked
 from loadtest.bench.setting import Plan
 from loadtest.screen import ERRORS
 
@@ -31,7 +27,7 @@ def measure(plan: Plan) -> list[Figure]:
     with ExitStack() as stack:
 
         def start(name: str, *command: str) -> Forward:
-            return stack.enter_context(_asked([sys.executable, "-m", *command], plan.folder / f"{name}.log"))
+            return stack.enter_context(asked(command, plan.folder / f"{name}.log"))
 
         sequential = start("transformers", "loadtest.bench.transformers_forward", "--tokens", str(TOKENS))
         ours = {
@@ -60,23 +56,3 @@ def figures(rates: Sequence[Sequence[float]], turns: int, notes: str) -> list[Fi
             Figure(NAME, f"vllm_by_{size}_over_transformers", over, "ratio", turns, notes),
         ]
     return found
-
-
-@contextmanager
-def _asked(command: Sequence[str], log_file: Path) -> Generator[Forward]:
-    with (
-        log_file.open("w", encoding="utf-8") as log,
-        subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            env={**os.environ, "HF_HUB_OFFLINE": "1"},
-            text=True,
-        ) as process,
-    ):
-        try:
-            yield Forward(process, log_file)
-        finally:
-            assert process.stdin is not None
-            process.stdin.close()

@@ -22,10 +22,11 @@ from loadtest.clients import grpc, grpc_stream, openai
 from loadtest.clients.grpc import GrpcRun
 from loadtest.clients.openai import OpenAIRun
 from loadtest.options import unique
+from loadtest.processor import cpu_s
 from loadtest.questions import bundled_questions
 from loadtest.stack.errors import StackError
 from loadtest.stack.part import Part
-from loadtest.stack.service import Aggregator, ModelServer
+from loadtest.stack.service import Aggregator, ModelServer, without_kafka
 from loadtest.tally import Tally
 
 DTYPE = "float32"
@@ -85,9 +86,7 @@ class Side(ABC):
         total_s = 0.0
         for part in self._parts:
             process = psutil.Process(part.pid)
-            for each in (process, *process.children(recursive=True)):
-                used = each.cpu_times()
-                total_s += used.user + used.system
+            total_s += sum(cpu_s(each.pid) for each in (process, *process.children(recursive=True)))
         return total_s
 
 
@@ -126,13 +125,7 @@ def both_sides(plan: Plan) -> Generator[tuple[Ours, Theirs]]:
     told = {"ENGINE__DTYPE": DTYPE, "PROFILE__CACHE": str(profiles)}
     server = ModelServer(plan.folder / "modelserver.log", settings=told)
     with _started(vllm), _started(server):
-        aggregator = Aggregator(
-            plan.folder / "aggregator.log",
-            kafka="localhost:1",
-            model=MODEL,
-            servers=[server.address],
-            settings={"KAFKA__ENABLED": "false", "BATCHING__COALESCE": "false"},
-        )
+        aggregator = without_kafka(plan.folder / "aggregator.log", model=MODEL, servers=[server.address])
         with _started(aggregator):
             yield Ours(aggregator, server), Theirs(vllm)
 

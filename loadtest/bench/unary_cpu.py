@@ -7,7 +7,6 @@ import statistics
 import time
 
 import numpy as np
-import psutil
 
 from loadtest.bench.echo import DIMENSIONS
 from loadtest.bench.figures import Figure
@@ -16,12 +15,13 @@ from loadtest.bench.setting import Plan, Program
 from loadtest.clients import grpc
 from loadtest.clients.grpc import GrpcRun
 from loadtest.options import unique
+from loadtest.processor import cpu_s
 from loadtest.questions import bundled_questions
 from loadtest.screen import ERRORS
 from loadtest.stack.errors import StackError
 from loadtest.stack.part import Part
 from loadtest.stack.ports import free_ports
-from loadtest.stack.service import Aggregator
+from loadtest.stack.service import without_kafka
 from loadtest.tally import Tally
 
 NAME = "unary"
@@ -41,7 +41,8 @@ def measure(plan: Plan) -> list[Figure]:
     told = ["--port", str(engine_port), "--token-budget", str(plan.token_budget), "--step-s", str(_STEP_S)]
     engine = Program("loadtest.bench.instant_modelserver", told, plan.folder / "instant_modelserver.log", engine_port)
     found: dict[str, list[tuple[float, float]]] = {"echo": [], "aggregator": []}
-    with engine, echo, _aggregator(plan, f"localhost:{engine_port}") as aggregator:
+    front = without_kafka(plan.folder / "aggregator.log", model=MODEL, servers=[f"localhost:{engine_port}"])
+    with engine, echo, front as aggregator:
         sides: dict[str, tuple[Part, str]] = {
             "echo": (echo, f"localhost:{port}"),
             "aggregator": (aggregator, aggregator.address),
@@ -66,26 +67,17 @@ def measure(plan: Plan) -> list[Figure]:
     ]
 
 
-def _aggregator(plan: Plan, server: str) -> Aggregator:
-    settings = {"KAFKA__ENABLED": "false", "BATCHING__COALESCE": "false"}
-    return Aggregator(
-        plan.folder / "aggregator.log", kafka="localhost:1", model=MODEL, servers=[server], settings=settings
-    )
-
-
 def _cpu_us(pid: int, target: str, calls: int) -> tuple[float, float]:
     """CPU time per call of the server and of this client, in µs."""
     questions = bundled_questions()
     texts = unique([questions[number % len(questions)] for number in range(calls)])
     tally = Tally(np.arange(calls, dtype=np.int64))
-    server = psutil.Process(pid)
-    before, client_before_s = server.cpu_times(), time.process_time()
+    before_s, client_before_s = cpu_s(pid), time.process_time()
     asyncio.run(grpc.run(texts, tally, GrpcRun(target, CALLERS), lambda: None))
-    after, client_after_s = server.cpu_times(), time.process_time()
+    after_s, client_after_s = cpu_s(pid), time.process_time()
     if tally.errors:
         raise StackError(f"calls to {target} failed: {dict(tally.errors)}")
-    server_s = after.user + after.system - before.user - before.system
-    return server_s / calls * 1e6, (client_after_s - client_before_s) / calls * 1e6
+    return (after_s - before_s) / calls * 1e6, (client_after_s - client_before_s) / calls * 1e6
 
 
 def _said(found: dict[str, list[tuple[float, float]]]) -> str:

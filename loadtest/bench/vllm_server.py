@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 from typing_extensions import override
 
 from loadtest.bench.instant_modelserver import MODEL, tokenizer_folder
 from loadtest.stack.child import Child
-from loadtest.stack.part import Part
+from loadtest.stack.part import Part, responds
 from loadtest.stack.ports import free_ports
 
 STEP_TOKENS = 4096
@@ -20,7 +18,6 @@ BLOCK_SIZE = 32
 """Both as the model server chooses them on a CPU."""
 _MALLOC = {"MALLOC_MMAP_THRESHOLD_": "4294967296", "MALLOC_TRIM_THRESHOLD_": "17179869184"}
 _QUIET = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-_PROBE_TIMEOUT_S = 2.0
 
 
 class VllmServer(Part):
@@ -51,8 +48,4 @@ class VllmServer(Part):
 
     @override
     def _answers(self) -> bool:
-        try:
-            with urllib.request.urlopen(f"http://{self._address}/health", timeout=_PROBE_TIMEOUT_S):
-                return True
-        except (OSError, urllib.error.URLError):
-            return False
+        return responds(self._address, "/health")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 
 import numpy as np
@@ -26,10 +26,10 @@ _TAIL_S = 120.0
 
 @dataclass(slots=True, eq=False)
 class _Place:
-    """One aggregator, its core where that can be busy, and when it wants to be asked again."""
+    """One aggregator, its core, and when it wants to be asked again."""
 
     sender: Sender
-    desk: Desk | None
+    desk: Desk = field(default_factory=Desk)
     wake_s: float = inf
     waits: bool = False
 
@@ -43,10 +43,7 @@ class World:
         self._noise = Noise(np.random.default_rng([seed, 2]), scenario.noise)
         self.clock = Clock()
         engine = Engine(find(scenario.curve), longest_input=scenario.lengths.longest, overhead_s=scenario.work.step_s)
-        self._places = [
-            _Place(policy.sender(number, scenario, engine), Desk() if scenario.work.waits else None)
-            for number in range(scenario.aggregators)
-        ]
+        self._places = [_Place(policy.sender(number, scenario, engine)) for number in range(scenario.aggregators)]
         self.record = Record(scenario.warm_up_s)
         self.fleet = Fleet(engine, self.clock, self._noise, self._reply, [place.sender for place in self._places])
         self._out: dict[int, dict[int, Parcel]] = {}
@@ -65,7 +62,7 @@ class World:
         times = scenario.arrivals.draw(scenario.duration_s, self._rng)
         lengths = scenario.lengths.draw(len(times), self._rng).tolist()
         which = self._rng.integers(0, scenario.aggregators, len(times)).tolist()
-        intake_s, from_s, take = scenario.intake_s, scenario.warm_up_s, self._take
+        intake_s, from_s, take, work = scenario.intake_s, scenario.warm_up_s, self._take, scenario.work
         places, scaling, next_s, step = self._places, self._scaling, clock.next_s, clock.step
         for came_s, tokens, number in zip(times.tolist(), lengths, which, strict=True):
             now_s = came_s + intake_s
@@ -76,8 +73,8 @@ class World:
             if scaling is not None:
                 scaling.arrived(tokens)
             record.arrived += came_s >= from_s
-            if place.desk is not None:
-                clock.at(place.desk.done_s(now_s, 0.5 * scenario.work.query_s), take, (place, came_s, tokens))
+            if work.waits:
+                clock.at(place.desk.done_s(now_s, 0.5 * work.query_s), take, (place, came_s, tokens))
             else:
                 take((place, came_s, tokens))
         while next_s() <= scenario.duration_s + _TAIL_S:
@@ -112,7 +109,7 @@ class World:
     def _send(self, place: _Place, parcel: Parcel, now_s: float) -> None:
         self.record.sent(parcel.token_count, parcel.token_budget, now_s)
         pod = self.fleet.pods[parcel.pod]
-        leaves_s = now_s if place.desk is None else place.desk.done_s(now_s, 0.5 * self._scenario.work.batch_s)
+        leaves_s = place.desk.done_s(now_s, 0.5 * self._scenario.work.batch_s)
         self.clock.at(leaves_s + self._scenario.network_s * self._noise.delay(), pod.arrive, parcel)
         if parcel.timeout_s < inf:
             self.clock.at(now_s + parcel.timeout_s, self._fail, (place, parcel))
@@ -120,12 +117,11 @@ class World:
 
     def _reply(self, parcel: Parcel, report: StepReport) -> None:
         delay_s = self._scenario.network_s * self._noise.delay()
-        act = self._answer if self._places[parcel.sender].desk is None else self._read
+        act = self._read if self._scenario.work.waits else self._answer
         self.clock.at(self.clock.now_s + delay_s, act, (parcel, report))
 
     def _read(self, came: tuple[Parcel, StepReport]) -> None:
         desk = self._places[came[0].sender].desk
-        assert desk is not None, "A reply waits for a core that is never busy. This is a bug."
         self.clock.at(desk.done_s(self.clock.now_s, 0.5 * self._scenario.work.batch_s), self._answer, came)
 
     def _answer(self, came: tuple[Parcel, StepReport]) -> None:
@@ -134,16 +130,11 @@ class World:
             return
         self._end(parcel)
         place, now_s, record, scenario = self._places[parcel.sender], self.clock.now_s, self.record, self._scenario
-        done_s, from_s = now_s + scenario.settle_s, record.from_s
-        came_s = [at_s for at_s in place.sender.done(parcel, report, now_s) if at_s >= from_s]
+        came_s = [at_s for at_s in place.sender.done(parcel, report, now_s) if at_s >= record.from_s]
         record.came_s.extend(came_s)
-        if place.desk is None:
-            record.latency_s.extend([done_s - at_s for at_s in came_s])
-            self._look(place)
-        else:
-            self._look(place)  # the next batch first: these are answered while the engine runs it
-            rest_s, desk = 0.5 * scenario.work.query_s, place.desk
-            record.latency_s.extend([desk.done_s(now_s, rest_s) + scenario.settle_s - at_s for at_s in came_s])
+        self._look(place)  # the next batch first: these are answered while the engine runs it
+        rest_s, done_s = 0.5 * scenario.work.query_s, place.desk.done_s
+        record.latency_s.extend([done_s(now_s, rest_s) + scenario.settle_s - at_s for at_s in came_s])
 
     def _fail(self, failed: tuple[_Place, Parcel]) -> None:
         place, parcel = failed

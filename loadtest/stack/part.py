@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import urllib.request
 from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Self
@@ -11,6 +12,16 @@ from loadtest.stack.child import Child
 from loadtest.stack.errors import StackError
 
 _POLL_S = 0.05
+_PROBE_TIMEOUT_S = 2.0
+
+
+def responds(address: str, path: str) -> bool:
+    """Whether HTTP at host:port answers, and well: the usual `Part._answers` of what speaks it."""
+    try:
+        with urllib.request.urlopen(f"http://{address}{path}", timeout=_PROBE_TIMEOUT_S):
+            return True
+    except OSError:
+        return False
 
 
 class Part(ABC):

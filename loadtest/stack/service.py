@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,13 +12,12 @@ from typing_extensions import override
 
 from loadtest.stack.child import Child
 from loadtest.stack.logs import event
-from loadtest.stack.part import Part
+from loadtest.stack.part import Part, responds
 from loadtest.stack.ports import free_ports
 
 DEFAULT_MODEL_NAME = "all-minilm-l6-v2"
 _MODEL_SERVER_PREFIX = "TOKENBATCH_MODELSERVER_"
 _AGGREGATOR_PREFIX = "TOKENBATCH_AGGREGATOR_"
-_PROBE_TIMEOUT_S = 2.0
 
 
 class Service(Part):
@@ -42,11 +39,7 @@ class Service(Part):
 
     @override
     def _answers(self) -> bool:
-        try:
-            with urllib.request.urlopen(f"http://{self.metrics_address}/readyz", timeout=_PROBE_TIMEOUT_S):
-                return True
-        except (OSError, urllib.error.URLError):
-            return False
+        return responds(self.metrics_address, "/readyz")
 
     def news(self) -> Iterator[Mapping[str, Any]]:
         """The fields of the JSON lines that it has logged since the last call."""
@@ -116,6 +109,14 @@ class Aggregator(Service):
             **(settings or {}),
         }
         super().__init__("aggregator", "aggregator", _prefixed(_AGGREGATOR_PREFIX, told), metrics_port, log_file)
+
+
+def without_kafka(
+    log_file: Path, *, model: str, servers: Sequence[str], settings: Mapping[str, str] | None = None
+) -> Aggregator:
+    """An aggregator that serves gRPC alone, and computes equal inputs each by itself, as what is measured must."""
+    told = {"KAFKA__ENABLED": "false", "BATCHING__COALESCE": "false", **(settings or {})}
+    return Aggregator(log_file, kafka="localhost:1", model=model, servers=servers, settings=told)
 
 
 def _prefixed(prefix: str, settings: Mapping[str, str]) -> dict[str, str]:

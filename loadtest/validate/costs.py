@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import time
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import psutil
-
-from loadtest.prometheus import sums
+from loadtest.processor import cpu_s
+from loadtest.prometheus import totals
 from loadtest.simulate.desk import Work
 from loadtest.stack.service import Aggregator, ModelServer
-
-_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +37,13 @@ class Reading:
 
 def read(server: ModelServer, front: Aggregator) -> Reading:
     """The totals as they are now. Raises OSError."""
-    with urllib.request.urlopen(f"http://{server.metrics_address}/metrics", timeout=_TIMEOUT_S) as response:
-        totals = sums(response.read().decode())
+    found = totals(server.metrics_address)
     return Reading(
-        time.process_time() + _cpu_s(front.child.pid),
-        _cpu_s(server.child.pid),
-        totals["embed_engine_duration_seconds_sum"],
-        totals["embed_engine_duration_seconds_count"],
-        totals["embed_engine_queries_total"],
+        time.process_time() + cpu_s(front.child.pid),
+        cpu_s(server.child.pid),
+        found["embed_engine_duration_seconds_sum"],
+        found["embed_engine_duration_seconds_count"],
+        found["embed_engine_queries_total"],
     )
 
 
@@ -72,8 +67,3 @@ def work(alone: Reading, loaded: Reading) -> Work:
     query_s = max(0.0, (several_s - one_s) / (many - few))
     own_s = max(0.0, loaded.server_s - loaded.computed_s) / loaded.steps
     return Work(query_s, max(0.0, one_s - few * query_s), own_s)
-
-
-def _cpu_s(pid: int) -> float:
-    times = psutil.Process(pid).cpu_times()
-    return times.user + times.system

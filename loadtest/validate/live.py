@@ -19,7 +19,7 @@ from loadtest.options import unique
 from loadtest.questions import bundled_questions
 from loadtest.simulate.arrivals import Steady
 from loadtest.stack.errors import StackError
-from loadtest.stack.service import Aggregator, ModelServer
+from loadtest.stack.service import Aggregator, ModelServer, without_kafka
 from protos.embedding.v1 import embedding_pb2_grpc
 
 Latencies = npt.NDArray[np.float64]
@@ -71,8 +71,7 @@ def running(folder: Path, settings: Mapping[str, str]) -> Generator[tuple[ModelS
 @contextmanager
 def aggregator(folder: Path, model: str, server: str, settings: Mapping[str, str]) -> Generator[Aggregator]:
     """Start one without Kafka, on the cores of the caller. Raises StackError."""
-    told = {"KAFKA__ENABLED": "false", "BATCHING__COALESCE": "false", **settings}
-    front = Aggregator(folder / "aggregator.log", kafka="localhost:1", model=model, servers=[server], settings=told)
+    front = without_kafka(folder / "aggregator.log", model=model, servers=[server], settings=settings)
     front.launch()
     try:
         os.sched_setaffinity(front.child.pid, os.sched_getaffinity(0))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import grpc
 import numpy as np
@@ -28,6 +30,8 @@ _QUERIES_A_CALL = 16
 _TIMEOUT_S = 120.0
 _MIN_TOKENS = 16
 WINDOW_S = 1.0
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,19 +113,24 @@ async def _run(folder: Path, server: str, model: str, target_s: float, seconds: 
         listener.add_insecure_port(f"localhost:{port}")
         await listener.start()
         told = {"SLA__LATENCY_S": str(target_s), "SLA__MIN_TOKENS": str(_MIN_TOKENS)}
-        front = live.aggregator(folder, model, f"localhost:{port}", told)
-        # Starting waits for an answer that comes through here.
         try:
-            address = (await asyncio.to_thread(front.__enter__)).address
-            try:
+            async with _in_thread(live.aggregator(folder, model, f"localhost:{port}", told)) as front:
                 relay.sent.clear()  # what it tried the server with
                 began_s = time.monotonic()
-                await _load(address, seconds)
-            finally:
-                await asyncio.to_thread(front.__exit__, None, None, None)
+                await _load(front.address, seconds)
         finally:
             await listener.stop(None)
     return [replace(one, answered_s=one.answered_s - began_s) for one in relay.sent]
+
+
+@asynccontextmanager
+async def _in_thread(context: AbstractContextManager[T]) -> AsyncGenerator[T]:
+    """A context that is entered and left beside this loop, whose answers it waits for."""
+    entered = await asyncio.to_thread(context.__enter__)
+    try:
+        yield entered
+    finally:
+        await asyncio.to_thread(context.__exit__, None, None, None)
 
 
 async def _load(address: str, seconds: float) -> None:

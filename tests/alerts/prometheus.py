@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ import yaml
 from typing_extensions import override
 
 from loadtest.stack.child import Child
-from loadtest.stack.part import Part
+from loadtest.stack.part import Part, responds
 from loadtest.stack.ports import free_ports
 
 _INTERVAL = "1s"
@@ -74,11 +73,7 @@ class Prometheus(Part):
 
     @override
     def _answers(self) -> bool:
-        try:
-            with urllib.request.urlopen(f"http://{self._address}/-/ready", timeout=_TIMEOUT_S):
-                return True
-        except (OSError, urllib.error.URLError):
-            return False
+        return responds(self._address, "/-/ready")
 
     def _ask(self, what: str, **parameters: str) -> dict[str, Any]:
         url = f"http://{self._address}/api/v1/{what}?{urllib.parse.urlencode(parameters)}"

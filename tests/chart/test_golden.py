@@ -65,14 +65,17 @@ def customs() -> Iterator[Any]:
                     yield pytest.param(each, id=f"{case}-{each['kind']}-{each['metadata']['name']}-{monitor}")
 
 
-@pytest.mark.parametrize("custom", list(customs()))
+CUSTOMS = tuple(customs())
+
+
+@pytest.mark.parametrize("custom", CUSTOMS)
 def test_every_custom_resource_is_strictly_what_its_operator_defines(custom: Object) -> None:
     validate(custom)
 
 
 def test_every_kind_of_custom_resource_was_checked() -> None:
     kinds = {"Certificate", "Issuer", "PodMonitor", "PrometheusRule", "ScaledObject", "ServiceMonitor"}
-    assert {custom.values[0]["kind"] for custom in customs()} == kinds
+    assert {custom.values[0]["kind"] for custom in CUSTOMS} == kinds
 
 
 @pytest.mark.parametrize(
@@ -84,7 +87,7 @@ def test_every_kind_of_custom_resource_was_checked() -> None:
     ],
 )
 def test_a_field_that_an_operator_does_not_know_is_found(kind: str, place: tuple[str, str], says: str) -> None:
-    custom = deepcopy(next(each.values[0] for each in customs() if each.values[0]["kind"] == kind))
+    custom = deepcopy(next(each.values[0] for each in CUSTOMS if each.values[0]["kind"] == kind))
     custom[place[0]][place[1]] = "many"
     with pytest.raises(jsonschema.ValidationError, match=says):
         validate(custom)
