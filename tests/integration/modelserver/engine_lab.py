@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from modelserver.process_env import prepare_engine_env
 
@@ -23,7 +24,7 @@ import numpy.typing as npt  # noqa: E402
 import torch  # noqa: E402
 from vllm import LLM, TokensPrompt  # noqa: E402
 
-from modelserver.core_engine import CoreEngine, LoadOptions, load  # noqa: E402
+from modelserver.core_engine import CoreEngine, LoadOptions, chosen_dtype, load  # noqa: E402
 from modelserver.direct_engine import DirectEngine  # noqa: E402
 from modelserver.engine import Engine  # noqa: E402
 from modelserver.errors import EngineBroken  # noqa: E402
@@ -142,6 +143,17 @@ def minilm_bfloat16() -> dict[str, Any]:
     return result
 
 
+def dtypes() -> dict[str, Any]:
+    """What is chosen on processors with these instructions."""
+    able = {"none": {"avx512_f": True, "avx512_bf16": False}, "avx512": {"avx512_bf16": True}, "arm": {"bf16": True}}
+
+    def on(capabilities: dict[str, bool]) -> str:
+        with patch.object(torch.cpu, "get_capabilities", return_value=capabilities):
+            return chosen_dtype()
+
+    return {name: on(capabilities) for name, capabilities in able.items()}
+
+
 def reference() -> dict[str, Any]:
     """sentence-transformers in float32."""
     from sentence_transformers import SentenceTransformer  # noqa: PLC0415 - slow to import
@@ -172,6 +184,7 @@ def main(folder: Path) -> None:
         "minilm_float32": minilm_float32,
         "minilm_rebuilt": minilm_rebuilt,
         "minilm_bfloat16": minilm_bfloat16,
+        "dtypes": dtypes,
         "reference": reference,
         **{kind: partial(tiny, kind, folder) for kind in tiny_models.MODELS},
     }

@@ -92,6 +92,11 @@ def test_a_query_as_long_as_the_model_takes_is_computed(lab: Lab, kind: str) -> 
     assert np.isfinite(lab.array(kind, "largest")).all()
 
 
+@pytest.mark.parametrize(("able", "dtype"), [("none", "float32"), ("avx512", "bfloat16"), ("arm", "bfloat16")])
+def test_bfloat16_is_chosen_where_the_processor_multiplies_it(lab: Lab, able: str, dtype: str) -> None:
+    assert lab.figure("dtypes", able) == dtype
+
+
 def test_the_self_check_finds_the_direct_way_equal(lab: Lab) -> None:
     assert lab.figure("minilm_float32", "difference") <= 1e-5
     assert lab.figure("minilm_bfloat16", "agrees")
