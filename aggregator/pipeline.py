@@ -3,7 +3,7 @@
     intake → admit → dispatch → run_batch → settle
 
 Kafka records enter by `intake`, gRPC calls by `submit`; from `admit` on there is one path. Every request leaves
-by `settle`, exactly once, or is given up because its caller or its partition went away.
+by `Settling.settle`, exactly once, or is given up because its caller or its partition went away.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import asyncio
 import logging
 import random
 import time
-from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from math import inf
@@ -21,36 +20,27 @@ from typing import Any
 from aggregator.adapters.telemetry import Metrics
 from aggregator.adapters.tracing import Tracing
 from aggregator.core.dispatcher import Batch
-from aggregator.core.query import Priority, Query, Source
+from aggregator.core.query import Query, Source
 from aggregator.core.quotas import QuotaPolicy, Quotas
-from aggregator.core.watermark import Lease
 from aggregator.demand import DemandMeter
 from aggregator.enqueue import enqueue, is_long
-from aggregator.errors import (
-    BatchFailed,
-    Code,
-    ModelServerBusy,
-    ModelServerLost,
-    ModelUnavailable,
-    TokenbatchError,
-)
+from aggregator.errors import BatchFailed, Code, ModelServerBusy, ModelServerLost, ModelUnavailable
 from aggregator.gate import Gate
 from aggregator.gathering import Gathering
 from aggregator.models import Model, Models
 from aggregator.ports import Engine, KafkaPath, Pool, StepResult, Tokenizer
-from aggregator.request import Failure, Options, Request
+from aggregator.request import Failure, Request
+from aggregator.routing import UNQUEUED, route_all
 from aggregator.served import Served
+from aggregator.settling import Settling
 from aggregator.sharing import outgoing, settle_query, share_out
 
 _LOG = logging.getLogger(__name__)
 _CALLS_WAIT_S = 2.0
 """How long calls that were queued wait for another server when the last one went; later ones are refused at once."""
 _EXPIRED = Failure(Code.DEADLINE_EXCEEDED, "the deadline passed before the input reached an engine")
-_EXPIRED_ON_ARRIVAL = Failure(Code.DEADLINE_EXCEEDED, "the deadline had passed on arrival")
 _LATE = Failure(Code.DEADLINE_EXCEEDED, "the deadline cannot be met: the batch would end after it")
 _POISON = Failure(Code.INTERNAL, "this input, alone in its batch, made the engine fail")
-_INTERNAL = Failure(Code.INTERNAL, "the request could not be queued")
-_LEFT = Failure(Code.CANCELLED, "the record is left to whoever reads it next")
 _UNAVAILABLE = Failure.of(ModelUnavailable("no server of this model is available"))
 
 
@@ -84,12 +74,9 @@ class Pipeline:
         self._tasks: asyncio.TaskGroup | None = None
         self._intake: asyncio.Task[None] | None = None
         self._something_changed = asyncio.Event()
-        self._all_settled = asyncio.Event()
-        self._all_settled.set()
-        self._unsettled = 0
+        self._settling = Settling(models, kafka, metrics, clock)
         self._calls = Gathering(self._admit_calls, models.next_turn_s, clock)
         self._queueing_long: asyncio.Task[None] | None = None
-        self._urged: frozenset[int] = frozenset()
         self._draining = False
 
     async def run(self) -> None:
@@ -108,9 +95,7 @@ class Pipeline:
         self._something_changed.set()
         if self._intake is not None:
             await asyncio.wait((self._intake,))
-        await self._all_settled.wait()
-        if self._kafka is not None:
-            await self._kafka.written()
+        await self._settling.drained()
 
     # 1. In: records from Kafka, calls from gRPC.
 
@@ -118,14 +103,12 @@ class Pipeline:
         """Take requests off Kafka, a fetch at a time, until fetching is stopped."""
         while requests := await kafka.receive():
             self.meter.arrived(requests)
-            self._unsettled += len(requests)
-            self._all_settled.clear()
+            self._settling.expect(len(requests))
             await self._admit(requests)
 
     def submit(self, request: Request) -> None:
         """Take a gRPC call's request, to be admitted with those that come before a server could take it."""
-        self._unsettled += 1
-        self._all_settled.clear()
+        self._settling.expect(1)
         self._calls.add(request)
 
     async def _admit_calls(self, calls: Sequence[Request]) -> None:
@@ -136,8 +119,11 @@ class Pipeline:
 
     async def _admit(self, requests: Sequence[Request]) -> None:
         """Queue requests of any source; what is refused is settled at once."""
-        refused: list[Request] = []
-        for served, (model, group) in self._routed(requests, refused).items():
+        routed = route_all(requests, self.models, self._kafka, self._clock())
+        if routed.expired:
+            self._metrics.expired(routed.expired)
+        refused = routed.refused
+        for served, (model, group) in routed.groups.items():
             long = [request for request in group if is_long(request)]
             if long:
                 if self._queueing_long is not None and long[0].source is Source.KAFKA:  # what waits stays bounded
@@ -151,9 +137,9 @@ class Pipeline:
     async def _admitted(self, refused: Sequence[Request]) -> None:
         """What was queued may be due, or too much; what was refused is settled."""
         self._something_changed.set()
-        self._hold_topics()
+        self._settling.hold_topics()
         if refused:
-            await self.settle(refused)
+            await self._settling.settle(refused)
 
     async def _queue(self, served: Served, model: Model, requests: Sequence[Request]) -> list[Request]:
         """Queue requests, all of them long or none; returns those that are settled already."""
@@ -174,49 +160,6 @@ class Pipeline:
         """Queue requests whose tokens take long to count, while all others go on."""
         refused = await self._queue(served, model, requests)
         await self._admitted(refused)
-
-    def _routed(self, requests: Sequence[Request], refused: list[Request]) -> dict[Served, tuple[Model, list[Request]]]:
-        """The requests by who is to serve them; those that ask alike are looked up once.
-
-        Those that cannot be served are `refused`; those of a model without a first server are parked.
-        """
-        now_s = self._clock()
-        routed: dict[Served, tuple[Model, list[Request]]] = {}
-        routes: dict[tuple[str, str, Source, int], tuple[Options, list[Request]]] = {}
-        for request in requests:
-            try:
-                if request.remaining and request.deadline_s <= now_s:
-                    self._metrics.expired(1)
-                    request.fail(_EXPIRED_ON_ARRIVAL)
-                if request.remaining:
-                    key = (request.model, request.model_revision, request.source, id(request.options))
-                    route = routes.get(key)
-                    if route is None:
-                        model, served, options = self._route(request)
-                        group = model.parked if served is None else routed.setdefault(served, (model, []))[1]
-                        route = routes[key] = options, group
-                    request.options, group = route
-                    if self._kafka is not None and request.source is Source.KAFKA:
-                        self._kafka.check_reply_fits(request)
-                    group.append(request)
-                elif not request.given_up:
-                    refused.append(request)
-            except TokenbatchError as error:
-                request.fail(Failure.of(error))
-                refused.append(request)
-            except Exception:  # noqa: BLE001 - as in _admit
-                _LOG.exception("a request could not be routed")
-                request.fail(_INTERNAL)
-                refused.append(request)
-        return routed
-
-    def _route(self, request: Request) -> tuple[Model, Served | None, Options]:
-        """The model, the revision to serve the request (None: none is known yet), and its options made definite."""
-        model = self.models.find(request.model)
-        served = model.choose(request.model_revision)
-        if request.source is Source.GRPC and (served is None or not served.engines):
-            raise ModelUnavailable(f"no server of {model.name} is available")
-        return model, served, request.options if served is None else served.resolve(request.options)
 
     # 3. Dispatch: whenever something changed or a time has come, send every batch that is due.
 
@@ -260,7 +203,7 @@ class Pipeline:
         if model.unavailable_since_s is None:
             return model.next_parked_deadline_s()
         if self._draining:  # whoever reads their records next may have a server
-            self._forget(model, lambda request: request.source is Source.KAFKA)
+            self._settling.forget(model, lambda request: request.source is Source.KAFKA)
         calls_end_s = model.unavailable_since_s + _CALLS_WAIT_S
         if calls_end_s <= now_s and model.admission.holds_calls:
             self._fail(model.take_out(lambda request: request.source is Source.GRPC), _UNAVAILABLE)
@@ -296,7 +239,7 @@ class Pipeline:
             self._calls.end()  # a server is less busy now
             self._something_changed.set()
             if finished:
-                await self.settle(finished)
+                await self._settling.settle(finished)
 
     def _batch_done(self, served: Served, batch: Batch, result: StepResult) -> list[Request]:
         now_s = self._clock()
@@ -323,81 +266,30 @@ class Pipeline:
                     settle_query(query, poison, finished)
         return finished
 
-    # 5. Settle: answer, have it acknowledged, let go.
-
-    async def settle(self, requests: Sequence[Request]) -> None:
-        """Answer requests whose every input has an outcome; a Kafka offset is freed once its reply is acknowledged."""
-        records = [request for request in requests if request.source is Source.KAFKA]
-        for request in requests:
-            if request.source is Source.GRPC:
-                request.origin.settle()
-        if records and self._kafka is not None:
-            await self._kafka.settle(records)
-        self._let_go(requests)
-
-    def give_up(self, request: Request) -> None:
-        """A caller went away: take its inputs out of the queue; what is under way is computed for nobody."""
-        if request.remaining:
-            request.given_up = True
-            request.fail(Failure(Code.CANCELLED, "the caller went away"))
-            if request.held is not None:
-                for query, entry in request.places:
-                    request.held.queue.cancel(query, entry)
-            self._let_go([request])
-
-    def forget(self, gone: Callable[[Request], bool]) -> None:
-        """Drop waiting requests whose partition was given back: its new owner redoes them."""
-        for model in self.models:
-            self._forget(model, gone)
-
-    def _forget(self, model: Model, gone: Callable[[Request], bool]) -> None:
-        forgotten = model.take_out(gone)
-        for request in forgotten:
-            request.fail(_LEFT)
-        self._let_go(forgotten)
-
-    def _fail(self, requests: Sequence[Request], failure: Failure) -> None:
-        failed = [request for request in requests if request.fail(failure)]
-        if failed:
-            self._spawn(self.settle(failed), "settle failed")
-
-    def _let_go(self, requests: Sequence[Request]) -> None:
-        """Free what settled requests held, and count them."""
-        now_s = self._clock()
-        for source in Source:
-            answered = [request for request in requests if request.source is source]
-            if answered:
-                failed = Counter(request.code for request in answered if request.failed)
-                codes = {Code.OK: len(answered) - failed.total(), **failed}
-                self._metrics.answered(source, codes, [now_s - request.received_s for request in answered])
-        for request in requests:
-            request.account(now_s)
-            request.release()
-        self._unsettled -= len(requests)
-        if not self._unsettled:
-            self._all_settled.set()
-        self._hold_topics()
-        if self._kafka is not None:
-            self._urge(self._kafka.stuck())
-
-    def _urge(self, stuck: Sequence[Lease]) -> None:
-        """Age the inputs that hold a partition's watermark back."""
-        leases = frozenset(id(lease) for lease in stuck)
-        if leases != self._urged:
-            self._urged = leases
-            for model in self.models:
-                for query, (queue, entry) in model.waiting():
-                    if query.owner.source is Source.KAFKA and id(query.owner.origin.lease) in leases:
-                        queue.urge(entry)
+    # 5. Settle: what ran is settled by `run_batch`; here is what never did.
 
     def _settle_failed(self, queries: Sequence[Query], failure: Failure) -> None:
         finished: list[Request] = []
         for query in queries:
             settle_query(query, failure, finished)
         if finished:
-            self._spawn(self.settle(finished), "settle failed")
+            self._spawn(self._settling.settle(finished), "settle failed")
 
-    # Model servers come and go; topics whose work cannot go on are held.
+    def _fail(self, requests: Sequence[Request], failure: Failure) -> None:
+        failed = [request for request in requests if request.fail(failure)]
+        if failed:
+            self._spawn(self._settling.settle(failed), "settle failed")
+
+    def give_up(self, request: Request) -> None:
+        """A caller went away: nothing more is owed to it."""
+        self._settling.give_up(request)
+
+    def forget(self, gone: Callable[[Request], bool]) -> None:
+        """Drop waiting requests whose partition was given back: its new owner redoes them."""
+        for model in self.models:
+            self._settling.forget(model, gone)
+
+    # Model servers come and go.
 
     def join(self, engine: Engine, tokenizer: Tokenizer) -> None:
         """A server is ready for batches."""
@@ -410,7 +302,7 @@ class Pipeline:
     def _servers_changed(self, model: Model) -> None:
         self._begin_anew(model.servers_changed(self._clock()))
         self._something_changed.set()
-        self._hold_topics()
+        self._settling.hold_topics()
 
     def _leave_retired(self, served: Served) -> None:
         """Whatever came to wait for a revision after it was retired goes to the one that took over."""
@@ -425,16 +317,6 @@ class Pipeline:
         if requests:
             self._spawn(self._admit(requests), "admit again")
 
-    def _hold_topics(self) -> None:
-        if self._kafka is not None:
-            stopped = {model.name: model.admission.stopped() for model in self.models if model.available}
-
-            def is_stopped(name: str, priority: Priority) -> bool:
-                classes = stopped.get(self.models.find(name).name)
-                return classes is None or priority in classes
-
-            self._kafka.hold(is_stopped)
-
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         assert self._tasks is not None, "The pipeline was used before it ran. This is a bug."
         return self._tasks.create_task(work, name=name)
@@ -444,5 +326,5 @@ def _unqueued(requests: Sequence[Request]) -> list[Request]:
     """Fail the requests that were left unqueued, whether refused or not reached; those that are queued go on."""
     left = [request for request in requests if request.held is None and not request.given_up]
     for request in left:
-        request.fail(_INTERNAL)
+        request.fail(UNQUEUED)
     return left

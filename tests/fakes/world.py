@@ -225,6 +225,14 @@ class World:
             raise
         return request
 
+    async def occupy(self) -> list[Request]:
+        """Give the only engine a batch to run and one to stage, so that whatever comes next waits in the queue."""
+        requests = [self.request(text, source=Source.KAFKA) for text in ("1", "2")]
+        for request in requests:
+            self.produce(request)
+            await asyncio.sleep(0.005)
+        return requests
+
     async def drain(self) -> None:
         """Stop fetching, and finish what was taken in."""
         self.kafka.incoming.put_nowait(())

@@ -11,7 +11,7 @@ settings.register_profile("unit", deadline=None)  # how long an example takes de
 settings.load_profile("unit")
 
 _HERE = Path(__file__).parent
-_OF_THE_CORE = (_HERE / "core", _HERE / "aggregator" / "test_pipeline.py")
+_OF_THE_CORE = (_HERE / "core", _HERE / "aggregator" / "pipeline")
 
 
 @pytest.hookimpl(wrapper=True)
