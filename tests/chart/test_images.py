@@ -58,6 +58,18 @@ def test_the_last_word_on_the_user_is_not_root(file: Path, targets: list[str]) -
         assert users[-1:] == ["USER 10001:10001"]
 
 
+@pytest.mark.parametrize(("file", "targets"), [(FILES[0], ["1"]), (FILES[1], ["cpu", "gpu"])])
+def test_what_changes_with_each_version_lies_above_the_packages(file: Path, targets: list[str]) -> None:
+    found = stages(file)
+    for target in targets:
+        lines = found[target]
+        while (below := lines[0].split()[1]) in found:
+            lines = [*found[below], *lines]
+        (packages,) = (number for number, line in enumerate(lines) if re.match(r"COPY --from=\S*packages ", line))
+        assert not [line for line in lines[:packages] if re.search(r"^(ARG|COPY|ADD) |/app\b.*compileall", line)]
+        assert [line for line in lines[packages:] if re.match(r"COPY .*/app\b", line)]
+
+
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.parent.name)
 def test_packages_are_installed_as_locked_and_nothing_more(file: Path) -> None:
     installs = [line for lines in stages(file).values() for line in lines if "pip install" in line]
