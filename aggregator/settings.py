@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, SecretStr, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, SecretStr, field_validator, model_validator
 
 from aggregator.runtime.settings import StrictSettings
 from aggregator.runtime.telemetry import TelemetrySettings
-from aggregator.settings_grpc import Group, GrpcSettings, TenantSettings
+from aggregator.settings_grpc import Group, GrpcSettings, TenantSettings, check_address
 
 ENV_PREFIX = "TOKENBATCH_AGGREGATOR_"
 
@@ -78,6 +78,13 @@ class ModelSettings(Group):
         " or dns://NAME:PORT for all addresses of a name, which is resolved every 2 s",
         min_length=1,
     )
+
+    @field_validator("servers")
+    @classmethod
+    def _can_be_read(cls, servers: tuple[str, ...]) -> tuple[str, ...]:
+        for address in servers:
+            check_address(address)
+        return servers
 
 
 class BatchingSettings(Group):

@@ -5,13 +5,25 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, field_validator
+
+from aggregator.adapters.addresses import changes, read
+from aggregator.errors import StartError
 
 
 class Group(BaseModel):
     """One group of settings."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def check_address(address: str) -> None:
+    """Raises ValueError for an address that begins like one whose endpoints change, and cannot be read."""
+    if changes(address):
+        try:
+            read(address)
+        except StartError as error:
+            raise ValueError(str(error)) from error
 
 
 class TlsSettings(Group):
@@ -92,6 +104,14 @@ class TenantSettings(Group):
         description="how many ready aggregators divide a tenant's rate: a number, or k8s://SERVICE.NAMESPACE:PORT or"
         " dns://NAME:PORT whose endpoints are counted",
     )
+
+    @field_validator("aggregators")
+    @classmethod
+    def _can_be_counted(cls, aggregators: str) -> str:
+        check_address(aggregators)
+        if not changes(aggregators) and not (aggregators.isdecimal() and int(aggregators)):
+            raise ValueError("give a number of 1 or more, k8s://SERVICE.NAMESPACE:PORT or dns://NAME:PORT")
+        return aggregators
 
     @property
     def limited(self) -> bool:

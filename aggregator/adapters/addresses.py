@@ -17,6 +17,13 @@ def changes(address: str) -> bool:
     return address.startswith(_SCHEMES)
 
 
+def read(address: str) -> dns.DnsAddress | endpoints.ServiceAddress:
+    """What an address that changes stands for. Raises StartError for one that cannot be read."""
+    if address.startswith(dns.SCHEME):
+        return dns.DnsAddress.parse(address)
+    return endpoints.ServiceAddress.parse(address)
+
+
 @dataclass(frozen=True, slots=True)
 class Followed:
     """An address that stands for changing endpoints; `endpoints` opens the sets of `host:port` that it has in turn."""
@@ -35,14 +42,13 @@ class Follower:
 
     def follow(self, address: str) -> Followed:
         """Raises StartError for an address that cannot be read, and for a Service where no cluster is known."""
-        if address.startswith(dns.SCHEME):
-            name = dns.DnsAddress.parse(address)
-            return Followed(address, lambda: dns.resolved(name, self._resolve))
-        service = endpoints.ServiceAddress.parse(address)
+        meant = read(address)
+        if isinstance(meant, dns.DnsAddress):
+            return Followed(address, lambda: dns.resolved(meant, self._resolve))
         if self._kubernetes is None:
             self._kubernetes = self._cluster()
         kubernetes = self._kubernetes
-        return Followed(address, lambda: endpoints.endpoints(kubernetes, service))
+        return Followed(address, lambda: endpoints.endpoints(kubernetes, meant))
 
     async def close(self) -> None:
         """Let go of the connection."""

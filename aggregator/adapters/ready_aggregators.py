@@ -8,7 +8,6 @@ from contextlib import aclosing
 
 from aggregator.adapters.addresses import Follower, changes
 from aggregator.adapters.dns import Resolve, look_up
-from aggregator.errors import StartError
 from k8s.api import Kubernetes, connect
 
 _LOG = logging.getLogger(__name__)
@@ -20,17 +19,10 @@ class ReadyAggregators:
     def __init__(
         self, aggregators: str, cluster: Callable[[], Kubernetes] = connect, resolve: Resolve = look_up
     ) -> None:
-        """`aggregators` as in the setting of that name. Raises StartError."""
+        """`aggregators` as in the setting of that name. Raises StartError for a Service where no cluster is known."""
         self._follower = Follower(cluster, resolve)
         self._followed = self._follower.follow(aggregators) if changes(aggregators) else None
-        self._count = 1
-        if self._followed is None:
-            if not aggregators.isdecimal() or not int(aggregators):
-                raise StartError(
-                    f"tenants.aggregators {aggregators!r} is neither a number, nor k8s://SERVICE.NAMESPACE:PORT,"
-                    " nor dns://NAME:PORT"
-                )
-            self._count = int(aggregators)
+        self._count = int(aggregators) if self._followed is None else 1
 
     def __call__(self) -> int:
         """How many there are, as far as is known."""

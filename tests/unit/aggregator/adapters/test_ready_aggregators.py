@@ -6,12 +6,8 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 
-import pytest
-
 from aggregator.adapters.ready_aggregators import ReadyAggregators
 from aggregator.core.quotas import QuotaPolicy, Quotas
-from aggregator.errors import StartError
-from aggregator.settings_grpc import TenantSettings
 from tests.fakes.kubernetes_api import SLICES, FakeKubernetesApi, slice_of
 
 PATH = f"{SLICES.format(namespace='ns')}/one"
@@ -62,13 +58,3 @@ async def test_the_addresses_of_a_name_are_counted() -> None:
     ready = ReadyAggregators("dns://aggregators:50051", resolve=resolve)
     async with counting(ready):
         await until(lambda: ready() == 4)
-
-
-@pytest.mark.parametrize("wrong", ["0", "-1", "many", "k8s://a:1", "dns://a"])
-def test_what_is_neither_a_number_nor_an_address_is_refused_at_the_start(wrong: str) -> None:
-    with pytest.raises(StartError, match=wrong):
-        ReadyAggregators(wrong)
-
-
-def test_a_number_may_be_written_as_one() -> None:
-    assert TenantSettings.model_validate({"aggregators": 3}).aggregators == "3"
