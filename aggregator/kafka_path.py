@@ -9,9 +9,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from aiokafka.errors import ProducerClosed
+from aiokafka.errors import (
+    MessageSizeTooLargeError,
+    ProducerClosed,
+    RecordTooLargeError,
+    TopicAuthorizationFailedError,
+    UnknownTopicOrPartitionError,
+)
 
-from aggregator.adapters.telemetry import Metrics
+from aggregator.adapters.telemetry import Metrics, Unwritten
 from aggregator.adapters.tracing import Tracing
 from aggregator.core.clock_skew import ClockSkew
 from aggregator.core.query import Priority, Source
@@ -25,6 +31,12 @@ from aggregator.request import Failure, Request
 from aggregator.settings import KafkaSettings
 
 _LOG = logging.getLogger(__name__)
+_UNWRITTEN: dict[type[Exception], Unwritten] = {
+    UnknownTopicOrPartitionError: Unwritten.NOT_THERE,
+    TopicAuthorizationFailedError: Unwritten.FORBIDDEN,
+    MessageSizeTooLargeError: Unwritten.TOO_LARGE,
+    RecordTooLargeError: Unwritten.TOO_LARGE,
+}
 
 
 class KafkaPath:
@@ -100,7 +112,8 @@ class KafkaPath:
         for request, error in zip(live, errors, strict=True):
             lease: Lease = request.origin.lease
             if error is not None:
-                self._dead_letters.add(_unwritable(lease, request.origin.topic, error))
+                letter = self._unwritten(lease, request.origin.topic, error)
+                request.overrule(Failure(letter.code, letter.message))
             elif request.failed and (failure := _internal(request)) is not None:
                 self._dead_letters.add(DeadLetter(lease, failure.code, failure.message, failure.attempts))
             else:
@@ -135,17 +148,27 @@ class KafkaPath:
             errors = await self._producer.send([encode_refusal(each) for each in answered])
         except ProducerClosed:
             return
+        codes: Counter[Code] = Counter()
         unwritten = {id(each): error for each, error in zip(answered, errors, strict=True) if error is not None}
         for each in refused:
             error = unwritten.get(id(each))
             if each.dead_letter or each.route is None:
                 self._dead_letters.add(DeadLetter(each.lease, each.error.code, str(each.error)))
             elif error is not None:
-                self._dead_letters.add(_unwritable(each.lease, each.route.topic, error))
+                codes[self._unwritten(each.lease, each.route.topic, error).code] += 1
+                continue
             else:
                 each.lease.watermark.settle(each.lease)
-        codes = Counter(each.error.code for each in refused)
+            codes[each.error.code] += 1
         self._metrics.answered(Source.KAFKA, codes, [self._clock() - started_s] * len(refused))
+
+    def _unwritten(self, lease: Lease, topic: str, error: Exception) -> DeadLetter:
+        """Keep the record of a reply that Kafka refused for good."""
+        self._metrics.unwritten(_UNWRITTEN.get(type(error), Unwritten.REFUSED))
+        why = f"the reply could not be written to {topic}: {type(error).__name__}"
+        letter = DeadLetter(lease, Code.INTERNAL, why)
+        self._dead_letters.add(letter)
+        return letter
 
 
 def _tell_doubt(skew_s: float) -> None:
@@ -153,10 +176,6 @@ def _tell_doubt(skew_s: float) -> None:
         _LOG.warning("the clock is off the records' clocks; nothing expires by it", extra={"skew_s": round(skew_s, 1)})
     else:
         _LOG.info("the clock agrees with the records' again")
-
-
-def _unwritable(lease: Lease, topic: str, error: Exception) -> DeadLetter:
-    return DeadLetter(lease, Code.INTERNAL, f"the reply could not be written to {topic}: {type(error).__name__}")
 
 
 def _internal(request: Request) -> Failure | None:

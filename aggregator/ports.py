@@ -86,7 +86,10 @@ class KafkaPath(Protocol):
         ...
 
     async def settle(self, requests: Sequence[Request]) -> None:
-        """Reply, wait for the broker's word on each, then free the offsets; what is to be kept is written after."""
+        """Reply, wait for the broker's word on each, then free the offsets; what is to be kept is written after.
+
+        A request whose reply can never be written has failed from then on, whatever its outcome was.
+        """
         ...
 
     async def written(self) -> None:

@@ -169,6 +169,11 @@ class Request:
         self.remaining = self.outcomes.count(None)
         self.options = self.options.asked or self.options
 
+    def overrule(self, failure: Failure) -> None:
+        """Its answer, whatever it was, could not be given: that is what became of every input."""
+        self.outcomes = [failure] * len(self.outcomes)
+        self.failed = True
+
     def fail(self, failure: Failure) -> bool:
         """Fail every input that has no outcome yet; True when there was one."""
         if not self.remaining:

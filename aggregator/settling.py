@@ -44,13 +44,16 @@ class Settling:
 
     async def settle(self, requests: Sequence[Request]) -> None:
         """Answer requests whose every input has an outcome; a Kafka offset is freed once its reply is acknowledged."""
-        records = [request for request in requests if request.source is Source.KAFKA]
-        for request in requests:
-            if request.source is Source.GRPC:
-                request.origin.settle()
-        if records and self._kafka is not None:
-            await self._kafka.settle(records)
-        self._let_go(requests)
+        calls = [request for request in requests if request.source is Source.GRPC]
+        for call in calls:
+            call.origin.settle()
+        if calls:
+            self._let_go(calls)
+        if len(calls) < len(requests):
+            records = [request for request in requests if request.source is Source.KAFKA] if calls else requests
+            if self._kafka is not None:
+                await self._kafka.settle(records)
+            self._let_go(records)
 
     def give_up(self, request: Request) -> None:
         """A caller went away: take its inputs out of the queue; what is under way is computed for nobody."""

@@ -3,7 +3,7 @@
 The pipeline calls, once per batch, fetch or event and never per record:
 
 * a batch leaves: `batch_sent`; it comes back whole: `batch_done`; it fails and is queued again: `retried`
-* requests are answered, well or not: `answered`; besides: `dead_lettered`, `expired`, `coalesced`
+* requests are answered, well or not: `answered`; besides: `unwritten`, `dead_lettered`, `expired`, `coalesced`
 * Kafka: `commit_failed`, `rebalanced`, `records_lost`, `found_corrupt`
 
 and gives `watch` a function that describes queues, lanes and partitions, and `watch_clock` one that tells the clock's
@@ -13,6 +13,7 @@ skew. A `Metrics` needs no reader: it counts all the same, so tests and tools ma
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +35,15 @@ _QUERY_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 _DEAD_LETTER_CODES = (Code.DATA_LOSS, Code.INTERNAL, Code.INVALID_ARGUMENT, Code.PERMISSION_DENIED)
 _CLOCK_SKEW = Instrument("embed.clock.skew", "s", "how far the clock is ahead of Kafka's records, at most, in a minute")
 _RATIO_BOUNDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
+
+
+class Unwritten(StrEnum):
+    """Why Kafka will never take a reply."""
+
+    NOT_THERE = "not_there"
+    FORBIDDEN = "forbidden"
+    TOO_LARGE = "too_large"
+    REFUSED = "refused"
 
 
 class Metrics:
@@ -85,6 +95,10 @@ class Metrics:
     def retried(self, code: Code, count: int) -> None:
         """So many queries go again after their batch failed with `code`."""
         self._retries.add(count, code.name)
+
+    def unwritten(self, reason: Unwritten) -> None:
+        """Kafka refused a reply for good; its record is to be a dead letter."""
+        self._unwritten.add(1, reason)
 
     def dead_lettered(self, code: Code, count: int) -> None:
         """So many dead letters were acknowledged."""
@@ -164,6 +178,11 @@ class Metrics:
         self._slo_violations = gatherer.counter(
             Instrument("embed.slo.violations", "{request}", "requests answered later than promised", ("source",))
         )
+        self._unwritten = gatherer.counter(
+            Instrument("embed.replies.unwritten", "{reply}", "replies that Kafka refused for good", ("reason",))
+        )
+        for reason in Unwritten:
+            self._unwritten.add(0, reason)
         self._dead_letters = gatherer.counter(
             Instrument("embed.dead_letters", "{record}", "records written to a dead-letter topic", ("code",))
         )

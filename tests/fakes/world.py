@@ -135,6 +135,10 @@ class FakeKafka:
     settled: list[Request] = field(default_factory=list[Request])
     held: Callable[[str, Priority], bool] = field(default=lambda _, __: False)
     held_back: list[Lease] = field(default_factory=list[Lease])
+    acknowledging: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.acknowledging.set()
 
     async def receive(self) -> Sequence[Request]:
         return await self.incoming.get()
@@ -146,6 +150,7 @@ class FakeKafka:
         del request
 
     async def settle(self, requests: Sequence[Request]) -> None:
+        await self.acknowledging.wait()
         self.settled += requests
 
     def stuck(self) -> Sequence[Lease]:

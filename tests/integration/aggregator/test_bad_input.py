@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from aggregator.errors import Code
 from loadtest.stack.kafka import KafkaBroker
 from loadtest.stack.service import ModelServer
 from protos.embedding.v1 import embedding_pb2 as pb
-from tests.integration.aggregator.conftest import Running, aggregators
+from tests.integration.aggregator.conftest import Running, aggregators, make_topics
 from tests.integration.aggregator.desk import JSON, PROTOBUF, TEXT, Sent, Written, headers, open_desk, query, read
 from tests.integration.aggregator.letters import check_dead_letter
 from tests.integration.aggregator.scrape import metrics
@@ -26,17 +27,23 @@ Header = tuple[str, bytes]
 
 LONG = "word " * 300
 PAST = "2001-01-01T00:00:00Z"
+NARROW = "bad-input-narrow"
+"""A topic that holds no reply with a vector."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A bad record, the code it gets, some of the words, and whether it is answered, dead-lettered, or both."""
+    """A bad record, the code it gets, some of the words, and whether it is answered, dead-lettered, or both.
+
+    `unwritten`: why its reply could not be written.
+    """
 
     bad: Sent
     code: str
     says: str
     replied: bool = True
     dead: bool = False
+    unwritten: str | None = None
 
 
 def raw(value: bytes | None, *further: Header, content: Header = PROTOBUF) -> Sent:
@@ -86,6 +93,12 @@ def unroutable(bad: Sent, says: str, code: str = "INVALID_ARGUMENT") -> Case:
     return Case(bad, code, says, replied=False, dead=True)
 
 
+def unwritable(topic: str, reason: str, *further: Header) -> Case:
+    """Its reply cannot be written: a dead letter."""
+    says = f"could not be written to {topic}: "
+    return Case(fine(*further), "INTERNAL", says, replied=False, dead=True, unwritten=reason)
+
+
 CASES = {
     "protobuf that is none": unreadable(raw(b"\xff\xff\xff"), "not an EmbedRequest in protobuf"),
     "JSON that is none": unreadable(raw(b'{"inputs": [', content=JSON), "not JSON"),
@@ -132,18 +145,18 @@ CASES = {
     "reply topic not UTF-8": unroutable(fine(("kafka_replyTopic", b"\xff")), "kafka_replyTopic is not UTF-8"),
     "reply partition of 3 bytes": unroutable(fine(("kafka_replyPartition", b"\0\0\1")), "4 bytes, big endian"),
     "negative reply partition": unroutable(fine(("kafka_replyPartition", b"\xff\xff\xff\xff")), "not a partition"),
-    "reply partition that is not there": unroutable(
-        fine(("kafka_replyPartition", b"\0\0\0\x63")), "could not be written to bad-input-0.replies", "INTERNAL"
+    "reply partition that is not there": unwritable(
+        "bad-input-0.replies", "not_there", ("kafka_replyPartition", b"\0\0\0\x63")
     ),
-    "reply topic that is not there": unroutable(
-        fine(("kafka_replyTopic", b"gone.missing")), "could not be written to gone.missing: Unknown", "INTERNAL"
-    ),
+    "reply topic that is not there": unwritable("gone.missing", "not_there", ("kafka_replyTopic", b"gone.missing")),
+    "reply too large for its topic": unwritable(NARROW, "too_large", ("kafka_replyTopic", NARROW.encode())),
 }
 
 
 @pytest.fixture(scope="module")
 def running(kafka: KafkaBroker, quick: ModelServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """One aggregator for all of this file."""
+    asyncio.run(make_topics(kafka.bootstrap, NARROW, configs={"max.message.bytes": "1000"}))
     with aggregators(kafka, tmp_path_factory.mktemp("bad-input"), "bad-input") as start:
         yield start(quick, settings={"KAFKA__ALLOWED_REPLY_TOPICS": '["*.missing", "bad-input-*"]'})
 
@@ -172,11 +185,14 @@ async def test_bad_input_is_told_what_is_wrong_and_harms_no_neighbour(running: R
     def rise(name: str, **labels: str) -> float:
         return after.value(name, **labels) - before.value(name, **labels)
 
-    code = case.code if case.replied or "written" not in case.says else "OK"  # the request itself was answered well
-    assert rise("embed_requests_total", source="kafka", code=code) == (5 if code == "OK" else 1)
+    assert rise("embed_requests_total", source="kafka", code=case.code) == 1
+    assert rise("embed_requests_total", source="kafka", code="OK") == 4
     assert rise("embed_requests_total") == 5
     assert rise("embed_dead_letters_total", code=case.code) == case.dead
     assert rise("embed_dead_letters_total") == case.dead
+    assert rise("embed_replies_unwritten_total") == (case.unwritten is not None)
+    if case.unwritten is not None:
+        assert rise("embed_replies_unwritten_total", reason=case.unwritten) == 1
     assert rise("embed_expired_total") == (case.code == "DEADLINE_EXCEEDED")
 
 

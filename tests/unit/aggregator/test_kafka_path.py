@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+import pytest
 from aiokafka import errors as kafka_errors
 
 from aggregator.adapters.telemetry import Metrics
@@ -15,7 +16,7 @@ from aggregator.errors import Code
 from aggregator.kafka_codec import intakes
 from aggregator.kafka_path import KafkaPath
 from aggregator.ports import OutgoingRecord
-from aggregator.request import Failure
+from aggregator.request import Failure, Request
 from aggregator.runtime.gathered import Gatherer
 from aggregator.settings import KafkaSettings, TopicSettings
 from protos.embedding.v1 import embedding_pb2 as pb
@@ -40,24 +41,32 @@ class Side:
             self.kafka.create_topic(name, 1)
         self.deliveries = FakeDeliveries(self.kafka, SETTINGS, lambda _: None)
         self.producer = FakeProducer(self.kafka)
+        self.gatherer = Gatherer()
         self.path = KafkaPath(
             SETTINGS,
             intakes(SETTINGS, "m"),
             self.deliveries,
             self.producer,
-            metrics=Metrics(Gatherer()),
+            metrics=Metrics(self.gatherer),
             tracing=Tracing(),
             clock=lambda: asyncio.get_running_loop().time(),
             wall_clock=lambda: asyncio.get_running_loop().time(),
         )
 
-    async def settle(self, *outcomes: Failure) -> None:
+    async def settle(self, *outcomes: Failure) -> Request:
         """Take one request in, and settle it with these outcomes."""
         self.kafka.append(("in", 0), OutgoingRecord("in", 0, b"k", REQUEST, [("h", b"1")]))
         (request,) = await self.path.receive()
         for index, outcome in enumerate(outcomes):
             request.settle_input(index, outcome)
         await self.path.settle([request])
+        return request
+
+    def counted(self, name: str) -> Mapping[str, float]:
+        """What a counter counted, by the last of its labels; what it counted nothing of is left out."""
+        (metric,) = (metric for metric in self.gatherer.collect().metrics if metric.name == name)
+        points: Sequence[Any] = metric.data.data_points
+        return {list(point.attributes.values())[-1]: point.value for point in points if point.value}
 
     def written(self, topic: str) -> list[FakeRecord]:
         """The records of a topic."""
@@ -99,6 +108,42 @@ def test_what_the_sender_is_to_blame_for_is_answered_only() -> None:
         await side.settle(Failure(Code.OUT_OF_RANGE, "too long"), Failure(Code.INVALID_ARGUMENT, "empty"))
         assert len(side.written("out")) == 1
         assert not side.written("in-dlt")
+
+    check(work)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "reason"),
+    [
+        (kafka_errors.TopicAuthorizationFailedError("out"), "forbidden"),
+        (kafka_errors.UnknownTopicOrPartitionError("out"), "not_there"),
+        (kafka_errors.MessageSizeTooLargeError(), "too_large"),
+        (kafka_errors.PolicyViolationError(), "refused"),
+    ],
+)
+def test_a_reply_that_cannot_be_written_is_what_became_of_its_request(refusal: Exception, reason: str) -> None:
+    async def work(side: Side) -> None:
+        side.kafka.refusals["out"] = refusal
+        request = await side.settle(Failure(Code.OUT_OF_RANGE, "too long"), Failure(Code.OUT_OF_RANGE, "too long"))
+        assert request.code is Code.INTERNAL
+        assert side.counted("embed.replies.unwritten") == {reason: 1}
+        await side.path.written()
+        assert side.letter()["dlt-error-code"] == "INTERNAL"
+        assert side.letter()["dlt-error-message"].startswith("the reply could not be written to out: ")
+
+    check(work)
+
+
+def test_a_refusal_that_cannot_be_written_is_counted_as_such() -> None:
+    async def work(side: Side) -> None:
+        side.kafka.refusals["out"] = kafka_errors.TopicAuthorizationFailedError("out")
+        side.kafka.append(("in", 0), OutgoingRecord("in", 0, b"k", pb.EmbedRequest().SerializeToString(), []))
+        receiving = asyncio.create_task(side.path.receive())
+        await asyncio.sleep(1)
+        assert side.counted("embed.requests") == {"INTERNAL": 1}
+        assert side.counted("embed.replies.unwritten") == {"forbidden": 1}
+        assert side.counted("embed.dead_letters") == {"INTERNAL": 1}
+        receiving.cancel()
 
     check(work)
 

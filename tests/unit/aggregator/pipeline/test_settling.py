@@ -39,6 +39,24 @@ def test_kafka_requests_are_settled_once_and_free_what_they_held() -> None:
     run(check())
 
 
+def test_a_call_does_not_wait_for_the_reply_to_a_record_of_its_batch() -> None:
+    async def check() -> None:
+        async with World(SerialEngine(slowness=100.0)).started() as world:
+            await world.occupy()
+            world.produce(world.request("3", source=Source.KAFKA))
+            call = asyncio.create_task(world.embed("4"))
+            world.kafka.acknowledging.clear()
+            assert (await call).code is Code.OK
+            await asyncio.sleep(10)
+            assert not world.kafka.settled
+            held = world.model.admission.total
+            world.kafka.acknowledging.set()
+            await world.drain()
+            assert held == 3 * 3  # three tokens of each record, and none of the call
+
+    run(check())
+
+
 def test_above_the_bound_grpc_is_refused_and_kafka_topics_are_held_by_class() -> None:
     async def check() -> None:
         engine = SerialEngine(slowness=1000.0)
