@@ -1,0 +1,60 @@
+"""docs/metrics.md lists every metric that the code has, as the code has it, and no other."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "metrics.md"
+PROCESSES = {"Aggregator": "aggregator", "Model server": "modelserver", "Scaler": "k8s"}
+
+
+def rows_of(folder: str) -> Iterator[str]:
+    """The row that each `Instrument(...)` below a folder is to have."""
+    for file in sorted((ROOT / folder).rglob("*.py")):
+        tree = ast.parse(file.read_text())
+        tuples = {
+            target.id: node.value
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple)
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
+        kinds = {
+            id(node.args[0]): node.func.attr
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Instrument":
+                name, unit, description = (ast.literal_eval(argument) for argument in node.args[:3])
+                labels = ", ".join(keys(node.args[3], tuples)) if len(node.args) > 3 else ""
+                kind = kinds.get(id(node), "gauge")
+                yield f"| `{name}` | {kind} | {unit} | {labels} | {description} |"
+
+
+def keys(node: ast.expr, tuples: dict[str, ast.Tuple]) -> list[str]:
+    """The attributes that an expression names, by the tuples assigned in its file."""
+    if isinstance(node, ast.Name):
+        return keys(tuples[node.id], tuples)
+    if isinstance(node, ast.Tuple):
+        return [key for element in node.elts for key in keys(element, tuples)]
+    if isinstance(node, ast.Starred):
+        return keys(node.value, tuples)
+    return [str(ast.literal_eval(node))]
+
+
+def listed(title: str) -> list[str]:
+    """The rows below a heading."""
+    _, _, rest = PAGE.read_text().partition(f"\n## {title}\n")
+    return re.findall(r"^\| `.*\|$", rest.partition("\n## ")[0], re.MULTILINE)
+
+
+@pytest.mark.parametrize("title", PROCESSES)
+def test_every_metric_is_listed_as_it_is(title: str) -> None:
+    assert listed(title) == sorted(rows_of(PROCESSES[title]))
