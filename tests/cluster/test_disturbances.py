@@ -14,6 +14,7 @@ import pytest
 from loadtest.stack.kafka import KafkaBroker
 from tests.cluster import kafka_on_node
 from tests.cluster.conftest import NewRelease
+from tests.cluster.lab import Lab
 from tests.cluster.release import (
     DEPLOYMENT,
     NAME,
@@ -26,8 +27,10 @@ from tests.cluster.release import (
 )
 from tests.cluster.traffic import Calls, Traffic
 from tests.cluster.values import synthetic
+from tests.cluster.watch import has_worked
 
 RECORDS_PER_S, CALLS_PER_S = 60.0, 10.0
+AWAY_S = 60.0
 _METRIC = f"/apis/external.metrics.k8s.io/v1beta1/namespaces/{NAMESPACE}/embed_required_replicas"
 
 
@@ -130,6 +133,42 @@ async def test_replicas_are_held_while_kafka_is_away(release: Release, kafka: Ka
         assert not _answers()
         await asyncio.to_thread(kafka.start)
         await asyncio.to_thread(until, _answers, "the scaler answers again", 120.0)
+
+
+async def test_a_minute_without_the_api_server_is_not_noticed(release: Release, lab: Lab) -> None:
+    async with under_load(release) as traffic:
+        wanted, before = _wanted(), set(release.ready("model-server"))
+        left_s = time.time()
+        lab.signal("kube-apiserver", "STOP")  # connections stay open and say nothing: the hardest way to be away
+        try:
+            await asyncio.sleep(AWAY_S)
+        finally:
+            lab.signal("kube-apiserver", "CONT")
+        assert [at_s for at_s, _ in traffic.calls.answered if at_s > left_s], "nobody called meanwhile"
+        await asyncio.to_thread(until, _answers, "the scaler answers again", 120.0)
+        await _held(wanted, 30.0)
+        assert set(release.ready("model-server")) == before
+        assert _restarted(release) == []
+        await _new_pods_are_taken_up(release)
+
+
+def _restarted(release: Release) -> list[str]:
+    pods = [pod for component in ("aggregator", "model-server", "scaler") for pod in release.pods(component)]
+    return [
+        pod["metadata"]["name"]
+        for pod in pods
+        if any(container["restartCount"] for container in pod["status"]["containerStatuses"])
+    ]
+
+
+async def _new_pods_are_taken_up(release: Release) -> None:
+    """See that a model server that starts now gets batches."""
+    before = release.ready("model-server")
+    kube("--namespace", NAMESPACE, "delete", "pod", before[0])
+    await replaced(release, "model-server", len(before))
+    new = [pod for pod in release.pods("model-server") if pod["metadata"]["name"] not in before]
+    assert len(new) == 1
+    await asyncio.to_thread(until, lambda: has_worked(new[0]), "the new pod has work", 30.0)
 
 
 def _wanted() -> int:

@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import time
+import urllib.request
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from tests.cluster.traffic import Traffic
 
 EVERY_S = 0.5
 _PORT = 8001
+_AGGREGATOR_PORT, _MODEL_SERVER_PORT = 9464, 9465
 _METRICS = f"/apis/external.metrics.k8s.io/v1beta1/namespaces/{NAMESPACE}"
 _PAGE_S = 2.0
 _BUDGET = re.compile(r"^embed_token_budget\S* ([0-9.e+]+)$", re.MULTILINE)
@@ -113,12 +115,12 @@ class Watch:
             return
         (ready,) = (each for each in pod["status"]["conditions"] if each["type"] == "Ready")
         self.ready_s[name] = datetime.fromisoformat(ready["lastTransitionTime"]).timestamp()
-        if any(float(found) for found in _BATCHES.findall(await self._page(pod, 9465))):
+        if _counts_batches(await self._page(pod, _MODEL_SERVER_PORT)):
             self.first_batch_s[name] = time.time()
 
     async def _budget(self) -> float:
         """The mean token budget that the aggregators give to a model server."""
-        pages = [await self._page(pod, 9464) for pod in await self._pods_of("aggregator") if is_ready(pod)]
+        pages = [await self._page(pod, _AGGREGATOR_PORT) for pod in await self._pods_of("aggregator") if is_ready(pod)]
         budgets = [float(found) for page in pages for found in _BUDGET.findall(page)]
         return sum(budgets) / len(budgets) if budgets else 0.0
 
@@ -137,6 +139,18 @@ class Watch:
         async with self._http.get(f"http://127.0.0.1:{_PORT}{path}") as answer:
             found: Object = json.loads(await answer.text())
             return found
+
+
+def has_worked(pod: Object) -> bool:
+    """Whether a model server has run a batch."""
+    with urllib.request.urlopen(
+        f"http://{pod['status']['podIP']}:{_MODEL_SERVER_PORT}/metrics", timeout=_PAGE_S
+    ) as page:
+        return _counts_batches(page.read().decode())
+
+
+def _counts_batches(page: str) -> bool:
+    return any(float(found) for found in _BATCHES.findall(page))
 
 
 def quantity(text: str) -> float:
