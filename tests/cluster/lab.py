@@ -7,9 +7,11 @@ import json
 import os
 import subprocess
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import PIPE, STDOUT
 from typing import Any
 
 from tests.chart.rendering import ROOT, kubectl
@@ -19,6 +21,7 @@ HOME = ROOT / ".run/kube"
 NODE_IP = "10.0.0.1"
 BASE = "localhost/python:3.11"
 _CLONE_NEWNET = 0x40000000
+_SAYS = "==> "
 
 Progress = Callable[[str], None]
 """Hears what is being done now, for a person who waits."""
@@ -98,15 +101,24 @@ class Lab:
         return int(Path(f"/proc/{outer}/task/{outer}/children").read_text().split()[0])
 
     def _script(self, name: str, *arguments: str, doing: str) -> None:
+        """Run a script of lab/; what it says behind ==> is told at once."""
         self._progress(doing)
         began_s = time.monotonic()
-        self._run([str(SCRIPTS / name), *arguments])
+        said: deque[str] = deque(maxlen=60)
+        command = [str(SCRIPTS / name), *arguments]
+        with subprocess.Popen(command, stdout=PIPE, stderr=STDOUT, text=True, env=self._environ()) as script:
+            for line in script.stdout or ():
+                said.append(line)
+                if line.startswith(_SAYS):
+                    self._progress(f"{doing}: {line.removeprefix(_SAYS).strip()}")
+        assert script.returncode == 0, f"{' '.join(command)}: {''.join(said)}"
         self._progress(f"{doing}: {time.monotonic() - began_s:.0f} s")
 
+    def _environ(self) -> dict[str, str]:
+        return {**os.environ, **self._environment}
+
     def _run(self, command: Sequence[str]) -> str:
-        done = subprocess.run(
-            command, check=False, capture_output=True, text=True, env={**os.environ, **self._environment}
-        )
+        done = subprocess.run(command, check=False, capture_output=True, text=True, env=self._environ())
         assert done.returncode == 0, f"{' '.join(command)}: {done.stdout[-3000:]}{done.stderr[-3000:]}"
         return done.stdout
 
