@@ -2,6 +2,7 @@
 
 import ctypes
 import importlib.util
+import os
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,7 @@ IN_TWO = ("-n", "2", "--dist", "loadfile")  # processes: most tests wait more th
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Something that a machine may lack. Only hardware may be lacking in a strict run."""
+    """Something that a machine may lack. Only `hardware`, or what a kernel grants, may be lacking in a strict run."""
 
     why_absent: Callable[[], str | None]
     hardware: bool = False
@@ -60,6 +61,29 @@ def _gpu_absent() -> str | None:
     return None if asked and asked.stdout.startswith(b"GPU ") else "no NVIDIA GPU"
 
 
+def _namespaces_absent() -> str | None:
+    """A cluster of one's own has its network, mounts, processes and cgroups apart from the machine's."""
+    if os.geteuid() != 0:
+        return "not root, who alone may start a cluster"
+    if not shutil.which("apt-get"):
+        return "no Debian, whose containerd the cluster runs on"
+    missing = [name for name in _CGROUPS if not os.access(f"/sys/fs/cgroup/{name}", os.W_OK)]
+    if missing:
+        return f"no cgroup (of version 1) to write for {', '.join(missing)}"
+    tried = subprocess.run(
+        ("unshare", "--net", "--mount", "--pid", "--fork", "sh", "-ec", _OVERLAY), check=False, capture_output=True
+    )
+    return f"no namespaces with overlay mounts: {tried.stderr.decode().strip()}" if tried.returncode else None
+
+
+_CGROUPS = ("cpu", "cpuacct", "memory")
+_OVERLAY = """
+mount -t tmpfs tmpfs /mnt
+mkdir /mnt/lower /mnt/upper /mnt/work /mnt/merged
+mount -t overlay overlay -o lowerdir=/mnt/lower,upperdir=/mnt/upper,workdir=/mnt/work /mnt/merged
+"""
+
+
 def _command_absent(command: str, package: str) -> Need:
     def why() -> str | None:
         return None if shutil.which(command) else f"no {command}: install the system package {package}, or another"
@@ -77,6 +101,7 @@ JAVA = Need(_java_absent)
 ENGINE = Need(_engine_absent)
 HELM = Need(_helm_absent)
 GPU = Need(_gpu_absent, hardware=True)
+NAMESPACES = Need(_namespaces_absent, hardware=True)
 
 
 def _python(module: str, *arguments: str) -> tuple[str, ...]:
@@ -108,5 +133,6 @@ SUITES = (
     _pytest("faults", "-m", "short", *IN_TWO, needs=(JAVA, ENGINE)),
     _pytest("clients", needs=(JAVA, ENGINE, *TOOLCHAINS)),
     _pytest("e2e", needs=(JAVA, ENGINE)),
+    _pytest("cluster", "-m", "short", needs=(NAMESPACES, JAVA, HELM, ENGINE)),
     _pytest("gpu", needs=(GPU,)),
 )
