@@ -12,16 +12,18 @@ from statistics import median
 import numpy as np
 from rich.table import Table
 
+from aggregator.core.saturation import Curve
 from loadtest.options import fail, positive, positive_int
 from loadtest.screen import ERRORS, OUTPUT
 from loadtest.simulate.cases import capacity
 from loadtest.simulate.curves import find
-from loadtest.simulate.desk import Work
 from loadtest.simulate.lengths import Lengths
 from loadtest.stack.errors import StackError
 from loadtest.stack.service import Aggregator, ModelServer
-from loadtest.validate import costs, live, sla
+from loadtest.validate import live, sla
 from loadtest.validate.compare import Repeat, Row, row, simulated
+from loadtest.validate.costs import Costs, between, costs, read
+from loadtest.validate.live import Alone
 
 _COSTS_AT, _COSTS_S = 0.6, 8.0
 """The load, as a share of what the profile allows, and the seconds of it, from which costs are taken."""
@@ -59,8 +61,10 @@ def run(options: argparse.Namespace) -> int:
     settings = {"ENGINE__KIND": options.engine} if options.engine else {}
     try:
         with live.running(options.data_dir, settings) as (server, front, profile):
-            work, alone_s = _costs(server, front, capacity(find(str(profile)), Lengths()))
-            rows = _rows(options, front.address, profile, work, alone_s)
+            curve = find(str(profile))
+            found = _costs(server, front, curve)
+            ERRORS.print(f"saturation point {curve.saturation_point}, {found}", markup=False, soft_wrap=True)
+            rows = _rows(options, front.address, profile, found)
         if options.json:
             content = {"profile": json.loads(profile.read_text(encoding="utf-8")), "rows": [r.to_dict() for r in rows]}
             options.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
@@ -89,31 +93,24 @@ def _keep(options: argparse.Namespace) -> int:
     return 0 if since_s is not None else 1
 
 
-def _costs(server: ModelServer, front: Aggregator, per_s: float) -> tuple[Work, float]:
-    """What the live system spends besides its steps, and the seconds of a call that is alone, both measured now."""
+def _costs(server: ModelServer, front: Aggregator, curve: Curve) -> Costs:
+    """What the live system spends besides what its profile says, measured now."""
+    per_s = capacity(curve, Lengths())
     live.call(front.address, 0.2 * per_s, 3.0, 0)  # warms up
-    alone: list[float] = []
-    one_by_one = costs.between(lambda: costs.read(server, front), lambda: alone.append(live.alone_s(front.address)))
-    loaded = costs.between(
-        lambda: costs.read(server, front), lambda: live.call(front.address, _COSTS_AT * per_s, _COSTS_S, 0)
-    )
-    return costs.work(one_by_one, loaded), alone[0]
+    calls: list[Alone] = []
+    alone = between(lambda: read(server, front), lambda: calls.extend(live.alone(front.address)))
+    loaded = between(lambda: read(server, front), lambda: live.call(front.address, _COSTS_AT * per_s, _COSTS_S, 0))
+    return costs(calls, alone, loaded, curve)
 
 
-def _rows(options: argparse.Namespace, address: str, profile: Path, work: Work, alone_s: float) -> list[Row]:
-    curve, lengths = find(str(profile)), Lengths()
-    overhead_s = max(0.0, alone_s - curve.time_s(round(lengths.mean())))
-    ERRORS.print(
-        f"saturation point {curve.saturation_point}, overhead {1e3 * overhead_s:.1f} ms, of it {asdict(work)}",
-        markup=False,
-        soft_wrap=True,
-    )
+def _rows(options: argparse.Namespace, address: str, profile: Path, found: Costs) -> list[Row]:
+    per_s = capacity(find(str(profile)), Lengths())
     rows: list[Row] = []
     for share in options.load:
-        rate = share * capacity(curve, lengths)
+        rate = share * per_s
         seeds = range(1, options.repeats + 1)
         repeats = [_repeat(address, rate, options.seconds, seed) for seed in seeds]
-        outcomes = simulated(str(profile), rate, options.seconds, seeds, overhead_s=overhead_s, work=work)
+        outcomes = simulated(str(profile), rate, options.seconds, seeds, found)
         rows.append(row(share, rate, repeats, outcomes))
     return rows
 

@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 from statistics import median
 
 from loadtest.simulate.arrivals import Steady
-from loadtest.simulate.desk import Work
 from loadtest.simulate.outcome import Outcome
-from loadtest.simulate.scenario import Kind, Policy, Scenario
+from loadtest.simulate.scenario import Kind, Mishap, Policy, Scenario, Trouble
 from loadtest.simulate.world import simulate
+from loadtest.validate.costs import Costs
 
 TOLERANCE = 0.15
 """Of the live median of p50s, for the simulator's."""
@@ -59,14 +59,10 @@ class Row:
         return {**asdict(self), "p50_off": self.p50_off, "p50_holds": self.p50_holds, "p99_holds": self.p99_holds}
 
 
-def simulated(
-    profile: str, rate: float, seconds: float, seeds: Sequence[int], *, overhead_s: float, work: Work
-) -> list[Outcome]:
-    """The same load in virtual time.
-
-    `overhead_s`: what an answer takes besides waiting and its step; `work` is that part for which a core is needed.
-    """
-    delay_s = max(0.0, overhead_s - work.query_s - work.batch_s - work.step_s)
+def simulated(profile: str, rate: float, seconds: float, seeds: Sequence[int], costs: Costs) -> list[Outcome]:
+    """The same load in virtual time."""
+    work = costs.work
+    delay_s = max(0.0, costs.overhead_s - work.query_s - work.batch_s - work.step_s)
     network_s = min(0.0005, delay_s / 4.0)
     rest_s = delay_s - 2.0 * network_s
     scenario = Scenario(
@@ -78,7 +74,9 @@ def simulated(
         network_s=network_s,
         settle_s=rest_s / 2.0,
         work=work,
+        noise=costs.noise,
         warm_up_s=0.1 * seconds,
+        troubles=(Trouble(0.0, 0, Mishap.SLOW, costs.slowness),),
     )
     return [simulate(scenario, Policy(Kind.OURS, sla=False), seed) for seed in seeds]
 

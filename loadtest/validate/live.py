@@ -7,15 +7,14 @@ import os
 import time
 from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 
 import grpc
 import numpy as np
 import numpy.typing as npt
 
 from loadtest.clients.messages import NO_WISHES, request
-from loadtest.options import unique
 from loadtest.questions import bundled_questions
 from loadtest.simulate.arrivals import Steady
 from loadtest.stack.errors import StackError
@@ -27,7 +26,16 @@ Latencies = npt.NDArray[np.float64]
 _START_S = 400.0
 _FRONT_START_S = 120.0
 _TIMEOUT_S = 120.0
-_ALONE = 40
+_ALONE = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """A call with nothing else under way: seconds from call to answer and of its engine step, tokens of the step."""
+
+    took_s: float
+    step_s: float
+    tokens: int
 
 
 @contextmanager
@@ -88,9 +96,9 @@ def apart(cores: Collection[int]) -> tuple[set[int], set[int]]:
     return set(ordered[:half] or ordered), set(ordered[half:])
 
 
-def alone_s(address: str) -> float:
-    """Seconds from call to answer, the median of calls that follow each other."""
-    return asyncio.run(_alone(address))
+def alone(address: str) -> list[Alone]:
+    """Calls that follow each other, one question each; the first ones only warm up."""
+    return asyncio.run(_alone(address))[_ALONE // 4 :]
 
 
 def call(address: str, rate: float, seconds: float, seed: int) -> tuple[Latencies, Latencies]:
@@ -104,19 +112,20 @@ def call(address: str, rate: float, seconds: float, seed: int) -> tuple[Latencie
 
 def _texts(count: int) -> list[str]:
     questions = bundled_questions()
-    return unique([questions[number % len(questions)] for number in range(count)])
+    return [questions[number % len(questions)] for number in range(count)]  # a number in each would make them longer
 
 
-async def _alone(address: str) -> float:
-    took_s: list[float] = []
+async def _alone(address: str) -> list[Alone]:
+    found: list[Alone] = []
     async with grpc.aio.insecure_channel(address) as channel:
         stub = embedding_pb2_grpc.EmbeddingsStub(channel)
         await channel.channel_ready()
         for number, text in enumerate(_texts(_ALONE)):
             called_s = time.monotonic()
-            await stub.Embed(request([text], str(number), NO_WISHES), timeout=_TIMEOUT_S)
-            took_s.append(time.monotonic() - called_s)
-    return median(took_s[_ALONE // 4 :])
+            answer = await stub.Embed(request([text], str(number), NO_WISHES), timeout=_TIMEOUT_S)
+            step_s = answer.timings.inference.ToNanoseconds() / 1e9
+            found.append(Alone(time.monotonic() - called_s, step_s, answer.embeddings[0].token_count))
+    return found
 
 
 async def _call(address: str, due_s: Latencies) -> tuple[Latencies, Latencies]:

@@ -14,7 +14,6 @@ import grpc
 import numpy as np
 
 from loadtest.clients.messages import NO_WISHES, request
-from loadtest.options import unique
 from loadtest.questions import bundled_questions
 from loadtest.report.plots import draw_column
 from loadtest.report.section import Plot, Series
@@ -135,7 +134,7 @@ async def _in_thread(context: AbstractContextManager[T]) -> AsyncGenerator[T]:
 
 async def _load(address: str, seconds: float) -> None:
     """More queries under way than fit two batches, all the time. Raises StackError when a call fails."""
-    questions = unique(bundled_questions())
+    questions = bundled_questions()
     groups = [questions[at : at + _QUERIES_A_CALL] for at in range(0, len(questions), _QUERIES_A_CALL)]
     until_s = time.monotonic() + seconds
     try:
