@@ -1,4 +1,8 @@
-"""P5: what a call takes beyond the engine's own time when it is the only one; vLLM's own server beside it."""
+"""P5: what a call takes beyond the engine's own time when it is the only one; vLLM's own server beside it.
+
+An answer passes two gRPC calls, one to the aggregator and one to the model server, so a call of a server that answers
+at once is timed too: twice that is the least that there could be.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +14,13 @@ from dataclasses import dataclass
 import grpc
 
 from loadtest.bench.figures import Figure
-from loadtest.bench.setting import Plan
+from loadtest.bench.setting import Plan, Program
 from loadtest.bench.sides import DTYPE, Load, both_sides
 from loadtest.clients.messages import NO_WISHES, request
 from loadtest.options import unique
 from loadtest.questions import bundled_questions
 from loadtest.screen import ERRORS
+from loadtest.stack.ports import free_ports
 from protos.embedding.v1 import embedding_pb2_grpc
 
 NAME = "P5"
@@ -38,13 +43,20 @@ def measure(plan: Plan) -> list[Figure]:
     count = min(_QUERIES, plan.queries)
     ours: list[_Times] = []
     vllm_s: list[float] = []
-    with both_sides(plan) as (own, other):
+    bare_s: list[float] = []
+    (port,) = free_ports(1)
+    echo = Program("loadtest.bench.echo", ["--port", str(port)], plan.folder / "echo.log", port)
+    with both_sides(plan) as (own, other), echo:
         asyncio.run(_one_by_one(own.address, _WARM_UP))
         other.turn(Load(1), _WARM_UP)
         for turn in range(plan.repeats):
             ours.append(asyncio.run(_one_by_one(own.address, count)))
             vllm_s.append(other.turn(Load(1), count).p50_s)
-            ERRORS.print(f"P5 {turn + 1} of {plan.repeats}: {ours[-1]}, vLLM's server {vllm_s[-1] * 1e3:.2f} ms")
+            bare_s.append(asyncio.run(_one_by_one(f"localhost:{port}", count, pause_s=ours[-1].engine_s)).call_s)
+            ERRORS.print(
+                f"P5 {turn + 1} of {plan.repeats}: {ours[-1]}, vLLM's server {vllm_s[-1] * 1e3:.2f} ms, "
+                f"a bare call {bare_s[-1] * 1e3:.2f} ms"
+            )
     notes = f"1 in flight, {count} unique questions a turn, MiniLM {DTYPE}; engine: the step as its answer tells it"
 
     def ms(figure: str, values_s: list[float], wanted: str = "") -> Figure:
@@ -54,11 +66,14 @@ def measure(plan: Plan) -> list[Figure]:
         ms("p50", [each.call_s for each in ours]),
         ms("engine_p50", [each.engine_s for each in ours]),
         ms("p50_over_engine", [each.rest_s for each in ours], "≤ 2"),
+        ms("bare_call_p50", bare_s),
+        ms("p50_over_two_bare_calls", [each.rest_s - 2.0 * bare for each, bare in zip(ours, bare_s, strict=True)]),
         ms("vllm_p50", vllm_s),
     ]
 
 
-async def _one_by_one(target: str, count: int) -> _Times:
+async def _one_by_one(target: str, count: int, pause_s: float = 0.0) -> _Times:
+    """`pause_s` before each call: what answers at once is to find the machine as idle as an engine's step leaves it."""
     questions = bundled_questions()
     texts = unique([questions[number % len(questions)] for number in range(count)])
     calls_s: list[float] = []
@@ -67,6 +82,7 @@ async def _one_by_one(target: str, count: int) -> _Times:
         stub = embedding_pb2_grpc.EmbeddingsStub(channel)
         await channel.channel_ready()
         for number, text in enumerate(texts):
+            await asyncio.sleep(pause_s)
             began_s = time.perf_counter()
             answer = await stub.Embed(request([text], str(number), NO_WISHES), timeout=_TIMEOUT_S)
             calls_s.append(time.perf_counter() - began_s)
