@@ -26,7 +26,7 @@ from aggregator.dead_letters import DeadLetter, DeadLetters
 from aggregator.errors import Code
 from aggregator.kafka_codec import Intake, Refused, decode_all
 from aggregator.kafka_replies import check_reply_fits, encode_refusal, encode_replies
-from aggregator.ports import Deliveries, Producer
+from aggregator.ports import Deliveries, LetGo, Producer
 from aggregator.request import Failure, Request
 from aggregator.settings import KafkaSettings
 
@@ -96,20 +96,30 @@ class KafkaPath:
         """Raise InvalidRequest for a request whose reply would not fit its topic."""
         check_reply_fits(request, request.options.dimensions, self._settings.max_reply_bytes)
 
-    async def settle(self, requests: Sequence[Request]) -> None:
+    async def settle(self, requests: Sequence[Request], let_go: LetGo) -> None:
         """Reply to settled requests and free their offsets; a reply that cannot be written becomes a dead letter.
 
         Requests that come after the producer was closed are left to whoever reads their records next.
         """
         live = [request for request in requests if not request.origin.lease.watermark.fenced]
-        if live:
-            with contextlib.suppress(ProducerClosed):
-                await self._reply(live)
+        gone: list[Request] = []
 
-    async def _reply(self, live: Sequence[Request]) -> None:
-        with self._tracing.send(self._settings.reply_topic, len(live)):
-            errors = await self._producer.send(encode_replies(live))
-        for request, error in zip(live, errors, strict=True):
+        def heard(positions: Sequence[int], errors: Sequence[Exception | None]) -> None:
+            answered = [live[position] for position in positions]
+            self._answered(answered, errors)
+            gone.extend(answered)
+            let_go(answered)
+
+        if live:
+            with contextlib.suppress(ProducerClosed), self._tracing.send(self._settings.reply_topic, len(live)):
+                await self._producer.send(encode_replies(live), heard)
+        if len(gone) < len(requests):
+            answered = set(gone)
+            let_go([request for request in requests if request not in answered])
+
+    def _answered(self, requests: Sequence[Request], errors: Sequence[Exception | None]) -> None:
+        """The broker has, or refused, their replies."""
+        for request, error in zip(requests, errors, strict=True):
             lease: Lease = request.origin.lease
             if error is not None:
                 letter = self._unwritten(lease, request.origin.topic, error)

@@ -59,16 +59,25 @@ class OutgoingRecord:
     headers: Sequence[tuple[str, bytes]]
 
 
+Heard = Callable[[Sequence[int], Sequence[Exception | None]], None]
+"""Hears the broker's words on some of the records sent: where these stand, and the words."""
+
+
 class Producer(Protocol):
     """Kafka output: idempotent, acks=all, in batches."""
 
-    async def send(self, records: Sequence[OutgoingRecord]) -> Sequence[Exception | None]:
+    async def send(self, records: Sequence[OutgoingRecord], heard: Heard | None = None) -> Sequence[Exception | None]:
         """Send and wait for the broker's word on each: None when acknowledged.
 
         An exception is final for its record (topic missing, not authorised, too large); what can pass (no
-        leader, broker away) is waited for.
+        leader, broker away) is waited for. `heard` hears of each record once: of all at the end, but while some are
+        waited for, once a second of the others.
         """
         ...
+
+
+LetGo = Callable[[Sequence[Request]], None]
+"""Frees what settled requests held."""
 
 
 class KafkaPath(Protocol):
@@ -85,10 +94,11 @@ class KafkaPath(Protocol):
         """Raise InvalidRequest for a request whose reply could not be written, however it turns out."""
         ...
 
-    async def settle(self, requests: Sequence[Request]) -> None:
+    async def settle(self, requests: Sequence[Request], let_go: LetGo) -> None:
         """Reply, wait for the broker's word on each, then free the offsets; what is to be kept is written after.
 
-        A request whose reply can never be written has failed from then on, whatever its outcome was.
+        A request whose reply can never be written has failed from then on, whatever its outcome was. `let_go` is
+        told of each once its word has come, of all together unless some are waited for.
         """
         ...
 

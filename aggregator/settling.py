@@ -52,8 +52,7 @@ class Settling:
         if len(calls) < len(requests):
             records = [request for request in requests if request.source is Source.KAFKA] if calls else requests
             if self._kafka is not None:
-                await self._kafka.settle(records)
-            self._let_go(records)
+                await self._kafka.settle(records, self._let_go)
 
     def give_up(self, request: Request) -> None:
         """A caller went away: take its inputs out of the queue; what is under way is computed for nobody."""

@@ -14,10 +14,12 @@ from aiokafka import errors as kafka_errors
 from aggregator.adapters.kafka_lines import PartitionLines, Word
 from aggregator.adapters.kafka_writer import RETRY_S, KafkaWriter
 from aggregator.adapters.murmur2 import partitions_by_key
-from aggregator.ports import OutgoingRecord
+from aggregator.ports import Heard, OutgoingRecord
 from aggregator.settings import KafkaSettings
 
 _ODD_TRIES = 4
+_PATIENCE_S = 1.0
+"""How long records that have their word wait for others sent with them."""
 
 _TOPIC_REFUSED = (kafka_errors.TopicAuthorizationFailedError, kafka_errors.InvalidTopicError)
 _RECORD_REFUSED = (
@@ -39,6 +41,36 @@ _PASSES = (
 T = TypeVar("T")
 
 
+class _Words:
+    """The words on the records of one `send`, as they come; `heard` hears of them once a second, and at the end."""
+
+    def __init__(self, count: int, heard: Heard | None) -> None:
+        self.all: list[Word] = [None] * count
+        self._heard = heard
+        self._fresh: list[int] = []
+        self._timer = asyncio.get_running_loop().call_later(_PATIENCE_S, self._go_on)
+
+    def put(self, positions: Sequence[int], words: Iterable[Word]) -> None:
+        """Some came."""
+        for position, word in zip(positions, words, strict=True):
+            self.all[position] = word
+        self._fresh += positions
+
+    def end(self) -> None:
+        """No more come."""
+        self._timer.cancel()
+        self._tell()
+
+    def _go_on(self) -> None:
+        self._tell()
+        self._timer = asyncio.get_running_loop().call_later(_PATIENCE_S, self._go_on)
+
+    def _tell(self) -> None:
+        fresh, self._fresh = self._fresh, []
+        if fresh and self._heard is not None:
+            self._heard(fresh, [self.all[position] for position in fresh])
+
+
 class KafkaProducer:
     """ports.Producer over aiokafka."""
 
@@ -53,15 +85,18 @@ class KafkaProducer:
         """Connect; waits for a broker as long as that takes. Raises StartError for what waiting cannot cure."""
         await self._writer.start()
 
-    async def send(self, records: Sequence[OutgoingRecord]) -> Sequence[Word]:
+    async def send(self, records: Sequence[OutgoingRecord], heard: Heard | None = None) -> Sequence[Word]:
         """Send and wait for the broker's word on each: None when acknowledged.
+
+        A partition that has no leader must not hold up what the others took: while some records are waited for,
+        `heard` hears of the others once a second.
 
         An exception is final for its record: UnknownTopicOrPartitionError, TopicAuthorizationFailedError,
         InvalidTopicError, MessageSizeTooLargeError and their like, of aiokafka.errors. What can pass is waited for.
         Raises ProducerClosed when closed before every record has its word: nothing may be concluded of them.
         """
         self._writer.raise_if_closed()
-        words: list[Word] = [None] * len(records)
+        words = _Words(len(records), heard)
         by_topic: dict[str, list[int]] = {}
         for position, record in enumerate(records):
             by_topic.setdefault(record.topic, []).append(position)
@@ -73,7 +108,8 @@ class KafkaProducer:
             self._sending -= 1
             if not self._sending:
                 self._idle.set()
-        return words
+            words.end()
+        return words.all
 
     async def close(self, timeout_s: float) -> None:
         """Wait for what is out, at most this long, then disconnect."""
@@ -83,7 +119,7 @@ class KafkaProducer:
         await self._writer.close()
 
     async def _send_topic(
-        self, topic: str, positions: Sequence[int], records: Sequence[OutgoingRecord], words: list[Word]
+        self, topic: str, positions: Sequence[int], records: Sequence[OutgoingRecord], words: _Words
     ) -> None:
         try:
             partitions = await self._writer.partitions(topic)
@@ -92,8 +128,7 @@ class KafkaProducer:
         except kafka_errors.ProducerClosed:
             raise
         except kafka_errors.KafkaError as error:
-            for position in positions:
-                words[position] = error
+            words.put(positions, [error] * len(positions))
             return
         await _all(
             self._write_to(TopicPartition(topic, partition), mine, records, words)
@@ -101,11 +136,9 @@ class KafkaProducer:
         )
 
     async def _write_to(
-        self, tp: TopicPartition, positions: Sequence[int], records: Sequence[OutgoingRecord], words: list[Word]
+        self, tp: TopicPartition, positions: Sequence[int], records: Sequence[OutgoingRecord], words: _Words
     ) -> None:
-        results = await self._lines.send(tp, [records[position] for position in positions])
-        for position, word in zip(positions, results, strict=True):
-            words[position] = word
+        words.put(positions, await self._lines.send(tp, [records[position] for position in positions]))
 
     async def _write(self, tp: TopicPartition, records: Sequence[OutgoingRecord]) -> list[Word]:
         """Write one batch until each record has its word; a refused one does not fail the others."""

@@ -218,6 +218,18 @@ async def test_each_record_has_its_own_word(cluster: Cluster) -> None:
     assert {record.key: record.headers for record in written}[b"key-7"] == (("n", b"7"),)
 
 
+async def test_every_record_is_heard_of_once_however_many_are_waited_for(cluster: Cluster) -> None:
+    topic = await cluster.create_topic(partitions=3)
+    producer = cluster.producer(cluster.settings())
+    await producer.start()
+    records = [*records_of(topic, 20), OutgoingRecord("nowhere", None, b"k", b"no such topic", [])]
+    heard: list[tuple[int, Exception | None]] = []
+    words = await producer.send(records, lambda positions, words: heard.extend(zip(positions, words, strict=True)))
+    await producer.close(5)
+    assert sorted(position for position, _ in heard) == list(range(21))
+    assert all(words[position] is word for position, word in heard)
+
+
 async def test_keys_and_named_partitions_decide_where_records_go(cluster: Cluster) -> None:
     topic = await cluster.create_topic(partitions=3)
     keyed = [OutgoingRecord(topic, None, b"foobar", b"%d" % each, []) for each in range(5)]

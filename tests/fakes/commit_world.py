@@ -62,7 +62,7 @@ class Process:
         for request in requests:
             self.taken.remove(request)
             request.fail(failure)
-        self._tasks.append(self._loop.create_task(self.path.settle(requests)))
+        self._tasks.append(self._loop.create_task(self.path.settle(requests, lambda _: None)))
 
     async def kill(self) -> None:
         """The process is gone with all that it held."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from aiokafka.errors import ProducerClosed
 
-from aggregator.ports import OutgoingRecord
+from aggregator.ports import Heard, OutgoingRecord
 
 
 @dataclass(slots=True, eq=False)
@@ -53,7 +53,7 @@ class FlightProducer:
     async def start(self) -> None:
         """Nothing to do."""
 
-    async def send(self, records: Sequence[OutgoingRecord]) -> Sequence[Exception | None]:
+    async def send(self, records: Sequence[OutgoingRecord], heard: Heard | None = None) -> Sequence[Exception | None]:
         """Wait for the word on each record. Raises ProducerClosed."""
         if self._closed:
             raise ProducerClosed
@@ -61,7 +61,10 @@ class FlightProducer:
         self._broker.under_way.append(flight)
         if not self._broker.held:
             self._broker.acknowledge(flight)
-        return await flight.landed
+        words = await flight.landed
+        if heard is not None:
+            heard(range(len(records)), words)
+        return words
 
     async def close(self, timeout_s: float) -> None:
         """Send no more; what is under way may still arrive."""

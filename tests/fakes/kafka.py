@@ -27,7 +27,7 @@ class Log:
 
 
 class FakeKafka:
-    """The broker. `down` stops every answer, `refusals` are final for their topic's records."""
+    """The broker. `down` stops every answer, `refusals` are final for their topic's records, `leaderless` take none."""
 
     def __init__(self) -> None:
         self.logs: dict[TopicPartition, Log] = {}
@@ -35,6 +35,7 @@ class FakeKafka:
         self.commits: list[tuple[TopicPartition, int]] = []
         self.down = False
         self.refusals: dict[str, Exception] = {}
+        self.leaderless: set[tuple[str, int]] = set()
         self.max_message_bytes = 1_000_000
         self.generation = 0
         self._members: list[FakeDeliveries] = []

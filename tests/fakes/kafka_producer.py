@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from aiokafka import errors as kafka_errors
 from aiokafka.partitioner import murmur2
 
-from aggregator.ports import OutgoingRecord
+from aggregator.ports import Heard, OutgoingRecord
 from tests.fakes.kafka import FakeKafka
 
 
@@ -22,13 +22,24 @@ class FakeProducer:
     async def start(self) -> None:
         """Nothing to do."""
 
-    async def send(self, records: Sequence[OutgoingRecord]) -> Sequence[Exception | None]:
-        """Append each record, or say why not; waits while the broker is down."""
+    async def send(self, records: Sequence[OutgoingRecord], heard: Heard | None = None) -> Sequence[Exception | None]:
+        """Append each record, or say why not; waits while the broker is down, and for partitions without a leader."""
         while self._kafka.down and not self._closed:  # noqa: ASYNC110 - a switch calls nobody
             await asyncio.sleep(0.001)
         if self._closed:
             raise kafka_errors.ProducerClosed
-        return [self._append(record) for record in records]
+        words: list[Exception | None] = [None] * len(records)
+        left: Sequence[int] = range(len(records))
+        while True:
+            now = [position for position in left if self._place(records[position]) not in self._kafka.leaderless]
+            for position in now:
+                words[position] = self._append(records[position])
+            left = [position for position in left if position not in now]
+            if now and heard is not None:
+                heard(now, [words[position] for position in now])
+            if not left:
+                return words
+            await asyncio.sleep(0.1)
 
     async def close(self, timeout_s: float) -> None:
         """Send no more."""
@@ -45,6 +56,11 @@ class FakeProducer:
         if len(record.value) > self._kafka.max_message_bytes:
             too_large: Exception = kafka_errors.MessageSizeTooLargeError()
             return too_large
-        by_key = (murmur2(record.key or b"") & 0x7FFFFFFF) % len(partitions)
-        self._kafka.append((record.topic, record.partition if record.partition is not None else by_key), record)
+        self._kafka.append(self._place(record), record)
         return None
+
+    def _place(self, record: OutgoingRecord) -> tuple[str, int]:
+        if record.partition is not None:
+            return record.topic, record.partition
+        count = len(self._kafka.partitions(record.topic)) or 1
+        return record.topic, (murmur2(record.key or b"") & 0x7FFFFFFF) % count

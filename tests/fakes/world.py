@@ -23,7 +23,16 @@ from aggregator.core.watermark import Lease, Watermark
 from aggregator.errors import BatchFailed, EngineFailed
 from aggregator.models import Model, Models
 from aggregator.pipeline import Pipeline
-from aggregator.ports import Engine, OutgoingBatch, PoolMembers, ServerDescription, StepResult, TokenBatch, Tokenizer
+from aggregator.ports import (
+    Engine,
+    LetGo,
+    OutgoingBatch,
+    PoolMembers,
+    ServerDescription,
+    StepResult,
+    TokenBatch,
+    Tokenizer,
+)
 from aggregator.request import Defaults, Failure, Request, parse
 from aggregator.runtime.gathered import Gatherer
 from aggregator.vectors import Vector
@@ -149,9 +158,10 @@ class FakeKafka:
     def check_reply_fits(self, request: Request) -> None:
         del request
 
-    async def settle(self, requests: Sequence[Request]) -> None:
+    async def settle(self, requests: Sequence[Request], let_go: LetGo) -> None:
         await self.acknowledging.wait()
         self.settled += requests
+        let_go(requests)
 
     def stuck(self) -> Sequence[Lease]:
         return self.held_back

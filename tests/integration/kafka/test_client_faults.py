@@ -50,6 +50,23 @@ async def test_output_connects_anew_when_the_client_s_sender_dies(shared: RealCl
     assert {record.value for record in await shared.read(topic)} == {b"%d" % number for number in range(10)}
 
 
+async def test_what_was_written_is_heard_of_while_other_records_wait(shared: RealCluster) -> None:
+    topic = await shared.create_topic()
+    producer = KafkaProducer(shared.settings())
+    await producer.start()
+    astray = OutgoingRecord("not-there", None, b"k", b"the brokers are asked for some seconds", [])
+    heard: list[int] = []
+    sending = asyncio.create_task(
+        producer.send([*records_of(topic, 5), astray], lambda positions, _: heard.extend(positions))
+    )
+    await until(lambda: bool(heard))
+    assert heard == [0, 1, 2, 3, 4]
+    assert not sending.done()
+    assert isinstance((await sending)[5], kafka_errors.UnknownTopicOrPartitionError)
+    assert heard == [0, 1, 2, 3, 4, 5]
+    await producer.close(2)
+
+
 async def test_a_refused_record_does_not_end_its_partition(shared: RealCluster) -> None:
     topic = await shared.create_topic()
     producer = KafkaProducer(shared.settings())

@@ -9,7 +9,7 @@ from aggregator.adapters.telemetry import Metrics
 from aggregator.core.watermark import Watermark
 from aggregator.dead_letters import DeadLetter, DeadLetters
 from aggregator.errors import Code
-from aggregator.ports import OutgoingRecord
+from aggregator.ports import Heard, OutgoingRecord
 from aggregator.runtime.gathered import Gatherer
 from aggregator.settings import KafkaSettings
 from tests.fakes.clock import run
@@ -27,8 +27,9 @@ class LateCompany:
         lease = self.watermark.deliver(offset, FakeRecord("in", 0, offset, 0, None, b"x"))
         self.letters.add(DeadLetter(lease, Code.DATA_LOSS, "no message"))
 
-    async def send(self, records: Sequence[OutgoingRecord]) -> Sequence[Exception | None]:
+    async def send(self, records: Sequence[OutgoingRecord], heard: Heard | None = None) -> Sequence[Exception | None]:
         """Acknowledge all; between the writer's last look and the end of its task, the second letter comes."""
+        del heard
         loop = asyncio.get_running_loop()
         acknowledged = loop.create_future()
         loop.call_soon(acknowledged.set_result, None)
@@ -52,7 +53,8 @@ class Startled:
     def __init__(self) -> None:
         self.sent: list[int] = []
 
-    async def send(self, records: Sequence[OutgoingRecord]) -> Sequence[Exception | None]:
+    async def send(self, records: Sequence[OutgoingRecord], heard: Heard | None = None) -> Sequence[Exception | None]:
+        del heard
         self.sent.append(len(records))
         if len(self.sent) == 1:
             raise RuntimeError("never seen before")

@@ -32,6 +32,11 @@ REQUEST = pb.EmbedRequest(request_id="q", inputs=[pb.Input(text=text) for text i
 POISON = Failure(Code.INTERNAL, "it broke", attempts=4)
 
 
+def reply_to(partition: int) -> list[tuple[str, bytes]]:
+    """The headers that ask for an answer in this partition."""
+    return [("kafka_replyPartition", partition.to_bytes(4, "big"))]
+
+
 class Side:
     """The Kafka side of a pipeline, and what it wrote."""
 
@@ -59,7 +64,7 @@ class Side:
         (request,) = await self.path.receive()
         for index, outcome in enumerate(outcomes):
             request.settle_input(index, outcome)
-        await self.path.settle([request])
+        await self.path.settle([request], lambda _: None)
         return request
 
     def counted(self, name: str) -> Mapping[str, float]:
@@ -174,7 +179,7 @@ def test_a_dead_letter_that_cannot_be_written_does_not_hold_what_was_settled_wit
         assert len(requests) == 2
         requests[0].fail(Failure(Code.OUT_OF_RANGE, "too long"))
         requests[1].fail(POISON)
-        await side.path.settle(requests)
+        await side.path.settle(requests, lambda _: None)
         await asyncio.sleep(60)
         assert side.kafka.committed["in", 0] == 1
         side.kafka.refusals.clear()
@@ -191,7 +196,7 @@ def test_a_topic_whose_dead_letters_cannot_be_written_is_held_and_no_other() -> 
         for _ in range(5000):
             side.kafka.append(("in", 0), OutgoingRecord("in", 0, b"k", b"\xff", []))
         receiving = asyncio.create_task(side.path.receive())
-        await asyncio.sleep(60)
+        await asyncio.sleep(10)
         assert side.deliveries.paused() == {("in", 0)}
         assert len(side.written("out")) < 3000  # what was answered before the topic was held, and no more
         side.kafka.append(("other", 0), OutgoingRecord("other", 0, b"k", REQUEST, []))
@@ -199,7 +204,7 @@ def test_a_topic_whose_dead_letters_cannot_be_written_is_held_and_no_other() -> 
         assert request.request_id == "q"
         side.kafka.refusals.clear()
         await side.path.written()
-        await asyncio.sleep(60)
+        await asyncio.sleep(10)
         assert not side.deliveries.paused()
 
     check(work)
@@ -218,6 +223,41 @@ def test_dead_letters_that_are_too_large_and_refused_ones_do_not_stop_each_other
         sizes = [len(record.value or b"") for record in side.written("in-dlt")]
         assert sorted(sizes) == [0, 10, 900]
         receiving.cancel()
+
+    check(work)
+
+
+def test_replies_wait_for_no_other_partition_of_their_topic() -> None:
+    async def work(side: Side) -> None:
+        side.kafka.create_topic("out", 2)
+        side.kafka.leaderless.add(("out", 1))
+        value = pb.EmbedRequest(inputs=[pb.Input(text="a")]).SerializeToString()
+        for partition in (0, 1, 0):
+            side.kafka.append(("in", 0), OutgoingRecord("in", 0, None, value, reply_to(partition)))
+        requests = await side.path.receive()
+        for request in requests:
+            request.fail(Failure(Code.OUT_OF_RANGE, "too long"))
+        let_go: list[Request] = []
+        settling = asyncio.create_task(side.path.settle(requests, let_go.extend))
+        await asyncio.sleep(10)
+        assert let_go == [requests[0], requests[2]]
+        assert side.kafka.committed["in", 0] == 1
+        side.kafka.leaderless.clear()
+        await settling
+        assert let_go == [requests[0], requests[2], requests[1]]
+
+    check(work)
+
+
+def test_requests_that_nobody_waits_for_any_more_are_let_go_as_well() -> None:
+    async def work(side: Side) -> None:
+        for _ in range(2):
+            side.kafka.append(("in", 0), OutgoingRecord("in", 0, b"k", REQUEST, []))
+        requests = await side.path.receive()
+        await side.producer.close(0)
+        let_go: list[Request] = []
+        await side.path.settle(requests, let_go.extend)
+        assert let_go == list(requests)
 
     check(work)
 
