@@ -27,14 +27,14 @@ SLOWED = replace(DESCRIPTION, curve=Curve(0.0, 0.002, 1e-5, 800, Rule.THROUGHPUT
 
 
 async def flood(world: World, seconds: float) -> None:
-    """More work than one lane can do, for a while; a text of five words has seven tokens."""
+    """More work than one lane can do, for a while; a text of 18 words has 20 tokens."""
     loop = asyncio.get_running_loop()
     until_s, number = loop.time() + seconds, 10
     while loop.time() < until_s:
         if world.model.admission.total < 6000:
-            texts = [f"{number + index} 5 6 7 8" for index in range(200)]
+            texts = [f"{number + index}{' 5' * 17}" for index in range(70)]
             world.produce(*(world.request(text, source=Source.KAFKA) for text in texts))
-            number += 200
+            number += 70
         await asyncio.sleep(0.002)
 
 

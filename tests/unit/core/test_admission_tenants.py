@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -68,6 +69,7 @@ def test_background_work_from_kafka_does_not_count_against_a_tenants_calls() -> 
     assert fill(admission, "a") == 400
 
 
+@pytest.mark.slow
 @given(calls)
 def test_what_was_charged_and_released_leaves_nothing_behind(steps: list[tuple[str, int, bool]]) -> None:
     admission = Admission(AdmissionPolicy(1000))
@@ -86,6 +88,7 @@ def test_what_was_charged_and_released_leaves_nothing_behind(steps: list[tuple[s
     assert fill(admission, "a") == fill(Admission(AdmissionPolicy(1000)), "a")
 
 
+@pytest.mark.slow
 @given(st.integers(2, 10_000), st.integers(1, 500))
 def test_a_refusal_says_how_much_must_leave(bound: int, token_count: int) -> None:
     admission = Admission(AdmissionPolicy(bound))

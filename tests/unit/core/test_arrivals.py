@@ -76,6 +76,7 @@ def test_a_clock_that_steps_back_changes_nothing() -> None:
     assert arrivals.tokens_per_s(20.0) == before
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.floats(0, 100), st.integers(0, 10_000), st.integers(1, 500)), max_size=50))
 def test_a_rate_is_never_negative_and_never_infinite(events: list[tuple[float, int, int]]) -> None:
     arrivals = Arrivals(ArrivalPolicy(), 0.0)

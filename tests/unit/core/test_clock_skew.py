@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -110,6 +111,7 @@ def test_a_record_without_a_time_goes_by_what_is_known() -> None:
     assert reading.doubts(reading.lease(0.0, timestamp=-1)) == [True]
 
 
+@pytest.mark.slow
 @given(
     ahead_s=st.floats(-1000, 1000),
     steps=st.lists(

@@ -49,6 +49,7 @@ def idle_share(server: Server, from_s: float, until_s: float) -> float:
     return sum(idle_s for at_s, idle_s in server.idle_s if from_s <= at_s < until_s) / (until_s - from_s)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network_s", [0.0002, 0.001, 0.002])
 def test_in_an_overload_no_engine_idles_for_one_percent_of_the_time(network_s: float) -> None:
     servers = [Server("a"), Server("b")]
@@ -59,6 +60,7 @@ def test_in_an_overload_no_engine_idles_for_one_percent_of_the_time(network_s: f
         assert idle_share(server, START_S + 2.0, START_S + 6.0) < 0.01
 
 
+@pytest.mark.slow
 def test_in_an_overload_batches_are_full_and_sealed_last() -> None:
     server = Server("a")
     sim = pool(server)
@@ -69,6 +71,7 @@ def test_in_an_overload_batches_are_full_and_sealed_last() -> None:
     assert sim.dispatcher.lanes["a"].lead_s < 0.006  # of steps of 10 ms: the network's time and a margin
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first_lead_s", [0.0005, 0.010])
 def test_the_lead_converges_from_far_off(first_lead_s: float) -> None:
     sim = pool(Server("a"))
@@ -116,6 +119,7 @@ class SealedWhenFull(Lane):
         return now_s if self.batches_out < 2 else super().due_s(now_s, queued_tokens)
 
 
+@pytest.mark.slow
 def test_staging_as_soon_as_a_budget_is_full_makes_an_interactive_call_wait_a_batch_longer() -> None:
     ours_s = interactive_latency_s(Lane)
     naive_s = interactive_latency_s(SealedWhenFull)
@@ -134,6 +138,7 @@ def test_a_lane_ten_times_slower_gets_no_query_that_another_would_finish_sooner(
     assert max(sim.latency_s.values()) < 0.035
 
 
+@pytest.mark.slow
 def test_but_it_takes_its_part_of_an_overload() -> None:
     fast, slow = Server("fast"), Server("slow", slowness=3.0)
     sim = pool(slow, fast)
@@ -161,6 +166,7 @@ def test_without_the_rule_a_slow_lane_holds_a_query_for_ten_times_as_long() -> N
     assert max(sim.latency_s.values()) > 0.1
 
 
+@pytest.mark.slow
 def test_while_one_lane_hangs_the_other_serves_everybody() -> None:
     healthy, hung = Server("healthy"), Server("hung")
     sim = pool(hung, healthy)
@@ -244,12 +250,14 @@ class Roaming(Retries):
         return super().reserves(lane, now_s)
 
 
+@pytest.mark.slow
 def test_a_query_that_kills_engines_kills_two_pods_and_is_cornered_in_an_overload() -> None:
     sim, pods = killed_by_one_query(Retries)
     assert sum(pod.deaths > 0 for pod in pods) == 2  # the first and the one that tried the whole batch again
     assert len(sim.poison) == 1
 
 
+@pytest.mark.slow
 def test_a_suspect_that_is_not_pinned_to_a_lane_kills_every_pod() -> None:
     _, pods = killed_by_one_query(Roaming)
     assert all(pod.deaths for pod in pods)
@@ -263,6 +271,7 @@ class Unreserved(Retries):
         return False
 
 
+@pytest.mark.slow
 def test_a_suspect_for_which_no_lane_is_kept_free_waits_as_long_as_the_overload_lasts() -> None:
     sim, _ = killed_by_one_query(Unreserved, survives=True)
     assert not sim.poison

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from math import inf
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -60,6 +61,7 @@ def test_tenants_share_tokens_not_queries() -> None:
     assert abs(served["a"] - served["b"]) <= 30
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 50)), min_size=60, max_size=80), st.integers(1, 40))
 def test_while_tenants_wait_their_service_differs_by_no_more_than_two_of_the_largest_queries(

@@ -64,6 +64,7 @@ def by_linear(mean: float, variance: float, overflow: float) -> int:
     return linear_batch(CAPACITY, mean, safety_buffer_tokens(CAPACITY, mean, variance, overflow))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [by_exact, by_linear])
 @pytest.mark.parametrize("overflow", [0.05, 0.01])
 @pytest.mark.parametrize("name", LENGTHS)
@@ -75,6 +76,7 @@ def test_memory_overflows_no_more_often_than_agreed(
     assert overflows(lengths, batch) <= overflow + sampling_error(overflow)
 
 
+@pytest.mark.slow
 def test_and_not_much_less_often_or_memory_would_be_wasted() -> None:
     lengths = pool("chat")
     assert overflows(lengths, by_exact(*moments(lengths), 0.05) + 3) > 0.05
@@ -90,6 +92,7 @@ def the_seeds_reading(start: int, mean: float, variance: float, overflow: float,
     return batches
 
 
+@pytest.mark.slow
 def test_with_the_buffer_taken_at_the_current_batch_the_limit_grows_without_end() -> None:
     lengths = pool("chat")
     mean, variance = moments(lengths)
@@ -104,6 +107,7 @@ def test_without_the_square_equation_12_uses_a_tenth_of_the_memory() -> None:
     assert as_printed * mean < 0.1 * CAPACITY
 
 
+@pytest.mark.slow
 @given(
     capacity=st.integers(1, 10**7),
     mean=st.floats(1.0, 1e4),

@@ -127,6 +127,7 @@ def test_what_was_charged_and_released_leaves_nothing_behind(
     assert not any(waiting.outlook._flows)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
+@pytest.mark.slow
 @given(requests, st.sampled_from((0.01, 0.5, 7.0)), st.integers(1, 50))
 def test_more_time_never_makes_a_request_late(
     held: list[tuple[Priority, str, float, int]], in_s: float, tokens: int

@@ -35,6 +35,7 @@ def pack(packer: Packer, token_budget: int = 100, now_s: float = 0.0, finish_s: 
 lengths = st.lists(st.integers(1, 60), max_size=120)
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(lengths, st.integers(1, 100), st.integers(1, 20), st.integers(0, 70))
 def test_packing_loses_nothing_and_never_overshoots_the_budget_or_the_entries(
@@ -51,6 +52,7 @@ def test_packing_loses_nothing_and_never_overshoots_the_budget_or_the_entries(
     assert sorted(packed) == sorted(token_counts)
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(lengths, st.integers(60, 100))
 def test_a_batch_is_left_with_room_only_where_nothing_in_reach_fits(token_counts: list[int], token_budget: int) -> None:

@@ -210,7 +210,7 @@ def test_an_entry_cannot_leave_twice() -> None:
         here.queue.take(entry, None)
 
 
-@pytest.mark.parametrize("how", ["expire", "cancel"])
+@pytest.mark.parametrize("how", [pytest.param("expire", marks=pytest.mark.slow), "cancel"])
 def test_memory_follows_what_waits_though_nothing_is_packed_for_hours(how: str) -> None:
     here = setting()
     lasting = here.put(5)

@@ -64,6 +64,7 @@ def test_the_rate_is_divided_among_the_aggregators_that_are_ready() -> None:
     assert bucket.wait_s("a", 25, 0.0) == pytest.approx(0.25)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.floats(0, 3), st.integers(1, 80)), min_size=1, max_size=100))
 def test_no_more_is_taken_than_the_rate_and_one_burst(steps: list[tuple[float, int]]) -> None:
     bucket = Quotas(QuotaPolicy(default_rate=50.0, burst_s=2.0))

@@ -132,6 +132,7 @@ def test_where_there_is_no_other_lane_it_goes_where_it_failed() -> None:
     assert len(world.well) == 5
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(
     st.lists(st.tuples(st.integers(1, 12), st.sets(st.integers(0, 11))), min_size=1, max_size=5),

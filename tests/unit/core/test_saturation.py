@@ -96,6 +96,7 @@ def test_the_throughput_rule_depends_on_how_far_one_sweeps_and_so_publishes_it()
     assert [curve.max_tokens for curve in curves] == [2048, 4096, 16384]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("time_s", "runs"),
     [
@@ -150,6 +151,7 @@ def test_a_sweep_needs_an_end() -> None:
         fit(exact(straight(0.004, 73e-6)), 0)
 
 
+@pytest.mark.slow
 @given(
     times=st.lists(st.floats(1e-4, 10.0), min_size=23, max_size=23),
     max_tokens=st.integers(1, 2 * T_MAX),

@@ -92,6 +92,7 @@ def test_under_noise_a_step_at_the_budget_takes_the_target_time_from_the_twentie
     assert inside >= 0.95 * total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.15, 0.25])
 def test_the_papers_search_with_its_fixed_steps_does_not(share: float) -> None:
     target_s = CPU.time_s(int(share * POLICY.max_tokens))
@@ -123,6 +124,7 @@ def test_a_target_that_no_budget_meets_gives_the_floor_and_a_slack_one_the_ceili
     assert warmed_up(Pod(A100, 0), POLICY, 1.0).token_budget == POLICY.max_tokens
 
 
+@pytest.mark.slow
 def test_from_its_floor_it_finds_the_target_again() -> None:
     target_s = CPU.time_s(2000)
     for seed in SEEDS:
@@ -133,6 +135,7 @@ def test_from_its_floor_it_finds_the_target_again() -> None:
 steps = st.tuples(st.integers(-5, 9000), st.floats(allow_nan=True), st.integers(-5, 9000))
 
 
+@pytest.mark.slow
 @given(st.sampled_from(Form), st.lists(steps, max_size=60), st.floats(1e-3, 10.0))
 def test_the_budget_never_leaves_its_bounds(form: Form, reports: list[tuple[int, float, int]], target_s: float) -> None:
     lane = SlaController(replace(POLICY, form=form), target_s)
@@ -141,6 +144,7 @@ def test_the_budget_never_leaves_its_bounds(form: Form, reports: list[tuple[int,
         assert POLICY.min_tokens <= lane.token_budget <= POLICY.max_tokens
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(0.951, 1.049), min_size=1, max_size=60), st.integers(64, 4096))
 def test_inside_the_tolerance_the_budget_stays(times: list[float], start: int) -> None:
     lane = SlaController(replace(POLICY, start_tokens=start), 0.050)

@@ -78,6 +78,7 @@ def test_pressure_is_the_recent_step_time_over_the_target() -> None:
     assert one.pressure == pytest.approx(1.0, rel=0.1)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(1, 5000), st.floats(1e-4, 5.0)), max_size=60), st.sampled_from(Form))
 def test_the_budget_stays_within_its_bounds_and_the_engines_capacity(
     reports: list[tuple[int, float]], form: Form

@@ -20,6 +20,7 @@ START_S = 100.0
 POLICY = DispatchPolicy(queue=QueuePolicy(coalesce=False))
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.floats(0.0, 1.0), st.floats(0.0, 1.0)), max_size=50))
 def test_a_light_lead_never_falls_below_its_least(seen: list[tuple[float, float]]) -> None:
     lead = LightLead(0.004, 0.0005)
@@ -86,11 +87,13 @@ def put(sim: Simulation, within_s: float) -> None:
     sim.put(12, within_s=within_s)
 
 
+@pytest.mark.slow
 def test_while_all_that_waits_fits_one_batch_staging_it_later_answers_sooner() -> None:
     later, early = (mean(served(lane, 1500.0, 1.0, seconds=5.0).latency_s.values()) for lane in (Lane, AlwaysFull))
     assert later < early - 0.001
 
 
+@pytest.mark.slow
 def test_in_an_overload_promises_that_leave_out_the_way_back_are_broken() -> None:
     in_time: dict[type[Lane], int] = {}
     for lane in (Lane, Hopeful):

@@ -152,6 +152,7 @@ def _ignore(_: object) -> None:
     """What a query's index is good for when nobody asks for it."""
 
 
+@pytest.mark.slow
 def test_lanes_that_are_not_paced_start_together_and_everybody_waits_for_all_of_them() -> None:
     paced, hasty = (waits_at_four_servers(paced=paced) for paced in (True, False))
     assert np.percentile(paced, 99) < 0.9 * np.percentile(hasty, 99)

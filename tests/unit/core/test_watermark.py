@@ -158,5 +158,5 @@ class AnyOrder(RuleBasedStateMachine):
             assert (self.watermark.position, self.watermark.unsettled) == (self.end, 0)
 
 
-TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder = pytest.mark.slow(AnyOrder.TestCase)
 TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
