@@ -9,9 +9,9 @@ from loadtest.report.plots import draw
 from loadtest.report.section import Section, Table
 
 _STYLE = """
-:root { color-scheme: light dark; --paper: #fff; --ink: #1b1f24; --faint: #9aa4af; --code: #f2f4f6; }
+:root { color-scheme: light dark; --paper: #fff; --ink: #1b1f24; --faint: #6b7580; --code: #f2f4f6; }
 @media (prefers-color-scheme: dark) {
-  :root { --paper: #14171a; --ink: #e6e9ec; --faint: #66707a; --code: #22272c; }
+  :root { --paper: #14171a; --ink: #e6e9ec; --faint: #8b949e; --code: #22272c; }
 }
 body { background: var(--paper); color: var(--ink); font: 16px/1.5 system-ui, sans-serif; margin: 0 auto;
   max-width: 60rem; padding: 1rem; }
@@ -26,7 +26,8 @@ nav a { color: inherit; margin-right: 1rem; } small { color: var(--faint); }
 @media print {
   :root { --paper: #fff; --ink: #000; --faint: #777; --code: #fff; }
   body { max-width: none; font-size: 10pt; } nav { display: none; }
-  section { break-inside: avoid; } svg { max-width: 15cm; }
+  h2, h2 + p { break-after: avoid; } svg, tr { break-inside: avoid; } svg { max-width: 15cm; }
+  .wide { overflow: visible; } table { font-size: 7.5pt; } th, td { padding-right: .4rem; }
 }
 """
 

@@ -10,6 +10,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from loadtest.report.section import Plot
 
@@ -87,6 +88,9 @@ def _fill(axes: Axes, plot: Plot) -> None:
     _bars(axes, plot) if plot.bars else _lines(axes, plot)
     if plot.log_y:
         axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter(NullFormatter())
     if plot.limit is not None:
         axes.axhline(plot.limit[1], color=_INK, linewidth=1, linestyle=":", label=plot.limit[0])
     if plot.y_max is not None:

@@ -86,6 +86,14 @@ def test_a_plot_takes_its_ink_from_the_page(plot: Plot) -> None:
     assert ">a<" in svg
 
 
+def test_a_logarithmic_axis_is_told_in_plain_numbers() -> None:
+    points = [(0.0, 40.0), (1.0, 600.0)]
+    svg = draw(Plot("t", "x", "y", [Series("a", points)], log_y=True), "one")
+    told = re.findall(r"<text[^>]*>([^<]+)</text>", svg)
+    assert {"50", "100", "200", "500"} <= set(told)
+    assert "10" not in told  # as in 6 times 10 to the power of 2
+
+
 def test_many_lines_are_named_below_the_axes_where_they_cover_none() -> None:
     def name_and_axis_y(lines: list[Series]) -> tuple[float, float]:
         svg = draw(Plot("t", "the x axis", "y", lines), "one")
