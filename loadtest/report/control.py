@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from loadtest.report.load import Effort
+from loadtest.report.load import Effort, SectionMaker
 from loadtest.report.section import Plot, Section, Series, Table
 from loadtest.simulate import cases
 from loadtest.simulate.arrivals import Steady
@@ -13,18 +13,6 @@ from loadtest.simulate.outcome import Outcome
 from loadtest.simulate.scenario import Kind, Mishap, Policy, Scenario, Trouble
 from loadtest.simulate.sweep import Compared, compare
 from loadtest.simulate.world import simulate
-
-
-def control_sections(effort: Effort) -> list[Section]:
-    """Step of a pod's speed, the trace's hour, a day, and the cases."""
-    hour = replace(cases.trace_hour(20, seconds=20.0) if effort.quick else cases.trace_hour(40), sample_s=5.0)
-    day = replace(cases.synthetic_day(3600.0), duration_s=20.0) if effort.quick else cases.synthetic_day(3600.0)
-    return [
-        _step(effort),
-        _scaled("hour", "Pods through a production hour", hour, "trace-hour", effort),
-        _scaled("day", "Pods through a day", day, "day", effort),
-        _cases(effort),
-    ]
 
 
 def slowed(effort: Effort) -> Scenario:
@@ -58,12 +46,24 @@ def _step(effort: Effort) -> Section:
             Plot("predicted time of a full step", "seconds", "ms", times, limit=("half", 500 * scenario.slo_s)),
         ],
         Table(("policy", "in time %", "answers/s", "p99 ms"), rows),
-        "python -m loadtest report",
+        effort.command("controller"),
         str(effort.seed),
     )
 
 
-def _scaled(name: str, title: str, scenario: Scenario, case: str, effort: Effort) -> Section:
+def _hour(effort: Effort) -> Section:
+    scenario = cases.trace_hour(20, seconds=20.0) if effort.quick else cases.trace_hour(40)
+    return _scaled("hour", "Pods through a production hour", replace(scenario, sample_s=5.0), effort)
+
+
+def _day(effort: Effort) -> Section:
+    scenario = cases.synthetic_day(3600.0)
+    return _scaled(
+        "day", "Pods through a day", replace(scenario, duration_s=20.0) if effort.quick else scenario, effort
+    )
+
+
+def _scaled(name: str, title: str, scenario: Scenario, effort: Effort) -> Section:
     one = simulate(scenario, Policy(Kind.OURS), effort.seed)
     minutes = [moment["time_s"] / 60.0 for moment in one.trace]
     pods = [
@@ -108,7 +108,7 @@ def _scaled(name: str, title: str, scenario: Scenario, case: str, effort: Effort
                 )
             ],
         ),
-        f"python -m loadtest simulate --case {case}",
+        effort.command(name),
         str(effort.seed),
     )
 
@@ -133,7 +133,7 @@ def _cases(effort: Effort) -> Section:
         "± are 95 % intervals over these.",
         [Plot(f"answers in time: {numbered}", "case", "per cent", bars, bars=True)],
         Table(("case", "policy", "in time %", "±", "answers/s", "p50 ms", "p99 ms", "±"), rows),
-        "python -m loadtest simulate --case " + " ".join(names) + " --best --policy " + " ".join(Kind),
+        effort.command("cases"),
         f"{', '.join(map(str, seeds))}; swept on 100",
     )
 
@@ -153,3 +153,6 @@ def _row(found: Compared) -> tuple[str, ...]:
 
 def _traced(one: Outcome, key: str, factor: float = 1.0) -> list[tuple[float, float]]:
     return [(moment["time_s"], factor * moment[key]) for moment in one.trace]
+
+
+CONTROL_SECTIONS: dict[str, SectionMaker] = {"controller": _step, "hour": _hour, "day": _day, "cases": _cases}

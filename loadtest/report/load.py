@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 
 from loadtest.report.section import Plot, Section, Series, Table
 from loadtest.simulate import cases
@@ -39,23 +41,29 @@ class Effort:
         tokens = find(scenario.curve).saturation_point if kind is Kind.STATIC_TOKENS else 0
         return Policy(kind, tokens=tokens, depth=1, wait_s=0.005) if self.quick else best(kind, scenario)
 
-
-def load_sections(effort: Effort) -> list[Section]:
-    """Knee, attainment and fill of the same runs, then the GPUs needed."""
-    base = replace(cases.case("steady", seconds=effort.seconds), warm_up_s=0.1 * effort.seconds)
-    one = cases.capacity(find(base.curve), base.lengths)
-    policies = [effort.settled(kind, base) for kind in Kind]
-    runs = {
-        policy: [simulate(replace(base, arrivals=Steady(share * one)), policy, effort.seed) for share in effort.loads]
-        for policy in policies
-    }
-    return [_knee(runs, effort), _attainment(runs, effort), _fill(runs, effort), _gpus(policies, effort)]
+    def command(self, section: str) -> str:
+        """What makes a section anew."""
+        quick = " --quick" if self.quick else ""
+        return f"python -m loadtest report --only {section} --seed {self.seed}{quick}"
 
 
 Runs = dict[Policy, list[Outcome]]
+SectionMaker = Callable[[Effort], Section]
 
 
-def _knee(runs: Runs, effort: Effort) -> Section:
+@cache
+def _runs(effort: Effort) -> Runs:
+    """One pod under every policy at its best setting, a run for each load; of several sections."""
+    base = replace(cases.case("steady", seconds=effort.seconds), warm_up_s=0.1 * effort.seconds)
+    one = cases.capacity(find(base.curve), base.lengths)
+    return {
+        policy: [simulate(replace(base, arrivals=Steady(share * one)), policy, effort.seed) for share in effort.loads]
+        for policy in (effort.settled(kind, base) for kind in Kind)
+    }
+
+
+def _knee(effort: Effort) -> Section:
+    runs = _runs(effort)
     lines = [
         Series(policy.label, [(one.throughput, 1e3 * one.p99_s) for one in found]) for policy, found in runs.items()
     ]
@@ -71,12 +79,13 @@ def _knee(runs: Runs, effort: Effort) -> Section:
         "right its line stays low. Every policy runs at the setting that does best at 80 % of what the pod can do.",
         [Plot("p99 by answers per second", "answers per second", "p99 in ms", lines, log_y=True)],
         Table(("policy", "load", "answers/s", "p50 ms", "p99 ms"), rows),
-        "python -m loadtest simulate --case steady --best --policy " + " ".join(Kind),
+        effort.command("knee"),
         str(effort.seed),
     )
 
 
-def _attainment(runs: Runs, effort: Effort) -> Section:
+def _attainment(effort: Effort) -> Section:
+    runs = _runs(effort)
     slo_s = next(iter(runs.values()))[0].slo_s
     lines = [
         Series(policy.label, [(share, 100 * one.in_time) for share, one in zip(effort.loads, found, strict=True)])
@@ -90,12 +99,13 @@ def _attainment(runs: Runs, effort: Effort) -> Section:
         "pod can do in full steps.",
         [Plot("answers in time", "load", "per cent", lines, y_max=105)],
         Table(("policy, % by load", *(f"{share:g}" for share in effort.loads)), rows),
-        "python -m loadtest simulate --case steady-high --best --policy " + " ".join(Kind),
+        effort.command("attainment"),
         str(effort.seed),
     )
 
 
-def _fill(runs: Runs, effort: Effort) -> Section:
+def _fill(effort: Effort) -> Section:
+    runs = _runs(effort)
     index = effort.loads.index(0.8)
     shown = {policy: found[index] for policy, found in runs.items() if policy.kind is not Kind.SEQUENTIAL}
     most = 1200
@@ -119,7 +129,7 @@ def _fill(runs: Runs, effort: Effort) -> Section:
         "The same runs at a load of 0.8: tokens per batch. The saturation point is 600.",
         [Plot("batches by their tokens", "tokens", "per cent of batches", lines, bars=True)],
         Table(("policy", "mean tokens", "engine busy %", "tokens/s"), rows),
-        "python -m loadtest simulate --case steady --json runs.json",
+        effort.command("fill"),
         str(effort.seed),
     )
 
@@ -128,10 +138,10 @@ def _batches(one: Outcome) -> int:
     return max(1, sum(count for _, count in one.batch_tokens))
 
 
-def _gpus(policies: list[Policy], effort: Effort) -> Section:
+def _gpus(effort: Effort) -> Section:
     one = cases.capacity(find("a100-like"), Lengths())
     loads = (0.5, 2.0) if effort.quick else (0.1, 0.5, 1.0, 2.0, 4.0)
-    needed = {policy: [pods_needed(policy, load * one, effort) for load in loads] for policy in policies}
+    needed = {policy: [pods_needed(policy, load * one, effort) for load in loads] for policy in _runs(effort)}
     lines = [
         Series(policy.label, list(zip((load * one for load in loads), map(float, pods), strict=True)))
         for policy, pods in needed.items()
@@ -145,7 +155,7 @@ def _gpus(policies: list[Policy], effort: Effort) -> Section:
             ("policy, pods by queries/s", *(f"{load * one:.0f}" for load in loads)),
             [(policy.label, *map(str, pods)) for policy, pods in needed.items()],
         ),
-        "python -m loadtest simulate --case steady --pods N --policy " + " ".join(Kind),
+        effort.command("gpus"),
         str(effort.seed),
     )
 
@@ -167,3 +177,6 @@ def pods_needed(policy: Policy, rate: float, effort: Effort, in_time: float = 0.
         middle = (least + most) // 2
         least, most = (least, middle) if suffices(middle) else (middle, most)
     return most
+
+
+LOAD_SECTIONS: dict[str, SectionMaker] = {"knee": _knee, "attainment": _attainment, "fill": _fill, "gpus": _gpus}

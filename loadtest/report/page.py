@@ -48,7 +48,7 @@ def _section(section: Section) -> str:
     plots = "\n".join(draw(plot, f"{section.name}{number}") for number, plot in enumerate(section.plots))
     return (
         f'<section id="{section.name}">\n<h2>{escape(section.title)}</h2>\n<p>{escape(section.text)}</p>\n{plots}\n'
-        f"{_table(section.table)}\n<p><small>seeds {escape(section.seeds)}</small> "
+        f"{_table(section.table)}\n<p><small>seed {escape(section.seed)}</small> "
         f"<code>{escape(section.command)}</code></p>\n</section>"
     )
 

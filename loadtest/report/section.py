@@ -48,4 +48,4 @@ class Section:
     plots: Sequence[Plot]
     table: Table
     command: str
-    seeds: str
+    seed: str

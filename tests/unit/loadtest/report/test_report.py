@@ -126,3 +126,13 @@ def test_the_command_writes_the_whole_report(tmp_path: Path) -> None:
     assert all(f'<section id="{name}">' in html for name in names)
     assert html.count("<svg ") == 11
     assert main(["report", "--quick", "--out", str(tmp_path)]) == 2
+
+
+@pytest.mark.slow
+def test_a_section_is_made_anew_by_the_command_that_it_names(tmp_path: Path) -> None:
+    pages = [tmp_path / name for name in ("one.html", "two.html")]
+    assert main(["report", "--quick", "--only", "controller", "--seed", "3", "--out", str(pages[0])]) == 0
+    command = re.findall(r"<code>python -m loadtest ([^<]+)</code>", pages[0].read_text(encoding="utf-8"))
+    assert command == ["report --only controller --seed 3 --quick"]
+    assert main([*command[0].split(), "--out", str(pages[1])]) == 0
+    assert pages[0].read_bytes() == pages[1].read_bytes()
