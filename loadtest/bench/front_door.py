@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable
 from operator import attrgetter
 
@@ -17,6 +18,8 @@ _MANY = 32
 _QUERIES = 1600
 """A turn: some ten seconds at a hundred queries a second."""
 _WARM_UP = 320
+_REST_S = 3.0
+"""Before each turn: vLLM's processes spin on for a moment after their last answer."""
 
 _ONE, _STREAM, _LISTS = Load(_CALLERS), Load(_CALLERS, stream=True), Load(_CALLERS // 16, _MANY)
 
@@ -38,6 +41,7 @@ def measure(plan: Plan) -> list[Figure]:
         for turn in range(plan.repeats):
             order = list(kinds.items())
             for name, (side, load) in order if turn % 2 == 0 else reversed(order):
+                time.sleep(_REST_S)
                 found.setdefault(name, []).append(side.turn(load, count))
             said = ", ".join(f"{name} {turns[-1].queries_per_s:.0f}/s" for name, turns in found.items())
             ERRORS.print(f"P1 {turn + 1} of {plan.repeats}: {said}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
@@ -22,8 +21,7 @@ from loadtest.stack.errors import StackError
 from loadtest.stack.service import Aggregator, ModelServer
 from loadtest.validate import live, sla
 from loadtest.validate.compare import Repeat, Row, row, simulated
-from loadtest.validate.costs import Costs, between, costs, read
-from loadtest.validate.live import Alone
+from loadtest.validate.costs import Costs, Speed, between, costs, read, speed
 
 _COSTS_AT, _COSTS_S = 0.6, 8.0
 """The load, as a share of what the profile allows, and the seconds of it, from which costs are taken."""
@@ -62,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         with live.running(options.data_dir, settings) as (server, front, profile):
             curve = find(str(profile))
-            found = _costs(server, front, curve)
+            found = _costs(server, front, capacity(curve, Lengths()))
             ERRORS.print(f"saturation point {curve.saturation_point}, {found}", markup=False, soft_wrap=True)
             rows = _rows(options, front.address, profile, found)
         if options.json:
@@ -93,33 +91,33 @@ def _keep(options: argparse.Namespace) -> int:
     return 0 if since_s is not None else 1
 
 
-def _costs(server: ModelServer, front: Aggregator, curve: Curve) -> Costs:
-    """What the live system spends besides what its profile says, measured now."""
-    per_s = capacity(curve, Lengths())
+def _costs(server: ModelServer, front: Aggregator, per_s: float) -> Costs:
+    """What the live system spends besides its steps, measured now."""
     live.call(front.address, 0.2 * per_s, 3.0, 0)  # warms up
-    calls: list[Alone] = []
-    alone = between(lambda: read(server, front), lambda: calls.extend(live.alone(front.address)))
+    overhead_s: list[float] = []
+    alone = between(lambda: read(server, front), lambda: overhead_s.append(live.alone_s(front.address)))
     loaded = between(lambda: read(server, front), lambda: live.call(front.address, _COSTS_AT * per_s, _COSTS_S, 0))
-    return costs(calls, alone, loaded, curve)
+    return costs(overhead_s[0], alone, loaded)
 
 
 def _rows(options: argparse.Namespace, address: str, profile: Path, found: Costs) -> list[Row]:
-    per_s = capacity(find(str(profile)), Lengths())
+    curve = find(str(profile))
+    per_s = capacity(curve, Lengths())
     rows: list[Row] = []
     for share in options.load:
         rate = share * per_s
-        seeds = range(1, options.repeats + 1)
-        repeats = [_repeat(address, rate, options.seconds, seed) for seed in seeds]
-        outcomes = simulated(str(profile), rate, options.seconds, seeds, found)
-        rows.append(row(share, rate, repeats, outcomes))
+        runs = [_run(address, rate, options.seconds, seed, curve) for seed in range(1, options.repeats + 1)]
+        outcomes = simulated(str(profile), rate, options.seconds, [speed for _, speed in runs], found)
+        rows.append(row(share, rate, [repeat for repeat, _ in runs], outcomes))
     return rows
 
 
-def _repeat(address: str, rate: float, seconds: float, seed: int) -> Repeat:
-    due_s, latency_s = live.call(address, rate, seconds, seed)
-    p50_s, p99_s = (float(value) for value in np.percentile(latency_s[due_s >= 0.1 * seconds], [50, 99]))
-    found = Repeat(p50_s, p99_s)
-    ERRORS.print(f"{rate:.1f}/s, {asdict(found)}", markup=False)
+def _run(address: str, rate: float, seconds: float, seed: int, curve: Curve) -> tuple[Repeat, Speed]:
+    calls = live.call(address, rate, seconds, seed)
+    counted = calls.latency_s[calls.due_s >= 0.1 * seconds]
+    p50_s, p99_s = (float(value) for value in np.percentile(counted, [50, 99]))
+    found = Repeat(p50_s, p99_s), speed(calls.steps, curve)
+    ERRORS.print(f"{rate:.1f}/s, {found[0]}, {found[1]}", markup=False, soft_wrap=True)
     return found
 
 

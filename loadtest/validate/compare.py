@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 
 from loadtest.simulate.arrivals import Steady
 from loadtest.simulate.outcome import Outcome
 from loadtest.simulate.scenario import Kind, Mishap, Policy, Scenario, Trouble
 from loadtest.simulate.world import simulate
-from loadtest.validate.costs import Costs
+from loadtest.validate.costs import Costs, Speed
 
 TOLERANCE = 0.15
 """Of the live median of p50s, for the simulator's."""
@@ -59,8 +59,8 @@ class Row:
         return {**asdict(self), "p50_off": self.p50_off, "p50_holds": self.p50_holds, "p99_holds": self.p99_holds}
 
 
-def simulated(profile: str, rate: float, seconds: float, seeds: Sequence[int], costs: Costs) -> list[Outcome]:
-    """The same load in virtual time."""
+def simulated(profile: str, rate: float, seconds: float, speeds: Sequence[Speed], costs: Costs) -> list[Outcome]:
+    """The same load in virtual time, once for each speed."""
     work = costs.work
     delay_s = max(0.0, costs.overhead_s - work.query_s - work.batch_s - work.step_s)
     network_s = min(0.0005, delay_s / 4.0)
@@ -74,11 +74,15 @@ def simulated(profile: str, rate: float, seconds: float, seeds: Sequence[int], c
         network_s=network_s,
         settle_s=rest_s / 2.0,
         work=work,
-        noise=costs.noise,
         warm_up_s=0.1 * seconds,
-        troubles=(Trouble(0.0, 0, Mishap.SLOW, costs.slowness),),
     )
-    return [simulate(scenario, Policy(Kind.OURS, sla=False), seed) for seed in seeds]
+    policy = Policy(Kind.OURS, sla=False)
+    return [
+        simulate(
+            replace(scenario, noise=speed.noise, troubles=(Trouble(0.0, 0, Mishap.SLOW, speed.slowness),)), policy, seed
+        )
+        for seed, speed in enumerate(speeds, start=1)
+    ]
 
 
 def row(share: float, rate: float, live: Sequence[Repeat], outcomes: Sequence[Outcome]) -> Row:

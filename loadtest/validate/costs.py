@@ -5,18 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import log
-from statistics import median, quantiles
+from math import exp, log
+from statistics import fmean, stdev
 
 from aggregator.core.saturation import Curve
 from loadtest.processor import cpu_s
 from loadtest.prometheus import totals
 from loadtest.simulate.desk import Work
 from loadtest.stack.service import Aggregator, ModelServer
-from loadtest.validate.live import Alone
-
-_MIDDLE_HALF = 1.349
-"""The width of the middle half of a normal distribution, in standard deviations."""
+from loadtest.validate.live import Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +21,20 @@ class Costs:
     """What the simulator is told of the running system besides the profile.
 
     `overhead_s`: what an answer takes besides waiting and its step; `work` is that part for which a core is needed.
-    `slowness`: how long a step takes, in times of what the profile says for as many tokens (it was measured with
-    nothing else on the engine's core, where a server under load reads and answers batches too). `noise`: by how much
-    steps of as many tokens differ, as a share.
     """
 
     work: Work
     overhead_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Live steps against the profile: their time in times of what it says (median), and how far they scatter, a share.
+
+    It was measured with nothing else on the engine's core, where a server under load reads and answers batches too,
+    and at another moment, when a machine that is shared may have been quicker or slower.
+    """
+
     slowness: float
     noise: float
 
@@ -46,7 +50,6 @@ class Reading:
     server_s: float
     computed_s: float
     steps: float
-    tokens: float
     queries: float
 
     def __sub__(self, earlier: Reading) -> Reading:
@@ -55,7 +58,6 @@ class Reading:
             self.server_s - earlier.server_s,
             self.computed_s - earlier.computed_s,
             self.steps - earlier.steps,
-            self.tokens - earlier.tokens,
             self.queries - earlier.queries,
         )
 
@@ -68,7 +70,6 @@ def read(server: ModelServer, front: Aggregator) -> Reading:
         cpu_s(server.child.pid),
         found["embed_engine_duration_seconds_sum"],
         found["embed_engine_duration_seconds_count"],
-        found["embed_engine_step_tokens_sum"],
         found["embed_engine_queries_total"],
     )
 
@@ -80,8 +81,8 @@ def between(reading: Callable[[], Reading], act: Callable[[], object]) -> Readin
     return reading() - before
 
 
-def costs(calls: Sequence[Alone], alone: Reading, loaded: Reading, curve: Curve) -> Costs:
-    """From calls with one query each and the totals over these (`alone`), and from batches of several.
+def costs(overhead_s: float, alone: Reading, loaded: Reading) -> Costs:
+    """From queries one by one and from batches of several.
 
     The engine of `loaded` runs on one core, so what the server used beyond its steps is its own. Raises ValueError
     when the loaded batches held no more than one query.
@@ -92,16 +93,10 @@ def costs(calls: Sequence[Alone], alone: Reading, loaded: Reading, curve: Curve)
     one_s, several_s = alone.front_s / alone.steps, loaded.front_s / loaded.steps
     query_s = max(0.0, (several_s - one_s) / (many - few))
     own_s = max(0.0, loaded.server_s - loaded.computed_s) / loaded.steps
-    predicted_s = loaded.steps * curve.time_s(round(loaded.tokens / loaded.steps))
-    return Costs(
-        Work(query_s, max(0.0, one_s - few * query_s), own_s),
-        median(call.took_s - call.step_s for call in calls),
-        loaded.computed_s / predicted_s,
-        _spread([log(call.step_s / curve.time_s(call.tokens)) for call in calls]),
-    )
+    return Costs(Work(query_s, max(0.0, one_s - few * query_s), own_s), overhead_s)
 
 
-def _spread(values: Sequence[float]) -> float:
-    """The standard deviation, as the middle half of the values has it: a stall of the machine is no noise."""
-    lower, _, upper = quantiles(values, n=4)
-    return (upper - lower) / _MIDDLE_HALF
+def speed(steps: Sequence[Step], curve: Curve) -> Speed:
+    """How live steps compare with the profile; each is one batch's, as one aggregator alone sends them."""
+    ratios = [log(step.duration_s / curve.time_s(step.tokens)) for step in steps]
+    return Speed(exp(fmean(ratios)), stdev(ratios))

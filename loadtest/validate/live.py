@@ -9,6 +9,7 @@ from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 import grpc
 import numpy as np
@@ -19,6 +20,7 @@ from loadtest.questions import bundled_questions
 from loadtest.simulate.arrivals import Steady
 from loadtest.stack.errors import StackError
 from loadtest.stack.service import Aggregator, ModelServer, without_kafka
+from protos.embedding.v1 import embedding_pb2 as pb
 from protos.embedding.v1 import embedding_pb2_grpc
 
 Latencies = npt.NDArray[np.float64]
@@ -30,12 +32,20 @@ _ALONE = 80
 
 
 @dataclass(frozen=True, slots=True)
-class Alone:
-    """A call with nothing else under way: seconds from call to answer and of its engine step, tokens of the step."""
+class Step:
+    """An engine step, as the answers from it tell: its tokens and seconds."""
 
-    took_s: float
-    step_s: float
     tokens: int
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """When calls were due and how long each took, in seconds, and the steps that answered them."""
+
+    due_s: Latencies
+    latency_s: Latencies
+    steps: tuple[Step, ...]
 
 
 @contextmanager
@@ -96,13 +106,13 @@ def apart(cores: Collection[int]) -> tuple[set[int], set[int]]:
     return set(ordered[:half] or ordered), set(ordered[half:])
 
 
-def alone(address: str) -> list[Alone]:
-    """Calls that follow each other, one question each; the first ones only warm up."""
-    return asyncio.run(_alone(address))[_ALONE // 4 :]
+def alone_s(address: str) -> float:
+    """Seconds of a call besides its step, the median of calls that follow each other."""
+    return asyncio.run(_alone_s(address))
 
 
-def call(address: str, rate: float, seconds: float, seed: int) -> tuple[Latencies, Latencies]:
-    """When calls were sent and how long each took, in seconds; one question each, Poisson. Raises StackError."""
+def call(address: str, rate: float, seconds: float, seed: int) -> Calls:
+    """Calls with one question each, Poisson. Raises StackError."""
     due_s = Steady(rate).draw(seconds, np.random.default_rng([seed, 1]))
     try:
         return asyncio.run(_call(address, due_s))
@@ -115,32 +125,39 @@ def _texts(count: int) -> list[str]:
     return [questions[number % len(questions)] for number in range(count)]  # a number in each would make them longer
 
 
-async def _alone(address: str) -> list[Alone]:
-    found: list[Alone] = []
+async def _alone_s(address: str) -> float:
+    besides_s: list[float] = []
     async with grpc.aio.insecure_channel(address) as channel:
         stub = embedding_pb2_grpc.EmbeddingsStub(channel)
         await channel.channel_ready()
         for number, text in enumerate(_texts(_ALONE)):
             called_s = time.monotonic()
             answer = await stub.Embed(request([text], str(number), NO_WISHES), timeout=_TIMEOUT_S)
-            step_s = answer.timings.inference.ToNanoseconds() / 1e9
-            found.append(Alone(time.monotonic() - called_s, step_s, answer.embeddings[0].token_count))
-    return found
+            besides_s.append(time.monotonic() - called_s - _step_s(answer))
+    return median(besides_s[_ALONE // 4 :])
 
 
-async def _call(address: str, due_s: Latencies) -> tuple[Latencies, Latencies]:
+async def _call(address: str, due_s: Latencies) -> Calls:
     texts, latency_s = _texts(len(due_s)), np.zeros(len(due_s))
+    steps: dict[str, Step] = {}
     async with grpc.aio.insecure_channel(address) as channel, asyncio.TaskGroup() as tasks:
         stub = embedding_pb2_grpc.EmbeddingsStub(channel)
         await channel.channel_ready()
         began_s = time.monotonic()
 
         async def one(number: int, at_s: float) -> None:
-            await stub.Embed(request([texts[number]], str(number), NO_WISHES), timeout=_TIMEOUT_S)
+            answer = await stub.Embed(request([texts[number]], str(number), NO_WISHES), timeout=_TIMEOUT_S)
             # From when it was due: a client that falls behind must not hide what callers would wait.
             latency_s[number] = time.monotonic() - began_s - at_s
+            before = steps.get(answer.batch_id)
+            tokens = answer.embeddings[0].token_count + (before.tokens if before else 0)
+            steps[answer.batch_id] = Step(tokens, _step_s(answer))
 
         for number, at_s in enumerate(due_s.tolist()):
             await asyncio.sleep(max(0.0, began_s + at_s - time.monotonic()))
             tasks.create_task(one(number, at_s))
-    return due_s, latency_s
+    return Calls(due_s, latency_s, tuple(steps.values()))
+
+
+def _step_s(answer: pb.EmbedResponse) -> float:
+    return answer.timings.inference.ToNanoseconds() / 1e9
