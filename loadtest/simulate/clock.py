@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from math import inf
 from typing import Any
@@ -40,19 +40,24 @@ class Clock:
 class Noise:
     """Random factors and delays, drawn in blocks because one at a time is slow."""
 
-    __slots__ = ("_delays", "_factors", "_rng", "_sigma")
+    __slots__ = ("_delays", "_factors", "_replayed", "_rng", "_sigma")
 
-    def __init__(self, rng: np.random.Generator, sigma: float) -> None:
-        """`sigma`: standard deviation of a step's time, as a share (lognormal, of median 1)."""
+    def __init__(self, rng: np.random.Generator, sigma: float, replayed: Sequence[float] = ()) -> None:
+        """`sigma`: standard deviation of a step's time, as a share (lognormal, of median 1).
+
+        With `replayed`, steps take these factors in their order, over and over, and none is drawn.
+        """
         self._rng = rng
         self._sigma = sigma
+        self._replayed = replayed[::-1]
         self._factors: list[float] = []
         self._delays: list[float] = []
 
     def factor(self) -> float:
         """What a step's time is multiplied by."""
         if not self._factors:
-            self._factors = np.exp(self._sigma * self._rng.standard_normal(_BLOCK)).tolist()
+            drawn = self._replayed or np.exp(self._sigma * self._rng.standard_normal(_BLOCK)).tolist()
+            self._factors = list(drawn)
         return self._factors.pop()
 
     def delay(self) -> float:

@@ -54,7 +54,8 @@ class Scenario:
     """One case. Latency is counted from arrival to answer; `deadline_s` is how long a caller waits.
 
     `intake_s`: receiving, counting tokens; `network_s`: mean of one way to a pod; `settle_s`: answering;
-    `work`: what of all that keeps a core busy besides.
+    `work`: what of all that keeps a core busy besides. `noise`: how far steps of as many tokens scatter, as a share;
+    with `step_factors` they take these times what the curve says instead, in their order.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Scenario:
     settle_s: float = 0.001
     work: Work = field(default_factory=Work)
     noise: float = 0.05
+    step_factors: tuple[float, ...] = ()
     warm_up_s: float = 2.0
     max_held_tokens: int = 500_000
     troubles: tuple[Trouble, ...] = ()

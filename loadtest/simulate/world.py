@@ -40,7 +40,7 @@ class World:
     def __init__(self, scenario: Scenario, policy: Policy, seed: int) -> None:
         self._scenario, self._policy, self._seed = scenario, policy, seed
         self._rng = np.random.default_rng([seed, 1])
-        self._noise = Noise(np.random.default_rng([seed, 2]), scenario.noise)
+        self._noise = Noise(np.random.default_rng([seed, 2]), scenario.noise, scenario.step_factors)
         self.clock = Clock()
         engine = Engine(find(scenario.curve), longest_input=scenario.lengths.longest, overhead_s=scenario.work.step_s)
         self._places = [_Place(policy.sender(number, scenario, engine)) for number in range(scenario.aggregators)]

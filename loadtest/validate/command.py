@@ -21,7 +21,7 @@ from loadtest.stack.errors import StackError
 from loadtest.stack.service import Aggregator, ModelServer
 from loadtest.validate import live, sla
 from loadtest.validate.compare import Repeat, Row, row, simulated
-from loadtest.validate.costs import Costs, Speed, between, costs, read, speed
+from loadtest.validate.costs import Costs, between, costs, read, step_factors
 
 _COSTS_AT, _COSTS_S = 0.6, 8.0
 """The load, as a share of what the profile allows, and the seconds of it, from which costs are taken."""
@@ -107,18 +107,20 @@ def _rows(options: argparse.Namespace, address: str, profile: Path, found: Costs
     for share in options.load:
         rate = share * per_s
         runs = [_run(address, rate, options.seconds, seed, curve) for seed in range(1, options.repeats + 1)]
-        outcomes = simulated(str(profile), rate, options.seconds, [speed for _, speed in runs], found)
+        outcomes = simulated(str(profile), rate, options.seconds, [factors for _, factors in runs], found)
         rows.append(row(share, rate, [repeat for repeat, _ in runs], outcomes))
     return rows
 
 
-def _run(address: str, rate: float, seconds: float, seed: int, curve: Curve) -> tuple[Repeat, Speed]:
+def _run(address: str, rate: float, seconds: float, seed: int, curve: Curve) -> tuple[Repeat, tuple[float, ...]]:
     calls = live.call(address, rate, seconds, seed)
     counted = calls.latency_s[calls.due_s >= 0.1 * seconds]
     p50_s, p99_s = (float(value) for value in np.percentile(counted, [50, 99]))
-    found = Repeat(p50_s, p99_s), speed(calls.steps, curve)
-    ERRORS.print(f"{rate:.1f}/s, {found[0]}, {found[1]}", markup=False, soft_wrap=True)
-    return found
+    found, factors = Repeat(p50_s, p99_s), step_factors(calls.steps, curve)
+    ERRORS.print(
+        f"{rate:.1f}/s, {found}, steps {median(factors):.2f} times the profile's", markup=False, soft_wrap=True
+    )
+    return found, factors
 
 
 def table(rows: Sequence[Row]) -> Table:

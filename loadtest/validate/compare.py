@@ -8,9 +8,9 @@ from statistics import median
 
 from loadtest.simulate.arrivals import Steady
 from loadtest.simulate.outcome import Outcome
-from loadtest.simulate.scenario import Kind, Mishap, Policy, Scenario, Trouble
+from loadtest.simulate.scenario import Kind, Policy, Scenario
 from loadtest.simulate.world import simulate
-from loadtest.validate.costs import Costs, Speed
+from loadtest.validate.costs import Costs
 
 TOLERANCE = 0.15
 """Of the live median of p50s, for the simulator's."""
@@ -59,8 +59,10 @@ class Row:
         return {**asdict(self), "p50_off": self.p50_off, "p50_holds": self.p50_holds, "p99_holds": self.p99_holds}
 
 
-def simulated(profile: str, rate: float, seconds: float, speeds: Sequence[Speed], costs: Costs) -> list[Outcome]:
-    """The same load in virtual time, once for each speed."""
+def simulated(
+    profile: str, rate: float, seconds: float, factors: Sequence[tuple[float, ...]], costs: Costs
+) -> list[Outcome]:
+    """The same load in virtual time, once for each live run's `step_factors`."""
     work = costs.work
     delay_s = max(0.0, costs.overhead_s - work.query_s - work.batch_s - work.step_s)
     network_s = min(0.0005, delay_s / 4.0)
@@ -77,12 +79,7 @@ def simulated(profile: str, rate: float, seconds: float, speeds: Sequence[Speed]
         warm_up_s=0.1 * seconds,
     )
     policy = Policy(Kind.OURS, sla=False)
-    return [
-        simulate(
-            replace(scenario, noise=speed.noise, troubles=(Trouble(0.0, 0, Mishap.SLOW, speed.slowness),)), policy, seed
-        )
-        for seed, speed in enumerate(speeds, start=1)
-    ]
+    return [simulate(replace(scenario, step_factors=live), policy, seed) for seed, live in enumerate(factors, start=1)]
 
 
 def row(share: float, rate: float, live: Sequence[Repeat], outcomes: Sequence[Outcome]) -> Row:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import exp, log
-from statistics import fmean, stdev
 
 from aggregator.core.saturation import Curve
 from loadtest.processor import cpu_s
@@ -25,18 +23,6 @@ class Costs:
 
     work: Work
     overhead_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Speed:
-    """Live steps against the profile: their time in times of what it says (median), and how far they scatter, a share.
-
-    It was measured with nothing else on the engine's core, where a server under load reads and answers batches too,
-    and at another moment, when a machine that is shared may have been quicker or slower.
-    """
-
-    slowness: float
-    noise: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +82,10 @@ def costs(overhead_s: float, alone: Reading, loaded: Reading) -> Costs:
     return Costs(Work(query_s, max(0.0, one_s - few * query_s), own_s), overhead_s)
 
 
-def speed(steps: Sequence[Step], curve: Curve) -> Speed:
-    """How live steps compare with the profile; each is one batch's, as one aggregator alone sends them."""
-    ratios = [log(step.duration_s / curve.time_s(step.tokens)) for step in steps]
-    return Speed(exp(fmean(ratios)), stdev(ratios))
+def step_factors(steps: Sequence[Step], curve: Curve) -> tuple[float, ...]:
+    """How long live steps took, in times of what the profile says; each is one batch's, as one aggregator sends them.
+
+    It was measured with nothing else on the engine's core, where a server under load reads and answers batches too,
+    and at another moment, when a machine that is shared may have been quicker or slower.
+    """
+    return tuple(step.duration_s / curve.time_s(step.tokens) for step in steps)

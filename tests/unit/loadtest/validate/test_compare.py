@@ -11,7 +11,7 @@ from aggregator.core.saturation import Curve, Rule
 from loadtest.simulate.desk import Work
 from loadtest.validate.command import table
 from loadtest.validate.compare import Repeat, Row, row, simulated
-from loadtest.validate.costs import Costs, Reading, Speed, costs, speed
+from loadtest.validate.costs import Costs, Reading, costs, step_factors
 from loadtest.validate.live import Step
 
 LIVE = (Repeat(0.100, 0.200), Repeat(0.110, 0.300), Repeat(0.090, 0.250))
@@ -28,7 +28,7 @@ def test_a_p99_within_the_spread_of_the_repeats_holds(p99_s: float, holds: bool)
 
 
 def test_a_light_load_takes_a_step_and_what_was_measured_besides() -> None:
-    outcomes = simulated("a100-like", 2.0, 60.0, [Speed(1.0, 0.05)] * 3, Costs(Work(), 0.010))
+    outcomes = simulated("a100-like", 2.0, 60.0, [(0.95, 1.05)] * 3, Costs(Work(), 0.010))
     found = row(0.1, 2.0, LIVE, outcomes)
     assert found.p50_s == pytest.approx(0.030, rel=0.05)
     assert found.to_dict()["p50_holds"] is False
@@ -39,7 +39,7 @@ def test_a_light_load_takes_a_step_and_what_was_measured_besides() -> None:
 
 def test_work_for_which_a_core_is_needed_makes_callers_wait_for_each_other() -> None:
     idle, busy = (
-        row(0.5, 150.0, LIVE, simulated("a100-like", 150.0, 20.0, [Speed(1.0, 0.05)], Costs(cost, 0.006)))
+        row(0.5, 150.0, LIVE, simulated("a100-like", 150.0, 20.0, [(0.95, 1.05)], Costs(cost, 0.006)))
         for cost in (Work(), Work(query_s=0.004, batch_s=0.002))
     )
     assert busy.p50_s > idle.p50_s + 0.004
@@ -47,8 +47,7 @@ def test_work_for_which_a_core_is_needed_makes_callers_wait_for_each_other() -> 
 
 def test_steps_that_are_slower_than_the_profile_says_make_callers_wait_longer() -> None:
     told, slower = (
-        row(0.1, 2.0, LIVE, simulated("a100-like", 2.0, 60.0, [Speed(times, 0.05)], Costs(Work(), 0.0)))
-        for times in (1.0, 1.5)
+        row(0.1, 2.0, LIVE, simulated("a100-like", 2.0, 60.0, [(times,)], Costs(Work(), 0.0))) for times in (1.0, 1.5)
     )
     assert slower.p50_s == pytest.approx(1.5 * told.p50_s, rel=0.02)
 
@@ -62,9 +61,7 @@ def test_costs_are_parted_into_those_of_queries_batches_and_steps() -> None:
         costs(0.004, alone, alone)
 
 
-def test_the_speed_of_steps_is_told_apart_from_their_scatter() -> None:
+def test_steps_are_held_against_the_profile_one_by_one() -> None:
     curve = Curve(0.010, 0.002, 0.0002, 100, Rule.THROUGHPUT, 1000)
-    steps = [Step(tokens, 2.0 * curve.time_s(tokens) * off) for tokens in (70, 200) for off in (0.9, 1.0, 1.0 / 0.9)]
-    found = speed(steps, curve)
-    assert found.slowness == pytest.approx(2.0)
-    assert found.noise == pytest.approx(0.094, abs=0.001)
+    steps = [Step(70, 2.0 * curve.time_s(70)), Step(200, curve.time_s(200))]
+    assert step_factors(steps, curve) == pytest.approx((2.0, 1.0))
