@@ -17,6 +17,8 @@ STEP_TOKENS = 4096
 BLOCK_SIZE = 32
 """Both as the model server chooses them on a CPU."""
 _MALLOC = {"MALLOC_MMAP_THRESHOLD_": "4294967296", "MALLOC_TRIM_THRESHOLD_": "17179869184"}
+_PATIENT = {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "60"}
+"""Seconds; after 5 without work its server hangs up, and on a busy machine also on a caller that has just written."""
 _QUIET = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
@@ -44,7 +46,7 @@ class VllmServer(Part):
         cores = len(os.sched_getaffinity(0))
         # By default it keeps one core for its other processes, which is slower on a machine of two.
         threads = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(cores), "VLLM_CPU_KVCACHE_SPACE": "2"}
-        return Child(self.name, self._command, self._log_file, {**_MALLOC, **_QUIET, **threads})
+        return Child(self.name, self._command, self._log_file, {**_MALLOC, **_PATIENT, **_QUIET, **threads})
 
     @override
     def _answers(self) -> bool:
