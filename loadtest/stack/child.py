@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +15,7 @@ from loadtest.stack import tethered
 from loadtest.stack.errors import StackError
 from loadtest.stack.logs import LogFile
 
+_POLL_S = 0.001
 # The kernel ends a tethered child with the thread that made it, so one thread that lasts makes them all.
 _SPAWNER = ThreadPoolExecutor(1, thread_name_prefix="spawner")
 
@@ -66,12 +68,22 @@ class Child:
         return self._process.wait()
 
     def pause(self) -> None:
-        """SIGSTOP: it keeps its connections and answers nothing."""
+        """SIGSTOP: it keeps its connections and answers nothing; returns when each of its threads has stopped."""
         os.killpg(self.pid, signal.SIGSTOP)
+        while not all(_has_stopped(file) for file in Path(f"/proc/{self.pid}/task").glob("*/stat")):
+            time.sleep(_POLL_S)
 
     def resume(self) -> None:
         """SIGCONT."""
         os.killpg(self.pid, signal.SIGCONT)
+
+
+def _has_stopped(stat_file: Path) -> bool:
+    """What the kernel says of a thread: its state stands behind its name, which is in brackets."""
+    try:
+        return stat_file.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0] in "TtXZ"
+    except OSError:  # it has ended
+        return True
 
 
 def _spawn(command: Sequence[str], log_file: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Protocol
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
+from aiokafka.errors import GroupCoordinatorNotAvailableError
 
 from aggregator.adapters.kafka_consumer import KafkaDeliveries
 from aggregator.adapters.kafka_producer import KafkaProducer
@@ -239,6 +240,7 @@ async def until_committed(cluster: Cluster, topic: str, offsets: Mapping[int, in
         async with asyncio.timeout(timeout_s):
             while seen != offsets:
                 await asyncio.sleep(0.02)
-                seen = await cluster.committed(topic)
+                with suppress(GroupCoordinatorNotAvailableError):  # a broker that has just started has none yet
+                    seen = await cluster.committed(topic)
     except TimeoutError:
         raise AssertionError(f"committed is {seen}, not {offsets}") from None
