@@ -21,7 +21,7 @@ from loadtest.stack.errors import StackError
 from loadtest.stack.service import Aggregator, ModelServer
 from loadtest.validate import live, sla
 from loadtest.validate.compare import Repeat, Row, row, simulated
-from loadtest.validate.costs import Costs, between, costs, read, step_factors
+from loadtest.validate.costs import Costs, costs, read, step_factors
 
 _COSTS_AT, _COSTS_S = 0.6, 8.0
 """The load, as a share of what the profile allows, and the seconds of it, from which costs are taken."""
@@ -94,10 +94,11 @@ def _keep(options: argparse.Namespace) -> int:
 def _costs(server: ModelServer, front: Aggregator, per_s: float) -> Costs:
     """What the live system spends besides its steps, measured now."""
     live.call(front.address, 0.2 * per_s, 3.0, 0)  # warms up
-    overhead_s: list[float] = []
-    alone = between(lambda: read(server, front), lambda: overhead_s.append(live.alone_s(front.address)))
-    loaded = between(lambda: read(server, front), lambda: live.call(front.address, _COSTS_AT * per_s, _COSTS_S, 0))
-    return costs(overhead_s[0], alone, loaded)
+    began = read(server, front)
+    overhead_s = live.alone_s(front.address)
+    between = read(server, front)
+    live.call(front.address, _COSTS_AT * per_s, _COSTS_S, 0)
+    return costs(overhead_s, between - began, read(server, front) - between)
 
 
 def _rows(options: argparse.Namespace, address: str, profile: Path, found: Costs) -> list[Row]:

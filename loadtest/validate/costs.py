@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aggregator.core.saturation import Curve
@@ -58,13 +58,6 @@ def read(server: ModelServer, front: Aggregator) -> Reading:
         found["embed_engine_duration_seconds_count"],
         found["embed_engine_queries_total"],
     )
-
-
-def between(reading: Callable[[], Reading], act: Callable[[], object]) -> Reading:
-    """What `act` cost."""
-    before = reading()
-    act()
-    return reading() - before
 
 
 def costs(overhead_s: float, alone: Reading, loaded: Reading) -> Costs:
