@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import logging
 import os
 import signal
@@ -17,7 +16,7 @@ import uvloop
 from aggregator.aggregator import Aggregator
 from aggregator.check import check
 from aggregator.errors import StartError
-from aggregator.runtime import logs
+from aggregator.runtime import heap, logs
 from aggregator.runtime.settings import load
 from aggregator.runtime.settings_help import help_text
 from aggregator.settings import ENV_PREFIX, AggregatorSettings
@@ -47,10 +46,7 @@ async def _serve(settings: AggregatorSettings) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     aggregator = Aggregator(settings)
-    # What is alive after the start stays: collections then look at young objects only, a batch at a time.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
+    heap.settle()
     try:
         await aggregator.run(stop)
     except* StartError as errors:

@@ -147,8 +147,9 @@ class Request:
         held.outlook.charge(self.priority, self.tenant, self.deadline_s, token_count)
 
     def release(self) -> None:
-        """Give back what is held; once."""
+        """Give back what is held; once. Places lead back to their request: kept, both would wait for a collection."""
         held, self.held = self.held, None
+        self.places = ()
         if held is not None:
             held.admission.release(self.source, self.token_count, self.tenant)
             held.outlook.release(self.priority, self.tenant, self.deadline_s, self.token_count)

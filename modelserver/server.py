@@ -13,6 +13,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from aggregator.runtime import heap
 from aggregator.runtime.health import Health
 from aggregator.runtime.telemetry import Telemetry
 from modelserver.description import describe
@@ -137,6 +138,7 @@ class Server:
     async def _show(self, state: EngineState, error: Exception | None) -> None:
         serving = state is EngineState.SERVING and not self._stop.is_set()
         if serving:
+            heap.settle()
             self._announce()
         await self._set_health(serving=serving)
         if state is EngineState.REBUILDING:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
-from aggregator.core.query import Priority, Source
+from aggregator.core.query import Priority, Query, Source
 from aggregator.core.queue import QueuePolicy
 from aggregator.errors import Code
 from tests.fakes.clock import run
@@ -23,6 +24,22 @@ def test_a_caller_that_goes_away_takes_its_inputs_out_of_the_queue() -> None:
             await asyncio.sleep(10)
         assert sum(batch.query_count for batch in engine.batches) == 2
         assert world.model.admission.total == 0
+
+    run(check())
+
+
+def test_calls_that_were_answered_leave_nothing_to_the_collector_of_cycles() -> None:
+    async def check() -> None:
+        gc.collect()
+        gc.disable()
+        try:
+            async with World(SerialEngine()).started() as world:
+                answered = {(await world.embed(f"{number}")).request_id for number in range(50)}
+                kept = {one.owner.request_id for one in gc.get_objects() if isinstance(one, Query)}
+        finally:
+            gc.enable()
+        assert len(answered) == 50
+        assert len(kept & answered) <= 1  # the last one's batch may still be on its way out
 
     run(check())
 
