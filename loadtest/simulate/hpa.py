@@ -44,6 +44,9 @@ class Hpa:
             return self.replicas
         policy = self._policy
         before = self.replicas
+        if not self._recommended:
+            # What is there at first holds for a window too, as if it had been recommended a period ago.
+            self._recommended.append((now_s - policy.sync_s, before))
         within = 1.0 - policy.tolerance <= metric / before <= 1.0 + policy.tolerance
         desired = before if within else math.ceil(metric)
         desired = self._stabilised(desired, now_s)

@@ -37,6 +37,12 @@ def test_it_scales_down_only_after_the_window_and_then_at_once() -> None:
     assert replicas[-1] == 2
 
 
+def test_what_is_there_at_first_is_kept_for_a_window() -> None:
+    hpa = Hpa(HpaPolicy(), 4)
+    replicas = [hpa.sync(1.0, 15.0 * number) for number in range(1, 23)]
+    assert replicas == [4] * 20 + [1] * 2
+
+
 def test_a_window_for_scaling_up_takes_the_lowest_recommendation_in_it() -> None:
     hpa = Hpa(HpaPolicy(up_window_s=30.0), 2)
     assert [hpa.sync(metric, 15.0 * number) for number, metric in enumerate((2.0, 5.0, 6.0, 6.0))] == [2, 2, 2, 5]
