@@ -25,6 +25,7 @@ COMMANDS = (
     Command("embed", "loadtest.embed", "send queries through gRPC and collect the answers"),
     Command("redrive", "loadtest.redrive", "put dead letters back to where they came from"),
     Command("simulate", "loadtest.simulate.command", "compare ways of batching in virtual time, on the real core"),
+    Command("sweep", "loadtest.simulate.sweep_command", "find each policy's best setting in each case, and compare"),
     Command("generate", "loadtest.generation.command", "simulate a generating engine under the core's limits"),
     Command("validate", "loadtest.validate.command", "hold the simulator against the running system, here"),
     Command("report", "loadtest.report.command", "simulate, and write one page with plots and tables"),

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from rich.progress import track
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from loadtest.options import fail
 from loadtest.report.control import CONTROL_SECTIONS
 from loadtest.report.load import LOAD_SECTIONS, Effort
 from loadtest.report.page import page
+from loadtest.report.section import Section
 from loadtest.screen import ERRORS, OUTPUT
+from loadtest.simulate.pool import Pool
 
 _SECTIONS = {**LOAD_SECTIONS, **CONTROL_SECTIONS}
 _TITLE = "Batching by tokens, in simulation"
@@ -35,11 +39,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """The exit code: 0, or 2 when it could not be done."""
-    effort = Effort(options.quick, options.seed)
-    sections = [_SECTIONS[name](effort) for name in track(options.only, "sections", console=ERRORS, transient=True)]
+    sections = _sections(options.only, Effort(options.quick, options.seed))
     try:
         options.out.write_text(page(_TITLE, _TEXT, sections), encoding="utf-8")
     except OSError as error:
         return fail("report", error)
     OUTPUT.print(f"{options.out}: {len(sections)} sections", markup=False)
     return 0
+
+
+def _sections(names: Sequence[str], effort: Effort) -> list[Section]:
+    """The sections in turn, each with all cores; two bars show how far it is."""
+    sections: list[Section] = []
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=ERRORS) as progress:
+        whole = progress.add_task("sections", total=len(names))
+        pieces = progress.add_task("simulations", total=None)
+        with Pool(noted=lambda done, asked: progress.update(pieces, completed=done, total=asked)) as pool:
+            for name in names:
+                progress.update(whole, description=name)
+                began_s = time.perf_counter()
+                sections.append(_SECTIONS[name](effort, pool))
+                progress.console.print(f"{name}: {time.perf_counter() - began_s:.0f} s")
+                progress.advance(whole)
+    return sections

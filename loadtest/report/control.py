@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
+from statistics import mean
+from typing import NamedTuple
 
 from loadtest.report.load import Effort, SectionMaker
 from loadtest.report.section import Plot, Section, Series, Table
@@ -10,9 +13,18 @@ from loadtest.simulate import cases
 from loadtest.simulate.arrivals import Steady
 from loadtest.simulate.curves import find
 from loadtest.simulate.outcome import Outcome
+from loadtest.simulate.pool import Pool
 from loadtest.simulate.scenario import Kind, Mishap, Policy, Scenario, Trouble
-from loadtest.simulate.sweep import Compared, compare
+from loadtest.simulate.sweep import SWEPT_ON, Compared, best, compare
 from loadtest.simulate.world import simulate
+
+
+class _Head(NamedTuple):
+    """What a section is called, and what it shows."""
+
+    name: str
+    title: str
+    text: str
 
 
 def slowed(effort: Effort) -> Scenario:
@@ -27,114 +39,141 @@ def slowed(effort: Effort) -> Scenario:
     return replace(base, slo_s=slo_s, deadline_s=2 * slo_s, arrivals=Steady(rate), noise=0.1, troubles=(trouble,))
 
 
-def _step(effort: Effort) -> Section:
+def _step(effort: Effort, pool: Pool) -> Section:
     scenario = slowed(effort)
-    found = {kind: simulate(scenario, Policy(kind), effort.seed) for kind in (Kind.OURS, Kind.SLA_PAPER)}
+    kinds = (Kind.OURS, Kind.SLA_PAPER)
+    found = dict(zip(kinds, pool.map(simulate, [scenario] * 2, map(Policy, kinds), [effort.seed] * 2), strict=True))
     budgets = [Series(kind.value, _traced(one, "token_budget"), steps=True) for kind, one in found.items()]
     times = [Series(kind.value, _traced(one, "step_s", 1e3)) for kind, one in found.items()]
     rows = [
-        (kind.value, f"{100 * one.in_time:.1f}", f"{one.throughput:.1f}", f"{1e3 * one.p99_s:.0f}")
+        (kind.value, third, *_of_third(one, number * effort.seconds, (number + 1) * effort.seconds))
         for kind, one in found.items()
+        for number, third in enumerate(("before", "slow", "after"))
     ]
     return Section(
         "controller",
         "The controller over a step",
-        f"An overloaded pod with a small CPU's curve slows to 1/1.8 of its speed for the middle third. "
+        "More waits than the pod can do, so every batch is full and the controller alone says how long its step takes. "
+        f"The pod has a small CPU's curve and takes 1.8 times as long for the middle third. "
         f"{1e3 * scenario.slo_s:.0f} ms are promised, so a step may take a little less than half of that.",
         [
-            Plot("token budget", "seconds", "tokens", budgets),
-            Plot("predicted time of a full step", "seconds", "ms", times, limit=("half", 500 * scenario.slo_s)),
+            Plot("token budget", "seconds", "tokens", budgets, from_zero=True),
+            Plot(
+                "predicted time of a full step",
+                "seconds",
+                "ms",
+                times,
+                limit=("half of what is promised", 500 * scenario.slo_s),
+                from_zero=True,
+            ),
         ],
-        Table(("policy", "in time %", "answers/s", "p99 ms"), rows),
+        Table(("policy", "third", "mean tokens", "mean step ms", "longest step ms"), rows),
         effort.command("controller"),
         str(effort.seed),
     )
 
 
-def _hour(effort: Effort) -> Section:
-    scenario = cases.trace_hour(20, seconds=20.0) if effort.quick else cases.trace_hour(40)
-    return _scaled("hour", "Pods through a production hour", replace(scenario, sample_s=5.0), effort)
+def _of_third(one: Outcome, from_s: float, until_s: float) -> tuple[str, ...]:
+    """Budget and predicted step over a part of the run, less the first quarter of it, in which it settles."""
+    from_s += 0.25 * (until_s - from_s)
+    moments = [moment for moment in one.trace if from_s <= moment["time_s"] <= until_s]
+    steps = [1e3 * moment["step_s"] for moment in moments]
+    return f"{mean(moment['token_budget'] for moment in moments):.0f}", f"{mean(steps):.0f}", f"{max(steps):.0f}"
 
 
-def _day(effort: Effort) -> Section:
+def _hour(effort: Effort, pool: Pool) -> Section:
+    scenario = cases.trace_hour(seconds=20.0 if effort.quick else 3600.0)
+    text = "The bundled hour of a production service, arrivals only, twenty copies within ten minutes of each other"
+    return _scaled(_Head("hour", "Pods through a production hour", text), scenario, effort, pool)
+
+
+def _day(effort: Effort, pool: Pool) -> Section:
     scenario = cases.synthetic_day(3600.0)
-    return _scaled(
-        "day", "Pods through a day", replace(scenario, duration_s=20.0) if effort.quick else scenario, effort
-    )
+    text = "A made day from night to night, 24 times as fast, while pods start no faster"
+    if effort.quick:
+        scenario = replace(scenario, duration_s=20.0)
+    return _scaled(_Head("day", "Pods through a day", text), scenario, effort, pool)
 
 
-def _scaled(name: str, title: str, scenario: Scenario, effort: Effort) -> Section:
-    one = simulate(scenario, Policy(Kind.OURS), effort.seed)
+def _scaled(head: _Head, scenario: Scenario, effort: Effort, pool: Pool) -> Section:
+    [one] = pool.map(simulate, [scenario], [Policy(Kind.OURS)], [effort.seed])
     minutes = [moment["time_s"] / 60.0 for moment in one.trace]
     pods = [
-        Series(key, [(at, moment[key]) for at, moment in zip(minutes, one.trace, strict=True)], steps=True)
-        for key in ("replicas", "ready")
+        Series(label, [(at, moment[key]) for at, moment in zip(minutes, one.trace, strict=True)], steps=steps)
+        for label, key, steps in (
+            ("required by the load", "required", False),
+            ("asked for by the autoscaler", "replicas", True),
+            ("ready", "ready", True),
+        )
     ]
-    needed = Series("required", [(at, moment["required"]) for at, moment in zip(minutes, one.trace, strict=True)])
     held = Series("tokens held", [(at, moment["held_tokens"]) for at, moment in zip(minutes, one.trace, strict=True)])
+    load = Series("queries per second", _rate(one))
     figures = (
-        one.arrived,
-        one.answered,
+        f"{one.arrived:,}",
+        f"{one.answered:,}",
         f"{100 * one.in_time:.2f}",
-        f"{1e3 * one.p50_s:.0f}",
-        f"{1e3 * one.p90_s:.0f}",
+        *(f"{1e3 * value:.0f}" for value in (one.p50_s, one.p90_s, one.p99_s)),
+        f"{one.pod_s / 3600:.2f}",
+        f"{max((moment['replicas'] for moment in one.trace), default=0):.0f}",
+    )
+    columns = (
+        "arrived",
+        "answered",
+        f"within {one.slo_s:g} s %",
+        "p50 ms",
+        "p90 ms",
+        "p99 ms",
+        "pod hours",
+        "most pods",
     )
     return Section(
-        name,
-        title,
-        f"{one.arrived} queries; new pods serve after 92 s. The metric is the demand formula's, the autoscaler "
-        "Kubernetes' with its defaults.",
+        head.name,
+        head.title,
+        f"{head.text}: {one.arrived:,} queries to pods with a small CPU's curve that serve 92 s after they are asked "
+        "for. The metric is the demand formula's, the autoscaler Kubernetes' with its defaults.",
         [
-            Plot("pods", "minutes", "pods", [*pods, needed]),
-            Plot("tokens that wait or run", "minutes", "tokens", [held]),
+            Plot("load, over half a minute", "minutes", "queries per second", [load], from_zero=True),
+            Plot("pods", "minutes", "pods", pods, from_zero=True),
+            Plot("tokens that wait or run", "minutes", "tokens", [held], from_zero=True),
         ],
-        Table(
-            (
-                "arrived",
-                "answered",
-                f"within {one.slo_s:g} s %",
-                "p50 ms",
-                "p90 ms",
-                "p99 ms",
-                "pod hours",
-                "most pods",
-            ),
-            [
-                (
-                    *map(str, figures),
-                    f"{1e3 * one.p99_s:.0f}",
-                    f"{one.pod_s / 3600:.2f}",
-                    f"{max((moment['replicas'] for moment in one.trace), default=0):.0f}",
-                )
-            ],
-        ),
-        effort.command(name),
+        Table(columns, [figures]),
+        effort.command(head.name),
         str(effort.seed),
     )
 
 
-def _cases(effort: Effort) -> Section:
+def _rate(one: Outcome) -> list[tuple[float, float]]:
+    """Arrivals per second over half a minute each, at its end in minutes."""
+    moments = one.trace[:: max(1, round(30.0 / one.trace[0]["time_s"]))] if one.trace else ()
+    return [
+        (moment["time_s"] / 60.0, (moment["arrived"] - last["arrived"]) / (moment["time_s"] - last["time_s"]))
+        for last, moment in pairwise(moments)
+    ]
+
+
+def _cases(effort: Effort, pool: Pool) -> Section:
     names = ("steady",) if effort.quick else cases.NAMES
-    seeds = (1, 2) if effort.quick else (1, 2, 3)
+    seeds = (1, 2) if effort.quick else (1, 2, 3, 4, 5)
     kinds = (Kind.OURS, Kind.TIME_WINDOW) if effort.quick else tuple(Kind)
     rows: list[tuple[str, ...]] = []
     lines: dict[Kind, list[tuple[float, float]]] = {kind: [] for kind in kinds}
     for number, name in enumerate(names):
         scenario = cases.case(name, seconds=effort.seconds)
-        for found in compare(scenario, seeds, kinds):
+        policies = [best(kind, scenario, pool) for kind in kinds]
+        for found in compare(scenario, policies, seeds, pool):
             rows.append((name, *_row(found)))
             lines[found.policy.kind].append((float(number), 100 * found.interval("in_time")[0]))
     bars = [Series(kind.value, points) for kind, points in lines.items()]
-    numbered = ", ".join(f"{number} {name}" for number, name in enumerate(names))
     return Section(
         "cases",
         "Every case, every policy at its best",
-        "Each policy's settings are swept for each case on a seed of its own, and its best one is run on others; the "
-        "± are 95 % intervals over these.",
-        [Plot(f"answers in time: {numbered}", "case", "per cent", bars, bars=True)],
+        "Each policy's settings are swept for each case on seeds of their own, and its best one is run on others; the "
+        "± are 95 % intervals over these. The command “python -m loadtest sweep” does the same on 25 seeds, and keeps "
+        "every setting that was tried.",
+        [Plot("answers in time", "", "per cent", bars, bars=True, x_names=names)],
         Table(("case", "policy", "in time %", "±", "answers/s", "p50 ms", "p99 ms", "±"), rows),
         effort.command("cases"),
-        f"{', '.join(map(str, seeds))}; swept on 100",
+        f"{', '.join(map(str, seeds))}; settings swept on {', '.join(map(str, SWEPT_ON))}",
     )
 
 

@@ -20,7 +20,8 @@ svg { width: 100%; max-width: 44rem; height: auto; display: block; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .85rem; margin: 1rem 0; }
 th, td { padding: .2rem .7rem .2rem 0; text-align: right; white-space: nowrap; }
-th { border-bottom: 1px solid var(--faint); } td:first-child, th:first-child { text-align: left; }
+th { border-bottom: 1px solid var(--faint); white-space: normal; vertical-align: bottom; }
+td:first-child, th:first-child { text-align: left; }
 code { background: var(--code); padding: .1rem .3rem; overflow-wrap: anywhere; }
 nav a { color: inherit; margin-right: 1rem; } small { color: var(--faint); }
 @media print {

@@ -93,6 +93,10 @@ def _fill(axes: Axes, plot: Plot) -> None:
         axes.yaxis.set_minor_formatter(NullFormatter())
     if plot.limit is not None:
         axes.axhline(plot.limit[1], color=_INK, linewidth=1, linestyle=":", label=plot.limit[0])
+    if plot.from_zero:
+        axes.set_ylim(bottom=0)
+    if plot.x_names:
+        axes.set_xticks(range(len(plot.x_names)), plot.x_names, rotation=30, ha="right", fontsize=8)
     if plot.y_max is not None:
         axes.set_ylim(0 if not plot.log_y else None, plot.y_max)
 

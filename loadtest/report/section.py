@@ -18,7 +18,10 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """Lines, or bars where `bars` is set, over one pair of axes; `limit` is a horizontal mark with its name."""
+    """Lines, or bars where `bars` is set, over one pair of axes; `limit` is a horizontal mark with its name.
+
+    `x_names` stand below x of 0, 1, 2 and so on instead of numbers.
+    """
 
     title: str
     x_label: str
@@ -28,6 +31,8 @@ class Plot:
     log_y: bool = False
     limit: tuple[str, float] | None = None
     y_max: float | None = None
+    from_zero: bool = False
+    x_names: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,14 +91,18 @@ class Day:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """The arrivals of the bundled trace's hour; its rate is raised by superposing `copies`, each shifted at random."""
+    """The arrivals of the bundled trace's hour; its rate is raised by superposing `copies`, each shifted at random.
+
+    Shifts are up to `spread_s`: all of the hour levels the load, less keeps what takes longer than that of its shape.
+    """
 
     copies: int = 1
+    spread_s: float = TRACE_S
 
     def draw(self, duration_s: float, rng: np.random.Generator) -> Times:
         """Arrival times in seconds, sorted, float64."""
         hour = trace()
-        shifts = np.concatenate([[0.0], rng.random(self.copies - 1) * TRACE_S])
+        shifts = np.concatenate([[0.0], rng.random(self.copies - 1) * self.spread_s])
         times = np.sort(np.concatenate([(hour + shift) % TRACE_S for shift in shifts.tolist()]))
         return times[times < duration_s]
 

@@ -61,11 +61,10 @@ NAMES = (
 )
 
 
-def trace_hour(copies: int = 60, *, seconds: float = 3600.0) -> Scenario:
-    """The bundled trace's hour, `copies` of it on top of each other, on pods that are scaled."""
-    return replace(
-        _scaled("trace-hour"), arrivals=Replay(copies), duration_s=seconds, lengths=Lengths(documents=1.0), pods=4
-    )
+def trace_hour(copies: int = 20, *, seconds: float = 3600.0) -> Scenario:
+    """The bundled trace's hour, `copies` of it within ten minutes of each other, on pods that are scaled."""
+    arrivals = Replay(copies, spread_s=600.0)
+    return replace(_scaled("trace-hour"), arrivals=arrivals, duration_s=seconds, lengths=Lengths(documents=1.0), pods=4)
 
 
 def synthetic_day(day_s: float = 7200.0) -> Scenario:
@@ -92,8 +91,8 @@ def _scaled(name: str) -> Scenario:
         name,
         Steady(0.0),
         3600.0,
-        curve="a100-like",
-        slo_s=1.0,
+        curve="minilm-cpu",
+        slo_s=2.0,
         noise=0.05,
         autoscale=Autoscale(HpaPolicy(max_replicas=40)),
         sample_s=5.0,

@@ -9,16 +9,20 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from rich.console import Console
 from rich.table import Table
 
 from loadtest.options import fail, positive, positive_int
 from loadtest.screen import ERRORS, OUTPUT
 from loadtest.simulate import cases
 from loadtest.simulate.outcome import Outcome
+from loadtest.simulate.pool import Pool
 from loadtest.simulate.scenario import Kind, Policy, Scenario
 from loadtest.simulate.sweep import best
 from loadtest.simulate.world import simulate
 
+_WIDTH = 110
+"""Of the table where the terminal's is unknown, or less."""
 _SHORT_WARM_UP = 0.1
 """Of a run too short for the case's own."""
 _LONG: dict[str, Callable[[], Scenario]] = {
@@ -67,16 +71,17 @@ def run(options: argparse.Namespace) -> int:
     """The exit code: 0, or 2 when it could not be done."""
     outcomes: list[Outcome] = []
     try:
-        for name in options.case:
-            scenario = _scenario(name, options)
-            for kind in map(Kind, options.policy):
-                policy = best(kind, scenario) if options.best else _policy(kind, options)
-                outcomes += _runs(scenario, policy, options.seed)
+        with Pool(None if options.best else 0) as pool:
+            for name in options.case:
+                scenario = _scenario(name, options)
+                for kind in map(Kind, options.policy):
+                    policy = best(kind, scenario, pool) if options.best else _policy(kind, options)
+                    outcomes += _runs(scenario, policy, options.seed)
         if options.json:
             options.json.write_text("".join(outcome.to_json() + "\n" for outcome in outcomes), encoding="utf-8")
     except (OSError, ValueError) as error:
         return fail("simulate", error)
-    OUTPUT.print(table(outcomes))
+    Console(highlight=False, width=max(OUTPUT.width, _WIDTH)).print(table(outcomes))
     return 0
 
 

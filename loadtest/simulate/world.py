@@ -181,6 +181,7 @@ class World:
         self.record.trace.append(
             {
                 "time_s": round(now_s, 6),
+                "arrived": float(self.record.arrived),
                 "held_tokens": float(sum(sender.held_tokens for sender in senders)),
                 "token_budget": float(speeds[0][0]) if speeds else 0.0,
                 "step_s": speeds[0][1] if speeds else 0.0,

@@ -14,7 +14,7 @@ from loadtest.report.load import Effort, pods_needed
 from loadtest.report.page import page
 from loadtest.report.plots import draw, draw_alone
 from loadtest.report.section import Plot, Section, Series, Table
-from loadtest.simulate.scenario import Kind, Policy
+from loadtest.simulate.scenario import Kind
 
 LINES = [Series("a", [(0.0, 1.0), (1.0, 2.0)]), Series("b", [(0.0, 2.0), (1.0, 1.0)], steps=True, dashed=True)]
 PLOT = Plot("title", "x", "y", LINES, limit=("limit", 1.5), y_max=3.0)
@@ -112,8 +112,20 @@ def test_many_lines_are_named_below_the_axes_where_they_cover_none() -> None:
 
 def test_ours_needs_a_fraction_of_the_pods_that_sequential_needs() -> None:
     effort = Effort(quick=True)
-    assert pods_needed(Policy(Kind.OURS), 400.0, effort) == 1
-    assert pods_needed(Policy(Kind.SEQUENTIAL, depth=1), 400.0, effort) > 8
+    assert pods_needed(Kind.OURS, 400.0, 0.1, effort) == 1
+    assert pods_needed(Kind.SEQUENTIAL, 400.0, 0.1, effort) == 9  # of 50 a second each
+
+
+def test_where_no_number_of_pods_keeps_the_promise_the_search_ends() -> None:
+    assert pods_needed(Kind.OURS, 400.0, 0.015, Effort(quick=True)) is None  # a step takes 20 ms
+
+
+def test_names_stand_below_the_bars_that_they_belong_to() -> None:
+    bars = [Series("a", [(0.0, 1.0), (1.0, 2.0)])]
+    svg = draw(Plot("t", "", "y", bars, bars=True, x_names=("first", "second")), "one")
+    at = [float(x) for x in re.findall(r"translate\(([\d.]+) [\d.]+\)[^>]*>(?:first|second)<", svg)]
+    assert len(at) == 2
+    assert at[0] < at[1]
 
 
 @pytest.mark.slow
@@ -124,7 +136,7 @@ def test_the_command_writes_the_whole_report(tmp_path: Path) -> None:
     assert not checked(html).fetched
     names = ("knee", "attainment", "fill", "gpus", "controller", "hour", "day", "cases")
     assert all(f'<section id="{name}">' in html for name in names)
-    assert html.count("<svg ") == 11
+    assert html.count("<svg ") == 14
     assert main(["report", "--quick", "--out", str(tmp_path)]) == 2
 
 

@@ -19,8 +19,9 @@ from loadtest.simulate.hpa import HpaPolicy
 from loadtest.simulate.lengths import Lengths
 from loadtest.simulate.outcome import Outcome
 from loadtest.simulate.pod import Engine
+from loadtest.simulate.pool import Pool
 from loadtest.simulate.scenario import Autoscale, Kind, Mishap, Policy, Scenario, Trouble
-from loadtest.simulate.sweep import Compared, best, compare, rank
+from loadtest.simulate.sweep import SWEPT_ON, Compared, best, compare, settings
 from loadtest.simulate.world import simulate
 
 SHORT = Scenario("short", Steady(1500.0), 3.0, deadline_s=1.0, warm_up_s=0.0)
@@ -141,13 +142,28 @@ def test_the_small_batchers_wait_is_paid_by_everybody_and_ours_has_none() -> Non
     assert ours.p50_s < 0.8 * theirs.p50_s
 
 
-def test_a_sweep_finds_the_best_setting() -> None:
-    found = best(Kind.SEQUENTIAL, SHORT)
-    outcomes = [simulate(SHORT, Policy(Kind.SEQUENTIAL, depth=depth), 100) for depth in (1, 2, 4)]
-    assert rank(simulate(SHORT, found, 100)) == min(map(rank, outcomes))
-    [compared] = compare(SHORT, (1, 2), [Kind.OURS])
-    mean, half = compared.interval("p99_s")
+def test_a_sweep_finds_the_best_setting_and_winners_are_compared_seed_by_seed() -> None:
+    here = Pool(0)
+    found = best(Kind.SEQUENTIAL, SHORT, here)
+    tried = compare(SHORT, settings(Kind.SEQUENTIAL, SHORT), SWEPT_ON, here)
+    assert [one.policy.depth for one in tried] == [1, 2, 4]
+    assert next(one.rank for one in tried if one.policy == found) == min(one.rank for one in tried)
+    ours, other = compare(SHORT, [Policy(Kind.OURS), Policy(Kind.TIME_WINDOW, wait_s=0.02)], (1, 2), here)
+    mean, half = ours.interval("p99_s")
     assert 0.0 < half < mean
+    beyond, _ = other.beyond(ours, "p99_s")
+    assert beyond == pytest.approx(other.interval("p99_s")[0] - mean)
+
+
+def test_processes_give_what_this_one_gives_in_the_order_asked_for() -> None:
+    noted: list[tuple[int, int]] = []
+    short = replace(SHORT, duration_s=0.5)
+    rows = ([short] * 3, [Policy(Kind.STATIC_TOKENS, depth=1)] * 3, (3, 1, 2))
+    with Pool(2, lambda done, asked: noted.append((done, asked))) as pool:
+        found = pool.map(simulate, *rows)
+    assert [one.seed for one in found] == [3, 1, 2]
+    assert found == Pool(0).map(simulate, *rows)
+    assert noted == [(1, 3), (2, 3), (3, 3)]
 
 
 def test_a_run_that_answers_nothing_has_no_interval() -> None:
