@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from loadtest.stack.jars import kafka_classpath
 from loadtest.stack.kafka import KafkaBroker
 from tests.cluster import images
 from tests.cluster.kafka_on_node import kafka_on_node
@@ -51,6 +52,7 @@ def lab(request: pytest.FixtureRequest, on_progress: Callable[[str], None]) -> I
     images.build_light(lab)
     if with_vllm:
         images.build_cpu(lab)
+    kafka_classpath()  # the cluster's network has no way out, from where it could be fetched
     try:
         lab.up()
         lab.load(images.AGGREGATOR, images.SYNTHETIC)

@@ -8,7 +8,6 @@ import json
 import re
 import subprocess
 import time
-import urllib.request
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from typing import Any
 
 import aiohttp
 
+from loadtest.prometheus import sums, totals
 from tests.chart.rendering import kubectl
 from tests.cluster.release import DEPLOYMENT, NAMESPACE, Object, is_ready
 from tests.cluster.traffic import Traffic
@@ -27,7 +27,7 @@ _AGGREGATOR_PORT, _MODEL_SERVER_PORT = 9464, 9465
 _METRICS = f"/apis/external.metrics.k8s.io/v1beta1/namespaces/{NAMESPACE}"
 _PAGE_S = 2.0
 _BUDGET = re.compile(r"^embed_token_budget\S* ([0-9.e+]+)$", re.MULTILINE)
-_BATCHES = re.compile(r"^embed_engine_batches_total\S* ([0-9.e+]+)$", re.MULTILINE)
+_BATCHES = "embed_engine_batches_total"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class Watch:
             return
         (ready,) = (each for each in pod["status"]["conditions"] if each["type"] == "Ready")
         self.ready_s[name] = datetime.fromisoformat(ready["lastTransitionTime"]).timestamp()
-        if _counts_batches(await self._page(pod, _MODEL_SERVER_PORT)):
+        if sums(await self._page(pod, _MODEL_SERVER_PORT))[_BATCHES]:
             self.first_batch_s[name] = time.time()
 
     async def _budget(self) -> float:
@@ -142,15 +142,8 @@ class Watch:
 
 
 def has_worked(pod: Object) -> bool:
-    """Whether a model server has run a batch."""
-    with urllib.request.urlopen(
-        f"http://{pod['status']['podIP']}:{_MODEL_SERVER_PORT}/metrics", timeout=_PAGE_S
-    ) as page:
-        return _counts_batches(page.read().decode())
-
-
-def _counts_batches(page: str) -> bool:
-    return any(float(found) for found in _BATCHES.findall(page))
+    """Whether a model server has run a batch. Raises OSError."""
+    return totals(f"{pod['status']['podIP']}:{_MODEL_SERVER_PORT}")[_BATCHES] > 0
 
 
 def quantity(text: str) -> float:
