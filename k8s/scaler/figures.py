@@ -11,8 +11,6 @@ from k8s.scaler.aggregators import Answers
 from k8s.scaler.kafka_lag import LogEnds, Place
 from protos.aggregator.v1 import aggregator_pb2 as pb
 
-_GROWTH_WINDOW_S = 20.0
-
 
 @dataclass(frozen=True, slots=True)
 class Replicas:
@@ -35,8 +33,17 @@ class Figure:
 class ModelFigures:
     """One model: soft state only, so that any replica of the scaler comes to the same figures from the same inputs."""
 
-    def __init__(self, name: str, topics: Sequence[str], policy: DemandPolicy, first_tokens_per_record: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        topics: Sequence[str],
+        policy: DemandPolicy,
+        *,
+        first_tokens_per_record: float,
+        arrival_window_s: float,
+    ) -> None:
         self._name = name
+        self._arrival_window_s = arrival_window_s
         self._topics = tuple(topics)
         self._demand = Demand(policy)
         self._growth: deque[tuple[float, int]] = deque()
@@ -69,7 +76,7 @@ class ModelFigures:
         growth = self._growth
         if not growth or ends.measured_s > growth[-1][0]:
             growth.append((ends.measured_s, ends.records(self._topics)))
-        while len(growth) > 1 and growth[1][0] <= ends.measured_s - _GROWTH_WINDOW_S:
+        while len(growth) > 1 and growth[1][0] <= ends.measured_s - self._arrival_window_s:
             growth.popleft()
         calls = sum(model.grpc_tokens_per_s for model in models)
         (first_s, first), (last_s, last) = growth[0], growth[-1]

@@ -65,7 +65,13 @@ class Measuring:
             policy.drain_s, policy.utilisation, policy.peak_hold_s, policy.max_age_s, policy.max_hold_s
         )
         self._figures = {
-            model.name: ModelFigures(model.name, topics[model.name], demand, policy.tokens_per_record)
+            model.name: ModelFigures(
+                model.name,
+                topics[model.name],
+                demand,
+                first_tokens_per_record=policy.tokens_per_record,
+                arrival_window_s=policy.arrival_window_s,
+            )
             for model in settings.models
         }
 

@@ -50,6 +50,10 @@ class PolicySettings(Group):
     utilisation: Annotated[float, Field(gt=0, le=1)] = Field(
         default=0.75, description="share of a model server's throughput to plan with"
     )
+    arrival_window_s: PositiveFloat = Field(
+        default=20.0,
+        description="arriving records are counted over this time; no longer than two of the autoscaler's periods",
+    )
     peak_hold_s: NonNegativeFloat = Field(default=60.0, description="the highest figure of this time is published")
     max_age_s: PositiveFloat = Field(default=20.0, description="an older input is an error, never a zero")
     max_hold_s: NonNegativeFloat = Field(

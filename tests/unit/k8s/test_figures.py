@@ -32,8 +32,8 @@ def ends(at_s: float, *log_ends: int, committed: dict[int, int] | None = None) -
     return LogEnds(dict.fromkeys(places, 0), places, done, at_s)
 
 
-def figures() -> ModelFigures:
-    return ModelFigures("m", [TOPIC], POLICY, first_tokens_per_record=10.0)
+def figures(arrival_window_s: float = 20.0) -> ModelFigures:
+    return ModelFigures("m", [TOPIC], POLICY, first_tokens_per_record=10.0, arrival_window_s=arrival_window_s)
 
 
 def test_calls_and_backlog_together_make_the_figure() -> None:
@@ -67,6 +67,18 @@ def test_a_growing_topic_is_demand_even_when_nobody_fetches() -> None:
         found.append(model.update(answers, ends(float(second), 1000 * second), None, float(second)))
     arrivals, backlog = 1000 * 30, 25_000 * 30
     assert found[-1].required_replicas == pytest.approx((arrivals + backlog / 30) / 7500, rel=0.01)
+
+
+@pytest.mark.parametrize("window_s", [2.0, 20.0])
+def test_a_step_of_arrivals_is_seen_whole_once_the_window_has_passed_and_not_before(window_s: float) -> None:
+    model, step_s = figures(window_s), 30
+    found: list[float] = []
+    for second in range(60):
+        end = 750 * max(0, second - step_s)  # of 10 tokens: one pod's work each second, and all of it is taken
+        answers = Answers((answer((0, end)),), float(second))
+        found.append(model.update(answers, ends(float(second), end), None, float(second)).required_replicas)
+    whole = next(second for second, required in enumerate(found) if required > 0.999)
+    assert whole - step_s == window_s
 
 
 def test_the_demand_of_all_aggregators_is_summed_and_each_pod_counts_once() -> None:
