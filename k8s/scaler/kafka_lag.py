@@ -9,7 +9,8 @@ from typing import Any
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.errors import for_code
+from aiokafka.errors import KafkaError, for_code
+from aiokafka.protocol.commit import OffsetFetchRequest
 
 from aggregator.adapters.kafka_connection import client_options
 from aggregator.settings import KafkaSettings
@@ -72,13 +73,11 @@ class KafkaLag:
         partitions = await self._partitions()
         starts = await self._consumer.beginning_offsets(partitions)
         ends = await self._consumer.end_offsets(partitions)
-        committed = await self._admin.list_consumer_group_offsets(self._settings.group_id)
+        committed = await self._committed(partitions)
         return LogEnds(
             starts={(each.topic, each.partition): offset for each, offset in starts.items()},
             ends={(each.topic, each.partition): offset for each, offset in ends.items()},
-            committed={
-                (each.topic, each.partition): found.offset for each, found in committed.items() if found.offset >= 0
-            },
+            committed=committed,
             measured_s=measured_s,
         )
 
@@ -92,6 +91,31 @@ class KafkaLag:
             found += [TopicPartition(topic["topic"], each["partition"]) for each in topic["partitions"]]
             await self._consumer._client.add_topic(topic["topic"])  # noqa: SLF001 - else it knows no leader of it
         return found
+
+    async def _committed(self, partitions: Sequence[TopicPartition]) -> dict[Place, int]:
+        """What the group has committed, where it has. Raises KafkaError, also for a partition of which nothing is said.
+
+        Asked here: aiokafka overlooks a refusal of the whole group, and takes it for a group without commits.
+        """
+        asked: dict[str, list[int]] = {}
+        for each in partitions:
+            asked.setdefault(each.topic, []).append(each.partition)
+        group = self._settings.group_id
+        coordinator = await self._admin.find_coordinator(group)
+        request = OffsetFetchRequest(group, list(asked.items()))
+        answer = await self._admin._send_request(request, coordinator)  # noqa: SLF001 - there is no other way
+        if answer.error_code:
+            raise for_code(answer.error_code)(f"the offsets of the group {group}")
+        found: dict[Place, int] = {}
+        for topic, offsets in answer.topics:
+            for partition, offset, _, error_code in offsets:
+                if error_code:
+                    raise for_code(error_code)(f"the offset of {topic}/{partition}")
+                found[topic, partition] = offset
+        missing = [f"{each.topic}/{each.partition}" for each in partitions if each not in found]
+        if missing:
+            raise KafkaError(f"the coordinator says nothing of {', '.join(missing)}")
+        return {place: offset for place, offset in found.items() if offset >= 0}
 
     async def _connect(self) -> None:
         if self._consumer is not None:
