@@ -12,6 +12,7 @@ from typing import Any
 from loadtest.report.plots import draw_column
 from loadtest.report.section import Plot, Series
 from tests.chart.rendering import ROOT
+from tests.cluster.step import Step
 from tests.cluster.watch import Sample
 
 SVG = ROOT / "docs/scaling.svg"
@@ -19,9 +20,9 @@ WINDOW_S = 5.0
 _P99 = 0.99
 
 
-def keep(file: Path, samples: Sequence[Sample], calls: Sequence[tuple[float, float]]) -> None:
+def keep(file: Path, step: Step, samples: Sequence[Sample], calls: Sequence[tuple[float, float]]) -> None:
     """Write down what was seen; `calls` are (time, latency) in seconds."""
-    told = {"samples": [asdict(each) for each in samples], "calls": list(calls)}
+    told = {"step": asdict(step), "samples": [asdict(each) for each in samples], "calls": list(calls)}
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(told), encoding="utf-8")
 
@@ -29,8 +30,14 @@ def keep(file: Path, samples: Sequence[Sample], calls: Sequence[tuple[float, flo
 def draw(file: Path) -> str:
     """The SVG: load, lag, replicas, token budget and p99 over one axis of time."""
     told = json.loads(file.read_text(encoding="utf-8"))
-    samples = [Sample(**each) for each in told["samples"]]
+    samples, step = [Sample(**each) for each in told["samples"]], Step(**told["step"])
     start_s = samples[0].at_s
+    most = max(each.lag_records for each in samples)
+    lag_gone_s = step.at_s - start_s + step.bound_s(samples)
+    bound = (
+        f"must be gone: drain_s {step.drain_s:.0f} + pod start {step.pod_start_s(samples):.1f}"
+        f" + 2 looks of {step.sync_s:.0f} s"
+    )
 
     def line(name: str, value: Any, **how: bool) -> Series:
         points = [(each.at_s - start_s, value(each)) for each in samples]
@@ -46,7 +53,10 @@ def draw(file: Path) -> str:
         [
             Plot("Model servers follow the work: a step of load on a real cluster", "", "records/s",
                  [Series("sent to Kafka", _rates(samples))]),
-            Plot("", "", "records", [line("lag", lambda each: each.lag_records)]),
+            Plot("", "", "records", [
+                line("lag", lambda each: each.lag_records),
+                Series(bound, [(lag_gone_s, 0), (lag_gone_s, most)], dashed=True),
+            ]),
             Plot("", "", "pods", replicas),
             Plot("", "", "tokens", [line("token budget", lambda each: each.token_budget or None)]),
             Plot("", "seconds", "ms", [Series("p99 of gRPC calls", p99)]),

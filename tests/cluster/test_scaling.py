@@ -15,11 +15,13 @@ from tests.chart.rendering import ROOT
 from tests.cluster import kafka_on_node, plot
 from tests.cluster.conftest import NewRelease
 from tests.cluster.release import NAME, Release, get, until
+from tests.cluster.step import Step
 from tests.cluster.traffic import Calls, Traffic
 from tests.cluster.values import synthetic
 from tests.cluster.watch import Sample, Watch
 
 SYNC_S = 2.0  # how often the lab's autoscaler looks
+DRAIN_S = 10.0
 TARGET_S = 0.16
 TIGHT_S = 0.08
 MOST = 6
@@ -32,7 +34,7 @@ BEHAVIOR = {
     "scaleUp": {
         "stabilizationWindowSeconds": 0,
         "selectPolicy": "Max",
-        "policies": [{"type": "Pods", "value": 3, "periodSeconds": 10}],
+        "policies": [{"type": "Pods", "value": MOST - 1, "periodSeconds": 10}],  # all that are needed at once
     },
     "scaleDown": {
         "stabilizationWindowSeconds": 15,
@@ -55,7 +57,12 @@ def release(new_release: NewRelease, kafka: KafkaBroker) -> Generator[Release]:
             "autoscaling": {"enabled": False},
             "config": {"sla": {"target_s": TARGET_S, "max_tokens": 512}},
         },
-        scaler={"config": {"policy": {"drain_s": 10, "peak_hold_s": 10}, "aggregators": {"interval_s": 1}}},
+        scaler={
+            "config": {
+                "policy": {"drain_s": DRAIN_S, "peak_hold_s": 10, "arrival_window_s": SYNC_S},
+                "aggregators": {"interval_s": 1},
+            }
+        },
     )
     release = new_release(values)
     release.install()
@@ -73,7 +80,7 @@ async def test_a_step_of_load_is_followed_up_and_down(release: Release) -> None:
             await watch.until(lambda s: s.required is not None and s.ready == 1, "one pod is enough", 60.0)
             await asyncio.sleep(10.0)
             quiet = watch.samples[-1].required or 0.0
-            stepped_s = time.time()
+            step = Step(time.time(), RECORDS_PER_S, DRAIN_S, SYNC_S)
             async with traffic.flowing(RECORDS_PER_S, 0):
                 risen = await watch.until(lambda s: (s.required or 0.0) > RISEN * quiet, "what is required rises", 30.0)
                 await asyncio.sleep(STEP_S)
@@ -81,12 +88,13 @@ async def test_a_step_of_load_is_followed_up_and_down(release: Release) -> None:
             await watch.until(lambda s: s.desired == s.ready == 1, "one pod is left", 180.0)
             await asyncio.sleep(5.0)
         verdict = await traffic.verdict()
-    plot.keep(RUN, watch.samples, traffic.calls.answered)
+    plot.keep(RUN, step, watch.samples, traffic.calls.answered)
     assert verdict.problems == ()
     assert traffic.calls.errors == []
-    assert risen.at_s - stepped_s < 2 * SYNC_S
-    _check_replicas(watch.samples, stepped_s)
-    new = {name: watch.first_batch_s[name] - at_s for name, at_s in watch.ready_s.items() if at_s > stepped_s}
+    assert risen.at_s - step.at_s < 2 * SYNC_S
+    assert step.emptied_s(watch.samples) < step.bound_s(watch.samples)
+    _check_replicas(watch.samples, step.at_s)
+    new = {name: watch.first_batch_s[name] - at_s for name, at_s in watch.ready_s.items() if at_s > step.at_s}
     assert new, "no new pod was seen to be ready"
     assert max(new.values()) < 5.0 + 1.0 + SYNC_S / 2, new  # conditions are in whole seconds; a look takes its time
 
