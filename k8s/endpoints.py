@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 import re
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Collection, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -47,20 +47,38 @@ async def endpoints(kubernetes: Kubernetes, address: ServiceAddress) -> AsyncGen
     """
     known: frozenset[str] | None = None
     proven: frozenset[str] = frozenset()
+    async with aclosing(_followed(kubernetes, address)) as answers:
+        async for pieces in answers:
+            ready = frozenset(each for piece in pieces for each in addresses(piece, address.port))
+            listed = {each for piece in pieces for each in addresses(piece, address.port, unready=True)}
+            proven = (proven & listed) | ready
+            found = ready or proven
+            if found != known:
+                known = found
+                yield found
+
+
+async def serving(kubernetes: Kubernetes, address: ServiceAddress) -> AsyncGenerator[Mapping[str, bool]]:
+    """By `host:port` of every endpoint that is not terminating: whether its pod is Ready; never ends.
+
+    That stands apart from what `endpoints` gives where the Service publishes those that are not ready, too.
+    """
+    async with aclosing(_followed(kubernetes, address)) as answers:
+        async for pieces in answers:
+            ready = {each for piece in pieces for each in addresses(piece, address.port, condition="serving")}
+            listed = {each for piece in pieces for each in addresses(piece, address.port, unready=True)}
+            yield {each: each in ready for each in listed}
+
+
+async def _followed(kubernetes: Kubernetes, address: ServiceAddress) -> AsyncGenerator[Collection[Object]]:
+    """The slices after each change; what fails is tried again, and nothing is given meanwhile."""
     tries = 0
     while True:
         try:
             async with aclosing(_slices(kubernetes, address)) as answers:
                 async for slices in answers:
                     tries = 0
-                    pieces = slices.values()
-                    ready = frozenset(each for piece in pieces for each in addresses(piece, address.port))
-                    listed = {each for piece in pieces for each in addresses(piece, address.port, unready=True)}
-                    proven = (proven & listed) | ready
-                    found = ready or proven
-                    if found != known:
-                        known = found
-                        yield found
+                    yield slices.values()
         except KubernetesError as error:
             if error.status == _GONE:
                 continue
@@ -87,11 +105,14 @@ async def _slices(kubernetes: Kubernetes, address: ServiceAddress) -> AsyncGener
             yield slices
 
 
-def addresses(piece: Object, port: int, *, unready: bool = False) -> Iterator[str]:
-    """`host:port` of the endpoints of one slice that take new work; of the `unready` too, if asked."""
+def addresses(piece: Object, port: int, *, unready: bool = False, condition: str = "ready") -> Iterator[str]:
+    """`host:port` of the endpoints of one slice that take new work; of the `unready` too, if asked.
+
+    What is unready says the `condition`: "ready", or "serving", which tells it where unready ones are published.
+    """
     for endpoint in piece.get("endpoints") or ():
         conditions = endpoint.get("conditions") or {}
-        if conditions.get("terminating") or (conditions.get("ready") is False and not unready):
+        if conditions.get("terminating") or (conditions.get(condition) is False and not unready):
             continue
         for host in endpoint.get("addresses") or ():
             yield f"[{host}]:{port}" if piece.get("addressType") == "IPv6" else f"{host}:{port}"

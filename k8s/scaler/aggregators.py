@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 
 import grpc
@@ -24,10 +24,11 @@ _OPTIONS = (
 
 @dataclass(slots=True)
 class Asked:
-    """One aggregator: since when it is known, and what it said last, when."""
+    """One aggregator: since when it is known, whether its pod is Ready, and what it said last, when."""
 
     since_s: float
     channel: grpc.aio.Channel
+    serving: bool = True
     answer: pb.GetDemandResponse | None = None
     answered_s: float = float("-inf")
 
@@ -54,14 +55,16 @@ class Aggregators:
         self._on_failure = on_failure
         self._asked: dict[str, Asked] = {}
 
-    async def follow(self, found: AsyncIterator[frozenset[str]]) -> None:
-        """Keep to the addresses that there are."""
+    async def follow(self, found: AsyncIterator[Mapping[str, bool]]) -> None:
+        """Keep to the addresses that there are, of pods that are Ready or not."""
         async for addresses in found:
-            for address in self._asked.keys() - addresses:
+            for address in self._asked.keys() - addresses.keys():
                 await self._asked.pop(address).channel.close()
-            for address in addresses - self._asked.keys():
-                channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
-                self._asked[address] = Asked(self._clock(), channel)
+            for address, serving in addresses.items():
+                if address not in self._asked:
+                    channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+                    self._asked[address] = Asked(self._clock(), channel)
+                self._asked[address].serving = serving
 
     async def ask(self) -> None:
         """Ask all at once; who does not answer keeps the answer it gave before, which grows old."""
@@ -70,13 +73,8 @@ class Aggregators:
                 tasks.create_task(self._ask(address, asked), name=f"ask {address}")
 
     def answers(self) -> Answers:
-        """The last answers, without those of newcomers that may still be starting."""
-        now_s = self._clock()
-        expected = [
-            asked
-            for asked in self._asked.values()
-            if asked.answer is not None or now_s - asked.since_s > self._settings.newcomer_s
-        ]
+        """The last answers of those that should give one."""
+        expected = [asked for asked in self._asked.values() if self._is_expected(asked)]
         measured_s = min((asked.answered_s for asked in expected), default=float("-inf"))
         return Answers(tuple(asked.answer for asked in expected if asked.answer is not None), measured_s)
 
@@ -90,6 +88,11 @@ class Aggregators:
         for asked in self._asked.values():
             await asked.channel.close()
         self._asked.clear()
+
+    def _is_expected(self, asked: Asked) -> bool:
+        """Not of a newcomer that may be starting still, nor of one that is down: silent for as long, and not Ready."""
+        is_silent = self._clock() - max(asked.since_s, asked.answered_s) > self._settings.newcomer_s
+        return asked.serving if is_silent else asked.answer is not None
 
     async def _ask(self, address: str, asked: Asked) -> None:
         stub = pb_grpc.DemandStub(asked.channel)

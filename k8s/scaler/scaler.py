@@ -6,13 +6,13 @@ import asyncio
 import logging
 import ssl
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 
 from aggregator.errors import StartError
 from aggregator.runtime import telemetry
 from k8s.api import Kubernetes, KubernetesError, connect, this_namespace
-from k8s.endpoints import SCHEME, ServiceAddress, endpoints
+from k8s.endpoints import SCHEME, ServiceAddress, serving
 from k8s.scaler.aggregators import Aggregators
 from k8s.scaler.catalog import Catalog
 from k8s.scaler.external_metrics import ExternalMetricsApi
@@ -103,17 +103,17 @@ class Scaler:
         self._telemetry.shutdown()
         _LOG.info("scaler stopped")
 
-    async def _addresses(self) -> AsyncIterator[frozenset[str]]:
-        """The aggregators: those in the settings, or the endpoints of a Service."""
+    async def _addresses(self) -> AsyncIterator[Mapping[str, bool]]:
+        """The aggregators, and whether their pods are Ready: those in the settings, and the endpoints of a Service."""
         given = self._settings.aggregators.addresses
         services = [address for address in given if address.startswith(SCHEME)]
-        fixed = frozenset(address for address in given if not address.startswith(SCHEME))
+        fixed = {address: True for address in given if not address.startswith(SCHEME)}
         if not services:
             yield fixed
             return
         assert self._kubernetes is not None, "A Service is followed without Kubernetes. This is a bug."
-        async for found in endpoints(self._kubernetes, ServiceAddress.parse(services[0])):
-            yield fixed | found
+        async for found in serving(self._kubernetes, ServiceAddress.parse(services[0])):
+            yield fixed | dict(found)
 
     async def _serve_api(self, api: ExternalMetricsApi, settings: ApiSettings) -> None:
         """Serve with the certificates of the moment; ready once there are any."""

@@ -39,7 +39,9 @@ class AggregatorsSettings(Group):
     interval_s: PositiveFloat = Field(default=5.0, description="between two questions")
     timeout_s: PositiveFloat = Field(default=3.0, description="for an answer")
     newcomer_s: PositiveFloat = Field(
-        default=30.0, description="an aggregator that has never answered is overlooked this long, it may be starting"
+        default=30.0,
+        description="an aggregator that has never answered is overlooked this long, it may be starting; "
+        "one that has not answered for longer is overlooked while its pod is not Ready",
     )
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 
 import pytest
 
 from aggregator.errors import StartError
 from k8s.api import Kubernetes
-from k8s.endpoints import ServiceAddress, addresses, endpoints
+from k8s.endpoints import ServiceAddress, addresses, endpoints, serving
 from tests.fakes.kubernetes_api import SLICES, FakeKubernetesApi, slice_of
 
 PATH = SLICES.format(namespace="ns")
@@ -112,6 +113,18 @@ def test_endpoints_that_are_not_ready_are_no_addresses_and_hosts_of_six_get_brac
     assert list(addresses(slice_of("fd00::1") | {"addressType": "IPv6"}, 1)) == ["[fd00::1]:1"]
     assert list(addresses({"endpoints": [{"addresses": ["10.0.0.1"]}]}, 1)) == ["10.0.0.1:1"]
     assert list(addresses({"endpoints": None}, 1)) == []
+
+
+async def test_where_unready_ones_are_published_their_pods_still_tell_whether_they_are_ready(
+    api: FakeKubernetesApi,
+) -> None:
+    api.put(f"{PATH}/one", slice_of("10.0.0.1", ready=True, serving=False))
+    api.put(f"{PATH}/two", slice_of("10.0.0.2", name="two", ready=True, serving=True))
+    api.put(f"{PATH}/three", slice_of("10.0.0.3", name="three", ready=True, serving=True, terminating=True))
+    async with api.started() as kubernetes, aclosing(serving(kubernetes, ADDRESS)) as answers:
+        assert await anext(answers) == {"10.0.0.1:50061": False, "10.0.0.2:50061": True}
+        api.put(f"{PATH}/one", slice_of("10.0.0.1", ready=True, serving=True))
+        assert await anext(answers) == {"10.0.0.1:50061": True, "10.0.0.2:50061": True}
 
 
 @pytest.mark.parametrize("address", ["k8s://a", "k8s://a.b", "k8s://a.b:c", "a.b:1", "k8s://A.b:1"])

@@ -61,20 +61,20 @@ class Cluster:
         self.lag = FakeLag()
         self.authority = CertificateAuthority(folder)
         self.calls_per_s = 3000.0
-        self.aggregator = DemandServer("127.0.0.1:0", self._demand)
+        self.aggregator = DemandServer("127.0.0.1:0", self.demand)
         self.api.put(DEPLOYMENT, {"spec": {"replicas": 2}, "status": {"readyReplicas": 2}})
         self.api.put(SECRET, {"type": "Opaque"})
         self.api.put(API_SERVICE, {"spec": {}})
         data = {"requestheader-client-ca-file": self.authority.pem, "requestheader-allowed-names": '["front-proxy"]'}
         self.api.put(AUTHENTICATION, {"data": data})
 
-    def _demand(self) -> pb.GetDemandResponse:
+    def demand(self) -> pb.GetDemandResponse:
         lane = pb.Lane(address="pod", token_budget=500, step_time_s=0.125)
         model = pb.ModelDemand(model=MODEL, grpc_tokens_per_s=self.calls_per_s, lanes=[lane], tokens_per_record=30.0)
         return pb.GetDemandResponse(models=[model], busy_share=0.5)
 
     def settings(self, **changes: float) -> ScalerSettings:
-        timing = {"interval_s": 0.05, "timeout_s": 0.5, "newcomer_s": 0.3}
+        timing = {"interval_s": 0.05, "timeout_s": 0.5, "newcomer_s": changes.get("newcomer_s", 0.3)}
         port = self.aggregator.address.rpartition(":")[2]
         return ScalerSettings(
             namespace="ns",
@@ -87,8 +87,8 @@ class Cluster:
         )
 
     @asynccontextmanager
-    async def scaler(self, kubernetes: Kubernetes) -> AsyncGenerator[Scaler]:
-        scaler = Scaler(self.settings(), kubernetes, self.lag)
+    async def scaler(self, kubernetes: Kubernetes, **changes: float) -> AsyncGenerator[Scaler]:
+        scaler = Scaler(self.settings(**changes), kubernetes, self.lag)
         stop = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(scaler.run(stop))
@@ -197,6 +197,33 @@ async def test_a_newcomer_that_does_not_answer_yet_is_waited_for_and_then_missed
         await asyncio.sleep(0.15)
         assert cluster.value(scaler) > 0
         await until(lambda: is_stale(cluster, scaler))
+
+
+async def test_a_pod_that_never_starts_holds_up_no_figure(cluster: Cluster) -> None:
+    path = f"{SLICES.format(namespace='ns')}/two"
+    async with cluster.api.started() as kubernetes, cluster.scaler(kubernetes) as scaler:
+        await until(lambda: cluster.value(scaler) > 0)
+        # as a pod stands in a Service that publishes those that are not ready, while its image cannot be pulled
+        cluster.api.put(path, slice_of("127.0.0.3", name="two", ready=True, serving=False))
+        for _ in range(20):
+            await asyncio.sleep(0.05)
+            assert cluster.value(scaler) > 0
+        cluster.api.put(path, slice_of("127.0.0.3", name="two", ready=True, serving=True))
+        await until(lambda: is_stale(cluster, scaler))
+
+
+async def test_a_pod_that_went_down_is_missed_for_a_while_and_then_overlooked(cluster: Cluster) -> None:
+    other = DemandServer(cluster.aggregator.address.replace("127.0.0.1", "127.0.0.2"), cluster.demand)
+    path = f"{SLICES.format(namespace='ns')}/two"
+    await other.start()
+    cluster.api.put(path, slice_of("127.0.0.2", name="two", ready=True, serving=True))
+    async with cluster.api.started() as kubernetes, cluster.scaler(kubernetes, newcomer_s=1.2) as scaler:
+        await until(lambda: scaler.catalog.query("embed_aggregator_busy")[0].value == 1.0)
+        await other.stop()
+        cluster.api.put(path, slice_of("127.0.0.2", name="two", ready=True, serving=False))
+        await until(lambda: is_stale(cluster, scaler))
+        await until(lambda: scaler.catalog.query("embed_aggregator_busy")[0].value == 0.5)
+        assert cluster.value(scaler) > 0
 
 
 async def test_the_api_is_served_with_the_clusters_own_front_proxy_authority(cluster: Cluster) -> None:
