@@ -7,7 +7,7 @@ from itertools import pairwise
 from statistics import mean
 from typing import NamedTuple
 
-from loadtest.report.load import Effort, SectionMaker
+from loadtest.report.load import Effort, SectionMaker, look
 from loadtest.report.section import Plot, Section, Series, Table
 from loadtest.simulate import cases
 from loadtest.simulate.arrivals import Steady
@@ -43,8 +43,10 @@ def _step(effort: Effort, pool: Pool) -> Section:
     scenario = slowed(effort)
     kinds = (Kind.OURS, Kind.SLA_PAPER)
     found = dict(zip(kinds, pool.map(simulate, [scenario] * 2, map(Policy, kinds), [effort.seed] * 2), strict=True))
-    budgets = [Series(kind.value, _traced(one, "token_budget"), steps=True) for kind, one in found.items()]
-    times = [Series(kind.value, _traced(one, "step_s", 1e3)) for kind, one in found.items()]
+    budgets = [
+        Series(kind.value, _traced(one, "token_budget"), steps=True, look=look(kind)) for kind, one in found.items()
+    ]
+    times = [Series(kind.value, _traced(one, "step_s", 1e3), look=look(kind)) for kind, one in found.items()]
     rows = [
         (kind.value, third, *_of_third(one, number * effort.seconds, (number + 1) * effort.seconds))
         for kind, one in found.items()
@@ -163,7 +165,7 @@ def _cases(effort: Effort, pool: Pool) -> Section:
         for found in compare(scenario, policies, seeds, pool):
             rows.append((name, *_row(found)))
             lines[found.policy.kind].append((float(number), 100 * found.interval("in_time")[0]))
-    bars = [Series(kind.value, points) for kind, points in lines.items()]
+    bars = [Series(kind.value, points, look=look(kind)) for kind, points in lines.items()]
     return Section(
         "cases",
         "Every case, every policy at its best",

@@ -62,6 +62,11 @@ Runs = dict[Policy, list[Outcome]]
 SectionMaker = Callable[[Effort, Pool], Section]
 
 
+def look(kind: Kind) -> int:
+    """A policy's colour and mark, the same in every plot."""
+    return list(Kind).index(kind)
+
+
 @cache
 def _runs(effort: Effort, pool: Pool) -> Runs:
     """One pod under every policy at its best setting, a run for each load; of several sections."""
@@ -77,10 +82,11 @@ def _runs(effort: Effort, pool: Pool) -> Runs:
 def _knee(effort: Effort, pool: Pool) -> Section:
     runs = _runs(effort, pool)
     lines = [
-        Series(policy.label, [(one.throughput, 1e3 * one.p99_s) for one in found]) for policy, found in runs.items()
+        Series(policy.label, [(one.throughput, 1e3 * one.p99_s) for one in found], look=look(policy.kind))
+        for policy, found in runs.items()
     ]
     close = [
-        Series(policy.label, points)
+        Series(policy.label, points, look=look(policy.kind))
         for policy, found in runs.items()
         if (
             points := [
@@ -123,7 +129,11 @@ def _attainment(effort: Effort, pool: Pool) -> Section:
     runs = _runs(effort, pool)
     slo_s = next(iter(runs.values()))[0].slo_s
     lines = [
-        Series(policy.label, [(share, 100 * one.in_time) for share, one in zip(effort.loads, found, strict=True)])
+        Series(
+            policy.label,
+            [(share, 100 * one.in_time) for share, one in zip(effort.loads, found, strict=True)],
+            look=look(policy.kind),
+        )
         for policy, found in runs.items()
     ]
     rows = [(policy.label, *(f"{100 * one.in_time:.1f}" for one in found)) for policy, found in runs.items()]
@@ -152,6 +162,7 @@ def _fill(effort: Effort, pool: Pool) -> Section:
                 for tokens in range(0, most, 50)
             ],
             steps=True,
+            look=look(policy.kind),
         )
         for policy, one in shown.items()
     ]
@@ -188,7 +199,9 @@ def _gpus(effort: Effort, pool: Pool) -> Section:
             "pods",
             [
                 Series(
-                    kind.value, [(load * one, float(count)) for load, count in zip(loads, counts, strict=True) if count]
+                    kind.value,
+                    [(load * one, float(count)) for load, count in zip(loads, counts, strict=True) if count],
+                    look=look(kind),
                 )
                 for kind in Kind
                 if any(counts := needed[slo_s, kind])

@@ -23,7 +23,7 @@ th, td { padding: .2rem .7rem .2rem 0; text-align: right; white-space: nowrap; }
 th { border-bottom: 1px solid var(--faint); white-space: normal; vertical-align: bottom; }
 td:first-child, th:first-child { text-align: left; }
 code { background: var(--code); padding: .1rem .3rem; overflow-wrap: anywhere; }
-nav a { color: inherit; margin-right: 1rem; } small { color: var(--faint); }
+nav a { color: inherit; margin-right: 1rem; display: inline-block; } small { color: var(--faint); }
 @media print {
   :root { --paper: #fff; --ink: #000; --faint: #777; --code: #fff; }
   body { max-width: none; font-size: 10pt; } nav { display: none; }

@@ -114,16 +114,18 @@ def _lines(axes: Axes, plot: Plot) -> None:
     for number, series in enumerate(plot.series):
         xs = [x for x, _ in series.points]
         ys = [y for _, y in series.points]
+        look = number if series.look is None else series.look
         axes.plot(
             xs,
             ys,
             label=series.name,
-            color=COLOURS[number % len(COLOURS)],
-            marker=_MARKS[number % len(_MARKS)] if len(xs) < _MARKED else None,
+            color=COLOURS[look % len(COLOURS)],
+            marker=_MARKS[look % len(_MARKS)] if len(xs) < _MARKED and not series.steps else None,
             markersize=4,
             linewidth=1.5,
             linestyle="--" if series.dashed else "-",
             drawstyle="steps-post" if series.steps else "default",
+            zorder=3.0 - 0.01 * number,  # the first one on top
         )
 
 
@@ -137,7 +139,7 @@ def _bars(axes: Axes, plot: Plot) -> None:
             [y for _, y in series.points],
             width=step * width,
             label=series.name,
-            color=COLOURS[number % len(COLOURS)],
+            color=COLOURS[(number if series.look is None else series.look) % len(COLOURS)],
         )
 
 

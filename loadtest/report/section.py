@@ -8,12 +8,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One line of a plot: its name and points; `steps` draws it as a staircase."""
+    """One line of a plot: its name and points; `steps` draws it as a staircase.
+
+    `look` is its colour and mark, by number; that of its place among the lines when absent.
+    """
 
     name: str
     points: Sequence[tuple[float, float]]
     steps: bool = False
     dashed: bool = False
+    look: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,8 @@ class World:
         for trouble in scenario.troubles:
             self.clock.at(trouble.at_s, self._begin, trouble)
         self._scaling = Scaling(scenario, self.clock, self.fleet) if scenario.autoscale is not None else None
+        self._busy = (0.0, 0.0)
+        self.clock.at(scenario.duration_s, self._stop_counting)
         if scenario.sample_s:
             self.clock.at(scenario.sample_s, self._sample)
 
@@ -193,6 +195,10 @@ class World:
         if now_s < self._scenario.duration_s:
             self.clock.at(now_s + self._scenario.sample_s, self._sample)
 
+    def _stop_counting(self, _: object) -> None:
+        """What is worked off after the load's end says nothing of how busy it kept the engines."""
+        self._busy = self.fleet.busy(self._scenario.duration_s)
+
     def _outcome(self) -> Outcome:
         scenario = self._scenario
         return summarise(
@@ -201,7 +207,7 @@ class World:
             expired=sum(place.sender.expired for place in self._places),
             slo_s=scenario.slo_s,
             seconds=scenario.duration_s - scenario.warm_up_s,
-            busy=self.fleet.busy(scenario.duration_s),
+            busy=self._busy,
         )
 
 

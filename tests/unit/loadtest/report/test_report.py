@@ -12,7 +12,7 @@ import pytest
 from loadtest.__main__ import main
 from loadtest.report.load import Effort, pods_needed
 from loadtest.report.page import page
-from loadtest.report.plots import draw, draw_alone
+from loadtest.report.plots import COLOURS, draw, draw_alone
 from loadtest.report.section import Plot, Section, Series, Table
 from loadtest.simulate.scenario import Kind
 
@@ -118,6 +118,13 @@ def test_ours_needs_a_fraction_of_the_pods_that_sequential_needs() -> None:
 
 def test_where_no_number_of_pods_keeps_the_promise_the_search_ends() -> None:
     assert pods_needed(Kind.OURS, 400.0, 0.015, Effort(quick=True)) is None  # a step takes 20 ms
+
+
+def test_a_line_keeps_its_look_whatever_lines_stand_before_it() -> None:
+    points = [(0.0, 1.0), (1.0, 2.0)]
+    alone = draw(Plot("t", "x", "y", [Series("a", points, look=2)]), "one")
+    assert COLOURS[2] in alone
+    assert COLOURS[0] not in alone
 
 
 def test_names_stand_below_the_bars_that_they_belong_to() -> None:

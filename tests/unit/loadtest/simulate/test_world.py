@@ -89,6 +89,11 @@ def test_of_batches_that_others_are_merged_with_two_fit_one_step(monkeypatch: py
     assert halved.p99_s < 0.85 * whole.p99_s
 
 
+def test_an_overloaded_engine_is_busy_for_all_of_the_load_and_no_longer() -> None:
+    outcome = simulate(replace(SHORT, arrivals=Steady(4000.0), deadline_s=inf), Policy(Kind.OURS), 1)
+    assert 0.97 < outcome.utilisation <= 1.0
+
+
 def test_a_full_admission_refuses() -> None:
     outcome = simulate(replace(SHORT, arrivals=Steady(4000.0), max_held_tokens=5000), Policy(Kind.OURS), 1)
     assert outcome.refused > 1000
