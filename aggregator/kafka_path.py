@@ -68,6 +68,7 @@ class KafkaPath:
         self._dead_letters = DeadLetters(settings, producer, metrics, on_full_changed=self._hold, wall_clock=wall_clock)
         self._skew = ClockSkew(_tell_doubt)
         metrics.watch_clock(lambda: self._skew.shown_s(clock()))
+        self._asked = {name: {intake.defaults.model} for name, intake in intakes.items()}
         self._stopped: frozenset[str] = frozenset()
         self._held: frozenset[str] = frozenset()
         self._refusing: asyncio.Task[None] | None = None
@@ -92,8 +93,9 @@ class KafkaPath:
             if requests:
                 return requests
 
-    def check_reply_fits(self, request: Request) -> None:
-        """Raise InvalidRequest for a request whose reply would not fit its topic."""
+    def accept(self, request: Request) -> None:
+        """Note which model its topic's records ask for. Raises InvalidRequest if its reply would not fit its topic."""
+        self._asked[request.origin.lease.watermark.topic].add(request.model)
         check_reply_fits(request, request.options.dimensions, self._settings.max_reply_bytes)
 
     async def settle(self, requests: Sequence[Request], let_go: LetGo) -> None:
@@ -133,10 +135,12 @@ class KafkaPath:
         """Wait for the dead letters that are still to be written."""
         await self._dead_letters.written()
 
-    def hold(self, stopped: Callable[[str, Priority], bool]) -> None:
-        """Pause the topics whose default model and class are stopped."""
+    def hold(self, away: Callable[[str], bool], full: Callable[[str, Priority], bool]) -> None:
+        """Pause the topics whose own model is away, or of whose models one is full for their class."""
         self._stopped = frozenset(
-            name for name, intake in self._intakes.items() if stopped(intake.defaults.model, intake.defaults.priority)
+            name
+            for name, intake in self._intakes.items()
+            if away(intake.defaults.model) or any(full(model, intake.defaults.priority) for model in self._asked[name])
         )
         self._hold()
 

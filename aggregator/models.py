@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from math import inf
 from typing import Protocol
 
 from aggregator.core.admission import Admission
 from aggregator.core.dispatcher import DispatchPolicy
 from aggregator.core.lanes import UNMEASURED, Lane
 from aggregator.core.memory import step_budget
-from aggregator.core.query import Entry, Query
+from aggregator.core.query import Entry, Priority, Query
 from aggregator.core.queue import TokenQueue
 from aggregator.core.steering import Promise, SlaGoal, StepLimits
 from aggregator.errors import UnknownModel
+from aggregator.parked import Parked
 from aggregator.ports import Engine, ServerDescription, Tokenizer
 from aggregator.request import Request
 from aggregator.served import Counting, Served
@@ -40,13 +40,17 @@ class Model:
     admission: Admission
     revisions: dict[str, Served] = field(default_factory=dict)
     superseded: list[Served] = field(default_factory=list)
-    parked: list[Request] = field(default_factory=list)
+    parked: Parked = field(default_factory=Parked)
     unavailable_since_s: float | None = None
 
     @property
     def available(self) -> bool:
         """Whether some server can take a batch."""
         return any(served.engines for served in self.revisions.values())
+
+    def full(self) -> frozenset[Priority]:
+        """The classes of which Kafka must not bring more now, by what is queued or parked."""
+        return frozenset(Priority) if self.admission.is_filled(self.parked.tokens) else self.admission.stopped()
 
     def choose(self, revision: str) -> Served | None:
         """The revision to serve a request: the one it pins, else the one with most servers; None: none is known.
@@ -73,7 +77,7 @@ class Model:
         self.unavailable_since_s = None
         for revision in [revision for revision, served in self.revisions.items() if not served.engines]:
             self.superseded.append(self.revisions.pop(revision))
-        waiting, self.parked = self.parked, []
+        waiting = self.parked.take(lambda _: True)
         for served in self.superseded:
             served.retired = True
             waiting += served.abandon()
@@ -92,24 +96,12 @@ class Model:
 
     def take_out(self, gone: Callable[[Request], bool]) -> list[Request]:
         """Take the requests for which `gone` holds out of the queues; those under way come back on their own."""
-        taken = {request: None for request in self.parked if gone(request)}
-        self.parked = [request for request in self.parked if request not in taken]
+        taken = dict.fromkeys(self.parked.take(gone))
         for query, (queue, entry) in self.waiting():
             if gone(query.owner):
                 queue.cancel(query, entry)
                 taken[query.owner] = None
         return list(taken)
-
-    def expire_parked(self, now_s: float) -> list[Request]:
-        """Take out the parked requests whose deadline has passed."""
-        late = [request for request in self.parked if request.deadline_s <= now_s]
-        if late:
-            self.parked = [request for request in self.parked if request.deadline_s > now_s]
-        return late
-
-    def next_parked_deadline_s(self) -> float:
-        """When `expire_parked` has something to do next; `inf` when no deadline waits."""
-        return min((request.deadline_s for request in self.parked), default=inf)
 
 
 class Models:

@@ -197,11 +197,11 @@ class Pipeline:
 
     def _expire_waiting(self, model: Model, now_s: float) -> float:
         """Fail what waited too long for a model without servers; returns when that comes next."""
-        late = model.expire_parked(now_s)
+        late = model.parked.expire(now_s)
         self._metrics.expired(len(late))
         self._fail(late, _EXPIRED)
         if model.unavailable_since_s is None:
-            return model.next_parked_deadline_s()
+            return model.parked.next_deadline_s
         if self._draining:  # whoever reads their records next may have a server
             self._settling.forget(model, lambda request: request.source is Source.KAFKA)
         calls_end_s = model.unavailable_since_s + _CALLS_WAIT_S
@@ -211,7 +211,7 @@ class Pipeline:
         if self._draining or give_up_s <= now_s:
             self._fail(model.take_out(lambda _: True), _UNAVAILABLE)
             return inf
-        return min(model.next_parked_deadline_s(), give_up_s, calls_end_s if calls_end_s > now_s else inf)
+        return min(model.parked.next_deadline_s, give_up_s, calls_end_s if calls_end_s > now_s else inf)
 
     # 4. Run: one message to one model server, one back.
 

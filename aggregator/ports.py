@@ -90,8 +90,11 @@ class KafkaPath(Protocol):
         """
         ...
 
-    def check_reply_fits(self, request: Request) -> None:
-        """Raise InvalidRequest for a request whose reply could not be written, however it turns out."""
+    def accept(self, request: Request) -> None:
+        """Note which model its topic's records ask for.
+
+        Raises InvalidRequest for a request whose reply could not be written, however it turns out.
+        """
         ...
 
     async def settle(self, requests: Sequence[Request], let_go: LetGo) -> None:
@@ -110,8 +113,11 @@ class KafkaPath(Protocol):
         """Leases that hold their partition's watermark so far back that their inputs are to be aged."""
         ...
 
-    def hold(self, stopped: Callable[[str, Priority], bool]) -> None:
-        """Pause exactly the topics whose model (by name) and class are stopped."""
+    def hold(self, away: Callable[[str], bool], full: Callable[[str, Priority], bool]) -> None:
+        """Pause exactly the topics whose own model is `away`, or of whose models one is `full` for their class.
+
+        Models are given by name or alias; a topic's are its own, and those that its records asked for.
+        """
         ...
 
 

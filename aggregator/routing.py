@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from aggregator.core.query import Source
 from aggregator.errors import Code, ModelUnavailable, TokenbatchError
 from aggregator.models import Model, Models
+from aggregator.parked import Parked
 from aggregator.ports import KafkaPath
 from aggregator.request import Failure, Options, Request
 from aggregator.served import Served
@@ -34,7 +35,7 @@ class Routed:
 def route_all(requests: Sequence[Request], models: Models, kafka: KafkaPath | None, now_s: float) -> Routed:
     """Route requests of any source, at `now_s` (monotonic seconds); those that ask alike are looked up once."""
     routed = Routed()
-    routes: dict[tuple[str, str, Source, int], tuple[Options, list[Request]]] = {}
+    routes: dict[tuple[str, str, Source, int], tuple[Options, Parked | list[Request]]] = {}
     for request in requests:
         try:
             if request.remaining and request.deadline_s <= now_s:
@@ -45,11 +46,14 @@ def route_all(requests: Sequence[Request], models: Models, kafka: KafkaPath | No
                 route = routes.get(key)
                 if route is None:
                     model, served, options = _route(request, models)
-                    group = model.parked if served is None else routed.groups.setdefault(served, (model, []))[1]
-                    route = routes[key] = options, group
+                    if served is None:
+                        route = options, model.parked
+                    else:
+                        route = options, routed.groups.setdefault(served, (model, []))[1]
+                    routes[key] = route
                 request.options, group = route
                 if kafka is not None and request.source is Source.KAFKA:
-                    kafka.check_reply_fits(request)
+                    kafka.accept(request)
                 group.append(request)
             elif not request.given_up:
                 routed.refused.append(request)

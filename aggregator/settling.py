@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from aggregator.adapters.telemetry import Metrics
-from aggregator.core.query import Priority, Source
+from aggregator.core.query import Source
 from aggregator.core.watermark import Lease
 from aggregator.errors import Code
 from aggregator.models import Model, Models
@@ -72,15 +72,12 @@ class Settling:
         self._let_go(forgotten)
 
     def hold_topics(self) -> None:
-        """Hold the topics whose model can take no more of their class, and no others."""
+        """Hold the topics whose models can take no more of their class, and no others."""
         if self._kafka is not None:
-            stopped = {model.name: model.admission.stopped() for model in self._models if model.available}
-
-            def is_stopped(name: str, priority: Priority) -> bool:
-                classes = stopped.get(self._models.find(name).name)
-                return classes is None or priority in classes
-
-            self._kafka.hold(is_stopped)
+            find, full = self._models.find, {model.name: model.full() for model in self._models}
+            self._kafka.hold(
+                lambda name: not find(name).available, lambda name, priority: priority in full[find(name).name]
+            )
 
     def _let_go(self, requests: Sequence[Request]) -> None:
         """Free what settled requests held, and count them."""

@@ -85,9 +85,13 @@ class Admission:
         self._total -= token_count
         assert self._total >= 0, "More tokens were released than were held. This is a bug."
         if source is Source.GRPC:
-            left = self._called.pop(tenant) - token_count
+            left = self._called.pop(tenant, 0) - token_count  # none is there after calls without a token
             if left:
                 self._called[tenant] = left
+
+    def is_filled(self, token_count: int) -> bool:
+        """Whether so many tokens are all that may be held."""
+        return token_count >= self._policy.max_tokens
 
     def stopped(self) -> frozenset[Priority]:
         """The classes that Kafka intake must not bring more of now."""

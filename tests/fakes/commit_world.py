@@ -196,7 +196,7 @@ class World:
             for flight in tuple(self.broker.under_way):
                 self.broker.acknowledge(flight)
             for process in self.processes:
-                process.path.hold(lambda _model, _priority: False)
+                process.path.hold(lambda _model: False, lambda _model, _priority: False)
                 if process.taken:
                     process.settle(tuple(process.taken), failure)
             self.run(2.0)

@@ -155,7 +155,7 @@ class FakeKafka:
     async def written(self) -> None:
         pass
 
-    def check_reply_fits(self, request: Request) -> None:
+    def accept(self, request: Request) -> None:
         del request
 
     async def settle(self, requests: Sequence[Request], let_go: LetGo) -> None:
@@ -166,8 +166,8 @@ class FakeKafka:
     def stuck(self) -> Sequence[Lease]:
         return self.held_back
 
-    def hold(self, stopped: Callable[[str, Priority], bool]) -> None:
-        self.held = stopped
+    def hold(self, away: Callable[[str], bool], full: Callable[[str, Priority], bool]) -> None:
+        self.held = lambda model, priority: away(model) or full(model, priority)
 
 
 @dataclass(eq=False)

@@ -90,7 +90,7 @@ class CommitProtocol(RuleBasedStateMachine):
             case "break" if members:
                 members[which % len(members)].broken = True
             case _:
-                process.path.hold(lambda _model, _priority: what == "hold")
+                process.path.hold(lambda _model: what == "hold", lambda _model, _priority: False)
 
     @rule(commits=st.booleans(), replies=st.booleans(), poll_s=st.sampled_from((0.0, 0.0, 0.7)))
     def hold_answers(self, commits: bool, replies: bool, poll_s: float) -> None:

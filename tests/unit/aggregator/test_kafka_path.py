@@ -29,6 +29,7 @@ SETTINGS = KafkaSettings(
     topics=(TopicSettings(name="in"), TopicSettings(name="other")), reply_topic="out", group_id="g"
 )
 REQUEST = pb.EmbedRequest(request_id="q", inputs=[pb.Input(text=text) for text in ("a", "b")]).SerializeToString()
+NAMES_ANOTHER = pb.EmbedRequest(request_id="q", model="n", inputs=[pb.Input(text="a")]).SerializeToString()
 POISON = Failure(Code.INTERNAL, "it broke", attempts=4)
 
 
@@ -272,5 +273,27 @@ def test_what_is_settled_after_the_producer_was_closed_is_left_to_the_next_reade
         side.deliveries.stop_fetching()
         assert not await receiving
         assert side.kafka.committed["in", 0] == 0
+
+    check(work)
+
+
+def held(side: Side) -> set[str]:
+    """The topics that are not read now."""
+    return {topic for topic, _ in side.deliveries.paused()}
+
+
+def test_a_topic_is_held_for_every_model_that_its_records_asked_for_and_for_its_own_while_that_is_away() -> None:
+    async def work(side: Side) -> None:
+        side.kafka.append(("in", 0), OutgoingRecord("in", 0, b"k", NAMES_ANOTHER, []))
+        (request,) = await side.path.receive()
+        side.path.hold(lambda _: False, lambda model, _: model == "n")
+        assert held(side) == set()
+        side.path.accept(request)
+        side.path.hold(lambda _: False, lambda model, _: model == "n")
+        assert held(side) == {"in"}
+        side.path.hold(lambda model: model == "n", lambda *_: False)
+        assert held(side) == set()
+        side.path.hold(lambda model: model == "m", lambda *_: False)
+        assert held(side) == {"in", "other"}
 
     check(work)

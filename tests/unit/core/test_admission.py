@@ -74,3 +74,12 @@ def test_intake_that_stops_when_told_overshoots_by_no_more_than_one_delivery(
     assert held[BACKGROUND] < 500 + 120
     assert held[BACKGROUND] + held[DEFAULT] < 750 + 120
     assert admission.total < 1000 + 120
+
+
+def test_a_call_without_a_token_takes_and_leaves_nothing() -> None:
+    admission = Admission(AdmissionPolicy(100))
+    admission.charge(GRPC, 0, "t")
+    admission.charge(GRPC, 5, "t")
+    admission.release(GRPC, 5, "t")
+    admission.release(GRPC, 0, "t")
+    assert not admission.holds_calls
