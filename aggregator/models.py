@@ -136,9 +136,7 @@ class Models:
         return min((lane.due_s(now_s) for lane in lanes), default=now_s)
 
     def find(self, name: str) -> Model:
-        """The model of that name or alias; an empty name means the only model there is."""
-        if not name and len(self._models) == 1:
-            return self._models[0]
+        """The model of that name or alias. Raises UnknownModel."""
         model = self._by_name.get(name)
         if model is None:
             known = ", ".join(sorted(self._by_name))

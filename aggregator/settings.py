@@ -18,7 +18,7 @@ class TopicSettings(Group):
     """One query topic and what it says for requests that say nothing."""
 
     name: str = Field(description="the topic to read")
-    model: str = Field(default="", description="model of requests that name none; empty: the only model configured")
+    model: str = Field(default="", description="model of requests that name none; empty: the first one configured")
     priority: Literal["interactive", "default", "background"] = Field(
         default="default", description="class of requests that name none"
     )

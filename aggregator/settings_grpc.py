@@ -60,7 +60,7 @@ class GrpcSettings(Group):
 
     enabled: bool = Field(default=True, description="serve gRPC at all")
     bind: str = Field(default="0.0.0.0:50051", description="host:port; port 0 picks a free one")
-    model: str = Field(default="", description="model of requests that name none; empty: the only model configured")
+    model: str = Field(default="", description="model of requests that name none; empty: the first one configured")
     priority: Literal["interactive", "default", "background"] = Field(
         default="interactive", description="class of requests that name none"
     )
