@@ -140,7 +140,7 @@ class Aggregator:
                     tasks.create_task(self._grpc.stop(grace_s), name="stop grpc")
                 tasks.create_task(self._pipeline.drain(), name="drain")
         except TimeoutError:
-            _LOG.warning("drain ran out of time, unfinished records will be replayed")
+            _LOG.warning("drain ran out of time: unfinished records will be replayed, calls are cut off")
         if self._producer is not None and self._deliveries is not None:
             await self._producer.close(_CLOSE_TIMEOUT_S)
             await self._deliveries.close(_CLOSE_TIMEOUT_S)

@@ -20,6 +20,9 @@ from aggregator.request import Defaults
 from aggregator.settings import AggregatorSettings
 from aggregator.settings_grpc import AuthenticationSettings
 
+_STREAM_AGE_SHARE = 0.9
+"""Of the grace that a connection's calls have: a stream opened just before it began ends by itself, not cut off."""
+
 
 def make_gate(settings: AggregatorSettings, ready_aggregators: Callable[[], int] = lambda: 1) -> Gate:
     """The gate; a tenant's rate is divided among `ready_aggregators`."""
@@ -46,7 +49,14 @@ def make_front_door(
     callers = Callers(defaults, open_authentication(grpc.authentication), traced=tracing.enabled)
     load = Load(LoadLimits(grpc.max_calls, grpc.max_pending_bytes, grpc.max_streams))
     calls = Calls(embedder, callers, load)
-    return GrpcServer(EmbeddingsService(calls, models, tracing, stream_window=grpc.stream_window), grpc)
+    service = EmbeddingsService(
+        calls,
+        models,
+        tracing,
+        stream_window=grpc.stream_window,
+        stream_age_s=_STREAM_AGE_SHARE * grpc.max_connection_grace_s,
+    )
+    return GrpcServer(service, grpc)
 
 
 def authenticates(settings: AuthenticationSettings) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
@@ -9,7 +10,9 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+from typing_extensions import override
 
+from aggregator.adapters.grpc_refusals import Context
 from aggregator.adapters.grpc_server import SERVICE, EmbeddingsService
 from aggregator.adapters.tls import server_credentials
 from aggregator.errors import StartError
@@ -26,11 +29,12 @@ class GrpcServer:
     def __init__(self, service: EmbeddingsService, settings: GrpcSettings) -> None:
         """Raises StartError for certificates that cannot be used."""
         self._settings = settings
+        self._service = service
         self._credentials = server_credentials(settings.tls)
         self._server = grpc.aio.server(
             options=_options(settings), maximum_concurrent_rpcs=_MOST_CALLS * settings.max_calls
         )
-        self._health = health.aio.HealthServicer()
+        self._health = _Health()
         self.address = ""
         self._server.add_generic_rpc_handlers((service.handler(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
@@ -65,9 +69,39 @@ class GrpcServer:
             await self._health.set(name, status)
 
     async def stop(self, grace_s: float) -> None:
-        """Refuse new calls, let those under way finish within the grace period."""
+        """Refuse new calls, let those under way finish within the grace period, and end streams with what they read."""
         await self.set_serving(serving=False)
+        # After the server has told clients to connect elsewhere: there they open their next streams.
+        asyncio.get_running_loop().call_soon(self._end_streams)
         await self._server.stop(grace_s)
+
+    def _end_streams(self) -> None:
+        self._service.end_streams()
+        self._health.end_watches()
+
+
+class _Health(health.aio.HealthServicer):
+    """Health whose watches can be ended: by themselves they last, and a stop would wait for them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._watches: set[asyncio.Task[None]] = set()
+
+    @override
+    async def Watch(self, request: health_pb2.HealthCheckRequest, context: Context) -> None:
+        """Tell of every change, until `end_watches`."""
+        watch = asyncio.create_task(super().Watch(request, context), name="watch health")
+        self._watches.add(watch)
+        try:
+            await asyncio.wait((watch,))
+        finally:
+            self._watches.remove(watch)
+            watch.cancel()
+
+    def end_watches(self) -> None:
+        """All that are open."""
+        for watch in self._watches:
+            watch.cancel()
 
 
 def _options(settings: GrpcSettings) -> list[tuple[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from math import inf
 from typing import Any, cast
@@ -10,7 +11,7 @@ import grpc
 
 from aggregator.adapters.grpc_calls import Call, Calls
 from aggregator.adapters.grpc_refusals import Context, abort
-from aggregator.adapters.grpc_stream import Stream
+from aggregator.adapters.grpc_stream import OVER, Stream
 from aggregator.adapters.tracing import Tracing
 from aggregator.errors import TokenbatchError
 from aggregator.models import Models
@@ -26,14 +27,19 @@ SERVICE = pb.DESCRIPTOR.services_by_name["Embeddings"].full_name
 class EmbeddingsService:
     """The public service. A call fails as a whole only when none of its inputs got a vector.
 
-    Answers leave as bytes: those of one batch share most of them.
+    Answers leave as bytes: those of one batch share most of them. A stream is over at the age of `stream_age_s`.
     """
 
-    def __init__(self, calls: Calls, models: Models, tracing: Tracing, *, stream_window: int = 256) -> None:
+    def __init__(
+        self, calls: Calls, models: Models, tracing: Tracing, *, stream_window: int = 256, stream_age_s: float = 270.0
+    ) -> None:
         self._calls = calls
         self._models = models
         self._tracing = tracing
         self._stream_window = stream_window
+        self._stream_age_s = stream_age_s
+        self._streams: set[Stream] = set()
+        self._streams_over = False
 
     async def Embed(self, request: pb.EmbedRequest, context: Context) -> bytes:
         """One call, one or many inputs."""
@@ -54,19 +60,33 @@ class EmbeddingsService:
         self, request_iterator: AsyncIterator[pb.EmbedRequest], context: Context
     ) -> AsyncIterator[bytes]:
         """Many requests on one stream, answered as they complete; reading pauses while the window is full."""
+        if self._streams_over:
+            await abort(context, OVER)
         calls = self._calls
         try:
             identity = calls.callers.identify(context)
             calls.load.open_stream()
         except TokenbatchError as error:
             await abort(context, Failure.of(error))
+        stream = Stream(calls, identity, self._deadline_s(context), self._stream_window)
+        self._streams.add(stream)
+        age = asyncio.get_running_loop().call_later(self._stream_age_s, stream.end)
         try:
             with self._tracing.serve(SERVICE, "EmbedStream", identity.traceparent):
-                stream = Stream(calls, identity, self._deadline_s(context), self._stream_window)
                 async for answer in stream.serve(request_iterator):
                     yield answer
         finally:
+            age.cancel()
+            self._streams.remove(stream)
             calls.load.close_stream()
+        if stream.cut_short:
+            await abort(context, OVER)
+
+    def end_streams(self) -> None:
+        """Let every stream answer what it has read, and be over; no more are opened."""
+        self._streams_over = True
+        for stream in self._streams:
+            stream.end()
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
         """Every revision that is in service."""

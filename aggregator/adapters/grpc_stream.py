@@ -9,11 +9,12 @@ from collections.abc import AsyncIterator
 from aggregator.adapters.grpc_callers import Identity
 from aggregator.adapters.grpc_calls import Call, Calls, refusal
 from aggregator.errors import Code, TokenbatchError
-from aggregator.request import Request
+from aggregator.request import Failure, Request
 from aggregator.serialized import to_protobuf
 from protos.embedding.v1 import embedding_pb2 as pb
 
 _LOG = logging.getLogger(__name__)
+OVER = Failure(Code.UNAVAILABLE, "this stream is over: open a new one, and send there what has no answer yet")
 
 
 class _StreamedCall(Call):
@@ -43,15 +44,23 @@ class Stream:
         self._answers: asyncio.Queue[Request | bytes | None] = asyncio.Queue()
         self._under_way: set[Request] = set()
         self._all_read = False
+        self._reading: asyncio.Task[None] | None = None
+        self.cut_short = False
+
+    def end(self) -> None:
+        """Read no more; `serve` ends once all that was read is answered, `cut_short` if more might have come."""
+        if self._reading is not None and self._reading.cancel():
+            self.cut_short = True
 
     async def serve(self, messages: AsyncIterator[pb.EmbedRequest]) -> AsyncIterator[bytes]:
         """The answers in the order of completion, until every request that was read has one."""
-        reading = asyncio.create_task(self._read(messages), name="stream")
+        reading = self._reading = asyncio.create_task(self._read(messages), name="stream")
         try:
             while (answer := await self._answers.get()) is not None:
                 yield _written(answer) if isinstance(answer, Request) else answer
                 self._window.release()
-            await reading
+            if not self.cut_short:
+                await reading
         finally:
             reading.cancel()
             for request in self._under_way:

@@ -73,7 +73,7 @@ async def test_an_aggregator_that_is_told_to_stop_drains_and_another_goes_on(
         assert time.monotonic() - started_s < 25.0
         told = [fields["event"] for fields in first.process.news()]
         assert told[-1] == "aggregator stopped"
-        assert "drain ran out of time, unfinished records will be replayed" not in told
+        assert "drain ran out of time: unfinished records will be replayed, calls are cut off" not in told
         if second is None:
             second = await asyncio.to_thread(start_aggregator, steady, topics=first.topics, settings=BUDGET)
     assert duplicates(desk) == 0
@@ -90,7 +90,7 @@ async def test_a_drain_that_runs_out_of_time_leaves_the_rest_to_another(
     async with under_load(first) as desk:
         assert await asyncio.to_thread(first.process.stop, 60.0) == 0, first.process.child.log.tail()
         told = [fields["event"] for fields in first.process.news()]
-        assert "drain ran out of time, unfinished records will be replayed" in told
+        assert "drain ran out of time: unfinished records will be replayed, calls are cut off" in told
         assert told[-1] == "aggregator stopped"
         await asyncio.to_thread(start_aggregator, steady, topics=first.topics, settings=BUDGET)
     assert duplicates(desk) == 0

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from aggregator.request import Request
 from aggregator.serialized import to_protobuf
@@ -15,6 +17,35 @@ from protos.embedding.v1 import embedding_pb2 as pb
 from tests.integration.frontdoor.door import Door, SlowEngine, ask, front_door, until
 
 LONG = "word " * 60
+
+
+class Asking:
+    """A stream whose client goes on asking: `ask` one more, while `answers` come, until it `ended`, and how."""
+
+    def __init__(self, door: Door) -> None:
+        self.answers: list[pb.EmbedResponse] = []
+        self._asked: asyncio.Queue[pb.EmbedRequest] = asyncio.Queue()
+        self._taking = asyncio.create_task(self._take(door.stub.EmbedStream(self._messages())))
+
+    def ask(self, *names: str) -> None:
+        for name in names:
+            self._asked.put_nowait(ask(name, request_id=name))
+
+    async def ended(self) -> tuple[grpc.StatusCode, str | None]:
+        async with asyncio.timeout(10):
+            return await self._taking
+
+    async def _messages(self) -> AsyncIterator[pb.EmbedRequest]:
+        while True:
+            yield await self._asked.get()
+
+    async def _take(self, stream: Any) -> tuple[grpc.StatusCode, str | None]:
+        try:
+            async for answer in stream:
+                self.answers.append(answer)
+        except grpc.aio.AioRpcError as error:
+            return error.code(), error.details()
+        return grpc.StatusCode.OK, None
 
 
 async def exchange(door: Door, *messages: pb.EmbedRequest, **options: Any) -> list[pb.EmbedResponse]:
@@ -158,3 +189,59 @@ async def test_only_so_many_streams_are_open() -> None:
             stream.cancel()
         await asyncio.sleep(0.1)
         assert len(await exchange(door, ask("rain"))) == 1
+
+
+async def test_a_stop_answers_what_streams_have_read_and_ends_them() -> None:
+    engine = SlowEngine()
+    async with front_door(engine) as door:
+        idle, busy = Asking(door), Asking(door)
+        idle.ask("before")
+        await until(lambda: idle.answers)
+        engine.gate.clear()
+        busy.ask("rain", "snow")
+        await until(lambda: door.models.served()[0].dispatcher.queue or engine.queries == 3)
+        stopping = asyncio.create_task(door.server.stop(30))
+        assert (await idle.ended())[0] is grpc.StatusCode.UNAVAILABLE
+        busy.ask("too late")
+        await asyncio.sleep(0.2)
+        assert not busy.answers
+        engine.gate.set()
+        code, words = await busy.ended()
+        async with asyncio.timeout(5):
+            await stopping
+    assert sorted(answer.request_id for answer in busy.answers) == ["rain", "snow"]
+    assert all(not answer.status.code for answer in busy.answers)
+    assert code is grpc.StatusCode.UNAVAILABLE
+    assert "open a new one" in (words or "")
+
+
+async def test_a_stop_leaves_streams_whose_client_said_all_to_end_well() -> None:
+    engine = SlowEngine()
+    async with front_door(engine) as door:
+        engine.gate.clear()
+        exchanging = asyncio.create_task(exchange(door, ask("rain"), ask("snow")))
+        await until(lambda: engine.queries == 2)
+        stopping = asyncio.create_task(door.server.stop(30))
+        await asyncio.sleep(0.2)
+        engine.gate.set()
+        assert len(await exchanging) == 2
+        await stopping
+
+
+async def test_a_stream_is_over_before_its_connection_is_cut_off() -> None:
+    async with front_door(settings={"grpc": {"max_connection_grace_s": 1.0}}) as door:
+        stream, started_s = Asking(door), time.monotonic()
+        stream.ask("rain")
+        assert (await stream.ended())[0] is grpc.StatusCode.UNAVAILABLE
+        assert 0.8 < time.monotonic() - started_s < 1.5
+        assert len(stream.answers) == 1
+        assert len(await exchange(door, ask("snow"))) == 1
+
+
+async def test_those_who_watch_health_do_not_hold_up_a_stop() -> None:
+    async with front_door() as door:
+        health: Any = health_pb2_grpc.HealthStub(door.channel)  # the stubs know no Watch
+        watch = health.Watch(health_pb2.HealthCheckRequest())
+        assert (await anext(aiter(watch))).status == health_pb2.HealthCheckResponse.SERVING
+        async with asyncio.timeout(5):
+            await door.server.stop(30)
