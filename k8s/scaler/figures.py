@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from aggregator.core.demand import Demand, DemandPolicy, Load, StaleInputError, backlog_tokens, pod_throughput
 from k8s.scaler.aggregators import Answers
 from k8s.scaler.kafka_lag import LogEnds, Place
+from k8s.scaler.shares import TopicShares
 from protos.aggregator.v1 import aggregator_pb2 as pb
 
 
@@ -36,7 +37,7 @@ class ModelFigures:
     def __init__(
         self,
         name: str,
-        topics: Sequence[str],
+        shares: TopicShares,
         policy: DemandPolicy,
         *,
         first_tokens_per_record: float,
@@ -44,9 +45,9 @@ class ModelFigures:
     ) -> None:
         self._name = name
         self._arrival_window_s = arrival_window_s
-        self._topics = tuple(topics)
+        self._shares = shares
         self._demand = Demand(policy)
-        self._growth: deque[tuple[float, int]] = deque()
+        self._growth: deque[tuple[float, Mapping[str, int]]] = deque()
         self._tokens_per_record = first_tokens_per_record
 
     def update(self, answers: Answers, ends: LogEnds, replicas: Replicas | None, now_s: float) -> Figure:
@@ -56,11 +57,13 @@ class ModelFigures:
         lengths = [model.tokens_per_record for model in models if model.tokens_per_record > 0]
         if lengths:
             self._tokens_per_record = sum(lengths) / len(lengths)
-        unread = ends.unread(positions(answers.answers), self._topics)
+        shares = self._shares.of(self._name, answers.answers)
+        taken = positions(answers.answers)
+        unread = round(sum(share * ends.unread(taken, topic) for topic, share in shares.items()))
         parked = sum(model.parked_requests for model in models)
         held = sum(model.held_tokens for model in models)
         load = Load(
-            arrival_tokens_per_s=self._arrivals(models, ends),
+            arrival_tokens_per_s=self._arrivals(models, ends, shares),
             backlog_tokens=backlog_tokens(unread + parked, self._tokens_per_record, held),
             pod_tokens_per_s=_throughput(models),
             measured_s=measured_s,
@@ -71,18 +74,19 @@ class ModelFigures:
         )
         return Figure(self._demand.publish(load, now_s), unread, measured_s)
 
-    def _arrivals(self, models: Sequence[pb.ModelDemand], ends: LogEnds) -> float:
+    def _arrivals(self, models: Sequence[pb.ModelDemand], ends: LogEnds, shares: Mapping[str, float]) -> float:
         """Calls as the aggregators counted them; records as the topics grew, for what is paused is not fetched."""
         growth = self._growth
         if not growth or ends.measured_s > growth[-1][0]:
-            growth.append((ends.measured_s, ends.records(self._topics)))
+            growth.append((ends.measured_s, {topic: ends.records(topic) for topic in shares}))
         while len(growth) > 1 and growth[1][0] <= ends.measured_s - self._arrival_window_s:
             growth.popleft()
         calls = sum(model.grpc_tokens_per_s for model in models)
         (first_s, first), (last_s, last) = growth[0], growth[-1]
         if last_s == first_s:
             return calls + sum(model.kafka_tokens_per_s for model in models)
-        return calls + max(0, last - first) / (last_s - first_s) * self._tokens_per_record
+        records = sum(share * max(0, last[topic] - first[topic]) for topic, share in shares.items())
+        return calls + records / (last_s - first_s) * self._tokens_per_record
 
 
 class Published:

@@ -30,17 +30,17 @@ class LogEnds:
     committed: Mapping[Place, int]
     measured_s: float
 
-    def unread(self, positions: Mapping[Place, int], topics: Sequence[str]) -> int:
+    def unread(self, positions: Mapping[Place, int], topic: str) -> int:
         """Records that nobody took yet: from the owner's position, else the commit, else the beginning of the log."""
         return sum(
             max(0, end - max(positions.get(place, self.committed.get(place, 0)), self.starts.get(place, 0)))
             for place, end in self.ends.items()
-            if place[0] in topics
+            if place[0] == topic
         )
 
-    def records(self, topics: Sequence[str]) -> int:
+    def records(self, topic: str) -> int:
         """Sum of the log ends: its growth is the rate of arrival."""
-        return sum(end for place, end in self.ends.items() if place[0] in topics)
+        return sum(end for place, end in self.ends.items() if place[0] == topic)
 
 
 class KafkaLag:

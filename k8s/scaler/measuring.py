@@ -17,6 +17,7 @@ from k8s.scaler.figures import ModelFigures, Published, Replicas
 from k8s.scaler.kafka_lag import LogEnds
 from k8s.scaler.metrics import ScalerMetrics
 from k8s.scaler.settings import ModelSettings, ScalerSettings
+from k8s.scaler.shares import TopicShares
 
 _LOG = logging.getLogger(__name__)
 
@@ -59,7 +60,7 @@ class Measuring:
         self._clock = clock
         self._ends: LogEnds | None = None
         self._replicas: dict[str, Replicas] = {}
-        topics = topics_by_model(settings.kafka, settings.models)
+        shares = TopicShares(topics_by_model(settings.kafka, settings.models))
         policy = settings.policy
         demand = DemandPolicy(
             policy.drain_s, policy.utilisation, policy.peak_hold_s, policy.max_age_s, policy.max_hold_s
@@ -67,7 +68,7 @@ class Measuring:
         self._figures = {
             model.name: ModelFigures(
                 model.name,
-                topics[model.name],
+                shares,
                 demand,
                 first_tokens_per_record=policy.tokens_per_record,
                 arrival_window_s=policy.arrival_window_s,

@@ -66,10 +66,10 @@ async def test_ends_beginnings_and_commits_are_read(kafka: KafkaBroker) -> None:
         assert ends.ends == {(topic, 0): 5, (topic, 1): 0}
         assert ends.starts == {(topic, 0): 0, (topic, 1): 0}
         assert ends.committed == {(topic, 0): 3}
-        assert ends.unread({}, [topic]) == 2
-        assert ends.unread({(topic, 0): 5}, [topic]) == 0
+        assert ends.unread({}, topic) == 2
+        assert ends.unread({(topic, 0): 5}, topic) == 0
         await produce(of, topic, 1, 4)
-        assert (await lag.read(2.0)).records([topic]) == 9
+        assert (await lag.read(2.0)).records(topic) == 9
     finally:
         await lag.close()
 

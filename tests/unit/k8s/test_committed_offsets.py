@@ -87,7 +87,7 @@ async def read(monkeypatch: pytest.MonkeyPatch, offsets: Offsets, error_code: in
 async def test_a_partition_without_a_commit_counts_from_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
     found = await read(monkeypatch, [("t", [(0, 40, "", 0), (1, -1, "", 0)])])
     assert found.committed == {("t", 0): 40}
-    assert found.unread({}, ["t"]) == 60 + 100
+    assert found.unread({}, "t") == 60 + 100
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from k8s.scaler.catalog import AGGREGATOR_BUSY, LAG, REQUIRED_REPLICAS, Catalog,
 from k8s.scaler.figures import Figure, ModelFigures, Published, Replicas, positions
 from k8s.scaler.kafka_lag import LogEnds
 from k8s.scaler.selectors import BadSelector, matches
+from k8s.scaler.shares import TopicShares
 from protos.aggregator.v1 import aggregator_pb2 as pb
 
 TOPIC = "requests"
@@ -33,7 +34,9 @@ def ends(at_s: float, *log_ends: int, committed: dict[int, int] | None = None) -
 
 
 def figures(arrival_window_s: float = 20.0) -> ModelFigures:
-    return ModelFigures("m", [TOPIC], POLICY, first_tokens_per_record=10.0, arrival_window_s=arrival_window_s)
+    return ModelFigures(
+        "m", TopicShares({"m": [TOPIC]}), POLICY, first_tokens_per_record=10.0, arrival_window_s=arrival_window_s
+    )
 
 
 def test_calls_and_backlog_together_make_the_figure() -> None:
@@ -52,7 +55,7 @@ def test_a_partition_without_an_owner_counts_from_its_commit_and_without_a_commi
 
 def test_records_that_retention_deleted_are_no_lag() -> None:
     found = LogEnds({(TOPIC, 0): 900}, {(TOPIC, 0): 1000}, {(TOPIC, 0): 100}, 0.0)
-    assert found.unread({}, [TOPIC]) == 100
+    assert found.unread({}, TOPIC) == 100
 
 
 def test_where_two_claim_a_partition_the_one_who_is_further_counts() -> None:
@@ -84,6 +87,37 @@ def test_a_step_of_arrivals_is_seen_whole_once_the_window_has_passed_and_not_bef
 def test_the_demand_of_all_aggregators_is_summed_and_each_pod_counts_once() -> None:
     answers = Answers(tuple(answer((n, 0), grpc_tokens_per_s=7500.0) for n in range(4)), 0.0)
     assert figures().update(answers, ends(0.0, 0, 0, 0, 0), None, 0.0).required_replicas == pytest.approx(4.0)
+
+
+def test_two_models_on_one_topic_get_what_each_is_sent() -> None:
+    shares = TopicShares({"m": [TOPIC], "n": []})
+    models = {
+        name: ModelFigures(name, shares, POLICY, first_tokens_per_record=10.0, arrival_window_s=20.0) for name in "mn"
+    }
+    lane = pb.Lane(address="a", token_budget=500, step_time_s=0.05)
+    demand = [
+        pb.ModelDemand(model=name, kafka_tokens_per_s=10_000.0, tokens_per_record=length, lanes=[lane])
+        for name, length in (("m", 10.0), ("n", 40.0))
+    ]
+    found: dict[str, Figure] = {}
+    for second in range(0, 30, 5):
+        end = 1250 * second  # 1,000 records a second of 10 tokens for one, 250 of 40 for the other
+        owned = [pb.Partition(topic=TOPIC, partition=0, fetch_position=max(0, end - 300), model="m")]
+        answers = Answers((pb.GetDemandResponse(models=demand, partitions=owned),), float(second))
+        for name, model in models.items():
+            found[name] = model.update(answers, ends(float(second), end), None, float(second))
+    assert {name: figure.lag_records for name, figure in found.items()} == {"m": 240, "n": 60}
+    arrivals, backlog = 10_000, 2400
+    for figure in found.values():
+        assert figure.required_replicas == pytest.approx((arrivals + backlog / 30) / 7500)
+
+
+def test_shares_hold_while_nothing_is_fetched_and_at_first_all_is_the_topics_own_models() -> None:
+    shares = TopicShares({"m": [TOPIC], "n": [], "o": ["other"]})
+    assert [shares.of(name, []) for name in "mno"] == [{TOPIC: 1.0}, {TOPIC: 0.0, "other": 0.0}, {"other": 1.0}]
+    fetched = [pb.ModelDemand(model=name, kafka_tokens_per_s=30.0, tokens_per_record=10.0) for name in "mn"]
+    for answers in ([pb.GetDemandResponse(models=fetched)], [], [pb.GetDemandResponse()]):
+        assert [shares.of(name, answers) for name in "mn"] == [{TOPIC: 0.5}, {TOPIC: 0.5, "other": 0.5}]
 
 
 def test_parked_requests_are_backlog_and_wake_a_model_without_pods() -> None:
