@@ -35,10 +35,15 @@ from aggregator.models import Model, Models
 from aggregator.pipeline import Pipeline
 from aggregator.ports import Tokenizer
 from aggregator.runtime import telemetry
+from aggregator.runtime.health import Heartbeat
 from aggregator.settings import AggregatorSettings, SlaSettings
 
 _LOG = logging.getLogger(__name__)
 _CLOSE_TIMEOUT_S = 5.0
+_UNREADY_S = 10.0
+"""An event loop that has not come round for so long is sent no more work,"""
+_WEDGED_S = 60.0
+"""and after so long the process is not alive."""
 
 
 class Aggregator:
@@ -89,25 +94,30 @@ class Aggregator:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Start, work until `stop` is set, drain within the grace period; a start that still waits is given up."""
+        heartbeat = Heartbeat()
+        self._telemetry.health.live.update(loop=heartbeat.within(_WEDGED_S))
         async with asyncio.TaskGroup() as tasks:
-            start = tasks.create_task(self._start(tasks), name="start")
+            start = tasks.create_task(self._start(tasks, heartbeat), name="start")
             await stop.wait()
             if start.done():
                 await self._drain()
             for task in (start, *self._work):
                 task.cancel()
+        heartbeat.stop()
         for worker in self._workers:
             worker.shutdown(wait=False, cancel_futures=True)
         self._telemetry.shutdown()
         _LOG.info("aggregator stopped")
 
-    async def _start(self, tasks: asyncio.TaskGroup) -> None:
+    async def _start(self, tasks: asyncio.TaskGroup, heartbeat: Heartbeat) -> None:
         """Take up work in `tasks`, once Kafka and every port can be had. Raises StartError."""
         settings = self._settings
         if settings.kafka.enabled:
             await prepare_topics(settings.kafka, settings.lifecycle.connect_timeout_s)
         self._metrics.watch(lambda: snapshot(self._models, self._deliveries, self._report.tokens_per_record))
-        self._telemetry.health.ready.update(models=self._models_ready, kafka=self._kafka_ready)
+        self._telemetry.health.ready.update(
+            models=self._models_ready, kafka=self._kafka_ready, loop=heartbeat.within(_UNREADY_S)
+        )
         self._work.append(tasks.create_task(self._pipeline.run(), name="pipeline"))
         self._work.append(tasks.create_task(self._ready_aggregators.run(), name="ready aggregators"))
         if self._demand is not None:

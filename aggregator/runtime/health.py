@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 Check = Callable[[], str | None]
 """Returns why it does not hold, or None when it does. Called on another thread than the event loop's."""
+_BEAT_S = 1.0
 
 
 @dataclass(slots=True)
@@ -27,9 +30,36 @@ class Health:
         return _result(self.ready, "ready")
 
 
+class Heartbeat:
+    """Tells other threads when the event loop last came round, by a beat a second."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Begin, on the running event loop."""
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._beat()
+
+    def stop(self) -> None:
+        """Beat no more."""
+        self._timer.cancel()
+
+    def within(self, most_s: float) -> Check:
+        """The check that the loop came round in the last `most_s` seconds."""
+
+        def check() -> str | None:
+            silent_s = self._clock() - self._beaten_s
+            return None if silent_s <= most_s else f"has not come round for {silent_s:.0f} s"
+
+        return check
+
+    def _beat(self) -> None:
+        self._beaten_s = self._clock()
+        self._timer = self._loop.call_later(_BEAT_S, self._beat)
+
+
 def _result(checks: Mapping[str, Check], word: str) -> tuple[bool, str]:
     lines: list[str] = []
-    for name, check in checks.items():
+    for name, check in tuple(checks.items()):  # the event loop may add one meanwhile
         reason = check()
         lines.append(f"[{'-' if reason else '+'}]{name} {reason or 'ok'}\n")
     failed = any(line.startswith("[-]") for line in lines)

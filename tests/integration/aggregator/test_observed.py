@@ -78,14 +78,14 @@ async def test_health_says_what_is_missing(start_aggregator: StartAggregator, ne
 
     def shows(status: int, *lines: str) -> None:
         until(lambda: page(process.metrics_address, "/readyz") == (status, "".join(f"{line}\n" for line in lines)))
-        assert page(process.metrics_address, "/livez") == (200, "ok\n")
+        assert page(process.metrics_address, "/livez") == (200, "[+]loop ok\nok\n")
 
     until(lambda: is_open(process.metrics_address))
-    shows(503, "[-]models no model server is available", "[+]kafka ok", "failed")
+    shows(503, "[-]models no model server is available", "[+]kafka ok", "[+]loop ok", "failed")
     server.start()
-    shows(200, "[+]models ok", "[+]kafka ok", "ready")
+    shows(200, "[+]models ok", "[+]kafka ok", "[+]loop ok", "ready")
     server.kill()
-    shows(503, "[-]models no model server is available", "[+]kafka ok", "failed")
+    shows(503, "[-]models no model server is available", "[+]kafka ok", "[+]loop ok", "failed")
     assert page(process.metrics_address, "/nothing")[0] == 404
     async with open_desk(running.kafka, running.topics) as desk:
         await desk.produce(query("a question that waits", "waiting"))
