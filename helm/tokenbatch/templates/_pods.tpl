@@ -77,6 +77,24 @@ topologySpreadConstraints:
   {{- end }}
 {{- end -}}
 
+{{/*
+What spec.replicas says, where it says anything: (list $ name scaled replicas).
+
+An autoscaler's number must not be said. But once a manifest has said one, the next that says none takes the field away, and the API
+server puts 1 in its place: then it says what there is. Deployments whose manifest never said it bear the annotation tokenbatch/replicas.
+*/}}
+{{- define "tokenbatch.replicas" -}}
+{{- if not (index . 2) -}}
+{{- index . 3 -}}
+{{- else -}}
+{{- with lookup "apps/v1" "Deployment" (index . 0).Release.Namespace (index . 1) -}}
+{{- if ne (dig "metadata" "annotations" "tokenbatch/replicas" "" .) "autoscaler" -}}
+{{- int64 .spec.replicas -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* Wait, so that whoever still has this pod in his list can leave: works before native sleep came (1.30), too. */}}
 {{- define "tokenbatch.preStop" -}}
 {{- if gt (int .preStopSeconds) 0 -}}

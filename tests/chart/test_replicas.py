@@ -1,0 +1,112 @@
+"""An upgrade leaves a Deployment the replicas that it has, whoever gave them: a field taken away would become 1."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.chart.rendering import Object, find, render, template
+from tests.fakes.kubernetes_api import FakeKubernetesApi
+
+DEPLOYMENTS = ("t-tokenbatch-aggregator", "t-tokenbatch-all-minilm-l6-v2")
+SCALED = "autoscaling.mode=hpa,aggregator.autoscaling.enabled=true"
+
+
+def cluster() -> FakeKubernetesApi:
+    """As much of an API server as Helm asks for before it looks an object up: the kinds there are."""
+    api = FakeKubernetesApi()
+    groups: dict[str, Object] = {}
+    kinds = {(each["apiVersion"], each["kind"]) for each in render("default", "--set", SCALED)}
+    for version in {version for version, _ in kinds}:
+        resources = [
+            {
+                "name": plural(kind),
+                "singularName": "",
+                "kind": kind,
+                "namespaced": kind != "APIService",
+                "verbs": ["get"],
+            }
+            for of, kind in kinds
+            if of == version
+        ]
+        listed = {"kind": "APIResourceList", "groupVersion": version, "resources": resources}
+        api.put(f"/apis/{version}" if "/" in version else f"/api/{version}", listed)
+        if "/" in version:
+            served = {"groupVersion": version, "version": version.partition("/")[2]}
+            groups[version] = {"name": version.partition("/")[0], "versions": [served], "preferredVersion": served}
+    api.put("/apis", {"kind": "APIGroupList", "groups": list(groups.values())})
+    api.put("/api", {"kind": "APIVersions", "versions": ["v1"]})
+    api.put("/version", {"major": "1", "minor": "36", "gitVersion": "v1.36.0"})
+    return api
+
+
+def plural(kind: str) -> str:
+    return kind.lower().removesuffix("y") + ("ies" if kind.endswith("y") else "s")
+
+
+async def rendered(
+    folder: Path, helm: int, values: str, replicas: dict[str, int], annotations: dict[str, str]
+) -> list[Object]:
+    """The manifest of an upgrade where these Deployments are there."""
+    api = cluster()
+    owner = {"meta.helm.sh/release-name": "t", "meta.helm.sh/release-namespace": "ns"}
+    for name, number in replicas.items():
+        deployment: dict[str, Any] = {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": {
+                "name": name,
+                "namespace": "ns",
+                "labels": {"app.kubernetes.io/managed-by": "Helm"},
+                "annotations": owner | annotations,
+            },
+            "spec": {"replicas": number},
+        }
+        api.put(f"/apis/apps/v1/namespaces/ns/deployments/{name}", deployment)
+    async with api.started():
+        file = folder / "kubeconfig"
+        content = {
+            "current-context": "here",
+            "contexts": [{"name": "here", "context": {"cluster": "here", "user": "me"}}],
+            "clusters": [{"name": "here", "cluster": {"server": api.url}}],
+            "users": [{"name": "me", "user": {}}],
+        }
+        file.write_text(yaml.safe_dump(content), encoding="utf-8")
+        arguments = ("--dry-run=server", "--disable-openapi-validation", "--kubeconfig", str(file), "--set", values)
+        done = await asyncio.to_thread(template, helm, "default", *arguments)
+    assert done.returncode == 0, done.stderr
+    return [each for each in yaml.safe_load_all(done.stdout) if each]
+
+
+@pytest.mark.parametrize("helm", [3, 4])
+async def test_autoscaling_that_is_turned_on_takes_no_replicas_away(helm: int, tmp_path: Path) -> None:
+    objects = await rendered(tmp_path, helm, SCALED, dict(zip(DEPLOYMENTS, (5, 0), strict=True)), {})
+    for name, replicas in zip(DEPLOYMENTS, (5, 0), strict=True):
+        deployment = find(objects, "Deployment", name)
+        assert deployment["spec"]["replicas"] == replicas
+        assert "annotations" not in deployment["metadata"]
+
+
+@pytest.mark.parametrize("helm", [3, 4])
+async def test_a_number_that_was_never_said_is_left_unsaid_so_that_a_roll_back_brings_none_back(
+    helm: int, tmp_path: Path
+) -> None:
+    first = await rendered(tmp_path, helm, SCALED, {}, {})
+    annotations = find(first, "Deployment", DEPLOYMENTS[0])["metadata"]["annotations"]
+    later = await rendered(tmp_path, helm, SCALED, dict.fromkeys(DEPLOYMENTS, 5), annotations)
+    for objects in (first, later):
+        for name in DEPLOYMENTS:
+            deployment = find(objects, "Deployment", name)
+            assert "replicas" not in deployment["spec"]
+            assert deployment["metadata"]["annotations"] == annotations
+
+
+async def test_without_an_autoscaler_the_values_say_it(tmp_path: Path) -> None:
+    values = "autoscaling.mode=none,modelServer.replicas=3,aggregator.replicas=3"
+    objects = await rendered(tmp_path, 4, values, dict.fromkeys(DEPLOYMENTS, 5), {})
+    for name in DEPLOYMENTS:
+        assert find(objects, "Deployment", name)["spec"]["replicas"] == 3
