@@ -25,11 +25,14 @@ _TEXT = (
     "The same seed gives the same page."
 )
 
+_TIME = "The whole takes some six minutes of processor time, which all cores share."
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
+    parser.epilog = _TIME
     parser.add_argument("--out", type=Path, default=Path("report.html"), metavar="FILE", help="(%(default)s)")
-    parser.add_argument("--quick", action="store_true", help="few points and short runs, in seconds instead of minutes")
+    parser.add_argument("--quick", action="store_true", help="few points and short runs, in half a minute")
     parser.add_argument(
         "--only", nargs="+", choices=_SECTIONS, default=list(_SECTIONS), metavar="SECTION",
         help=f"these sections, of {', '.join(_SECTIONS)}; all when absent",

@@ -136,14 +136,17 @@ def _attainment(effort: Effort, pool: Pool) -> Section:
         )
         for policy, found in runs.items()
     ]
-    rows = [(policy.label, *(f"{100 * one.in_time:.1f}" for one in found)) for policy, found in runs.items()]
+    rows = [
+        (f"{share:g}", *(f"{100 * one.in_time:.1f}" for one in found))
+        for share, *found in zip(effort.loads, *runs.values(), strict=True)
+    ]
     return Section(
         "attainment",
         "Answers in time against load",
         f"The same runs: the share of all queries answered within {1e3 * slo_s:.0f} ms. A load of 1 is what the "
         "pod can do in full steps.",
         [Plot("answers in time", "load", "per cent", lines, y_max=105)],
-        Table(("policy, % by load", *(f"{share:g}" for share in effort.loads)), rows),
+        Table(("load; % in time", *(policy.label for policy in runs)), rows),
         effort.command("attainment"),
         str(effort.seed),
     )

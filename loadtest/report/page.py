@@ -21,16 +21,20 @@ svg { width: 100%; max-width: 44rem; height: auto; display: block; }
 table { border-collapse: collapse; font-size: .85rem; margin: 1rem 0; }
 th, td { padding: .2rem .7rem .2rem 0; text-align: right; white-space: nowrap; }
 th { border-bottom: 1px solid var(--faint); white-space: normal; vertical-align: bottom; }
-td:first-child, th:first-child { text-align: left; }
+.name { text-align: left; }
 code { background: var(--code); padding: .1rem .3rem; overflow-wrap: anywhere; }
 nav a { color: inherit; margin-right: 1rem; display: inline-block; } small { color: var(--faint); }
 @media print {
   :root { --paper: #fff; --ink: #000; --faint: #777; --code: #fff; }
   body { max-width: none; font-size: 10pt; } nav { display: none; }
+  section + section { break-before: page; }
   h2, h2 + p { break-after: avoid; } svg, tr { break-inside: avoid; } svg { max-width: 15cm; }
   .wide { overflow: visible; } table { font-size: 7.5pt; } th, td { padding-right: .4rem; }
 }
 """
+
+
+_NAME = ' class="name"'
 
 
 def page(title: str, text: str, sections: Sequence[Section]) -> str:
@@ -55,6 +59,13 @@ def _section(section: Section) -> str:
 
 
 def _table(table: Table) -> str:
-    head = "".join(f"<th>{escape(column)}</th>" for column in table.columns)
-    rows = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>\n" for row in table.rows)
-    return f'<div class="wide"><table><thead><tr>{head}</tr></thead>\n<tbody>{rows}</tbody></table></div>'
+    head = _row("th", table.columns, table.names)
+    rows = "".join(_row("td", row, table.names) + "\n" for row in table.rows)
+    return f'<div class="wide"><table><thead>{head}</thead>\n<tbody>{rows}</tbody></table></div>'
+
+
+def _row(tag: str, cells: Sequence[str], names: int) -> str:
+    text = "".join(
+        f"<{tag}{_NAME if number < names else ''}>{escape(cell)}</{tag}>" for number, cell in enumerate(cells)
+    )
+    return f"<tr>{text}</tr>"

@@ -73,7 +73,7 @@ def _drawn(plots: Sequence[Plot], name: str, height: float) -> str:
         column = figure.subplots(len(plots), sharex=True, squeeze=False)[:, 0]
         for axes, plot in zip(column, plots, strict=True):
             _fill(axes, plot)
-            _name(axes, figure, alone=len(plots) == 1)
+            _name(axes, figure, alone=len(plots) == 1, bars=plot.bars)
         column[-1].set_xlabel(plots[-1].x_label)
         written = io.StringIO()
         figure.savefig(written, format="svg", metadata={"Date": None, "Creator": None})
@@ -101,10 +101,15 @@ def _fill(axes: Axes, plot: Plot) -> None:
         axes.set_ylim(0 if not plot.log_y else None, plot.y_max)
 
 
-def _name(axes: Axes, figure: Figure, *, alone: bool) -> None:
-    """Few lines are named among them, where there is room; many below, where no name can cover a line."""
+def _name(axes: Axes, figure: Figure, *, alone: bool, bars: bool) -> None:
+    """Few lines are named among them, where there is room; many, and bars, below, where no name can cover one.
+
+    A line on its own that is called what its axis is called needs no name.
+    """
     handles, labels = axes.get_legend_handles_labels()
-    if alone and len(handles) > _NAMED_INSIDE:
+    if labels == [axes.get_ylabel()]:
+        return
+    if alone and (bars or len(handles) > _NAMED_INSIDE):
         figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8)
     else:
         axes.legend(fontsize=8)

@@ -41,10 +41,11 @@ class Plot:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Columns by name, rows of text; numbers are aligned right."""
+    """Columns by name, rows of text; the first `names` columns are aligned left, all others hold numbers."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
+    names: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,8 +74,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 def row(case: str, one: Compared, seeds: Sequence[int], *, chosen: bool) -> tuple[str, ...]:
-    """One setting's line of the file: means over the seeds, with their 95 % intervals."""
-    cells = [f"{factor * value:.{digits}f}" for name, factor, digits in _FIGURES for value in one.interval(name)]
+    """One setting's line of the file: means over the seeds, with 95 % intervals where there are more than a few."""
+    cells: list[str] = []
+    for name, factor, digits in _FIGURES:
+        middle, half = one.interval(name)
+        cells += [f"{factor * middle:.{digits}f}", f"{factor * half:.{digits}f}" if len(seeds) > len(SWEPT_ON) else ""]
     over = f"{seeds[0]} to {seeds[-1]}"
     return case, one.policy.kind.value, one.policy.label, over, *cells, "yes" if chosen else "no"
 

@@ -127,6 +127,19 @@ def test_a_line_keeps_its_look_whatever_lines_stand_before_it() -> None:
     assert COLOURS[0] not in alone
 
 
+def test_a_line_on_its_own_that_is_called_what_its_axis_is_called_is_not_named_again() -> None:
+    def count(name: str) -> int:
+        return draw(Plot("t", "x", "tokens", [Series(name, [(0.0, 1.0), (1.0, 2.0)])]), "one").count(f">{name}<")
+
+    assert count("tokens") == count("other") == 1
+
+
+def test_columns_of_names_are_marked_as_such() -> None:
+    table = Table(("case", "policy", "ms"), [("a", "b", "1.0")], names=2)
+    html = page("T", "x", [Section("one", "One", "Text.", [], table, "python", "1")])
+    assert re.findall(r'<t[hd] class="name">([^<]+)<', html) == ["case", "policy", "a", "b"]
+
+
 def test_names_stand_below_the_bars_that_they_belong_to() -> None:
     bars = [Series("a", [(0.0, 1.0), (1.0, 2.0)])]
     svg = draw(Plot("t", "", "y", bars, bars=True, x_names=("first", "second")), "one")
@@ -143,7 +156,7 @@ def test_the_command_writes_the_whole_report(tmp_path: Path) -> None:
     assert not checked(html).fetched
     names = ("knee", "attainment", "fill", "gpus", "controller", "hour", "day", "cases")
     assert all(f'<section id="{name}">' in html for name in names)
-    assert html.count("<svg ") == 14
+    assert html.count("<svg ") == 15
     assert main(["report", "--quick", "--out", str(tmp_path)]) == 2
 
 
