@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import fnmatch
 import json
 import logging
@@ -50,6 +51,9 @@ _PLAIN_REPLY: Final[list[Header]] = [("content-type", PROTOBUF)]
 _LEGAL_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _RFC3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)")
 _MAX_EXPLANATION = 300
+_SLICE_RECORDS = 100
+_SLICE_BYTES = 16 * 1024
+"""Decoded in one go, which takes two milliseconds: JSON takes 20 us a record, and 140 us a KiB of token ids."""
 
 
 @dataclass(slots=True, eq=False)
@@ -108,7 +112,7 @@ def intakes(settings: KafkaSettings, default_model: str, *, trusts_tenant: bool 
     }
 
 
-def decode_all(
+async def decode_all(
     leases: Sequence[Lease],
     intakes: Mapping[str, Intake],
     *,
@@ -116,16 +120,29 @@ def decode_all(
     wall_s: float,
     doubts: Callable[[Lease], bool] = lambda _: False,
 ) -> tuple[list[Request], list[Refused]]:
-    """Read a batch of records, each by its topic's intake; what cannot be read harms only itself.
+    """Read a batch of records in their order, each by its topic's intake; what cannot be read harms only itself.
 
+    The event loop comes round between slices of them, and while a thread reads long JSON.
     `wall_s` is the wall clock (Unix seconds) at `received_s` (monotonic). `doubts`: whether that clock is too far off
     a record's to expire it.
     """
     requests: list[Request] = []
     refused: list[Refused] = []
+    slice_records = slice_bytes = 0
     for lease in leases:
+        record: Record = lease.record
+        size_bytes = len(record.value or b"")
+        if slice_records >= _SLICE_RECORDS or slice_bytes >= _SLICE_BYTES:
+            await asyncio.sleep(0)
+            slice_records = slice_bytes = 0
+        slice_records += 1
+        slice_bytes += size_bytes
+        intake = intakes[record.topic]
         try:
-            result = decode(lease, intakes[lease.record.topic], received_s=received_s, wall_s=wall_s)
+            if size_bytes >= _SLICE_BYTES and _says_json(record):
+                result = await asyncio.to_thread(decode, lease, intake, received_s=received_s, wall_s=wall_s)
+            else:
+                result = decode(lease, intake, received_s=received_s, wall_s=wall_s)
         except Exception as error:  # noqa: BLE001 - one record must not stop all others, on every replay again
             result = _unthought_of(lease, error)
         if isinstance(result, Request):
@@ -135,6 +152,10 @@ def decode_all(
         else:
             refused.append(result)
     return requests, refused
+
+
+def _says_json(record: Record) -> bool:
+    return any(name == "content-type" and b"json" in value.lower() for name, value in record.headers)
 
 
 def _unthought_of(lease: Lease, error: Exception) -> Refused:

@@ -85,7 +85,7 @@ class KafkaPath:
             with self._tracing.receive(leases[0].record.topic, len(leases)):
                 now_s, wall_s = self._clock(), self._wall_clock()
                 self._skew.read(leases, now_s, wall_s)
-                requests, refused = decode_all(
+                requests, refused = await decode_all(
                     leases, self._intakes, received_s=now_s, wall_s=wall_s, doubts=self._skew.doubts
                 )
             if refused:

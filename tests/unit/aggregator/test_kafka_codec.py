@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from math import inf
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -122,7 +125,7 @@ def test_the_earlier_of_two_deadlines_holds() -> None:
         assert request.deadline_s == RECEIVED_S + left_s
 
 
-def test_a_record_whose_time_is_in_doubt_does_not_expire() -> None:
+async def test_a_record_whose_time_is_in_doubt_does_not_expire() -> None:
     late, plain = lease_of(QUESTION.SerializeToString(), [("ce_expirytime", b"2025-12-31T23:00:00Z")]), lease_of(b"")
     asked: list[Lease] = []
 
@@ -130,10 +133,10 @@ def test_a_record_whose_time_is_in_doubt_does_not_expire() -> None:
         asked.append(lease)
         return True
 
-    (first, *_), _ = decode_all([late, plain], INTAKES, received_s=RECEIVED_S, wall_s=WALL_S, doubts=doubts)
+    (first, *_), _ = await decode_all([late, plain], INTAKES, received_s=RECEIVED_S, wall_s=WALL_S, doubts=doubts)
     assert first.deadline_s == inf
     assert asked == [late]
-    (first,), _ = decode_all([late], INTAKES, received_s=RECEIVED_S, wall_s=WALL_S)
+    (first,), _ = await decode_all([late], INTAKES, received_s=RECEIVED_S, wall_s=WALL_S)
     assert first.deadline_s == RECEIVED_S - 3600.0
 
 
@@ -200,13 +203,13 @@ def test_json_that_is_no_request_is_refused_under_its_own_id(name: str) -> None:
     assert refused(document, ("content-type", b"application/json")).request_id == "mine"
 
 
-def test_a_record_that_nobody_thought_of_is_kept_and_harms_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_record_that_nobody_thought_of_is_kept_and_harms_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kafka_codec, "_from_json", lambda _: 1 / 0)
     leases = [
         lease_of(b"{}", [("content-type", b"application/json")]),
         lease_of(b"x", [("content-type", b"text/plain")]),
     ]
-    requests, kept = decode_all(leases, INTAKES, received_s=RECEIVED_S, wall_s=WALL_S)
+    requests, kept = await decode_all(leases, INTAKES, received_s=RECEIVED_S, wall_s=WALL_S)
     assert [request.inputs for request in requests] == [["x"]]
     assert [(each.error.code.name, each.route, each.dead_letter) for each in kept] == [("DATA_LOSS", None, True)]
 
@@ -225,12 +228,56 @@ def test_a_record_too_large_is_not_parsed() -> None:
     assert result.dead_letter
 
 
-def test_one_bad_record_harms_no_other() -> None:
+async def test_one_bad_record_harms_no_other() -> None:
     good = QUESTION.SerializeToString()
     leases = [lease_of(good), lease_of(b"\xff"), lease_of(good, topic="team-b.in")]
-    requests, bad = decode_all(leases, INTAKES, received_s=RECEIVED_S, wall_s=WALL_S)
+    requests, bad = await decode_all(leases, INTAKES, received_s=RECEIVED_S, wall_s=WALL_S)
     assert [request.origin.lease for request in requests] == [leases[0], leases[2]]
     assert [each.lease for each in bad] == [leases[1]]
+
+
+async def test_many_records_are_read_in_slices_and_in_order() -> None:
+    leases = [lease_of(QUESTION.SerializeToString(), offset=offset) for offset in range(1000)]
+    rounds = 0
+
+    async def go_round() -> None:
+        nonlocal rounds
+        while True:
+            await asyncio.sleep(0)
+            rounds += 1
+
+    going = asyncio.create_task(go_round())
+    requests, _ = await decode_all(leases, INTAKES, received_s=RECEIVED_S, wall_s=WALL_S)
+    going.cancel()
+    assert [request.origin.lease for request in requests] == leases
+    assert 8 <= rounds <= 10
+
+
+async def test_long_json_is_read_beside_the_event_loop_and_in_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: dict[str, str] = {}
+
+    def noted(lease: Lease, *arguments: Any, **named: Any) -> Request | Refused:
+        result = decode(lease, *arguments, **named)
+        threads[result.request_id] = threading.current_thread().name
+        return result
+
+    monkeypatch.setattr(kafka_codec, "decode", noted)
+    long = {"requestId": "long", "inputs": [{"tokenIds": {"ids": list(range(50_000))}}]}
+    short = {"requestId": "short", "inputs": [{"text": "why"}]}
+    plain = pb.EmbedRequest(request_id="protobuf", inputs=[pb.Input(text="a" * 50_000)])
+    json_type = ("content-type", b"Application/JSON")
+    leases = [
+        lease_of(json.dumps(long).encode(), [json_type]),
+        lease_of(json.dumps(short).encode(), [json_type]),
+        lease_of(plain.SerializeToString()),
+        lease_of(b'{"requestId": "odd"}'.ljust(50_000), [json_type]),
+    ]
+    roomy = intakes(KafkaSettings(), "small")
+    requests, bad = await decode_all(leases, roomy, received_s=RECEIVED_S, wall_s=WALL_S)
+    assert [request.request_id for request in requests] == ["long", "short", "protobuf"]
+    assert [each.request_id for each in bad] == ["odd"]
+    here = threading.current_thread().name
+    assert {name for name, thread in threads.items() if thread != here} == {"long", "odd"}
 
 
 NAMES = st.sampled_from(
