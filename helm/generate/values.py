@@ -176,6 +176,9 @@ class NetworkPolicy(Values):
         default_factory=list, description="of the brokers as advertised; empty: those of kafka.bootstrapServers"
     )
     kubernetes_ports: list[Port] = Field(default_factory=lambda: [443, 6443], description="of the API server")
+    dns_ports: list[Port] = Field(
+        default_factory=lambda: [53, 5353], description="of DNS, wherever it is: 5353 is that of OpenShift's pods"
+    )
     telemetry: Mappings = Field(default_factory=list, description="egress rules to an OTLP collector")
 
 

@@ -10,6 +10,7 @@ import pytest
 from tests.chart.rendering import NAMESPACE, Object, find, pod_specs, render
 
 ANY = "anyone"
+DNS = {53, 5353}  # the usual one; that of OpenShift's pods
 
 
 def labels(objects: list[Object]) -> dict[str, dict[str, str]]:
@@ -93,7 +94,8 @@ def test_these_may_come_in_and_no_others() -> None:
 
 
 def test_these_ways_lead_out_and_no_others() -> None:
-    names = {(component, "any namespace", "53") for component in ("aggregator", "model-server", "scaler", "test")}
+    pods = ("aggregator", "model-server", "scaler", "test")
+    names = {(component, ANY, str(port)) for component in pods for port in DNS}  # of a node's cache, too: no pod
     kafka = {(component, ANY, "9092") for component in ("aggregator", "scaler", "test")}
     kubernetes = {(component, ANY, port) for component in ("aggregator", "scaler") for port in ("443", "6443")}
     assert edges(render("default"), "Egress") == {
@@ -127,7 +129,16 @@ def test_a_model_from_a_volume_has_no_way_to_the_internet() -> None:
     objects = render("everything")
     house = find(objects, "Deployment", "embed-house")["spec"]["template"]["metadata"]["labels"]
     rules = [rule for policy in policies(objects, house, "Egress") or () for rule in policy.get("egress", ())]
-    assert all("to" in rule for rule in rules)
+    assert all("to" in rule or {port["port"] for port in rule["ports"]} == DNS for rule in rules)
+
+
+@pytest.mark.parametrize(("value", "ports"), [("{1053}", [1053, 1053]), ("null", None)])
+def test_names_are_asked_for_at_these_ports_and_nowhere_where_there_are_none(
+    value: str, ports: list[int] | None
+) -> None:
+    policy = find(render("default", "--set", f"networkPolicy.dnsPorts={value}"), "NetworkPolicy", "t-tokenbatch-dns")
+    rules = policy["spec"]["egress"] or []
+    assert [[port["port"] for port in rule["ports"]] for rule in rules] == ([ports] if ports else [])
 
 
 def rights(objects: list[Object]) -> dict[str, set[tuple[str, str, str]]]:
