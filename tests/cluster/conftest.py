@@ -52,6 +52,8 @@ def lab(request: pytest.FixtureRequest, on_progress: Callable[[str], None]) -> I
     images.build_light(lab)
     if with_vllm:
         images.build_cpu(lab)
+    if "test_gpu_image.py" in chosen and images.HAS_ROOM_FOR_GPU:
+        images.build_gpu(lab)
     kafka_classpath()  # the cluster's network has no way out, from where it could be fetched
     try:
         lab.up()

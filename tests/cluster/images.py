@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 from loadtest.bench.instant_modelserver import tokenizer_folder
 from tests.chart.rendering import ROOT
@@ -13,6 +15,8 @@ VERSION = "0.1.0"
 AGGREGATOR = f"tokenbatch/aggregator:{VERSION}"
 SYNTHETIC = f"tokenbatch/modelserver:{VERSION}-synthetic"
 CPU = f"tokenbatch/modelserver:{VERSION}-cpu"
+GPU = f"tokenbatch/modelserver:{VERSION}"
+HAS_ROOM_FOR_GPU = shutil.disk_usage(ROOT).free > 35e9
 NO_WEIGHTS = ("*.safetensors", "*.bin", "*.onnx", "onnx", "openvino")
 
 
@@ -29,8 +33,36 @@ def build_light(lab: Lab) -> None:
 
 
 def build_cpu(lab: Lab) -> None:
-    """The model server with vLLM on a CPU, and the weights of MiniLM; gigabytes."""
-    lab.image(CPU, ROOT / "modelserver/Dockerfile", ROOT, "--target", "cpu")
+    """The model server with vLLM on a CPU, and the weights of MiniLM; seven gigabytes, twice that while built."""
+    _build_modelserver(lab, CPU, "cpu")
+
+
+def build_gpu(lab: Lab) -> None:
+    """The model server with vLLM for NVIDIA GPUs; nine gigabytes, twice that while built."""
+    _build_modelserver(lab, GPU, "gpu")
+
+
+def _build_modelserver(lab: Lab, name: str, target: str) -> None:
+    """Stage by stage, as the builder keeps every step's files a second time until it ends."""
+    for stage in (f"{target}-cuda", f"{target}-torch", target):
+        lab.image(name, ROOT / "modelserver/Dockerfile", ROOT, "--target", stage)
+
+
+def locked(requirements: str) -> set[tuple[str, str]]:
+    """Name and version of each Python package that an image takes, by the file in requirements/."""
+    text = (ROOT / "requirements" / requirements).read_text(encoding="utf-8")
+    found = set(re.findall(r"^([\w.-]+)==([^\s;]+)", text, re.MULTILINE))
+    assert found
+    return found
+
+
+def packages(listed: dict[str, Any], kind: str) -> set[tuple[str, str]]:
+    """Name and version of each package of a kind, pypi or deb, in a bill of materials."""
+    return {
+        (re.sub(r"[-_.]+", "-", each["name"].lower()), each["version"])
+        for each in listed["components"]
+        if each.get("purl", "").startswith(f"pkg:{kind}/")
+    }
 
 
 def _synthetic_folder() -> Path:

@@ -89,6 +89,10 @@ class Lab:
         size, user, torches = self._run([str(SCRIPTS / "describe.sh"), name]).splitlines()
         return ImageFacts(int(size), user, int(torches) > 0)
 
+    def try_out(self, name: str, *command: str) -> str:
+        """Run a command in a built image as a pod would, on a read-only root and without a network; what it printed."""
+        return self._run([str(SCRIPTS / "try.sh"), name, *command])
+
     def bill_of_materials(self, name: str) -> dict[str, Any]:
         """What a built image holds, package by package, in CycloneDX; the file stays in .run/kube."""
         file = HOME / f"{name.rpartition('/')[2].replace(':', '-')}.cdx.json"

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
-from tests.chart.rendering import ROOT
 from tests.cluster import images
 from tests.cluster.lab import BASE, Lab
 
@@ -26,19 +23,17 @@ def test_images_run_as_nobody_in_particular(lab: Lab, name: str) -> None:
     assert lab.describe(name).user == "10001:10001"
 
 
+@pytest.mark.parametrize(
+    ("name", "package"),
+    [(images.AGGREGATOR, "aggregator"), (images.AGGREGATOR, "k8s.scaler"), (images.SYNTHETIC, "modelserver")],
+)
+def test_commands_start_on_a_read_only_root(lab: Lab, name: str, package: str) -> None:
+    assert lab.try_out(name, "python", "-m", package, "--help").startswith(f"usage: python -m {package} ")
+
+
 def test_the_bill_of_materials_names_every_locked_package_and_those_of_debian(lab: Lab) -> None:
     listed = lab.bill_of_materials(images.AGGREGATOR)
     assert listed["bomFormat"] == "CycloneDX"
     assert listed["metadata"]["component"]["version"] == images.VERSION
-    packages = {
-        (each["purl"].partition("/")[0], each["name"].lower(), each["version"])
-        for each in listed["components"]
-        if "purl" in each
-    }
-    python = {(re.sub(r"[-_.]+", "-", name), version) for kind, name, version in packages if kind == "pkg:pypi"}
-    locked = re.findall(
-        r"^([\w.-]+)==([^\s;]+)", (ROOT / "requirements/aggregator.txt").read_text("utf-8"), re.MULTILINE
-    )
-    assert locked
-    assert set(locked) - python == set()
-    assert {"libc6", "libssl3"} <= {name for kind, name, _ in packages if kind == "pkg:deb"}
+    assert images.locked("aggregator.txt") - images.packages(listed, "pypi") == set()
+    assert {"libc6", "libssl3"} <= {name for name, _ in images.packages(listed, "deb")}

@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
-# sbom.sh NAME:TAG FILE: writes what a built image holds as CycloneDX JSON, by Syft.
+# sbom.sh NAME:TAG FILE: writes what a built image holds as CycloneDX JSON, by Syft; read in place, as a copy can be gigabytes.
 set -euo pipefail
 . "$(dirname "$0")/lab.env"
-T=$(mktemp -d "$HOME_DIR/sbom.XXXX"); trap 'rm -rf "$T"' EXIT
-images push -q "localhost/$1" "docker-archive:$T/image.tar:localhost/$1"
+mount_image "$1"
 SYFT_CHECK_FOR_APP_UPDATE=false "$HERE/../../../.venv/bin/syft" scan --quiet --source-name "${1%:*}" --source-version "${1##*:}" \
-  --output "cyclonedx-json=$2" "docker-archive:$T/image.tar"
+  --override-default-catalogers image --output "cyclonedx-json=$2" "dir:$root"
