@@ -23,7 +23,7 @@ from k8s.api import Kubernetes, KubernetesError, Object
 _TIMEOUT_S = 10.0
 _CONNECT_S = 5.0
 _WATCH_S = 240
-_WATCH_SILENCE_S = 300.0
+_WATCH_SILENCE_S = 90.0  # a bookmark comes every minute
 _MERGE = "application/merge-patch+json"
 # OSError and ConfigException: the token's file; ValueError and KeyError: an answer that is none of Kubernetes'.
 _FAILURES = (client.ApiException, config.ConfigException, HTTPError, OSError, ValueError, KeyError)

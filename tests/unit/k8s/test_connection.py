@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
-from kubernetes.client import Configuration
+from kubernetes.client import ApiException, Configuration, DiscoveryV1Api
 from kubernetes.config import incluster_config
 
 from aggregator.errors import StartError
@@ -141,6 +142,23 @@ async def test_a_server_that_falls_silent_is_not_waited_for(silent: str, monkeyp
     ):
         with pytest.raises(KubernetesError, match=r"cannot be reached.*timed out"):
             await asyncio.wait_for(call, 5)
+
+
+async def test_a_watch_that_died_silently_is_noticed_once_a_bookmark_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: dict[str, Any] = {}
+
+    def refuse(*_: object, **options: object) -> None:
+        asked.update(options)
+        raise ApiException(status=503)
+
+    monkeypatch.setattr(DiscoveryV1Api, "list_namespaced_endpoint_slice", refuse)
+    with pytest.raises(KubernetesError):
+        await anext(Connection(Configuration("http://127.0.0.1:1")).watch_endpoint_slices("ns", "models", "1"))
+    _, silence_s = asked["_request_timeout"]
+    assert asked["allow_watch_bookmarks"]
+    assert 60 < silence_s <= 90  # the API server sends one a minute
 
 
 async def test_a_watch_that_is_left_ends_its_thread() -> None:
