@@ -95,6 +95,7 @@ class Published:
     def __init__(self, max_age_s: float, clock: Callable[[], float]) -> None:
         self._max_age_s = max_age_s
         self._clock = clock
+        self._started_s = clock()
         self.figures: dict[str, Figure] = {}
         self.busy: tuple[float, float] | None = None
         self.explain: Callable[[], str] = lambda: "nothing was measured yet"
@@ -113,12 +114,12 @@ class Published:
         return self.busy[0]
 
     def ages_s(self, models: Sequence[str]) -> Mapping[str, tuple[float | None, float]]:
-        """By model: required replicas where known, and the age of the oldest input, for the metrics."""
+        """By model: required replicas where known, and the age of the oldest input, or of the process."""
         now_s = self._clock()
         found: dict[str, tuple[float | None, float]] = {}
         for model in models:
             figure = self.figures.get(model)
-            age_s = now_s - figure.measured_s if figure is not None else now_s
+            age_s = now_s - (figure.measured_s if figure is not None else self._started_s)
             fresh = figure is not None and age_s <= self._max_age_s
             found[model] = (figure.required_replicas if figure is not None and fresh else None, age_s)
         return found

@@ -199,6 +199,14 @@ def test_before_anything_was_measured_there_is_no_figure() -> None:
         found.query(AGGREGATOR_BUSY)
 
 
+def test_what_was_never_measured_is_as_old_as_the_process() -> None:
+    clock = Clock()
+    published, _ = catalog(clock)
+    assert published.ages_s(["org/m"]) == {"org/m": (None, 0.0)}
+    clock.now_s += 30.0
+    assert published.ages_s(["org/m"]) == {"org/m": (None, 30.0)}
+
+
 @pytest.mark.parametrize(("metric", "selector"), [("other", ""), (REQUIRED_REPLICAS, "model=x")])
 def test_what_there_is_not_is_unknown(metric: str, selector: str) -> None:
     with pytest.raises(UnknownMetric):
