@@ -10,18 +10,26 @@ from protos.embedding.v1 import embedding_pb2 as pb
 
 def response(request: Request, reply_id: str) -> pb.EmbedResponse:
     """The answer to a request whose every input has an outcome; on gRPC and on Kafka alike."""
+    answer = summary(request, reply_id)
+    for outcome in request.outcomes:
+        if isinstance(outcome, Vector):
+            _fill(answer.embeddings.add(), outcome, request)
+        elif outcome is not None:
+            fill_status(answer.embeddings.add().status, outcome)
+    return answer
+
+
+def summary(request: Request, reply_id: str) -> pb.EmbedResponse:
+    """All of the answer but its embeddings."""
     answer = pb.EmbedResponse(request_id=request.request_id, model=request.model, reply_id=reply_id)
     status = answer.status
     slowest: Vector | None = None
     for outcome in request.outcomes:
-        embedding = answer.embeddings.add()
         if isinstance(outcome, Vector):
-            _fill(embedding, outcome, request)
             if slowest is None or outcome.queued_s > slowest.queued_s:
                 slowest = outcome
             continue
         assert outcome is not None, "A request was answered before its last input settled. This is a bug."
-        fill_status(embedding.status, outcome)
         if status.code == Code.OK:
             fill_status(status, outcome)
     if slowest is not None:

@@ -1,22 +1,32 @@
 """Serialize answers, on gRPC and on Kafka alike: equal to `answer.response` in every field.
 
 A request of one input that has its vector, which is nearly every one, costs a third of that: what it shares with its
-batch is built once.
+batch is built once. An answer to many inputs is put together from pieces too, which costs a third again.
 """
 
 from __future__ import annotations
 
 import json
 from base64 import b64encode
+from collections.abc import Iterator
 from functools import cached_property, lru_cache
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict, MessageToJson
 
-from aggregator.answer import response
+from aggregator.answer import fill_status, response, summary
 from aggregator.request import Options, Request
-from aggregator.vectors import CompletedBatch, Vector
+from aggregator.vectors import CompletedBatch, EncodedRows, Vector, vector_bytes
 from protos.embedding.v1 import embedding_pb2 as pb
+
+_LARGE_BYTES = 1024 * 1024
+
+
+def is_large(request: Request) -> bool:
+    """Whether its answer takes so long to make, a millisecond and more, that a thread is to do it."""
+    count = len(request.outcomes)
+    options = request.options
+    return count > 1 and count * vector_bytes(options.dimensions, options.encoding) >= _LARGE_BYTES
 
 
 def to_protobuf(request: Request, reply_id: str) -> bytes:
@@ -24,7 +34,31 @@ def to_protobuf(request: Request, reply_id: str) -> bytes:
     outcome = request.outcomes[0]
     if len(request.outcomes) == 1 and isinstance(outcome, Vector):
         return _shared(outcome.batch, request.options).protobuf(request.request_id, outcome, reply_id)
-    return response(request, reply_id).SerializeToString()
+    if request.options.encoding == pb.ENCODING_INT8:  # each vector has a scale of its own: nothing is shared
+        return response(request, reply_id).SerializeToString()
+    return b"".join(_pieces(request, reply_id))
+
+
+def _pieces(request: Request, reply_id: str) -> Iterator[bytes]:
+    """The answer to many inputs; protobuf would copy the vectors three times, and let no thread run meanwhile."""
+    yield summary(request, reply_id).SerializeToString()
+    options = request.options
+    batch: CompletedBatch | None = None
+    rows: EncodedRows | None = None
+    for outcome in request.outcomes:
+        if isinstance(outcome, Vector):
+            if rows is None or outcome.batch is not batch:
+                batch = outcome.batch
+                rows = batch.rows(options.dimensions, options.encoding, normalize=bool(options.normalize))
+            scale = rows.scale(outcome.row)
+            around = _around_vector(rows.row_bytes, rows.dimensions, options.encoding, outcome.token_count, scale)
+            yield around[0]
+            yield rows.row(outcome.row)
+            yield around[1]
+        elif outcome is not None:
+            failed = pb.EmbedResponse()
+            fill_status(failed.embeddings.add().status, outcome)
+            yield failed.SerializeToString()
 
 
 def to_json(request: Request, reply_id: str) -> bytes:

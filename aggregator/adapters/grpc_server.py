@@ -16,7 +16,7 @@ from aggregator.adapters.tracing import Tracing
 from aggregator.errors import TokenbatchError
 from aggregator.models import Models
 from aggregator.request import Failure, Request
-from aggregator.serialized import to_protobuf
+from aggregator.serialized import is_large, to_protobuf
 from protos.embedding.v1 import embedding_pb2 as pb
 
 __all__ = ["SERVICE", "Call", "EmbeddingsService"]
@@ -54,6 +54,8 @@ class EmbeddingsService:
         failure = _whole_failure(taken)
         if failure is not None:
             await abort(context, failure)
+        if is_large(taken):
+            return await asyncio.to_thread(to_protobuf, taken, taken.request_id)
         return to_protobuf(taken, taken.request_id)
 
     async def EmbedStream(

@@ -10,7 +10,7 @@ from aggregator.adapters.grpc_callers import Identity
 from aggregator.adapters.grpc_calls import Call, Calls, refusal
 from aggregator.errors import Code, TokenbatchError
 from aggregator.request import Failure, Request
-from aggregator.serialized import to_protobuf
+from aggregator.serialized import is_large, to_protobuf
 from protos.embedding.v1 import embedding_pb2 as pb
 
 _LOG = logging.getLogger(__name__)
@@ -57,7 +57,12 @@ class Stream:
         reading = self._reading = asyncio.create_task(self._read(messages), name="stream")
         try:
             while (answer := await self._answers.get()) is not None:
-                yield _written(answer) if isinstance(answer, Request) else answer
+                if isinstance(answer, bytes):
+                    yield answer
+                elif is_large(answer):
+                    yield await asyncio.to_thread(_written, answer)
+                else:
+                    yield _written(answer)
                 self._window.release()
             if not self.cut_short:
                 await reading

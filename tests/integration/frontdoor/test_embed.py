@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
@@ -10,6 +11,8 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from aggregator import serialized
+from aggregator.request import Request
 from modelserver.synthetic_engine import vectors
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.integration.frontdoor.door import DESCRIPTION, MODEL_FOLDER, SlowEngine, ask, floats, front_door
@@ -222,3 +225,26 @@ async def test_the_models_in_service_are_listed() -> None:
     assert (model.name, list(model.aliases), model.revision) == ("minilm", ["alias"], "r1")
     assert (model.dimensions, list(model.matryoshka_dimensions), model.max_input_tokens) == (96, [32, 64], 64)
     assert model.ready_model_servers == 1
+
+
+async def test_large_answers_are_made_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    beside: dict[str, bool] = {}
+    make, here = serialized.to_protobuf, threading.current_thread()
+
+    def noted(request: Request, reply_id: str) -> bytes:
+        beside[request.request_id] = threading.current_thread() is not here
+        return make(request, reply_id)
+
+    monkeypatch.setattr(serialized, "_LARGE_BYTES", 10_000)
+    for module in ("grpc_server", "grpc_stream"):
+        monkeypatch.setattr(f"aggregator.adapters.{module}.to_protobuf", noted)
+    texts = [f"text {number}" for number in range(100)]
+    async with front_door() as door:
+        large = await door.stub.Embed(ask(*texts, request_id="large"))
+        await door.stub.Embed(ask("text 1", "text 2", request_id="small"))
+        messages = (ask(*texts, request_id="streamed large"), ask("text 1", request_id="streamed small"))
+        streamed = {answer.request_id: answer async for answer in door.stub.EmbedStream(iter(messages))}
+    assert beside == {"large": True, "small": False, "streamed large": True, "streamed small": False}
+    for answer in (large, streamed["streamed large"]):
+        for text, embedding in zip(texts, answer.embeddings, strict=True):
+            np.testing.assert_allclose(floats(embedding), expected(ids_of(text)), atol=1e-6)

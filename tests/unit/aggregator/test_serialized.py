@@ -1,0 +1,70 @@
+"""Answers as bytes say in every field what the answer as a message says, and large ones hold nothing up."""
+
+from __future__ import annotations
+
+from math import inf
+
+import numpy as np
+import pytest
+
+from aggregator.answer import response
+from aggregator.core.query import Priority, Source
+from aggregator.errors import Code
+from aggregator.request import Failure, Options, Outcome, Request
+from aggregator.serialized import is_large, to_json, to_protobuf
+from aggregator.vectors import CompletedBatch, Vector
+from protos.embedding.v1 import embedding_pb2 as pb
+
+DIMENSIONS = 64
+FAILED = Failure(Code.RESOURCE_EXHAUSTED, "full", retryable=True, retry_after_s=0.25)
+
+
+def batch(batch_id: str, rows: int) -> CompletedBatch:
+    matrix = np.random.default_rng(rows).standard_normal((rows, DIMENSIONS), dtype=np.float32)
+    return CompletedBatch(batch_id, "m", "r1", 2, matrix, 0.01, 0.02)
+
+
+def request_of(outcomes: list[Outcome | None], encoding: int = pb.ENCODING_FLOAT32, dimensions: int = 32) -> Request:
+    options = Options(dimensions=dimensions, encoding=encoding, normalize=True)
+    inputs = ["x"] * len(outcomes)
+    return Request("q", "alias", "", inputs, options, Priority.DEFAULT, Source.GRPC, "", 0.0, inf, None, outcomes, 0)
+
+
+@pytest.mark.parametrize("encoding", pb.Encoding.values()[1:])
+@pytest.mark.parametrize("count", [1, 2, 7])
+def test_bytes_and_message_are_equal(encoding: int, count: int) -> None:
+    first, second = batch("b-1", 8), batch("b-2", 3)
+    outcomes: list[Outcome | None] = [
+        Vector(first, 3, 5, 0.5),
+        FAILED,
+        Vector(second, 0, 1, 0.75),
+        Vector(first, 1, 5, 0.5),
+        Failure(Code.OUT_OF_RANGE, "too long"),
+        Vector(second, 2, 300, 0.1),
+        Vector(first, 7, 0, 0.0),
+    ]
+    request = request_of(outcomes[:count], encoding)
+    assert pb.EmbedResponse.FromString(to_protobuf(request, "reply")) == response(request, "reply")
+    assert b'"requestId"' in to_json(request, "reply")
+
+
+def test_an_answer_without_any_vector_says_why() -> None:
+    request = request_of([FAILED, FAILED])
+    answer = pb.EmbedResponse.FromString(to_protobuf(request, "reply"))
+    assert answer == response(request, "reply")
+    assert (answer.status.code, answer.status.message) == (Code.RESOURCE_EXHAUSTED, "full")
+
+
+@pytest.mark.parametrize(
+    ("count", "encoding", "dimensions", "large"),
+    [
+        (1, pb.ENCODING_FLOAT32, 2**20, False),
+        (255, pb.ENCODING_FLOAT32, 1024, False),
+        (256, pb.ENCODING_FLOAT32, 1024, True),
+        (1024, pb.ENCODING_INT8, 1024, True),
+        (1024, pb.ENCODING_BINARY, 1024, False),
+        (1024, pb.ENCODING_FLOAT32, 0, False),  # refused before a model made it definite
+    ],
+)
+def test_what_takes_milliseconds_is_large(count: int, encoding: int, dimensions: int, *, large: bool) -> None:
+    assert is_large(request_of([FAILED] * count, encoding, dimensions)) is large
