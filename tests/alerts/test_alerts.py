@@ -38,6 +38,7 @@ def level(value: float, per_minute: float = 0.0) -> str:
 
 
 LAG = f'embed_consumer_lag{{{NS},topic="t",partition="0"}}'
+PAUSED = f'embed_consumer_paused{{{NS},topic="t",partition="0"}}'
 SPAN = f'embed_consumer_uncommitted_span{{{NS},topic="t",partition="0"}}'
 OK = f'embed_requests_total{{{NS},source="grpc",code="OK"}}'
 LANES = {f'embed_lane_state{{{NS},model="m",lane="{lane}",state="idle"}}': level(1) for lane in "ab"}
@@ -52,7 +53,7 @@ def counter(name: str, labels: str, trouble: float, well: float, **alert: str) -
 CASES = {
     "TokenbatchRecordsLost": counter("embed_consumer_lost_total", 'topic="t"', 5, 0, topic="t"),
     "TokenbatchNoModelServer": Case(
-        {}, {}, LANES, shared={f'process_uptime_seconds{{{NS},pod="aggregator-1"}}': level(0, 60)}
+        {}, {"namespace": "ns", "model": "m"}, LANES, shared={REPLICAS: level(1), PAUSED: level(1)}
     ),
     "TokenbatchLagGrows": Case({LAG: level(2000, 100)}, {"namespace": "ns", "topic": "t"}, {LAG: level(90_000, -100)}),
     "TokenbatchCommitHeld": Case(
@@ -127,6 +128,32 @@ def test_an_alert_fires_on_what_it_is_for(alert: str, tmp_path: Path) -> None:
 def test_an_alert_stays_silent_while_all_is_well(alert: str, tmp_path: Path) -> None:
     case = CASES[alert]
     check(tmp_path, alert, {**case.shared, **case.well}, case.after, None)
+
+
+OTHERS = {  # another model's servers, and another release's
+    f'embed_lane_state{{{NS},model="n",lane="c",state="idle"}}': level(1),
+    f'embed_required_replicas{{{NS},model="n"}}': level(1),
+    'embed_lane_state{namespace="other",model="m",lane="a",state="idle"}': level(1),
+    'embed_required_replicas{namespace="other",model="m"}': level(1),
+}
+OTHERS_ELSEWHERE = {series: values for series, values in OTHERS.items() if 'namespace="other"' in series}
+
+
+@pytest.mark.parametrize("alert", ["TokenbatchNoModelServer", "TokenbatchReplicasShort"])
+def test_servers_of_another_model_or_release_are_none_of_this_one(alert: str, tmp_path: Path) -> None:
+    check(tmp_path, alert, OTHERS | {REPLICAS: level(2)}, "40m", {"namespace": "ns", "model": "m"})
+
+
+@pytest.mark.parametrize("alert", ["TokenbatchNoModelServer", "TokenbatchReplicasShort"])
+def test_a_model_that_nobody_asks_for_may_be_without_servers(alert: str, tmp_path: Path) -> None:
+    check(tmp_path, alert, OTHERS | {REPLICAS: level(0), PAUSED: level(1)}, "40m", None)
+
+
+@pytest.mark.parametrize(("there", "labels"), [({}, {"namespace": "ns"}), (LANES, None), ({REPLICAS: level(0)}, None)])
+def test_without_a_scaler_a_namespace_is_asked_whether_it_has_any_server(
+    there: dict[str, str], labels: dict[str, str] | None, tmp_path: Path
+) -> None:
+    check(tmp_path, "TokenbatchNoModelServer", OTHERS_ELSEWHERE | {PAUSED: level(1)} | there, "40m", labels)
 
 
 def test_the_rules_are_rules() -> None:
