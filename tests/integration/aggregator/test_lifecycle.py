@@ -186,3 +186,20 @@ async def test_a_stop_in_a_flood_of_corrupt_records_finishes_what_it_took(
         (found["dlt-original-partition"], found["dlt-original-offset"]) for found in map(headers, desk.dead_letters)
     }
     assert len(desk.replies) == len(desk.dead_letters) == len(origins) == len(flood)
+
+
+async def test_an_open_stream_does_not_hold_up_a_drain(start_aggregator: StartAggregator, steady: ModelServer) -> None:
+    running = start_aggregator(steady)
+    async with grpc.aio.insecure_channel(running.process.address) as channel:
+        stream = pb_grpc.EmbeddingsStub(channel).EmbedStream()
+        await stream.write(pb.EmbedRequest(request_id="one", inputs=[pb.Input(text="question")]))
+        answer = await stream.read()
+        assert isinstance(answer, pb.EmbedResponse)
+        assert (answer.request_id, answer.status.code) == ("one", 0)
+        started_s = time.monotonic()
+        assert await asyncio.to_thread(running.process.stop, 60.0) == 0
+        assert time.monotonic() - started_s < 10.0
+        assert await stream.code() is grpc.StatusCode.UNAVAILABLE
+        assert "open a new one" in (await stream.details() or "")
+    told = [fields["event"] for fields in running.process.news()]
+    assert "drain ran out of time: unfinished records will be replayed, calls are cut off" not in told
