@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, field_validator
 
 from aggregator.runtime.settings import StrictSettings
 from aggregator.runtime.telemetry import TelemetrySettings
 from aggregator.settings import KafkaSettings
+from aggregator.settings_grpc import check_address
+from k8s.endpoints import SCHEME
 
 ENV_PREFIX = "TOKENBATCH_SCALER_"
 
@@ -33,7 +35,7 @@ class AggregatorsSettings(Group):
 
     addresses: tuple[str, ...] = Field(
         default=("localhost:50052",),
-        description="host:port of each, or k8s://SERVICE.NAMESPACE:PORT for all endpoints of a Service",
+        description="host:port of each, or k8s://SERVICE.NAMESPACE:PORT for all endpoints of one Service",
         min_length=1,
     )
     interval_s: PositiveFloat = Field(default=5.0, description="between two questions")
@@ -43,6 +45,16 @@ class AggregatorsSettings(Group):
         description="an aggregator that has never answered is overlooked this long, it may be starting; "
         "one that has not answered for longer is overlooked while its pod is not Ready",
     )
+
+    @field_validator("addresses")
+    @classmethod
+    def _can_be_followed(cls, addresses: tuple[str, ...]) -> tuple[str, ...]:
+        services = [address for address in addresses if address.startswith(SCHEME)]
+        for address in services:
+            check_address(address)
+        if len(services) > 1:
+            raise ValueError(f"{' and '.join(services)}: give one Service, and others as host:port")
+        return addresses
 
 
 class PolicySettings(Group):

@@ -267,6 +267,22 @@ def test_a_wrong_setting_ends_the_start_with_a_line(capsys: pytest.CaptureFixtur
     assert "policy.drain is not a setting: did you mean drain_s?" in capsys.readouterr().err
 
 
+def test_more_than_one_service_is_refused_at_the_start(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "scaler.yaml"
+    file.write_text("aggregators: {addresses: ['k8s://a.ns:1', 'host:1', 'k8s://b.ns:1']}\n")
+    assert main(["--config", str(file), "--check"]) == 2
+    assert "k8s://a.ns:1 and k8s://b.ns:1: give one Service" in capsys.readouterr().err
+
+
+def test_a_service_that_cannot_be_read_is_refused_at_the_start(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "scaler.yaml"
+    file.write_text("aggregators: {addresses: ['k8s://a:1']}\n")
+    assert main(["--config", str(file), "--check"]) == 2
+    assert "'k8s://a:1' is not k8s://SERVICE.NAMESPACE:PORT" in capsys.readouterr().err
+
+
 def test_a_check_prints_the_settings(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "scaler.yaml"
     file.write_text("policy: {drain_s: 3}\n")
