@@ -58,9 +58,9 @@ def create_namespace(name: str = NAMESPACE) -> None:
     kube("apply", "-f", "-", stdin=yaml.safe_dump(_object("Namespace", {"name": name, "labels": labels})))
 
 
-def offer_gpus(count: int) -> None:
+def offer_gpus(count: int, resource: str = "nvidia.com/gpu") -> None:
     """Let the node advertise GPUs, as a device plugin would."""
-    patch = [{"op": "add", "path": "/status/capacity/nvidia.com~1gpu", "value": str(count)}]
+    patch = [{"op": "add", "path": f"/status/capacity/{resource.replace('/', '~1')}", "value": str(count)}]
     kube("patch", "node", "node", "--subresource=status", "--type=json", f"--patch={json.dumps(patch)}")
 
 
@@ -78,10 +78,10 @@ class Release:
         """Install and wait until all is ready; what helm printed."""
         return self.helm("install", self.name, str(CHART), *self._given(), *_waiting(timeout_s), timeout_s=timeout_s)
 
-    def upgrade(self, changes: Mapping[str, Any], *options: str, timeout_s: float = 240.0) -> str:
+    def upgrade(self, changes: Mapping[str, Any], *, wait: bool = True, timeout_s: float = 240.0) -> str:
         """Merge these values into the present ones, upgrade, and wait."""
         merge(self.values, changes)
-        told = (*self._given(), *_waiting(timeout_s), *options)
+        told = (*self._given(), *(_waiting(timeout_s) if wait else ()))
         return self.helm("upgrade", self.name, str(CHART), *told, timeout_s=timeout_s)
 
     def refused(self, values: Mapping[str, Any]) -> str:

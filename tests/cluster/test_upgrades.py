@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import hashlib
+import json
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import grpc
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from jwt.algorithms import ECAlgorithm
 
 from loadtest.stack.kafka import KafkaBroker
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
+from tests.chart.custom_resources import DEFINITIONS
 from tests.cluster import kafka_on_node
-from tests.cluster.conftest import NewRelease
-from tests.cluster.release import MODEL, NAME, Release, get, kube, until
+from tests.cluster.conftest import GPUS, NewRelease
+from tests.cluster.lab import Lab
+from tests.cluster.release import (
+    NAMESPACE,
+    Object,
+    Release,
+    create_namespace,
+    get,
+    is_ready,
+    kube,
+    offer_gpus,
+    until,
+)
+from tests.cluster.upgrades import everything, pods, stages
+from tests.cluster.upgrades.effects import Stage
 from tests.cluster.values import synthetic
+from tests.fakes.certificates import Authority
 
-PREFERENCE = {
-    "weight": 7,
-    "preference": {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "Exists"}]},
-}
-WEIGHT = ".spec.affinity.nodeAffinity.preferredDuringSchedulingIgnoredDuringExecution[0].weight"
 COMPONENTS = ("aggregator", "model-server", "scaler")
+CLAIMS = 4
+TOKEN, AUTHORITY, SERVER_NAME = "token-of-search", Authority(), "localhost"
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +47,103 @@ def release(new_release: NewRelease, kafka: KafkaBroker) -> Generator[Release]:
     release.install()
     yield release
     release.uninstall()
+
+
+@pytest.fixture(scope="module")
+def surroundings(lab: Lab, release: Release) -> Generator[None]:
+    """What a cluster has that the values speak of: operators' definitions, GPUs, volumes, Secrets, images elsewhere."""
+    definitions = [*(json.loads(file.read_text(encoding="utf-8")) for file in DEFINITIONS.glob("*.json")), *STRIMZI]
+    kube("apply", "--server-side", "-f", "-", stdin=json.dumps({**LIST, "items": definitions}))
+    kube("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s", timeout_s=90.0)
+    create_namespace(everything.STRIMZI["namespace"])
+    offer_gpus(GPUS, everything.GPU)
+    lab.inside("install", "--directory", "--owner=10001", VOLUME)
+    kube("apply", "-f", "-", stdin=json.dumps({**LIST, "items": [*_cluster_wide(), *_secrets(release)]}))
+    for name, source in stages.SOURCES.items():
+        image = f"embeddings/{name.lower()}"
+        for copy in (f"{pods.MIRROR}/{image}:{pods.TAG}", *(f"{host}/{image}@{stages.DIGEST}" for host in HOSTS)):
+            lab.inside("ctr", "--namespace=k8s.io", "images", "tag", f"localhost/{source}", copy)
+    yield
+    kube("delete", "namespace", everything.STRIMZI["namespace"], "--wait", "--timeout=60s", timeout_s=90.0)
+    kube("delete", "crd", *(each["metadata"]["name"] for each in definitions))
+
+
+LIST = {"apiVersion": "v1", "kind": "List"}
+HOSTS = (pods.MIRROR, stages.OTHER)
+VOLUME = "/var/lib/kubelet/claims"
+STRIMZI: list[Object] = [
+    {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{kind.lower()}s.kafka.strimzi.io"},
+        "spec": {
+            "group": "kafka.strimzi.io",
+            "scope": "Namespaced",
+            "names": {"kind": kind, "plural": f"{kind.lower()}s"},
+            "versions": [
+                {
+                    "name": version,
+                    "served": True,
+                    "storage": version == "v1",
+                    "schema": {
+                        "openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True},
+                    },
+                }
+                for version in ("v1", "v1beta2")
+            ],
+        },
+    }
+    for kind in ("KafkaTopic", "KafkaUser")
+]
+"""Its own definitions come with no package that this project could take them from: these take whatever is given."""
+
+
+def _cluster_wide() -> Iterator[Object]:
+    """A runtime class, and a volume for each claim."""
+    yield {
+        "apiVersion": "node.k8s.io/v1",
+        "kind": "RuntimeClass",
+        "metadata": {"name": pods.pods("scaler")["runtimeClassName"]},
+        "handler": "runc",
+    }
+    size, modes = {"storage": "1Gi"}, ["ReadWriteOnce"]
+    for number in range(CLAIMS):
+        spec = {"capacity": size, "accessModes": modes, "storageClassName": "fast", "hostPath": {"path": VOLUME}}
+        yield {
+            "apiVersion": "v1",
+            "kind": "PersistentVolume",
+            "metadata": {"name": f"volume-{number}"},
+            "spec": {**spec, "persistentVolumeReclaimPolicy": "Retain"},
+        }
+    yield {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "kept", "namespace": NAMESPACE},
+        "spec": {"accessModes": modes, "storageClassName": "fast", "resources": {"requests": size}},
+    }
+
+
+def _secrets(release: Release) -> Iterator[Object]:
+    """Those that the values name, with what the processes can read."""
+    pair = AUTHORITY.issue("server")
+    ca = AUTHORITY.cert.decode()
+    digest = hashlib.sha256(TOKEN.encode()).hexdigest()
+    contents = {
+        "kafka-user": {"word": "secret word", "bearer": "bearer of news"},
+        "kafka-ca": {"ca": ca},
+        "kafka-pair": {"cert": pair.cert.decode(), "key": pair.key.decode()},
+        "hub": {"token": "hf_none"},
+        "door": {"cert": pair.cert.decode(), "key": pair.key.decode(), "ca": ca},
+        "callers": {"list": f"search sha256:{digest}\n", "keys": json.dumps({"keys": [_jwk()]})},
+    }
+    for name, content in contents.items():
+        where = {"name": name, "namespace": release.namespace}
+        yield {"apiVersion": "v1", "kind": "Secret", "metadata": where, "stringData": content}
+
+
+def _jwk() -> Object:
+    key = ec.generate_private_key(ec.SECP256R1()).public_key()
+    return {**ECAlgorithm.to_jwk(key, as_dict=True), "kid": "house", "alg": "ES256", "use": "sig"}
 
 
 CHANGES: list[tuple[dict[str, Any], set[str]]] = [
@@ -56,96 +169,6 @@ def test_a_change_rolls_the_pods_that_read_it(release: Release, change: dict[str
     assert {name for name in COMPONENTS if before[name] == after[name]} == set(COMPONENTS) - rolled
 
 
-def test_the_autoscaler_takes_its_new_bounds(release: Release) -> None:
-    release.upgrade({"modelServer": {"autoscaling": {"maxReplicas": 4}}})
-    assert get("hpa", f"{NAME}-all-minilm-l6-v2")["spec"]["maxReplicas"] == 4
-
-
-CONTAINER = "{.spec.containers[0]"
-AGGREGATOR, SERVER, SCALER = (f"pods -l app.kubernetes.io/component={component}" for component in COMPONENTS)
-HPA = "hpa/tokenbatch-all-minilm-l6-v2"
-PLACED: dict[str, Any] = {
-    "nodeSelector": {"kubernetes.io/hostname": "node"},
-    "tolerations": [{"key": "gpu", "operator": "Exists"}],
-    "affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [PREFERENCE]}},
-    "priorityClassName": "system-cluster-critical",
-    "podLabels": {"tier": "front"},
-    "preStopSeconds": 1,
-}
-AFTER: dict[str, Any] = {
-    "commonLabels": {"team": "search"},
-    "aggregator": {
-        **PLACED,
-        "busyTarget": 0.5,
-        "serviceType": "NodePort",
-        "serviceAnnotations": {"balancer": "inner"},
-        "startupSeconds": 60,
-        "autoscaling": {"maxReplicas": 3},
-    },
-    "modelServer": {
-        **PLACED,
-        "sharedMemory": "64Mi",
-        "startupSeconds": 300,
-        "cache": {"size": "1Gi"},
-        "gpu": {"count": 2},
-        "autoscaling": {"lagRecordsPerReplica": 500, "behavior": {"scaleDown": {"stabilizationWindowSeconds": 77}}},
-    },
-    "scaler": {**PLACED, "replicas": 1, "resources": {"limits": {"memory": "384Mi"}}},
-    "models": [{"name": MODEL, "aliases": ["mini"], "source": {"path": "/opt/model"}}],
-    "serviceAccounts": {"annotations": {"role": "reader"}},
-    "networkPolicy": {"enabled": True, "clients": [{"podSelector": {"matchLabels": {"may": "call"}}}]},
-    "monitoring": {"dashboard": True, "dashboardLabels": {"board": "1"}},
-}
-IN_FORCE = [
-    *((of, "{.spec.nodeSelector.kubernetes\\.io/hostname}", "node") for of in (AGGREGATOR, SERVER, SCALER)),
-    *((of, "{.spec.tolerations[0].key}", "gpu") for of in (AGGREGATOR, SERVER, SCALER)),
-    *((of, f"{{{WEIGHT}}}", "7") for of in (AGGREGATOR, SERVER, SCALER)),
-    *((of, "{.spec.priorityClassName}", "system-cluster-critical") for of in (AGGREGATOR, SERVER, SCALER)),
-    *((of, "{.metadata.labels.tier}", "front") for of in (AGGREGATOR, SERVER, SCALER)),
-    *((of, "{.metadata.labels.team}", "search") for of in (AGGREGATOR, SERVER, SCALER)),
-    (AGGREGATOR, "{.spec.terminationGracePeriodSeconds}", "36"),
-    (AGGREGATOR, f"{CONTAINER}.startupProbe.failureThreshold}}", "12"),
-    (SERVER, f"{CONTAINER}.startupProbe.failureThreshold}}", "60"),
-    (SERVER, f"{CONTAINER}.resources.limits.nvidia\\.com/gpu}}", "2"),
-    (SERVER, '{.spec.volumes[?(@.name=="shared-memory")].emptyDir.sizeLimit}', "64Mi"),
-    (SERVER, '{.spec.volumes[?(@.name=="cache")].emptyDir.sizeLimit}', "1Gi"),
-    (SCALER, f"{CONTAINER}.resources.limits.memory}}", "384Mi"),
-    (f"deployment/{NAME}-scaler", "{.status.readyReplicas}", "1"),
-    (f"service/{NAME}-aggregator", "{.spec.type}", "NodePort"),
-    (f"service/{NAME}-aggregator", "{.metadata.annotations.balancer}", "inner"),
-    (f"hpa/{NAME}-aggregator", "{.spec.metrics[0].external.target.averageValue}", "500m"),
-    (f"hpa/{NAME}-aggregator", "{.spec.maxReplicas}", "3"),
-    (HPA, "{.spec.metrics[1].external.target.averageValue}", "500"),
-    (HPA, "{.spec.behavior.scaleDown.stabilizationWindowSeconds}", "77"),
-    (f"serviceaccount/{NAME}-aggregator", "{.metadata.annotations.role}", "reader"),
-    (f"networkpolicy/{NAME}-aggregator", "{.spec.ingress[0].from[0].podSelector.matchLabels.may}", "call"),
-    ("configmaps -l board=1", "{.metadata.labels.board}", "1"),
-]
-
-
-@pytest.fixture(scope="module")
-def upgraded(release: Release) -> Release:
-    """The release after one upgrade that changes all of these values at once."""
-    release.upgrade(AFTER)
-    until(lambda: len(get("pods")["items"]) == 4, "the old pods are gone, and two, one and one are left")
-    return release
-
-
-@pytest.mark.parametrize(("what", "path", "text"), IN_FORCE, ids=lambda each: each.replace(" ", ""))
-def test_a_changed_value_is_in_force(upgraded: Release, what: str, path: str, text: str) -> None:
-    listed = path if "/" in what.partition(" ")[0] else f"{{range .items[*]}}{path} {{end}}"
-    found = kube("--namespace", upgraded.namespace, "get", *what.split(), f"--output=jsonpath={listed}").split()
-    assert found
-    assert set(found) == {text}
-
-
-def test_a_new_alias_is_served(upgraded: Release) -> None:
-    address = get("service", f"{NAME}-aggregator", namespace=upgraded.namespace)["spec"]["clusterIP"]
-    with grpc.insecure_channel(f"{address}:50051") as channel:
-        wanted = pb.EmbedRequest(inputs=[pb.Input(text="how far away is the moon")], model="mini")
-        assert pb_grpc.EmbeddingsStub(channel).Embed(wanted, timeout=30.0).embeddings
-
-
 @pytest.mark.parametrize(
     ("values", "named"),
     [
@@ -160,3 +183,54 @@ def test_a_new_alias_is_served(upgraded: Release) -> None:
 )
 def test_wrong_values_are_refused_by_their_name(release: Release, values: dict[str, Any], named: str) -> None:
     assert named in release.refused(values)
+
+
+@pytest.mark.usefixtures("surroundings")
+@pytest.mark.parametrize("stage", stages.STAGES[:-1], ids=lambda stage: stage.name)
+def test_every_value_of_an_upgrade_takes_effect(release: Release, stage: Stage) -> None:
+    _upgrade(release, stage)
+
+
+def _upgrade(release: Release, stage: Stage) -> None:
+    """Values that show before the upgrade what they are to show after it would prove nothing."""
+    before = stage.look()
+    if stage.cannot_run:
+        release.upgrade(stage.values, wait=False)
+    else:
+        release.upgrade(stage.values)
+        until(_settled, "the old pods are gone, and as many are left as are asked for", 120.0)
+    after = stage.look()
+    looks = list(zip(stage.effects, before, after, strict=True))
+    assert {f"{it.value} {it.of}": was for it, was, _ in looks if was == stage.expected(it)} == {}
+    assert {f"{it.value} {it.of}": now for it, _, now in looks if now != stage.expected(it)} == {}
+
+
+def _settled() -> bool:
+    asked = sum(each["spec"]["replicas"] for each in get("deployments")["items"])
+    present = get("pods")["items"]
+    return len(present) == asked and all(is_ready(each) for each in present)
+
+
+def test_the_secrets_of_kafka_are_files_in_the_pods(release: Release) -> None:
+    pod = release.ready("aggregator")[0]
+    folder = "/etc/tokenbatch/kafka"
+    told = kube("--namespace", release.namespace, "exec", pod, "--", "cat", f"{folder}/password", f"{folder}/token")
+    assert told == "secret wordbearer of news"
+
+
+def test_the_door_lets_in_whom_it_knows_by_a_new_alias(release: Release) -> None:
+    address = get("service", "tokenbatch-vectors-aggregator", namespace=release.namespace)["spec"]["clusterIP"]
+    client = AUTHORITY.issue("client")
+    credentials = grpc.ssl_channel_credentials(AUTHORITY.cert, client.key, client.cert)
+    named = [("grpc.ssl_target_name_override", SERVER_NAME)]
+    wanted = pb.EmbedRequest(inputs=[pb.Input(text="how far away is the moon")], model="mini")
+    with grpc.secure_channel(f"{address}:50051", credentials, options=named) as channel:
+        stub = pb_grpc.EmbeddingsStub(channel)
+        metadata = (("authorization", f"Bearer {TOKEN}"),)
+        assert stub.Embed(wanted, timeout=30.0, wait_for_ready=True, metadata=metadata).embeddings
+        with pytest.raises(grpc.RpcError, match="UNAUTHENTICATED"):
+            stub.Embed(wanted, timeout=30.0)
+
+
+def test_every_value_of_an_upgrade_whose_pods_cannot_run_here_takes_effect(release: Release) -> None:
+    _upgrade(release, stages.STAGES[-1])
