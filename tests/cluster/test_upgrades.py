@@ -41,31 +41,31 @@ TOKEN, AUTHORITY, SERVER_NAME = "token-of-search", Authority(), "localhost"
 
 
 @pytest.fixture(scope="module")
-def release(new_release: NewRelease, kafka: KafkaBroker) -> Generator[Release]:
-    assert kafka.exit_code is None
-    release = new_release(synthetic(kafka_on_node.BOOTSTRAP))
-    release.install()
-    yield release
-    release.uninstall()
-
-
-@pytest.fixture(scope="module")
-def surroundings(lab: Lab, release: Release) -> Generator[None]:
-    """What a cluster has that the values speak of: operators' definitions, GPUs, volumes, Secrets, images elsewhere."""
+def new_release_there(lab: Lab, new_release: NewRelease) -> Generator[NewRelease]:
+    """Makes releases where there is what the values speak of: others' definitions, GPUs, volumes, Secrets, images."""
     definitions = [*(json.loads(file.read_text(encoding="utf-8")) for file in DEFINITIONS.glob("*.json")), *STRIMZI]
     kube("apply", "--server-side", "-f", "-", stdin=json.dumps({**LIST, "items": definitions}))
     kube("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s", timeout_s=90.0)
     create_namespace(everything.STRIMZI["namespace"])
     offer_gpus(GPUS, everything.GPU)
     lab.inside("install", "--directory", "--owner=10001", VOLUME)
-    kube("apply", "-f", "-", stdin=json.dumps({**LIST, "items": [*_cluster_wide(), *_secrets(release)]}))
+    kube("apply", "-f", "-", stdin=json.dumps({**LIST, "items": [*_cluster_wide(), *_secrets()]}))
     for name, source in stages.SOURCES.items():
         image = f"embeddings/{name.lower()}"
         for copy in (f"{pods.MIRROR}/{image}:{pods.TAG}", *(f"{host}/{image}@{stages.DIGEST}" for host in HOSTS)):
             lab.inside("ctr", "--namespace=k8s.io", "images", "tag", f"localhost/{source}", copy)
-    yield
+    yield new_release
     kube("delete", "namespace", everything.STRIMZI["namespace"], "--wait", "--timeout=60s", timeout_s=90.0)
     kube("delete", "crd", *(each["metadata"]["name"] for each in definitions))
+
+
+@pytest.fixture(scope="module")
+def release(new_release_there: NewRelease, kafka: KafkaBroker) -> Generator[Release]:
+    assert kafka.exit_code is None
+    release = new_release_there(synthetic(kafka_on_node.BOOTSTRAP))
+    release.install()
+    yield release
+    release.uninstall()
 
 
 LIST = {"apiVersion": "v1", "kind": "List"}
@@ -123,7 +123,7 @@ def _cluster_wide() -> Iterator[Object]:
     }
 
 
-def _secrets(release: Release) -> Iterator[Object]:
+def _secrets() -> Iterator[Object]:
     """Those that the values name, with what the processes can read."""
     pair = AUTHORITY.issue("server")
     ca = AUTHORITY.cert.decode()
@@ -137,7 +137,7 @@ def _secrets(release: Release) -> Iterator[Object]:
         "callers": {"list": f"search sha256:{digest}\n", "keys": json.dumps({"keys": [_jwk()]})},
     }
     for name, content in contents.items():
-        where = {"name": name, "namespace": release.namespace}
+        where = {"name": name, "namespace": NAMESPACE}
         yield {"apiVersion": "v1", "kind": "Secret", "metadata": where, "stringData": content}
 
 
@@ -185,7 +185,6 @@ def test_wrong_values_are_refused_by_their_name(release: Release, values: dict[s
     assert named in release.refused(values)
 
 
-@pytest.mark.usefixtures("surroundings")
 @pytest.mark.parametrize("stage", stages.STAGES[:-1], ids=lambda stage: stage.name)
 def test_every_value_of_an_upgrade_takes_effect(release: Release, stage: Stage) -> None:
     _upgrade(release, stage)
