@@ -56,7 +56,7 @@ class LanePolicy:
 class _Out:
     """One batch that is out, the budget it was cut for, and when it was promised back.
 
-    `light`: it was staged later than a full one would have been.
+    `lead_s`: how long before the predicted end of what ran it was sent. `light`: later than a full one would have been.
     """
 
     batch_id: str
@@ -66,6 +66,7 @@ class _Out:
     promised_s: float
     staged: bool
     light: bool
+    lead_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,8 +188,9 @@ class Lane:
         policy = self._policy
         end_s = self.finish_s(token_count, now_s)
         staged = bool(self._out)
+        lead_s = self._end_s - now_s
         light = staged and now_s > self._end_s - self.lead_s
-        self._out.append(_Out(batch_id, token_count, self.token_budget, end_s, end_s, staged=staged, light=light))
+        self._out.append(_Out(batch_id, token_count, self.token_budget, end_s, end_s, staged, light, lead_s))
         longest_s = end_s - now_s + self.step_time_s(self.token_budget)
         least_s = policy.min_timeout_s if self._replied_s > -inf else policy.first_timeout_s
         return max(least_s, policy.timeout_factor * longest_s)
@@ -232,10 +234,10 @@ class Lane:
         self.foreign_tokens = max(0, report.queued_tokens - self.tokens_out)
         shared = report.step_tokens > out.token_count or self.foreign_tokens > 0
         self._sharing += policy.sharing_gain * (shared - self._sharing)
-        if out.light:
-            self.light_lead.observe(report.idle_before_s, report.staged_s)
-            return
         if not out.staged:
+            return
+        self.light_lead.observe(out.lead_s, report.idle_before_s, report.staged_s)
+        if out.light:
             return
         if report.idle_before_s > policy.idle_target * report.step_duration_s:
             self.lead_s = min(self.lead_s + report.idle_before_s, report.step_duration_s)

@@ -18,9 +18,12 @@ class LightLead:
         self._least_s = least_s
         self._gain = gain
 
-    def observe(self, idle_s: float, staged_s: float) -> None:
-        """The engine was idle before such a batch, or it lay staged; a stray one counts no more than the lead."""
-        surprise_s = max(-self.value_s, min(idle_s - staged_s, self.value_s))
+    def observe(self, lead_s: float, idle_s: float, staged_s: float) -> None:
+        """A batch was sent `lead_s` before the end, and the engine was idle before it, or it lay staged.
+
+        Whatever lead it went by, it tells which one would have been right; a stray one counts no more than the lead.
+        """
+        surprise_s = max(-self.value_s, min(lead_s + idle_s - staged_s - self.value_s, self.value_s))
         self.value_s = max(self._least_s, self.value_s + self._gain * surprise_s)
 
 

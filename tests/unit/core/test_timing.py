@@ -21,11 +21,11 @@ POLICY = DispatchPolicy(queue=QueuePolicy(coalesce=False))
 
 
 @pytest.mark.slow
-@given(st.lists(st.tuples(st.floats(0.0, 1.0), st.floats(0.0, 1.0)), max_size=50))
-def test_a_light_lead_never_falls_below_its_least(seen: list[tuple[float, float]]) -> None:
+@given(st.lists(st.tuples(st.floats(0.0, 1.0), st.floats(0.0, 1.0), st.floats(0.0, 1.0)), max_size=50))
+def test_a_light_lead_never_falls_below_its_least(seen: list[tuple[float, float, float]]) -> None:
     lead = LightLead(0.004, 0.0005)
-    for idle_s, staged_s in seen:
-        lead.observe(idle_s, staged_s)
+    for lead_s, idle_s, staged_s in seen:
+        lead.observe(lead_s, idle_s, staged_s)
         assert lead.value_s >= 0.0005
 
 
@@ -34,8 +34,15 @@ def test_it_settles_where_the_engine_is_idle_as_long_as_batches_lie_staged() -> 
     lead = LightLead(0.010, 0.0005)
     for _ in range(500):
         early_s = lead.value_s - 0.002 + noise.gauss(0.0, 0.0005)  # the way there takes 2 ms
-        lead.observe(max(0.0, -early_s), max(0.0, early_s))
+        lead.observe(lead.value_s, max(0.0, -early_s), max(0.0, early_s))
     assert lead.value_s == pytest.approx(0.002, abs=0.0004)
+
+
+def test_it_learns_from_batches_that_went_by_another_lead_too() -> None:
+    lead = LightLead(0.004, 0.0005)
+    for _ in range(200):
+        lead.observe(0.003, 0.0, 0.002)  # sent 3 ms ahead, 2 ms early
+    assert lead.value_s == pytest.approx(0.001, abs=0.0001)
 
 
 def test_a_reply_delay_is_the_mean_and_twice_the_deviation_and_a_stray_reply_moves_it_little() -> None:
