@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from aggregator.runtime.gathered import Instrument, Labels
 
@@ -34,7 +34,6 @@ class LaneFigures:
     token_budget: int
     saturation_point: int | None = None
     pressure: float | None = None
-    mfu: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,6 @@ class Snapshot:
     queues: tuple[QueueFigures, ...] = ()
     lanes: tuple[LaneFigures, ...] = ()
     partitions: tuple[PartitionFigures, ...] = ()
-    required_replicas: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 TakeSnapshot = Callable[[], Snapshot]
@@ -111,18 +109,16 @@ _INFLIGHT = Instrument("embed.lane.inflight_tokens", "{token}", "tokens out to a
 _BUDGET = Instrument("embed.token_budget", "{token}", "tokens a batch may hold", _LANE)
 _SATURATION = Instrument("embed.saturation_point", "{token}", "tokens past which more do not pay", _LANE)
 _PRESSURE = Instrument("embed.sla.pressure", "1", "how far latency stands from what is promised; 1: there", _LANE)
-_MFU = Instrument("embed.mfu", "1", "share of the device's arithmetic that is used", _LANE)
 _LAG = Instrument("embed.consumer.lag", "{record}", "records in the log, not yet fetched", _PARTITION)
 _LAG_TOKENS = Instrument("embed.consumer.lag_tokens", "{token}", "tokens in the log, estimated", _PARTITION)
 _SPAN = Instrument(
     "embed.consumer.uncommitted_span", "{record}", "records between the commit and the highest settled", _PARTITION
 )
 _PAUSED = Instrument("embed.consumer.paused", "1", "1 while a partition is paused", _PARTITION)
-_REPLICAS = Instrument("embed.required_replicas", "{replica}", "model servers the present load needs", ("model",))
 
 GAUGES = (
-    *(_QUEUE_TOKENS, _QUEUE_AGE, _LANE_STATE, _INFLIGHT, _BUDGET, _SATURATION, _PRESSURE, _MFU),
-    *(_LAG, _LAG_TOKENS, _SPAN, _PAUSED, _REPLICAS),
+    *(_QUEUE_TOKENS, _QUEUE_AGE, _LANE_STATE, _INFLIGHT, _BUDGET, _SATURATION, _PRESSURE),
+    *(_LAG, _LAG_TOKENS, _SPAN, _PAUSED),
 )
 
 
@@ -143,13 +139,10 @@ def gauge_values(snapshot: Snapshot) -> Mapping[Instrument, Mapping[Labels, floa
         put(_BUDGET, lane.token_budget, lane.lane, lane.model)
         put(_SATURATION, lane.saturation_point, lane.lane, lane.model)
         put(_PRESSURE, lane.pressure, lane.lane, lane.model)
-        put(_MFU, lane.mfu, lane.lane, lane.model)
     for partition in snapshot.partitions:
         labels = (partition.topic, str(partition.partition))
         put(_LAG, partition.lag_records, *labels)
         put(_LAG_TOKENS, partition.lag_tokens, *labels)
         put(_SPAN, partition.uncommitted_span, *labels)
         put(_PAUSED, float(partition.paused), *labels)
-    for model, replicas in snapshot.required_replicas.items():
-        put(_REPLICAS, replicas, model)
     return values

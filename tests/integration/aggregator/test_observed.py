@@ -34,7 +34,6 @@ GAUGES = (
     *("embed_sla_pressure", "embed_lane_inflight_tokens", "embed_lane_state"),
     *("embed_consumer_lag", "embed_consumer_lag_tokens", "embed_consumer_uncommitted_span", "embed_consumer_paused"),
 )
-# embed.required_replicas is the scaler's to publish, and embed.mfu needs a device whose arithmetic is known.
 SECRET = "zyzzyva"
 
 

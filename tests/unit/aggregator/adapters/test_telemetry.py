@@ -27,9 +27,8 @@ from aggregator.runtime.gathered import Gatherer
 RESULT = StepResult(np.zeros((1, 1), np.float32), (), StepReport(600, 0.02, 0, 0.001, 0.0))
 EVERYTHING = Snapshot(
     queues=(QueueFigures("m", "interactive", 12, 0.5),),
-    lanes=(LaneFigures("a:1", "m", "idle", 0, 600, 640, 1.1, 0.4),),
+    lanes=(LaneFigures("a:1", "m", "idle", 0, 600, 640, 1.1),),
     partitions=(PartitionFigures("t", 3, 7, 70.0, 2, paused=True),),
-    required_replicas={"m": 2.5},
 )
 CONTRACT = {
     "embed.queue.tokens": ("{token}", {"model", "priority"}),
@@ -58,8 +57,6 @@ CONTRACT = {
     "embed.consumer.paused": ("1", {"topic", "partition"}),
     "embed.consumer.rebalances": ("{rebalance}", set[str]()),
     "embed.commit.failures": ("{commit}", set[str]()),
-    "embed.required_replicas": ("{replica}", {"model"}),
-    "embed.mfu": ("1", {"lane", "model"}),
 }
 
 
@@ -127,7 +124,7 @@ def test_what_is_not_known_has_no_series() -> None:
     )
     shown: Mapping[str, int] = {instrument.name: len(series) for instrument, series in gauge_values(bare).items()}
     assert shown["embed.lane.state"] == shown["embed.consumer.paused"] == 1
-    absent = ("embed.saturation_point", "embed.sla.pressure", "embed.mfu", "embed.consumer.lag", "embed.queue.tokens")
+    absent = ("embed.saturation_point", "embed.sla.pressure", "embed.consumer.lag", "embed.queue.tokens")
     assert [shown[name] for name in absent] == [0] * len(absent)
 
 
