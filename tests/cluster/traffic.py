@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -18,6 +17,7 @@ from loadtest.clients.messages import NO_WISHES, request
 from loadtest.clients.pace import paced
 from loadtest.questions import bundled_questions
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
+from tests.clients.snippets import ROOT, read
 from tests.cluster.values import DIMENSIONS
 from tests.faults.checker import Checker
 from tests.faults.expected import Oracle
@@ -29,21 +29,7 @@ from tests.integration.aggregator.desk import committed
 REQUESTS, REPLIES, LETTERS, GROUP = "embed.requests.v1", "embed.replies.v1", "embed.requests.v1-dlt", "tokenbatch"
 _FOREVER = 10**9
 _CALL_S = 20.0
-_RETRIES = {
-    "methodConfig": [
-        {
-            "name": [{}],
-            "retryPolicy": {
-                "maxAttempts": 5,
-                "initialBackoff": "0.1s",
-                "maxBackoff": "1s",
-                "backoffMultiplier": 2,
-                "retryableStatusCodes": ["UNAVAILABLE"],
-            },
-        }
-    ]
-}
-"""As docs/clients.md asks of callers: UNAVAILABLE may be tried again."""
+_SERVICE_CONFIG = read(ROOT / "docs" / "clients.md").files["channel/service_config.json"]
 
 
 @dataclass
@@ -57,7 +43,7 @@ class Calls:
 
     async def run(self, per_s: float) -> None:
         """Call until cancelled, then wait for the calls under way."""
-        options = [("grpc.service_config", json.dumps(_RETRIES)), ("grpc.enable_retries", 1)]
+        options = [("grpc.service_config", _SERVICE_CONFIG), ("grpc.enable_retries", 1)]
         async with grpc.aio.insecure_channel(self.target, options=options) as channel:
             stub: Any = pb_grpc.EmbeddingsStub(channel)
             await channel.channel_ready()
