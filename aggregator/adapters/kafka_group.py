@@ -2,9 +2,7 @@
 
 Commits are sent here rather than by aiokafka, which retries them across rebalances under whatever generation it
 then has: an old position could overwrite the new owner's. Here a commit carries the generation that its partitions
-were assigned in, so the coordinator refuses it later. What was committed is asked for here too: aiokafka overlooks the
-error of a whole answer, so that a group whose coordinator still loads would seem never to have committed. Checked
-against aiokafka 0.14.
+were assigned in, so the coordinator refuses it later. Checked against aiokafka 0.14.
 """
 
 from __future__ import annotations
@@ -20,11 +18,12 @@ from typing import Any
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 from aiokafka import errors as kafka_errors
 from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
-from aiokafka.protocol.commit import OffsetCommitRequest, OffsetFetchRequest
+from aiokafka.protocol.commit import OffsetCommitRequest
 from aiokafka.protocol.fetch import FetchRequest
 from typing_extensions import override
 
 from aggregator.adapters.kafka_connection import client_options
+from aggregator.adapters.kafka_offsets import committed_offsets, offsets_request
 from aggregator.ports import Record
 from aggregator.settings import KafkaSettings
 
@@ -166,20 +165,13 @@ class GroupMember:
 
     async def committed(self, tps: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         """What the group has committed of these; the ones it has nothing of are left out. Raises KafkaError."""
-        by_topic: dict[str, list[int]] = {}
-        for tp in tps:
-            by_topic.setdefault(tp.topic, []).append(tp.partition)
-        response = await self._coordinator._send_req(  # noqa: SLF001 - see the top of this file
-            OffsetFetchRequest(self._settings.group_id, list(by_topic.items()))
-        )
+        request = offsets_request(self._settings.group_id, tps)
+        response = await self._coordinator._send_req(request)  # noqa: SLF001 - see the top of this file
         try:
-            offsets = _offsets(response)
+            return committed_offsets(response, tps)
         except kafka_errors.NotCoordinatorForGroupError:
             self._coordinator.coordinator_dead()
             raise
-        if not offsets.keys() >= set(tps):  # a partition without an offset is there, as -1
-            raise kafka_errors.KafkaError(f"no word of {set(tps) - offsets.keys()} in what the group has committed")
-        return {tp: offset for tp, offset in offsets.items() if offset >= 0}
 
     async def log_starts(self, tps: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         """The earliest offset of each. Raises KafkaError."""
@@ -241,19 +233,3 @@ class GroupMember:
                 if consumer._fetcher is not None:  # noqa: SLF001
                     await consumer._fetcher.close()  # noqa: SLF001
                 await asyncio.gather(*(task for task in tasks if task is not None), return_exceptions=True)
-
-
-def _offsets(response: Any) -> dict[TopicPartition, int]:
-    """Each partition of an OffsetFetch response with its offset, -1 for none. Raises KafkaError."""
-    parts = [
-        (TopicPartition(topic, partition), offset, code)
-        for topic, partitions in response.topics
-        for partition, offset, _, code in partitions
-    ]
-    for code in (
-        getattr(response, "error_code", 0),
-        *(code for *_, code in parts),
-    ):  # version 1 has no error of its own
-        if code:
-            raise kafka_errors.for_code(code)
-    return {tp: offset for tp, offset, _ in parts}

@@ -9,10 +9,10 @@ from typing import Any
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.errors import KafkaError, for_code
-from aiokafka.protocol.commit import OffsetFetchRequest
+from aiokafka.errors import for_code
 
 from aggregator.adapters.kafka_connection import client_options
+from aggregator.adapters.kafka_offsets import committed_offsets, offsets_request
 from aggregator.settings import KafkaSettings
 
 _TIMEOUT_S = 10.0
@@ -93,29 +93,12 @@ class KafkaLag:
         return found
 
     async def _committed(self, partitions: Sequence[TopicPartition]) -> dict[Place, int]:
-        """What the group has committed, where it has. Raises KafkaError, also for a partition of which nothing is said.
-
-        Asked here: aiokafka overlooks a refusal of the whole group, and takes it for a group without commits.
-        """
-        asked: dict[str, list[int]] = {}
-        for each in partitions:
-            asked.setdefault(each.topic, []).append(each.partition)
+        """What the group has committed, where it has. Raises KafkaError."""
         group = self._settings.group_id
         coordinator = await self._admin.find_coordinator(group)
-        request = OffsetFetchRequest(group, list(asked.items()))
+        request = offsets_request(group, partitions)
         answer = await self._admin._send_request(request, coordinator)  # noqa: SLF001 - there is no other way
-        if answer.error_code:
-            raise for_code(answer.error_code)(f"the offsets of the group {group}")
-        found: dict[Place, int] = {}
-        for topic, offsets in answer.topics:
-            for partition, offset, _, error_code in offsets:
-                if error_code:
-                    raise for_code(error_code)(f"the offset of {topic}/{partition}")
-                found[topic, partition] = offset
-        missing = [f"{each.topic}/{each.partition}" for each in partitions if each not in found]
-        if missing:
-            raise KafkaError(f"the coordinator says nothing of {', '.join(missing)}")
-        return {place: offset for place, offset in found.items() if offset >= 0}
+        return {(tp.topic, tp.partition): offset for tp, offset in committed_offsets(answer, partitions).items()}
 
     async def _connect(self) -> None:
         if self._consumer is not None:
