@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from heapq import heappop, heappush
 from math import inf
 from typing import Any
 
 import numpy as np
+
+from loadtest.simulate.step_times import StepTimes
 
 _BLOCK = 8192
 
@@ -40,25 +42,24 @@ class Clock:
 class Noise:
     """Random factors and delays, drawn in blocks because one at a time is slow."""
 
-    __slots__ = ("_delays", "_factors", "_replayed", "_rng", "_sigma")
+    __slots__ = ("_delays", "_factors", "_rng", "_sigma", "_step_times")
 
-    def __init__(self, rng: np.random.Generator, sigma: float, replayed: Sequence[float] = ()) -> None:
-        """`sigma`: standard deviation of a step's time, as a share (lognormal, of median 1).
-
-        With `replayed`, steps take these factors in their order, over and over, and none is drawn.
-        """
+    def __init__(self, rng: np.random.Generator, sigma: float, step_times: StepTimes | None = None) -> None:
+        """`sigma`: standard deviation of a step's time, as a share (lognormal, of median 1); none with `step_times`."""
         self._rng = rng
         self._sigma = sigma
-        self._replayed = replayed[::-1]
+        self._step_times = step_times
         self._factors: list[float] = []
         self._delays: list[float] = []
 
-    def factor(self) -> float:
-        """What a step's time is multiplied by."""
+    def factor(self, tokens: int) -> float:
+        """What the time of a step of so many tokens is multiplied by."""
+        known = self._step_times
         if not self._factors:
-            drawn = self._replayed or np.exp(self._sigma * self._rng.standard_normal(_BLOCK)).tolist()
-            self._factors = list(drawn)
-        return self._factors.pop()
+            drawn = np.exp(self._sigma * self._rng.standard_normal(_BLOCK)).tolist()
+            self._factors = drawn if known is None else list(known.factors[::-1])
+        factor = self._factors.pop()
+        return factor if known is None else factor * known.usual_factor(tokens)
 
     def delay(self) -> float:
         """One way through the network, of mean 1: at least half of that, with an exponential tail."""

@@ -63,7 +63,7 @@ class Pod:
             self.waiting = [parcel for parcel in self.waiting if parcel not in step]
         self.running = step
         tokens = sum(parcel.token_count for parcel in step)
-        duration_s = self.slowness * self.engine.curve.time_s(tokens) * self.noise.factor()
+        duration_s = self.slowness * self.engine.curve.time_s(tokens) * self.noise.factor(tokens)
         began_s = self.clock.now_s + self.engine.overhead_s
         self.clock.at(began_s + duration_s, self._end, (step, tokens, began_s, began_s - self.idle_since_s))
 

@@ -17,6 +17,7 @@ from loadtest.simulate.lengths import Lengths
 from loadtest.simulate.plain_sender import Closing, PlainSender
 from loadtest.simulate.pod import Engine
 from loadtest.simulate.sender import Sender
+from loadtest.simulate.step_times import StepTimes
 
 
 class Mishap(StrEnum):
@@ -55,7 +56,7 @@ class Scenario:
 
     `intake_s`: receiving, counting tokens; `network_s`: mean of one way to a pod; `settle_s`: answering;
     `work`: what of all that keeps a core busy besides. `noise`: how far steps of as many tokens scatter, as a share;
-    with `step_factors` they take these times what the curve says instead, in their order.
+    with `step_times` they scatter as steps did elsewhere instead.
     """
 
     name: str
@@ -72,7 +73,7 @@ class Scenario:
     settle_s: float = 0.001
     work: Work = field(default_factory=Work)
     noise: float = 0.05
-    step_factors: tuple[float, ...] = ()
+    step_times: StepTimes | None = None
     warm_up_s: float = 2.0
     max_held_tokens: int = 500_000
     troubles: tuple[Trouble, ...] = ()

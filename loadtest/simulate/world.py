@@ -40,7 +40,7 @@ class World:
     def __init__(self, scenario: Scenario, policy: Policy, seed: int) -> None:
         self._scenario, self._policy, self._seed = scenario, policy, seed
         self._rng = np.random.default_rng([seed, 1])
-        self._noise = Noise(np.random.default_rng([seed, 2]), scenario.noise, scenario.step_factors)
+        self._noise = Noise(np.random.default_rng([seed, 2]), scenario.noise, scenario.step_times)
         self.clock = Clock()
         engine = Engine(find(scenario.curve), longest_input=scenario.lengths.longest, overhead_s=scenario.work.step_s)
         self._places = [_Place(policy.sender(number, scenario, engine)) for number in range(scenario.aggregators)]
@@ -76,7 +76,7 @@ class World:
                 scaling.arrived(tokens)
             record.arrived += came_s >= from_s
             if work.waits:
-                clock.at(place.desk.done_s(now_s, 0.5 * work.query_s), take, (place, came_s, tokens))
+                clock.at(place.desk.done_s(now_s, 0.5 * (work.call_s + work.query_s)), take, (place, came_s, tokens))
             else:
                 take((place, came_s, tokens))
         while next_s() <= scenario.duration_s + _TAIL_S:
@@ -132,11 +132,15 @@ class World:
             return
         self._end(parcel)
         place, now_s, record, scenario = self._places[parcel.sender], self.clock.now_s, self.record, self._scenario
-        came_s = [at_s for at_s in place.sender.done(parcel, report, now_s) if at_s >= record.from_s]
-        record.came_s.extend(came_s)
+        answered = place.sender.done(parcel, report, now_s)
         self._look(place)  # the next batch first: these are answered while the engine runs it
-        rest_s, done_s = 0.5 * scenario.work.query_s, place.desk.done_s
-        record.latency_s.extend([done_s(now_s, rest_s) + scenario.settle_s - at_s for at_s in came_s])
+        work, done_s, settle_s, from_s = scenario.work, place.desk.done_s, scenario.settle_s, record.from_s
+        done_s(now_s, 0.5 * work.query_s * len(answered))
+        for came_s in answered:
+            read_s = done_s(now_s, 0.5 * work.call_s) + settle_s
+            if came_s >= from_s:
+                record.came_s.append(came_s)
+                record.latency_s.append(read_s - came_s)
 
     def _fail(self, failed: tuple[_Place, Parcel]) -> None:
         place, parcel = failed

@@ -17,11 +17,12 @@ from loadtest.screen import ERRORS, OUTPUT
 from loadtest.simulate.cases import capacity
 from loadtest.simulate.curves import find
 from loadtest.simulate.lengths import Lengths
+from loadtest.simulate.step_times import step_times
 from loadtest.stack.errors import StackError
 from loadtest.stack.service import Aggregator, ModelServer
 from loadtest.validate import live, sla
-from loadtest.validate.compare import Repeat, Row, row, simulated
-from loadtest.validate.costs import Costs, costs, read, step_factors
+from loadtest.validate.compare import Repeat, Row, Run, row, simulated
+from loadtest.validate.costs import Costs, costs, read
 
 _COSTS_AT, _COSTS_S = 0.6, 8.0
 """The load, as a share of what the profile allows, and the seconds of it, from which costs are taken."""
@@ -61,8 +62,12 @@ def run(options: argparse.Namespace) -> int:
         with live.running(options.data_dir, settings) as (server, front, profile):
             curve = find(str(profile))
             found = _costs(server, front, capacity(curve, Lengths()))
-            ERRORS.print(f"saturation point {curve.saturation_point}, {found}", markup=False, soft_wrap=True)
-            rows = _rows(options, front.address, profile, found)
+            ERRORS.print(
+                f"saturation point {curve.saturation_point}; {found.work}; {1e3 * found.delay_s:.2f} ms more an answer",
+                markup=False,
+                soft_wrap=True,
+            )
+            rows = _rows(options, server, front, profile, found)
         if options.json:
             content = {"profile": json.loads(profile.read_text(encoding="utf-8")), "rows": [r.to_dict() for r in rows]}
             options.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
@@ -101,27 +106,38 @@ def _costs(server: ModelServer, front: Aggregator, per_s: float) -> Costs:
     return costs(overhead_s, between - began, read(server, front) - between)
 
 
-def _rows(options: argparse.Namespace, address: str, profile: Path, found: Costs) -> list[Row]:
+def _rows(
+    options: argparse.Namespace, server: ModelServer, front: Aggregator, profile: Path, found: Costs
+) -> list[Row]:
     curve = find(str(profile))
     per_s = capacity(curve, Lengths())
     rows: list[Row] = []
     for share in options.load:
-        rate = share * per_s
-        runs = [_run(address, rate, options.seconds, seed, curve) for seed in range(1, options.repeats + 1)]
-        outcomes = simulated(str(profile), rate, options.seconds, [factors for _, factors in runs], found)
-        rows.append(row(share, rate, [repeat for repeat, _ in runs], outcomes))
+        rate, seconds = share * per_s, options.seconds
+        done = [_repeat(server, front, (rate, seconds, seed), curve, found) for seed in range(1, options.repeats + 1)]
+        outcomes = simulated(str(profile), rate, seconds, [run for _, run in done], found.delay_s)
+        rows.append(row(share, rate, [repeat for repeat, _ in done], outcomes))
     return rows
 
 
-def _run(address: str, rate: float, seconds: float, seed: int, curve: Curve) -> tuple[Repeat, tuple[float, ...]]:
-    calls = live.call(address, rate, seconds, seed)
+def _repeat(
+    server: ModelServer, front: Aggregator, load: tuple[float, float, int], curve: Curve, found: Costs
+) -> tuple[Repeat, Run]:
+    """One live run of a load: its rate, seconds and seed."""
+    rate, seconds, _ = load
+    before = read(server, front)
+    calls = live.call(front.address, *load)
+    used = read(server, front) - before
     counted = calls.latency_s[calls.due_s >= 0.1 * seconds]
     p50_s, p99_s = (float(value) for value in np.percentile(counted, [50, 99]))
-    found, factors = Repeat(p50_s, p99_s), step_factors(calls.steps, curve)
+    work, times = found.of(used), step_times([(step.tokens, step.duration_s) for step in calls.steps], curve)
     ERRORS.print(
-        f"{rate:.1f}/s, {found}, steps {median(factors):.2f} times the profile's", markup=False, soft_wrap=True
+        f"{rate:.1f}/s: p50 {1e3 * p50_s:.1f}, p99 {1e3 * p99_s:.1f} ms; {work}; "
+        f"steps {min(times.usual):.2f} to {max(times.usual):.2f} times the profile's",
+        markup=False,
+        soft_wrap=True,
     )
-    return found, factors
+    return Repeat(p50_s, p99_s), Run(work, times)
 
 
 def table(rows: Sequence[Row]) -> Table:

@@ -7,10 +7,11 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 
 from loadtest.simulate.arrivals import Steady
+from loadtest.simulate.desk import Work
 from loadtest.simulate.outcome import Outcome
 from loadtest.simulate.scenario import Kind, Policy, Scenario
+from loadtest.simulate.step_times import StepTimes
 from loadtest.simulate.world import simulate
-from loadtest.validate.costs import Costs
 
 TOLERANCE = 0.15
 """Of the live median of p50s, for the simulator's."""
@@ -22,6 +23,14 @@ class Repeat:
 
     p50_s: float
     p99_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What the simulator takes over from a live run: what it cost besides its steps, and how long those took."""
+
+    work: Work
+    step_times: StepTimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +68,8 @@ class Row:
         return {**asdict(self), "p50_off": self.p50_off, "p50_holds": self.p50_holds, "p99_holds": self.p99_holds}
 
 
-def simulated(
-    profile: str, rate: float, seconds: float, factors: Sequence[tuple[float, ...]], costs: Costs
-) -> list[Outcome]:
-    """The same load in virtual time, once for each live run's `step_factors`."""
-    work = costs.work
-    delay_s = max(0.0, costs.overhead_s - work.query_s - work.batch_s - work.step_s)
+def simulated(profile: str, rate: float, seconds: float, runs: Sequence[Run], delay_s: float) -> list[Outcome]:
+    """The same load in virtual time, once for each live run; `delay_s` as in `Costs`."""
     network_s = min(0.0005, delay_s / 4.0)
     rest_s = delay_s - 2.0 * network_s
     scenario = Scenario(
@@ -75,11 +80,13 @@ def simulated(
         intake_s=rest_s / 2.0,
         network_s=network_s,
         settle_s=rest_s / 2.0,
-        work=work,
         warm_up_s=0.1 * seconds,
     )
     policy = Policy(Kind.OURS, sla=False)
-    return [simulate(replace(scenario, step_factors=live), policy, seed) for seed, live in enumerate(factors, start=1)]
+    return [
+        simulate(replace(scenario, work=run.work, step_times=run.step_times), policy, seed)
+        for seed, run in enumerate(runs, start=1)
+    ]
 
 
 def row(share: float, rate: float, live: Sequence[Repeat], outcomes: Sequence[Outcome]) -> Row:

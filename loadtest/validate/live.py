@@ -10,13 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from selectors import SelectSelector
-from statistics import median
+from statistics import fmean
 from typing import Any, TypeVar
 
 import grpc
 import numpy as np
 import numpy.typing as npt
 
+from aggregator.runtime import heap
 from loadtest.clients.messages import NO_WISHES, request
 from loadtest.questions import bundled_questions
 from loadtest.simulate.arrivals import Steady
@@ -31,7 +32,8 @@ _Found = TypeVar("_Found")
 _START_S = 400.0
 _FRONT_START_S = 120.0
 _TIMEOUT_S = 120.0
-_ALONE = 80
+_ALONE, _APART_S = 400, 0.002
+"""Calls one by one, and seconds of rest before each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,7 @@ def apart(cores: Collection[int]) -> tuple[set[int], set[int]]:
 
 
 def alone_s(address: str) -> float:
-    """Seconds of a call besides its step, the median of calls that follow each other."""
+    """Seconds of a call besides its step, from when it was due, the mean of calls one by one."""
     return _run(_alone_s(address))
 
 
@@ -124,7 +126,11 @@ def call(address: str, rate: float, seconds: float, seed: int) -> Calls:
 
 
 def _run(work: Coroutine[Any, Any, _Found]) -> _Found:
-    """As `asyncio.run`, with timers of microseconds: epoll's are late by up to a millisecond, callers are not."""
+    """As `asyncio.run`, with timers of microseconds: epoll's are late by up to a millisecond, callers are not.
+
+    Nor do callers stop to collect: what was there before is passed over, and the rest is visited often and shortly.
+    """
+    heap.settle()
     with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(SelectSelector())) as runner:
         return runner.run(work)
 
@@ -140,10 +146,11 @@ async def _alone_s(address: str) -> float:
         stub = embedding_pb2_grpc.EmbeddingsStub(channel)
         await channel.channel_ready()
         for number, text in enumerate(_texts(_ALONE)):
-            called_s = time.monotonic()
+            due_s = time.monotonic() + _APART_S
+            await asyncio.sleep(_APART_S)
             answer = await stub.Embed(request([text], str(number), NO_WISHES), timeout=_TIMEOUT_S)
-            besides_s.append(time.monotonic() - called_s - _step_s(answer))
-    return median(besides_s[_ALONE // 4 :])
+            besides_s.append(time.monotonic() - due_s - _step_s(answer))
+    return fmean(besides_s[_ALONE // 4 :])
 
 
 async def _call(address: str, due_s: Latencies) -> Calls:

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from loadtest.simulate.arrivals import TRACE_S, Arrivals, Bursts, Day, Replay, Steady, Steps, trace
-from loadtest.simulate.clock import Noise
 from loadtest.simulate.lengths import NQ_COUNTS, Kind, Lengths
 
 
@@ -66,8 +65,3 @@ def test_documents_are_mixed_in_by_their_share() -> None:
     assert (drawn >= 64).mean() == pytest.approx(0.2, rel=0.05)
     assert drawn.max() <= 512
     assert set(Lengths(Kind.FIXED, fixed_tokens=7).draw(10, rng()).tolist()) == {7}
-
-
-def test_factors_that_are_replayed_come_in_their_order_over_and_over() -> None:
-    noise = Noise(np.random.default_rng(1), 0.05, (1.0, 2.0, 3.0))
-    assert [noise.factor() for _ in range(5)] == [1.0, 2.0, 3.0, 1.0, 2.0]

@@ -7,12 +7,11 @@ import io
 import pytest
 from rich.console import Console
 
-from aggregator.core.saturation import Curve, Rule
 from loadtest.simulate.desk import Work
+from loadtest.simulate.step_times import StepTimes
 from loadtest.validate.command import table
-from loadtest.validate.compare import Repeat, Row, row, simulated
-from loadtest.validate.costs import Costs, Reading, costs, step_factors
-from loadtest.validate.live import Step
+from loadtest.validate.compare import Repeat, Row, Run, row, simulated
+from loadtest.validate.costs import Reading, costs
 
 LIVE = (Repeat(0.100, 0.200), Repeat(0.110, 0.300), Repeat(0.090, 0.250))
 
@@ -27,9 +26,13 @@ def test_a_p99_within_the_spread_of_the_repeats_holds(p99_s: float, holds: bool)
     assert Row(0.5, 10.0, LIVE, 0.1, p99_s).p99_holds is holds
 
 
+def runs(times: float = 1.0, work: Work | None = None) -> list[Run]:
+    """Three, whose steps took so many times what the curve says."""
+    return [Run(work or Work(), StepTimes((100.0,), (times,), (0.95, 1.05)))] * 3
+
+
 def test_a_light_load_takes_a_step_and_what_was_measured_besides() -> None:
-    outcomes = simulated("a100-like", 2.0, 60.0, [(0.95, 1.05)] * 3, Costs(Work(), 0.010))
-    found = row(0.1, 2.0, LIVE, outcomes)
+    found = row(0.1, 2.0, LIVE, simulated("a100-like", 2.0, 60.0, runs(), 0.010))
     assert found.p50_s == pytest.approx(0.030, rel=0.05)
     assert found.to_dict()["p50_holds"] is False
     written = io.StringIO()
@@ -39,29 +42,32 @@ def test_a_light_load_takes_a_step_and_what_was_measured_besides() -> None:
 
 def test_work_for_which_a_core_is_needed_makes_callers_wait_for_each_other() -> None:
     idle, busy = (
-        row(0.5, 150.0, LIVE, simulated("a100-like", 150.0, 20.0, [(0.95, 1.05)], Costs(cost, 0.006)))
-        for cost in (Work(), Work(query_s=0.004, batch_s=0.002))
+        row(0.5, 150.0, LIVE, simulated("a100-like", 150.0, 20.0, runs(work=work), 0.0))
+        for work in (Work(), Work(call_s=0.001, query_s=0.003, batch_s=0.002))
     )
-    assert busy.p50_s > idle.p50_s + 0.004
+    assert busy.p50_s > idle.p50_s + 0.010
 
 
 def test_steps_that_are_slower_than_the_profile_says_make_callers_wait_longer() -> None:
-    told, slower = (
-        row(0.1, 2.0, LIVE, simulated("a100-like", 2.0, 60.0, [(times,)], Costs(Work(), 0.0))) for times in (1.0, 1.5)
-    )
+    told, slower = (row(0.1, 2.0, LIVE, simulated("a100-like", 2.0, 60.0, runs(times), 0.0)) for times in (1.0, 1.5))
     assert slower.p50_s == pytest.approx(1.5 * told.p50_s, rel=0.02)
 
 
-def test_costs_are_parted_into_those_of_queries_batches_and_steps() -> None:
-    alone = Reading(front_s=0.4, server_s=1.5, computed_s=1.4, steps=100, queries=100)
-    loaded = Reading(front_s=1.0, server_s=3.3, computed_s=3.2, steps=100, queries=400)
-    found = costs(0.004, alone, loaded).work
-    assert (found.query_s, found.batch_s, found.step_s) == pytest.approx((0.002, 0.002, 0.001))
+ALONE = Reading(callers_s=0.2, front_s=0.4, server_s=1.5, computed_s=1.4, steps=100, queries=100)
+LOADED = Reading(callers_s=0.4, front_s=1.0, server_s=3.3, computed_s=3.2, steps=100, queries=400)
+
+
+def test_costs_are_parted_into_those_of_calls_queries_batches_and_steps() -> None:
+    found = costs(0.010, ALONE, LOADED)
+    work = found.work
+    assert (work.call_s, work.query_s, work.batch_s, work.step_s) == pytest.approx((0.001, 0.002, 0.002, 0.001))
+    assert found.delay_s == pytest.approx(0.010 - 0.002 - 0.004 - 0.001)
+    assert costs(0.003, ALONE, LOADED).delay_s == 0.0
     with pytest.raises(ValueError, match="do not tell"):
-        costs(0.004, alone, alone)
+        costs(0.010, ALONE, ALONE)
 
 
-def test_steps_are_held_against_the_profile_one_by_one() -> None:
-    curve = Curve(0.010, 0.002, 0.0002, 100, Rule.THROUGHPUT, 1000)
-    steps = [Step(70, 2.0 * curve.time_s(70)), Step(200, curve.time_s(200))]
-    assert step_factors(steps, curve) == pytest.approx((2.0, 1.0))
+def test_a_run_that_used_more_is_given_more_work() -> None:
+    used = Reading(callers_s=1.5, front_s=4.0, server_s=6.5, computed_s=6.0, steps=250, queries=750)
+    work = costs(0.010, ALONE, LOADED).of(used)
+    assert (work.call_s, work.query_s, work.batch_s, work.step_s) == pytest.approx((0.002, 0.004, 0.004, 0.002))
