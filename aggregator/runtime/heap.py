@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Generator
+from contextlib import contextmanager
 
 _YOUNG, _SURVIVED, _FULL = 2_000, 20, 1_000
 """Objects before a collection of the youngest, such collections before one of those that survived, and before all.
@@ -17,3 +19,15 @@ def settle() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(_YOUNG, _SURVIVED, _FULL)
+
+
+@contextmanager
+def settled() -> Generator[None]:
+    """The same for a while, for what measures others and must not be late itself."""
+    thresholds = gc.get_threshold()
+    settle()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*thresholds)

@@ -17,7 +17,6 @@ import grpc
 import numpy as np
 import numpy.typing as npt
 
-from aggregator.runtime import heap
 from loadtest.clients.messages import NO_WISHES, request
 from loadtest.questions import bundled_questions
 from loadtest.simulate.arrivals import Steady
@@ -126,11 +125,7 @@ def call(address: str, rate: float, seconds: float, seed: int) -> Calls:
 
 
 def _run(work: Coroutine[Any, Any, _Found]) -> _Found:
-    """As `asyncio.run`, with timers of microseconds: epoll's are late by up to a millisecond, callers are not.
-
-    Nor do callers stop to collect: what was there before is passed over, and the rest is visited often and shortly.
-    """
-    heap.settle()
+    """As `asyncio.run`, with timers of microseconds: epoll's are late by up to a millisecond, callers are not."""
     with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(SelectSelector())) as runner:
         return runner.run(work)
 
