@@ -9,8 +9,8 @@ import numpy as np
 
 from aggregator.core.saturation import Curve
 
-_CLASSES = 8
-_LEAST = 10
+_CLASSES, _LEAST = 8, 10
+"""Of sizes, and the steps that a class needs: of fewer, all are one."""
 
 
 @dataclass(frozen=True, slots=True)
