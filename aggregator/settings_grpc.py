@@ -83,7 +83,8 @@ class GrpcSettings(Group):
         default=1800.0, description="a connection is closed at this age (give or take 10 %), so that load spreads anew"
     )
     max_connection_grace_s: PositiveFloat = Field(
-        default=300.0, description="and its calls, streams included, are given so long to end"
+        default=300.0,
+        description="and its calls are given so long to end; a stream ends by itself after nine tenths of it",
     )
     reflection: bool = Field(default=True, description="describe the service to tools such as grpcurl")
     tls: TlsSettings = TlsSettings()
