@@ -6,7 +6,7 @@ import asyncio
 import logging
 import ssl
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 
 from aggregator.errors import StartError
@@ -43,19 +43,22 @@ class Scaler:
     """The composition root; `kubernetes` is None outside of a cluster."""
 
     def __init__(
-        self, settings: ScalerSettings, kubernetes: Kubernetes | None = None, kafka: Lag | None = None
+        self,
+        settings: ScalerSettings,
+        kubernetes: Kubernetes | None = None,
+        kafka: Lag | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
         self._kubernetes = kubernetes or _kubernetes_for(settings)
         self.namespace = settings.namespace or this_namespace()
         self._telemetry = telemetry.start(settings.telemetry, "tokenbatch-scaler")
-        published = Published(settings.policy.max_age_s, time.monotonic)
+        published = Published(settings.policy.max_age_s, clock)
         models = [model.name for model in settings.models]
         metrics = ScalerMetrics(self._telemetry.gatherer, lambda: published.ages_s(models))
         self.catalog = Catalog(published, {model.label or model.name: model.name for model in settings.models})
-        self._aggregators = Aggregators(
-            settings.aggregators, time.monotonic, lambda: metrics.input_failed("aggregator")
-        )
+        self._aggregators = Aggregators(settings.aggregators, clock, lambda: metrics.input_failed("aggregator"))
         self._kafka = kafka or KafkaLag(settings.kafka)
         self.measuring = Measuring(
             settings,
@@ -65,7 +68,7 @@ class Scaler:
             kubernetes=self._kubernetes,
             published=published,
             metrics=metrics,
-            clock=time.monotonic,
+            clock=clock,
         )
         self.port = GrpcPort(KedaScaler(self.catalog, metrics, 1.0), settings.keda.bind)
         self.api = ExternalMetricsApi(self.catalog, self.namespace, metrics) if settings.api.enabled else None

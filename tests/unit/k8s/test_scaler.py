@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -32,6 +32,7 @@ from protos.aggregator.v1 import aggregator_pb2 as pb
 from tests.fakes.certificate_authority import CertificateAuthority
 from tests.fakes.kubernetes_api import SLICES, FakeKubernetesApi, slice_of
 
+MAX_AGE_S, NEWCOMER_S = 20.0, 30.0
 MODEL = "org/model"
 DEPLOYMENT = "/apis/apps/v1/namespaces/ns/deployments/model"
 API_SERVICE = "/apis/apiregistration.k8s.io/v1/apiservices/v1beta1.external.metrics.k8s.io"
@@ -40,11 +41,13 @@ SECRET = "/api/v1/namespaces/ns/secrets/tokenbatch-scaler-tls"
 
 
 class FakeLag:
-    """A topic that stands still; `away`: no broker answers."""
+    """A topic that stands still; `away`: no broker answers. `reads` counts how often it was asked, once a round."""
 
     away = False
+    reads = 0
 
     async def read(self, measured_s: float) -> LogEnds:
+        self.reads += 1
         if self.away:
             raise KafkaConnectionError
         return LogEnds({}, {("embed.requests.v1", 0): 1000}, {("embed.requests.v1", 0): 900}, measured_s)
@@ -54,9 +57,10 @@ class FakeLag:
 
 
 class Cluster:
-    """All that is around a scaler."""
+    """All that is around a scaler, whose clock stands still but for `later`."""
 
     def __init__(self, folder: Path) -> None:
+        self.now_s = 1000.0
         self.api = FakeKubernetesApi()
         self.lag = FakeLag()
         self.authority = CertificateAuthority(folder)
@@ -73,34 +77,44 @@ class Cluster:
         model = pb.ModelDemand(model=MODEL, grpc_tokens_per_s=self.calls_per_s, lanes=[lane], tokens_per_record=30.0)
         return pb.GetDemandResponse(models=[model], busy_share=0.5)
 
-    def settings(self, **changes: float) -> ScalerSettings:
-        timing = {"interval_s": 0.05, "timeout_s": 0.5, "newcomer_s": changes.get("newcomer_s", 0.3)}
+    def settings(self) -> ScalerSettings:
+        timing = {"interval_s": 0.05, "timeout_s": 10.0, "newcomer_s": NEWCOMER_S}
         port = self.aggregator.address.rpartition(":")[2]
         return ScalerSettings(
             namespace="ns",
             models=(ModelSettings(name=MODEL, label="model", deployment="model"),),
             aggregators=AggregatorsSettings(addresses=(f"k8s://aggregators.ns:{port}",), **timing),
-            policy=PolicySettings(max_age_s=changes.get("max_age_s", 0.6), peak_hold_s=0.0),
+            policy=PolicySettings(max_age_s=MAX_AGE_S, peak_hold_s=0.0),
             api=ApiSettings(bind="127.0.0.1:0"),
             keda=KedaSettings(bind="127.0.0.1:0"),
             telemetry=TelemetrySettings(metrics_bind="127.0.0.1:0"),
         )
 
     @asynccontextmanager
-    async def scaler(self, kubernetes: Kubernetes, **changes: float) -> AsyncGenerator[Scaler]:
-        scaler = Scaler(self.settings(**changes), kubernetes, self.lag)
+    async def scaler(self, kubernetes: Kubernetes) -> AsyncGenerator[Scaler]:
+        scaler = Scaler(self.settings(), kubernetes, self.lag, clock=lambda: self.now_s)
         stop = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(scaler.run(stop))
             yield scaler
             stop.set()
 
+    async def later(self, seconds: float) -> None:
+        """So much time passes at once, and then a whole round."""
+        self.now_s += seconds
+        begun = self.lag.reads + 2
+        await until(lambda: self.lag.reads >= begun)
+
     def value(self, scaler: Scaler) -> float:
         (found,) = scaler.catalog.query("embed_required_replicas", "model=model")
         return found.value
 
+    def busy(self, scaler: Scaler) -> float:
+        (found,) = scaler.catalog.query("embed_aggregator_busy")
+        return found.value
 
-async def until(holds: Callable[[], bool | Awaitable[bool]], timeout_s: float = 10.0) -> None:
+
+async def until(holds: Callable[[], bool], timeout_s: float = 30.0) -> None:
     """Wait for something to hold; what is stale or not there yet does not."""
     async with asyncio.timeout(timeout_s):
         while True:
@@ -112,12 +126,9 @@ async def until(holds: Callable[[], bool | Awaitable[bool]], timeout_s: float = 
             await asyncio.sleep(0.02)
 
 
-def is_stale(cluster: Cluster, scaler: Scaler) -> bool:
-    try:
-        cluster.value(scaler)
-    except StaleInputError:
-        return True
-    return False
+async def until_silent(host: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Wait for an aggregator there to have been asked, and not to have answered."""
+    await until(lambda: any(vars(record).get("address", "").startswith(f"{host}:") for record in caplog.records))
 
 
 @pytest.fixture
@@ -136,7 +147,7 @@ async def test_demand_becomes_replicas(cluster: Cluster) -> None:
         cluster.calls_per_s = 30_000.0
         await until(lambda: cluster.value(scaler) == pytest.approx(30_100 / 3000))
         assert scaler.catalog.query("embed_consumer_lag")[0].value == 100
-        assert scaler.catalog.query("embed_aggregator_busy")[0].value == 0.5
+        assert cluster.busy(scaler) == 0.5
 
 
 async def test_two_scalers_answer_alike(cluster: Cluster) -> None:
@@ -156,8 +167,10 @@ async def test_an_api_server_that_is_away_changes_no_figure_until_it_is_too_long
         await until(lambda: cluster.value(scaler) > 0)
         cluster.api.away = True
         cluster.api.end_watches()
-        await until(lambda: is_stale(cluster, scaler))
-        with pytest.raises(StaleInputError, match="the Deployment model cannot be read"):
+        await cluster.later(MAX_AGE_S)
+        assert cluster.value(scaler) > 0
+        await cluster.later(1.0)
+        with pytest.raises(StaleInputError, match=r"not known: the Deployment model cannot be read$"):
             cluster.value(scaler)
         cluster.api.away = False
         await until(lambda: cluster.value(scaler) > 0)
@@ -167,49 +180,60 @@ async def test_without_kafka_there_is_an_error_and_no_zero(cluster: Cluster) -> 
     async with cluster.api.started() as kubernetes, cluster.scaler(kubernetes) as scaler:
         await until(lambda: cluster.value(scaler) > 0)
         cluster.lag.away = True
-        await until(lambda: is_stale(cluster, scaler))
-        with pytest.raises(StaleInputError, match="Kafka does not answer"):
+        await cluster.later(MAX_AGE_S + 1.0)
+        with pytest.raises(StaleInputError, match=r"not known: Kafka does not answer$"):
             cluster.value(scaler)
         cluster.lag.away = False
         await until(lambda: cluster.value(scaler) > 0)
 
 
 async def test_an_aggregator_that_stops_answering_is_an_error_until_it_is_gone(cluster: Cluster) -> None:
-    other = DemandServer("127.0.0.2:" + cluster.aggregator.address.rpartition(":")[2], pb.GetDemandResponse)
+    other = DemandServer(cluster.aggregator.address.replace("127.0.0.1", "127.0.0.2"), cluster.demand)
     path = f"{SLICES.format(namespace='ns')}/one"
     await other.start()
     cluster.api.put(path, slice_of("127.0.0.1", "127.0.0.2"))
     async with cluster.api.started() as kubernetes, cluster.scaler(kubernetes) as scaler:
-        await until(lambda: cluster.value(scaler) > 0)
-        await asyncio.sleep(0.2)
+        await until(lambda: cluster.busy(scaler) == 1.0)
         await other.stop()
-        await until(lambda: is_stale(cluster, scaler))
-        with pytest.raises(StaleInputError, match=r"aggregator 127\.0\.0\.2:\d+ does not answer"):
+        await cluster.later(MAX_AGE_S + 1.0)
+        with pytest.raises(StaleInputError, match=r"not known: aggregator 127\.0\.0\.2:\d+ does not answer$"):
             cluster.value(scaler)
         cluster.api.put(path, slice_of("127.0.0.1"))
         await until(lambda: cluster.value(scaler) > 0)
 
 
-async def test_a_newcomer_that_does_not_answer_yet_is_waited_for_and_then_missed(cluster: Cluster) -> None:
+async def test_a_newcomer_that_does_not_answer_yet_is_waited_for_and_then_missed(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
     async with cluster.api.started() as kubernetes, cluster.scaler(kubernetes) as scaler:
         await until(lambda: cluster.value(scaler) > 0)
         cluster.api.put(f"{SLICES.format(namespace='ns')}/one", slice_of("127.0.0.1", "127.0.0.3"))
-        await asyncio.sleep(0.15)
+        await until_silent("127.0.0.3", caplog)
+        await cluster.later(NEWCOMER_S)
         assert cluster.value(scaler) > 0
-        await until(lambda: is_stale(cluster, scaler))
+        await cluster.later(MAX_AGE_S + 1.0)
+        with pytest.raises(StaleInputError, match=r"aggregator 127\.0\.0\.3:\d+ does not answer"):
+            cluster.value(scaler)
 
 
-async def test_a_pod_that_never_starts_holds_up_no_figure(cluster: Cluster) -> None:
+async def test_a_pod_that_never_starts_holds_up_no_figure(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
     path = f"{SLICES.format(namespace='ns')}/two"
     async with cluster.api.started() as kubernetes, cluster.scaler(kubernetes) as scaler:
         await until(lambda: cluster.value(scaler) > 0)
         # as a pod stands in a Service that publishes those that are not ready, while its image cannot be pulled
         cluster.api.put(path, slice_of("127.0.0.3", name="two", ready=True, serving=False))
-        for _ in range(20):
-            await asyncio.sleep(0.05)
+        await until_silent("127.0.0.3", caplog)
+        for _ in range(10):
+            await cluster.later(NEWCOMER_S / 4)
             assert cluster.value(scaler) > 0
         cluster.api.put(path, slice_of("127.0.0.3", name="two", ready=True, serving=True))
-        await until(lambda: is_stale(cluster, scaler))
+
+        async def pass_time() -> None:
+            while cluster.value(scaler) > 0:
+                await cluster.later(5.0)
+
+        with pytest.raises(StaleInputError, match=r"aggregator 127\.0\.0\.3:\d+ does not answer"):
+            await asyncio.wait_for(pass_time(), 60)
 
 
 async def test_a_pod_that_went_down_is_missed_for_a_while_and_then_overlooked(cluster: Cluster) -> None:
@@ -217,12 +241,15 @@ async def test_a_pod_that_went_down_is_missed_for_a_while_and_then_overlooked(cl
     path = f"{SLICES.format(namespace='ns')}/two"
     await other.start()
     cluster.api.put(path, slice_of("127.0.0.2", name="two", ready=True, serving=True))
-    async with cluster.api.started() as kubernetes, cluster.scaler(kubernetes, newcomer_s=1.2) as scaler:
-        await until(lambda: scaler.catalog.query("embed_aggregator_busy")[0].value == 1.0)
+    async with cluster.api.started() as kubernetes, cluster.scaler(kubernetes) as scaler:
+        await until(lambda: cluster.busy(scaler) == 1.0)
         await other.stop()
         cluster.api.put(path, slice_of("127.0.0.2", name="two", ready=True, serving=False))
-        await until(lambda: is_stale(cluster, scaler))
-        await until(lambda: scaler.catalog.query("embed_aggregator_busy")[0].value == 0.5)
+        await cluster.later(MAX_AGE_S + 1.0)
+        with pytest.raises(StaleInputError, match=r"aggregator 127\.0\.0\.2:\d+ does not answer"):
+            cluster.value(scaler)
+        await cluster.later(NEWCOMER_S - MAX_AGE_S)
+        await until(lambda: cluster.busy(scaler) == 0.5)
         assert cluster.value(scaler) > 0
 
 
