@@ -97,9 +97,9 @@ class Stepper:
 
     def _serve(self, engine: Engine) -> bool:
         """Run steps until the queue is closed (True) or the engine is broken (False)."""
+        self._idle_since_s = self._clock()
         self._queue.open(self._bounds(engine.facts))
         self._events.on_state(EngineState.SERVING, None)
-        self._idle_since_s = self._clock()
         while (following := self._queue.take()) is not None:
             try:
                 self._run(engine, following)
