@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 from typing_extensions import override
 
 from aggregator.settings import AggregatorSettings, KafkaSettings, ModelSettings
+from k8s import smoke
 from k8s.smoke import Failed, prove
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
@@ -29,17 +29,17 @@ def answer(*vectors: list[float], code: int = 0) -> pb.EmbedResponse:
 
 
 class Embeddings(pb_grpc.EmbeddingsServicer):
-    """Answers what it is told to, and not before `ready_s`."""
+    """Answers what it is told to, but the first `refused` calls."""
 
-    def __init__(self, make: Callable[[], pb.EmbedResponse], ready_s: float = 0.0) -> None:
+    def __init__(self, make: Callable[[], pb.EmbedResponse], refused: int = 0) -> None:
         self._make = make
-        self._ready_s = ready_s
+        self._refused = refused
         self.asked: list[pb.EmbedRequest] = []
 
     @override
     async def Embed(self, request: pb.EmbedRequest, context: Any) -> pb.EmbedResponse:
         self.asked.append(request)
-        if time.monotonic() < self._ready_s:
+        if len(self.asked) <= self._refused:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "no server of m is available")
         return self._make()
 
@@ -67,7 +67,7 @@ async def serving(service: Embeddings) -> AsyncGenerator[str]:
 async def test_vectors_that_mean_something_pass() -> None:
     service = Embeddings(lambda: answer(*SENSE))
     async with serving(service) as target:
-        (line,) = await prove(SETTINGS, target, 5.0)
+        (line,) = await prove(SETTINGS, target, 30.0)
     assert line == f"gRPC {target}: m r1: 2 dimensions, alike 0.80, unlike 0.00"
     assert service.asked[0].model == "m"
     assert service.asked[0].normalize
@@ -81,17 +81,21 @@ async def test_vectors_that_mean_something_pass() -> None:
         (answer(code=14), "code 14: why"),
     ],
 )
-async def test_what_is_wrong_fails_and_says_how(response: pb.EmbedResponse, says: str) -> None:
+async def test_what_is_wrong_fails_and_says_how(
+    response: pb.EmbedResponse, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(smoke, "_RETRY_S", 30.0)
     async with serving(Embeddings(lambda: response)) as target:
         with pytest.raises(Failed, match=says):
-            await prove(SETTINGS, target, 0.5)
+            await prove(SETTINGS, target, 30.0)
 
 
-async def test_what_was_installed_a_moment_ago_is_waited_for() -> None:
-    service = Embeddings(lambda: answer(*SENSE), ready_s=time.monotonic() + 0.5)
+async def test_what_was_installed_a_moment_ago_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(smoke, "_RETRY_S", 0.01)
+    service = Embeddings(lambda: answer(*SENSE), refused=2)
     async with serving(service) as target:
-        assert await prove(SETTINGS, target, 10.0)
-    assert len(service.asked) > 1
+        assert await prove(SETTINGS, target, 30.0)
+    assert len(service.asked) == 3
 
 
 async def test_nobody_there_fails_in_time() -> None:
