@@ -124,9 +124,9 @@ class FakeModelServer:
         self, request: pb.EmbedBatchRequest, context: grpc.aio.ServicerContext[object, object]
     ) -> pb.EmbedBatchResponse:
         """Answer one batch, or refuse it."""
-        await self.open.wait()
         self.batches.append(request)
         self.metadata.append(dict(context.invocation_metadata() or ()))
+        await self.open.wait()
         try:
             return self.answer(request)
         except Refusal as refusal:

@@ -12,11 +12,12 @@ import pytest
 from aggregator.adapters.modelserver_answers import BadDescription, checked_description
 from aggregator.adapters.modelserver_client import GrpcEngine, ModelServerClient
 from aggregator.errors import BatchFailed, EngineFailed, ModelServerBusy, ModelServerLost
+from aggregator.ports import StepResult
 from protos.modelserver.v1 import modelserver_pb2 as pb
 from tests.fakes.engines import batch, matrix_of
 from tests.fakes.model_server import FILES, FakeModelServer, Refusal, describe_response, embed_response
 
-TIMEOUT_S = 5.0
+TIMEOUT_S = 60.0
 BATCH = batch([1, 10, 2], [1, 11, 12, 2], attempt=2, isolate=True)
 
 
@@ -37,6 +38,16 @@ async def client(server: FakeModelServer) -> AsyncIterator[ModelServerClient]:
 @pytest.fixture
 async def engine(client: ModelServerClient) -> GrpcEngine:
     return GrpcEngine(client, await client.describe(TIMEOUT_S))
+
+
+async def under_way(server: FakeModelServer, engine: GrpcEngine) -> asyncio.Task[StepResult]:
+    """A batch that has come to its server, which hangs."""
+    server.open.clear()
+    sent = asyncio.create_task(engine.embed(BATCH, timeout_s=TIMEOUT_S))
+    async with asyncio.timeout(TIMEOUT_S):
+        while not server.batches:  # noqa: ASYNC110 - a list calls nobody
+            await asyncio.sleep(0.01)
+    return sent
 
 
 async def test_a_batch_goes_out_and_its_vectors_come_back(server: FakeModelServer, engine: GrpcEngine) -> None:
@@ -115,20 +126,16 @@ async def test_a_server_that_hangs_is_lost_when_the_time_is_up(server: FakeModel
 
 
 async def test_a_server_killed_under_way_is_lost_at_once(server: FakeModelServer, engine: GrpcEngine) -> None:
-    server.open.clear()
-    sent = asyncio.create_task(engine.embed(BATCH, timeout_s=TIMEOUT_S))
-    await asyncio.sleep(0.05)
+    sent = await under_way(server, engine)
     await server.kill()
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(TIMEOUT_S / 2):
         with pytest.raises(ModelServerLost):
             await sent
     server.open.set()
 
 
 async def test_a_caller_that_gives_up_cancels_the_call(server: FakeModelServer, engine: GrpcEngine) -> None:
-    server.open.clear()
-    sent = asyncio.create_task(engine.embed(BATCH, timeout_s=TIMEOUT_S))
-    await asyncio.sleep(0.05)
+    sent = await under_way(server, engine)
     sent.cancel()
     with pytest.raises(asyncio.CancelledError):
         await sent
@@ -138,9 +145,7 @@ async def test_a_caller_that_gives_up_cancels_the_call(server: FakeModelServer, 
 async def test_a_connection_that_is_closed_loses_the_server_and_cancels_nobody(
     server: FakeModelServer, client: ModelServerClient, engine: GrpcEngine
 ) -> None:
-    server.open.clear()
-    sent = asyncio.create_task(engine.embed(BATCH, timeout_s=TIMEOUT_S))
-    await asyncio.sleep(0.05)
+    sent = await under_way(server, engine)
     await client.close()
     with pytest.raises(ModelServerLost, match="closed"):
         await sent
