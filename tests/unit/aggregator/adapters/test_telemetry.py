@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 
+from aggregator.adapters import snapshot
 from aggregator.adapters.kafka_reader import IntakeCounts
 from aggregator.adapters.snapshot import (
     LaneFigures,
@@ -128,6 +128,13 @@ def test_what_is_not_known_has_no_series() -> None:
     assert [shown[name] for name in absent] == [0] * len(absent)
 
 
+@pytest.fixture
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop that is waited for however long it takes."""
+    monkeypatch.setattr(snapshot, "_TIMEOUT_S", 60.0)
+
+
+@pytest.mark.usefixtures("patience")
 async def test_a_snapshot_is_taken_on_the_loop_whichever_thread_asks() -> None:
     threads: list[threading.Thread] = []
 
@@ -141,16 +148,19 @@ async def test_a_snapshot_is_taken_on_the_loop_whichever_thread_asks() -> None:
     assert threads == [threading.current_thread()] * 2
 
 
+@pytest.mark.usefixtures("patience")
 async def test_while_the_loop_is_busy_the_last_snapshot_stands(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aggregator.adapters.snapshot._TIMEOUT_S", 0.02)
     on_loop = OnLoop(lambda: EVERYTHING)
     await asyncio.to_thread(on_loop)
-    asked = asyncio.create_task(asyncio.to_thread(on_loop))
-    await asyncio.sleep(0)
-    time.sleep(0.1)  # noqa: ASYNC251 - a loop that does not come round
-    assert await asked is EVERYTHING
+    monkeypatch.setattr(snapshot, "_TIMEOUT_S", 0.02)
+    found: list[Snapshot] = []
+    asking = threading.Thread(target=lambda: found.append(on_loop()))
+    asking.start()
+    asking.join()  # on the loop, which does not come round
+    assert [one is EVERYTHING for one in found] == [True]
 
 
+@pytest.mark.usefixtures("patience")
 async def test_a_snapshot_that_fails_is_the_readers_to_hear_of() -> None:
     def take() -> Snapshot:
         raise ValueError("no figures")

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import time
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ def started(health: Health) -> Iterator[Telemetry]:
 def get(started: Telemetry, path: str, accept: str = "") -> tuple[int, str]:
     request = urllib.request.Request(f"http://{started.metrics_address}{path}", headers={"Accept": accept})
     try:
-        with urllib.request.urlopen(request, timeout=5) as response:  # noqa: S310 - a local server of ours
+        with urllib.request.urlopen(request, timeout=30) as response:  # noqa: S310 - a local server of ours
             return response.status, response.read().decode()
     except urllib.error.HTTPError as error:
         with error:
@@ -114,9 +114,8 @@ def test_a_collector_that_is_away_does_not_hold_up_the_end(monkeypatch: pytest.M
     monkeypatch.setattr("aggregator.runtime.telemetry._LAST_EXPORT_S", 0.1)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
     started = telemetry.start(LOCAL, "test-service")
-    began_s = time.monotonic()
     started.shutdown()
-    assert time.monotonic() - began_s < 2
+    assert "last export" in {thread.name for thread in threading.enumerate()}, "it was waited for"
 
 
 class Collector(
@@ -140,6 +139,7 @@ class Collector(
 
 @pytest.fixture
 def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
+    monkeypatch.setattr("aggregator.runtime.telemetry._LAST_EXPORT_S", 60.0)
     collector = Collector()
     server = grpc.server(futures.ThreadPoolExecutor(2))
     metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server(collector, server)  # type: ignore[no-untyped-call]
