@@ -1,18 +1,34 @@
 """Queries are due at their rate, whatever went before."""
 
-import time
+import asyncio
+from types import SimpleNamespace
 
 import pytest
 
+from loadtest.clients import pace
 from loadtest.clients.pace import paced
+from tests.fakes.clock import run
 
 
 async def test_without_a_rate_all_is_due_at_once() -> None:
     assert [numbers async for numbers in paced(5, None, chunk=2)] == [range(2), range(2, 4), range(4, 5)]
 
 
-async def test_at_a_rate_each_is_sent_when_it_is_due() -> None:
-    began_s = time.monotonic()
-    numbers = [number async for chunk in paced(11, 100.0, chunk=4) for number in chunk]
-    assert numbers == list(range(11))
-    assert time.monotonic() - began_s == pytest.approx(0.1, abs=0.06)
+@pytest.mark.parametrize("late_s", [0.0, 0.07])
+def test_at_a_rate_each_is_sent_when_it_is_due_and_a_late_sender_catches_up(
+    late_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def sent_s() -> list[float]:
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(pace, "time", SimpleNamespace(monotonic=loop.time))
+        began_s = loop.time()
+        found: list[float] = []
+        async for numbers in paced(21, 100.0, chunk=4):
+            assert numbers.start == len(found)
+            found += [loop.time() - began_s] * len(numbers)
+            if numbers.start == 0:
+                await asyncio.sleep(late_s)
+        return found
+
+    due_s = [0.0, *(max(late_s, number / 100.0) for number in range(1, 21))]
+    assert run(sent_s()) == pytest.approx(due_s, abs=0.006)
