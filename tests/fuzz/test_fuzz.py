@@ -44,7 +44,7 @@ def test_a_search_finds_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_fault_is_found_kept_and_shown_again(tmp_path: Path) -> None:
-    result = fuzz(BROKEN["broken"], tmp_path, 20, seed=1)
+    result = fuzz(BROKEN["broken"], tmp_path, 60, seed=1)
     (finding,) = result.findings
     with pytest.raises(AttributeError, match="has no attribute 'keys'"):
         BROKEN["broken"].check(finding.read_bytes())

@@ -42,7 +42,7 @@ class LateCompany:
 async def test_a_letter_that_comes_as_the_writing_ends_is_written_too() -> None:
     company = LateCompany()
     company.add(0)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while company.watermark.position < 2:  # noqa: ASYNC110 - a watermark calls nobody
             await asyncio.sleep(0)
 

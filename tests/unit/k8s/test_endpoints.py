@@ -37,7 +37,7 @@ async def answers(api: FakeKubernetesApi) -> AsyncIterator[asyncio.Queue[frozens
 
 
 async def told(answers: asyncio.Queue[frozenset[str]]) -> set[str]:
-    return set(await asyncio.wait_for(answers.get(), 5))
+    return set(await asyncio.wait_for(answers.get(), 30))
 
 
 async def test_what_comes_and_goes_is_told(api: FakeKubernetesApi, answers: asyncio.Queue[frozenset[str]]) -> None:

@@ -73,13 +73,13 @@ async def test_the_stream_tells_at_once_and_at_each_change(operator: Operator) -
     stream = operator.stub.StreamIsActive(reference(metric="embed_required_replicas"))
     assert (await stream.read()).result is False
     operator.show(1.0)
-    assert (await asyncio.wait_for(stream.read(), 2)).result is True
+    assert (await asyncio.wait_for(stream.read(), 30)).result is True
     operator.show(2.0)
     pending = asyncio.ensure_future(stream.read())
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(asyncio.shield(pending), 0.1)
     operator.show(0.0)
-    assert (await asyncio.wait_for(pending, 2)).result is False
+    assert (await asyncio.wait_for(pending, 30)).result is False
     stream.cancel()
 
 
@@ -90,7 +90,7 @@ async def test_the_stream_says_nothing_while_nothing_is_known(operator: Operator
     await asyncio.sleep(0.05)
     assert not pending.done()
     operator.show(1.0)
-    assert (await asyncio.wait_for(pending, 2)).result is True
+    assert (await asyncio.wait_for(pending, 30)).result is True
     stream.cancel()
 
 

@@ -17,7 +17,7 @@ from modelserver.tickets import Outcome, Ticket
 POISON = 13
 DEADLY = 66
 LOST = 404
-WAIT_S = 10.0
+WAIT_S = 60.0
 
 
 def facts_of(step_tokens: int = 100, step_queries: int = 50, max_input_tokens: int = 20) -> EngineFacts:

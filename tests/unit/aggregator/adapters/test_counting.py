@@ -23,7 +23,7 @@ class GatedTokenizer(FakeTokenizer):
 
     @override
     def count(self, texts: Sequence[str]) -> TokenBatch:
-        assert self.gate.wait(10)
+        assert self.gate.wait(60)
         self.threads.add(threading.current_thread().name)
         counted = super().count(texts)
         if "poison" in texts:
@@ -83,7 +83,7 @@ async def test_a_text_finds_the_tokenizer_idle_beside_a_long_one() -> None:
 
         @override
         def count(self, texts: Sequence[str]) -> TokenBatch:
-            assert "long" not in texts or self.gate.wait(10)
+            assert "long" not in texts or self.gate.wait(60)
             return super().count(texts)
 
     counting = Counting(Slow())

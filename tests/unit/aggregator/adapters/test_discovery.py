@@ -18,7 +18,7 @@ PATH = f"{SLICES.format(namespace='ns')}/one"
 
 
 async def first(targets: AsyncIterator[frozenset[Target]]) -> set[str]:
-    return {f"{target.model} {target.address}" for target in await asyncio.wait_for(anext(targets), 5)}
+    return {f"{target.model} {target.address}" for target in await asyncio.wait_for(anext(targets), 30)}
 
 
 async def test_addresses_are_given_once() -> None:

@@ -24,7 +24,7 @@ async def counting(ready: ReadyAggregators) -> AsyncGenerator[None]:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not holds():  # noqa: ASYNC110 - nothing tells of it
             await asyncio.sleep(0.01)
 
