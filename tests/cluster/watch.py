@@ -15,6 +15,7 @@ from datetime import datetime
 from typing import Any
 
 import aiohttp
+from aiokafka.errors import KafkaError
 
 from loadtest.prometheus import sums, totals
 from tests.chart.rendering import kubectl
@@ -28,6 +29,8 @@ _METRICS = f"/apis/external.metrics.k8s.io/v1beta1/namespaces/{NAMESPACE}"
 _PAGE_S = 2.0
 _BUDGET = re.compile(r"^embed_token_budget\S* ([0-9.e+]+)$", re.MULTILINE)
 _BATCHES = "embed_engine_batches_total"
+# ValueError and KeyError: what an API server, or the proxy before it, says that has too much to do.
+_TROUBLE = (aiohttp.ClientError, TimeoutError, KafkaError, ValueError, KeyError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,7 @@ class Watch:
 
     async def _figures(self) -> None:
         while True:
-            with contextlib.suppress(aiohttp.ClientError, TimeoutError, json.JSONDecodeError):
+            with contextlib.suppress(*_TROUBLE):
                 self.samples.append(await self._sample())
             await asyncio.sleep(EVERY_S)
 
@@ -104,7 +107,7 @@ class Watch:
 
     async def _pods(self) -> None:
         while True:
-            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+            with contextlib.suppress(*_TROUBLE):
                 for pod in await self._pods_of("model-server"):
                     await self._look_at(pod)
             await asyncio.sleep(EVERY_S)
