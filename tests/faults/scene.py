@@ -81,6 +81,13 @@ class Scene:
         async with connected_admin(self.kafka) as admin:
             await admin.create_topics(topics)
 
+    async def delete(self, name: str) -> None:
+        """Delete a topic, and wait until its broker takes nothing for it any more."""
+        async with connected_admin(self.kafka) as admin, asyncio.timeout(60):
+            await admin.delete_topics([name])
+            while name in await admin.list_topics():  # noqa: ASYNC110 - the broker's metadata calls nobody
+                await asyncio.sleep(_POLL_S)
+
     async def close(self) -> None:
         """End everything at once."""
         self.memory.stop()

@@ -8,6 +8,8 @@ import pytest
 
 from tests.faults.rows import Figures
 from tests.faults.scene import Scene
+from tests.faults.topic_logs import end_offsets
+from tests.integration.aggregator.desk import committed
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.short, pytest.mark.timeout(200)]
 
@@ -43,9 +45,19 @@ async def test_a_build_that_acknowledges_before_the_broker_is_caught(scene: Scen
     await scene.aggregator(module="tests.faults.broken.acknowledges_early")
     async with scene.under_load():
         await scene.configure(scene.topics.replies, max_message_bytes="100")
-        await asyncio.sleep(2.0)  # the broker refuses replies meanwhile, which a sound build would dead-letter
+        await until_unanswered(scene, 300)  # as the broker refuses replies, which a sound build would dead-letter
         await scene.configure(scene.topics.replies)
         await scene.answers(100)
     verdict = figures.take(await scene.verdict())
     assert verdict.lost > 0
     assert verdict.early_commits > 0
+
+
+async def until_unanswered(scene: Scene, count: int) -> None:
+    """Wait for so many records to be committed that have no reply."""
+    async with asyncio.timeout(60):
+        while True:
+            done = sum((await committed(scene.kafka, scene.topics.requests)).values())
+            if done - sum((await end_offsets(scene.kafka, scene.topics.replies)).values()) >= count:
+                return
+            await asyncio.sleep(0.2)
