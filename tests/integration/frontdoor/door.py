@@ -60,7 +60,7 @@ Compute = Callable[[np.ndarray[Any, np.dtype[np.int32]], np.ndarray[Any, np.dtyp
 
 @dataclass(eq=False)
 class SlowEngine:
-    """One step at a time, held while `gate` is closed, as long as its curve says: CURVE, `slowness` times."""
+    """One step at a time, held while `gate` is closed, as long as its curve says, `slowness` times."""
 
     description: ServerDescription = DESCRIPTION
     compute: Compute = field(default=lambda ids, lengths: vectors(ids, lengths, DESCRIPTION.dimensions))
@@ -71,8 +71,9 @@ class SlowEngine:
 
     def __post_init__(self) -> None:
         self.gate.set()
-        if self.slowness:
-            curve = replace(CURVE, fixed_s=CURVE.fixed_s * self.slowness, per_token_s=CURVE.per_token_s * self.slowness)
+        curve = self.description.curve
+        if self.slowness and curve:
+            curve = replace(curve, fixed_s=curve.fixed_s * self.slowness, per_token_s=curve.per_token_s * self.slowness)
             self.description = replace(self.description, curve=curve)
 
     @property
@@ -85,7 +86,8 @@ class SlowEngine:
         self.batches.append(batch)
         async with self._busy:
             await self.gate.wait()
-            duration_s = CURVE.time_s(batch.token_count) * self.slowness
+            curve = self.description.curve
+            duration_s = curve.time_s(batch.token_count) if self.slowness and curve else 0.0
             if duration_s:
                 await asyncio.sleep(duration_s)
         ids, lengths = np.frombuffer(batch.token_ids, "<i4"), np.frombuffer(batch.lengths, "<i4")
@@ -177,7 +179,7 @@ async def front_door(
 
 async def until(holds: Callable[[], Any]) -> None:
     """Wait until `holds()`."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not holds():  # noqa: ASYNC110 - nothing tells of it
             await asyncio.sleep(0.01)
 

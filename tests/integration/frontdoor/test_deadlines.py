@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import grpc
 import pytest
 
-from tests.integration.frontdoor.door import SlowEngine, ask, front_door, until
+from aggregator.request import Request
+from tests.integration.frontdoor.door import CURVE, DESCRIPTION, SlowEngine, ask, front_door, until
 
 FULL = "word " * 50
 
@@ -26,7 +28,7 @@ async def test_a_cancelled_call_leaves_the_queue() -> None:
     async with front_door(engine) as door:
         engine.gate.clear()
         calls = [door.stub.Embed(ask(f"{FULL} {number}")) for number in range(60)]
-        await until(lambda: len(door.models.served()[0].dispatcher.queue) > 30)
+        await until(lambda: len(engine.batches) == 2 and len(door.models.served()[0].dispatcher.queue) > 30)
         sent = engine.queries
         for call in calls:
             call.cancel()
@@ -42,17 +44,27 @@ async def test_a_call_cancelled_while_its_tokens_are_counted_is_never_queued(mon
     async with front_door(engine) as door:
         [served] = door.models.served()
         counting, go_on = served.counting, asyncio.Event()
+        asked: list[str] = []
+        given_up: list[Request] = []
+        give_up = door.pipeline.give_up
 
         class Held:
             async def count(self, texts: Any, *, long: bool = False) -> Any:
+                asked.extend(texts)
                 await go_on.wait()
                 return await counting.count(texts, long=long)
 
+        def noted(request: Request) -> None:
+            given_up.append(request)
+            give_up(request)
+
         monkeypatch.setattr(served, "counting", Held())
-        call, other = door.stub.Embed(ask("gone")), door.stub.Embed(ask("stays"))
-        await asyncio.sleep(0.1)
+        monkeypatch.setattr(door.pipeline, "give_up", noted)
+        call = door.stub.Embed(ask("gone"))
+        await until(lambda: asked)
+        other = door.stub.Embed(ask("stays"))
         call.cancel()
-        await asyncio.sleep(0.1)
+        await until(lambda: given_up)
         go_on.set()
         assert len((await other).embeddings) == 1
         await until(lambda: not door.held_tokens)
@@ -76,16 +88,17 @@ async def test_a_calls_own_deadline_governs() -> None:
 
 
 async def test_what_the_predicted_batch_time_makes_late_is_refused_at_once() -> None:
-    engine = SlowEngine(slowness=100.0)  # a call of 52 tokens takes 0.15 s
+    steep = replace(CURVE, per_token_s=0.1)  # a word takes 0.3 s, a call of 52 tokens 5.2 s
+    engine = SlowEngine(replace(DESCRIPTION, curve=steep), slowness=1.0)
     async with front_door(engine) as door:
-        await door.stub.Embed(ask(FULL))  # now there is evidence
+        await door.stub.Embed(ask("rain"))  # now there is evidence
         start_s = asyncio.get_running_loop().time()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await door.stub.Embed(ask(FULL), timeout=0.1)
+            await door.stub.Embed(ask(FULL), timeout=4.0)
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         assert "cannot be met" in (caught.value.details() or "")
-        assert asyncio.get_running_loop().time() - start_s < 0.09
-        assert await code_of(door.stub.Embed(ask(FULL), timeout=5.0)) is grpc.StatusCode.OK
+        assert asyncio.get_running_loop().time() - start_s < 3.0
+        assert await code_of(door.stub.Embed(ask("snow"), timeout=30.0)) is grpc.StatusCode.OK
     assert engine.queries == 2
 
 
@@ -94,19 +107,21 @@ async def test_without_fresh_evidence_a_call_goes_through_and_brings_some() -> N
     async with front_door(engine) as door:
         [served] = door.models.served()
         [lane] = served.dispatcher.lanes.values()
-        lane._scale.observe(1.0, 1e-3)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # a bad prediction
-        assert await code_of(door.stub.Embed(ask(FULL), timeout=0.5)) is grpc.StatusCode.OK
+        for _ in range(200):  # a bad prediction: of a quarter of an hour
+            lane._scale.observe(1e3, 1e-3)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        assert lane.step_time_s(52) > 20.0
+        assert await code_of(door.stub.Embed(ask(FULL), timeout=20.0)) is grpc.StatusCode.OK
 
 
 async def test_under_overload_what_cannot_be_in_time_is_refused_long_before_its_deadline() -> None:
-    engine = SlowEngine(slowness=60.0)  # nine calls take 0.34 s
+    engine = SlowEngine(slowness=150.0)  # nine calls take 0.85 s
     async with front_door(engine) as door:
         await door.stub.Embed(ask(FULL))
         loop = asyncio.get_running_loop()
 
         async def timed(number: int) -> tuple[grpc.StatusCode, float]:
             start_s = loop.time()
-            code = await code_of(door.stub.Embed(ask(f"{FULL} {number}"), timeout=2.0))
+            code = await code_of(door.stub.Embed(ask(f"{FULL} {number}"), timeout=5.0))
             return code, loop.time() - start_s
 
         results = await asyncio.gather(*(timed(number) for number in range(200)))
@@ -114,5 +129,5 @@ async def test_under_overload_what_cannot_be_in_time_is_refused_long_before_its_
     refused = [taken_s for code, taken_s in results if code is grpc.StatusCode.DEADLINE_EXCEEDED]
     assert len(answered) + len(refused) == 200
     assert len(answered) > 20
-    assert sorted(refused)[len(refused) // 2] < 1.2
+    assert sorted(refused)[len(refused) // 2] < 3.0
     assert engine.queries <= len(answered) + 30  # next to nothing is computed for nobody

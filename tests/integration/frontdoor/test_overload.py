@@ -85,7 +85,7 @@ async def test_calls_under_way_are_bounded_in_number_and_bytes(limit: dict[str, 
 
 async def test_a_rate_of_tokens_is_divided_among_the_ready_aggregators() -> None:
     ready = 2
-    settings = {"tenants": {"tokens_per_s": 20, "rates": {"big": 1e6}, "burst_s": 50.0}}
+    settings = {"tenants": {"tokens_per_s": 2, "rates": {"big": 1e6}, "burst_s": 500.0}}
     async with front_door(settings=settings, ready_aggregators=lambda: ready) as door:
         for _ in range(9):
             await door.stub.Embed(ask(FULL, tenant="a"))
@@ -116,10 +116,10 @@ async def test_a_connection_is_renewed_at_its_age_and_no_call_is_lost() -> None:
 
         watching = asyncio.create_task(watch())
         end_s = asyncio.get_running_loop().time() + 1.0
-        while asyncio.get_running_loop().time() < end_s:
-            await door.stub.Embed(ask("rain"), wait_for_ready=True)
+        async with asyncio.timeout(30):
+            while asyncio.get_running_loop().time() < end_s or grpc.ChannelConnectivity.IDLE not in seen:
+                await door.stub.Embed(ask("rain"), wait_for_ready=True)
         watching.cancel()
-    assert grpc.ChannelConnectivity.IDLE in seen
 
 
 async def test_memory_stays_flat_in_a_flood() -> None:

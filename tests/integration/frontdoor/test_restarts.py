@@ -23,7 +23,7 @@ CALLERS, PER_S, STOPS = 4, 100, 4
 
 
 async def test_aggregators_that_stop_or_crash_under_load_cost_no_caller_an_answer(tmp_path: Path) -> None:
-    with synthetic(tmp_path / "server.log", SYNTHETIC__FIXED_S="0.02") as server:
+    with synthetic(tmp_path / "server.log", SYNTHETIC__FIXED_S="0.05") as server:
         fronts = [front(server, port, tmp_path) for port in free_ports(2)]
         try:
             for each in fronts:

@@ -32,7 +32,7 @@ class Asking:
             self._asked.put_nowait(ask(name, request_id=name))
 
     async def ended(self) -> tuple[grpc.StatusCode, str | None]:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             return await self._taking
 
     async def _messages(self) -> AsyncIterator[pb.EmbedRequest]:
@@ -180,15 +180,24 @@ async def test_only_so_many_streams_are_open() -> None:
         open_streams = [door.stub.EmbedStream(iter([ask("rain")])) for _ in range(2)]
         readers = [asyncio.ensure_future(anext(aiter(stream))) for stream in open_streams]
         await until(lambda: door.held_tokens > 5)
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await exchange(door, ask("rain"))
-        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert await one_more_is_refused(door)
         engine.gate.set()
         await asyncio.gather(*readers)
         for stream in open_streams:
             stream.cancel()
-        await asyncio.sleep(0.1)
-        assert len(await exchange(door, ask("rain"))) == 1
+        async with asyncio.timeout(30):
+            while await one_more_is_refused(door):  # noqa: ASYNC110 - the server tells nobody that a stream is over
+                await asyncio.sleep(0.01)
+
+
+async def one_more_is_refused(door: Door) -> bool:
+    try:
+        answers = await exchange(door, ask("rain"))
+    except grpc.aio.AioRpcError as error:
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED  # noqa: PT017 - either is an outcome here
+        return True
+    assert len(answers) == 1
+    return False
 
 
 async def test_a_stop_answers_what_streams_have_read_and_ends_them() -> None:
@@ -199,7 +208,7 @@ async def test_a_stop_answers_what_streams_have_read_and_ends_them() -> None:
         await until(lambda: idle.answers)
         engine.gate.clear()
         busy.ask("rain", "snow")
-        await until(lambda: door.models.served()[0].dispatcher.queue or engine.queries == 3)
+        await until(lambda: engine.queries + len(door.models.served()[0].dispatcher.queue) == 3)
         stopping = asyncio.create_task(door.server.stop(30))
         assert (await idle.ended())[0] is grpc.StatusCode.UNAVAILABLE
         busy.ask("too late")
@@ -207,7 +216,7 @@ async def test_a_stop_answers_what_streams_have_read_and_ends_them() -> None:
         assert not busy.answers
         engine.gate.set()
         code, words = await busy.ended()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await stopping
     assert sorted(answer.request_id for answer in busy.answers) == ["rain", "snow"]
     assert all(not answer.status.code for answer in busy.answers)
@@ -229,11 +238,13 @@ async def test_a_stop_leaves_streams_whose_client_said_all_to_end_well() -> None
 
 
 async def test_a_stream_is_over_before_its_connection_is_cut_off() -> None:
-    async with front_door(settings={"grpc": {"max_connection_grace_s": 1.0}}) as door:
+    async with front_door(settings={"grpc": {"max_connection_grace_s": 2.0}}) as door:
         stream, started_s = Asking(door), time.monotonic()
         stream.ask("rain")
-        assert (await stream.ended())[0] is grpc.StatusCode.UNAVAILABLE
-        assert 0.8 < time.monotonic() - started_s < 1.5
+        code, words = await stream.ended()
+        assert code is grpc.StatusCode.UNAVAILABLE
+        assert "open a new one" in (words or "")
+        assert time.monotonic() - started_s > 1.6
         assert len(stream.answers) == 1
         assert len(await exchange(door, ask("snow"))) == 1
 
@@ -243,5 +254,5 @@ async def test_those_who_watch_health_do_not_hold_up_a_stop() -> None:
         health: Any = health_pb2_grpc.HealthStub(door.channel)  # the stubs know no Watch
         watch = health.Watch(health_pb2.HealthCheckRequest())
         assert (await anext(aiter(watch))).status == health_pb2.HealthCheckResponse.SERVING
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await door.server.stop(30)

@@ -37,7 +37,7 @@ def trusting(authority: Authority, client: Pair | None = None) -> grpc.ChannelCr
 async def calls(door: Door, credentials: grpc.ChannelCredentials) -> bool:
     async with grpc.aio.secure_channel(door.address, credentials) as channel:
         try:
-            await pb_grpc.EmbeddingsStub(channel).Embed(ask("rain"), timeout=5)
+            await pb_grpc.EmbeddingsStub(channel).Embed(ask("rain"), timeout=20)
         except grpc.aio.AioRpcError as error:
             assert error.code() is grpc.StatusCode.UNAVAILABLE  # noqa: PT017 - either is an outcome here
             return False
@@ -49,7 +49,10 @@ def served_name(address: str, ca: bytes) -> str:
     context = ssl.create_default_context(cadata=ca.decode())
     context.set_alpn_protocols(["h2"])
     host, _, port = address.rpartition(":")
-    with socket.create_connection((host, int(port)), 5) as raw, context.wrap_socket(raw, server_hostname=host) as found:
+    with (
+        socket.create_connection((host, int(port)), 20) as raw,
+        context.wrap_socket(raw, server_hostname=host) as found,
+    ):
         shown = found.getpeercert(binary_form=True)
     assert shown
     [name] = x509.load_der_x509_certificate(shown).subject.get_attributes_for_oid(NameOID.COMMON_NAME)
@@ -64,7 +67,7 @@ async def test_a_client_that_trusts_the_authority_gets_in(tmp_path: Path) -> Non
         assert not await calls(door, trusting(Authority("another")))
         async with grpc.aio.insecure_channel(door.address) as channel:
             with pytest.raises(grpc.aio.AioRpcError):
-                await pb_grpc.EmbeddingsStub(channel).Embed(ask("rain"), timeout=5)
+                await pb_grpc.EmbeddingsStub(channel).Embed(ask("rain"), timeout=20)
 
 
 async def test_with_mtls_only_clients_of_the_authority_get_in(tmp_path: Path) -> None:
