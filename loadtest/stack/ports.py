@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import random
 import socket
-from contextlib import ExitStack
 
 from loadtest.stack.errors import StackError
 
 # Below those that the kernel lends to connections: one of these could take a port before its server does.
 _PORTS = range(20_000, 32_000)
+_HELD: list[socket.socket] = []
 
 
 def free_ports(count: int) -> list[int]:
-    """Different ports that nobody listens on now. Raises StackError when there are not so many."""
+    """Different ports that nobody listens on now, and that nobody else is given while this process lives.
+
+    Raises StackError when there are not so many.
+    """
     ports: list[int] = []
-    with ExitStack() as stack:
-        for port in random.sample(_PORTS, len(_PORTS)):
-            if len(ports) == count:
-                return ports
-            try:
-                stack.enter_context(_bound(port))
-            except OSError:
-                continue
-            ports.append(port)
+    for port in random.sample(_PORTS, len(_PORTS)):
+        try:
+            held = _bound(port, shared=False)
+        except OSError:
+            continue
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # from now on a server may listen there beside it
+        _HELD.append(held)
+        ports.append(port)
+        if len(ports) == count:
+            return ports
     raise StackError(f"no {count} ports are free between {_PORTS.start} and {_PORTS.stop}")
 
 
@@ -48,11 +52,14 @@ def choose_port(wanted: int | None, usual: int, option: str) -> int:
     return wanted
 
 
-def _bound(port: int) -> socket.socket:
-    """A socket on every interface, as a server would hold it; like servers, it ignores connections that linger."""
+def _bound(port: int, *, shared: bool = True) -> socket.socket:
+    """A socket on every interface.
+
+    Where it is `shared` it ignores, like servers, connections that linger and such sockets as do not listen.
+    """
     bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, shared)
         bound.bind(("0.0.0.0", port))  # noqa: S104 - bound to find out, and never listened on
     except OSError:
         bound.close()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.stack import ports
 from loadtest.stack.addresses import USUAL, Addresses, forget, running_stack
 from loadtest.stack.errors import StackError
 from loadtest.stack.lock import only_one
@@ -42,9 +43,20 @@ def test_a_folder_has_one_stack_at_a_time(tmp_path: Path) -> None:
 
 
 def test_free_ports_are_free_and_differ() -> None:
-    ports = free_ports(5)
-    assert len(set(ports)) == 5
-    assert all(map(is_free, ports))
+    found = free_ports(5)
+    assert len(set(found)) == 5
+    assert all(map(is_free, found))
+
+
+def test_a_port_that_was_given_to_one_is_given_to_no_other_before_its_server_listens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (given,) = free_ports(1)
+    monkeypatch.setattr(ports, "_PORTS", range(given, given + 1))
+    with pytest.raises(StackError, match="no 1 ports are free"):
+        free_ports(1)
+    with socket.create_server(("localhost", given)):
+        assert not is_free(given)
 
 
 def test_a_busy_port_is_avoided_unless_it_was_asked_for() -> None:
