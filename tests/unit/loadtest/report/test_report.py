@@ -149,6 +149,7 @@ def test_names_stand_below_the_bars_that_they_belong_to() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_the_command_writes_the_whole_report(tmp_path: Path) -> None:
     file = tmp_path / "report.html"
     assert main(["report", "--quick", "--out", str(file)]) == 0
