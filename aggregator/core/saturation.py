@@ -66,19 +66,18 @@ class LiveScale:
     most `weight * clip`. The first steps weigh more, as in a plain mean that begins with one vote for 1.0.
     """
 
-    __slots__ = ("_clip", "_count", "_log_scale", "_weight")
+    __slots__ = ("_clip", "_count", "_log_scale", "_weight", "value")
 
     def __init__(self, weight: float = 0.1, clip: float = 0.7) -> None:
-        """Weight: share of a new step once warm. Clip: the largest surprise, in natural logarithms, that counts."""
+        """Weight: share of a new step once warm. Clip: the largest surprise, in natural logarithms, that counts.
+
+        `value` is the factor to multiply fitted times by; 1.0 before any step.
+        """
+        self.value = 1.0
         self._weight = weight
         self._clip = clip
         self._count = 1
         self._log_scale = 0.0
-
-    @property
-    def value(self) -> float:
-        """The factor to multiply fitted times by; 1.0 before any step."""
-        return math.exp(self._log_scale)
 
     def observe(self, measured_s: float, fitted_s: float) -> None:
         """Learn from one step.
@@ -91,6 +90,7 @@ class LiveScale:
         surprise = math.log(measured_s / fitted_s) - self._log_scale
         weight = max(self._weight, 1.0 / self._count)
         self._log_scale += weight * max(-self._clip, min(self._clip, surprise))
+        self.value = math.exp(self._log_scale)
 
 
 def sweep_tokens(max_tokens: int, min_tokens: int = 4) -> tuple[int, ...]:

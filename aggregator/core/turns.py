@@ -14,7 +14,8 @@ from aggregator.core.pacing import Pace
 class Turn:
     """A lane that takes a batch now, or the time to ask again (`inf`: when something changes).
 
-    `finish_s` is when the soonest lane would finish that batch; None while the lane has no evidence for it.
+    `finish_s` is when that batch would be answered, by the soonest lane of all if this one would miss the earliest
+    deadline; None while the lane has no evidence for it.
     """
 
     lane: Lane | None
@@ -69,12 +70,15 @@ def next_turn(
         best,
         SendReason.STAGED if best.batches_out else reason,
         wake_s,
-        _soonest_finish_s(lanes, queued_tokens, now_s) if best.has_evidence(now_s) else None,
+        _answer_s(best, lanes, now_s, queued_tokens, deadline_s) if best.has_evidence(now_s) else None,
     )
 
 
-def _soonest_finish_s(lanes: Collection[Lane], queued_tokens: int, now_s: float) -> float:
-    """When a batch could be answered at the soonest, by those lanes that have evidence."""
+def _answer_s(best: Lane, lanes: Collection[Lane], now_s: float, queued_tokens: int, deadline_s: float) -> float:
+    """When a batch is likely to be answered: by `best`, or if that is late, by the soonest with evidence."""
+    answer_s = best.answer_s(min(queued_tokens, best.token_budget), now_s)
+    if answer_s < deadline_s:
+        return answer_s
     return min(
         lane.answer_s(min(queued_tokens, lane.token_budget), now_s) for lane in lanes if lane.has_evidence(now_s)
     )

@@ -72,13 +72,14 @@ def test_nobody_waits_for_a_lane_that_a_suspect_has() -> None:
     assert next_turn([slow, fast], 5.0, 50).lane is slow
 
 
-def test_a_turn_tells_when_the_soonest_lane_with_evidence_would_finish() -> None:
+def test_a_turn_tells_when_the_soonest_lane_with_evidence_would_finish_if_its_own_would_miss_a_deadline() -> None:
     slow, fast = lane("slow", slower=10.0, warm=True), lane("fast", warm=True)
     fast.sent("1", 100, 5.0)
     fast.sent("2", 100, 5.0)
-    turn = next_turn([slow, fast], 5.0, 2000)
+    turn = next_turn([slow, fast], 5.0, 2000, deadline_s=5.1)
     assert turn.lane is slow
     assert turn.finish_s == pytest.approx(5.042)
+    assert next_turn([slow, fast], 5.0, 2000, deadline_s=5.15).finish_s == pytest.approx(5.14)
     stale = lane("stale")
     assert next_turn([stale, fast], 5.0, 2000).finish_s is None
 
