@@ -72,7 +72,7 @@ class ServerProcess:
         options = [("grpc.max_receive_message_length", MAX_BYTES), ("grpc.max_send_message_length", MAX_BYTES)]
         self.channel = grpc.insecure_channel(self.target, options)
         self.stub = pb_grpc.ModelServerStub(self.channel)
-        self.description: pb.DescribeResponse = self.stub.Describe(pb.DescribeRequest(), timeout=CALL_S)
+        self.description = self.describe()
 
     def event(self, name: str, timeout_s: float = START_S) -> dict[str, Any]:
         """The first log line of this event, waited for."""
@@ -85,6 +85,11 @@ class ServerProcess:
             found = find()
             assert found, f"no event {name!r}; its log:\n" + "\n".join(self.raw[-40:])
             return found
+
+    def describe(self) -> pb.DescribeResponse:
+        """What it says of itself; by then it has taken in all that was sent before."""
+        said: pb.DescribeResponse = self.stub.Describe(pb.DescribeRequest(), timeout=CALL_S)
+        return said
 
     def embed(self, queries: Sequence[Sequence[int]], **changes: Any) -> Answer:
         """One batch, and its answer."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import socket
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.request import urlopen
@@ -43,7 +42,7 @@ def test_on_sigterm_it_answers_what_it_accepted_refuses_the_rest_and_exits_with_
         watch = health_stub(server).Watch(health_pb2.HealthCheckRequest())
         assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
         accepted = [server.send([[101, word, 102]], isolate=True) for word in (7, 8)]
-        time.sleep(0.3)
+        server.describe()
         with ThreadPoolExecutor(1) as pool:
             stopping = pool.submit(server.stop)
             assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
@@ -56,8 +55,7 @@ def test_on_sigterm_it_answers_what_it_accepted_refuses_the_rest_and_exits_with_
 
 def test_poison_merged_with_innocents_fails_alone() -> None:
     with serving(**synthetic(SYNTHETIC__FIXED_S="0.2", SYNTHETIC__POISON_TOKEN_ID=str(POISON))) as server:
-        running = server.send([[1]])
-        time.sleep(0.1)
+        running = server.send([[1]], isolate=True)
         calls = [server.send([[101, word, 102], [5]]) for word in (7, POISON, 9)]
         assert running.result().step_tokens == 1
         assert calls[1].exception() is not None
@@ -86,9 +84,9 @@ def test_above_its_bound_it_refuses_and_later_takes_again() -> None:
 
 
 def test_a_batch_whose_deadline_passes_while_it_waits_never_runs() -> None:
-    with serving(**synthetic(SYNTHETIC__FIXED_S="0.6", QUEUE__MERGING="false")) as server:
+    with serving(**synthetic(SYNTHETIC__FIXED_S="1.5", QUEUE__MERGING="false")) as server:
         running = server.send([[1]])
-        time.sleep(0.1)
+        server.describe()
         with pytest.raises(grpc.RpcError) as late:
             server.stub.EmbedBatch(server.request([[2]]), timeout=0.2)
         assert code_of(late.value) is grpc.StatusCode.DEADLINE_EXCEEDED

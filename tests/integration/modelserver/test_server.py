@@ -227,9 +227,9 @@ async def test_a_step_that_never_ends_does_not_hold_up_the_end(run: Run) -> None
     async with run(engine) as server:
         await server.until(SERVING)
         engine.gate.clear()
+        engine.running.clear()
         stuck = asyncio.create_task(server.code([1]))
-        await asyncio.to_thread(engine.running.wait, WAIT_S)
-        await asyncio.sleep(0.1)
+        assert await asyncio.to_thread(engine.running.wait, WAIT_S)
         os.kill(os.getpid(), signal.SIGTERM)
         assert await server.ended == 0
         engine.gate.set()
