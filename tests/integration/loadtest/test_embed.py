@@ -20,8 +20,12 @@ Reply = Callable[[pb.EmbedRequest], pb.EmbedResponse]
 
 
 class Answering(embedding_pb2_grpc.EmbeddingsServicer):
-    def __init__(self, reply: Reply) -> None:
+    """Answers no call before `at_once` were under way together."""
+
+    def __init__(self, reply: Reply, at_once: int) -> None:
         self._reply = reply
+        self._at_once = at_once
+        self._met = asyncio.Event()
         self.calls = 0
         self._under_way = 0
         self.most_at_once = 0
@@ -30,6 +34,9 @@ class Answering(embedding_pb2_grpc.EmbeddingsServicer):
         self.calls += 1
         self._under_way += 1
         self.most_at_once = max(self.most_at_once, self._under_way)
+        if self._under_way == self._at_once:
+            self._met.set()
+        await self._met.wait()
         await asyncio.sleep(0.01)
         self._under_way -= 1
         if request.inputs[0].text == "refuse":
@@ -67,8 +74,8 @@ def embedded(request: pb.EmbedRequest) -> pb.EmbedResponse:
 
 
 @asynccontextmanager
-async def serving(reply: Reply) -> AsyncGenerator[tuple[Answering, str]]:
-    server, servicer = grpc.aio.server(), Answering(reply)
+async def serving(reply: Reply, at_once: int = 1) -> AsyncGenerator[tuple[Answering, str]]:
+    server, servicer = grpc.aio.server(), Answering(reply, at_once)
     embedding_pb2_grpc.add_EmbeddingsServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -87,7 +94,7 @@ async def embed(*options: str) -> int:
 async def test_every_line_comes_back_with_its_vector(tmp_path: Path) -> None:
     (tmp_path / "lines").write_text("\n".join("x" * length for length in range(1, 11)))
     out, summary = tmp_path / "replies.npz", tmp_path / "summary.json"
-    async with serving(embedded) as (servicer, target):
+    async with serving(embedded, at_once=2) as (servicer, target):
         code = await embed(
             "--target", target, "--file", str(tmp_path / "lines"), "--concurrency", "2", "--per-call", "3",
             "--out", str(out), "--json", str(summary),

@@ -31,11 +31,15 @@ async def serving(answer: Callable[[web.Request], Awaitable[web.Response]]) -> A
 
 async def test_every_text_comes_back_with_its_vector_and_no_more_are_asked_at_once() -> None:
     under_way = most = 0
+    three = asyncio.Event()
 
     async def answer(request: web.Request) -> web.Response:
         nonlocal under_way, most
         under_way += 1
         most = max(most, under_way)
+        if most == 3:
+            three.set()
+        await three.wait()
         asked = await request.json()
         await asyncio.sleep(0.01)
         under_way -= 1

@@ -118,7 +118,7 @@ async def test_what_is_lost_doubled_refused_or_mixed_up_is_told(kafka: KafkaBrok
     (tmp_path / "lines").write_text("drop\ndouble\nrefuse\nmix up\n")
     summary = tmp_path / "summary.json"
     async with answering(kafka.bootstrap, "unreliable", unreliable) as where:
-        code = await produce(*where, "--file", str(tmp_path / "lines"), "--timeout-s", "2", "--json", str(summary))
+        code = await produce(*where, "--file", str(tmp_path / "lines"), "--timeout-s", "6", "--json", str(summary))
     assert code == 1
     figures = json.loads(summary.read_text())
     assert {name: figures[name] for name in ("sent", "replies", "lost", "duplicates", "mismatched", "errors")} == {
@@ -131,7 +131,7 @@ async def test_a_rate_is_kept(kafka: KafkaBroker, tmp_path: Path) -> None:
     async with answering(kafka.bootstrap, "rate", embedded) as where:
         code = await produce(*where, "--count", "100", "--rate", "50", "--unique", "--json", str(summary))
     assert code == 0
-    assert json.loads(summary.read_text())["duration_s"] == pytest.approx(2.0, abs=0.7)
+    assert 1.9 < json.loads(summary.read_text())["duration_s"] < 3.9
 
 
 @pytest.mark.parametrize(
