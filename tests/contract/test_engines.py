@@ -18,7 +18,7 @@ from protos.modelserver.v1 import modelserver_pb2 as pb
 from tests.fakes.engines import FakeEngine, batch
 from tests.fakes.model_server import FakeModelServer, Refusal, embed_response
 
-TIMEOUT_S = 5.0
+TIMEOUT_S = 30.0
 BATCH = batch([1, 10, 2], [1, 11, 12, 2], [1, 10, 2])
 
 
