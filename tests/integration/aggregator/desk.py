@@ -126,6 +126,11 @@ class Desk:
             await asyncio.sleep(0.1)
             seen = await committed(self.bootstrap, group)
 
+    async def written_replies(self) -> int:
+        """How many replies the broker holds."""
+        tps = [TopicPartition(self.topics.replies, number) for number in range(2)]
+        return sum((await self._consumer.end_offsets(tps)).values())
+
     def answers(self) -> dict[str, pb.EmbedResponse]:
         """The replies by request id."""
         return {answer.request_id: answer for answer in map(read, self.replies)}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 from aiokafka import ConsumerRecord
@@ -111,11 +111,19 @@ async def test_a_flood_of_corrupt_records_holds_nothing_up_and_is_committed_in_o
         flood[number * 100] = query("fine", f"good-{number}")
     commits: list[tuple[float, Mapping[int, int]]] = []
     async with open_desk(running.kafka, running.topics) as desk:
-        written = await desk.produce(*flood)
-        while len(desk.dead_letters) < 2970 or len(desk.replies) < 3000:
+
+        async def committed_records() -> int:
             offsets = await committed(running.kafka, running.group)
             commits.append((time.time() * 1000, {number: end for (_, number), end in offsets.items()}))
             await desk.linger(0.02)
+            return sum(commits[-1][1].values())
+
+        written = await desk.produce(*flood[:1000])
+        while await committed_records() <= 0:
+            pass
+        written += await desk.produce(*flood[1000:])
+        while len(desk.dead_letters) < 2970 or len(desk.replies) < 3000:
+            await committed_records()
         await desk.until_committed(running.group)
 
     good = {reply.key: reply for reply in desk.replies if reply.key != b"bad"}
@@ -135,7 +143,7 @@ async def test_a_flood_of_corrupt_records_holds_nothing_up_and_is_committed_in_o
     for when_ms, ends in commits:
         for partition, end in ends.items():
             assert all(settled_ms[partition, offset] <= when_ms for offset in range(end))
-    assert len({tuple(ends.values()) for _, ends in commits}) > 1
+    assert any(0 < sum(ends.values()) < 3000 for _, ends in commits)
     shown = metrics(running.process.metrics_address)
     assert shown.value("embed_requests_total", source="kafka", code="DATA_LOSS") == 2970
     assert shown.value("embed_dead_letters_total", code="DATA_LOSS") == 2970
@@ -144,11 +152,11 @@ async def test_a_flood_of_corrupt_records_holds_nothing_up_and_is_committed_in_o
 async def test_what_expires_in_the_queue_is_told_at_once_and_never_computed(
     start_aggregator: StartAggregator, start_server: StartServer
 ) -> None:
-    slow = start_server(SYNTHETIC__FIXED_S="2.5")
+    slow = start_server(SYNTHETIC__FIXED_S="3")
     running = start_aggregator(slow)
     async with open_desk(running.kafka, running.topics) as desk:
         await desk.produce(query("running", "running", priority=pb.PRIORITY_INTERACTIVE))
-        await asyncio.sleep(0.5)
+        await desk.until(lambda: metrics(running.process.metrics_address).value("embed_lane_inflight_tokens") > 0)
         await desk.produce(
             *(expiring(f"late-{number}", 0.7) for number in range(10)),
             *(query(f"question {number}", f"good-{number}") for number in range(10)),
@@ -182,8 +190,8 @@ async def test_poison_is_cornered_and_on_replay_refused_while_its_batch_is_answe
         wanted = _vectors(desk.replies)
         desk.replies.clear()
         await desk.produce(query("this keeps the engine busy", "busy"))
-        await asyncio.sleep(0.05)
-        first = (await desk.exchange(*innocents[:15], poison, *innocents[15:], answered=32, dead=1))[15]
+        together = [replace(each, partition=0) for each in (*innocents[:15], poison, *innocents[15:])]
+        first = (await desk.exchange(*together, answered=32, dead=1))[15]
         assert {name: vector for name, vector in _vectors(desk.replies).items() if name in wanted} == wanted
         answer = desk.answers()["poison"]
         assert (answer.status.code, answer.status.retryable) == (CODES["INTERNAL"], False)
