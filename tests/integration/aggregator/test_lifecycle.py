@@ -118,7 +118,8 @@ async def test_without_a_model_server_kafka_waits_and_calls_are_refused_at_once(
     await until_started(running)
     async with open_desk(running.kafka, running.topics) as desk:
         await desk.produce(*(query(f"question {number}", f"q-{number}") for number in range(100)))
-        await desk.linger(3.0)
+        await desk.until(lambda: metrics(running.process.metrics_address).value("embed_consumer_paused") == 2)
+        await desk.linger(2.0)
         assert not desk.replies
         assert not desk.dead_letters
         assert set((await committed(running.kafka, running.group)).values()) == {0}
@@ -132,7 +133,7 @@ async def test_without_a_model_server_kafka_waits_and_calls_are_refused_at_once(
                 )
             assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
             assert "no server of all-minilm-l6-v2 is available" in (refused.value.details() or "")
-            assert time.monotonic() - started_s < 5.0
+            assert time.monotonic() - started_s < 20.0
         # What was read before the topic was paused waits here, at most the first hundred; the rest stays in Kafka.
         await desk.until(lambda: metrics(running.process.metrics_address).value("embed_consumer_lag") >= 100)
         assert not desk.replies
@@ -198,7 +199,7 @@ async def test_an_open_stream_does_not_hold_up_a_drain(start_aggregator: StartAg
         assert (answer.request_id, answer.status.code) == ("one", 0)
         started_s = time.monotonic()
         assert await asyncio.to_thread(running.process.stop, 60.0) == 0
-        assert time.monotonic() - started_s < 10.0
+        assert time.monotonic() - started_s < 14.0  # 15 s are for a drain, 10 s for the brokers
         assert await stream.code() is grpc.StatusCode.UNAVAILABLE
         assert "open a new one" in (await stream.details() or "")
     told = [fields["event"] for fields in running.process.news()]

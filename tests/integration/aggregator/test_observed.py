@@ -58,6 +58,7 @@ async def test_every_metric_of_the_contract_is_there_after_some_traffic(
         await desk.exchange(expired, Sent(b"\xff"), query("poison", "poison"), dead=2)
         await desk.exchange(*(query("the same", f"twin-{number}") for number in range(200)))
         await pb_grpc.EmbeddingsStub(door).Embed(call("by gRPC"), timeout=60)
+        await desk.until_committed(running.group)
     shown = metrics(running.process.metrics_address)
     parts = {name + part for name in HISTOGRAMS for part in ("_bucket", "_sum", "_count")}
     assert {*COUNTERS, *GAUGES, *parts} - shown.names == set()
