@@ -24,8 +24,8 @@ from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
 
 CALLERS = 16
 DEADLINE_S = 20.0
-STEP_S = 0.02
-"""Of the synthetic engines, unless a test says otherwise."""
+STEP_S = 0.05
+"""Of the synthetic engines, unless a test says otherwise; a batch is given up after more than a second then."""
 
 NewServer = Callable[..., ModelServer]
 NewSickServer = Callable[..., tuple[Program, str]]
@@ -88,7 +88,7 @@ async def until(holds: Callable[[], bool], within_s: float = 30.0) -> None:
             await asyncio.sleep(0.02)
 
 
-async def more(seen: Traffic, calls: int = 200, within_s: float = 30.0) -> None:
+async def more(seen: Traffic, calls: int = 100, within_s: float = 30.0) -> None:
     """Wait until so many further calls were answered."""
     wanted = seen.answered + calls
     await until(lambda: seen.answered >= wanted, within_s)

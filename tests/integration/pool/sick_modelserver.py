@@ -21,7 +21,7 @@ from protos.modelserver.v1 import modelserver_pb2 as pb
 from protos.modelserver.v1 import modelserver_pb2_grpc
 
 TOKEN_BUDGET = 256
-STEP_S = 0.01
+STEP_S = 0.15
 _ROW_BYTES = DIMENSIONS * 4
 
 
