@@ -108,6 +108,7 @@ async def test_a_storm_of_rebalances_loses_nothing_and_takes_nothing_back(shared
             await asyncio.sleep(0.1)
 
     async with working(shared, topic, seen) as lasting:
+        await until_committed(shared, topic, dict.fromkeys(range(PARTITIONS), 0))
         tasks = [asyncio.create_task(keep_producing()), asyncio.create_task(watch_commits())]
         for _ in range(4):
             async with working(shared, topic, seen):
@@ -118,7 +119,7 @@ async def test_a_storm_of_rebalances_loses_nothing_and_takes_nothing_back(shared
         written = dict.fromkeys(range(PARTITIONS), 0)
         for record in await shared.read(topic):
             written[record.partition] += 1
-        await until_committed(shared, topic, written)
+        await until_committed(shared, topic, written, timeout_s=60.0)
         assert lasting.deliveries.counts.rebalances >= 4
     assert set(seen) == {(at, offset) for at, end in written.items() for offset in range(end)}
     for earlier, later in itertools.pairwise(history):

@@ -62,7 +62,7 @@ async def test_stopping_does_not_wait_for_a_broker_that_is_away(fragile: RealClu
         with pytest.raises(kafka_errors.ProducerClosed):
             await sending
         await deliveries.close(4)
-        assert time.monotonic() - started_s < 1 + 4 + 4
+        assert time.monotonic() - started_s < 1 + 4 + 10
 
 
 async def test_a_frozen_broker_does_not_hold_up_the_end_either(fragile: RealCluster, own_broker: KafkaBroker) -> None:
@@ -82,7 +82,7 @@ async def test_a_frozen_broker_does_not_hold_up_the_end_either(fragile: RealClus
             with pytest.raises(kafka_errors.ProducerClosed):
                 await sending
             await deliveries.close(3)
-            assert time.monotonic() - started_s < 0.5 + 3 + 4
+            assert time.monotonic() - started_s < 0.5 + 3 + 10
         finally:
             own_broker.resume()
 
