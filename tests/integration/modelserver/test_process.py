@@ -75,11 +75,13 @@ def test_poison_that_kills_the_process_kills_it() -> None:
 
 
 def test_above_its_bound_it_refuses_and_later_takes_again() -> None:
-    with serving(**synthetic(SYNTHETIC__FIXED_S="0.5", QUEUE__MAX_TOKENS="10", QUEUE__MERGING="false")) as server:
+    with serving(**synthetic(SYNTHETIC__FIXED_S="1", QUEUE__MAX_TOKENS="10", QUEUE__MERGING="false")) as server:
         calls = [server.send([[word] * 6]) for word in range(5)]
         codes = [call.code() for call in calls]
-        assert codes.count(grpc.StatusCode.RESOURCE_EXHAUSTED) == 3
-        assert codes.count(grpc.StatusCode.OK) == 2
+        answered = codes.count(grpc.StatusCode.OK)
+        assert codes[0] is grpc.StatusCode.OK
+        assert answered in (1, 2), "one runs and a second waits, at the most; whether it comes before the first runs"
+        assert codes.count(grpc.StatusCode.RESOURCE_EXHAUSTED) == 5 - answered
         assert server.embed([[1]]).message.queued_tokens == 0
 
 
