@@ -144,7 +144,7 @@ class DemandReport:
 
 
 def _lanes(served: Served) -> Iterator[pb.Lane]:
-    for lane in served.dispatcher.lanes.values():
+    for lane in served.dispatcher.lanes.in_use.values():
         yield pb.Lane(
             address=lane.name,
             token_budget=lane.token_budget,

@@ -132,8 +132,8 @@ class Models:
 
     def next_turn_s(self, now_s: float) -> float:
         """When the first lane of all takes its next batch (monotonic seconds); now when there is no lane."""
-        lanes = (lane for served in self.served() for lane in served.dispatcher.lanes.values())
-        return min((lane.due_s(now_s) for lane in lanes), default=now_s)
+        rosters = (served.dispatcher.lanes for served in self.served())
+        return min((lanes.due_s(now_s) for lanes in rosters if lanes), default=now_s)
 
     def find(self, name: str) -> Model:
         """The model of that name or alias. Raises UnknownModel."""

@@ -133,8 +133,8 @@ class Stepper:
             self._running_since_s = None
             self._idle_since_s = self._clock()
         report = _report(selection, self._idle_since_s - start_s, idle_s)
-        _answer(selection.batches, matrix, report, start_s)
         self._events.on_step(report)
+        _answer(selection.batches, matrix, report, start_s)
 
     def _fail(self, engine: Engine, selection: Selection[Ticket], error: Exception) -> None:
         """Rerun a merged step's batches apart, report a single one; raises EngineBroken when the engine is."""

@@ -13,6 +13,7 @@ from aggregator.core.packing import Packer, PackPolicy
 from aggregator.core.query import Entry, Query
 from aggregator.core.queue import QueuePolicy, TokenQueue
 from aggregator.core.retries import Group, Retries, RetryPolicy
+from aggregator.core.roster import Roster
 from aggregator.core.turns import next_turn
 
 
@@ -71,7 +72,7 @@ class Dispatcher:
 
     def __init__(self, name: str, policy: DispatchPolicy) -> None:
         self.queue = TokenQueue(policy.queue)
-        self.lanes: dict[str, Lane] = {}
+        self.lanes = Roster(name)
         self.retries = Retries(policy.retry)
         self._packer = Packer(self.queue, policy.pack)
         self._pace = Pace()
@@ -90,19 +91,19 @@ class Dispatcher:
 
     def done(self, batch: Batch, report: StepReport, now_s: float) -> None:
         """A batch came back well."""
-        batch.lane.ended(batch.batch_id, now_s, report)
+        self._ended(batch, now_s, report)
         if batch.group is not None:
             self.retries.succeeded(batch.group)
 
     def refused(self, batch: Batch, now_s: float, jitter: float) -> None:
         """A server refused a batch before starting it; `jitter` in [0, 1) spreads what comes again."""
-        batch.lane.ended(batch.batch_id, now_s, None)
         batch.lane.hold_until(now_s + self._policy.retry.backoff_s * (0.5 + jitter))
+        self._ended(batch, now_s, None)
         self.retries.refused(batch.entries, batch.group, now_s, jitter)
 
     def failed(self, batch: Batch, now_s: float, jitter: float) -> list[Entry]:
         """A batch failed; returns the entries proven to be poison, the rest is sent again."""
-        batch.lane.ended(batch.batch_id, now_s, None)
+        self._ended(batch, now_s, None)
         return self.retries.failed(batch.entries, batch.group, batch.lane.name, now_s, jitter)
 
     def waiting(self) -> Iterator[Entry]:
@@ -134,9 +135,11 @@ class Dispatcher:
         queue = self.queue
         pace = self._pace if self._policy.paced and always is None else None
         while len(queue):
-            turn = next_turn(self.lanes.values(), now_s, queue.tokens, pace, queue.next_deadline_s())
+            turn = next_turn(self.lanes.in_use.values(), now_s, queue.tokens, pace, queue.next_deadline_s())
             lane = turn.lane
             if lane is None:
+                if turn.all_busy and self.lanes.widen():
+                    continue
                 due.wake_s = min(due.wake_s, turn.wake_s)
                 return
             cut = self._packer.pack(
@@ -155,3 +158,7 @@ class Dispatcher:
         if len(self.lanes) == 1:
             timeout_s = max(timeout_s, self._policy.lone_timeout_s)
         return Batch(batch_id, entries, token_count, lane, reason, group, now_s, timeout_s)
+
+    def _ended(self, batch: Batch, now_s: float, report: StepReport | None) -> None:
+        batch.lane.ended(batch.batch_id, now_s, report)
+        self.lanes.returned(batch.lane)

@@ -118,6 +118,11 @@ class Lane:
         """Tokens of those batches."""
         return sum(out.token_count for out in self._out)
 
+    @property
+    def end_s(self) -> float:
+        """When what is out is predicted to end; with nothing out, when the server may be sent something again."""
+        return self._out[-1].end_s if self._out else self.not_before_s
+
     def step_time_s(self, tokens: int) -> float:
         """Predicted seconds of one step over `tokens` tokens."""
         return self._curve.time_s(tokens) * self._scale.value
@@ -126,8 +131,11 @@ class Lane:
         """When the engine is predicted to have run all that is out and all that others queued."""
         if not self._out:
             return max(now_s + self._foreign_s(now_s), self.not_before_s)
-        # What is overdue is likely to stay so for as long again: a hung server must not look like a free one.
-        return max(self._end_s + max(0.0, 2.0 * (now_s - self._end_s)), self.not_before_s)
+        end_s = self._out[-1].end_s
+        if end_s < now_s:
+            # What is overdue is likely to stay so for as long again: a hung server must not look like a free one.
+            end_s += 2.0 * (now_s - end_s)
+        return max(end_s, self.not_before_s)
 
     def finish_s(self, tokens: int, now_s: float) -> float:
         """When a batch of `tokens` tokens sent now is predicted to be done."""
@@ -143,10 +151,8 @@ class Lane:
 
         None when it is overdue, so that nobody waits for a server that hangs.
         """
-        if self.exclusive or self._end_s <= now_s:
-            return 0
         left_s = by_s - self.free_s(now_s)
-        if left_s <= 0.0:
+        if self.exclusive or self.end_s <= now_s or left_s <= 0.0:
             return 0
         step_tokens = min(tokens, self.token_budget)
         return min(tokens, int(left_s / self.step_time_s(step_tokens)) * step_tokens)
@@ -171,14 +177,15 @@ class Lane:
 
         The lead is shorter while all that waits fits one batch.
         """
-        if not self._out:
+        out = self._out
+        if not out:
             return max(now_s, self.not_before_s)
-        if self.exclusive or len(self._out) > 1:
+        if self.exclusive or len(out) > 1:
             return inf
         lead_s = self.lead_s
         if queued_tokens < self.token_budget:
             lead_s = min(lead_s, self.light_lead.value_s)
-        return max(self._end_s - lead_s, self.not_before_s)
+        return max(out[-1].end_s - lead_s, self.not_before_s)
 
     def sent(self, batch_id: str, token_count: int, now_s: float) -> float:
         """Note a batch that goes out; returns its time-out in seconds from now.
@@ -188,8 +195,8 @@ class Lane:
         policy = self._policy
         end_s = self.finish_s(token_count, now_s)
         staged = bool(self._out)
-        lead_s = self._end_s - now_s
-        light = staged and now_s > self._end_s - self.lead_s
+        lead_s = self.end_s - now_s
+        light = staged and now_s > self.end_s - self.lead_s
         self._out.append(_Out(batch_id, token_count, self.token_budget, end_s, end_s, staged, light, lead_s))
         longest_s = end_s - now_s + self.step_time_s(self.token_budget)
         least_s = policy.min_timeout_s if self._replied_s > -inf else policy.first_timeout_s
@@ -210,11 +217,6 @@ class Lane:
     def hold_until(self, until_s: float) -> None:
         """Send nothing before `until_s`: the server said it is busy."""
         self.not_before_s = max(self.not_before_s, until_s)
-
-    @property
-    def _end_s(self) -> float:
-        """When what is out is predicted to end."""
-        return self._out[-1].end_s if self._out else self.not_before_s
 
     def _foreign_s(self, now_s: float) -> float:
         """How long the engine still has to do for others: what they had queued, less what it did since."""

@@ -15,13 +15,14 @@ class Turn:
     """A lane that takes a batch now, or the time to ask again (`inf`: when something changes).
 
     `finish_s` is when that batch would be answered, by the soonest lane of all if this one would miss the earliest
-    deadline; None while the lane has no evidence for it.
+    deadline; None while the lane has no evidence for it. `all_busy`: it is no lane's turn yet.
     """
 
     lane: Lane | None
     reason: SendReason
     wake_s: float
     finish_s: float | None = None
+    all_busy: bool = False
 
 
 def next_turn(
@@ -49,20 +50,23 @@ def next_turn(
             later.append(lane)
             wake_s = min(wake_s, due_s)
     if not ready:
-        return Turn(None, SendReason.IDLE, wake_s)
+        return Turn(None, SendReason.IDLE, wake_s, all_busy=True)
     tokens = min(queued_tokens, *(lane.token_budget for lane in ready))
     best = min(ready, key=lambda lane: lane.finish_s(tokens, now_s))
     best_finish_s = best.finish_s(min(queued_tokens, best.token_budget), now_s)
-    sooner = [(lane, lane.finishes_by(best_finish_s, queued_tokens, now_s)) for lane in later]
+    free_s = [(lane.free_s(now_s), lane) for lane in later]
+    sooner = [
+        (at_s, lane.finishes_by(best_finish_s, queued_tokens, now_s)) for at_s, lane in free_s if at_s < best_finish_s
+    ]
     if sum(finished for _, finished in sooner) >= queued_tokens:
         # Ask again at the latest when one of these promises turns out to be broken.
-        wake_s = min(wake_s, *(lane.free_s(now_s) for lane, finished in sooner if finished))
+        wake_s = min(wake_s, *(at_s for at_s, finished in sooner if finished))
         return Turn(None, SendReason.IDLE, wake_s)
     full = queued_tokens >= best.token_budget
     if pace is not None and later and not full:
         # What a step costs whatever it holds is what a query saves that waits to share one.
         gain = best.step_time_s(1) / best.step_time_s(queued_tokens)
-        paced_s = pace.next_s(len(ready), min(lane.free_s(now_s) for lane in later), gain)
+        paced_s = pace.next_s(len(ready), min(at_s for at_s, _ in free_s), gain)
         if paced_s > now_s and best.answer_s(queued_tokens, paced_s) <= deadline_s:
             return Turn(None, SendReason.IDLE, min(wake_s, paced_s))
     reason = SendReason.FULL if full else SendReason.IDLE

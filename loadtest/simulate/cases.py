@@ -80,7 +80,7 @@ def batcher(size: int, seconds: float = 20.0) -> Scenario:
     return replace(base, intake_s=0.0, network_s=0.0, settle_s=0.0)
 
 
-def large(pods: int = 1000, aggregators: int = 100, seconds: float = 1.0) -> Scenario:
+def large(pods: int = 1000, aggregators: int = 100, seconds: float = 0.25) -> Scenario:
     """Many pods and aggregators at 80 % of what they can do."""
     rate = 0.8 * capacity(find("a100-like"), Lengths(), pods)
     return Scenario("large", Steady(rate), seconds, pods=pods, aggregators=aggregators, warm_up_s=0.0)

@@ -69,8 +69,7 @@ class CoreSender:
             query.done = True
             self.expired += 1
             self.admission.release(Source.GRPC, query.index)
-        waiting = len(dispatcher.queue) > 0
-        self._waits = waiting and all(lane.due_s(now_s) > now_s for lane in dispatcher.lanes.values())
+        self._waits = len(dispatcher.queue) > 0 and dispatcher.lanes.due_s(now_s) > now_s
         return [self._parcel(batch) for batch in due.batches], due.wake_s
 
     def done(self, parcel: Parcel, report: StepReport, now_s: float) -> Sequence[float]:
@@ -118,12 +117,12 @@ class CoreSender:
 
     def speeds(self) -> list[tuple[int, float]]:
         """For the demand formula."""
-        lanes = self.dispatcher.lanes.values()
+        lanes = self.dispatcher.lanes.in_use.values()
         return [(lane.token_budget, lane.step_time_s(lane.token_budget)) for lane in lanes]
 
     def at_floor(self) -> bool:
         """Whether only more pods help."""
-        steered = [lane.steering for lane in self.dispatcher.lanes.values() if lane.steering is not None]
+        steered = [lane.steering for lane in self.dispatcher.lanes.in_use.values() if lane.steering is not None]
         return bool(steered) and all(steering.at_floor for steering in steered)
 
     def _parcel(self, batch: Batch) -> Parcel:

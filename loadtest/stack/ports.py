@@ -9,7 +9,6 @@ from loadtest.stack.errors import StackError
 
 # Below those that the kernel lends to connections: one of these could take a port before its server does.
 _PORTS = range(20_000, 32_000)
-_HELD: list[socket.socket] = []
 
 
 def free_ports(count: int) -> list[int]:
@@ -24,7 +23,7 @@ def free_ports(count: int) -> list[int]:
         except OSError:
             continue
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # from now on a server may listen there beside it
-        _HELD.append(held)
+        held.detach()  # and so it stays bound until this process ends
         ports.append(port)
         if len(ports) == count:
             return ports
