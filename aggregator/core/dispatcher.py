@@ -138,13 +138,12 @@ class Dispatcher:
             turn = next_turn(self.lanes.in_use.values(), now_s, queue.tokens, pace, queue.next_deadline_s())
             lane = turn.lane
             if lane is None:
-                if turn.all_busy and self.lanes.widen():
+                if turn.lacks_lane and self.lanes.widen():
                     continue
                 due.wake_s = min(due.wake_s, turn.wake_s)
                 return
-            cut = self._packer.pack(
-                lane.cut_tokens(queue.tokens), now_s, max_entries=max_entries, finish_s=turn.finish_s
-            )
+            finish_s = None if self.lanes.has_spare else turn.finish_s  # a spare lane might be sooner
+            cut = self._packer.pack(lane.cut_tokens(queue.tokens), now_s, max_entries=max_entries, finish_s=finish_s)
             due.late += cut.late
             if cut.entries:
                 self._pace.sent(len(cut.entries), now_s)

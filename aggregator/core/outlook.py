@@ -31,7 +31,7 @@ class Forecast:
 
 
 def forecast(lanes: Collection[Lane], now_s: float) -> Forecast | None:
-    """None unless every lane has fresh evidence: where one has none, a batch must go through to bring some."""
+    """None unless every lane has fresh evidence: where one has none, it is spare, or a batch must go through."""
     if not lanes or not all(lane.has_evidence(now_s) for lane in lanes):
         return None
     first = min(lanes, key=lambda lane: lane.free_s(now_s))

@@ -9,20 +9,23 @@ from math import inf
 from aggregator.core.lanes import Lane, SendReason
 from aggregator.core.pacing import Pace
 
+_PATIENCE = 2.0
+"""What a lane is passed by with may wait for the others for so many of their steps, and is then worth one lane more."""
+
 
 @dataclass(frozen=True, slots=True)
 class Turn:
     """A lane that takes a batch now, or the time to ask again (`inf`: when something changes).
 
-    `finish_s` is when that batch would be answered, by the soonest lane of all if this one would miss the earliest
-    deadline; None while the lane has no evidence for it. `all_busy`: it is no lane's turn yet.
+    `finish_s` is when that batch would be answered, by the soonest of the lanes if this one would miss the earliest
+    deadline; None while the lane has no evidence for it. `lacks_lane`: none takes what waits, but another one could.
     """
 
     lane: Lane | None
     reason: SendReason
     wake_s: float
     finish_s: float | None = None
-    all_busy: bool = False
+    lacks_lane: bool = False
 
 
 def next_turn(
@@ -50,18 +53,21 @@ def next_turn(
             later.append(lane)
             wake_s = min(wake_s, due_s)
     if not ready:
-        return Turn(None, SendReason.IDLE, wake_s, all_busy=True)
+        return Turn(None, SendReason.IDLE, wake_s, lacks_lane=True)
     tokens = min(queued_tokens, *(lane.token_budget for lane in ready))
     best = min(ready, key=lambda lane: lane.finish_s(tokens, now_s))
     best_finish_s = best.finish_s(min(queued_tokens, best.token_budget), now_s)
     free_s = [(lane.free_s(now_s), lane) for lane in later]
     sooner = [
-        (at_s, lane.finishes_by(best_finish_s, queued_tokens, now_s)) for at_s, lane in free_s if at_s < best_finish_s
+        (at_s, lane, lane.finishes_by(best_finish_s, queued_tokens, now_s))
+        for at_s, lane in free_s
+        if at_s < best_finish_s
     ]
-    if sum(finished for _, finished in sooner) >= queued_tokens:
+    if sum(finished for _, _, finished in sooner) >= queued_tokens:
         # Ask again at the latest when one of these promises turns out to be broken.
-        wake_s = min(wake_s, *(at_s for at_s, finished in sooner if finished))
-        return Turn(None, SendReason.IDLE, wake_s)
+        wake_s = min(wake_s, *(at_s for at_s, _, finished in sooner if finished))
+        step_s = min(lane.step_time_s(tokens) for _, lane, finished in sooner if finished)
+        return Turn(None, SendReason.IDLE, wake_s, lacks_lane=best_finish_s - now_s > _PATIENCE * step_s)
     full = queued_tokens >= best.token_budget
     if pace is not None and later and not full:
         # What a step costs whatever it holds is what a query saves that waits to share one.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 
 import pytest
@@ -14,7 +15,7 @@ from aggregator.core.lanes import Lane
 from aggregator.core.queue import QueuePolicy
 from aggregator.core.roster import ENOUGH, Roster
 from tests.fakes.lanes import POLICY, lane
-from tests.fakes.simulation import Server, Simulation
+from tests.fakes.simulation import CURVE, Server, Simulation
 
 MANY = 100
 NOW_S = 5.0
@@ -52,20 +53,24 @@ def test_which_are_in_use_is_the_same_in_whatever_order_they_come_and_differs_be
     assert len(used) == MANY
 
 
-def test_one_too_many_is_spare_again_once_it_is_idle() -> None:
-    roster = roster_of(ENOUGH + 2)
-    assert roster.widen()
-    one, other, *_ = roster.in_use.values()
-    one.sent("1", 10, NOW_S)
-    one.sent("2", 10, NOW_S)
-    one.ended("1", NOW_S + 0.01, None)
-    roster.returned(one)
-    assert one.name in roster.in_use, "it is not idle"
-    one.ended("2", NOW_S + 0.02, None)
-    roster.returned(one)
-    assert one.name not in roster.in_use
-    roster.returned(other)
-    assert other.name in roster.in_use, "they are not too many any more"
+def test_whoever_comes_back_first_those_that_were_in_use_at_first_stay_so() -> None:
+    roster = roster_of(MANY)
+    at_first = set(roster.in_use)
+    while roster.widen():
+        pass
+    for one in roster.values():
+        one.sent("1", 10, NOW_S)
+        one.sent("2", 10, NOW_S)
+    for one in roster.values():
+        one.ended("1", NOW_S + 0.01, None)
+        roster.returned(one)
+    assert len(roster.in_use) == MANY, "none is idle"
+    for one in roster.values():
+        one.ended("2", NOW_S + 0.02, None)
+        roster.returned(one)
+    assert roster.in_use.keys() == at_first
+    roster.returned(lane("0"))
+    assert roster.in_use.keys() == at_first, "that one is nobody's"
 
 
 def test_a_spare_one_takes_the_place_of_one_that_leaves() -> None:
@@ -149,6 +154,34 @@ def test_a_queue_that_enough_lanes_cannot_take_goes_to_more() -> None:
     batches = dispatcher.due(sim.now_s, max_entries=1024).batches
     assert [batch.token_count for batch in batches] == [600] * 50
     assert len({batch.lane.name for batch in batches}) == len(dispatcher.lanes.in_use) == 50
+
+
+def test_a_spare_lane_takes_what_a_slow_one_is_passed_by_for() -> None:
+    dispatcher, servers = pool()
+    slow, *others = dispatcher.lanes.in_use
+    dispatcher.lanes[slow] = Lane(slow, replace(CURVE, floor_s=1.0), 600, POLICY)
+    assert slow in dispatcher.lanes.in_use
+    sim = Simulation(dispatcher, servers)
+    for name in others:
+        dispatcher.lanes[name].sent(name, 600, sim.now_s)
+    sim.put(20)
+    [batch] = dispatcher.due(sim.now_s, max_entries=1024).batches
+    assert batch.lane.name not in {slow, *others}
+
+
+@pytest.mark.parametrize("count", [ENOUGH, ENOUGH + 1])
+def test_nothing_is_refused_as_late_that_a_spare_lane_could_answer_in_time(count: int) -> None:
+    dispatcher = Dispatcher("m", DispatchPolicy())
+    for number in range(count):
+        dispatcher.lanes[str(number)] = lane(str(number), warm=True)
+    for one in dispatcher.lanes.in_use.values():
+        one.sent("1", 100, 0.02)
+    sim = Simulation(dispatcher, [])
+    sim.now_s = now_s = 0.031  # all are to be staged to
+    sim.put(20, within_s=0.012)
+    due = dispatcher.due(now_s, max_entries=1024)
+    assert len(due.late) == (count == ENOUGH)
+    assert len(due.batches) == (count > ENOUGH)
 
 
 def wave() -> tuple[list[float], int]:

@@ -65,6 +65,17 @@ def test_a_slow_lane_takes_its_part_of_what_others_would_not_finish_sooner() -> 
     assert next_turn([slow, fast], 5.0, 1000).lane is slow
 
 
+def test_another_lane_is_wanted_when_it_is_no_lanes_turn_or_others_are_waited_for_for_long() -> None:
+    slow, fast = lane("slow", slower=10.0), lane("fast")
+    fast.sent("1", 50, 5.0)
+    assert next_turn([slow, fast], 5.0, 50).lacks_lane
+    assert next_turn([fast], 5.0, 50).lacks_lane
+    slower = lane("slower", slower=1.9)
+    turn = next_turn([slower, fast], 5.005, 50)
+    assert turn.lane is None
+    assert not turn.lacks_lane
+
+
 def test_nobody_waits_for_a_lane_that_a_suspect_has() -> None:
     slow, fast = lane("slow", slower=10.0), lane("fast")
     fast.sent("1", 10, 5.0)
