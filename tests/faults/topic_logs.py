@@ -31,8 +31,8 @@ class Commit:
 async def connected_admin(bootstrap: str) -> AsyncGenerator[Any]:
     """An administrator's connection."""
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
-    await admin.start()
     try:
+        await admin.start()
         yield admin
     finally:
         await admin.close()
@@ -52,8 +52,8 @@ async def _reader(bootstrap: str, topics: Sequence[str]) -> AsyncGenerator[tuple
         fetch_max_bytes=64 * 1024 * 1024,
         max_partition_fetch_bytes=16 * 1024 * 1024,
     )
-    await consumer.start()
     try:
+        await consumer.start()
         consumer.assign(partitions)
         yield consumer, await consumer.end_offsets(partitions)
     finally:

@@ -26,12 +26,16 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One upgrade: the values that it gives, and what each does; its pods are ready then unless they `cannot_run`."""
+    """One upgrade: the values that it gives, and what each does; its pods are ready then unless they `cannot_run`.
+
+    `again`: an autoscaler that goes with it may set replicas once more after Helm did, and a second upgrade sets them.
+    """
 
     name: str
     values: Object
     effects: tuple[Effect, ...]
     cannot_run: bool = False
+    again: bool = False
     _seen: dict[str, list[Object]] = field(default_factory=dict[str, list[Object]])
 
     def given(self, path: str) -> Any:

@@ -164,8 +164,8 @@ async def open_desk(bootstrap: str, topics: Topics, *further: str) -> AsyncGener
 async def committed(bootstrap: str, group: str) -> dict[tuple[str, int], int]:
     """What a consumer group has committed, by topic and partition."""
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
-    await admin.start()
     try:
+        await admin.start()
         offsets = await admin.list_consumer_group_offsets(group)
     finally:
         await admin.close()
