@@ -78,10 +78,13 @@ class Release:
         """Install and wait until all is ready; what helm printed."""
         return self.helm("install", self.name, str(CHART), *self._given(), *_waiting(timeout_s), timeout_s=timeout_s)
 
-    def upgrade(self, changes: Mapping[str, Any], *, wait: bool = True, timeout_s: float = 240.0) -> str:
-        """Merge these values into the present ones, upgrade, and wait."""
+    def upgrade(
+        self, changes: Mapping[str, Any], *, wait: bool = True, force: bool = False, timeout_s: float = 240.0
+    ) -> str:
+        """Merge these values into the present ones, upgrade, and wait; `force`: over what others have set meanwhile."""
         merge(self.values, changes)
-        told = (*self._given(), *(_waiting(timeout_s) if wait else ()))
+        forced = ("--force-conflicts",) if force and self.version > 3 else ()
+        told = (*self._given(), *forced, *(_waiting(timeout_s) if wait else ()))
         return self.helm("upgrade", self.name, str(CHART), *told, timeout_s=timeout_s)
 
     def refused(self, values: Mapping[str, Any]) -> str:

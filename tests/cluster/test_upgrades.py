@@ -196,8 +196,9 @@ def _upgrade(release: Release, stage: Stage) -> None:
     if stage.cannot_run:
         release.upgrade(stage.values, wait=False)
     else:
-        for _ in range(1 + stage.again):
-            release.upgrade(stage.values)
+        release.upgrade(stage.values, force=stage.unscaled)
+        if stage.unscaled:
+            release.upgrade(stage.values, force=True)
         until(_settled, "the old pods are gone, and as many are left as are asked for", 120.0)
     after = stage.look()
     looks = list(zip(stage.effects, before, after, strict=True))

@@ -28,14 +28,14 @@ class Effect:
 class Stage:
     """One upgrade: the values that it gives, and what each does; its pods are ready then unless they `cannot_run`.
 
-    `again`: an autoscaler that goes with it may set replicas once more after Helm did, and a second upgrade sets them.
+    `unscaled`: the replicas are an autoscaler's until then, which may set them once more before Helm deletes it.
     """
 
     name: str
     values: Object
     effects: tuple[Effect, ...]
     cannot_run: bool = False
-    again: bool = False
+    unscaled: bool = False
     _seen: dict[str, list[Object]] = field(default_factory=dict[str, list[Object]])
 
     def given(self, path: str) -> Any:

@@ -50,7 +50,7 @@ FIXED = Stage(
         Effect("networkPolicy.enabled", "networkpolicy/tokenbatch-deny", lambda it: it["kind"], GONE),
         Effect("monitoring.serviceMonitor", "servicemonitors", lambda it: it["kind"] == "ServiceMonitor"),
     ),
-    again=True,
+    unscaled=True,
 )
 KEDA = Stage(
     "under other names, scaled by KEDA",
