@@ -24,6 +24,10 @@ Asked = tuple[Batch, float]
 """What a server was sent, and when it came."""
 
 
+def ignore(_: object) -> None:
+    """What a query's index is good for when nobody asks for it."""
+
+
 @dataclass(slots=True)
 class Server:
     """One model server: a step at a time, in order of arrival.

@@ -14,7 +14,7 @@ from aggregator.core.lanes import Lane, SendReason
 from aggregator.core.query import Priority
 from aggregator.core.queue import QueuePolicy
 from aggregator.core.retries import Retries
-from tests.fakes.simulation import CURVE, Server, Simulation
+from tests.fakes.simulation import CURVE, Server, Simulation, ignore
 
 POLICY = DispatchPolicy(queue=QueuePolicy(coalesce=False))
 START_S = 100.0
@@ -25,10 +25,6 @@ def pool(*servers: Server, lane: type[Lane] = Lane, network_s: float = 0.001, se
     for server in servers:
         dispatcher.lanes[server.name] = lane(server.name, server.measured, 600, POLICY.lane)
     return Simulation(dispatcher, servers, seed=seed, network_s=network_s)
-
-
-def ignore(_: object) -> None:
-    """What a query's index is good for when nobody asks for it."""
 
 
 def flood(sim: Simulation, until_s: float, priority: Priority = Priority.BACKGROUND) -> None:

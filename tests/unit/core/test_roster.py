@@ -15,7 +15,7 @@ from aggregator.core.lanes import Lane
 from aggregator.core.queue import QueuePolicy
 from aggregator.core.roster import ENOUGH, Roster
 from tests.fakes.lanes import POLICY, lane
-from tests.fakes.simulation import CURVE, Server, Simulation
+from tests.fakes.simulation import CURVE, Server, Simulation, ignore
 
 MANY = 100
 NOW_S = 5.0
@@ -192,10 +192,6 @@ def wave() -> tuple[list[float], int]:
         sim.at(100.0 + 0.001 * number / 50, lambda: ignore(sim.put(12)))
     sim.run(130.0)
     return sorted(sim.latency_s.values()), sum(len(server.sent) for server in servers)
-
-
-def ignore(_: object) -> None:
-    """What a query's index is good for when nobody asks for it."""
 
 
 @pytest.mark.slow
