@@ -65,22 +65,22 @@ def run(version: int, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([helm(version), *arguments], check=False, capture_output=True, text=True)
 
 
-def template(version: int, case: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def template(version: int, case: str, *arguments: str, chart: Path = CHART) -> subprocess.CompletedProcess[str]:
     """Render one case's values."""
     files = ("--values", str(VALUES / f"{case}.yaml"))
-    return run(version, "template", RELEASE, str(CHART), "--namespace", NAMESPACE, *files, *arguments)
+    return run(version, "template", RELEASE, str(chart), "--namespace", NAMESPACE, *files, *arguments)
 
 
 @functools.cache
-def _text(version: int, case: str, arguments: Sequence[str]) -> str:
-    done = template(version, case, *arguments)
+def _text(version: int, case: str, arguments: Sequence[str], chart: Path) -> str:
+    done = template(version, case, *arguments, chart=chart)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def render(case: str, *arguments: str, version: int = 4) -> list[Object]:
+def render(case: str, *arguments: str, version: int = 4, chart: Path = CHART) -> list[Object]:
     """Every object of a case, in the order of kind and name."""
-    objects = [each for each in yaml.safe_load_all(_text(version, case, arguments)) if each]
+    objects = [each for each in yaml.safe_load_all(_text(version, case, arguments, chart)) if each]
     return sorted(objects, key=lambda each: (each["kind"], each["metadata"]["name"]))
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
 
-from tests.chart.rendering import Object, find, render, template
+from tests.chart.rendering import CHART, Object, find, render, template
 
 
 @pytest.mark.parametrize("version", [3, 4])
@@ -79,6 +82,23 @@ def checksums(objects: list[Object]) -> dict[str, str]:
 def test_a_changed_setting_rolls_the_pods_that_read_it(values: str, rolled: set[str]) -> None:
     before, after = checksums(render("default")), checksums(render("default", "--set", values))
     assert {component for component, checksum in after.items() if checksum != before[component]} == rolled
+
+
+def test_a_new_version_of_the_chart_rolls_no_pod_whose_image_stays(tmp_path: Path) -> None:
+    newer = shutil.copytree(CHART, tmp_path / "tokenbatch")
+    about = newer / "Chart.yaml"
+    about.write_text(about.read_text(encoding="utf-8").replace("0.1.0", "0.2.0"), encoding="utf-8")
+    tags = ("--set", "modelServer.image.tag=v1,aggregator.image.tag=v1,scaler.image.tag=v1")
+    before, after = (
+        {name: each["spec"]["template"] for name, each in deployments(render("default", *tags, chart=chart)).items()}
+        for chart in (CHART, newer)
+    )
+    assert len(before) == 3
+    assert after == before
+
+
+def deployments(objects: list[Object]) -> dict[str, Object]:
+    return {each["metadata"]["name"]: each for each in objects if each["kind"] == "Deployment"}
 
 
 def test_a_scaled_deployment_says_no_replicas_so_that_upgrades_leave_them() -> None:

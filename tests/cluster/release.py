@@ -73,10 +73,13 @@ class Release:
     version: int = 4
     namespace: str = NAMESPACE
     name: str = NAME
+    chart: Path = CHART
 
     def install(self, timeout_s: float = 240.0) -> str:
         """Install and wait until all is ready; what helm printed."""
-        return self.helm("install", self.name, str(CHART), *self._given(), *_waiting(timeout_s), timeout_s=timeout_s)
+        return self.helm(
+            "install", self.name, str(self.chart), *self._given(), *_waiting(timeout_s), timeout_s=timeout_s
+        )
 
     def upgrade(
         self, changes: Mapping[str, Any], *, wait: bool = True, force: bool = False, timeout_s: float = 240.0
@@ -85,13 +88,13 @@ class Release:
         merge(self.values, changes)
         forced = ("--force-conflicts",) if force and self.version > 3 else ()
         told = (*self._given(), *forced, *(_waiting(timeout_s) if wait else ()))
-        return self.helm("upgrade", self.name, str(CHART), *told, timeout_s=timeout_s)
+        return self.helm("upgrade", self.name, str(self.chart), *told, timeout_s=timeout_s)
 
     def refused(self, values: Mapping[str, Any]) -> str:
         """What helm says of an upgrade with these values besides, which it must refuse."""
         file = self.folder / "refused.yaml"
         file.write_text(yaml.safe_dump(dict(values)), encoding="utf-8")
-        done = self._run("upgrade", self.name, str(CHART), *self._given(), "--values", str(file))
+        done = self._run("upgrade", self.name, str(self.chart), *self._given(), "--values", str(file))
         assert done.returncode != 0, f"helm took {values}"
         return done.stderr
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Generator, Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -16,8 +19,10 @@ from loadtest.stack.kafka import KafkaBroker
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
 from tests.chart.custom_resources import DEFINITIONS
+from tests.chart.rendering import CHART
 from tests.cluster import kafka_on_node
 from tests.cluster.conftest import GPUS, NewRelease
+from tests.cluster.images import VERSION
 from tests.cluster.lab import Lab
 from tests.cluster.release import (
     NAMESPACE,
@@ -167,6 +172,16 @@ def test_a_change_rolls_the_pods_that_read_it(release: Release, change: dict[str
     after = {name: set(release.ready(name)) for name in COMPONENTS}
     assert {name for name in COMPONENTS if not before[name] & after[name]} == rolled
     assert {name for name in COMPONENTS if before[name] == after[name]} == set(COMPONENTS) - rolled
+
+
+def test_a_new_version_of_the_chart_rolls_no_pod_whose_image_stays(release: Release, tmp_path: Path) -> None:
+    before = {name: set(release.ready(name)) for name in COMPONENTS}
+    newer = shutil.copytree(CHART, tmp_path / "tokenbatch")
+    about = newer / "Chart.yaml"
+    about.write_text(about.read_text(encoding="utf-8").replace(VERSION, "0.2.0"), encoding="utf-8")
+    tags = {name: {"image": {"tag": VERSION}} for name in ("aggregator", "scaler")}
+    replace(release, chart=newer).upgrade(tags)
+    assert {name: set(release.ready(name)) for name in COMPONENTS} == before
 
 
 @pytest.mark.parametrize(

@@ -30,11 +30,17 @@ app.kubernetes.io/component: {{ . }}
 {{/* All labels of an object: (list $ "aggregator"). */}}
 {{- define "tokenbatch.labels" -}}
 {{- $root := index . 0 -}}
-{{ include "tokenbatch.selector" . }}
+{{ include "tokenbatch.podLabels" . }}
 app.kubernetes.io/version: {{ $root.Chart.AppVersion | quote }}
+helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" }}
+{{- end -}}
+
+{{/* All labels of a pod: none that a new version of the chart changes, or each would roll every pod. (list $ "aggregator") */}}
+{{- define "tokenbatch.podLabels" -}}
+{{- $root := index . 0 -}}
+{{ include "tokenbatch.selector" . }}
 app.kubernetes.io/managed-by: {{ $root.Release.Service }}
 app.kubernetes.io/part-of: tokenbatch
-helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" }}
 {{- with $root.Values.commonLabels }}
 {{ toYaml . }}
 {{- end }}
@@ -48,6 +54,11 @@ tokenbatch/model: {{ (index . 1).slug }}
 
 {{- define "tokenbatch.modelLabels" -}}
 {{ include "tokenbatch.labels" (list (index . 0) "model-server") }}
+tokenbatch/model: {{ (index . 1).slug }}
+{{- end -}}
+
+{{- define "tokenbatch.modelPodLabels" -}}
+{{ include "tokenbatch.podLabels" (list (index . 0) "model-server") }}
 tokenbatch/model: {{ (index . 1).slug }}
 {{- end -}}
 
