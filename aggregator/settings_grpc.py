@@ -51,7 +51,9 @@ class AuthenticationSettings(Group):
         Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"], ...
     ] = Field(default=("RS256", "ES256", "EdDSA"), description="signatures that are accepted", min_length=1)
     client_certificates: bool = Field(
-        default=False, description="the tenant is the client certificate's SPIFFE id, or else its common name"
+        default=False,
+        description="the tenant is the client certificate's SPIFFE id, or else its common name, or else its first DNS"
+        " name; a certificate without any is refused",
     )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from aggregator.adapters.authentication import Authentication, Caller
+from aggregator.adapters.authentication import Authentication
+from aggregator.adapters.bearer_tokens import Caller
 from aggregator.adapters.grpc_refusals import Context
 from aggregator.errors import Unauthenticated
 from aggregator.request import Defaults
@@ -48,7 +49,7 @@ class Callers:
         return Identity(self._of_tenant(tenant) if tenant else self._defaults, trace, caller)
 
     def check(self, identity: Identity) -> None:
-        """Raises Unauthenticated once the credential has expired; a stream may outlive it."""
+        """Raises Unauthenticated once the credential has expired or was revoked; a stream may outlive it."""
         if self._authentication is not None and identity.caller is not None:
             self._authentication.check(identity.caller)
 

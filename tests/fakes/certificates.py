@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -38,11 +39,11 @@ class Authority:
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         self.cert = builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
-    def issue(self, common_name: str, *, uri: str | None = None) -> Pair:
-        """A certificate for localhost in this name, and maybe a SPIFFE id."""
+    def issue(self, common_name: str | None, *, uri: str | None = None, dns: Sequence[str] = ("localhost",)) -> Pair:
+        """A certificate for this machine in these names, or with a SPIFFE id in place of the last ones."""
         key = ec.generate_private_key(ec.SECP256R1())
         names: list[x509.GeneralName] = [
-            x509.DNSName("localhost"),
+            *map(x509.DNSName, dns),
             x509.IPAddress(ipaddress.ip_address("127.0.0.1")),
         ]
         if uri:
@@ -57,8 +58,8 @@ class Authority:
         )
 
 
-def _named(name: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+def _named(name: str | None) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)] if name is not None else ())
 
 
 def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:

@@ -14,8 +14,9 @@ from typing import cast
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from aggregator.adapters import authentication, grpc_callers, grpc_calls, modelserver_answers
-from aggregator.adapters.authentication import Authentication, Caller
+from aggregator.adapters import authentication, bearer_tokens, grpc_callers, grpc_calls, modelserver_answers
+from aggregator.adapters.authentication import Authentication
+from aggregator.adapters.bearer_tokens import Caller
 from aggregator.adapters.grpc_callers import Callers
 from aggregator.adapters.grpc_calls import Call, Calls, refusal
 from aggregator.adapters.grpc_load import Load, LoadLimits
@@ -33,6 +34,7 @@ from protos.embedding.v1 import embedding_pb2 as pb
 from protos.modelserver.v1 import modelserver_pb2 as ms
 from tests.fuzz.target import Cut, Target, field
 
+_CERTIFICATE = ("x509_common_name", "peer_spiffe_id", "peer_dns")
 _METADATA = ("x-tenant", "traceparent", "authorization", "user-agent")
 _FACTS = synthetic_facts(dimensions=2, max_input_tokens=20, vocabulary_size=1000, step_tokens=100, step_queries=10)
 _BATCH = OutgoingBatch("b", b"", b"", 3, 30, 1, isolate=False, max_step_tokens=100)
@@ -79,9 +81,10 @@ def _context(metadata: Iterable[tuple[str, str | bytes]], certificate: Mapping[s
 
 
 def check_call(data: bytes) -> None:
-    """Whether anybody may call, up to 7 metadata, a certificate's name, then the message."""
+    """Whether anybody may call and the kind of a certificate's name, up to 7 metadata, that name, then the message."""
     cut = Cut(data)
-    calls = _CLOSED if cut.byte() % 2 else _OPEN
+    kind = cut.byte()
+    calls, certificate = _CLOSED if kind % 2 else _OPEN, _CERTIFICATE[kind // 2 % 3]
     metadata: list[tuple[str, str | bytes]] = []
     for _ in range(cut.byte() % 8):
         kind, content = cut.byte(), cut.field()
@@ -92,7 +95,7 @@ def check_call(data: bytes) -> None:
     except DecodeError:
         return  # gRPC's own refusal
     try:
-        identity = calls.callers.identify(_context(metadata, {"x509_common_name": [name]} if name else {}))
+        identity = calls.callers.identify(_context(metadata, {certificate: [name]}))
         taken = calls.take(message, identity, inf, Call(message.ByteSize()))
     except TokenbatchError as error:
         refusal(message, error)
@@ -158,6 +161,11 @@ def _call_seeds() -> Sequence[bytes]:
         b"\1\1" + bytes([6]) + field(b"Bearer \xff") + b"\0" + body,
         b"\1\0" + field(b"client") + body,
         b"\1\0" + field(b"cl\xffent") + body,
+        b"\1\0" + field(b" ") + body,
+        b"\1\0" + field(b"a\0b") + body,
+        b"\3\0" + field(b"spiffe://a/b") + body,
+        b"\5\0" + field(b"api.search.svc") + body,
+        b"\5\0" + field(b"") + body,
     ]
 
 
@@ -216,7 +224,7 @@ def _files(*modules: ModuleType) -> tuple[Path, ...]:
 
 
 TARGETS = (
-    Target("grpc_call", check_call, _call_seeds, _files(grpc_callers, grpc_calls, authentication)),
+    Target("grpc_call", check_call, _call_seeds, _files(grpc_callers, grpc_calls, authentication, bearer_tokens)),
     Target("modelserver_answer", check_answer, _answer_seeds, _files(modelserver_answers)),
     Target("modelserver_description", check_description, _description_seeds, _files(modelserver_answers)),
     Target("modelserver_batch", check_batch, _batch_seeds, _files(batch_module)),

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tests.fuzz import file_targets, kafka_targets, server_targets
+from tests.fuzz import credential_targets, file_targets, kafka_targets, server_targets
 from tests.fuzz.target import Target
 
-TARGETS: dict[str, Target] = {
-    target.name: target for target in (*kafka_targets.TARGETS, *server_targets.TARGETS, *file_targets.TARGETS)
-}
+_MODULES = (kafka_targets, server_targets, credential_targets, file_targets)
+TARGETS: dict[str, Target] = {target.name: target for module in _MODULES for target in module.TARGETS}
 _ALL = tuple(TARGETS.values())
 
 

@@ -6,8 +6,9 @@ import asyncio
 import hashlib
 import json
 import logging
+import math
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from jwt.algorithms import ECAlgorithm, RSAAlgorithm
+from jwt.utils import base64url_encode
 
 from aggregator.core.query import Source
 from aggregator.request import Request
@@ -103,6 +105,30 @@ async def test_a_changed_list_is_taken_up_without_a_restart(tmp_path: Path) -> N
         assert await tenant_of(door, bearer("old-token")) == "UNAUTHENTICATED"
 
 
+@pytest.mark.parametrize("now_listed", ["team-b the-token", "team-a another-token"], ids=["another's", "revoked"])
+async def test_an_open_stream_ends_no_later_than_its_token_does_and_a_neighbour_s_goes_on(
+    tmp_path: Path, now_listed: str
+) -> None:
+    async with front_door(settings=static(tmp_path, "team-a the-token", "team-c its-token")) as door:
+        changed = asyncio.Event()
+
+        async def asked() -> AsyncIterator[pb.EmbedRequest]:
+            yield ask("rain")
+            await changed.wait()
+            yield ask("snow")
+
+        async def answers(token: str) -> AsyncIterator[int]:
+            async for answer in door.stub.EmbedStream(asked(), metadata=tuple(bearer(token))):
+                yield answer.status.code
+
+        streams = answers("the-token"), answers("its-token")
+        assert [await anext(stream) for stream in streams] == [0, 0]
+        static(tmp_path, now_listed, "team-c its-token")
+        await asyncio.sleep(1.1)
+        changed.set()
+        assert [await anext(stream) for stream in streams] == [16, 0]
+
+
 async def test_no_token_is_ever_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     async with front_door(settings=static(tmp_path, "team-a secret-of-a")) as door:
@@ -140,6 +166,13 @@ class Keys:
         key, algorithm = (self.rsa, "RS256") if kid == "rsa" else (self.ec, "ES256")
         return jwt.encode(body, key, algorithm, {"kid": kid})
 
+    def signed(self, header: Mapping[str, Any] | bytes, body: Mapping[str, Any] | bytes) -> str:
+        """A token that no library would make, and a good signature all the same."""
+        parts = [each if isinstance(each, bytes) else json.dumps(each).encode() for each in (header, body)]
+        message = b".".join(base64url_encode(part) for part in parts)
+        signature = ECAlgorithm(ECAlgorithm.SHA256).sign(message, self.ec)
+        return b".".join((message, base64url_encode(signature))).decode()
+
 
 async def test_a_signed_token_names_the_tenant_in_its_claim(tmp_path: Path) -> None:
     keys = Keys()
@@ -175,6 +208,79 @@ async def test_a_token_that_is_not_what_it_should_be_is_refused(tmp_path: Path) 
     assert found == dict.fromkeys(bad, "UNAUTHENTICATED")
 
 
+ODD: tuple[Any, ...] = (True, None, [1], {}, math.inf, math.nan, 10**400, "soon", "9999999999")
+
+
+async def test_a_signed_token_with_a_claim_or_header_of_another_type_is_refused(tmp_path: Path) -> None:
+    keys = Keys()
+    header = {"alg": "ES256", "kid": "ec"}
+    body = {"tenant": "team-a", "iss": ISSUER, "aud": AUDIENCE, "exp": time.time() + 600}
+    bad: dict[str, str] = {}
+    for claim in ("exp", "nbf", "iat"):
+        bad |= {f"{claim} {odd!r:.20}": keys.signed(header, {**body, claim: odd}) for odd in ODD}
+    for claim in ("iss", "aud", "sub", "tenant"):
+        bad |= {f"{claim} {odd!r:.20}": keys.signed(header, {**body, claim: odd}) for odd in ODD[:7]}
+    bad |= {f"alg {odd!r:.20}": keys.signed({**header, "alg": odd}, body) for odd in ODD}
+    bad |= {f"kid {odd!r:.20}": keys.signed({**header, "kid": odd}, body) for odd in ODD}
+    bad |= {f"crit {odd!r:.20}": keys.signed({**header, "crit": odd}, body) for odd in ODD}
+    bad |= {f"name {odd!r}": keys.signed(header, {**body, "tenant": odd}) for odd in ("", " ", " a", "a\0", "\ud800")}
+    bad |= {
+        "a deep header": keys.signed(b"[" * 5000, body),
+        "deep claims": keys.signed(header, b"[" * 5000),
+        "claims in a list": keys.signed(header, b"[1]"),
+        "claims that are no UTF-8": keys.signed(header, b'{"tenant": "\xff"}'),
+        "a number of 5,000 digits": keys.signed(header, b'{"exp": ' + b"9" * 5000 + b"}"),
+    }
+    async with front_door(settings={"grpc": {"authentication": keys.write(tmp_path)}}) as door:
+        assert await tenant_of(door, bearer(keys.signed(header, body))) == "team-a"
+        found = {name: await tenant_of(door, bearer(token)) for name, token in bad.items()}
+    assert found == dict.fromkeys(bad, "UNAUTHENTICATED")
+
+
+ODD_KIDS: tuple[dict[str, Any], ...] = ({"kid": 5}, {"kid": ["ec"]}, {"kid": {}})
+ODD_KEYS: tuple[dict[str, Any], ...] = (
+    {"kty": 5},
+    {"kty": ["EC"]},
+    {"alg": ["ES256"]},
+    {"alg": "none"},
+    {"alg": 5},
+    {"crv": ["P-256"]},
+    {"x": 5},
+    {"y": None},
+    {"kty": "oct", "k": "c2VjcmV0", "alg": "RS256"},
+    {"kty": "OKP", "crv": "X25519", "alg": "EdDSA"},
+    {"use": "enc"},
+    {"use": ["sig"]},
+)
+
+
+async def test_keys_that_verify_nothing_are_passed_over_and_a_private_one_serves_as_the_public_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = Keys()
+    settings = keys.write(tmp_path)
+    good = json.loads((tmp_path / "jwks.json").read_text())["keys"]
+    private = {**json.loads(RSAAlgorithm.to_jwk(keys.rsa)), "kid": "private"}
+    named = [{**good[1], "kid": f"odd {number}", **changed} for number, changed in enumerate(ODD_KEYS)]
+    unnamed = [{**good[1], **kid} for kid in ODD_KIDS]
+    odd = [5, None, {}, *unnamed, *named]
+    (tmp_path / "jwks.json").write_text(json.dumps({"keys": [*odd, private, *good]}))
+    body = {"tenant": "team-a", "iss": ISSUER, "aud": AUDIENCE, "exp": time.time() + 600}
+    async with front_door(settings={"grpc": {"authentication": settings}}) as door:
+        for kid in ("rsa", "ec"):
+            assert await tenant_of(door, bearer(keys.token(kid))) == "team-a"
+        of_private = jwt.encode(body, keys.rsa, "RS256", {"kid": "private"})
+        assert await tenant_of(door, bearer(of_private)) == "team-a"
+        for key in named:
+            token = keys.signed({"alg": "ES256", "kid": key["kid"]}, body)
+            assert await tenant_of(door, bearer(token)) == "UNAUTHENTICATED"
+        for content in ("[" * 100_000, "[]", '{"keys": 5}', json.dumps({"keys": odd})):
+            (tmp_path / "jwks.json").write_text(content)
+            await asyncio.sleep(1.1)
+            assert await tenant_of(door, bearer(keys.token())) == "team-a"  # the last good keys stay
+    assert caplog.text.count("cannot be used") == 2 * len(odd)
+
+
 async def test_a_token_is_good_no_longer_than_it_says_on_an_open_stream_too(tmp_path: Path) -> None:
     keys = Keys()
     async with front_door(settings={"grpc": {"authentication": keys.write(tmp_path)}}) as door:
@@ -208,6 +314,10 @@ async def test_a_client_certificate_names_the_tenant(tmp_path: Path) -> None:
             authority.issue("pod", uri="spiffe://cluster.local/ns/search/sa/api"),
             "spiffe://cluster.local/ns/search/sa/api",
         ),
+        (authority.issue(None, dns=["api.search.svc", "api"]), "api.search.svc"),
+        (authority.issue(None, dns=[]), "UNAUTHENTICATED"),
+        (authority.issue(" ", dns=["api.search.svc"]), "UNAUTHENTICATED"),
+        (authority.issue("team\ta"), "UNAUTHENTICATED"),
     ):
         credentials = grpc.ssl_channel_credentials(authority.cert, pair.key, pair.cert)
         async with front_door(settings=settings, credentials=credentials) as door:
