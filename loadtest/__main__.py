@@ -35,6 +35,7 @@ COMMANDS = (
     Command("redrive", "loadtest.redrive", "put dead letters back to where they came from"),
     Command("simulate", "loadtest.simulate.command", "compare ways of batching in virtual time, on the real core"),
     Command("sweep", "loadtest.simulate.sweep_command", "find each policy's best setting in each case, and compare"),
+    Command("ablate", "loadtest.simulate.ablation_command", "switch each mechanism of the core off, and see"),
     Command("generate", "loadtest.generation.command", "simulate a generating engine under the core's limits"),
     Command("validate", "loadtest.validate.command", "hold the simulator against the running system, here", calls=True),
     Command("report", "loadtest.report.command", "simulate, and write one page with plots and tables"),

@@ -39,15 +39,15 @@ def _bare_loop(setting: Setting, server: str) -> float:
     topics = ["--requests", REQUESTS, "--replies", replies, "--group", replies]
     budget = ["--token-budget", str(setting.plan.token_budget)]
     log = setting.plan.folder / "bare_loop.log"
-    return _cpu(setting, Program("loadtest.bench.bare_loop", [*addresses, *topics, *budget], log), replies)
+    return cpu_us(setting, Program("loadtest.bench.bare_loop", [*addresses, *topics, *budget], log), replies)
 
 
 def _aggregator(setting: Setting, server: str) -> float:
     replies = setting.replies_topic()
-    return _cpu(setting, setting.aggregator(server, replies), replies)
+    return cpu_us(setting, setting.aggregator(server, replies), replies)
 
 
-def _cpu(setting: Setting, part: Part, replies: str) -> float:
+def cpu_us(setting: Setting, part: Part, replies: str) -> float:
     """Its CPU time per query, in µs, while it works off the backlog."""
     looks: list[Progress] = []
     part.launch()

@@ -10,6 +10,7 @@ from loadtest.bench import (
     batch_fill,
     beside_backlog,
     front_door,
+    mechanisms,
     model_server,
     one_by_one,
     one_in_flight,
@@ -23,7 +24,17 @@ from loadtest.stack.addresses import DEFAULT_FOLDER
 from loadtest.stack.errors import StackError
 from loadtest.stack.lock import only_one
 
-_MODULES = (front_door, model_server, aggregator_cpu, one_in_flight, batch_fill, unary_cpu, beside_backlog, one_by_one)
+_MODULES = (
+    front_door,
+    model_server,
+    aggregator_cpu,
+    one_in_flight,
+    batch_fill,
+    unary_cpu,
+    beside_backlog,
+    one_by_one,
+    mechanisms,
+)
 BENCHES = {bench.NAME: bench.measure for bench in _MODULES}
 """Each takes a Plan and returns its Figures."""
 

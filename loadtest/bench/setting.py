@@ -6,7 +6,7 @@ import asyncio
 import shutil
 import socket
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -81,7 +81,7 @@ class Setting:
         ):
             yield f"localhost:{port}"
 
-    def aggregator(self, server: str, replies: str) -> Aggregator:
+    def aggregator(self, server: str, replies: str, settings: Mapping[str, str] | None = None) -> Aggregator:
         """One that reads the backlog from its beginning, coalescing nothing; not started yet."""
         return Aggregator(
             self.plan.folder / "aggregator.log",
@@ -93,6 +93,7 @@ class Setting:
                 "KAFKA__REPLY_TOPIC": replies,
                 "KAFKA__GROUP_ID": replies,
                 "BATCHING__COALESCE": "false",
+                **(settings or {}),
             },
         )
 

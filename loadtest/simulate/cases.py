@@ -86,6 +86,14 @@ def large(pods: int = 1000, aggregators: int = 100, seconds: float = 0.25) -> Sc
     return Scenario("large", Steady(rate), seconds, pods=pods, aggregators=aggregators, warm_up_s=0.0)
 
 
+def pool(pods: int, aggregators: int, share: float, seconds: float = 4.0) -> Scenario:
+    """Several of both at a share of what the pods can do; latencies are promised as in the other cases."""
+    base = case("steady", seconds=seconds)
+    name = f"pool-{pods}x{aggregators}-at-{100 * share:.0f}"
+    rate = share * capacity(find(base.curve), Lengths(), pods)
+    return replace(base, name=name, arrivals=Steady(rate), pods=pods, aggregators=aggregators, warm_up_s=0.2 * seconds)
+
+
 def _scaled(name: str) -> Scenario:
     return Scenario(
         name,

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 
 from aggregator.core.admission import Admission, AdmissionPolicy
 from aggregator.core.dispatcher import Batch, Dispatcher, DispatchPolicy
-from aggregator.core.lanes import Lane, StepReport
+from aggregator.core.lanes import StepReport
 from aggregator.core.memory import step_budget
 from aggregator.core.query import Priority, Query, Source
 from aggregator.core.queue import QueuePolicy
 from aggregator.core.steering import Promise, SlaGoal, StepLimits
+from loadtest.simulate.mechanisms import Mechanism, lanes_without, policy_without, roster_without
 from loadtest.simulate.parcel import Parcel
 from loadtest.simulate.pod import Engine
 
@@ -29,9 +31,13 @@ class CoreSender:
         goal: SlaGoal | None = None,
         max_held_tokens: int = 500_000,
         overhead_s: float = 0.0,
+        without: AbstractSet[Mechanism] = frozenset(),
     ) -> None:
         """`overhead_s`: what an answer takes besides queue, network and step (tokenizing, settling)."""
-        self.dispatcher = Dispatcher(str(number), _POLICY)
+        self._policy = policy_without(without, _POLICY)
+        self._lane = lanes_without(without)
+        self.dispatcher = Dispatcher(str(number), self._policy)
+        self.dispatcher.lanes = roster_without(without, str(number))
         self.admission = Admission(AdmissionPolicy(max_held_tokens))
         self.promise = Promise(goal) if goal is not None else None
         self.expired = 0
@@ -65,10 +71,7 @@ class CoreSender:
         """What the dispatcher says is due."""
         dispatcher = self.dispatcher
         due = dispatcher.due(now_s, max_entries=self._engine.step_queries)
-        for query in (*due.expired, *due.late):
-            query.done = True
-            self.expired += 1
-            self.admission.release(Source.GRPC, query.index)
+        self.expire((*due.expired, *due.late))
         self._waits = len(dispatcher.queue) > 0 and dispatcher.lanes.due_s(now_s) > now_s
         return [self._parcel(batch) for batch in due.batches], due.wake_s
 
@@ -95,11 +98,14 @@ class CoreSender:
     def failed(self, parcel: Parcel, now_s: float, jitter: float) -> None:
         """Its queries go again as the core's retries say; poison does not occur here."""
         for entry in self.dispatcher.failed(parcel.body, now_s, jitter):
-            for query in entry.waiters:
-                if not query.done:
-                    query.done = True
-                    self.expired += 1
-                    self.admission.release(Source.GRPC, query.index)
+            self.expire(query for query in entry.waiters if not query.done)
+
+    def expire(self, queries: Iterable[Query]) -> None:
+        """Give up queries: it is too late for them."""
+        for query in queries:
+            query.done = True
+            self.expired += 1
+            self.admission.release(Source.GRPC, query.index)
 
     def join(self, pod: int) -> None:
         """A lane of its own for each pod."""
@@ -109,7 +115,7 @@ class CoreSender:
             limits = StepLimits(curve.saturation_point, engine.step_tokens, engine.longest_input)
             steering = self.promise.steer(limits, curve.time_s(self.promise.goal.min_tokens))
         budget = step_budget(self._token_budget or curve.saturation_point, engine.step_tokens)
-        self.dispatcher.lanes[str(pod)] = Lane(str(pod), curve, budget, _POLICY.lane, steering)
+        self.dispatcher.lanes[str(pod)] = self._lane(str(pod), curve, budget, self._policy.lane, steering)
 
     def leave(self, pod: int) -> None:
         """The pod's lane goes."""

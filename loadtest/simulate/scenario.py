@@ -14,6 +14,8 @@ from loadtest.simulate.core_sender import CoreSender
 from loadtest.simulate.desk import Work
 from loadtest.simulate.hpa import HpaPolicy
 from loadtest.simulate.lengths import Lengths
+from loadtest.simulate.mechanisms import Mechanism
+from loadtest.simulate.outlook_sender import OutlookSender
 from loadtest.simulate.plain_sender import Closing, PlainSender
 from loadtest.simulate.pod import Engine
 from loadtest.simulate.sender import Sender
@@ -81,6 +83,10 @@ class Scenario:
     sample_s: float = 0.0
 
 
+USUALLY_OFF = frozenset({Mechanism.OUTLOOK})
+"""Of the core's mechanisms: its forecast for each query takes the simulator as long as all the rest."""
+
+
 class Kind(StrEnum):
     """A way of batching."""
 
@@ -98,7 +104,8 @@ class Policy:
 
     `tokens`: the budget of static_tokens, an override of ours. `size`, `wait_s`: of request_count; `wait_s` is the
     window of time_window. `depth`: batches at a pod, and `margin_s`: how long before its deadline a query is given up,
-    for all but the two that run the core. `sla`: whether those steer by the scenario's service level.
+    for all but the two that run the core. `sla`: whether those steer by the scenario's service level; `without`: the
+    mechanisms of the core that are switched off, which the outlook is unless it is asked for.
     """
 
     kind: Kind
@@ -108,6 +115,7 @@ class Policy:
     depth: int = 2
     margin_s: float = 0.0
     sla: bool = True
+    without: frozenset[Mechanism] = USUALLY_OFF
 
     @property
     def label(self) -> str:
@@ -122,25 +130,32 @@ class Policy:
             case Kind.SEQUENTIAL:
                 return f"sequential(depth {self.depth})"
             case Kind.OURS | Kind.SLA_PAPER:
-                return self.kind.value + (f"({self.tokens})" if self.tokens else "")
+                return self.kind.value + (f"({self.tokens})" if self.tokens else "") + self._changed
 
     @property
     def _rest(self) -> str:
         margin = f", margin {1000 * self.margin_s:g} ms" if self.margin_s else ""
         return f", depth {self.depth}{margin})"
 
+    @property
+    def _changed(self) -> str:
+        off = "".join(f" without {each.value}" for each in Mechanism if each in self.without - USUALLY_OFF)
+        return off + "".join(f" with {each.value}" for each in USUALLY_OFF - self.without)
+
     def sender(self, number: int, scenario: Scenario, engine: Engine) -> Sender:
         """One aggregator that follows it."""
         if self.kind in {Kind.OURS, Kind.SLA_PAPER}:
             form = Form.OURS if self.kind is Kind.OURS else Form.PAPER
             goal = SlaGoal(answer_s=scenario.slo_s, form=form) if self.sla and not self.tokens else None
-            return CoreSender(
+            core = CoreSender if Mechanism.OUTLOOK in self.without else OutlookSender
+            return core(
                 number,
                 engine,
                 token_budget=self.tokens or None,
                 goal=goal,
                 max_held_tokens=scenario.max_held_tokens,
                 overhead_s=scenario.intake_s + scenario.settle_s,
+                without=self.without,
             )
         return PlainSender(number, engine, self._closing(engine), scenario.max_held_tokens)
 

@@ -1,13 +1,20 @@
 """Figures of benchmarks, and how they are kept."""
 
+import asyncio
 import csv
+from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 
 import pytest
 
+from aggregator.core.query import Priority, Source
+from aggregator.request import Options, Request
 from loadtest.bench.backlog import Progress, between, cpu_us_per_query
 from loadtest.bench.figures import Figure, append, commit, hardware
 from loadtest.bench.one_by_one import figures
+from loadtest.bench.without_gathering import WithoutWaiting
+from tests.fakes.clock import run
 
 
 def test_cpu_time_is_taken_from_the_steady_part() -> None:
@@ -42,3 +49,24 @@ def test_batches_are_set_against_queries_one_by_one_turn_by_turn() -> None:
     assert values["transformers_one_by_one"] == 15.0
     assert values["vllm_by_1_over_transformers"] == 2.0
     assert (values["vllm_by_21"], values["vllm_by_21_over_transformers"]) == (60.0, 4.0)
+
+
+def test_what_gathering_is_measured_against_admits_a_call_at_once_though_every_server_is_busy() -> None:
+    async def came() -> list[int]:
+        admitted: list[int] = []
+
+        async def admit(calls: Sequence[Request]) -> None:
+            admitted.append(len(calls))
+
+        calls = WithoutWaiting(admit, lambda _: inf)
+        task = asyncio.create_task(calls.run())
+        for _ in range(2):
+            calls.add(
+                Request("", "", "", [""], Options(), Priority.DEFAULT, Source.GRPC, "", 0.0, inf, None, [None], 1)
+            )
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        task.cancel()
+        return admitted
+
+    assert run(came()) == [1, 1]

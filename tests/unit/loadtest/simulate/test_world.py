@@ -10,18 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from aggregator.core import admission, demand, dispatcher, lanes, sla, steering
+from aggregator.core import admission, demand, dispatcher, lanes, roster, sla, steering
 from aggregator.core import arrivals as core_arrivals
 from loadtest.__main__ import main
-from loadtest.simulate import cases, core_sender, curves, scaling
+from loadtest.simulate import cases, core_sender, curves, mechanisms, scaling
 from loadtest.simulate.arrivals import Steady, Steps
 from loadtest.simulate.core_sender import CoreSender
 from loadtest.simulate.hpa import HpaPolicy
 from loadtest.simulate.lengths import Lengths
+from loadtest.simulate.mechanisms import Mechanism
 from loadtest.simulate.outcome import Outcome
 from loadtest.simulate.pod import Engine
 from loadtest.simulate.pool import Pool
-from loadtest.simulate.scenario import Autoscale, Kind, Mishap, Policy, Scenario, Trouble
+from loadtest.simulate.scenario import USUALLY_OFF, Autoscale, Kind, Mishap, Policy, Scenario, Trouble
 from loadtest.simulate.sweep import SWEPT_ON, Compared, best, compare, settings
 from loadtest.simulate.world import simulate
 
@@ -40,7 +41,8 @@ POLICIES = [
 def test_it_is_the_production_core_that_is_driven() -> None:
     for user, name, home in [
         (core_sender, "Dispatcher", dispatcher),
-        (core_sender, "Lane", lanes),
+        (mechanisms, "Lane", lanes),
+        (mechanisms, "Roster", roster),
         (core_sender, "Admission", admission),
         (core_sender, "Promise", steering),
         (steering, "SlaController", sla),
@@ -52,6 +54,9 @@ def test_it_is_the_production_core_that_is_driven() -> None:
     sender = Policy(Kind.OURS).sender(0, SHORT, Engine(curves.A100_LIKE))
     assert isinstance(sender, CoreSender)
     assert type(sender.dispatcher) is dispatcher.Dispatcher
+    sender.join(0)
+    assert type(sender.dispatcher.lanes) is roster.Roster
+    assert type(sender.dispatcher.lanes["0"]) is lanes.Lane
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.label)
@@ -81,11 +86,10 @@ def test_batches_of_several_aggregators_are_merged() -> None:
     assert merged.utilisation <= 1.05
 
 
-def test_of_batches_that_others_are_merged_with_two_fit_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_batches_that_others_are_merged_with_two_fit_one_step() -> None:
     shared = replace(cases.case("shared", seconds=2.5), warm_up_s=0.5)
     halved = simulate(shared, Policy(Kind.OURS), 1)
-    monkeypatch.setattr(lanes.Lane, "cut_tokens", lambda lane, _: lane.token_budget)
-    whole = simulate(shared, Policy(Kind.OURS), 1)
+    whole = simulate(shared, Policy(Kind.OURS, without=USUALLY_OFF | {Mechanism.HALF_BATCHES}), 1)
     assert halved.in_time > 0.99
     assert halved.p99_s < 0.85 * whole.p99_s
 

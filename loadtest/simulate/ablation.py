@@ -1,0 +1,180 @@
+"""Run every case with and without each of the core's mechanisms, and say what each of them gains."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, fields, replace
+from math import isfinite
+from pathlib import Path
+from statistics import mean
+
+from loadtest.simulate import cases
+from loadtest.simulate.mechanisms import Mechanism
+from loadtest.simulate.pool import Pool
+from loadtest.simulate.scenario import USUALLY_OFF, Kind, Policy, Scenario
+from loadtest.simulate.sweep import interval
+from loadtest.simulate.world import simulate
+
+WORTH_WHILE = 0.05
+"""What a mechanism must gain in some case: this share of p99, or of the answers in time a second."""
+MANY_SEEDS, FEW_SEEDS = 25, 5
+_CPU = "minilm-cpu"
+_ENOUGH_SERVERS = 32
+"""Up to so many all are used, whether or not there are subsets."""
+_POOLS = ((2, 2, 0.8), (8, 1, 0.3), (8, 2, 0.3), (8, 2, 0.6), (8, 2, 0.8), (8, 8, 0.6), (8, 8, 0.8), (32, 4, 0.8))
+_LARGE_POOLS = ((40, 4, 0.8), *((100, aggregators, 0.8) for aggregators in (1, 2, 4, 8, 16)), (100, 4, 0.3))
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One simulation's figures: seconds, answers a second, those in time a second, the share of arrivals in time."""
+
+    case: str
+    without: str
+    seed: int
+    p50_s: float
+    p99_s: float
+    throughput: float
+    goodput: float
+    in_time: float
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One mechanism in one case: the runs with it and those without, seed by seed."""
+
+    case: str
+    mechanism: Mechanism
+    on: tuple[Run, ...]
+    off: tuple[Run, ...]
+
+    @property
+    def p99_gain(self) -> tuple[float, float]:
+        """Which share of p99 it saves, and half the width of the 95 % interval; negative where it costs."""
+        return interval([1.0 - on.p99_s / off.p99_s for on, off in zip(self.on, self.off, strict=True)])
+
+    @property
+    def goodput_gain(self) -> tuple[float, float]:
+        """Which share of the answers in time a second it adds, and half the width of the 95 % interval."""
+        return interval([on.goodput / off.goodput - 1.0 for on, off in zip(self.on, self.off, strict=True)])
+
+    @property
+    def pays(self) -> bool:
+        """Whether one of the two is worth while, and beyond its interval."""
+        return any(gain >= WORTH_WHILE and gain > half for gain, half in (self.p99_gain, self.goodput_gain))
+
+    @property
+    def costs(self) -> bool:
+        """Whether its absence would be worth while."""
+        return any(gain <= -WORTH_WHILE and -gain > half for gain, half in (self.p99_gain, self.goodput_gain))
+
+
+def scenarios() -> dict[str, tuple[Scenario, int]]:
+    """Every case by name, and how many seeds it is run on."""
+    found: dict[str, tuple[Scenario, int]] = {}
+    for name in cases.NAMES:
+        found[name] = cases.case(name, seconds=10.0), MANY_SEEDS
+        found[f"{name}-cpu"] = replace(cases.case(name, curve=_CPU, seconds=60.0), name=f"{name}-cpu"), MANY_SEEDS
+    for pods, aggregators, share in _POOLS:
+        scenario = cases.pool(pods, aggregators, share)
+        found[scenario.name] = scenario, MANY_SEEDS
+    for pods, aggregators, share in _LARGE_POOLS:
+        scenario = cases.pool(pods, aggregators, share, seconds=1.0)
+        found[scenario.name] = scenario, FEW_SEEDS
+    found["trace-hour"] = cases.trace_hour(), FEW_SEEDS
+    found["day"] = cases.synthetic_day(), FEW_SEEDS
+    return found
+
+
+def bears_on(mechanism: Mechanism, scenario: Scenario) -> bool:
+    """Whether outcomes can differ at all; the others are the same to the byte."""
+    several = scenario.pods > 1 or scenario.autoscale is not None
+    match mechanism:
+        case Mechanism.SUBSETS:
+            return scenario.pods > _ENOUGH_SERVERS
+        case Mechanism.PACING | Mechanism.SKIPPING:
+            return several
+        case Mechanism.HALF_BATCHES:
+            return scenario.aggregators > 1
+        case Mechanism.LIGHT_LEAD:
+            return True
+        case Mechanism.OUTLOOK:
+            # Above that, some servers are spare nearly always, and nothing is forecast.
+            return isfinite(scenario.deadline_s) and scenario.pods <= _ENOUGH_SERVERS
+
+
+def policies(mechanism: Mechanism) -> tuple[Policy, Policy]:
+    """With the mechanism, and without it."""
+    return (
+        Policy(Kind.OURS, without=USUALLY_OFF - {mechanism}),
+        Policy(Kind.OURS, without=USUALLY_OFF | {mechanism}),
+    )
+
+
+class Runs:
+    """Runs by case, policy and seed, kept in a file as they come, so that what was interrupted goes on from there."""
+
+    def __init__(self, file: Path | None) -> None:
+        """Raises OSError, and ValueError for a file of something else."""
+        self._file = file
+        self._known: dict[tuple[str, str, int], Run] = {}
+        if file is not None and file.exists():
+            with file.open(encoding="utf-8", newline="") as lines:
+                for row in csv.DictReader(lines):
+                    self._note(_parsed(row, file))
+
+    def of(self, name: str, scenario: Scenario, policy: Policy, seeds: Sequence[int], pool: Pool) -> tuple[Run, ...]:
+        """One for each seed; those that are not known are run."""
+        missing = [seed for seed in seeds if (name, policy.label, seed) not in self._known]
+        outcomes = pool.map(simulate, [scenario] * len(missing), [policy] * len(missing), missing)
+        new = [
+            Run(name, policy.label, seed, one.p50_s, one.p99_s, one.throughput, one.goodput, one.in_time)
+            for seed, one in zip(missing, outcomes, strict=True)
+        ]
+        for run in new:
+            self._note(run)
+        self._append(new)
+        return tuple(self._known[name, policy.label, seed] for seed in seeds)
+
+    def _note(self, run: Run) -> None:
+        self._known[run.case, run.without, run.seed] = run
+
+    def _append(self, runs: Sequence[Run]) -> None:
+        if self._file is None or not runs:
+            return
+        begins = not self._file.exists()
+        with self._file.open("a", encoding="utf-8", newline="") as lines:
+            writer = csv.writer(lines, lineterminator="\n")
+            if begins:
+                writer.writerow(field.name for field in fields(Run))
+            writer.writerows(astuple(run) for run in runs)
+
+
+def trials(
+    chosen: Mapping[str, tuple[Scenario, int]], mechanisms: Sequence[Mechanism], runs: Runs, pool: Pool
+) -> Iterator[Trial]:
+    """Each mechanism in each case that it bears on."""
+    for name, (scenario, seeds) in chosen.items():
+        for mechanism in mechanisms:
+            if bears_on(mechanism, scenario):
+                on, off = (runs.of(name, scenario, policy, range(1, seeds + 1), pool) for policy in policies(mechanism))
+                yield Trial(name, mechanism, on, off)
+
+
+def means(runs: Sequence[Run]) -> tuple[float, float, float, float]:
+    """p50 and p99 in seconds, answers a second, share in time, each the mean over the seeds."""
+    return (
+        mean(run.p50_s for run in runs),
+        mean(run.p99_s for run in runs),
+        mean(run.throughput for run in runs),
+        mean(run.in_time for run in runs),
+    )
+
+
+def _parsed(row: Mapping[str, str], file: Path) -> Run:
+    try:
+        figures = (float(row[field.name]) for field in fields(Run)[3:])
+        return Run(row["case"], row["without"], int(row["seed"]), *figures)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{file} does not hold runs: {type(error).__name__}: {error}") from error

@@ -1,0 +1,96 @@
+"""The aggregator's core with some of its mechanisms switched off, to see what each is worth.
+
+Production has no such switches: each mechanism is replaced here, by a policy's value that turns it off where there is
+one, else by a part that does nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
+from enum import StrEnum
+from math import inf
+
+from typing_extensions import override
+
+from aggregator.core.dispatcher import DispatchPolicy
+from aggregator.core.lanes import Lane, LanePolicy
+from aggregator.core.roster import Roster
+from aggregator.core.saturation import Curve
+from aggregator.core.steering import Steering
+from aggregator.core.timing import LightLead
+
+
+class Mechanism(StrEnum):
+    """What the core does besides sending what waits to the model server that is free first."""
+
+    SUBSETS = "subsets"  # of more than 32 model servers, as many are used as there is work for (ADR 14)
+    PACING = "pacing"  # batches that are not full keep their distance in time (ADR 11)
+    HALF_BATCHES = "half-batches"  # where others send too, batches are cut so that two fit one step (ADR 11)
+    LIGHT_LEAD = "light-lead"  # while all that waits fits one batch, it is staged later (ADR 9)
+    SKIPPING = "skipping"  # a slow server that is idle is skipped while others would finish sooner (ADR 4)
+    OUTLOOK = "outlook"  # a call that cannot be answered in time is refused when it comes
+
+
+LaneMaker = Callable[[str, Curve, int, LanePolicy, Steering | None], Lane]
+
+
+def policy_without(off: AbstractSet[Mechanism], policy: DispatchPolicy) -> DispatchPolicy:
+    """The policy with values that turn off those mechanisms which have one."""
+    if Mechanism.PACING in off:
+        policy = replace(policy, paced=False)
+    if Mechanism.HALF_BATCHES in off:
+        policy = replace(policy, lane=replace(policy.lane, shared_from=inf))
+    return policy
+
+
+def lanes_without(off: AbstractSet[Mechanism]) -> LaneMaker:
+    """What makes lanes that lack these mechanisms."""
+    kind = _NeverSkipped if Mechanism.SKIPPING in off else Lane
+    if Mechanism.LIGHT_LEAD not in off:
+        return kind
+
+    def with_one_lead(
+        name: str, curve: Curve, token_budget: int, policy: LanePolicy, steering: Steering | None
+    ) -> Lane:
+        lane = kind(name, curve, token_budget, policy, steering)
+        lane.light_lead = _NeverShorter(inf, 0.0)
+        return lane
+
+    return with_one_lead
+
+
+def roster_without(off: AbstractSet[Mechanism], name: str) -> Roster:
+    """The lanes of one dispatcher: with no subsets, all in use."""
+    return _AllInUse(name) if Mechanism.SUBSETS in off else Roster(name)
+
+
+class _NeverSkipped(Lane):
+    """A lane that nobody waits for."""
+
+    @override
+    def finishes_by(self, by_s: float, tokens: int, now_s: float) -> int:
+        return 0
+
+
+class _NeverShorter(LightLead):
+    """A second lead that stays longer than the first."""
+
+    @override
+    def observe(self, lead_s: float, idle_s: float, staged_s: float) -> None:
+        pass
+
+
+class _AllInUse(Roster):
+    """Lanes that are never spare."""
+
+    @override
+    def __setitem__(self, name: str, lane: Lane) -> None:
+        super().__setitem__(name, lane)
+        while self.widen():
+            pass
+
+    @override
+    def returned(self, lane: Lane) -> None:
+        pass
