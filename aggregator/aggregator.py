@@ -28,7 +28,7 @@ from aggregator.core.steering import SlaGoal
 from aggregator.core.watermark import Lease
 from aggregator.demand import DemandMeter, DemandReport
 from aggregator.figures import snapshot
-from aggregator.front_door import authenticates, make_front_door, make_gate
+from aggregator.front_door import make_front_door, make_gate
 from aggregator.kafka_codec import intakes
 from aggregator.kafka_path import KafkaPath
 from aggregator.models import Model, Models
@@ -65,7 +65,7 @@ class Aggregator:
             for topic in settings.kafka.topics:
                 self._metrics.records_lost(topic.name, 0)
             self._producer = KafkaProducer(settings.kafka)
-            trusts_tenant = not authenticates(settings.grpc.authentication)
+            trusts_tenant = not settings.grpc.authentication.required
             topics = intakes(settings.kafka, settings.models[0].name, trusts_tenant=trusts_tenant)
             self._kafka = KafkaPath(
                 settings.kafka, topics, self._deliveries, self._producer, metrics=self._metrics, tracing=tracing

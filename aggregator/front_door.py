@@ -18,7 +18,6 @@ from aggregator.gate import Gate
 from aggregator.models import Models
 from aggregator.request import Defaults
 from aggregator.settings import AggregatorSettings
-from aggregator.settings_grpc import AuthenticationSettings
 
 _STREAM_AGE_SHARE = 0.9
 """Of the grace that a connection's calls have: a stream opened just before it began ends by itself, not cut off."""
@@ -44,7 +43,7 @@ def make_front_door(
         model=grpc.model or settings.models[0].name,
         priority=Priority[grpc.priority.upper()],
         max_inputs=grpc.max_inputs,
-        trusts_tenant=not authenticates(grpc.authentication),
+        trusts_tenant=not grpc.authentication.required,
     )
     callers = Callers(defaults, open_authentication(grpc.authentication), traced=tracing.enabled)
     load = Load(LoadLimits(grpc.max_calls, grpc.max_pending_bytes, grpc.max_streams))
@@ -57,8 +56,3 @@ def make_front_door(
         stream_age_s=_STREAM_AGE_SHARE * grpc.max_connection_grace_s,
     )
     return GrpcServer(service, grpc)
-
-
-def authenticates(settings: AuthenticationSettings) -> bool:
-    """Whether callers must show who they are; then no field of a message names a tenant, on Kafka neither."""
-    return settings.tokens_file is not None or settings.jwks_file is not None or settings.client_certificates

@@ -56,6 +56,11 @@ class AuthenticationSettings(Group):
         " name; a certificate without any is refused",
     )
 
+    @property
+    def required(self) -> bool:
+        """Whether callers must show who they are; then no field of a message names a tenant, on Kafka neither."""
+        return self.tokens_file is not None or self.jwks_file is not None or self.client_certificates
+
 
 class GrpcSettings(Group):
     """The gRPC front door."""
@@ -88,9 +93,18 @@ class GrpcSettings(Group):
         default=300.0,
         description="and its calls are given so long to end; a stream ends by itself after nine tenths of it",
     )
-    reflection: bool = Field(default=True, description="describe the service to tools such as grpcurl")
+    reflection: bool | None = Field(
+        default=None,
+        description="describe the service to tools such as grpcurl, which need no credential for it; empty: unless"
+        " `grpc.authentication` is on",
+    )
     tls: TlsSettings = TlsSettings()
     authentication: AuthenticationSettings = AuthenticationSettings()
+
+    @property
+    def describes_itself(self) -> bool:
+        """Whether reflection is served."""
+        return not self.authentication.required if self.reflection is None else self.reflection
 
 
 class TenantSettings(Group):

@@ -11,9 +11,8 @@ from uuid import uuid4
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
-from aggregator.runtime import heap
+from aggregator.runtime import heap, reflection
 from aggregator.runtime.health import Health
 from aggregator.runtime.telemetry import Telemetry
 from modelserver.description import describe
@@ -95,7 +94,7 @@ class Server:
         )
         pb_grpc.add_ModelServerServicer_to_server(self._servicer, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        reflection.enable_server_reflection([_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+        reflection.enable(server, (_SERVICE, health.SERVICE_NAME))
         await self._set_health(serving=False)
         bind = self._settings.grpc.bind
         try:

@@ -9,13 +9,13 @@ from typing import Any
 import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 from typing_extensions import override
 
 from aggregator.adapters.grpc_refusals import Context
 from aggregator.adapters.grpc_server import SERVICE, EmbeddingsService
 from aggregator.adapters.tls import server_credentials
 from aggregator.errors import StartError
+from aggregator.runtime import reflection
 from aggregator.settings_grpc import GrpcSettings
 
 _LOG = logging.getLogger(__name__)
@@ -38,8 +38,8 @@ class GrpcServer:
         self.address = ""
         self._server.add_generic_rpc_handlers((service.handler(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        if settings.reflection:
-            reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+        if settings.describes_itself:
+            reflection.enable(self._server, (SERVICE, health.SERVICE_NAME))
 
     async def start(self) -> None:
         """Listen; NOT_SERVING until `set_serving`. Raises StartError when the address cannot be bound."""
@@ -59,8 +59,12 @@ class GrpcServer:
             "address": self.address,
             "tls": self._credentials is not None,
             "client_certificates": tls.client_ca_file is not None,
+            "authentication": self._settings.authentication.required,
+            "reflection": self._settings.describes_itself,
         }
         _LOG.info("grpc listening", extra=extra)
+        if self._settings.authentication.required and self._settings.describes_itself:
+            _LOG.warning("reflection answers callers without a credential; grpc.reflection=false turns it off")
 
     async def set_serving(self, *, serving: bool) -> None:
         """What the health service says, of the server and of the service."""

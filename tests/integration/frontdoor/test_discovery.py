@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
+from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest as Ask
 
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.integration.frontdoor.door import Door, front_door
@@ -29,28 +32,76 @@ async def test_health_is_told_per_service_and_changes_are_watched() -> None:
         assert (await anext(watch)).status == NOT_SERVING
 
 
-def reflecting(door: Door, *asked: reflection_pb2.ServerReflectionRequest) -> Any:
+V1, V1_ALPHA = "grpc.reflection.v1", "grpc.reflection.v1alpha"
+
+
+def reflecting(door: Door, *asked: Ask, version: str = V1_ALPHA) -> Any:
     return door.channel.stream_stream(
-        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
-        reflection_pb2.ServerReflectionRequest.SerializeToString,
+        f"/{version}.ServerReflection/ServerReflectionInfo",
+        Ask.SerializeToString,
         reflection_pb2.ServerReflectionResponse.FromString,
     )(iter(asked))
 
 
-LIST = reflection_pb2.ServerReflectionRequest(list_services="")
-DESCRIBE = reflection_pb2.ServerReflectionRequest(file_containing_symbol="embedding.v1.Embeddings")
+LIST = Ask(list_services="")
 
 
-async def test_reflection_gives_a_tool_all_it_needs_to_call() -> None:
+@pytest.mark.parametrize("version", [V1, V1_ALPHA])
+async def test_reflection_gives_a_tool_all_it_needs_to_call(version: str) -> None:
+    symbols = ("", ".Embed", ".EmbedStream", ".ListModels")
+    asked = [Ask(file_containing_symbol=f"embedding.v1.Embeddings{symbol}") for symbol in symbols]
+    named = ("EmbedRequest", "EmbedRequest.inputs", "Input.text", "Encoding", "ENCODING_FLOAT16")
+    asked += [Ask(file_containing_symbol=f"embedding.v1.{symbol}") for symbol in named]
+    asked += [Ask(file_by_filename=pb.DESCRIPTOR.name)]
     async with front_door() as door:
-        listed, described = [answer async for answer in reflecting(door, LIST, DESCRIBE)]
+        listed, *described = [answer async for answer in reflecting(door, LIST, *asked, version=version)]
     services = {service.name for service in listed.list_services_response.service}
     assert services >= {"embedding.v1.Embeddings", "grpc.health.v1.Health"}
-    assert pb.DESCRIPTOR.serialized_pb in described.file_descriptor_response.file_descriptor_proto
+    assert len(described) == len(asked)
+    for answer in described:
+        assert pb.DESCRIPTOR.serialized_pb in answer.file_descriptor_response.file_descriptor_proto
 
 
-async def test_reflection_can_be_turned_off() -> None:
-    async with front_door(settings={"grpc": {"reflection": False}}) as door:
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await anext(aiter(reflecting(door, LIST)))
-        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+async def test_reflection_says_of_every_symbol_that_there_is_none_where_there_is_none() -> None:
+    names = (
+        "",
+        ".",
+        "Embed",
+        "embedding.v1",
+        "embedding.v1.Embeddings.Nothing",
+        "embedding.v1.EmbedRequest.Embed",
+        "a\0b",
+    )
+    asked = [Ask(file_containing_symbol=name) for name in names]
+    for number in (-1, 0, 1, 2**31 - 1):
+        extension = reflection_pb2.ExtensionRequest(containing_type="embedding.v1.Input", extension_number=number)
+        asked.append(Ask(file_containing_extension=extension))
+    asked += [Ask(file_by_filename="nothing.proto"), Ask(all_extension_numbers_of_type="nothing")]
+    async with front_door() as door:
+        answers = [answer async for answer in reflecting(door, *asked)]
+    not_found = grpc.StatusCode.NOT_FOUND.value[0]
+    assert [answer.error_response.error_code for answer in answers] == [not_found] * len(asked)
+
+
+@pytest.mark.parametrize(
+    ("reflection", "authentication", "answers"),
+    [(None, False, True), (None, True, False), (True, True, True), (False, False, False)],
+)
+async def test_reflection_is_for_anybody_or_for_nobody(
+    reflection: bool | None, authentication: bool, answers: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    (tmp_path / "tokens").write_text("team-a secret")
+    settings: dict[str, Any] = {"reflection": reflection}
+    if authentication:
+        settings["authentication"] = {"tokens_file": tmp_path / "tokens"}
+    async with front_door(settings={"grpc": settings}) as door:
+        for version in (V1, V1_ALPHA):
+            call = reflecting(door, LIST, version=version)
+            if answers:
+                assert (await anext(aiter(call))).list_services_response.service
+            else:
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await anext(aiter(call))
+                assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert ("without a credential" in caplog.text) is (answers and authentication)

@@ -187,6 +187,9 @@ def test_health_and_reflection_answer(server: ServerProcess) -> None:
         answer = health.Check(health_pb2.HealthCheckRequest(service=service), timeout=CALL_S)
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
     reflection: Any = reflection_pb2_grpc.ServerReflectionStub(server.channel)
-    asked = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
-    listed = next(iter(reflection.ServerReflectionInfo(asked, timeout=CALL_S))).list_services_response.service
-    assert {service.name for service in listed} >= {"modelserver.v1.ModelServer", "grpc.health.v1.Health"}
+    method = reflection_pb2.ServerReflectionRequest(file_containing_symbol="modelserver.v1.ModelServer.EmbedBatch")
+    asked = iter([reflection_pb2.ServerReflectionRequest(list_services=""), method])
+    listed, described = reflection.ServerReflectionInfo(asked, timeout=CALL_S)
+    services = {service.name for service in listed.list_services_response.service}
+    assert services >= {"modelserver.v1.ModelServer", "grpc.health.v1.Health"}
+    assert described.file_descriptor_response.file_descriptor_proto
