@@ -22,7 +22,7 @@ from aiokafka.protocol.commit import OffsetCommitRequest
 from aiokafka.protocol.fetch import FetchRequest
 from typing_extensions import override
 
-from aggregator.adapters.kafka_connection import client_options
+from aggregator.adapters.kafka_connection import client_options, close_client
 from aggregator.adapters.kafka_offsets import committed_offsets, offsets_request
 from aggregator.ports import Record
 from aggregator.settings import KafkaSettings
@@ -63,9 +63,9 @@ class GroupMember:
     def __init__(self, settings: KafkaSettings, on_revoked: OnRevoked, on_assigned: OnAssigned) -> None:
         rebalance_timeout_s = settings.drain_timeout_s + _REJOIN_MARGIN_S
         self._settings = settings
-        self._listener = _Listener(
-            on_revoked, lambda tps: on_assigned(self._coordinator.generation, self._coordinator.member_id, tps)
-        )
+        self._on_assigned = on_assigned
+        self._heard_s = -inf
+        self._listener = _Listener(on_revoked, self._assigned)
         self._consumer: Any = AIOKafkaConsumer(
             **client_options(settings),
             group_id=settings.group_id,
@@ -90,9 +90,15 @@ class GroupMember:
         return self._consumer._coordinator  # noqa: SLF001 - see the top of this file
 
     @property
-    def connected(self) -> bool:
-        """Whether the group's coordinator is known and answers."""
-        return self._coordinator is not None and self._coordinator.coordinator_id is not None
+    def in_group(self) -> bool:
+        """Whether the group's coordinator counts this member in: it said so within the session time-out.
+
+        Other threads may ask.
+        """
+        coordinator = self._coordinator
+        if coordinator is None or coordinator.coordinator_id is None or self.failure is not None:
+            return False
+        return self.generation >= 0 and time.monotonic() - self._heard_s <= self._settings.session_timeout_s
 
     @property
     def generation(self) -> int:
@@ -100,23 +106,28 @@ class GroupMember:
         return int(self._coordinator.generation)
 
     @property
-    def broken(self) -> bool:
-        """Whether one of aiokafka's tasks has died, which it does not survive."""
-        tasks = (self._coordinator._coordination_task, self._consumer._fetcher._fetch_task)  # noqa: SLF001
-        return any(task.done() for task in tasks)
+    def failure(self) -> Exception | None:
+        """What only a new membership mends: the group refuses this member, or a task of aiokafka has ended.
 
-    def take_error(self) -> Exception | None:
-        """Why the group refuses this member, if it does; aiokafka tries again only once that was heard."""
-        try:
-            self._coordinator.check_errors()
-        except kafka_errors.KafkaError as error:
-            refusal: Exception = error
-            return refusal
-        return None
+        aiokafka starts none of them anew. Heartbeats and the asking for offsets end with each assignment, and then
+        without an error.
+        """
+        coordinator, consumer = self._coordinator, self._consumer
+        lasting = (coordinator._coordination_task, consumer._fetcher._fetch_task, consumer._client._sync_task)  # noqa: SLF001
+        passing = (coordinator._heartbeat_task, coordinator._commit_refresh_task)  # noqa: SLF001
+        for task in passing:
+            if task is not None and task.done() and (task.cancelled() or task.exception() is not None):
+                return _end_of(task)
+        for task in lasting:
+            if task is not None and task.done():
+                return _end_of(task)
+        refusal: Exception | None = coordinator._pending_exception  # noqa: SLF001
+        return refusal
 
     async def start(self) -> None:
         """Connect, and join in the background. Raises KafkaError when no broker answers."""
         await self._consumer.start()
+        self._note_heartbeats()
         self._consumer.subscribe([topic.name for topic in self._settings.topics], listener=self._listener)
 
     async def stop(self, timeout_s: float) -> None:
@@ -124,7 +135,7 @@ class GroupMember:
         try:
             async with asyncio.timeout(timeout_s):
                 await self._consumer.stop()
-        except (TimeoutError, kafka_errors.KafkaError) as error:
+        except Exception as error:  # noqa: BLE001 - what ended one of its tasks is raised again
             _LOG.warning("could not leave the consumer group in time", extra={"error": repr(error)})
             await self._abandon()
 
@@ -214,6 +225,23 @@ class GroupMember:
                 return bytes(data or b"")
         return b""
 
+    def _assigned(self, tps: Iterable[TopicPartition]) -> None:
+        self._heard_s = time.monotonic()
+        self._on_assigned(self._coordinator.generation, self._coordinator.member_id, tps)
+
+    def _note_heartbeats(self) -> None:
+        """Keep the time of each that the coordinator answered well, which aiokafka keeps in a local variable."""
+        coordinator = self._coordinator
+        beat: Callable[[], Awaitable[bool]] = coordinator._do_heartbeat  # noqa: SLF001 - see the top of this file
+
+        async def noted() -> bool:
+            counted_in = await beat()
+            if counted_in:
+                self._heard_s = time.monotonic()
+            return counted_in
+
+        coordinator._do_heartbeat = noted  # noqa: SLF001
+
     def _state(self, tp: TopicPartition) -> Any:
         assignment = self._consumer._subscription.subscription.assignment  # noqa: SLF001 - `position` only as a coroutine
         return assignment.state_value(tp) if assignment is not None else None
@@ -229,7 +257,14 @@ class GroupMember:
                 task.cancel()
         with contextlib.suppress(Exception):
             async with asyncio.timeout(_STOP_S):
-                await consumer._client.close()  # noqa: SLF001 - fails every request that waits for an answer
+                await close_client(consumer._client)  # noqa: SLF001 - fails every request that waits for an answer
                 if consumer._fetcher is not None:  # noqa: SLF001
                     await consumer._fetcher.close()  # noqa: SLF001
                 await asyncio.gather(*(task for task in tasks if task is not None), return_exceptions=True)
+
+
+def _end_of(task: asyncio.Task[None]) -> Exception:
+    """Why a task of aiokafka ended."""
+    error = None if task.cancelled() else task.exception()
+    ended: Exception = kafka_errors.KafkaConnectionError(f"{task.get_coro()} has ended: {error!r}")
+    return ended

@@ -20,7 +20,6 @@ _LOG = logging.getLogger(__name__)
 
 _DRAIN_POLL_S = 0.01
 _RETRY_S = 0.5
-_REFUSED_PAUSE_S = 3.0
 _COMMIT_TIMEOUT_S = 5.0
 _LOG_ENDS_INTERVAL_S = 5.0
 
@@ -47,13 +46,13 @@ class Membership:
 
     @property
     def healthy(self) -> bool:
-        """Whether the group's coordinator answers and partitions were assigned, if only none."""
-        return self._joined and self._member.connected
+        """Whether partitions were assigned, if only none, and the group still counts this member in."""
+        return self._joined and not self.assignment.stale and self._member.in_group
 
     async def take_part(self, tasks: asyncio.TaskGroup) -> None:
         """Join and stay, committing all the while, until cancelled.
 
-        Raises KafkaError when no broker answers, or something broke that only a new membership mends.
+        Raises KafkaError when no broker answers, or when something ended that only a new membership mends.
         """
         self._tasks = tasks
         await self._member.start()
@@ -61,12 +60,9 @@ class Membership:
         while True:
             await asyncio.sleep(self._settings.commit_interval_s)
             await self._committer.commit(self._member, self.assignment, _COMMIT_TIMEOUT_S)
-            if self._member.broken:
-                raise kafka_errors.KafkaConnectionError("a task of the client has died")
-            error = self._member.take_error()
-            if error is not None:
-                _LOG.error("was refused by the consumer group", extra={"error": repr(error)})
-                await asyncio.sleep(_REFUSED_PAUSE_S)
+            failure = self._member.failure
+            if failure is not None:
+                raise failure
 
     async def read(self, held_topics: frozenset[str], timeout_s: float) -> list[Chunk] | None:
         """The next records of partitions that may be read; None when there is no such partition now."""

@@ -1,9 +1,10 @@
-"""The connection under the producer: aiokafka's idempotent producer, with three of its habits mended.
+"""The connection under the producer: aiokafka's idempotent producer, with four of its habits mended.
 
 It counts a batch's sequence numbers when it first sends it and never takes them back, so after a final failure the
 broker would refuse every later batch of that partition: here each failed batch is followed by a new producer identity.
-It takes a topic for missing when no broker answers: here only answers count. And it waits for ever to stop when
-the brokers are away: `close` does not. Checked against aiokafka 0.14; it has no public way to any of the three.
+It takes a topic for missing when no broker answers: here only answers count. It waits for ever to stop when the
+brokers are away: `close` does not. And once one of its tasks has ended it waits for ever: here it is made anew.
+Checked against aiokafka 0.14; it has no public way to any of the four.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -19,7 +21,7 @@ from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka import errors as kafka_errors
 from aiokafka.producer.transaction_manager import TransactionManager
 
-from aggregator.adapters.kafka_connection import client_options
+from aggregator.adapters.kafka_connection import client_options, close_client
 from aggregator.errors import StartError
 from aggregator.ports import OutgoingRecord
 from aggregator.settings import KafkaSettings
@@ -74,7 +76,7 @@ class KafkaWriter:
         """Ask whether the topic has got more partitions, but not at every record that names one too high."""
         if _now_s() >= self._looked_again_s.get(topic, 0.0) + _REFUSAL_HOLDS_S:
             self._looked_again_s[topic] = _now_s()
-            await self._producer.client.force_metadata_update()
+            await self._ask_for_metadata()
         return await self.partitions(topic)
 
     async def write(self, tp: TopicPartition, records: Sequence[OutgoingRecord]) -> Exception | None:
@@ -101,8 +103,7 @@ class KafkaWriter:
                 _renew_identity(producer)
             if isinstance(error, kafka_errors.TopicAuthorizationFailedError | kafka_errors.InvalidTopicError):
                 self._refused[tp.topic] = (_now_s() + _REFUSAL_HOLDS_S, error)
-            sender = producer._sender.sender_task  # noqa: SLF001 - nothing else says that it broke
-            if isinstance(error, kafka_errors.ProducerClosed) or sender.done():
+            if isinstance(error, kafka_errors.ProducerClosed) or any(task.done() for task in _tasks(producer)):
                 await self._restart(producer)
                 return _error(kafka_errors.KafkaConnectionError())
             return _error(error)
@@ -119,7 +120,8 @@ class KafkaWriter:
             self.raise_if_closed()
             client = self._producer.client
             client.add_topic(topic)
-            answered = await client.force_metadata_update()
+            answered = await self._ask_for_metadata()
+            client = self._producer.client
             known: set[int] | None = client.cluster.partitions_for_topic(topic)
             if known:
                 return known
@@ -134,6 +136,18 @@ class KafkaWriter:
                 raise refused
             await asyncio.sleep(RETRY_S)
             answered_s += RETRY_S if answered else 0.0
+
+    async def _ask_for_metadata(self) -> bool:
+        """Whether a broker has told it anew."""
+        producer = self._producer
+        update: asyncio.Future[bool] = producer.client.force_metadata_update()
+        parts: tuple[asyncio.Future[Any], ...] = (update, *_tasks(producer))
+        await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+        if update.done():
+            return await update
+        update.cancel()
+        await self._restart(producer)
+        return False
 
     async def _connect(self) -> Any:
         compression = None if self._settings.compression == "none" else self._settings.compression
@@ -163,6 +177,8 @@ class KafkaWriter:
                 await _abandon(producer)
                 raise
             else:
+                for task in _tasks(producer):
+                    task.add_done_callback(partial(_fail_what_waits, producer))
                 return producer
 
     async def _restart(self, broken: Any) -> None:
@@ -191,6 +207,18 @@ def _error(error: Exception) -> Exception:
     return error
 
 
+def _tasks(producer: Any) -> tuple[asyncio.Task[None], ...]:
+    """What a producer lives by; each ends with it, or for an error."""
+    return (producer._sender.sender_task, producer.client._sync_task)  # noqa: SLF001 - see the top of this file
+
+
+def _fail_what_waits(producer: Any, ended: asyncio.Task[None]) -> None:
+    """Give everything that waits for a word one, and everything that comes after it too."""
+    producer._message_accumulator.fail_all(  # noqa: SLF001 - see the top of this file
+        kafka_errors.KafkaConnectionError(f"{ended.get_coro()} has ended")
+    )
+
+
 def _renew_identity(producer: Any) -> None:
     """Make aiokafka ask for a new producer id, with new sequence numbers, before its next new batch."""
     fresh = TransactionManager(None, 2**31 - 1)
@@ -207,5 +235,5 @@ async def _abandon(producer: Any) -> None:
             batch._drain_waiter.exception()  # noqa: SLF001
     with contextlib.suppress(Exception):
         async with asyncio.timeout(_STOP_S):
-            await producer.client.close()
+            await close_client(producer.client)
             await producer.stop()

@@ -135,8 +135,8 @@ class FakeGroup:
 class FakeMember:
     """Stands for `kafka_group.GroupMember`."""
 
-    broken = False
-    connected = True
+    failure: Exception | None = None
+    in_group = True
 
     def __init__(
         self, group: FakeGroup, settings: KafkaSettings, on_revoked: OnRevoked, on_assigned: OnAssigned
@@ -151,9 +151,6 @@ class FakeMember:
         self._positions: dict[TopicPartition, int | None] = {}
         self._rejoining: asyncio.Task[None] | None = None
         self._gone = False
-
-    def take_error(self) -> None:
-        """Nothing ever."""
 
     async def start(self) -> None:
         """Join."""

@@ -10,6 +10,7 @@ SECTIONS = {
     "test_a_rebalance_storm_stops_no_partition": "members-come-and-go",
     "test_a_restart_of_the_broker_is_waited_for": "a-broker-goes",
     "test_a_broker_that_goes_hands_over": "a-broker-goes",
+    "test_a_group_that_is_forbidden_for_a_moment_is_joined_anew": "the-consumer-group-is-forbidden",
     "test_without_brokers_memory_is_bounded_and_a_stop_ends": "no-broker-answers",
     "test_new_partitions_are_read_from_their_start": "partitions-are-added",
     "test_what_retention_took_is_counted": "retention-overtakes-the-reading",

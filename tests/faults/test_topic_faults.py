@@ -14,6 +14,7 @@ from aiokafka.admin import NewPartitions, RecordsToDelete
 from aiokafka.protocol.admin import CreateAclsRequest, DeleteAclsRequest
 
 from loadtest.stack.kafka import KafkaBroker
+from loadtest.stack.part import responds
 from tests.faults.rows import Figures
 from tests.faults.scene import Scene
 from tests.faults.steady_load import Intent, Maker, Planned, question
@@ -170,9 +171,9 @@ async def guarded(guarded_broker: tuple[KafkaBroker, str], tmp_path: Path) -> As
     await scene.close()
 
 
-async def forbid(scene: Scene, topic: str, *, forbidden: bool) -> None:
-    """Forbid writing to a topic, or no longer."""
-    rule: Any = (TOPIC, topic, LITERAL, "User:app", "*", WRITE, DENY)
+async def forbid(scene: Scene, name: str, kind: int = TOPIC, operation: int = WRITE, *, forbidden: bool) -> None:
+    """Forbid writing to a topic, or something else, or no longer."""
+    rule: Any = (kind, name, LITERAL, "User:app", "*", operation, DENY)
     async with connected_admin(scene.kafka) as admin:
         await admin._send_to_controller(  # noqa: SLF001 - there is no public way
             CreateAclsRequest(*rule) if forbidden else DeleteAclsRequest(*rule)
@@ -199,3 +200,22 @@ async def test_a_forbidden_reply_topic_costs_only_its_own(guarded: Scene, figure
     verdict = figures.take(await scene.verdict())
     assert verdict.problems == ()
     assert 0 < verdict.dead_lettered < verdict.sent / 3
+
+
+@pytest.mark.row("authorisation of the consumer group withdrawn for 1.2 s, and given back")
+@pytest.mark.short
+async def test_a_group_that_is_forbidden_for_a_moment_is_joined_anew(guarded: Scene, figures: Figures) -> None:
+    scene = guarded
+    await scene.server()
+    aggregator = await scene.aggregator()
+    async with scene.under_load():
+        async with scene.fault():
+            await forbid(scene, scene.topics.requests, GROUP, READ, forbidden=True)
+            await asyncio.sleep(1.2)
+            await forbid(scene, scene.topics.requests, GROUP, READ, forbidden=False)
+        async with asyncio.timeout(30):
+            while responds(aggregator.metrics_address, "/readyz"):  # noqa: ASYNC110 - it calls nobody
+                await asyncio.sleep(0.05)
+        await scene.answers(2000)
+    verdict = figures.take(await scene.verdict())
+    assert verdict.problems == ()

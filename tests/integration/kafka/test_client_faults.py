@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import AsyncMock, patch
 
 import pytest
 from aiokafka import errors as kafka_errors
+from aiokafka.protocol.commit import OffsetFetchRequest
+from aiokafka.protocol.group import HeartbeatRequest
 
 from aggregator.adapters import kafka_writer
 from aggregator.adapters.kafka_producer import KafkaProducer
@@ -22,30 +26,117 @@ def too_large(topic: str) -> OutgoingRecord:
     return OutgoingRecord(topic, 0, b"k", b"x" * 3_000_000, [])
 
 
-async def test_intake_joins_anew_when_a_task_of_the_client_dies(shared: RealCluster) -> None:
+def consumer_of(deliveries: Any) -> Any:
+    """The client under an intake."""
+    return deliveries._membership._member._consumer  # noqa: SLF001 - to break it
+
+
+def coordination(consumer: Any) -> None:
+    consumer._coordinator._coordination_task.cancel()  # noqa: SLF001
+
+
+def fetching(consumer: Any) -> None:
+    consumer._fetcher._fetch_task.cancel()  # noqa: SLF001
+
+
+def metadata(consumer: Any) -> None:
+    consumer._client._metadata_update = AsyncMock(side_effect=ValueError("an answer that nobody expects"))  # noqa: SLF001
+    consumer._client.force_metadata_update()  # noqa: SLF001
+
+
+def heartbeats(consumer: Any) -> None:
+    answer_to(consumer, HeartbeatRequest, SimpleNamespace(error_code=29))
+
+
+def offsets(consumer: Any) -> None:
+    """What aiokafka keeps of them for itself."""
+    answer_to(consumer, OffsetFetchRequest, SimpleNamespace(topics=[("t", [(0, -1, "", 30)])]))
+    subscription = consumer._subscription.subscription  # noqa: SLF001
+    for tp in subscription.assignment.tps:
+        subscription.assignment.state_value(tp).fetch_committed()
+
+
+def answer_to(consumer: Any, kind: type[Any], answer: Any) -> None:
+    """Let the coordinator answer one kind of request with this, until the client is given up."""
+    send = consumer._coordinator._send_req  # noqa: SLF001
+
+    async def sent(request: Any) -> Any:
+        return answer if isinstance(request, kind) else await send(request)
+
+    consumer._coordinator._send_req = sent  # noqa: SLF001
+
+
+@pytest.mark.parametrize("breaks", [coordination, fetching, metadata, heartbeats, offsets])
+async def test_intake_joins_anew_when_a_task_of_the_client_dies(
+    shared: RealCluster, breaks: Callable[[Any], None]
+) -> None:
     topic = await shared.create_topic()
     await produce(shared, records_of(topic, 5))
     async with reading(shared, shared.settings(topic)) as intake:
         settle((await intake.take(5))[:3])
         await until_committed(shared, topic, {0: 3})
-        deliveries: Any = intake.deliveries
-        deliveries._membership._member._coordinator._coordination_task.cancel()  # noqa: SLF001 - to break it
+        breaks(consumer_of(intake.deliveries))
+        await until(lambda: not intake.deliveries.healthy)
         await until(lambda: len(intake.fenced) == 2)
         assert [lease.offset for lease in await intake.take(2)] == [3, 4]
         settle(intake.leases)
         await until_committed(shared, topic, {0: 5})
+        assert intake.deliveries.healthy
 
 
-async def test_output_connects_anew_when_the_client_s_sender_dies(shared: RealCluster) -> None:
+@pytest.mark.parametrize("code", [-1, 24, 29, 30, 35, 41, 82, 999])
+async def test_whatever_a_heartbeat_is_answered_intake_goes_on(shared: RealCluster, code: int) -> None:
     topic = await shared.create_topic()
+    async with reading(shared, shared.settings(topic)) as intake:
+        await until(lambda: intake.deliveries.healthy)
+        answer_to(consumer_of(intake.deliveries), HeartbeatRequest, SimpleNamespace(error_code=code))
+        await until(lambda: not intake.deliveries.healthy)
+        await produce(shared, records_of(topic, 5))
+        settle(await intake.take(5))
+        await until_committed(shared, topic, {0: 5})
+        assert intake.deliveries.healthy
+
+
+async def test_intake_is_not_ready_once_heartbeats_have_gone_unanswered_for_the_sessions_time(
+    shared: RealCluster,
+) -> None:
+    topic = await shared.create_topic()
+    async with reading(shared, shared.settings(topic)) as intake:
+        await until(lambda: intake.deliveries.healthy)
+        coordinator = consumer_of(intake.deliveries)._coordinator  # noqa: SLF001
+        unanswered = patch.object(coordinator, "_do_heartbeat", AsyncMock(return_value=False))
+        with unanswered, patch.object(coordinator, "coordinator_dead"):
+            await until(lambda: not intake.deliveries.healthy)
+        await until(lambda: intake.deliveries.healthy)
+
+
+def sender(producer: Any) -> None:
+    failing = patch.object(producer._sender, "_maybe_wait_for_pid", side_effect=kafka_errors.KafkaError("broken"))  # noqa: SLF001
+    failing.start()
+
+
+def sender_without_a_word(producer: Any) -> None:
+    producer._sender.sender_task.cancel()  # noqa: SLF001
+
+
+@pytest.mark.parametrize("breaks", [sender, sender_without_a_word, metadata])
+@pytest.mark.parametrize("under_way", [False, True], ids=["idle", "writing"])
+async def test_output_connects_anew_when_a_task_of_the_client_dies(
+    shared: RealCluster, breaks: Callable[[Any], None], *, under_way: bool
+) -> None:
+    topic, another = await shared.create_topic(), await shared.create_topic()
     producer = KafkaProducer(shared.settings())
     await producer.start()
     assert not any(await producer.send(records_of(topic, 5)))
     inner: Any = producer
-    sender = inner._writer._producer._sender  # noqa: SLF001 - to break it
-    with patch.object(sender, "_maybe_wait_for_pid", side_effect=kafka_errors.KafkaError("broken")):
-        assert not any(await producer.send(records_of(topic, 5, start=5)))
-    assert inner._writer._producer._sender is not sender  # noqa: SLF001
+    broken = inner._writer._producer  # noqa: SLF001 - to break it
+    sending = asyncio.create_task(producer.send(records_of(topic, 5, start=5))) if under_way else None
+    await asyncio.sleep(0)
+    breaks(SimpleNamespace(_client=broken.client, _sender=broken._sender))  # noqa: SLF001
+    async with asyncio.timeout(30):
+        assert not any(await (sending or producer.send(records_of(topic, 5, start=5))))
+        assert not any(await producer.send(records_of(another, 1)))
+    assert inner._writer._producer is not broken  # noqa: SLF001
     await producer.close(2)
     assert {record.value for record in await shared.read(topic)} == {b"%d" % number for number in range(10)}
 

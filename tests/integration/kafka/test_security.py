@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import contextlib
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiokafka import errors as kafka_errors
-from aiokafka.protocol.admin import CreateAclsRequest
+from aiokafka.protocol.admin import CreateAclsRequest, DeleteAclsRequest
 
 from aggregator.adapters.kafka_connection import check, prepare_topics
 from aggregator.adapters.kafka_consumer import KafkaDeliveries
@@ -17,15 +18,19 @@ from aggregator.adapters.kafka_producer import KafkaProducer
 from aggregator.errors import StartError
 from aggregator.settings import KafkaSettings
 from loadtest.stack.kafka import KafkaBroker
+from loadtest.stack.part import responds
 from loadtest.stack.ports import free_ports
-from tests.fakes.kafka_clusters import RealCluster, produce, reading, records_of, settle, until_committed
+from loadtest.stack.service import DEFAULT_MODEL_NAME, Aggregator
+from tests.fakes.kafka_clusters import RealCluster, produce, reading, records_of, settle, until, until_committed
+from tests.integration.aggregator.conftest import synthetic
+from tests.integration.aggregator.desk import Topics, open_desk, query
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 TOPIC, GROUP = 2, 3
 LITERAL = 3
 READ, WRITE, DESCRIBE = 3, 4, 8
-ALLOW = 3
+DENY, ALLOW = 2, 3
 
 USER: dict[str, Any] = {"security_protocol": "SASL_PLAINTEXT", "sasl_username": "app", "sasl_password": "secret"}
 
@@ -47,6 +52,17 @@ class GuardedCluster(RealCluster):
                 request = CreateAclsRequest(kind, name, LITERAL, "User:app", "*", operation, ALLOW)
                 response = await admin._send_to_controller(request)  # noqa: SLF001 - there is no public way
                 assert response.creation_responses[0][0] == 0
+
+    @contextlib.asynccontextmanager
+    async def forbidden(self, kind: int, name: str, operation: int) -> AsyncGenerator[None]:
+        """While one operation on one topic or group is forbidden, whatever was granted."""
+        rule: Any = (kind, name, LITERAL, "User:app", "*", operation, DENY)
+        async with self.admin() as admin:
+            await admin._send_to_controller(CreateAclsRequest(*rule))  # noqa: SLF001
+            try:
+                yield
+            finally:
+                await admin._send_to_controller(DeleteAclsRequest(*rule))  # noqa: SLF001
 
 
 @pytest.fixture(scope="module")
@@ -143,3 +159,41 @@ async def test_a_query_topic_that_is_forbidden_holds_up_no_other(guarded: Guarde
             settle(await intake.take(5, timeout_s=8.0))
         assert {lease.record.topic for lease in intake.leases} == {allowed}
         await until_committed(guarded, allowed, {0: 20})
+
+
+async def test_a_group_that_is_forbidden_for_a_moment_costs_no_record_and_is_told_by_readiness(
+    guarded: GuardedCluster, tmp_path: Path
+) -> None:
+    topics = Topics(await guarded.create_topic(partitions=2), await guarded.create_topic(partitions=2))
+    await guarded.create_named_topic(topics.dead_letters, partitions=2)
+    group = f"group-{guarded.name}"
+    await guarded.grant(TOPIC, topics.requests, READ, DESCRIBE)
+    await guarded.grant(GROUP, group, READ)
+    for topic in (topics.replies, topics.dead_letters):
+        await guarded.grant(TOPIC, topic, WRITE, DESCRIBE)
+    settings = {
+        "KAFKA__TOPICS": f'[{{"name": "{topics.requests}"}}]',
+        "KAFKA__REPLY_TOPIC": topics.replies,
+        "KAFKA__GROUP_ID": group,
+        "KAFKA__CREATE_TOPICS": "false",
+        "KAFKA__SESSION_TIMEOUT_S": "6",
+        **{f"KAFKA__{name.upper()}": value for name, value in USER.items()},
+    }
+    with synthetic(tmp_path / "modelserver.log") as server:
+        aggregator = Aggregator(
+            tmp_path / "aggregator.log",
+            kafka=guarded.guarded,
+            model=DEFAULT_MODEL_NAME,
+            servers=[server.address],
+            settings=settings,
+        )
+        with aggregator:
+            async with open_desk(guarded.bootstrap, topics) as desk:
+                await desk.exchange(*(query("before", f"before-{number}") for number in range(10)))
+                async with guarded.forbidden(GROUP, group, READ):
+                    await asyncio.sleep(1.2)
+                await until(lambda: not responds(aggregator.metrics_address, "/readyz"))
+                await desk.exchange(*(query("after", f"after-{number}") for number in range(100)))
+                await desk.until_committed(group)
+                await until(lambda: responds(aggregator.metrics_address, "/readyz"))
+    assert len(desk.answers()) == 110

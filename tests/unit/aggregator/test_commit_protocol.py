@@ -88,7 +88,7 @@ class CommitProtocol(RuleBasedStateMachine):
             case "put out" if members:
                 world.put_out(members[which % len(members)], notices_s=which % 3)
             case "break" if members:
-                members[which % len(members)].broken = True
+                members[which % len(members)].failure = OSError("it broke")
             case _:
                 process.path.hold(lambda _model: what == "hold", lambda _model, _priority: False)
 

@@ -27,9 +27,9 @@ def test_the_intake_ends_when_it_is_cancelled_while_a_membership_breaks(
                 super().__init__(group, *arguments)
 
             @property
-            def broken(self) -> bool:  # type: ignore[override]
+            def failure(self) -> Exception | None:  # type: ignore[override]
                 broke.set()
-                return True
+                return OSError("it broke")
 
         monkeypatch.setattr(kafka_membership, "GroupMember", Breaking)
         deliveries = KafkaDeliveries(SETTINGS, lambda _: None)
