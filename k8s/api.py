@@ -36,6 +36,17 @@ class Kubernetes(Protocol):
         """Merge into an object. Raises KubernetesError."""
         ...
 
+    async def create(self, path: str, content: Object) -> Object:
+        """Make an object in a collection. Raises KubernetesError."""
+        ...
+
+    async def apply(self, path: str, content: Object, manager: str, *, force: bool) -> Object:
+        """Server-side apply: make or change an object; 409 where another manager's fields differ, unless by force.
+
+        Raises KubernetesError.
+        """
+        ...
+
     async def endpoint_slices(self, namespace: str, service: str) -> Object:
         """The list of a Service's EndpointSlices. Raises KubernetesError."""
         ...

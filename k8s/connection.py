@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import suppress
 from functools import partial
 from threading import Thread
@@ -25,6 +25,7 @@ _CONNECT_S = 5.0
 _WATCH_S = 240
 _WATCH_SILENCE_S = 90.0  # a bookmark comes every minute
 _MERGE = "application/merge-patch+json"
+_APPLY = "application/apply-patch+yaml"  # JSON is YAML, too
 # OSError and ConfigException: the token's file; ValueError and KeyError: an answer that is none of Kubernetes'.
 _FAILURES = (client.ApiException, config.ConfigException, HTTPError, OSError, ValueError, KeyError)
 
@@ -79,6 +80,15 @@ class Connection(Kubernetes):
         return await _in_thread(self._call, "PATCH", path, content, kind=_MERGE)
 
     @override
+    async def create(self, path: str, content: Object) -> Object:
+        return await _in_thread(self._call, "POST", path, content)
+
+    @override
+    async def apply(self, path: str, content: Object, manager: str, *, force: bool) -> Object:
+        query = {"fieldManager": manager, "force": str(force).lower()}
+        return await _in_thread(self._call, "PATCH", path, content, kind=_APPLY, query=query)
+
+    @override
     async def endpoint_slices(self, namespace: str, service: str) -> Object:
         return await _in_thread(self._list, namespace, service)
 
@@ -107,10 +117,23 @@ class Connection(Kubernetes):
     async def close(self) -> None:
         self._client.close()
 
-    def _call(self, method: str, path: str, content: Object | None = None, *, kind: str = "application/json") -> Object:
+    def _call(
+        self,
+        method: str,
+        path: str,
+        content: Object | None = None,
+        *,
+        kind: str = "application/json",
+        query: Mapping[str, str] | None = None,
+    ) -> Object:
         headers = {"Accept": "application/json", "Content-Type": kind}
         asked = self._client.param_serialize(
-            method, path, header_params=headers, body=content, auth_settings=["BearerToken"]
+            method,
+            path,
+            query_params=list((query or {}).items()),
+            header_params=headers,
+            body=content,
+            auth_settings=["BearerToken"],
         )
         answer = self._client.call_api(*asked, _request_timeout=_TIMEOUT_S)
         text = answer.read()

@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import grpc
 import grpc.aio
@@ -25,6 +26,9 @@ from aggregator.adapters.kafka_connection import client_options
 from aggregator.errors import StartError
 from aggregator.runtime.settings import load
 from aggregator.settings import ENV_PREFIX, AggregatorSettings, KafkaSettings, TopicSettings
+from k8s.api import Kubernetes, KubernetesError, connect
+from k8s.scaler.documents import GROUP, VERSION
+from k8s.scaler.registration import PATH, holder
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
 
@@ -110,25 +114,62 @@ def _judged(answer: pb.EmbedResponse, model: str) -> str:
     return f"{model} {answer.model_revision}: {question.size} dimensions, alike {like:.2f}, unlike {unlike:.2f}"
 
 
-async def _until(attempt: Callable[[float], Coroutine[Any, Any, str]], deadline_s: float) -> str:
+async def by_metric(kubernetes: Kubernetes, metric: str) -> str:
+    """Ask for NAMESPACE/METRIC?SELECTOR as the autoscaler does; what was found, in words. Raises Failed."""
+    where, _, selector = metric.partition("?")
+    namespace, name = where.split("/")
+    path = f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/{name}?labelSelector={quote(selector)}"
+    try:
+        found = (await kubernetes.get(path)).get("items") or ()
+    except KubernetesError as error:
+        raise Failed(f"metric {metric}: {error}; {await _served_by(kubernetes)}") from error
+    if not found:
+        raise Failed(f"metric {metric}: there is no series of it; {await _served_by(kubernetes)}")
+    return f"metric {metric}: {', '.join(each['value'] for each in found)}"
+
+
+async def _served_by(kubernetes: Kubernetes) -> str:
+    """Whose the cluster's external metrics API is, in words."""
+    try:
+        it = holder(await kubernetes.get(PATH))
+    except KubernetesError as error:
+        return f"who serves the external metrics API is not known: {error}"
+    return f"the external metrics API is served by {it.service}{'' if it.is_scaler else ', which is no scaler of ours'}"
+
+
+async def _until(attempt: Callable[[], Coroutine[Any, Any, str]], deadline_s: float) -> str:
     """Try until the deadline: what was installed a moment ago may still be starting."""
     while True:
         try:
-            return await attempt(deadline_s)
+            return await attempt()
         except Failed:
             if time.monotonic() + _RETRY_S >= deadline_s:
                 raise
             await asyncio.sleep(_RETRY_S)
 
 
-async def prove(settings: AggregatorSettings, target: str | None, timeout_s: float) -> list[str]:
-    """Every model by gRPC, every topic by Kafka; what was found, in words. Raises Failed."""
+async def prove(
+    settings: AggregatorSettings,
+    target: str | None,
+    timeout_s: float,
+    metrics: Sequence[str] = (),
+    kubernetes: Callable[[], Kubernetes] = connect,
+) -> list[str]:
+    """Every model by gRPC, every topic by Kafka, every metric; what was found, in words. Raises Failed, StartError."""
     deadline_s = time.monotonic() + timeout_s
     found: list[str] = []
     if target is not None:
-        found += [await _until(partial(by_grpc, target, model.name), deadline_s) for model in settings.models]
+        found += [
+            await _until(partial(by_grpc, target, model.name, deadline_s), deadline_s) for model in settings.models
+        ]
     if settings.kafka.enabled:
         found += [await by_kafka(settings.kafka, topic, deadline_s) for topic in settings.kafka.topics]
+    if metrics:
+        asked = kubernetes()
+        try:
+            found += [await _until(partial(by_metric, asked, metric), deadline_s) for metric in metrics]
+        finally:
+            await asked.close()
     return found
 
 
@@ -137,11 +178,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m k8s.smoke", description=__doc__)
     parser.add_argument("--config", type=Path, metavar="FILE", help="the aggregator's settings")
     parser.add_argument("--grpc", metavar="HOST:PORT", help="an aggregator; absent: by Kafka only")
+    parser.add_argument(
+        "--metric",
+        action="append",
+        default=[],
+        metavar="NAMESPACE/METRIC?SELECTOR",
+        help="an external metric, as the autoscaler asks for it; again for each",
+    )
     parser.add_argument("--timeout-s", type=float, default=120.0, metavar="S", help="for all of it (%(default)s)")
     options = parser.parse_args(arguments)
     try:
         settings = load(AggregatorSettings, prefix=ENV_PREFIX, env=os.environ, file=options.config)
-        found = asyncio.run(prove(settings, options.grpc, options.timeout_s))
+        found = asyncio.run(prove(settings, options.grpc, options.timeout_s, options.metric))
     except (Failed, StartError) as error:
         sys.stderr.write(f"failed: {error}\n")
         return 1

@@ -37,8 +37,8 @@ CHART_SETS: dict[str, frozenset[str]] = {
     ),
     "scaler": frozenset(
         {"kafka", "models", "namespace", "aggregators.addresses", "keda.bind", "telemetry.metrics_bind"}
-        | {"api.enabled", "api.bind", "api.service", "api.secret", "api.register_ca", "api.cert_file", "api.key_file"}
-        | {"api.client_ca_file", "api.client_names"}
+        | {"api.enabled", "api.bind", "api.service", "api.secret", "api.owner", "api.cert_file", "api.key_file"}
+        | {"api.ca_file", "api.client_ca_file", "api.client_names"}
     ),
 }
 

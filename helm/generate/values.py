@@ -151,10 +151,11 @@ class Scaler(Pods):
 class Autoscaling(Values):
     """Who scales."""
 
-    mode: Literal["hpa", "keda", "none"] = Field(
+    mode: Literal["hpa", "keda", "adapter", "none"] = Field(
         default="hpa",
-        description="hpa: HorizontalPodAutoscalers over an external metrics API, of which a cluster has one;"
-        " keda: ScaledObjects; none: `replicas` hold",
+        description="hpa: HorizontalPodAutoscalers over an external metrics API, which the scalers of all releases"
+        " serve; keda: ScaledObjects; adapter: HorizontalPodAutoscalers over somebody else's API, which reads"
+        " Prometheus; none: nobody does",
     )
     keda_namespace: str = Field(
         default="keda", description="where KEDA's operator runs, to be let through to the scaler"

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
+from aggregator.core.demand import StaleInputError
 from k8s.scaler.figures import Published
 from k8s.scaler.selectors import matches
 
 REQUIRED_REPLICAS = "embed_required_replicas"
 LAG = "embed_consumer_lag"
 AGGREGATOR_BUSY = "embed_aggregator_busy"
+SCALER = "scaler"
+"""The label that says which scaler's Service a figure is of."""
 
 
 class UnknownMetric(LookupError):
@@ -30,18 +34,29 @@ class Catalog:
 
     names = (REQUIRED_REPLICAS, LAG, AGGREGATOR_BUSY)
 
-    def __init__(self, published: Published, models: Mapping[str, str]) -> None:
-        """`models`: the label of each model, and its name."""
+    def __init__(self, published: Published, models: Mapping[str, str], scaler: str) -> None:
+        """`models`: the label of each model, and its name; `scaler`: the Service of this one."""
         self._published = published
         self._models = models
+        self.scaler = scaler
 
     def query(self, metric: str, selector: str = "") -> Sequence[Value]:
         """The series that a selector means. Raises UnknownMetric, BadSelector, StaleInputError."""
         series = self._series(metric)
-        chosen = {label: read for label, read in series.items() if matches(selector, _labels(label))}
+        chosen = {label: read for label, read in series.items() if matches(selector, self._labels(label))}
         if not chosen:
             raise UnknownMetric(f"no series of {metric} has the labels {selector!r}")
-        return [Value(_labels(label), read()) for label, read in chosen.items()]
+        return [Value(self._labels(label), read()) for label, read in chosen.items()]
+
+    def known(self) -> Iterator[tuple[str, Value]]:
+        """Every series with its metric, but those that cannot be told at this moment."""
+        for metric in self.names:
+            for label, read in self._series(metric).items():
+                with suppress(StaleInputError):
+                    yield metric, Value(self._labels(label), read())
+
+    def _labels(self, label: str) -> dict[str, str]:
+        return {SCALER: self.scaler} | ({"model": label} if label else {})
 
     def _series(self, metric: str) -> Mapping[str, Callable[[], float]]:
         published = self._published
@@ -60,7 +75,3 @@ def _reader(published: Published, model: str, *, replicas: bool) -> Callable[[],
         return figure.required_replicas if replicas else float(figure.lag_records)
 
     return read
-
-
-def _labels(label: str) -> dict[str, str]:
-    return {"model": label} if label else {}

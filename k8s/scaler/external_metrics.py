@@ -7,7 +7,7 @@ import json
 import logging
 import math
 import ssl
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -17,10 +17,11 @@ from aggregator.core.demand import StaleInputError
 from aggregator.errors import StartError
 from aggregator.runtime.monitoring import split_address
 from k8s.scaler import documents
-from k8s.scaler.catalog import Catalog, UnknownMetric, Value
+from k8s.scaler.catalog import SCALER, Catalog, UnknownMetric, Value
 from k8s.scaler.certificates import utc_now
 from k8s.scaler.metrics import ScalerMetrics
-from k8s.scaler.selectors import BadSelector
+from k8s.scaler.neighbours import Find, ask, in_cluster
+from k8s.scaler.selectors import BadSelector, equalities
 
 _LOG = logging.getLogger(__name__)
 _BASE = f"/apis/{documents.GROUP}/{documents.VERSION}"
@@ -36,9 +37,11 @@ class ExternalMetricsApi:
         catalog: Catalog,
         namespace: str,
         metrics: ScalerMetrics,
+        find: Find = in_cluster,
         clock: Callable[[], datetime] = utc_now,
     ) -> None:
         self._catalog = catalog
+        self._find = find
         self._namespace = namespace
         self._metrics = metrics
         self._clock = clock
@@ -108,9 +111,7 @@ class ExternalMetricsApi:
     async def _metric(self, request: web.Request) -> web.Response:
         namespace, metric = request.match_info["namespace"], request.match_info["metric"]
         try:
-            if namespace != self._namespace:
-                raise UnknownMetric(f"this scaler serves the namespace {self._namespace}")  # noqa: TRY301 - one answer for all
-            values = self._catalog.query(metric, request.query.get("labelSelector", ""))
+            values = await self._values(namespace, metric, request.query.get("labelSelector", ""))
         except UnknownMetric as error:
             return self._failed(404, "NotFound", str(error))
         except BadSelector as error:
@@ -127,6 +128,13 @@ class ExternalMetricsApi:
                 "items": [_item(metric, value, timestamp) for value in values],
             }
         )
+
+    async def _values(self, namespace: str, metric: str, selector: str) -> Sequence[Value]:
+        """Our own; those of another release from its own scaler, which the selector names."""
+        ours = namespace == self._namespace and equalities(selector).get(SCALER, self._catalog.scaler)
+        if ours == self._catalog.scaler:
+            return self._catalog.query(metric, selector)
+        return await ask(self._find, namespace, metric, selector)
 
     def _failed(self, code: int, reason: str, message: str) -> web.Response:
         self._metrics.answered("api", reason)

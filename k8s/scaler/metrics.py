@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from aggregator.runtime.gathered import Gatherer, Instrument, Labels
+from k8s.scaler.catalog import Catalog
 
 _MODEL = ("model",)
 _REPLICAS = Instrument("embed.required_replicas", "{replica}", "model servers the present load needs", _MODEL)
 _AGE = Instrument("embed.scaler.input_age", "s", "age of the oldest input that a figure rests on", _MODEL)
+_KEYS = ("metric", "scaler", "model")
+_FIGURE = Instrument("embed.scaler.figure", "1", "what an autoscaler is told; absent while it cannot be told", _KEYS)
 
 Figures = Mapping[str, tuple[float | None, float]]
 """By model: required replicas, where they can be told, and the age of the oldest input in seconds."""
@@ -26,6 +29,19 @@ class ScalerMetrics:
             Instrument("embed.scaler.answers", "{answer}", "figures asked for, by how it ended", ("by", "result"))
         )
         gatherer.gauges((_REPLICAS, _AGE), lambda: _values(figures()))
+        self._gatherer = gatherer
+
+    def show(self, catalog: Catalog) -> None:
+        """Every figure as autoscalers get it, by the labels that they name, for an adapter that reads Prometheus."""
+        self._gatherer.gauges(
+            (_FIGURE,),
+            lambda: {
+                _FIGURE: {
+                    (metric, *(each.labels.get(key, "") for key in _KEYS[1:])): each.value
+                    for metric, each in catalog.known()
+                }
+            },
+        )
 
     def input_failed(self, name: str) -> None:
         """An input (kafka, aggregator, kubernetes) could not be read."""

@@ -1,79 +1,169 @@
-"""Share one certificate among the replicas by a Secret, and tell the API server by which authority to know it."""
+"""Register the external metrics API, of which a cluster has one, and leave it alone where it is another's.
+
+The APIService bears the name of the scaler that it was made for. It belongs to the ClusterRole of that scaler's
+release, with which Kubernetes deletes it; the next scaler that finds none makes it anew.
+"""
 
 from __future__ import annotations
 
 import base64
 import logging
-from collections.abc import Callable, Sequence
-from datetime import datetime
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
 
 from k8s.api import Kubernetes, KubernetesError, Object
-from k8s.scaler.certificates import Certificates, is_due, make, utc_now
+from k8s.scaler.documents import GROUP, VERSION
 
 _LOG = logging.getLogger(__name__)
-_API_SERVICE = "/apis/apiregistration.k8s.io/v1/apiservices/v1beta1.external.metrics.k8s.io"
-_CONFLICT = 409
-_KEYS = {"ca_bundle": "ca.crt", "ca_key": "ca.key", "certificate": "tls.crt", "key": "tls.key"}
+NAME = f"{VERSION}.{GROUP}"
+PATH = f"/apis/apiregistration.k8s.io/v1/apiservices/{NAME}"
+_ROLE = "/apis/rbac.authorization.k8s.io/v1/clusterroles/"
+_MARK = "tokenbatch/scaler"
+_NOT_FOUND, _CONFLICT = 404, 409
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The Service that an APIService leads to; `is_scaler`: one of tokenbatch, which asks the others."""
+
+    service: str
+    is_scaler: bool
+
+
+def holder(found: Object) -> Holder:
+    """Who holds a registration. A mark that was left on another's says nothing."""
+    service = found.get("spec", {}).get("service") or {}
+    name = f"{service.get('namespace', '')}/{service.get('name', '')}"
+    return Holder(name, (found["metadata"].get("annotations") or {}).get(_MARK) == name)
 
 
 class Registration:
-    """The shared certificate: whoever finds it missing or due makes it, and who loses that race takes the other's."""
+    """The registration, as far as it is this release's: `owner` is the ClusterRole with which it is to go, if any."""
 
-    def __init__(
-        self,
-        kubernetes: Kubernetes,
-        *,
-        namespace: str,
-        secret: str,
-        names: Sequence[str],
-        days: float,
-        register_ca: bool,
-        clock: Callable[[], datetime] = utc_now,
-    ) -> None:
+    def __init__(self, kubernetes: Kubernetes, *, namespace: str, service: str, owner: str) -> None:
         self._kubernetes = kubernetes
-        self._path = f"/api/v1/namespaces/{namespace}/secrets/{secret}"
-        self._names = tuple(names)
-        self._days = days
-        self._register_ca = register_ca
-        self._clock = clock
+        self._namespace = namespace
+        self._service = service
+        self._owner = owner
+        self._self = Holder(f"{namespace}/{service}", is_scaler=True)
+        self._seen: Holder | None = None
 
-    async def current(self) -> Certificates:
-        """The certificates to serve now, registered. Raises KubernetesError."""
-        while True:
-            secret = await self._kubernetes.get(self._path)
-            found = _read(secret)
-            if found is not None and not is_due(found, self._names, self._clock()):
-                break
-            found = make(self._names, self._days, self._clock(), found)
-            try:
-                await self._kubernetes.update(self._path, secret | {"data": _data(found)})
-            except KubernetesError as error:
-                if error.status != _CONFLICT:
-                    raise
-                continue
-            _LOG.info("made a serving certificate", extra={"names": self._names})
-            break
-        if self._register_ca:
-            await self._register(found)
-        return found
+    async def keep(self, ca_bundle: bytes) -> None:
+        """Make it where there is none, mend it where it is ours, and else say whose it is. Raises KubernetesError."""
+        found = await self._found()
+        if found is None or holder(found).service == self._self.service or _leads_nowhere(found):
+            await self._apply(found, ca_bundle)
+            self._seen = self._self
+            return
+        if holder(found) != self._seen:
+            self._seen = holder(found)
+            await self._say(self._seen)
+        if not holder(found).is_scaler:
+            await self._let_go(found)
 
-    async def _register(self, certificates: Certificates) -> None:
-        bundle = base64.b64encode(certificates.ca_bundle).decode()
-        service = await self._kubernetes.get(_API_SERVICE)
-        if service["spec"].get("caBundle") != bundle:
-            await self._kubernetes.patch(_API_SERVICE, {"spec": {"caBundle": bundle}})
-            _LOG.info("registered the authority with the API server")
+    async def _found(self) -> Object | None:
+        try:
+            return await self._kubernetes.get(PATH)
+        except KubernetesError as error:
+            if error.status != _NOT_FOUND:
+                raise
+            return None
+
+    async def _apply(self, found: Object | None, ca_bundle: bytes) -> None:
+        """Where there is none yet without force: of two scalers that come at once, the API server lets one."""
+        wanted = self._wanted(ca_bundle, await self._owners())
+        if found is not None:
+            if _holds(found, wanted):
+                return
+            wanted["metadata"]["resourceVersion"] = found["metadata"]["resourceVersion"]
+        manager = f"tokenbatch/{self._self.service}"
+        try:
+            await self._kubernetes.apply(PATH, wanted, manager, force=found is not None)
+        except KubernetesError as error:
+            if error.status != _CONFLICT:
+                raise
+            _LOG.info("somebody else changed the registration of the metrics API meanwhile")
+        else:
+            _LOG.info("registered the metrics API", extra={"service": self._self.service})
+
+    def _wanted(self, ca_bundle: bytes, owners: list[Object]) -> Object:
+        service = {"namespace": self._namespace, "name": self._service, "port": 443}
+        spec: Object = {"group": GROUP, "version": VERSION, "groupPriorityMinimum": 100, "versionPriority": 100}
+        spec["service"] = service
+        if ca_bundle:
+            spec["caBundle"] = base64.b64encode(ca_bundle).decode()
+        labels = {"app.kubernetes.io/part-of": "tokenbatch", "app.kubernetes.io/managed-by": self._service}
+        metadata: Object = {"name": NAME, "labels": labels, "annotations": {_MARK: self._self.service}}
+        if owners:
+            metadata["ownerReferences"] = owners
+        return {"apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService", "metadata": metadata, "spec": spec}
+
+    async def _owners(self) -> list[Object]:
+        if not self._owner:
+            return []
+        role = await self._kubernetes.get(_ROLE + self._owner)
+        kind = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole"}
+        return [{**kind, "name": self._owner, "uid": role["metadata"]["uid"]}]
+
+    async def _let_go(self, found: Object) -> None:
+        """It was ours, and another took it: it must not be deleted with this release."""
+        owners = found["metadata"].get("ownerReferences") or []
+        others = [each for each in owners if (each["kind"], each["name"]) != ("ClusterRole", self._owner)]
+        if len(others) < len(owners):
+            metadata = {"ownerReferences": others, "resourceVersion": found["metadata"]["resourceVersion"]}
+            await self._kubernetes.patch(PATH, {"metadata": metadata})
+            _LOG.warning("the metrics API is another's: it will not be deleted with this release")
+
+    async def _say(self, other: Holder) -> None:
+        """In the log; and in an event, where the autoscaler will find no figures."""
+        if other.is_scaler:
+            _LOG.info("another scaler serves the metrics API, and asks this one", extra={"service": other.service})
+            return
+        message = (
+            f"the external metrics API of this cluster is served by {other.service}, not by {self._self.service}: the"
+            " HorizontalPodAutoscalers of this release get no figures and keep their replicas. Set autoscaling.mode"
+            " to keda if that is KEDA, or to adapter if it reads Prometheus."
+        )
+        _LOG.warning("the metrics API is not ours", extra={"holder": other.service})
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        event: dict[str, Any] = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"generateName": f"{self._service}-", "namespace": self._namespace},
+            "involvedObject": {
+                "apiVersion": "v1",
+                "kind": "Service",
+                "namespace": self._namespace,
+                "name": self._service,
+            },
+            "type": "Warning",
+            "reason": "MetricsApiTaken",
+            "message": message,
+            "source": {"component": "tokenbatch-scaler"},
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "count": 1,
+        }
+        await self._kubernetes.create(f"/api/v1/namespaces/{self._namespace}/events", event)
 
 
-def _read(secret: Object) -> Certificates | None:
-    data = secret.get("data") or {}
-    if not all(data.get(key) for key in _KEYS.values()):
-        return None
-    try:
-        return Certificates(**{field: base64.b64decode(data[key]) for field, key in _KEYS.items()})
-    except ValueError:
-        return None
+def _leads_nowhere(found: Object) -> bool:
+    """A scaler's whose Service is gone: nobody else would ever take it away."""
+    conditions = found.get("status", {}).get("conditions") or ()
+    gone = any(each.get("reason") == "ServiceNotFound" and each.get("status") == "False" for each in conditions)
+    return gone and holder(found).is_scaler
 
 
-def _data(certificates: Certificates) -> dict[str, str]:
-    return {key: base64.b64encode(getattr(certificates, field)).decode() for field, key in _KEYS.items()}
+def _holds(found: Object, wanted: Object) -> bool:
+    """Whether all that is wanted is there; others may have added to it."""
+    for key, value in wanted.items():
+        if isinstance(value, dict):
+            if not _holds(found.get(key) or {}, value):
+                return False
+        elif isinstance(value, list):
+            if not all(any(_holds(each, one) for each in found.get(key) or ()) for one in value):
+                return False
+        elif found.get(key) != value:
+            return False
+    return True

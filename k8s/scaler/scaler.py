@@ -24,6 +24,7 @@ from k8s.scaler.measuring import Lag, Measuring
 from k8s.scaler.metrics import ScalerMetrics
 from k8s.scaler.registration import Registration
 from k8s.scaler.settings import ApiSettings, ScalerSettings
+from k8s.scaler.shared_certificate import SharedCertificate
 
 _LOG = logging.getLogger(__name__)
 _CERTIFICATES_INTERVAL_S = 30.0
@@ -32,10 +33,11 @@ _GRACE_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What the API is served with: a certificate and its key (PEM), and who may ask."""
+    """What the API is served with: a certificate and its key (PEM), who signed it, and who may ask."""
 
     certificate: bytes
     key: bytes
+    ca_bundle: bytes
     proxy: FrontProxy
 
 
@@ -57,7 +59,9 @@ class Scaler:
         published = Published(settings.policy.max_age_s, clock)
         models = [model.name for model in settings.models]
         metrics = ScalerMetrics(self._telemetry.gatherer, lambda: published.ages_s(models))
-        self.catalog = Catalog(published, {model.label or model.name: model.name for model in settings.models})
+        labels = {model.label or model.name: model.name for model in settings.models}
+        self.catalog = Catalog(published, labels, settings.api.service)
+        metrics.show(self.catalog)
         self._aggregators = Aggregators(settings.aggregators, clock, lambda: metrics.input_failed("aggregator"))
         self._kafka = kafka or KafkaLag(settings.kafka)
         self.measuring = Measuring(
@@ -119,8 +123,10 @@ class Scaler:
             yield fixed | dict(found)
 
     async def _serve_api(self, api: ExternalMetricsApi, settings: ApiSettings) -> None:
-        """Serve with the certificates of the moment; ready once there are any."""
+        """Serve with the certificates of the moment, ready once there are any; and let the API server know."""
         used: Identity | None = None
+        registration = self._registration(settings)
+        registered = False
         while True:
             try:
                 identity = await self._identity(settings)
@@ -130,9 +136,18 @@ class Scaler:
                     _LOG.info("external metrics are served", extra={"address": api.address})
                     used = identity
                     await self.port.set_ready(ready=True)
+                if registration is not None:
+                    await registration.keep(identity.ca_bundle)
+                registered = True
             except (KubernetesError, OSError, ssl.SSLError) as error:  # what is served stays served
                 _LOG.warning("certificates could not be looked after", extra={"error": str(error)})
-            await asyncio.sleep(1.0 if used is None else _CERTIFICATES_INTERVAL_S)
+            await asyncio.sleep(_CERTIFICATES_INTERVAL_S if registered else 1.0)
+
+    def _registration(self, settings: ApiSettings) -> Registration | None:
+        """None outside of a cluster, where there is nothing to register with."""
+        if self._kubernetes is None:
+            return None
+        return Registration(self._kubernetes, namespace=self.namespace, service=settings.service, owner=settings.owner)
 
     async def _identity(self, settings: ApiSettings) -> Identity:
         if settings.client_ca_file is not None:
@@ -140,8 +155,10 @@ class Scaler:
         else:
             proxy = await front_proxy(self._cluster())
         if settings.cert_file is not None and settings.key_file is not None:
-            return Identity(settings.cert_file.read_bytes(), settings.key_file.read_bytes(), proxy)
-        registration = Registration(
+            authority = settings.ca_file
+            bundle = authority.read_bytes() if authority is not None and authority.exists() else b""
+            return Identity(settings.cert_file.read_bytes(), settings.key_file.read_bytes(), bundle, proxy)
+        shared = SharedCertificate(
             self._cluster(),
             namespace=self.namespace,
             secret=settings.secret,
@@ -150,10 +167,9 @@ class Scaler:
                 f"{settings.service}.{self.namespace}.svc.cluster.local",
             ],
             days=settings.certificate_days,
-            register_ca=settings.register_ca,
         )
-        certificates = await registration.current()
-        return Identity(certificates.certificate, certificates.key, proxy)
+        found = await shared.current()
+        return Identity(found.certificate, found.key, found.ca_bundle, proxy)
 
     def _cluster(self) -> Kubernetes:
         if self._kubernetes is None:

@@ -20,6 +20,12 @@ def matches(selector: str, labels: Mapping[str, str]) -> bool:
     return all(found)
 
 
+def equalities(selector: str) -> dict[str, str]:
+    """The labels that a selector gives one value each; the rest of it is left out."""
+    found = (_EQUALITY.fullmatch(requirement) for requirement in _split(selector))
+    return {match[1]: match[3] for match in found if match and match[2] != "!="}
+
+
 def _split(selector: str) -> list[str]:
     """The requirements; commas inside parentheses belong to a set."""
     return [part for part in re.split(r",(?![^(]*\))", selector) if part.strip()] if selector.strip() else []

@@ -85,9 +85,10 @@ class ApiSettings(Group):
     secret: str = Field(
         default="tokenbatch-scaler-tls", description="the Secret in which the replicas share a certificate made by them"
     )
-    register_ca: bool = Field(default=True, description="keep the CA bundle of the APIService up to date")
+    owner: str = Field(default="", description="the ClusterRole with which the APIService goes; empty: it stays")
     cert_file: Path | None = Field(default=None, description="a certificate made by others, such as cert-manager")
     key_file: Path | None = Field(default=None, description="its key")
+    ca_file: Path | None = Field(default=None, description="who signed it; absent: whom the API server trusts anyway")
     client_ca_file: Path | None = Field(
         default=None, description="who signs the API server's client certificate; empty: as the cluster says"
     )

@@ -2,60 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
-from tests.chart.rendering import Object, find, render, template
-from tests.fakes.kubernetes_api import FakeKubernetesApi
+from tests.chart.in_cluster import upgrade
+from tests.chart.rendering import Object, find
 
 DEPLOYMENTS = ("t-tokenbatch-aggregator", "t-tokenbatch-all-minilm-l6-v2")
 SCALED = "autoscaling.mode=hpa,aggregator.autoscaling.enabled=true"
-
-
-def cluster() -> FakeKubernetesApi:
-    """As much of an API server as Helm asks for before it looks an object up: the kinds there are."""
-    api = FakeKubernetesApi()
-    groups: dict[str, Object] = {}
-    kinds = {(each["apiVersion"], each["kind"]) for each in render("default", "--set", SCALED)}
-    for version in {version for version, _ in kinds}:
-        resources = [
-            {
-                "name": plural(kind),
-                "singularName": "",
-                "kind": kind,
-                "namespaced": kind != "APIService",
-                "verbs": ["get"],
-            }
-            for of, kind in kinds
-            if of == version
-        ]
-        listed = {"kind": "APIResourceList", "groupVersion": version, "resources": resources}
-        api.put(f"/apis/{version}" if "/" in version else f"/api/{version}", listed)
-        if "/" in version:
-            served = {"groupVersion": version, "version": version.partition("/")[2]}
-            groups[version] = {"name": version.partition("/")[0], "versions": [served], "preferredVersion": served}
-    api.put("/apis", {"kind": "APIGroupList", "groups": list(groups.values())})
-    api.put("/api", {"kind": "APIVersions", "versions": ["v1"]})
-    api.put("/version", {"major": "1", "minor": "36", "gitVersion": "v1.36.0"})
-    return api
-
-
-def plural(kind: str) -> str:
-    return kind.lower().removesuffix("y") + ("ies" if kind.endswith("y") else "s")
 
 
 async def rendered(
     folder: Path, helm: int, values: str, replicas: dict[str, int], annotations: dict[str, str]
 ) -> list[Object]:
     """The manifest of an upgrade where these Deployments are there."""
-    api = cluster()
     owner = {"meta.helm.sh/release-name": "t", "meta.helm.sh/release-namespace": "ns"}
-    for name, number in replicas.items():
-        deployment: dict[str, Any] = {
+    present: dict[str, Object] = {
+        f"/apis/apps/v1/namespaces/ns/deployments/{name}": {
             "apiVersion": "apps/v1",
             "kind": "Deployment",
             "metadata": {
@@ -66,18 +31,9 @@ async def rendered(
             },
             "spec": {"replicas": number},
         }
-        api.put(f"/apis/apps/v1/namespaces/ns/deployments/{name}", deployment)
-    async with api.started():
-        file = folder / "kubeconfig"
-        content = {
-            "current-context": "here",
-            "contexts": [{"name": "here", "context": {"cluster": "here", "user": "me"}}],
-            "clusters": [{"name": "here", "cluster": {"server": api.url}}],
-            "users": [{"name": "me", "user": {}}],
-        }
-        file.write_text(yaml.safe_dump(content), encoding="utf-8")
-        arguments = ("--dry-run=server", "--disable-openapi-validation", "--kubeconfig", str(file), "--set", values)
-        done = await asyncio.to_thread(template, helm, "default", *arguments)
+        for name, number in replicas.items()
+    }
+    done = await upgrade(folder, helm, "default", values, present)
     assert done.returncode == 0, done.stderr
     return [each for each in yaml.safe_load_all(done.stdout) if each]
 

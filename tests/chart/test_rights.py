@@ -10,6 +10,12 @@ import pytest
 from tests.chart.rendering import NAMESPACE, Object, find, pod_specs, render
 
 ANY = "anyone"
+NEIGHBOURS = {
+    "namespaceSelector": {},
+    "podSelector": {
+        "matchLabels": {"app.kubernetes.io/part-of": "tokenbatch", "app.kubernetes.io/component": "scaler"}
+    },
+}
 DNS = {53, 5353}  # the usual one; that of OpenShift's pods
 
 
@@ -47,6 +53,9 @@ def peers(rule: Object, key: str, pods: dict[str, dict[str, str]]) -> Iterator[s
     for peer in rule.get(key, ()):
         if "ipBlock" in peer:
             yield peer["ipBlock"]["cidr"]
+        elif "podSelector" in peer and "namespaceSelector" in peer:
+            assert peer == NEIGHBOURS
+            yield "scalers of all releases"
         elif "namespaceSelector" in peer:
             chosen = peer["namespaceSelector"].get("matchLabels", {})
             yield next(iter(chosen.values()), "any namespace") if chosen else "any namespace"
@@ -89,6 +98,7 @@ def test_these_may_come_in_and_no_others() -> None:
         ("model-server", "aggregator", "grpc"),
         ("model-server", "any namespace", "metrics"),
         ("scaler", ANY, "api"),
+        ("scaler", "scalers of all releases", "keda"),
         ("scaler", "any namespace", "metrics"),
     }
 
@@ -97,7 +107,7 @@ def test_these_ways_lead_out_and_no_others() -> None:
     pods = ("aggregator", "model-server", "scaler", "test")
     names = {(component, ANY, str(port)) for component in pods for port in DNS}  # of a node's cache, too: no pod
     kafka = {(component, ANY, "9092") for component in ("aggregator", "scaler", "test")}
-    kubernetes = {(component, ANY, port) for component in ("aggregator", "scaler") for port in ("443", "6443")}
+    kubernetes = {(component, ANY, port) for component in ("aggregator", "scaler", "test") for port in ("443", "6443")}
     assert edges(render("default"), "Egress") == {
         *names,
         *kafka,
@@ -105,6 +115,7 @@ def test_these_ways_lead_out_and_no_others() -> None:
         ("aggregator", "model-server", "grpc"),
         ("model-server", ANY, "443"),  # the hub
         ("scaler", "aggregator", "demand"),
+        ("scaler", "scalers of all releases", "keda"),
         ("test", "aggregator", "grpc"),
     }
 
@@ -172,7 +183,10 @@ def test_accounts_have_these_rights_and_no_others() -> None:
             slices,
             ("ns/deployments", "t-tokenbatch-all-minilm-l6-v2", "get"),
             ("ns/secrets", "t-tokenbatch-scaler-tls", "get,update"),
-            ("cluster/apiservices", "v1beta1.external.metrics.k8s.io", "get,patch"),
+            ("ns/embed_required_replicas", "*", "get"),
+            ("ns/events", "*", "create"),
+            ("cluster/apiservices", "v1beta1.external.metrics.k8s.io", "get,create,patch,delete"),
+            ("cluster/clusterroles", "t-tokenbatch-scaler-ns", "get"),
             ("kube-system/extension-apiserver-authentication-reader", "*", "role"),
         },
     }
@@ -182,12 +196,20 @@ def test_without_the_metrics_api_the_scaler_has_no_rights_outside_its_namespace(
     assert all(place.startswith("ns/") for place, _, _ in rights(render("keda"))["t-tokenbatch-scaler"])
 
 
-def test_with_certificates_of_others_the_scaler_writes_nothing() -> None:
-    assert {verbs for _, _, verbs in rights(render("everything"))["embed-scaler"]} == {"get,list,watch", "get", "role"}
+def test_with_certificates_of_others_the_scaler_writes_no_secret() -> None:
+    assert not any(place == "ns/secrets" for place, _, _ in rights(render("everything"))["embed-scaler"])
 
 
-@pytest.mark.parametrize("case", ["default", "keda", "unscaled-cpu"])
+def test_beside_an_adapter_the_scaler_has_no_rights_outside_its_namespace_either() -> None:
+    found = rights(render("adapter"))["t-tokenbatch-scaler"]
+    assert {verbs for _, _, verbs in found} == {"get,list,watch", "get"}
+    assert ("ns/embed_scaler_figure", "*", "get") in found
+    assert all(place.startswith("ns/") for place, _, _ in found)
+
+
+@pytest.mark.parametrize("case", ["default", "adapter", "keda", "unscaled-cpu"])
 def test_pods_that_ask_kubernetes_nothing_hold_no_token(case: str) -> None:
+    asking = ("-aggregator", "-scaler", *(("-test",) if case in {"default", "adapter"} else ()))
     for name, spec in pod_specs(render(case)).items():
-        needs = name.endswith(("-aggregator", "-scaler"))
+        needs = name.endswith(asking)
         assert spec.get("automountServiceAccountToken", True) is needs, name

@@ -18,6 +18,7 @@ MODEL = "all-minilm-l6-v2"
 NAMESPACE = "tokenbatch"
 NAME = "tokenbatch"
 DEPLOYMENT = f"{NAME}-{MODEL}"
+METRICS_API = "v1beta1.external.metrics.k8s.io"
 _POLL_S = 0.25
 
 Object = dict[str, Any]
@@ -62,6 +63,19 @@ def offer_gpus(count: int, resource: str = "nvidia.com/gpu") -> None:
     """Let the node advertise GPUs, as a device plugin would."""
     patch = [{"op": "add", "path": f"/status/capacity/{resource.replace('/', '~1')}", "value": str(count)}]
     kube("patch", "node", "node", "--subresource=status", "--type=json", f"--patch={json.dumps(patch)}")
+
+
+def metrics_api() -> Object | None:
+    """The registration of the external metrics API, where there is any."""
+    found = kube("get", "apiservice", METRICS_API, "--ignore-not-found", "--output", "json")
+    return json.loads(found) if found else None
+
+
+def give_metrics_api(namespace: str, name: str) -> None:
+    """Let another Service have it, as who applies his own manifest does, and wait for the scaler to give it up."""
+    change = {"spec": {"service": {"namespace": namespace, "name": name}, "caBundle": None}}
+    kube("patch", "apiservice", METRICS_API, "--type=merge", f"--patch={json.dumps(change)}")
+    until(lambda: not (metrics_api() or {})["metadata"].get("ownerReferences"), "the scaler gives it up", 60.0)
 
 
 @dataclass

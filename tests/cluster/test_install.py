@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Generator
 from typing import Any
 
@@ -14,10 +13,9 @@ from loadtest.clients.messages import NO_WISHES, request
 from loadtest.questions import bundled_questions
 from loadtest.stack.kafka import KafkaBroker
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
-from tests.chart.rendering import CHART, helm
 from tests.cluster import kafka_on_node
 from tests.cluster.conftest import NewRelease
-from tests.cluster.release import DEPLOYMENT, NAME, NAMESPACE, KubectlError, Release, get, kube, until
+from tests.cluster.release import DEPLOYMENT, NAME, KubectlError, Release, get, kube, metrics_api, until
 from tests.cluster.values import DIMENSIONS, synthetic
 from tests.faults.expected import Oracle
 
@@ -40,7 +38,8 @@ def release(request: pytest.FixtureRequest, new_release: NewRelease, kafka: Kafk
 def _nothing_is_left() -> None:
     """Of the release, that is: a namespace has a ServiceAccount and a ConfigMap of its own."""
     until(lambda: not _of_the_release(), "nothing is left", 60.0)
-    everywhere = "clusterroles,clusterrolebindings,apiservices"
+    until(lambda: metrics_api() is None, "the registration of the metrics API is gone with its owner", 60.0)
+    everywhere = "clusterroles,clusterrolebindings"
     assert not get(everywhere, "--selector", f"app.kubernetes.io/instance={NAME}")["items"]
     in_system = get("rolebindings", "--selector", f"app.kubernetes.io/instance={NAME}", namespace="kube-system")
     assert not in_system["items"]
@@ -102,11 +101,3 @@ def test_the_autoscaler_reads_its_metric_through_the_api_server(release: Release
         return any(each["type"] == "ScalingActive" and each["status"] == "True" for each in conditions)
 
     until(able, "the HorizontalPodAutoscaler is active", 90.0)
-
-
-def test_a_second_release_does_not_take_the_metrics_api_over(release: Release) -> None:
-    command = [str(helm(release.version)), "install", "other", str(CHART), "--namespace", "default"]
-    command += ["--set", "kafka.bootstrapServers=elsewhere:9092"]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert done.returncode != 0
-    assert f"{NAMESPACE}/{NAME}-scaler already" in done.stderr

@@ -207,6 +207,7 @@ def test_every_value_of_an_upgrade_takes_effect(release: Release, stage: Stage) 
 
 def _upgrade(release: Release, stage: Stage) -> None:
     """Values that show before the upgrade what they are to show after it would prove nothing."""
+    stage.prepare()
     before = stage.look()
     if stage.cannot_run:
         release.upgrade(stage.values, wait=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -26,7 +26,9 @@ class FakeKubernetesApi:
         self.calls: list[str] = []
         self.authorization = ""
         self.away = False
+        self.queries: dict[str, str] = {}
         self.lists = 0
+        self._managers: dict[str, str] = {}
         self._version = 100
         self._port = 0
         self._watches: list[tuple[str, asyncio.Queue[Object | None]]] = []
@@ -95,6 +97,7 @@ class FakeKubernetesApi:
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         self.calls.append(f"{request.method} {request.path}")
+        self.queries = dict(request.query)
         self.authorization = request.headers.get("Authorization", "")
         if self.away:
             return _status(503, "the API server is away")
@@ -104,6 +107,10 @@ class FakeKubernetesApi:
             self.lists += 1
             found = [each for path, each in self.objects.items() if path.startswith(request.path + "/")]
             return web.json_response({"metadata": {"resourceVersion": str(self._version)}, "items": found})
+        if request.method == "POST":
+            return self._create(request.path, await request.json())
+        if request.method == "PATCH" and request.content_type == "application/apply-patch+yaml":
+            return self._apply(request.path, request.query, await request.json())
         stored = self.objects.get(request.path)
         if stored is None:
             return _status(404, f"{request.path} not found")
@@ -114,6 +121,25 @@ class FakeKubernetesApi:
                 return _status(415, "this fake merges, and knows no other patch")
             self.put(request.path, _merged(stored, await request.json()))
         return web.json_response(self.objects[request.path])
+
+    def _create(self, path: str, content: Object) -> web.Response:
+        name = f"{content['metadata'].get('generateName', '')}{self._version}"
+        self.put(f"{path}/{content['metadata'].setdefault('name', name)}", content)
+        return web.json_response(content, status=201)
+
+    def _apply(self, path: str, query: Mapping[str, str], content: Object) -> web.Response:
+        """A field that is another manager's, and differs, is a conflict, as long as it is not taken by force."""
+        stored, manager = self.objects.get(path), query["fieldManager"]
+        version = content["metadata"].get("resourceVersion")
+        if version is not None and (stored is None or version != stored["metadata"]["resourceVersion"]):
+            return _status(409, "the object has been modified")
+        if stored is not None and query["force"] != "true" and self._managers.get(path) != manager:
+            merged = _merged(stored, content)
+            if any(merged[key] != stored.get(key) for key in content if key != "metadata"):
+                return _status(409, f"conflict with {self._managers.get(path)}")
+        self._managers[path] = manager
+        self.put(path, _merged(stored or {}, content))
+        return web.json_response(self.objects[path])
 
     def _replace(self, path: str, stored: Object, content: Object) -> web.Response:
         if content["metadata"].get("resourceVersion") != stored["metadata"]["resourceVersion"]:

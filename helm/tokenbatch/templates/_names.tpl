@@ -103,6 +103,25 @@ tokenbatch/model: {{ (index . 1).slug }}
 {{- toJson (dict "items" $items) -}}
 {{- end -}}
 
+{{/*
+A metric of this release's scaler, as an HorizontalPodAutoscaler names it: (list $ name slug).
+
+An adapter finds all of them as one series of Prometheus, which has the name as a label.
+*/}}
+{{- define "tokenbatch.metric" -}}
+{{- $labels := dict "scaler" (printf "%s-scaler" (include "tokenbatch.fullname" (index . 0))) -}}
+{{- with index . 2 -}}
+{{- $_ := set $labels "model" . -}}
+{{- end -}}
+{{- if eq (index . 0).Values.autoscaling.mode "adapter" -}}
+{{- $_ := set $labels "metric" (index . 1) -}}
+name: embed_scaler_figure
+{{- else -}}
+name: {{ index . 1 }}
+{{- end }}
+selector: {matchLabels: {{ toJson $labels }}}
+{{- end -}}
+
 {{/* A bound on replicas that an autoscaler holds: (list $ $autoscaling). */}}
 {{- define "tokenbatch.scaled" -}}
 {{- $root := index . 0 -}}

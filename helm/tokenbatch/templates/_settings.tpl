@@ -58,10 +58,13 @@
 {{- $models = append $models (dict "name" .name "label" .slug "deployment" .fullname) -}}
 {{- end -}}
 {{- $api := dict "enabled" (eq .Values.autoscaling.mode "hpa") "service" (printf "%s-scaler" $name) "secret" (printf "%s-scaler-tls" $name) -}}
+{{- if and $api.enabled .Values.serviceAccounts.create -}}
+{{- $_ := set $api "owner" (printf "%s-scaler-%s" $name .Release.Namespace) -}}
+{{- end -}}
 {{- if .Values.scaler.certificates.certManager -}}
 {{- $_ := set $api "cert_file" "/etc/tokenbatch/tls/tls.crt" -}}
 {{- $_ := set $api "key_file" "/etc/tokenbatch/tls/tls.key" -}}
-{{- $_ := set $api "register_ca" false -}}
+{{- $_ := set $api "ca_file" "/etc/tokenbatch/tls/ca.crt" -}}
 {{- end -}}
 {{- $address := printf "k8s://%s-aggregator-pods.%s:50052" $name .Release.Namespace -}}
 {{- include "tokenbatch.override" (list $settings (dict

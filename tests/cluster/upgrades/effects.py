@@ -29,6 +29,7 @@ class Stage:
     """One upgrade: the values that it gives, and what each does; its pods are ready then unless they `cannot_run`.
 
     `unscaled`: the replicas are an autoscaler's until then, which may set them once more before Helm deletes it.
+    `prepare` does what must be done before.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Stage:
     effects: tuple[Effect, ...]
     cannot_run: bool = False
     unscaled: bool = False
+    prepare: Callable[[], None] = lambda: None
     _seen: dict[str, list[Object]] = field(default_factory=dict[str, list[Object]])
 
     def given(self, path: str) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.cluster.images import AGGREGATOR, SYNTHETIC
-from tests.cluster.release import MODEL
+from tests.cluster.release import METRICS_API, MODEL, give_metrics_api, kube
 from tests.cluster.upgrades.effects import (
     GONE,
     Effect,
@@ -67,7 +67,9 @@ KEDA = Stage(
         Effect("fullnameOverride", DEPLOYMENTS["aggregator"], lambda it: it["metadata"]["name"], "embed-aggregator"),
         *(Effect("image.registry", of, lambda it: container(it)["image"].partition("/")[0]) for of in PODS.values()),
         Effect("autoscaling.mode", SCALED, lambda it: it["spec"]["triggers"][0]["type"], "external-push"),
-        Effect("autoscaling.mode", "apiservice/v1beta1.external.metrics.k8s.io", lambda it: it["kind"], GONE),
+        Effect(
+            "autoscaling.mode", "clusterroles -l app.kubernetes.io/instance=tokenbatch", lambda it: it["kind"], GONE
+        ),
         Effect(
             "autoscaling.kedaNamespace",
             "networkpolicy/embed-scaler",
@@ -76,6 +78,7 @@ KEDA = Stage(
             ],
         ),
     ),
+    prepare=lambda: give_metrics_api("scalers", "keda-operator-metrics-apiserver"),
 )
 DOOR = Stage(
     "behind a door of its own, scaled by nobody",
@@ -125,6 +128,12 @@ DOOR = Stage(
         ),
     ),
 )
+
+
+def _forget_the_metrics_api() -> None:
+    kube("delete", "apiservice", METRICS_API)
+
+
 ELSEWHERE = Stage(
     "with certificates and rights that others make",
     {
@@ -148,6 +157,7 @@ ELSEWHERE = Stage(
         ),
     ),
     cannot_run=True,
+    prepare=_forget_the_metrics_api,
 )
 STAGES = (ALL, FIXED, KEDA, DOOR, ELSEWHERE)
 

@@ -11,13 +11,12 @@ from cryptography import x509
 
 from k8s.api import Kubernetes, KubernetesError
 from k8s.scaler.certificates import Certificates, is_due, make
-from k8s.scaler.registration import Registration
+from k8s.scaler.shared_certificate import SharedCertificate
 from tests.fakes.kubernetes_api import FakeKubernetesApi
 
 NAMES = ("scaler.ns.svc", "scaler.ns.svc.cluster.local")
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 SECRET = "/api/v1/namespaces/ns/secrets/tls"
-SERVICE = "/apis/apiregistration.k8s.io/v1/apiservices/v1beta1.external.metrics.k8s.io"
 
 
 def authorities(bundle: bytes) -> list[x509.Certificate]:
@@ -86,59 +85,45 @@ def test_a_damaged_authority_is_replaced() -> None:
     assert len(authorities(third.ca_bundle)) == 1
 
 
-def registration(kubernetes: Kubernetes, now: datetime = NOW) -> Registration:
-    return Registration(
-        kubernetes, namespace="ns", secret="tls", names=NAMES, days=90, register_ca=True, clock=lambda: now
-    )
+def shared(kubernetes: Kubernetes, now: datetime = NOW) -> SharedCertificate:
+    return SharedCertificate(kubernetes, namespace="ns", secret="tls", names=NAMES, days=90, clock=lambda: now)
 
 
 def api() -> FakeKubernetesApi:
     fake = FakeKubernetesApi()
     fake.put(SECRET, {"type": "Opaque"})
-    fake.put(SERVICE, {"spec": {"group": "external.metrics.k8s.io", "version": "v1beta1"}})
     return fake
 
 
-async def test_the_first_makes_a_certificate_and_registers_its_authority() -> None:
+async def test_the_first_makes_a_certificate() -> None:
     fake = api()
     async with fake.started() as kubernetes:
-        made = await registration(kubernetes).current()
+        made = await shared(kubernetes).current()
     assert base64.b64decode(fake.objects[SECRET]["data"]["tls.crt"]) == made.certificate
-    assert base64.b64decode(fake.objects[SERVICE]["spec"]["caBundle"]) == made.ca_bundle
-    assert fake.objects[SERVICE]["spec"]["version"] == "v1beta1"
 
 
 async def test_replicas_that_start_together_serve_the_same_certificate() -> None:
     fake = api()
     async with fake.started() as kubernetes:
-        found = await asyncio.gather(*(registration(kubernetes).current() for _ in range(4)))
+        found = await asyncio.gather(*(shared(kubernetes).current() for _ in range(4)))
     assert len({each.certificate for each in found}) == 1
 
 
 async def test_nothing_is_written_while_all_is_well() -> None:
     fake = api()
     async with fake.started() as kubernetes:
-        await registration(kubernetes).current()
+        await shared(kubernetes).current()
         fake.calls.clear()
-        await registration(kubernetes).current()
+        await shared(kubernetes).current()
     assert {call.split()[0] for call in fake.calls} == {"GET"}
-
-
-async def test_a_bundle_that_somebody_emptied_is_written_again() -> None:
-    fake = api()
-    async with fake.started() as kubernetes:
-        made = await registration(kubernetes).current()
-        fake.put(SERVICE, {"spec": {"version": "v1beta1"}})
-        await registration(kubernetes).current()
-    assert base64.b64decode(fake.objects[SERVICE]["spec"]["caBundle"]) == made.ca_bundle
 
 
 async def test_a_renewal_in_time_is_made_by_one_and_taken_by_the_other() -> None:
     fake = api()
     later = NOW + timedelta(days=61)
     async with fake.started() as kubernetes:
-        first = await registration(kubernetes).current()
-        found = await asyncio.gather(*(registration(kubernetes, later).current() for _ in range(2)))
+        first = await shared(kubernetes).current()
+        found = await asyncio.gather(*(shared(kubernetes, later).current() for _ in range(2)))
     assert found[0].certificate == found[1].certificate != first.certificate
 
 
@@ -146,11 +131,11 @@ async def test_a_secret_that_holds_nonsense_is_overwritten() -> None:
     fake = api()
     fake.put(SECRET, {"data": dict.fromkeys(("ca.crt", "ca.key", "tls.crt", "tls.key"), "%")})
     async with fake.started() as kubernetes:
-        made = await registration(kubernetes).current()
+        made = await shared(kubernetes).current()
     assert not is_due(made, NAMES, NOW)
 
 
 async def test_without_the_secret_it_says_so() -> None:
     async with FakeKubernetesApi().started() as kubernetes:
         with pytest.raises(KubernetesError, match="404"):
-            await registration(kubernetes).current()
+            await shared(kubernetes).current()

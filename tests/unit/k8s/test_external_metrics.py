@@ -17,6 +17,7 @@ from k8s.scaler.certificates import make, utc_now
 from k8s.scaler.external_metrics import ExternalMetricsApi, quantity
 from k8s.scaler.figures import Figure, Published
 from k8s.scaler.front_proxy import server_context
+from k8s.scaler.keda import GrpcPort, KedaScaler
 from k8s.scaler.metrics import ScalerMetrics
 from tests.fakes.certificate_authority import CertificateAuthority
 
@@ -34,7 +35,9 @@ class Server:
         self.published = Published(20.0, lambda: self.now_s)
         self.published.figures = {"org/m": Figure(2.3456, 7, 100.0)}
         metrics = ScalerMetrics(Gatherer(), dict)
-        self.api = ExternalMetricsApi(Catalog(self.published, {"m": "org/m"}), "ns", metrics)
+        self.addresses: dict[tuple[str, str], str] = {}
+        catalog = Catalog(self.published, {"m": "org/m"}, "scaler")
+        self.api = ExternalMetricsApi(catalog, "ns", metrics, find=lambda *place: self.addresses[place])
         self.served = make([NAME], 90, utc_now())
 
     async def serve(self, *names: str) -> None:
@@ -66,7 +69,7 @@ async def test_the_autoscaler_gets_a_list_of_values(server: Server) -> None:
     assert answer["kind"] == "ExternalMetricValueList"
     (item,) = answer["items"]
     assert item["metricName"] == "embed_required_replicas"
-    assert item["metricLabels"] == {"model": "m"}
+    assert item["metricLabels"] == {"scaler": "scaler", "model": "m"}
     assert item["value"] == "2346m"
     assert item["timestamp"].endswith("Z")
 
@@ -129,6 +132,58 @@ async def test_what_is_stale_is_unavailable_and_says_why(server: Server) -> None
 async def test_what_there_is_not_is_said_as_kubernetes_does(server: Server, path: str, code: int) -> None:
     found, answer = await server.ask(path)
     assert (found, answer["kind"], answer["code"]) == (code, "Status", code)
+
+
+@pytest.fixture
+async def neighbour(server: Server) -> AsyncIterator[Published]:
+    """The figures of another release, whose scaler `server` finds as the Service b-scaler of the namespace other."""
+    published = Published(20.0, lambda: 100.0)
+    published.figures = {"org/m": Figure(5.5, 9, 100.0)}
+    published.busy = (0.25, 100.0)
+    catalog = Catalog(published, {"m": "org/m"}, "b-scaler")
+    port = GrpcPort(KedaScaler(catalog, ScalerMetrics(Gatherer(), dict), 1.0), "127.0.0.1:0")
+    await port.start()
+    server.addresses["b-scaler", "other"] = server.addresses["b-scaler", "ns"] = port.address
+    yield published
+    await port.stop(0)
+
+
+@pytest.mark.parametrize("namespace", ["other", "ns"])
+async def test_the_figures_of_another_release_come_from_its_own_scaler(
+    server: Server, neighbour: Published, namespace: str
+) -> None:
+    assert neighbour.figures
+    base = f"{BASE}/namespaces/{namespace}"
+    code, answer = await server.ask(f"{base}/embed_required_replicas?labelSelector=model%3Dm%2Cscaler%3Db-scaler")
+    assert code == 200
+    (item,) = answer["items"]
+    assert (item["value"], item["metricLabels"]) == ("5500m", {"model": "m", "scaler": "b-scaler"})
+    _, answer = await server.ask(f"{base}/embed_aggregator_busy?labelSelector=scaler%3Db-scaler")
+    assert [each["value"] for each in answer["items"]] == ["250m"]
+
+
+async def test_what_another_release_does_not_know_or_have_is_said(server: Server, neighbour: Published) -> None:
+    base = f"{BASE}/namespaces/other/embed_required_replicas?labelSelector=scaler%3Db-scaler"
+    neighbour.figures = {}
+    neighbour.explain = lambda: "Kafka does not answer"
+    code, answer = await server.ask(f"{base}%2Cmodel%3Dm")
+    assert (code, answer["reason"]) == (503, "ServiceUnavailable")
+    assert "Kafka does not answer" in answer["message"]
+    code, answer = await server.ask(f"{base}%2Cmodel%3Dx")
+    assert (code, answer["reason"]) == (404, "NotFound")
+
+
+async def test_another_release_that_is_not_there_is_unavailable(server: Server) -> None:
+    server.addresses["b-scaler", "other"] = "127.0.0.1:1"
+    code, answer = await server.ask(f"{BASE}/namespaces/other/embed_required_replicas?labelSelector=scaler%3Db-scaler")
+    assert (code, answer["reason"]) == (503, "ServiceUnavailable")
+    assert "the scaler 127.0.0.1:1 says UNAVAILABLE" in answer["message"]
+
+
+async def test_only_the_name_of_a_service_is_followed(server: Server) -> None:
+    code, answer = await server.ask(f"{BASE}/namespaces/other/embed_required_replicas?labelSelector=scaler%3Da.b")
+    assert (code, answer["reason"]) == (404, "NotFound")
+    assert "whose, in the namespace other?" in answer["message"]
 
 
 async def test_discovery_and_openapi_agree_on_one_resource(server: Server) -> None:

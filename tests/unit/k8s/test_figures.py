@@ -158,14 +158,16 @@ class Clock:
 
 def catalog(clock: Clock) -> tuple[Published, Catalog]:
     published = Published(20.0, clock)
-    return published, Catalog(published, {"m": "org/m", "n": "org/n"})
+    return published, Catalog(published, {"m": "org/m", "n": "org/n"}, "scaler")
 
 
 def test_the_catalog_answers_by_name_and_label() -> None:
     published, found = catalog(Clock())
     published.figures = {"org/m": Figure(2.5, 7, 100.0), "org/n": Figure(1.0, 0, 100.0)}
     published.busy = (1.5, 100.0)
-    assert [(each.labels, each.value) for each in found.query(REQUIRED_REPLICAS, "model=m")] == [({"model": "m"}, 2.5)]
+    assert [(each.labels, each.value) for each in found.query(REQUIRED_REPLICAS, "model=m")] == [
+        ({"scaler": "scaler", "model": "m"}, 2.5)
+    ]
     assert [each.value for each in found.query(LAG)] == [7.0, 0.0]
     assert [each.value for each in found.query(AGGREGATOR_BUSY)] == [1.5]
 

@@ -28,7 +28,7 @@ class Operator:
         self.now_s = 100.0
         self.published = Published(20.0, lambda: self.now_s)
         self.show(0.0)
-        catalog = Catalog(self.published, {"m": "org/m"})
+        catalog = Catalog(self.published, {"m": "org/m"}, "scaler")
         metrics = ScalerMetrics(Gatherer(), dict)
         self.port = GrpcPort(KedaScaler(catalog, metrics, 0.01), "127.0.0.1:0")
 
@@ -140,7 +140,7 @@ async def test_alive_is_not_ready(operator: Operator) -> None:
 
 async def test_a_port_in_use_is_said(operator: Operator) -> None:
     metrics = ScalerMetrics(Gatherer(), dict)
-    scaler = KedaScaler(Catalog(operator.published, {}), metrics, 1.0)
+    scaler = KedaScaler(Catalog(operator.published, {}, "scaler"), metrics, 1.0)
     with pytest.raises(StartError, match="is another program using the port"):
         await GrpcPort(scaler, operator.port.address).start()
 

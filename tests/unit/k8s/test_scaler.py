@@ -68,7 +68,6 @@ class Cluster:
         self.aggregator = DemandServer("127.0.0.1:0", self.demand)
         self.api.put(DEPLOYMENT, {"spec": {"replicas": 2}, "status": {"readyReplicas": 2}})
         self.api.put(SECRET, {"type": "Opaque"})
-        self.api.put(API_SERVICE, {"spec": {}})
         data = {"requestheader-client-ca-file": self.authority.pem, "requestheader-allowed-names": '["front-proxy"]'}
         self.api.put(AUTHENTICATION, {"data": data})
 

@@ -13,9 +13,11 @@ from typing_extensions import override
 
 from aggregator.settings import AggregatorSettings, KafkaSettings, ModelSettings
 from k8s import smoke
+from k8s.scaler.registration import PATH
 from k8s.smoke import Failed, prove
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
+from tests.fakes.kubernetes_api import FakeKubernetesApi
 
 SETTINGS = AggregatorSettings(
     kafka=KafkaSettings(enabled=False), models=(ModelSettings(name="m", servers=("unused:1",)),)
@@ -96,6 +98,32 @@ async def test_what_was_installed_a_moment_ago_is_waited_for(monkeypatch: pytest
     async with serving(service) as target:
         assert await prove(SETTINGS, target, 30.0)
     assert len(service.asked) == 3
+
+
+SERIES = "ns/embed_required_replicas?model=m,scaler=s"
+ASKED = "/apis/external.metrics.k8s.io/v1beta1/namespaces/ns/embed_required_replicas"
+
+
+async def test_a_metric_that_the_autoscaler_can_read_passes() -> None:
+    fake = FakeKubernetesApi()
+    fake.put(ASKED, {"items": [{"value": "2500m"}]})
+    async with fake.started():
+        (line,) = await prove(SETTINGS, None, 30.0, [SERIES], fake.client)
+    assert line == f"metric {SERIES}: 2500m"
+    assert fake.queries == {"labelSelector": "model=m,scaler=s"}
+
+
+async def test_a_metric_that_nobody_gives_fails_and_says_whose_the_api_is() -> None:
+    fake = FakeKubernetesApi()
+    async with fake.started():
+        with pytest.raises(Failed, match="who serves the external metrics API is not known: 404"):
+            await prove(SETTINGS, None, 0.2, [SERIES], fake.client)
+        fake.put(PATH, {"spec": {"service": {"namespace": "keda", "name": "metrics"}}})
+        with pytest.raises(Failed, match="served by keda/metrics, which is no scaler of ours"):
+            await prove(SETTINGS, None, 0.2, [SERIES], fake.client)
+        fake.put(ASKED, {"items": []})
+        with pytest.raises(Failed, match="there is no series of it"):
+            await prove(SETTINGS, None, 0.2, [SERIES], fake.client)
 
 
 async def test_nobody_there_fails_in_time() -> None:
