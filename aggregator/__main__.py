@@ -17,6 +17,7 @@ from aggregator.aggregator import Aggregator
 from aggregator.check import check
 from aggregator.errors import StartError
 from aggregator.runtime import heap, logs
+from aggregator.runtime.groups import ungrouped
 from aggregator.runtime.settings import load
 from aggregator.runtime.settings_help import help_text
 from aggregator.settings import ENV_PREFIX, AggregatorSettings
@@ -47,10 +48,8 @@ async def _serve(settings: AggregatorSettings) -> int:
         loop.add_signal_handler(number, stop.set)
     aggregator = Aggregator(settings)
     heap.settle()
-    try:
+    with ungrouped(StartError):
         await aggregator.run(stop)
-    except* StartError as errors:
-        raise errors.exceptions[0] from None
     return 0
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from aggregator.errors import StartError
 from aggregator.runtime import logs
+from aggregator.runtime.groups import ungrouped
 from aggregator.runtime.settings import as_text, load
 from aggregator.runtime.settings_help import help_text
 from k8s.scaler.scaler import Scaler
@@ -41,10 +42,8 @@ async def _serve(settings: ScalerSettings) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    try:
+    with ungrouped(StartError):
         await Scaler(settings).run(stop)
-    except* StartError as errors:
-        raise errors.exceptions[0] from None
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -15,6 +15,7 @@ import numpy as np
 import psutil
 from typing_extensions import override
 
+from aggregator.runtime.groups import ungrouped
 from loadtest.bench.instant_modelserver import MODEL
 from loadtest.bench.setting import Plan
 from loadtest.bench.vllm_server import VllmServer
@@ -67,9 +68,10 @@ class Side(ABC):
         tally = Tally(np.arange(count, dtype=np.int64), keep_embeddings=False)
         before_s, client_before_s = self._cpu_s(), time.process_time()
         try:
-            asyncio.run(self._send(texts, tally, load))
-        except* (aiohttp.ClientError, TimeoutError) as errors:
-            raise StackError(f"a request was not answered: {errors.exceptions[0]!r}") from errors
+            with ungrouped(aiohttp.ClientError, TimeoutError):
+                asyncio.run(self._send(texts, tally, load))
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise StackError(f"a request was not answered: {error!r}") from error
         client_s, server_s = time.process_time() - client_before_s, self._cpu_s() - before_s
         summary = tally.summary()
         if summary.errors or summary.lost:

@@ -13,6 +13,7 @@ from typing import Any
 from aiokafka import AIOKafkaConsumer
 from aiokafka.errors import KafkaError
 
+from aggregator.runtime.groups import ungrouped
 from loadtest.clients.kafka_connection import BATCH_BYTES, Connection, KafkaRunError, connected
 from loadtest.clients.messages import NO_WISHES, Format, Header, UnreadableReply, Wishes, answers, record, reply
 from loadtest.clients.pace import paced
@@ -75,12 +76,10 @@ class _Exchange:
 
     async def run(self, connection: Connection) -> None:
         """Until every query is answered, or none has been for too long."""
-        try:
+        with ungrouped(KafkaError, KafkaRunError):
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._send_all(connection), name="send")
                 tasks.create_task(self._collect(connection.consumer), name="collect")
-        except* (KafkaError, KafkaRunError) as errors:
-            raise errors.exceptions[0] from None
 
     async def _send_all(self, connection: Connection) -> None:
         topic, producer = self._plan.request_topic, connection.producer

@@ -17,6 +17,7 @@ import grpc
 import numpy as np
 import numpy.typing as npt
 
+from aggregator.runtime.groups import ungrouped
 from loadtest.clients.messages import NO_WISHES, request
 from loadtest.questions import bundled_questions
 from loadtest.simulate.arrivals import Steady
@@ -119,9 +120,10 @@ def call(address: str, rate: float, seconds: float, seed: int) -> Calls:
     """Calls with one question each, Poisson. Raises StackError."""
     due_s = Steady(rate).draw(seconds, np.random.default_rng([seed, 1]))
     try:
-        return _run(_call(address, due_s))
-    except* grpc.aio.AioRpcError as errors:
-        raise StackError(f"a call failed: {errors.exceptions[0]!r}") from errors
+        with ungrouped(grpc.aio.AioRpcError):
+            return _run(_call(address, due_s))
+    except grpc.aio.AioRpcError as error:
+        raise StackError(f"a call failed: {error!r}") from error
 
 
 def _run(work: Coroutine[Any, Any, _Found]) -> _Found:

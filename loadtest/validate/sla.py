@@ -13,6 +13,7 @@ from typing import TypeVar
 import grpc
 import numpy as np
 
+from aggregator.runtime.groups import ungrouped
 from loadtest.clients.messages import NO_WISHES, request
 from loadtest.questions import bundled_questions
 from loadtest.report.plots import draw_column
@@ -138,16 +139,17 @@ async def _load(address: str, seconds: float) -> None:
     groups = [questions[at : at + _QUERIES_A_CALL] for at in range(0, len(questions), _QUERIES_A_CALL)]
     until_s = time.monotonic() + seconds
     try:
-        async with grpc.aio.insecure_channel(address) as channel, asyncio.TaskGroup() as tasks:
-            stub = embedding_pb2_grpc.EmbeddingsStub(channel)
+        with ungrouped(grpc.aio.AioRpcError):
+            async with grpc.aio.insecure_channel(address) as channel, asyncio.TaskGroup() as tasks:
+                stub = embedding_pb2_grpc.EmbeddingsStub(channel)
 
-            async def call(number: int) -> None:
-                while time.monotonic() < until_s:
-                    texts = groups[number % len(groups)]
-                    await stub.Embed(request(texts, str(number), NO_WISHES), timeout=_TIMEOUT_S)
-                    number += _CALLERS
+                async def call(number: int) -> None:
+                    while time.monotonic() < until_s:
+                        texts = groups[number % len(groups)]
+                        await stub.Embed(request(texts, str(number), NO_WISHES), timeout=_TIMEOUT_S)
+                        number += _CALLERS
 
-            for number in range(_CALLERS):
-                tasks.create_task(call(number))
-    except* grpc.aio.AioRpcError as errors:
-        raise StackError(f"a call failed: {errors.exceptions[0]!r}") from errors
+                for number in range(_CALLERS):
+                    tasks.create_task(call(number))
+    except grpc.aio.AioRpcError as error:
+        raise StackError(f"a call failed: {error!r}") from error

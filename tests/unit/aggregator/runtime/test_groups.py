@@ -1,0 +1,53 @@
+"""What a task group put together is taken apart again, on every Python 3.11."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from aggregator.runtime.groups import ungrouped
+
+ROOT = Path(__file__).parents[4]
+
+
+async def failing(*errors: Exception) -> None:
+    """Tasks that fail at the same time, in a group inside a group."""
+
+    async def fail(error: Exception) -> None:
+        raise error
+
+    async with asyncio.TaskGroup(), asyncio.TaskGroup() as tasks:
+        for error in errors:
+            tasks.create_task(fail(error))
+
+
+async def test_the_first_error_of_the_named_kinds_comes_by_itself() -> None:
+    with pytest.raises((KeyError, OSError), match="first"), ungrouped(KeyError, OSError):
+        await failing(KeyError("first"), OSError("second"))
+
+
+async def test_errors_of_other_kinds_are_not_lost_behind_it() -> None:
+    with pytest.raises(ExceptionGroup) as caught, ungrouped(KeyError):
+        await failing(KeyError("first"), ValueError("a bug"))
+    assert caught.group_contains(ValueError, match="a bug")
+
+
+def test_an_error_that_comes_alone_passes() -> None:
+    with pytest.raises(ValueError, match="alone"), ungrouped(KeyError):
+        raise ValueError("alone")
+
+
+def test_nowhere_is_an_error_raised_inside_except_star() -> None:
+    """Python 3.11.0 to 3.11.3 put it into a group again."""
+    found: list[str] = []
+    for file in sorted(ROOT.rglob("*.py")):
+        if ".venv" in file.parts or ".run" in file.parts:
+            continue
+        for block in ast.walk(ast.parse(file.read_text())):
+            if isinstance(block, ast.TryStar):
+                raised = [node for handler in block.handlers for node in ast.walk(handler)]
+                found += [f"{file}:{each.lineno}" for each in raised if isinstance(each, ast.Raise) and each.exc]
+    assert not found
