@@ -140,12 +140,21 @@ class Demand:
             raise StaleInputError(f"the oldest input is {age_s:.1f} s old, {self._policy.max_age_s} s are allowed")
         return _past_tolerance(self._peak(self._required(load, now_s), now_s), load.replicas)
 
+    @property
+    def knows_what_for(self) -> bool:
+        """False while pods are pending that were asked for before the first look."""
+        return self._held is not None
+
     def _required(self, load: Load, now_s: float) -> float:
         if load.pod_tokens_per_s is not None:
             self._pod_tokens_per_s = load.pod_tokens_per_s
         backlog, factor = self._hold(load, now_s)
-        if self._pod_tokens_per_s is not None:
-            return factor * required_replicas(load.arrival_tokens_per_s, backlog, self._pod_tokens_per_s, self._policy)
+        speed, policy, arriving = self._pod_tokens_per_s, self._policy, load.arrival_tokens_per_s
+        if speed is not None:
+            required = factor * required_replicas(arriving, backlog, speed, policy)
+            if not self.knows_what_for:  # then what waits asks for no pods besides those
+                return max(required_replicas(arriving, 0.0, speed, policy), min(required, load.replicas or 0))
+            return required
         # Cold start: what one pod does is not known before one has served. Keep what there is, at least one.
         return max(1.0, load.replicas or 0) if load.arrival_tokens_per_s or load.backlog_tokens else 0.0
 
@@ -160,8 +169,9 @@ class Demand:
             self._pending_since_s = math.inf
         else:
             self._pending_since_s = min(self._pending_since_s, now_s)
-            if self._held is not None and now_s - self._pending_since_s <= self._policy.max_hold_s:
-                return min(backlog, self._held[0]), min(factor, self._held[1])
+            if now_s - self._pending_since_s <= self._policy.max_hold_s:
+                held = self._held or (backlog, factor)
+                return min(backlog, held[0]), min(factor, held[1])
         self._held = (backlog, factor)
         return self._held
 

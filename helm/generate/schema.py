@@ -36,7 +36,7 @@ CHART_SETS: dict[str, frozenset[str]] = {
         {"model.path", "model.name", "model.revision", "grpc.bind", "telemetry.metrics_bind", "profile.cache"}
     ),
     "scaler": frozenset(
-        {"kafka", "models", "namespace", "aggregators.addresses", "keda.bind", "telemetry.metrics_bind"}
+        {"kafka", "models", "namespace", "aggregators.addresses", "peers", "keda.bind", "telemetry.metrics_bind"}
         | {"api.enabled", "api.bind", "api.service", "api.secret", "api.owner", "api.cert_file", "api.key_file"}
         | {"api.ca_file", "api.client_ca_file", "api.client_names"}
     ),

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from aggregator.core.demand import StaleInputError
 from k8s.scaler.figures import Published
 from k8s.scaler.selectors import matches
 
 REQUIRED_REPLICAS = "embed_required_replicas"
+OWN_REQUIRED_REPLICAS = "own_required_replicas"
+"""What this replica of the scaler alone requires, for the others."""
 LAG = "embed_consumer_lag"
 AGGREGATOR_BUSY = "embed_aggregator_busy"
 SCALER = "scaler"
@@ -60,18 +63,24 @@ class Catalog:
 
     def _series(self, metric: str) -> Mapping[str, Callable[[], float]]:
         published = self._published
+        models = self._models.items()
         if metric == REQUIRED_REPLICAS:
-            return {label: _reader(published, name, replicas=True) for label, name in self._models.items()}
+            return {label: partial(published.required_replicas, name) for label, name in models}
+        if metric == OWN_REQUIRED_REPLICAS:
+            return {label: partial(_own, published, name) for label, name in models}
         if metric == LAG:
-            return {label: _reader(published, name, replicas=False) for label, name in self._models.items()}
+            return {label: partial(_lag, published, name) for label, name in models}
         if metric == AGGREGATOR_BUSY:
             return {"": published.busy_share}
         raise UnknownMetric(f"there is no metric {metric}; there are {', '.join(self.names)}")
 
 
-def _reader(published: Published, model: str, *, replicas: bool) -> Callable[[], float]:
-    def read() -> float:
-        figure = published.figure(model)
-        return figure.required_replicas if replicas else float(figure.lag_records)
+def _own(published: Published, model: str) -> float:
+    figure = published.figure(model)
+    if not figure.knows_what_for:
+        raise StaleInputError(f"this replica does not know what the pods of {model} that are pending were asked for")
+    return figure.required_replicas
 
-    return read
+
+def _lag(published: Published, model: str) -> float:
+    return float(published.figure(model).lag_records)

@@ -24,11 +24,15 @@ class Replicas:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """What is published of one model, and when the oldest of its inputs was measured."""
+    """What is published of one model, and when the oldest of its inputs was measured.
+
+    `knows_what_for` is false while pods are pending that were asked for before this replica of the scaler looked.
+    """
 
     required_replicas: float
     lag_records: int
     measured_s: float
+    knows_what_for: bool = True
 
 
 class ModelFigures:
@@ -72,7 +76,8 @@ class ModelFigures:
             slo_pressure=max((model.p99_s / model.slo_s for model in models if model.slo_s > 0), default=0.0),
             at_floor=_at_floor(models),
         )
-        return Figure(self._demand.publish(load, now_s), unread, measured_s)
+        required = self._demand.publish(load, now_s)
+        return Figure(required, unread, measured_s, self._demand.knows_what_for)
 
     def _arrivals(self, models: Sequence[pb.ModelDemand], ends: LogEnds, shares: Mapping[str, float]) -> float:
         """Calls as the aggregators counted them; records as the topics grew, for what is paused is not fetched."""
@@ -97,6 +102,7 @@ class Published:
         self._clock = clock
         self._started_s = clock()
         self.figures: dict[str, Figure] = {}
+        self.of_peers: Mapping[str, float] = {}
         self.busy: tuple[float, float] | None = None
         self.explain: Callable[[], str] = lambda: "nothing was measured yet"
 
@@ -106,6 +112,13 @@ class Published:
         if figure is None or self._clock() - figure.measured_s > self._max_age_s:
             raise StaleInputError(f"the demand for {model} is not known: {self.explain()}")
         return figure
+
+    def required_replicas(self, model: str) -> float:
+        """The most that one of the scaler's replicas requires that know. Raises StaleInputError, as `figure`."""
+        figure, of_peers = self.figure(model), self.of_peers.get(model)
+        if of_peers is None:
+            return figure.required_replicas
+        return max(figure.required_replicas, of_peers) if figure.knows_what_for else of_peers
 
     def busy_share(self) -> float:
         """The aggregators' busy shares, summed. Raises StaleInputError."""
@@ -121,7 +134,7 @@ class Published:
             figure = self.figures.get(model)
             age_s = now_s - (figure.measured_s if figure is not None else self._started_s)
             fresh = figure is not None and age_s <= self._max_age_s
-            found[model] = (figure.required_replicas if figure is not None and fresh else None, age_s)
+            found[model] = (self.required_replicas(model) if fresh else None, age_s)
         return found
 
 

@@ -16,6 +16,7 @@ from k8s.scaler.aggregators import Aggregators
 from k8s.scaler.figures import ModelFigures, Published, Replicas
 from k8s.scaler.kafka_lag import LogEnds
 from k8s.scaler.metrics import ScalerMetrics
+from k8s.scaler.peers import Peers
 from k8s.scaler.settings import ModelSettings, ScalerSettings
 from k8s.scaler.shares import TopicShares
 
@@ -42,6 +43,7 @@ class Measuring:
         settings: ScalerSettings,
         aggregators: Aggregators,
         kafka: Lag,
+        peers: Peers,
         *,
         namespace: str,
         kubernetes: Kubernetes | None,
@@ -53,6 +55,7 @@ class Measuring:
         self._namespace = namespace
         self._aggregators = aggregators
         self._kafka = kafka
+        self._peers = peers
         self._kubernetes = kubernetes
         self._published = published
         published.explain = self._trouble
@@ -89,9 +92,11 @@ class Measuring:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._aggregators.ask(), name="ask aggregators")
             tasks.create_task(self._read_kafka(), name="read log ends")
+            peers = tasks.create_task(self._peers.required(), name="ask peers")
             for model in self._settings.models:
                 if model.deployment and self._kubernetes is not None:
                     tasks.create_task(self._read_replicas(self._kubernetes, model), name=f"read {model.deployment}")
+        self._published.of_peers = peers.result()
         self._publish()
 
     def _publish(self) -> None:

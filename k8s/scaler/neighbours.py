@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import grpc
 import grpc.aio
@@ -28,7 +28,7 @@ def in_cluster(service: str, namespace: str) -> str:
 
 
 async def ask(find: Find, namespace: str, metric: str, selector: str) -> Sequence[Value]:
-    """What the scaler that the selector names says, asked as KEDA asks it.
+    """What the scaler that the selector names says.
 
     Raises BadSelector, UnknownMetric, or StaleInputError where it does not answer or does not know.
     """
@@ -36,16 +36,19 @@ async def ask(find: Find, namespace: str, metric: str, selector: str) -> Sequenc
     service = labels.get(SCALER, "")
     if not _SERVICE.fullmatch(service):
         raise UnknownMetric(f"whose, in the namespace {namespace}? say it by the selector: {SCALER}=tokenbatch-scaler")
-    told = {key: value for key, value in labels.items() if key != SCALER} | {"metric": metric}
-    request = pb.GetMetricsRequest(
-        scaledObjectRef=pb.ScaledObjectRef(name=service, namespace=namespace, scalerMetadata=told), metricName=metric
-    )
-    address = find(service, namespace)
+    told = {key: value for key, value in labels.items() if key != SCALER}
+    return [Value(labels, value) for value in await values(find(service, namespace), metric, told, _TIMEOUT_S)]
+
+
+async def values(address: str, metric: str, labels: Mapping[str, str], timeout_s: float) -> Sequence[float]:
+    """What the scaler at an address says, asked as KEDA asks it. Raises UnknownMetric, StaleInputError."""
+    reference = pb.ScaledObjectRef(scalerMetadata={**labels, "metric": metric})
+    request = pb.GetMetricsRequest(scaledObjectRef=reference, metricName=metric)
     async with grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
         try:
-            answer = await pb_grpc.ExternalScalerStub(channel).GetMetrics(request, timeout=_TIMEOUT_S)
+            answer = await pb_grpc.ExternalScalerStub(channel).GetMetrics(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
                 raise UnknownMetric(error.details() or metric) from error
             raise StaleInputError(f"the scaler {address} says {error.code().name}: {error.details()}") from error
-    return [Value(labels, each.metricValueFloat) for each in answer.metricValues]
+    return [each.metricValueFloat for each in answer.metricValues]

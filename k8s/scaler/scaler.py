@@ -6,7 +6,7 @@ import asyncio
 import logging
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from aggregator.errors import StartError
@@ -22,6 +22,7 @@ from k8s.scaler.kafka_lag import KafkaLag
 from k8s.scaler.keda import GrpcPort, KedaScaler
 from k8s.scaler.measuring import Lag, Measuring
 from k8s.scaler.metrics import ScalerMetrics
+from k8s.scaler.peers import Peers
 from k8s.scaler.registration import Registration
 from k8s.scaler.settings import ApiSettings, ScalerSettings
 from k8s.scaler.shared_certificate import SharedCertificate
@@ -64,10 +65,12 @@ class Scaler:
         metrics.show(self.catalog)
         self._aggregators = Aggregators(settings.aggregators, clock, lambda: metrics.input_failed("aggregator"))
         self._kafka = kafka or KafkaLag(settings.kafka)
+        self._peers = Peers(labels, settings.aggregators.timeout_s)
         self.measuring = Measuring(
             settings,
             self._aggregators,
             self._kafka,
+            self._peers,
             namespace=self.namespace,
             kubernetes=self._kubernetes,
             published=published,
@@ -84,7 +87,11 @@ class Scaler:
         try:
             async with asyncio.TaskGroup() as tasks:
                 running = [
-                    tasks.create_task(self._aggregators.follow(self._addresses()), name="follow aggregators"),
+                    tasks.create_task(
+                        self._aggregators.follow(self._found(self._settings.aggregators.addresses)),
+                        name="follow aggregators",
+                    ),
+                    tasks.create_task(self._peers.follow(self._found(self._settings.peers)), name="follow peers"),
                     tasks.create_task(self.measuring.run(), name="measure"),
                 ]
                 if self.api is not None:
@@ -110,9 +117,8 @@ class Scaler:
         self._telemetry.shutdown()
         _LOG.info("scaler stopped")
 
-    async def _addresses(self) -> AsyncIterator[Mapping[str, bool]]:
-        """The aggregators, and whether their pods are Ready: those in the settings, and the endpoints of a Service."""
-        given = self._settings.aggregators.addresses
+    async def _found(self, given: Sequence[str]) -> AsyncIterator[Mapping[str, bool]]:
+        """Those of the settings, and the endpoints of a Service among them; and whether their pods are Ready."""
         services = [address for address in given if address.startswith(SCHEME)]
         fixed = {address: True for address in given if not address.startswith(SCHEME)}
         if not services:
@@ -181,7 +187,7 @@ def _kubernetes_for(settings: ScalerSettings) -> Kubernetes | None:
     """The cluster, where anything in the settings needs one."""
     api = settings.api
     needed = (
-        any(address.startswith(SCHEME) for address in settings.aggregators.addresses)
+        any(address.startswith(SCHEME) for address in (*settings.aggregators.addresses, *settings.peers))
         or any(model.deployment for model in settings.models)
         or (api.enabled and (api.client_ca_file is None or api.cert_file is None))
     )

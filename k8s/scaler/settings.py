@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat
 
 from aggregator.runtime.settings import StrictSettings
 from aggregator.runtime.telemetry import TelemetrySettings
@@ -30,10 +30,23 @@ class ModelSettings(Group):
     deployment: str = Field(default="", description="the Deployment that serves it; empty: replicas are not known")
 
 
+def _followed(addresses: tuple[str, ...]) -> tuple[str, ...]:
+    """Addresses of which one at the most is a Service."""
+    services = [address for address in addresses if address.startswith(SCHEME)]
+    for address in services:
+        check_address(address)
+    if len(services) > 1:
+        raise ValueError(f"{' and '.join(services)}: give one Service, and others as host:port")
+    return addresses
+
+
+Followed = Annotated[tuple[str, ...], AfterValidator(_followed)]
+
+
 class AggregatorsSettings(Group):
     """Where demand is asked for."""
 
-    addresses: tuple[str, ...] = Field(
+    addresses: Followed = Field(
         default=("localhost:50052",),
         description="host:port of each, or k8s://SERVICE.NAMESPACE:PORT for all endpoints of one Service",
         min_length=1,
@@ -45,16 +58,6 @@ class AggregatorsSettings(Group):
         description="an aggregator that has never answered is overlooked this long, it may be starting; "
         "one that has not answered for longer is overlooked while its pod is not Ready",
     )
-
-    @field_validator("addresses")
-    @classmethod
-    def _can_be_followed(cls, addresses: tuple[str, ...]) -> tuple[str, ...]:
-        services = [address for address in addresses if address.startswith(SCHEME)]
-        for address in services:
-            check_address(address)
-        if len(services) > 1:
-            raise ValueError(f"{' and '.join(services)}: give one Service, and others as host:port")
-        return addresses
 
 
 class PolicySettings(Group):
@@ -109,6 +112,9 @@ class ScalerSettings(StrictSettings):
     models: tuple[ModelSettings, ...] = Field(default=(ModelSettings(name="all-minilm-l6-v2"),), min_length=1)
     kafka: KafkaSettings = KafkaSettings()
     aggregators: AggregatorsSettings = AggregatorsSettings()
+    peers: Followed = Field(
+        default=(), description="the replicas of this scaler, as aggregators.addresses: all publish the highest figure"
+    )
     policy: PolicySettings = PolicySettings()
     api: ApiSettings = ApiSettings()
     keda: KedaSettings = KedaSettings()

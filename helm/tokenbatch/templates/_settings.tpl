@@ -72,6 +72,7 @@
   "kafka" (include "tokenbatch.kafkaSettings" . | fromYaml)
   "models" $models
   "aggregators" (merge (dict "addresses" (list $address)) (default dict $settings.aggregators))
+  "peers" (list (printf "k8s://%s-scaler.%s:50071" $name .Release.Namespace))
   "api" (merge $api (default dict $settings.api)))) -}}
 {{- toYaml $settings -}}
 {{- end -}}

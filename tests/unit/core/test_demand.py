@@ -109,8 +109,19 @@ def test_the_backlog_that_grows_while_pods_load_asks_for_no_more_of_them() -> No
     assert demand.publish(*at(0.0, asked)) == pytest.approx(4.0)
     loading = replace(asked, replicas=4, backlog_tokens=200_000.0)
     assert demand.publish(*at(15.0, loading)) == pytest.approx(4.0)
-    assert Demand(POLICY).publish(*at(15.0, loading)) > 10.0
+    assert Demand(POLICY).publish(*at(15.0, replace(loading, ready=4))) > 10.0
     assert demand.publish(*at(120.0, replace(loading, ready=4))) > 10.0
+
+
+def test_who_begins_to_look_while_pods_load_asks_for_no_more_of_them_either() -> None:
+    loading = replace(QUIET, arrival_tokens_per_s=1500.0, backlog_tokens=200_000.0, replicas=4, ready=2)
+    demand = Demand(POLICY)
+    assert demand.publish(*at(0.0, loading)) == pytest.approx(4.0)
+    assert demand.publish(*at(61.0, replace(loading, arrival_tokens_per_s=4500.0))) == pytest.approx(6.0)
+    assert demand.publish(*at(200.0, replace(loading, backlog_tokens=0.0))) == pytest.approx(2.0)
+    assert demand.publish(*at(261.0, loading)) == pytest.approx(4.0)
+    assert demand.publish(*at(601.0, loading)) > 10.0
+    assert Demand(POLICY).publish(*at(0.0, replace(loading, ready=4))) > 10.0
 
 
 def test_what_arrives_more_while_pods_load_does_ask_for_more() -> None:

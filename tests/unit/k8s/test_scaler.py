@@ -28,6 +28,7 @@ from k8s.scaler.settings import (
     PolicySettings,
     ScalerSettings,
 )
+from loadtest.stack.ports import free_ports
 from protos.aggregator.v1 import aggregator_pb2 as pb
 from tests.fakes.certificate_authority import CertificateAuthority
 from tests.fakes.kubernetes_api import SLICES, FakeKubernetesApi, slice_of
@@ -44,13 +45,14 @@ class FakeLag:
     """A topic that stands still; `away`: no broker answers. `reads` counts how often it was asked, once a round."""
 
     away = False
+    end = 1000
     reads = 0
 
     async def read(self, measured_s: float) -> LogEnds:
         self.reads += 1
         if self.away:
             raise KafkaConnectionError
-        return LogEnds({}, {("embed.requests.v1", 0): 1000}, {("embed.requests.v1", 0): 900}, measured_s)
+        return LogEnds({}, {("embed.requests.v1", 0): self.end}, {("embed.requests.v1", 0): 900}, measured_s)
 
     async def close(self) -> None:
         pass
@@ -76,7 +78,8 @@ class Cluster:
         model = pb.ModelDemand(model=MODEL, grpc_tokens_per_s=self.calls_per_s, lanes=[lane], tokens_per_record=30.0)
         return pb.GetDemandResponse(models=[model], busy_share=0.5)
 
-    def settings(self) -> ScalerSettings:
+    def settings(self, *ports: int) -> ScalerSettings:
+        """Of a scaler that listens on the first port, with replicas on all of them; none: on a free one, alone."""
         timing = {"interval_s": 0.05, "timeout_s": 10.0, "newcomer_s": NEWCOMER_S}
         port = self.aggregator.address.rpartition(":")[2]
         return ScalerSettings(
@@ -85,13 +88,14 @@ class Cluster:
             aggregators=AggregatorsSettings(addresses=(f"k8s://aggregators.ns:{port}",), **timing),
             policy=PolicySettings(max_age_s=MAX_AGE_S, peak_hold_s=0.0),
             api=ApiSettings(bind="127.0.0.1:0"),
-            keda=KedaSettings(bind="127.0.0.1:0"),
+            keda=KedaSettings(bind=f"127.0.0.1:{ports[0] if ports else 0}"),
+            peers=tuple(f"127.0.0.1:{each}" for each in ports),
             telemetry=TelemetrySettings(metrics_bind="127.0.0.1:0"),
         )
 
     @asynccontextmanager
-    async def scaler(self, kubernetes: Kubernetes) -> AsyncGenerator[Scaler]:
-        scaler = Scaler(self.settings(), kubernetes, self.lag, clock=lambda: self.now_s)
+    async def scaler(self, kubernetes: Kubernetes, *ports: int) -> AsyncGenerator[Scaler]:
+        scaler = Scaler(self.settings(*ports), kubernetes, self.lag, clock=lambda: self.now_s)
         stop = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(scaler.run(stop))
@@ -159,6 +163,26 @@ async def test_two_scalers_answer_alike(cluster: Cluster) -> None:
         await until(lambda: all(scaler.api is not None and scaler.api.address for scaler in scalers))
     assert sum(call == f"PUT {SECRET}" for call in cluster.api.calls) <= 2
     assert cluster.api.objects[API_SERVICE]["spec"]["caBundle"] == cluster.api.objects[SECRET]["data"]["ca.crt"]
+
+
+async def test_scalers_that_began_to_look_at_different_moments_publish_the_same(cluster: Cluster) -> None:
+    ports = free_ports(2)
+    cluster.lag.end = 3000  # 2100 records of 30 tokens wait, to be worked off in 30 s
+    async with cluster.api.started(), AsyncExitStack() as stack:
+        first = await stack.enter_async_context(cluster.scaler(cluster.api.client(), *ports))
+        await until(lambda: cluster.value(first) == pytest.approx(5100 / 3000))
+        cluster.api.put(DEPLOYMENT, {"spec": {"replicas": 5}, "status": {"readyReplicas": 2}})
+        await cluster.later(0.0)
+        cluster.lag.end = 30_000
+        await cluster.later(0.0)
+        assert cluster.value(first) == pytest.approx(5100 / 3000)
+        second = await stack.enter_async_context(cluster.scaler(cluster.api.client(), *reversed(ports)))
+        await until(lambda: cluster.value(second) == pytest.approx(5100 / 3000))
+        await cluster.later(0.0)
+        await cluster.later(0.0)
+        assert [cluster.value(each) for each in (first, second)] == [pytest.approx(5100 / 3000)] * 2
+        cluster.calls_per_s = 9000.0
+        await until(lambda: [cluster.value(each) for each in (first, second)] == [pytest.approx(11_100 / 3000)] * 2)
 
 
 async def test_an_api_server_that_is_away_changes_no_figure_until_it_is_too_long(cluster: Cluster) -> None:

@@ -1,0 +1,82 @@
+"""Replicas of one scaler publish one figure, whatever each of them remembers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+
+import pytest
+
+from aggregator.core.demand import StaleInputError
+from aggregator.runtime.gathered import Gatherer
+from k8s.scaler.catalog import REQUIRED_REPLICAS, Catalog
+from k8s.scaler.figures import Figure, Published
+from k8s.scaler.keda import GrpcPort, KedaScaler
+from k8s.scaler.metrics import ScalerMetrics
+from k8s.scaler.peers import Peers
+
+LABELS = {"m": "org/m"}
+
+
+class Replica:
+    """One replica: what it came to itself, and what it publishes."""
+
+    def __init__(self) -> None:
+        self.published = Published(20.0, lambda: 100.0)
+        self.catalog = Catalog(self.published, LABELS, "scaler")
+        self.port = GrpcPort(KedaScaler(self.catalog, ScalerMetrics(Gatherer(), dict), 1.0), "127.0.0.1:0")
+        self.peers = Peers(LABELS, 5.0)
+
+    def comes_to(self, required: float, *, knows_what_for: bool = True) -> None:
+        self.published.figures = {"org/m": Figure(required, 0, 100.0, knows_what_for)}
+
+    async def publishes(self) -> float:
+        self.published.of_peers = await self.peers.required()
+        (value,) = self.catalog.query(REQUIRED_REPLICAS, "model=m")
+        return value.value
+
+
+@pytest.fixture
+async def replicas() -> AsyncIterator[list[Replica]]:
+    replicas = [Replica() for _ in range(3)]
+    for each in replicas:
+        await each.port.start()
+    for each in replicas:
+        await each.peers.follow(_all(replicas))
+    yield replicas
+    for each in replicas:
+        await each.port.stop(0)
+
+
+async def _all(replicas: list[Replica]) -> AsyncIterator[Mapping[str, bool]]:
+    yield {each.port.address: True for each in replicas}
+
+
+async def test_all_publish_what_the_one_requires_that_requires_most(replicas: list[Replica]) -> None:
+    for each, required in zip(replicas, (3.555, 2.746, 0.5), strict=True):
+        each.comes_to(required)
+    for _ in range(2):
+        assert [await each.publishes() for each in replicas] == [3.555] * 3
+    replicas[0].comes_to(1.0)
+    assert [await each.publishes() for each in replicas] == [2.746] * 3
+
+
+async def test_who_does_not_know_what_pods_were_asked_for_publishes_what_the_others_say(
+    replicas: list[Replica],
+) -> None:
+    replicas[0].comes_to(5.0, knows_what_for=False)
+    replicas[1].comes_to(1.7)
+    assert [await each.publishes() for each in replicas[:2]] == [1.7, 1.7]
+
+
+async def test_where_nobody_knows_it_each_publishes_its_own(replicas: list[Replica]) -> None:
+    for each in replicas:
+        each.comes_to(5.0, knows_what_for=False)
+    assert [await each.publishes() for each in replicas] == [5.0] * 3
+
+
+async def test_one_that_does_not_answer_or_has_measured_nothing_is_passed_over(replicas: list[Replica]) -> None:
+    replicas[0].comes_to(2.0)
+    await replicas[1].port.stop(0)
+    assert await replicas[0].publishes() == 2.0
+    with pytest.raises(StaleInputError):
+        await replicas[2].publishes()
