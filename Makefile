@@ -3,7 +3,7 @@ ARGS ?=
 PY := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help up install test test-cluster bench fuzz fmt lint types proto proto-check chart lock clean
+.PHONY: help up install test test-cluster bench fuzz mutate fmt lint types proto proto-check chart lock clean
 
 ##@ Use
 up: ## Install, start Kafka, a model server and an aggregator, and embed 200 questions (ARGS=--exit stops there)
@@ -33,6 +33,10 @@ bench: ## Measure the hot paths, side by side with what they stand on
 fuzz: ## Fuzz every decoder for a minute each (ARGS="kafka_json --seconds 600" for one and longer)
 	@.ci/install --dev
 	@$(PY) -m tests.fuzz $(ARGS)
+
+mutate: ## Change the rules' code in thousands of ways, each of which a fast test must notice (ARGS="aggregator/core" for a part)
+	@.ci/install --dev
+	@$(PY) -m tests.mutants $(ARGS)
 
 fmt: ## Format the code and apply the safe fixes
 	@.ci/install --dev
@@ -65,7 +69,7 @@ lock: ## Resolve pyproject.toml into requirements/ (ARGS=--upgrade for newer ver
 	@.ci/lock $(ARGS)
 
 clean: ## Remove everything that is not in git's keeping: environment, caches, a stopped stack's data
-	@rm -rf .venv .run dist .coverage* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	@rm -rf .venv .run dist mutants .coverage* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help: ## Show this

@@ -1,0 +1,119 @@
+"""Change the code in thousands of small ways, and fail for every change that no fast test notices.
+
+Stop it at any time: it continues where it was. What survived is tried again each time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from tests.mutants import campaign, survivors
+from tests.mutants.campaign import Verdicts
+from tests.mutants.survivors import Change
+
+DOCUMENT = Path("docs/reliability.md")
+_LEAST_KILLED = 0.95
+
+
+def main() -> int:
+    """0 if every mutant is killed or listed as equal, nothing else is listed, and few enough are."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.mutants", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("paths", nargs="*", metavar="PATH", help="a file or a folder; all that [tool.mutmut] names")
+    parser.add_argument("--afresh", action="store_true", help="forget what was found before")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 2, metavar="N", help="(%(default)s)")
+    options = parser.parse_args()
+    everything = campaign.all_files()
+    files = [file for file in everything if not options.paths or any(_holds(path, file) for path in options.paths)]
+    if not files:
+        parser.error(f"no mutants are made of {' '.join(options.paths)}; they are made of {' '.join(everything)}")
+    campaign.run(files, processes=options.processes, afresh=options.afresh)
+    return _judge(campaign.verdicts(files), whole=files == everything)
+
+
+def _holds(path: str, file: str) -> bool:
+    return Path(file).is_relative_to(path.removeprefix("./"))
+
+
+def _judge(found: Sequence[Verdicts], *, whole: bool) -> int:
+    files = {verdicts.file for verdicts in found}
+    equal = {change: why for change, why in survivors.listed().items() if whole or change.file in files}
+    alive = {survivors.change(mutant, each.file): mutant for each in found for mutant in each.alive}
+    _show(found, {file: sum(change.file == file and change in equal for change in alive) for file in files})
+    unlisted = sorted(alive.keys() - equal.keys())
+    wrong = [f"{change}\n# survives, and is not listed: mutmut show '{alive[change]}'" for change in unlisted]
+    wrong += [f"{change}\n# is listed, and {why}" for change, why in _wrongly_listed(equal, alive, found)]
+    print(*wrong, sep="\n\n")
+    mutants, killed, untried = (
+        sum(len(getattr(each, name)) for each in found) for name in ("mutants", "killed", "untried")
+    )
+    share = killed / mutants if mutants else 1.0
+    result = (
+        f"{mutants:,} mutants: {killed:,} killed ({share:.1%}), {len(alive) - len(unlisted)} changes equal to the"
+        f" original, {len(unlisted)} survivors, in {campaign.seconds() / 60:.0f} min at {_commit()}"
+    )
+    print(f"\n{result}" + (f"; {untried} not tried yet" if untried else ""))
+    failed = bool(wrong or untried or share < _LEAST_KILLED)
+    if whole and not failed:
+        _write(result)
+    return int(failed)
+
+
+def _wrongly_listed(
+    equal: Mapping[Change, str], alive: Mapping[Change, str], found: Sequence[Verdicts]
+) -> Sequence[tuple[Change, str]]:
+    """What is listed and does not survive: the code changed, or a test tells it apart after all."""
+    gone = equal.keys() - alive.keys()
+    functions = {(change.file, change.function) for change in gone}
+    others = {
+        change: mutant in each.killed
+        for each in found
+        for mutant in (*each.killed, *each.untried)
+        if any(each.file == file and _names(mutant, function) for file, function in functions)
+        for change in [survivors.change(mutant, each.file)]
+    }
+    why = {None: "no longer exists", True: "a test kills it"}
+    return [(change, why[others.get(change)]) for change in sorted(gone) if others.get(change) is not False]
+
+
+def _names(mutant: str, function: str) -> bool:
+    return function.rpartition(".")[2] in mutant
+
+
+def _show(found: Sequence[Verdicts], equal: Mapping[str, int]) -> None:
+    table = Table(box=SIMPLE)
+    table.add_column("file", no_wrap=True)
+    for title in ("mutants", "killed", "", "alive", "of these equal", "not tried"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for each in found:
+        count = len(each.mutants)
+        shares = f"{len(each.killed) / count:.1%}" if count else ""
+        figures = (count, len(each.killed), shares, len(each.alive), equal[each.file], len(each.untried))
+        table.add_row(each.file, *(str(figure) for figure in figures))
+    Console(highlight=False, width=None if sys.stdout.isatty() else 120).print(table)
+
+
+def _commit() -> str:
+    told = subprocess.run(["git", "describe", "--always", "--dirty"], check=True, capture_output=True, text=True)
+    return told.stdout.strip()
+
+
+def _write(result: str) -> None:
+    """Put the result of a whole run where it is looked for."""
+    text = DOCUMENT.read_text()
+    DOCUMENT.write_text(re.sub(r"(?<=<!-- written by `make mutate` -->\n).*\n", f"{result}.\n", text))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
