@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -81,7 +82,13 @@ def _core(settings: ModelServerSettings, files: ModelFiles) -> Engine:
     except ModelServerError:
         raise
     except Exception as error:
-        raise CannotStart(f"vLLM cannot load {files.path}: {type(error).__name__}: {error}") from error
+        raise CannotStart(f"vLLM cannot load {files.path}: {_told(error)}") from error
+
+
+def _told(error: Exception) -> str:
+    """What it is and where it was raised: errors of the system name neither the file nor the call that it is about."""
+    raised = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} (raised by {raised.name} in {raised.filename}, line {raised.lineno})"
 
 
 def _direct(core: Engine) -> Engine:

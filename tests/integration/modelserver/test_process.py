@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import socket
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.request import urlopen
@@ -17,8 +19,10 @@ from grpc_health.v1 import health_pb2
 from modelserver.model_files import locate
 from tests.integration.modelserver.servers import (
     CALL_S,
+    START_S,
     ServerProcess,
     code_of,
+    environment,
     health_stub,
     imported_libraries,
     run,
@@ -128,6 +132,18 @@ def test_check_refuses_a_folder_without_a_model(tmp_path: Path) -> None:
     ended = run("--check", MODEL__PATH=str(tmp_path))
     assert ended.returncode == 2
     assert "holds no config.json" in ended.stderr
+
+
+@pytest.mark.parametrize("shm", ["mount -t tmpfs -o ro tmpfs /dev/shm", "mount -t tmpfs tmpfs /dev"])
+def test_a_machine_without_shared_memory_is_told_so_at_once(shm: str) -> None:
+    script = f'{shm} || exit 77; exec "$@"'
+    command = ["unshare", "--mount", "bash", "-c", script, "sh", sys.executable, "-m", "modelserver", "--check"]
+    ended = subprocess.run(command, env=environment({}), capture_output=True, text=True, timeout=START_S, check=False)
+    if ended.returncode in (1, 77) and "modelserver" not in ended.stderr:
+        pytest.skip(f"nothing may be mounted here: {ended.stderr.strip()}")
+    assert ended.returncode == 2
+    assert "no semaphore can be made in /dev/shm" in ended.stderr
+    assert "mount -t tmpfs -o mode=1777 tmpfs /dev/shm" in ended.stderr
 
 
 def test_help_names_every_setting() -> None:

