@@ -22,8 +22,23 @@ MANY_SEEDS, FEW_SEEDS = 25, 5
 _CPU = "minilm-cpu"
 _ENOUGH_SERVERS = 32
 """Up to so many all are used, whether or not there are subsets."""
-_POOLS = ((2, 2, 0.8), (8, 1, 0.3), (8, 2, 0.3), (8, 2, 0.6), (8, 2, 0.8), (8, 8, 0.6), (8, 8, 0.8), (32, 4, 0.8))
-_LARGE_POOLS = ((40, 4, 0.8), *((100, aggregators, 0.8) for aggregators in (1, 2, 4, 8, 16)), (100, 4, 0.3))
+_POOLS = ((8, 1, 0.3), (8, 2, 0.3), (8, 2, 0.6), (8, 8, 0.8))
+_LARGE_POOLS = ((40, 4, 0.8), (100, 1, 0.8), (100, 4, 0.8), (100, 16, 0.8), (100, 4, 0.3))
+_SEVERAL = (Mechanism.PACING, Mechanism.HALF_BATCHES, Mechanism.LIGHT_LEAD, Mechanism.SKIPPING)
+_LARGE_POOL_S, _LARGEST_POOL_S = 2.0, 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is run, on the seeds 1 to `seeds`, with and without each of the `mechanisms`."""
+
+    scenario: Scenario
+    seeds: int
+    mechanisms: tuple[Mechanism, ...] = tuple(Mechanism)
+
+    def bears_on(self, mechanism: Mechanism) -> bool:
+        """Whether the mechanism is asked about, and can change anything."""
+        return mechanism in self.mechanisms and bears_on(mechanism, self.scenario)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,21 +85,16 @@ class Trial:
         return any(gain <= -WORTH_WHILE and -gain > half for gain, half in (self.p99_gain, self.goodput_gain))
 
 
-def scenarios() -> dict[str, tuple[Scenario, int]]:
-    """Every case by name, and how many seeds it is run on."""
-    found: dict[str, tuple[Scenario, int]] = {}
-    for name in cases.NAMES:
-        found[name] = cases.case(name, seconds=10.0), MANY_SEEDS
-        found[f"{name}-cpu"] = replace(cases.case(name, curve=_CPU, seconds=60.0), name=f"{name}-cpu"), MANY_SEEDS
-    for pods, aggregators, share in _POOLS:
-        scenario = cases.pool(pods, aggregators, share)
-        found[scenario.name] = scenario, MANY_SEEDS
-    for pods, aggregators, share in _LARGE_POOLS:
-        scenario = cases.pool(pods, aggregators, share, seconds=1.0)
-        found[scenario.name] = scenario, FEW_SEEDS
-    found["trace-hour"] = cases.trace_hour(), FEW_SEEDS
-    found["day"] = cases.synthetic_day(), FEW_SEEDS
-    return found
+def all_cases() -> dict[str, Case]:
+    """Every case by name; those that take long on few seeds, with so many servers only for the mechanism about them."""
+    scenarios = [cases.case(name, seconds=10.0) for name in cases.NAMES]
+    scenarios += [replace(cases.case(name, curve=_CPU, seconds=60.0), name=f"{name}-cpu") for name in cases.NAMES]
+    found = [Case(scenario, MANY_SEEDS) for scenario in (*scenarios, cases.pool(2, 2, 0.8))]
+    found += [Case(cases.pool(*pool), FEW_SEEDS) for pool in _POOLS]
+    found += [Case(cases.pool(32, 4, 0.8, _LARGE_POOL_S), FEW_SEEDS, _SEVERAL)]
+    found += [Case(cases.pool(*pool, _LARGEST_POOL_S), FEW_SEEDS, (Mechanism.SUBSETS,)) for pool in _LARGE_POOLS]
+    found += [Case(scenario, FEW_SEEDS) for scenario in (cases.trace_hour(), cases.synthetic_day())]
+    return {case.scenario.name: case for case in found}
 
 
 def bears_on(mechanism: Mechanism, scenario: Scenario) -> bool:
@@ -124,8 +134,10 @@ class Runs:
                 for row in csv.DictReader(lines):
                     self._note(_parsed(row, file))
 
-    def of(self, name: str, scenario: Scenario, policy: Policy, seeds: Sequence[int], pool: Pool) -> tuple[Run, ...]:
+    def of(self, case: Case, policy: Policy, pool: Pool) -> tuple[Run, ...]:
         """One for each seed; those that are not known are run."""
+        scenario, seeds = case.scenario, range(1, case.seeds + 1)
+        name = scenario.name
         missing = [seed for seed in seeds if (name, policy.label, seed) not in self._known]
         outcomes = pool.map(simulate, [scenario] * len(missing), [policy] * len(missing), missing)
         new = [
@@ -151,15 +163,12 @@ class Runs:
             writer.writerows(astuple(run) for run in runs)
 
 
-def trials(
-    chosen: Mapping[str, tuple[Scenario, int]], mechanisms: Sequence[Mechanism], runs: Runs, pool: Pool
-) -> Iterator[Trial]:
+def trials(chosen: Sequence[Case], mechanisms: Sequence[Mechanism], runs: Runs, pool: Pool) -> Iterator[Trial]:
     """Each mechanism in each case that it bears on."""
-    for name, (scenario, seeds) in chosen.items():
-        for mechanism in mechanisms:
-            if bears_on(mechanism, scenario):
-                on, off = (runs.of(name, scenario, policy, range(1, seeds + 1), pool) for policy in policies(mechanism))
-                yield Trial(name, mechanism, on, off)
+    for case in chosen:
+        for mechanism in filter(case.bears_on, mechanisms):
+            on, off = (runs.of(case, policy, pool) for policy in policies(mechanism))
+            yield Trial(case.scenario.name, mechanism, on, off)
 
 
 def means(runs: Sequence[Run]) -> tuple[float, float, float, float]:

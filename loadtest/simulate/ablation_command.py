@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import csv
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -13,7 +14,7 @@ from rich.table import Table
 
 from loadtest.options import fail
 from loadtest.screen import ERRORS, OUTPUT
-from loadtest.simulate.ablation import WORTH_WHILE, Runs, Trial, bears_on, means, scenarios, trials
+from loadtest.simulate.ablation import WORTH_WHILE, Runs, Trial, all_cases, means, trials
 from loadtest.simulate.mechanisms import Mechanism
 from loadtest.simulate.pool import Pool
 
@@ -32,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "mechanism", nargs="*", type=Mechanism, metavar="MECHANISM", help=f"{', '.join(names)}; all when absent"
     )
     parser.add_argument(
-        "--case", choices=scenarios(), nargs="+", metavar="CASE", help=f"(all): {', '.join(scenarios())}"
+        "--case", choices=all_cases(), nargs="+", metavar="CASE", help=f"(all): {', '.join(all_cases())}"
     )
     parser.add_argument("--most-seeds", type=int, default=25, metavar="N", help="of a case that takes little time (25)")
     parser.add_argument("--processes", type=int, metavar="N", help="to simulate in; 0: in this one (one for each core)")
@@ -45,12 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """The exit code: 0, or 2 when it could not be done."""
     mechanisms = options.mechanism or list(Mechanism)
-    chosen = {
-        name: (scenario, min(seeds, options.most_seeds))
-        for name, (scenario, seeds) in scenarios().items()
+    chosen = [
+        replace(case, seeds=min(case.seeds, options.most_seeds))
+        for name, case in all_cases().items()
         if not options.case or name in options.case
-    }
-    count = sum(bears_on(mechanism, scenario) for scenario, _ in chosen.values() for mechanism in mechanisms)
+    ]
+    count = sum(case.bears_on(mechanism) for case in chosen for mechanism in mechanisms)
     found: list[Trial] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     try:
