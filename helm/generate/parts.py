@@ -26,6 +26,9 @@ def settings_of(name: str, description: str, default: Mapping | None = None) -> 
     return Field(default_factory=lambda: dict(chosen), description=description, json_schema_extra={"settings": name})
 
 
+Quantity = Annotated[str, Field(pattern=r"^([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?$")]
+
+
 class Image(Values):
     """One container image."""
 
@@ -53,8 +56,8 @@ class KeyPair(Values):
 class Resources(Values):
     """Requests and limits."""
 
-    requests: dict[str, str | float] = Field(default_factory=dict)
-    limits: dict[str, str | float] = Field(default_factory=dict)
+    requests: dict[str, Quantity | float] = Field(default_factory=dict)
+    limits: dict[str, Quantity | float] = Field(default_factory=dict)
 
 
 class Placement(Values):
@@ -91,6 +94,11 @@ class Hpa(Values):
     min_replicas: NonNegativeInt = Field(default=1, description="at least so many; 0 only in keda mode")
     max_replicas: PositiveInt = Field(default=8, description="at most so many")
     behavior: Mapping = Field(default_factory=dict, description="as Kubernetes has it")
+    keda: Mapping = Field(
+        default_factory=dict,
+        description="more of the ScaledObject's spec, as KEDA has it: cooldownPeriod, pollingInterval;"
+        " triggers come besides the chart's",
+    )
 
 
 class ModelAutoscaling(Hpa):
@@ -155,7 +163,7 @@ class Cache(Values):
     existing_claim: str = Field(default="", description="a claim that is there already")
     storage_class_name: str = Field(default="", description="empty: the cluster's default")
     access_modes: list[AccessMode] = Field(default=["ReadWriteMany"], description="several nodes need ReadWriteMany")
-    size: str = Field(default="20Gi", description="of the claim, or the limit of the emptyDir")
+    size: Quantity = Field(default="20Gi", description="of the claim, or the limit of the emptyDir")
 
 
 Port = Annotated[int, Field(ge=1, le=65535)]

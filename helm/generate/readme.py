@@ -51,7 +51,7 @@ def _rows(values: BaseModel, prefix: str) -> Iterator[tuple[str, str, str]]:
             continue
         yield path, _default(value, isinstance(values, Hpa)), _cell(field.description or "")
         if isinstance(value, list) and value and isinstance(value[0], Model):
-            yield from _rows(Model(name="-"), f"{path}[].")
+            yield from _rows(Model.model_construct(name="-"), f"{path}[].")
 
 
 def _default(value: Any, temper: bool) -> str:  # noqa: FBT001 - an inner detail of the table

@@ -18,6 +18,7 @@ from helm.generate.parts import (
     ModelAutoscaling,
     Pods,
     Port,
+    Quantity,
     Resources,
     RollingUpdate,
     SecretKey,
@@ -75,7 +76,9 @@ class Strimzi(Values):
 class Model(Values):
     """One model: anything of modelServer may be said again here, for this model only."""
 
-    name: str = Field(min_length=1, description="the name that requests use")
+    name: str = Field(
+        pattern="[A-Za-z0-9]", description="the name that requests use; its letters and digits name objects, too"
+    )
     aliases: list[str] = Field(default_factory=list)
     source: Source = Field(default_factory=Source)
 
@@ -88,11 +91,13 @@ class ModelServer(Pods):
     resources: Resources = Field(
         default_factory=lambda: Resources(requests={"cpu": "2", "memory": "8Gi"}, limits={"memory": "16Gi"})
     )
-    replicas: NonNegativeInt = Field(default=1, description="when it is not scaled")
+    replicas: NonNegativeInt | None = Field(
+        default=None, description="when it is not scaled; null: as many as there are, one at first"
+    )
     autoscaling: ModelAutoscaling = Field(default_factory=ModelAutoscaling)
     rolling_update: RollingUpdate = Field(default_factory=RollingUpdate)
     cache: Cache = Field(default_factory=Cache)
-    shared_memory: str = Field(default="1Gi", description="size of /dev/shm, in memory")
+    shared_memory: Quantity = Field(default="1Gi", description="size of /dev/shm, in memory")
     startup_seconds: PositiveInt = Field(
         default=1800, description="for download, load and warm-up, before a pod is given up"
     )
@@ -114,7 +119,9 @@ class Aggregator(Pods):
     """The aggregators."""
 
     image: Image = Field(default_factory=lambda: Image(repository="tokenbatch/aggregator"))
-    replicas: PositiveInt = Field(default=2, description="when it is not scaled")
+    replicas: PositiveInt | None = Field(
+        default=None, description="when it is not scaled; null: as many as there are, two at first"
+    )
     resources: Resources = Field(
         default_factory=lambda: Resources(requests={"cpu": "1", "memory": "512Mi"}, limits={"memory": "1Gi"})
     )
@@ -139,7 +146,7 @@ class Certificates(Values):
 class Scaler(Pods):
     """The scaler: it is installed unless autoscaling.mode is none."""
 
-    image: Image = Field(default_factory=lambda: Image(repository="tokenbatch/aggregator"))
+    image: Image = Field(default_factory=Image, description="each empty: as in aggregator.image")
     replicas: PositiveInt = Field(default=2)
     resources: Resources = Field(
         default_factory=lambda: Resources(requests={"cpu": "100m", "memory": "128Mi"}, limits={"memory": "256Mi"})
@@ -167,7 +174,9 @@ class NetworkPolicy(Values):
 
     enabled: bool = Field(default=True)
     clients: Mappings = Field(
-        default_factory=lambda: [{"podSelector": {}}], description="who may call gRPC; the namespace's pods"
+        default_factory=list,
+        description="who may call gRPC; empty: the namespace's pods, and anyone where callers come from outside by"
+        " aggregator.serviceType or a route",
     )
     monitoring: Mappings = Field(
         default_factory=lambda: [{"namespaceSelector": {}}], description="who may scrape metrics"

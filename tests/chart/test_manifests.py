@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 
@@ -49,10 +50,26 @@ def test_the_keda_example_asks_as_the_chart_does() -> None:
         for each in render("keda")
         if each["kind"] == "ScaledObject" and each["metadata"]["name"] == "t-tokenbatch-all-minilm-l6-v2"
     )
+    assert {key: value for key, value in example["spec"].items() if key.endswith("Period")} == {
+        key: value for key, value in rendered["spec"].items() if key.endswith("Period")
+    }
     example_trigger, rendered_trigger = (each["spec"]["triggers"][0] for each in (example, rendered))
     assert example_trigger["type"] == rendered_trigger["type"] == "external-push"
     assert example_trigger["metadata"].keys() == rendered_trigger["metadata"].keys()
     assert example["spec"]["fallback"] == rendered["spec"]["fallback"]
+
+
+def test_the_keda_example_has_all_that_it_needs_with_the_values_that_it_names() -> None:
+    text = (ROOT / "k8s/examples/keda-scaledobject.yaml").read_text(encoding="utf-8")
+    (example,) = objects(text)
+    named = yaml.safe_load("\n".join(line.removeprefix("#     ") for line in text.splitlines() if "#     " in line))
+    settings = ("--set-json", ",".join(f"{name}={json.dumps(value)}" for name, value in named.items()))
+    rendered = render("default", *settings, "--set", "fullnameOverride=tokenbatch")
+    found = {(each["kind"], each["metadata"]["name"]) for each in rendered}
+    assert ("Deployment", example["spec"]["scaleTargetRef"]["name"]) in found
+    address = example["spec"]["triggers"][0]["metadata"]["scalerAddress"]
+    assert ("Service", address.partition(".")[0]) in found
+    assert ("ScaledObject", example["spec"]["scaleTargetRef"]["name"]) not in found
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)

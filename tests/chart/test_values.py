@@ -9,6 +9,9 @@ import pytest
 
 from tests.chart.rendering import CHART, Object, find, render, template
 
+TLS = "aggregator.frontDoor.tls.secretName=front"
+NAMED = "networkPolicy.clients[0].podSelector.matchLabels.may=call"
+
 
 @pytest.mark.parametrize("version", [3, 4])
 @pytest.mark.parametrize(
@@ -28,6 +31,9 @@ from tests.chart.rendering import CHART, Object, find, render, template
         ("image.pullPolicy=Sometimes", "pullPolicy"),
         ("modelServer.rollingUpdate.maxSurge=half", "maxSurge"),
         ("aggregator.replicas=two", "replicas"),
+        ("modelServer.resources.limits.memory=16Gb", "memory"),
+        ("modelServer.cache.size=20GB", "size"),
+        ("models[0].name=模型", "name"),
     ],
 )
 def test_the_schema_refuses(values: str, says: str, version: int) -> None:
@@ -117,6 +123,74 @@ def test_the_autoscaler_compares_a_number_of_replicas_with_one() -> None:
     external = spec["metrics"][0]["external"]
     assert external["metric"]["name"] == "embed_required_replicas"
     assert external["target"] == {"type": "AverageValue", "averageValue": "1"}
+
+
+def test_the_scaler_comes_of_the_aggregators_image_unless_it_has_one_of_its_own() -> None:
+    def image(values: str) -> str:
+        objects = render("default", "--set", values)
+        (container,) = find(objects, "Deployment", "t-tokenbatch-scaler")["spec"]["template"]["spec"]["containers"]
+        return str(container["image"])
+
+    mirrored = "aggregator.image.registry=a,aggregator.image.repository=b/c"
+    assert image("image.registry=a") == "a/tokenbatch/aggregator:0.1.0"
+    assert image(f"{mirrored},aggregator.image.tag=v7") == "a/b/c:v7"
+    assert image(f"{mirrored},aggregator.image.digest=sha256:1") == "a/b/c@sha256:1"
+    assert image(f"{mirrored},aggregator.image.digest=sha256:1,scaler.image.tag=v8") == "a/b/c:v8"
+    assert image(f"{mirrored},aggregator.image.tag=v7,scaler.image.repository=d") == "a/d:v7"
+
+
+@pytest.mark.parametrize(("values", "protocol"), [("", "kubernetes.io/h2c"), (TLS, "https")])
+def test_the_services_say_whether_grpc_is_in_the_clear(values: str, protocol: str) -> None:
+    objects = render("default", *(("--set", values) if values else ()))
+    for name in ("t-tokenbatch-aggregator", "t-tokenbatch-aggregator-pods"):
+        port = find(objects, "Service", name)["spec"]["ports"][0]
+        assert (port["name"], port["appProtocol"]) == ("grpc", protocol)
+
+
+@pytest.mark.parametrize(
+    ("values", "callers"),
+    [
+        ("", [{"podSelector": {}}]),
+        ("aggregator.serviceType=LoadBalancer", None),
+        ("aggregator.serviceType=NodePort", None),
+        (f"aggregator.serviceType=LoadBalancer,{NAMED}", [{"podSelector": {"matchLabels": {"may": "call"}}}]),
+    ],
+)
+def test_who_comes_from_outside_is_let_in_where_the_service_is_for_him(
+    values: str, callers: list[Object] | None
+) -> None:
+    objects = render("default", *(("--set", values) if values else ()))
+    (rule,) = (
+        each
+        for each in find(objects, "NetworkPolicy", "t-tokenbatch-aggregator")["spec"]["ingress"]
+        if each["ports"] == [{"port": "grpc"}]
+    )
+    assert rule.get("from") == callers
+
+
+def test_a_new_scaled_object_takes_no_pod_away_at_once_and_takes_what_keda_takes() -> None:
+    def spec(values: str) -> Object:
+        found = find(render("keda", "--set", values), "ScaledObject", "t-tokenbatch-all-minilm-l6-v2")["spec"]
+        return dict(found)
+
+    plain = spec("modelServer.autoscaling.maxReplicas=4")
+    assert plain["initialCooldownPeriod"] == plain["cooldownPeriod"] == 300
+    keda = "modelServer.autoscaling.keda"
+    changed = spec(
+        f"{keda}.cooldownPeriod=0,{keda}.pollingInterval=1,{keda}.fallback.failureThreshold=9"
+        f",{keda}.triggers[0].type=cron,{keda}.triggers[0].metadata.start=0 8 * * *"
+    )
+    assert (changed["cooldownPeriod"], changed["initialCooldownPeriod"], changed["pollingInterval"]) == (0, 0, 1)
+    assert changed["fallback"] == {**plain["fallback"], "failureThreshold": 9}
+    assert changed["triggers"] == [*plain["triggers"], {"type": "cron", "metadata": {"start": "0 8 * * *"}}]
+
+
+@pytest.mark.parametrize("case", ["default", "adapter"])
+def test_keda_lets_a_scaled_object_come_while_the_charts_own_autoscaler_still_stands(case: str) -> None:
+    autoscalers = [each for each in render(case) if each["kind"] == "HorizontalPodAutoscaler"]
+    assert len(autoscalers) == 2
+    for each in autoscalers:
+        assert each["metadata"]["annotations"]["validations.keda.sh/hpa-ownership"] == "false"
 
 
 def test_zero_and_false_override_a_default() -> None:

@@ -13,6 +13,16 @@
 {{- end -}}
 {{- end -}}
 
+{{/* The scaler's image: where it says nothing of its own, the aggregator's, in which its code is. */}}
+{{- define "tokenbatch.scalerImage" -}}
+{{- $own := .Values.scaler.image -}}
+{{- $image := merge (pick $own "registry" "repository") .Values.aggregator.image -}}
+{{- if or $own.tag $own.digest -}}
+{{- $image = merge (pick $own "tag" "digest") (omit $image "tag" "digest") -}}
+{{- end -}}
+{{- include "tokenbatch.image" (list . $image) -}}
+{{- end -}}
+
 {{/* The restricted Pod Security Standard, and its user's rights on volumes. */}}
 {{- define "tokenbatch.podSecurity" -}}
 runAsNonRoot: true
@@ -78,20 +88,28 @@ topologySpreadConstraints:
 {{- end -}}
 
 {{/*
-What spec.replicas says, where it says anything: (list $ name scaled replicas).
+What spec.replicas says, where it says anything: (list $ name scaled replicas first).
 
-An autoscaler's number must not be said. But once a manifest has said one, the next that says none takes the field away, and the API
-server puts 1 in its place: then it says what there is. Deployments whose manifest never said it bear the annotation tokenbatch/replicas.
+Neither an autoscaler's number nor one that was never given must be said. But once a manifest has said one, the next that says none takes the
+field away, and the API server puts 1 in its place: then it says what there is. Deployments whose manifest never said it bear the annotation
+tokenbatch/replicas. What KEDA has scaled to none, nobody else wakes.
 */}}
 {{- define "tokenbatch.replicas" -}}
-{{- if not (index . 2) -}}
-{{- index . 3 -}}
-{{- else -}}
-{{- with lookup "apps/v1" "Deployment" (index . 0).Release.Namespace (index . 1) -}}
-{{- if ne (dig "metadata" "annotations" "tokenbatch/replicas" "" .) "autoscaler" -}}
-{{- int64 .spec.replicas -}}
+{{- $root := index . 0 -}}
+{{- $name := index . 1 -}}
+{{- $scaled := index . 2 -}}
+{{- $found := lookup "apps/v1" "Deployment" $root.Release.Namespace $name -}}
+{{- if and (not $scaled) (not (kindIs "invalid" (index . 3))) -}}
+{{- int64 (index . 3) -}}
+{{- else if $found -}}
+{{- if and (eq (int64 $found.spec.replicas) 0) (or (not $scaled) (ne $root.Values.autoscaling.mode "keda")) -}}
+{{- fail (printf "the Deployment %s has been scaled to none, and with autoscaling.mode %s nobody would wake it. Nothing was changed. Wake it first:\n  helm upgrade with autoscaling.mode=keda and modelServer.autoscaling.minReplicas=1, where KEDA scales it; else\n  kubectl --namespace %s scale deployment/%s --replicas=1\nand then:\n  helm upgrade, as now" $name $root.Values.autoscaling.mode $root.Release.Namespace $name) -}}
 {{- end -}}
+{{- if ne (dig "metadata" "annotations" "tokenbatch/replicas" "" $found) "autoscaler" -}}
+{{- int64 $found.spec.replicas -}}
 {{- end -}}
+{{- else if not $scaled -}}
+{{- index . 4 -}}
 {{- end -}}
 {{- end -}}
 

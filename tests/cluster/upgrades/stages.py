@@ -9,6 +9,7 @@ from tests.cluster.upgrades.effects import (
     Effect,
     Stage,
     container,
+    only,
     secret,
     volume,
 )
@@ -59,14 +60,26 @@ KEDA = Stage(
         "image": {"registry": OTHER},
         "networkPolicy": {"enabled": True},
         "autoscaling": {"mode": "keda", "kedaNamespace": "scalers"},
-        "modelServer": {"autoscaling": {"enabled": True}, "image": {"registry": ""}},
-        "aggregator": {"image": {"registry": ""}},
+        "modelServer": {
+            "autoscaling": {"enabled": True, "keda": {"cooldownPeriod": 123}},
+            "image": {"registry": ""},
+        },
+        "aggregator": {
+            "autoscaling": {"enabled": True, "keda": {"pollingInterval": 12}},
+            "image": {"registry": ""},
+        },
         "scaler": {"image": {"registry": ""}},
     },
     (
         Effect("fullnameOverride", DEPLOYMENTS["aggregator"], lambda it: it["metadata"]["name"], "embed-aggregator"),
         *(Effect("image.registry", of, lambda it: container(it)["image"].partition("/")[0]) for of in PODS.values()),
         Effect("autoscaling.mode", SCALED, lambda it: it["spec"]["triggers"][0]["type"], "external-push"),
+        Effect("modelServer.autoscaling.keda", SCALED, lambda it: only(["cooldownPeriod"], it["spec"])),
+        Effect(
+            "aggregator.autoscaling.keda",
+            "scaledobject/embed-aggregator",
+            lambda it: only(["pollingInterval"], it["spec"]),
+        ),
         Effect(
             "autoscaling.mode", "clusterroles -l app.kubernetes.io/instance=tokenbatch", lambda it: it["kind"], GONE
         ),
