@@ -17,8 +17,13 @@ _UNCOUNTED_BYTES = 12  # the length does not count the base offset and itself
 _MAGIC = 2
 _CODEC_BITS = 0x07
 _APPEND_TIME_BIT = 0x08
-_TRANSACTION_BITS = 0x30
+_TRANSACTIONAL_BIT = 0x10
+_CONTROL_BIT = 0x20
 _DECODERS = {1: codec.gzip_decode, 2: codec.snappy_decode, 3: codec.lz4_decode, 4: codec.zstd_decode}
+
+
+AbortedTransaction = tuple[int, int]
+"""The id of its producer, and its first offset."""
 
 
 @dataclass(slots=True)
@@ -54,16 +59,27 @@ def offset_after_batch(data: bytes, offset: int, log_end: int) -> int | None:
     return None
 
 
-def rescue_records(data: bytes, topic: str, partition: int, offset: int) -> list[RescuedRecord]:
+def rescue_records(
+    data: bytes, topic: str, partition: int, offset: int, aborted: Sequence[AbortedTransaction] = ()
+) -> tuple[list[RescuedRecord], int]:
     """The records from `offset` on of the batch at the start of `data`, with odd letters in odd header names.
 
-    Nothing of a batch that is part of a transaction, as only aiokafka knows which were aborted. Raises ValueError
-    for a batch that is no better read this way.
+    With them comes the offset after the batch. `aborted` are the transactions that the broker named with `data`, which
+    begins with the batch that holds `offset`; the batch is part of one of them if its producer began that before it, as
+    those that ended before `offset` are not named. Such a batch has no records. Raises ValueError for a batch that is
+    no better read this way.
     """
     try:
-        base, length, _, _, _, attributes, _, first_ms, last_ms, _, _, _, count = _WHOLE_HEAD.unpack_from(data)
-        if attributes & _TRANSACTION_BITS:
-            return []
+        base, length, _, _, _, attributes, last_delta, first_ms, last_ms, producer_id, _, _, count = (
+            _WHOLE_HEAD.unpack_from(data)
+        )
+        after = base + last_delta + 1
+        if after <= offset:
+            raise ValueError("the batch ends before the offset")
+        if attributes & _CONTROL_BIT or (
+            attributes & _TRANSACTIONAL_BIT and any(who == producer_id and first <= base for who, first in aborted)
+        ):
+            return [], after
         payload = data[_WHOLE_HEAD.size : _UNCOUNTED_BYTES + length]
         cursor = _Cursor(_unpacked(payload, attributes & _CODEC_BITS))
         records: list[RescuedRecord] = []
@@ -81,7 +97,7 @@ def rescue_records(data: bytes, topic: str, partition: int, offset: int) -> list
             records.append(RescuedRecord(topic, partition, at, when_ms, key, value, headers))
     except (struct.error, IndexError) as error:
         raise ValueError("the batch is corrupt") from error
-    return [record for record in records if record.offset >= offset]
+    return [record for record in records if record.offset >= offset], after
 
 
 def _unpacked(payload: bytes, compression: int) -> bytes:

@@ -23,6 +23,7 @@ from aiokafka.protocol.fetch import FetchRequest
 from typing_extensions import override
 
 from aggregator.adapters.kafka_connection import client_options, close_client
+from aggregator.adapters.kafka_corrupt import AbortedTransaction
 from aggregator.adapters.kafka_offsets import committed_offsets, offsets_request
 from aggregator.ports import Record
 from aggregator.settings import KafkaSettings
@@ -37,7 +38,10 @@ _FETCH_BYTES = 16 * 1024 * 1024
 _PARTITION_FETCH_BYTES = 1024 * 1024
 _STOP_S = 1.0
 
+_ISOLATION = "read_committed"
 _READ_COMMITTED = 1
+_FETCH_NAMES_REPLICA = 11
+"""From this version of a fetch's answer on there is a field between the aborted transactions and the records."""
 
 OnRevoked = Callable[[], Awaitable[None]]
 OnAssigned = Callable[[int, str, Iterable[TopicPartition]], None]
@@ -71,7 +75,7 @@ class GroupMember:
             group_id=settings.group_id,
             enable_auto_commit=False,
             auto_offset_reset="none",  # start and out-of-range positions are decided here, and counted
-            isolation_level="read_committed",
+            isolation_level=_ISOLATION,
             partition_assignment_strategy=(RoundRobinPartitionAssignor,),
             session_timeout_ms=int(settings.session_timeout_s * 1000),
             heartbeat_interval_ms=int(min(_HEARTBEAT_S, settings.session_timeout_s / 3) * 1000),
@@ -212,18 +216,22 @@ class GroupMember:
             self._coordinator.coordinator_dead()
         return words
 
-    async def raw_batches(self, tp: TopicPartition, offset: int) -> bytes:
-        """The record batches from the one that holds `offset` on, as the broker has them. Raises KafkaError."""
+    async def raw_batches(self, tp: TopicPartition, offset: int) -> tuple[bytes, Sequence[AbortedTransaction]]:
+        """The record batches from the one that holds `offset` on, as the broker has them; which of them were aborted.
+
+        Raises KafkaError.
+        """
         client = self._consumer._client  # noqa: SLF001 - there is no public way to the bytes
         part = [(tp.topic, [(tp.partition, offset, _PARTITION_FETCH_BYTES)])]
         request = FetchRequest(int(_FETCH_WAIT_S * 1000), 1, _FETCH_BYTES, _READ_COMMITTED, part)
         response = await client.send(client.cluster.leader_for_partition(tp), request)
         for _, partitions in response.topics:
-            for _, code, *_, data in partitions:
+            for _, code, *found in partitions:
                 if code:
                     raise kafka_errors.for_code(code)(tp)
-                return bytes(data or b"")
-        return b""
+                aborted = found[-3 if response.API_VERSION >= _FETCH_NAMES_REPLICA else -2]
+                return bytes(found[-1] or b""), aborted or ()
+        return b"", ()
 
     def _assigned(self, tps: Iterable[TopicPartition]) -> None:
         self._heard_s = time.monotonic()

@@ -152,9 +152,11 @@ class Reader:
                     break
                 records.extend(found[partition.tp])
         except Exception as error:  # noqa: BLE001 - as above
-            if not records and isinstance(error, UnicodeDecodeError):
-                records.extend(await self._rescue(assignment, partition))
             if not records:
+                if isinstance(error, UnicodeDecodeError):
+                    rescued = await self._rescue(assignment, partition)
+                    if rescued is not None:
+                        return rescued
                 await self._deal_with(error, assignment, (partition,))
         if not records:
             return []
@@ -231,21 +233,25 @@ class Reader:
         partition.skip_to(after)
         self._member.seek(tp, after)
 
-    async def _rescue(self, assignment: Assignment, partition: Partition) -> Sequence[Record]:
-        """Read a batch by hand, as a header name in it is not UTF-8, which aiokafka does not survive."""
+    async def _rescue(self, assignment: Assignment, partition: Partition) -> list[Chunk] | None:
+        """Read a batch by hand, as a header name in it is not UTF-8, which aiokafka does not survive; None: in vain."""
         tp, offset = partition.tp, partition.read_to
         try:
-            records = rescue_records(await self._member.raw_batches(tp, offset), tp.topic, tp.partition, offset)
+            data, aborted = await self._member.raw_batches(tp, offset)
+            records, after = rescue_records(data, tp.topic, tp.partition, offset, aborted)
         except (kafka_errors.KafkaError, ValueError):
-            return ()
-        if assignment.over or not records:
-            return ()
-        self._member.seek(tp, records[-1].offset + 1)
-        return records
+            return None
+        if assignment.over:
+            return None
+        self._member.seek(tp, after)
+        if records:
+            return [Chunk(assignment, partition, records, after)]
+        partition.skip_to(after)
+        return []
 
     async def _offset_after(self, partition: Partition) -> int | None:
         try:
-            data = await self._member.raw_batches(partition.tp, partition.read_to)
+            data, _ = await self._member.raw_batches(partition.tp, partition.read_to)
         except kafka_errors.KafkaError:
             return None
         return offset_after_batch(data, partition.read_to, self._member.highwater(partition.tp))

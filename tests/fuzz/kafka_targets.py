@@ -78,12 +78,13 @@ def check_batch(data: bytes) -> None:
     after = kafka_corrupt.offset_after_batch(data, 5, 1000)
     assert after is None or 5 < after <= 1000, "Reading would go back, or beyond the log."
     try:
-        records = kafka_corrupt.rescue_records(data, "topic", 2, 5)
+        records, after = kafka_corrupt.rescue_records(data, "topic", 2, 5, [(7, 5)])
     except UnicodeError:
         raise AssertionError("A name that is no UTF-8 is what it is there for.") from None
     except ValueError:
         return
     assert all(record.offset >= 5 for record in records), "A record was delivered again."
+    assert after > 5, "Reading would go back, or stand still."
     for record in records:
         _take(record.value, record.headers)
 
@@ -145,6 +146,11 @@ def _batch_seeds() -> Sequence[bytes]:
         builder = DefaultRecordBatchBuilder(2, compression, 0, -1, -1, 0, 100_000)
         for offset in range(8):
             builder.append(offset, 1000 + offset, b"k", b"value", [("n", b"c"), ("none", None)])
+        seeds.append(bytes(builder.build()).replace(b"none", b"n\xffne"))
+    for producer_id in (7, 8):
+        builder = DefaultRecordBatchBuilder(2, 0, 1, producer_id, 0, 0, 100_000)
+        for offset in range(8):
+            builder.append(offset, 1000 + offset, b"k", b"value", [("none", None)])
         seeds.append(bytes(builder.build()).replace(b"none", b"n\xffne"))
     return [*seeds, seeds[0][:70], seeds[0] + seeds[1]]
 
