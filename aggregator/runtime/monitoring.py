@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from urllib.parse import urlsplit
@@ -13,6 +15,7 @@ from typing_extensions import override
 from aggregator.errors import StartError
 from aggregator.runtime.health import Health
 
+_LOG = logging.getLogger(__name__)
 _POLL_S = 0.1  # how soon a close is noticed
 _TEXT = "text/plain; charset=utf-8"
 
@@ -59,6 +62,12 @@ def split_address(address: str) -> tuple[str, int]:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     allow_reuse_address = True
+
+    @override
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A prober that hangs up is no error; any other is logged as all else is."""
+        if not isinstance(sys.exception(), OSError):
+            _LOG.exception("a request for metrics or health failed")
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import http.client
+import socket
+import struct
 import threading
 import urllib.error
 import urllib.request
@@ -85,6 +88,23 @@ def test_one_failed_check_says_which_and_why(started: Telemetry, health: Health)
 
 def test_other_paths_are_not_found(started: Telemetry) -> None:
     assert get(started, "/")[0] == 404
+
+
+def test_a_prober_that_hangs_up_leaves_no_traceback(
+    started: Telemetry, health: Health, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    host, _, port = started.metrics_address.rpartition(":")
+    with socket.create_connection((host, int(port))) as prober:
+        prober.sendall(b"GET /readyz HTTP/1.1\r\nHost")
+        prober.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset, not an end
+    health.ready["broken"] = lambda: str(1 // 0)
+    with pytest.raises(http.client.RemoteDisconnected):
+        get(started, "/readyz")
+    for thread in threading.enumerate():
+        if "process_request" in thread.name:
+            thread.join()
+    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ZeroDivisionError]
+    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_a_port_in_use_is_named(started: Telemetry) -> None:
