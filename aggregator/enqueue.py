@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections.abc import Callable, Iterator, Sequence
-
-import numpy as np
+from collections.abc import Callable, Sequence
 
 from aggregator.core.admission import Admission
 from aggregator.core.outlook import forecast
@@ -14,22 +10,13 @@ from aggregator.core.query import Entry, Query, Source
 from aggregator.core.queue import TokenQueue
 from aggregator.errors import Code
 from aggregator.gate import Gate
-from aggregator.ports import TokenBatch
 from aggregator.request import Failure, Held, Request
 from aggregator.served import Served
+from aggregator.token_counts import Counted, count_long, count_together, is_long, too_long
 from protos.embedding.v1 import embedding_pb2 as pb
 
 _ID_BYTES = 4
-_LONG_CHARACTERS = 1 << 16
-_LOG = logging.getLogger(__name__)
 _POISONED = Failure(Code.INTERNAL, "this input broke the engine before: it is not tried again")
-_UNCOUNTABLE = Failure(Code.INVALID_ARGUMENT, "the model's tokenizer cannot take this text")
-
-
-def is_long(request: Request) -> bool:
-    """Whether its tokens take so long to count that it must not go with others."""
-    inputs = request.inputs
-    return (len(inputs[0]) if len(inputs) == 1 else sum(map(len, inputs))) > _LONG_CHARACTERS
 
 
 async def enqueue(
@@ -81,25 +68,28 @@ async def _count(served: Served, requests: Sequence[Request]) -> list[tuple[Requ
     What exceeds the model's limit is cut, or has its outcome.
     """
     texts: list[str] = []
+    taken: list[tuple[Request, list[tuple[int, bytes | None]]]] = []
     for request in requests:
         prompt = served.prompts[request.options.input_type]
-        for index, value in enumerate(request.inputs):
-            if isinstance(value, str) and request.outcomes[index] is None:
-                texts.append(prompt + value if prompt else value)
-    slices = await _token_ids(served, texts, long=is_long(requests[0]))
-    counted: list[tuple[Request, list[tuple[int, bytes]], int]] = []
-    limit_bytes = served.description.max_input_tokens * _ID_BYTES
-    quarantine = served.dispatcher.retries
-    for request in requests:
-        inputs: list[tuple[int, bytes]] = []
-        size_bytes = 0
+        values: list[tuple[int, bytes | None]] = []
         for index, value in enumerate(request.inputs):
             if request.outcomes[index] is None:
-                token_ids = next(slices) if isinstance(value, str) else value
-                if token_ids is None or len(token_ids) > limit_bytes or quarantine.is_quarantined(token_ids):
-                    checked = await _checked(served, request, index, token_ids)
+                if isinstance(value, str):
+                    texts.append(prompt + value if prompt else value)
+                    values.append((index, None))
                 else:
-                    checked = token_ids
+                    values.append((index, value))
+        taken.append((request, values))
+    found = await (count_long(served, requests[0], texts) if is_long(requests) else count_together(served, texts))
+    slices = iter(found)
+    counted: list[tuple[Request, list[tuple[int, bytes]], int]] = []
+    for request, values in taken:
+        inputs: list[tuple[int, bytes]] = []
+        size_bytes = 0
+        for index, value in values:
+            token_ids = next(slices) if value is None else value  # even for those that were given up meanwhile
+            if request.remaining:
+                checked = _checked(served, request, token_ids)
                 if isinstance(checked, bytes):
                     inputs.append((index, checked))
                     size_bytes += len(checked)
@@ -109,56 +99,19 @@ async def _count(served: Served, requests: Sequence[Request]) -> list[tuple[Requ
     return counted
 
 
-async def _checked(served: Served, request: Request, index: int, token_ids: bytes | None) -> bytes | Failure:
+def _checked(served: Served, request: Request, counted: Counted) -> Counted:
     """The ids that go to the engine, or why none do."""
-    if token_ids is None:
-        return _UNCOUNTABLE
-    if len(token_ids) // 4 > served.description.max_input_tokens:
-        shorter = await _shorten(served, request, index, len(token_ids) // 4)
-        if isinstance(shorter, Failure):
-            return shorter
-        token_ids = shorter
-    return _POISONED if served.dispatcher.retries.is_quarantined(token_ids) else token_ids
+    if isinstance(counted, bytes) and len(counted) > served.description.max_input_tokens * _ID_BYTES:
+        counted = _shorten(served, request, counted)
+    if isinstance(counted, bytes) and served.dispatcher.retries.is_quarantined(counted):
+        return _POISONED
+    return counted
 
 
-async def _token_ids(served: Served, texts: Sequence[str], *, long: bool) -> Iterator[bytes | None]:
-    """The ids of each text; None for one that the tokenizer cannot take, which must not harm the others."""
-    if not texts:
-        return iter(())
-    try:
-        return _slices(await served.counting.count(texts, long=long))
-    except Exception:  # noqa: BLE001 - a tokenizer's own errors have no common type
-        _LOG.exception("tokenizing failed", extra={"texts": len(texts)})
-        if len(texts) == 1:
-            return iter((None,))
-    return iter([token_ids for text in texts for token_ids in await _token_ids(served, [text], long=long)])
-
-
-def _slices(counted: TokenBatch) -> Iterator[bytes]:
-    data = counted.ids.tobytes()
-    start = 0
-    for end in (np.cumsum(counted.lengths) * 4).tolist():
-        yield data[start:end]
-        start = end
-
-
-async def _shorten(served: Served, request: Request, index: int, token_count: int) -> bytes | Failure:
+def _shorten(served: Served, request: Request, token_ids: bytes) -> Counted:
     """Cut an over-long input as the request asks, or say that it does not allow it."""
-    limit = served.description.max_input_tokens
     truncate = request.options.truncate
     if truncate == pb.TRUNCATE_NONE:
-        return Failure(
-            Code.OUT_OF_RANGE,
-            f"{token_count} tokens: {served.description.model} takes {limit}; "
-            "send less, or set truncate to TRUNCATE_END or TRUNCATE_START",
-        )
-    keep_end = truncate == pb.TRUNCATE_START
-    value = request.inputs[index]
-    if isinstance(value, bytes):
-        return served.tokenizer.truncate_ids(value, limit, keep_end=keep_end)
-    text = served.prompts[request.options.input_type] + value
-    try:
-        return await asyncio.to_thread(served.tokenizer.truncate, text, limit, keep_end=keep_end)
-    except Exception:  # noqa: BLE001 - as in _token_ids
-        _LOG.exception("truncating failed")
-        return _UNCOUNTABLE
+        return too_long(served, f"{len(token_ids) // _ID_BYTES} tokens")
+    limit = served.description.max_input_tokens
+    return served.tokenizer.truncate_ids(token_ids, limit, keep_end=truncate == pb.TRUNCATE_START)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import fnmatch
-import json
 import logging
 import re
 import struct
@@ -15,12 +14,13 @@ from functools import lru_cache
 from math import inf
 from typing import Final
 
-from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
 
+from aggregator import kafka_json, wire_scan
 from aggregator.core.query import Priority, Source
 from aggregator.core.watermark import Lease
 from aggregator.errors import InvalidRequest, NotPermitted, RequestError, Undecodable
+from aggregator.large_records import Fetched
 from aggregator.ports import Record
 from aggregator.request import Defaults, Request, parse
 from aggregator.settings import KafkaSettings, TopicSettings
@@ -50,7 +50,6 @@ _CONTENT_TYPES = {
 _PLAIN_REPLY: Final[list[Header]] = [("content-type", PROTOBUF)]
 _LEGAL_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _RFC3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)")
-_MAX_EXPLANATION = 300
 _SLICE_RECORDS = 100
 _SLICE_BYTES = 16 * 1024
 """Decoded in one go, which takes two milliseconds: JSON takes 20 us a record, and 140 us a KiB of token ids."""
@@ -95,6 +94,9 @@ class Refused:
     dead_letter: bool
 
 
+Decoded = tuple[list[Request], list[Refused]]
+
+
 def intakes(settings: KafkaSettings, default_model: str, *, trusts_tenant: bool = True) -> Mapping[str, Intake]:
     """How each query topic is read; `default_model` is for topics that name none.
 
@@ -119,43 +121,54 @@ async def decode_all(
     received_s: float,
     wall_s: float,
     doubts: Callable[[Lease], bool] = lambda _: False,
-) -> tuple[list[Request], list[Refused]]:
-    """Read a batch of records in their order, each by its topic's intake; what cannot be read harms only itself.
+) -> Decoded:
+    """Read a batch of small records in their order, each by its topic's intake; what cannot be read harms only itself.
 
-    The event loop comes round between slices of them, and while a thread reads long JSON.
+    The event loop comes round between slices of them.
     `wall_s` is the wall clock (Unix seconds) at `received_s` (monotonic). `doubts`: whether that clock is too far off
     a record's to expire it.
     """
-    requests: list[Request] = []
-    refused: list[Refused] = []
+    results: list[Request | Refused] = []
     slice_records = slice_bytes = 0
     for lease in leases:
-        record: Record = lease.record
-        size_bytes = len(record.value or b"")
         if slice_records >= _SLICE_RECORDS or slice_bytes >= _SLICE_BYTES:
             await asyncio.sleep(0)
             slice_records = slice_bytes = 0
         slice_records += 1
-        slice_bytes += size_bytes
-        intake = intakes[record.topic]
-        try:
-            if size_bytes >= _SLICE_BYTES and _says_json(record):
-                result = await asyncio.to_thread(decode, lease, intake, received_s=received_s, wall_s=wall_s)
-            else:
-                result = decode(lease, intake, received_s=received_s, wall_s=wall_s)
-        except Exception as error:  # noqa: BLE001 - one record must not stop all others, on every replay again
-            result = _unthought_of(lease, error)
-        if isinstance(result, Request):
-            if result.deadline_s != inf and doubts(lease):
-                result.deadline_s = inf
-            requests.append(result)
-        else:
+        slice_bytes += len(lease.record.value or b"")
+        results.append(_decode_any(lease, intakes, received_s, wall_s))
+    return _sorted(results, doubts)
+
+
+async def decode_large(
+    fetched: Sequence[Fetched], intakes: Mapping[str, Intake], doubts: Callable[[Lease], bool] = lambda _: False
+) -> Decoded:
+    """The same for large ones, in a thread."""
+
+    def work() -> list[Request | Refused]:
+        return [_decode_any(each.lease, intakes, each.received_s, each.wall_s) for each in fetched]
+
+    return _sorted(await asyncio.to_thread(work), doubts)
+
+
+def _decode_any(lease: Lease, intakes: Mapping[str, Intake], received_s: float, wall_s: float) -> Request | Refused:
+    try:
+        return decode(lease, intakes[lease.record.topic], received_s=received_s, wall_s=wall_s)
+    except Exception as error:  # noqa: BLE001 - one record must not stop all others, on every replay again
+        return _unthought_of(lease, error)
+
+
+def _sorted(results: Sequence[Request | Refused], doubts: Callable[[Lease], bool]) -> Decoded:
+    requests: list[Request] = []
+    refused: list[Refused] = []
+    for result in results:
+        if isinstance(result, Refused):
             refused.append(result)
+            continue
+        if result.deadline_s != inf and doubts(result.origin.lease):
+            result.deadline_s = inf
+        requests.append(result)
     return requests, refused
-
-
-def _says_json(record: Record) -> bool:
-    return any(name == "content-type" and b"json" in value.lower() for name, value in record.headers)
 
 
 def _unthought_of(lease: Lease, error: Exception) -> Refused:
@@ -185,13 +198,13 @@ def decode(lease: Lease, intake: Intake, *, received_s: float, wall_s: float) ->
             ce_id = _text(found, "ce_id")
         else:
             route = ReplyRoute(lease, intake.reply_topic, None, json=False, headers=_PLAIN_REPLY)
-        message = _message(record.value, content_type, intake.max_record_bytes)
+        message = _message(record.value, content_type, intake.max_record_bytes, intake.defaults.max_inputs)
         if not message.request_id:
             message.request_id = ce_id or f"{record.topic}-{record.partition}-{record.offset}"
         deadline_s = _deadline_s(found, received_s - wall_s) if found else inf
         return parse(message, intake.defaults, route, received_s=received_s, wall_s=wall_s, deadline_s=deadline_s)
     except RequestError as error:
-        request_id = message.request_id if message is not None else ce_id or _id_in_json(record.value, content_type)
+        request_id = message.request_id if message is not None else ce_id or _found_id(record.value, content_type)
         return Refused(lease, error, request_id, route, dead_letter=route is None or message is None)
 
 
@@ -252,7 +265,7 @@ def _content_type(found: Mapping[str, bytes]) -> bytes:
     content_type = _CONTENT_TYPES.get(name.strip())
     charset = parameters.partition("charset=")[2].strip(' "')
     if content_type is None or charset not in {"", "utf-8", "utf8", "us-ascii"}:
-        raise Undecodable(f"content type {given[:_MAX_EXPLANATION]!r} is not known: use {', '.join(_CONTENT_TYPES)}")
+        raise Undecodable(f"header content-type is not known: use {', '.join(_CONTENT_TYPES)}")
     return content_type
 
 
@@ -269,43 +282,27 @@ def _deadline_s(found: Mapping[str, bytes], monotonic_minus_wall_s: float) -> fl
     return expire_s + monotonic_minus_wall_s
 
 
-def _message(value: bytes | None, content_type: bytes, max_bytes: int) -> pb.EmbedRequest:
+def _message(value: bytes | None, content_type: bytes, max_bytes: int, max_inputs: int) -> pb.EmbedRequest:
     if value is None:
         raise Undecodable("the record has no value")
     if len(value) > max_bytes:
         raise InvalidRequest(f"the record's value has {len(value)} bytes: at most {max_bytes} are taken")
     if content_type is PROTOBUF:
         try:
+            wire_scan.check(value, max_inputs)
             return _from_protobuf(value)
         except DecodeError:
             raise Undecodable("the value is not an EmbedRequest in protobuf") from None
     if content_type is JSON:
-        return _from_json(value)
+        return kafka_json.parse(value, max_inputs)
     try:
         return pb.EmbedRequest(inputs=[pb.Input(text=value.decode())])
     except UnicodeDecodeError:
         raise Undecodable("the value is not UTF-8 text") from None
 
 
-def _id_in_json(value: bytes | None, content_type: bytes) -> str:
-    """The id of a JSON request that is none, so that its sender knows which; empty where there is none to find."""
-    try:
-        document = json.loads((value or b"").decode()) if content_type is JSON else None
-    except (ValueError, RecursionError):
-        return ""
-    found = (document.get("requestId") or document.get("request_id")) if isinstance(document, dict) else None
-    return found.encode(errors="replace").decode() if isinstance(found, str) else ""
-
-
-def _from_json(value: bytes) -> pb.EmbedRequest:
-    try:
-        document = json.loads(value.decode())
-    except (ValueError, RecursionError):
-        raise Undecodable("the value is not JSON in UTF-8") from None
-    if not isinstance(document, dict):
-        raise Undecodable("the value is not a JSON object")
-    try:
-        return ParseDict(document, pb.EmbedRequest())
-    except Exception as error:  # noqa: BLE001 - anything: SystemError for a name with half a surrogate pair in it
-        words = str(error.__cause__ if isinstance(error, SystemError) else error).encode(errors="replace").decode()
-        raise InvalidRequest(f"the value is not an EmbedRequest in JSON: {words:.{_MAX_EXPLANATION}}") from None
+def _found_id(value: bytes | None, content_type: bytes) -> str:
+    """The id of a request that could not be read, so that its sender knows which; empty where there is none to find."""
+    if content_type is JSON:
+        return kafka_json.request_id(value or b"")
+    return wire_scan.head(value or b"").request_id if content_type is PROTOBUF else ""

@@ -24,8 +24,9 @@ from aggregator.core.query import Priority, Source
 from aggregator.core.watermark import Lease
 from aggregator.dead_letters import DeadLetter, DeadLetters
 from aggregator.errors import Code
-from aggregator.kafka_codec import Intake, Refused, decode_all
+from aggregator.kafka_codec import Intake, Refused, decode_all, decode_large
 from aggregator.kafka_replies import check_reply_fits, encode_refusal, encode_replies
+from aggregator.large_records import LARGE_BYTES, Fetched, LargeRecords, size_bytes
 from aggregator.ports import Deliveries, LetGo, Producer
 from aggregator.request import Failure, Request
 from aggregator.settings import KafkaSettings
@@ -71,27 +72,48 @@ class KafkaPath:
         self._asked = {name: {intake.defaults.model} for name, intake in intakes.items()}
         self._stopped: frozenset[str] = frozenset()
         self._held: frozenset[str] = frozenset()
+        self._large = LargeRecords()
         self._refusing: asyncio.Task[None] | None = None
 
     async def receive(self) -> Sequence[Request]:
-        """The next requests; records that are none are refused beside them. Empty once fetching is stopped."""
+        """The next requests with small values; records that are none are refused beside them.
+
+        Empty once fetching is stopped.
+        """
         while True:
+            await self._large.room()
             leases = await self._deliveries.fetch()
             if self._refusing is not None:  # at most one fetch of refusals is under way: a flood stays bounded
                 await self._refusing
                 self._refusing = None
             if not leases:
+                self._large.close()
                 return ()
             with self._tracing.receive(leases[0].record.topic, len(leases)):
                 now_s, wall_s = self._clock(), self._wall_clock()
                 self._skew.read(leases, now_s, wall_s)
+                large = [Fetched(lease, now_s, wall_s) for lease in leases if size_bytes(lease) >= LARGE_BYTES]
+                if large:
+                    leases = [lease for lease in leases if size_bytes(lease) < LARGE_BYTES]
                 requests, refused = await decode_all(
                     leases, self._intakes, received_s=now_s, wall_s=wall_s, doubts=self._skew.doubts
                 )
             if refused:
                 self._refusing = asyncio.create_task(self._refuse(refused), name="refuse records")
+            self._large.put(large)
             if requests:
                 return requests
+
+    async def receive_large(self) -> Sequence[Request]:
+        """The same of the records with large values, which would hold up the others."""
+        while fetched := await self._large.take():
+            live = [each for each in fetched if not each.lease.watermark.fenced]
+            requests, refused = await decode_large(live, self._intakes, self._skew.doubts)
+            if refused:
+                await self._refuse(refused)
+            if requests:
+                return requests
+        return ()
 
     def accept(self, request: Request) -> None:
         """Note which model its topic's records ask for. Raises InvalidRequest if its reply would not fit its topic."""

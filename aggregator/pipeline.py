@@ -12,7 +12,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from math import inf
 from typing import Any
@@ -23,7 +23,7 @@ from aggregator.core.dispatcher import Batch
 from aggregator.core.query import Query, Source
 from aggregator.core.quotas import QuotaPolicy, Quotas
 from aggregator.demand import DemandMeter
-from aggregator.enqueue import enqueue, is_long
+from aggregator.enqueue import enqueue
 from aggregator.errors import BatchFailed, Code, ModelServerBusy, ModelServerLost, ModelUnavailable
 from aggregator.gate import Gate
 from aggregator.gathering import Gathering
@@ -34,6 +34,7 @@ from aggregator.routing import UNQUEUED, route_all
 from aggregator.served import Served
 from aggregator.settling import Settling
 from aggregator.sharing import outgoing, settle_query, share_out
+from aggregator.token_counts import apart
 
 _LOG = logging.getLogger(__name__)
 _CALLS_WAIT_S = 2.0
@@ -72,11 +73,11 @@ class Pipeline:
         self._clock = clock
         self._jitter = jitter
         self._tasks: asyncio.TaskGroup | None = None
-        self._intake: asyncio.Task[None] | None = None
+        self._intakes: tuple[asyncio.Task[None], ...] = ()
         self._something_changed = asyncio.Event()
         self._settling = Settling(models, kafka, metrics, clock)
         self._calls = Gathering(self._admit_calls, models.next_turn_s, clock)
-        self._queueing_long: asyncio.Task[None] | None = None
+        self._long_calls: dict[Request, asyncio.Task[None]] = {}
         self._draining = False
 
     async def run(self) -> None:
@@ -87,21 +88,24 @@ class Pipeline:
             tasks.create_task(self._calls.run(), name="admit calls")
             tasks.create_task(self.dispatch(), name="dispatch")
             if self._kafka is not None:
-                self._intake = tasks.create_task(self.intake(self._kafka), name="intake")
+                self._intakes = (
+                    tasks.create_task(self.intake(self._kafka.receive), name="intake"),
+                    tasks.create_task(self.intake(self._kafka.receive_large), name="intake of large records"),
+                )
 
     async def drain(self) -> None:
         """Finish what was taken in, once fetching was stopped; batches go out with reason `drain`."""
         self._draining = True
         self._something_changed.set()
-        if self._intake is not None:
-            await asyncio.wait((self._intake,))
+        if self._intakes:
+            await asyncio.wait(self._intakes)
         await self._settling.drained()
 
     # 1. In: records from Kafka, calls from gRPC.
 
-    async def intake(self, kafka: KafkaPath) -> None:
+    async def intake(self, receive: Callable[[], Awaitable[Sequence[Request]]]) -> None:
         """Take requests off Kafka, a fetch at a time, until fetching is stopped."""
-        while requests := await kafka.receive():
+        while requests := await receive():
             self.meter.arrived(requests)
             self._settling.expect(len(requests))
             await self._admit(requests)
@@ -123,16 +127,22 @@ class Pipeline:
         if routed.expired:
             self._metrics.expired(routed.expired)
         refused = routed.refused
+        long_records: list[tuple[Served, Model, Request]] = []
         for served, (model, group) in routed.groups.items():
-            long = [request for request in group if is_long(request)]
-            if long:
-                if self._queueing_long is not None and long[0].source is Source.KAFKA:  # what waits stays bounded
-                    await asyncio.wait((self._queueing_long,))
-                self._queueing_long = self._spawn(self._queue_long(served, model, long), "queue long requests")
-                group = [request for request in group if not is_long(request)]  # noqa: PLW2901 - the rest of it
-            if group:
-                refused += await self._queue(served, model, group)
+            portions, long = apart(group)
+            for request in long:
+                if request.source is Source.KAFKA:
+                    long_records.append((served, model, request))
+                else:
+                    self._long_calls[request] = self._spawn(self._queue_long(served, model, request), "queue long call")
+            for place, portion in enumerate(portions):
+                if place:
+                    await self._admitted(refused)
+                    refused = []
+                refused += await self._queue(served, model, portion)
         await self._admitted(refused)
+        for record in long_records:  # one at a time, so that what waits stays bounded
+            await self._queue_long(*record)
 
     async def _admitted(self, refused: Sequence[Request]) -> None:
         """What was queued may be due, or too much; what was refused is settled."""
@@ -156,9 +166,10 @@ class Pipeline:
             self._metrics.coalesced(queue.coalesced - coalesced)
         return refused
 
-    async def _queue_long(self, served: Served, model: Model, requests: Sequence[Request]) -> None:
-        """Queue requests whose tokens take long to count, while all others go on."""
-        refused = await self._queue(served, model, requests)
+    async def _queue_long(self, served: Served, model: Model, request: Request) -> None:
+        """Queue a request whose tokens take long to count, while all others go on."""
+        refused = await self._queue(served, model, [request])
+        self._long_calls.pop(request, None)
         await self._admitted(refused)
 
     # 3. Dispatch: whenever something changed or a time has come, send every batch that is due.
@@ -280,9 +291,13 @@ class Pipeline:
         if failed:
             self._spawn(self._settling.settle(failed), "settle failed")
 
-    def give_up(self, request: Request) -> None:
-        """A caller went away: nothing more is owed to it."""
+    def give_up(self, request: Request) -> asyncio.Task[None] | None:
+        """A caller went away: nothing more is owed to it. Returns the work on it that has yet to end, if any."""
         self._settling.give_up(request)
+        counting = self._long_calls.pop(request, None)
+        if counting is not None:
+            counting.cancel()
+        return counting
 
     def forget(self, gone: Callable[[Request], bool]) -> None:
         """Drop waiting requests whose partition was given back: its new owner redoes them."""

@@ -90,6 +90,10 @@ class KafkaPath(Protocol):
         """
         ...
 
+    async def receive_large(self) -> Sequence[Request]:
+        """The same of those that are large, which take longer and hold up no others."""
+        ...
+
     def accept(self, request: Request) -> None:
         """Note which model its topic's records ask for.
 
@@ -139,12 +143,15 @@ class Tokenizer(Protocol):
         """Tokenize several texts at once."""
         ...
 
-    def truncate(self, text: str, max_tokens: int, *, keep_end: bool) -> bytes:
-        """Token ids of one over-long text cut to `max_tokens`, special tokens kept; int32 little endian."""
+    def part(self, text: str, characters: int, *, keep_end: bool) -> str | None:
+        """A text's start, or its end, of at most so many characters, whose tokens are the whole text's first, or last.
+
+        A text that is no longer is its own part. None: it has no place where it may be cut.
+        """
         ...
 
     def truncate_ids(self, token_ids: bytes, max_tokens: int, *, keep_end: bool) -> bytes:
-        """The same for ready-made ids."""
+        """Token ids of one over-long text cut to `max_tokens`, special tokens kept; int32 little endian."""
         ...
 
 

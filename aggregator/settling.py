@@ -59,6 +59,7 @@ class Settling:
         if request.remaining:
             request.given_up = True
             request.fail(_GONE)
+            request.inputs = ()  # whoever still has the request at hand need not keep its texts
             if request.held is not None:
                 for query, entry in request.places:
                     request.held.queue.cancel(query, entry)

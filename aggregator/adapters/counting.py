@@ -14,7 +14,7 @@ import numpy as np
 
 from aggregator.ports import TokenBatch, Tokenizer
 
-MAX_CALL_CHARACTERS = 1 << 20
+MAX_CALL_CHARACTERS = 1 << 16
 """Texts go to the tokenizer in calls of at most so many characters, lest a short text wait long behind long ones."""
 INLINE_CHARACTERS = 2048
 """So few characters take less time than handing them to another thread and back does."""

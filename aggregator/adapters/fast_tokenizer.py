@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer as Reference
 
 from aggregator.adapters.fast_path import FastPath, OnCheck, Packed, is_plain, open_fast_path, pack
+from aggregator.adapters.text_cuts import find_cuts, part
 from aggregator.core.fingerprint import TOKENIZER_FILE
 from aggregator.ports import TokenBatch
 
@@ -34,6 +36,7 @@ class FastTokenizer:
         self._reference = _open_reference(file)
         self._fast: FastPath | None = open_fast_path(file, self._reference, on_check) if fast else None
         self._prefix, self._suffix = _special_ids(self._reference)
+        self._cuts = find_cuts(json.loads(file.read_bytes()))
 
     @property
     def uses_fast_path(self) -> bool:
@@ -56,16 +59,18 @@ class FastTokenizer:
             return TokenBatch(*self._by_reference(texts))
         return _merged(packed, plain, self._by_reference([texts[index] for index in other]), other)
 
-    def truncate(self, text: str, max_tokens: int, *, keep_end: bool) -> bytes:
-        """Token ids of one text cut to `max_tokens`, special tokens kept; int32 little endian."""
-        ids, _ = self._by_reference([text])
-        return self._cut(ids, max_tokens, keep_end=keep_end)
+    def part(self, text: str, characters: int, *, keep_end: bool) -> str | None:
+        """A text's start, or its end, of at most so many characters, whose tokens are the whole text's first, or last.
+
+        A text that is no longer is its own part. None: it has no place where it may be cut.
+        """
+        if len(text) <= characters:
+            return text
+        return None if self._cuts is None else part(text, self._cuts, characters, keep_end=keep_end)
 
     def truncate_ids(self, token_ids: bytes, max_tokens: int, *, keep_end: bool) -> bytes:
-        """The same for ready-made ids; special tokens are kept where they stand at the ends."""
-        return self._cut(np.frombuffer(token_ids, _INT32), max_tokens, keep_end=keep_end)
-
-    def _cut(self, ids: npt.NDArray[np.int32], max_tokens: int, *, keep_end: bool) -> bytes:
+        """Token ids of one over-long text cut to `max_tokens`; special tokens are kept where they stand at the ends."""
+        ids = np.frombuffer(token_ids, _INT32)
         if len(ids) <= max_tokens:
             return ids.tobytes()
         before, after = len(self._prefix), len(self._suffix)

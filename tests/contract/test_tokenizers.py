@@ -50,11 +50,25 @@ def test_a_cut_keeps_the_special_tokens_and_the_chosen_end(tokenizer: Tokenizer,
     text = "hello world who hello"
     whole = tokenizer.count([text]).ids
     expected = [whole[0], *(whole[-3:-1] if keep_end else whole[1:3]), whole[-1]]
-    assert np.frombuffer(tokenizer.truncate(text, 4, keep_end=keep_end), "<i4").tolist() == expected
     assert np.frombuffer(tokenizer.truncate_ids(whole.tobytes(), 4, keep_end=keep_end), "<i4").tolist() == expected
 
 
 def test_what_fits_is_not_cut(tokenizer: Tokenizer) -> None:
     whole = tokenizer.count(["hello who"]).ids.tobytes()
-    assert tokenizer.truncate("hello who", 4, keep_end=False) == whole
+    assert tokenizer.truncate_ids(whole, 4, keep_end=False) == whole
     assert tokenizer.truncate_ids(whole, 4, keep_end=True) == whole
+
+
+@pytest.mark.parametrize("keep_end", [False, True])
+def test_a_part_of_a_text_has_the_tokens_of_that_end_of_it(tokenizer: Tokenizer, keep_end: bool) -> None:
+    text = "hello world who " * 40
+    part = tokenizer.part(text, 100, keep_end=keep_end)
+    assert part is not None
+    assert 0 < len(part) <= 100
+    ids, whole = tokenizer.count([part]).ids[1:-1], tokenizer.count([text]).ids[1:-1]
+    assert ids.tolist() == (whole[-len(ids) :] if keep_end else whole[: len(ids)]).tolist()
+    assert tokenizer.part(text, len(text), keep_end=keep_end) == text
+
+
+def test_a_text_without_a_place_to_cut_has_no_part(tokenizer: Tokenizer) -> None:
+    assert tokenizer.part("x" * 101, 100, keep_end=False) is None

@@ -28,12 +28,15 @@ class FakeTokenizer:
         ids = np.concatenate([np.empty(0, np.int32), *rows])
         return TokenBatch(ids.astype(np.int32), np.array([len(row) for row in rows], np.int32))
 
-    def truncate(self, text: str, max_tokens: int, *, keep_end: bool) -> bytes:
-        """Cut one text's ids, first and last kept."""
-        return self.truncate_ids(self.ids(text).tobytes(), max_tokens, keep_end=keep_end)
+    def part(self, text: str, characters: int, *, keep_end: bool) -> str | None:
+        """Whole words only."""
+        if len(text) <= characters:
+            return text
+        before, space, after = text[:characters].rpartition(" ") if not keep_end else text[-characters:].partition(" ")
+        return (after if keep_end else before) if space else None
 
     def truncate_ids(self, token_ids: bytes, max_tokens: int, *, keep_end: bool) -> bytes:
-        """Cut ready-made ids, first and last kept."""
+        """Cut ids, first and last kept."""
         ids = np.frombuffer(token_ids, np.int32)
         if len(ids) <= max_tokens:
             return token_ids

@@ -37,6 +37,7 @@ from aggregator.request import Defaults, Failure, Request, parse
 from aggregator.runtime.gathered import Gatherer
 from aggregator.vectors import Vector
 from protos.embedding.v1 import embedding_pb2 as pb
+from tests.fakes.tokenizers import FakeTokenizer
 
 MODEL = "test-model"
 CURVE = Curve(0.0, 0.002, 1e-5, 100, Rule.THROUGHPUT, 4096)
@@ -67,8 +68,8 @@ class WordTokenizer:
         flat = np.array([token for each in ids for token in each], dtype="<i4")
         return TokenBatch(flat, np.array([len(each) for each in ids], dtype="<i4"))
 
-    def truncate(self, text: str, max_tokens: int, *, keep_end: bool) -> bytes:
-        return self.truncate_ids(self.count([text]).ids.tobytes(), max_tokens, keep_end=keep_end)
+    def part(self, text: str, characters: int, *, keep_end: bool) -> str | None:
+        return FakeTokenizer().part(text, characters, keep_end=keep_end)
 
     def truncate_ids(self, token_ids: bytes, max_tokens: int, *, keep_end: bool) -> bytes:
         return token_ids[-4 * max_tokens :] if keep_end else token_ids[: 4 * max_tokens]
@@ -141,6 +142,7 @@ class FakeKafka:
     """What the pipeline receives from, settles to and holds on Kafka."""
 
     incoming: asyncio.Queue[Sequence[Request]] = field(default_factory=asyncio.Queue[Sequence[Request]])
+    incoming_large: asyncio.Queue[Sequence[Request]] = field(default_factory=asyncio.Queue[Sequence[Request]])
     settled: list[Request] = field(default_factory=list[Request])
     held: Callable[[str, Priority], bool] = field(default=lambda _, __: False)
     held_back: list[Lease] = field(default_factory=list[Lease])
@@ -151,6 +153,9 @@ class FakeKafka:
 
     async def receive(self) -> Sequence[Request]:
         return await self.incoming.get()
+
+    async def receive_large(self) -> Sequence[Request]:
+        return await self.incoming_large.get()
 
     async def written(self) -> None:
         pass
@@ -251,11 +256,12 @@ class World:
     async def drain(self) -> None:
         """Stop fetching, and finish what was taken in."""
         self.kafka.incoming.put_nowait(())
+        self.kafka.incoming_large.put_nowait(())
         await self.pipeline.drain()
 
-    def produce(self, *requests: Request) -> None:
+    def produce(self, *requests: Request, large: bool = False) -> None:
         """Let requests arrive by Kafka, in one fetch."""
-        self.kafka.incoming.put_nowait(requests)
+        (self.kafka.incoming_large if large else self.kafka.incoming).put_nowait(requests)
 
 
 def vectors(request: Request) -> list[list[float] | str]:

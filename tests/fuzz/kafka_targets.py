@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from google.protobuf import json_format
 
-from aggregator import kafka_codec, kafka_replies
+from aggregator import kafka_codec, kafka_json, kafka_replies
 from aggregator import request as request_module
 from aggregator.adapters import kafka_corrupt
 from aggregator.errors import Code, RequestError
@@ -24,13 +27,15 @@ from tests.fuzz.target import Cut, Target, field
 
 _NOW_S = 1_700_000_000.0
 _SETTINGS = KafkaSettings(allowed_reply_topics=("team-*",), max_record_bytes=3000)
-_INTAKE = intakes(_SETTINGS, "m")["embed.requests.v1"]
+_TOPIC = intakes(_SETTINGS, "m")["embed.requests.v1"]
+_INTAKE = replace(_TOPIC, defaults=replace(_TOPIC.defaults, max_inputs=8))
+_TEXT = "the text of a query"
 _HEADERS = (
     *("content-type", "ce_id", "ce_expirytime", "kafka_replyTopic", "kafka_replyPartition", "reply_to"),
     *("kafka_correlationId", "traceparent", "dlt-error-code", "other"),
 )
 _FAILURE = Failure(Code.INTERNAL, "it broke")
-_SOURCES = tuple(Path(module.__file__ or "") for module in (kafka_codec, kafka_replies, request_module))
+_SOURCES = tuple(Path(module.__file__ or "") for module in (kafka_codec, kafka_json, kafka_replies, request_module))
 
 
 def _take(value: bytes | None, headers: Sequence[tuple[str, bytes]]) -> Request | Refused:
@@ -62,14 +67,16 @@ def check_protobuf(data: bytes) -> Request | Refused:
 
 
 def check_json(data: bytes) -> Request | Refused:
-    """A value that says it is JSON."""
-    return _take(data, [("content-type", b"application/json")])
+    """A value that says it is JSON; what is wrong with it is told without its content."""
+    taken = _take(data, [("content-type", b"application/json")])
+    assert not isinstance(taken, Refused) or _TEXT not in str(taken.error), "A refusal quotes the text of a query."
+    return taken
 
 
 def check_headers(data: bytes) -> Request | Refused:
-    """Up to 15 headers, known ones and others, then a value in whatever format they say."""
+    """Up to 15 headers, known ones and others, some of them null, then a value in whatever format they say."""
     cut = Cut(data)
-    headers = [(_HEADERS[cut.byte() % len(_HEADERS)], cut.field()) for _ in range(cut.byte() % 16)]
+    headers: list[Any] = [(_HEADERS[cut.byte() % len(_HEADERS)], cut.field() or None) for _ in range(cut.byte() % 16)]
     return _take(cut.rest() or None, headers)
 
 
@@ -119,6 +126,18 @@ def _json_seeds() -> Sequence[bytes]:
         b'{"inputs": [{"text": 1}]}',
         b"[" * 2000,
         b'{"dimensions": 1e400}',
+        b'{"inputs": [%s]}' % b",".join([b'{"text": "a"}'] * 200),
+        b'{"inputs": [%s]}' % b",".join([b"{}"] * 900),
+        b'{"inputs": [{"tokenIds": {"ids": [%s]}}]}' % b",".join([b"1"] * 1000),
+        b'{"inputs": [{"token_ids": {"ids": [1, "2", 3.0, -4]}}]}',
+        *(
+            json.dumps(document).encode()
+            for document in (
+                *({"inputs": _TEXT}, {"inputs": [_TEXT]}, {"inputs": [{"text": [_TEXT]}]}, {_TEXT: 1}),
+                *({"dimensions": _TEXT}, {"expireTime": _TEXT}, {"encoding": _TEXT}, {"inputs": [{_TEXT: _TEXT}]}),
+                {"inputs": [{"tokenIds": {"ids": [_TEXT]}}]},
+            )
+        ),
     ]
     return [json_format.MessageToJson(request, indent=None).encode() for request in _requests()] + odd
 
@@ -136,6 +155,7 @@ def _header_seeds() -> Sequence[bytes]:
         _with_headers(b"{}", ("content-type", b"application/json"), ("ce_id", b"c-1")),
         _with_headers(protobuf, ("kafka_replyTopic", b"team-a"), ("kafka_replyPartition", b"\0\0\0\1")),
         _with_headers(protobuf, ("reply_to", b"embed.requests.v1"), ("kafka_correlationId", b"\xff\0")),
+        _with_headers(protobuf, ("content-type", b""), ("kafka_replyTopic", b"")),
         _with_headers(protobuf, ("traceparent", b"00-" + b"a" * 32 + b"-" + b"b" * 16 + b"-01")),
     ]
 

@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator import kafka_codec
+from aggregator import kafka_codec, kafka_json
 from aggregator.core.query import Priority, Source
 from aggregator.core.watermark import Lease
 from aggregator.errors import InvalidRequest, RequestError, Undecodable
-from aggregator.kafka_codec import Header, Refused, decode, decode_all, intakes
+from aggregator.kafka_codec import Header, Refused, decode, decode_all, decode_large, intakes
+from aggregator.large_records import Fetched
 from aggregator.request import Failure, Request
 from aggregator.settings import KafkaSettings, TopicSettings
 from protos.embedding.v1 import embedding_pb2 as pb
@@ -204,7 +205,7 @@ def test_json_that_is_no_request_is_refused_under_its_own_id(name: str) -> None:
 
 
 async def test_a_record_that_nobody_thought_of_is_kept_and_harms_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kafka_codec, "_from_json", lambda _: 1 / 0)
+    monkeypatch.setattr(kafka_json, "parse", lambda *_: 1 / 0)
     leases = [
         lease_of(b"{}", [("content-type", b"application/json")]),
         lease_of(b"x", [("content-type", b"text/plain")]),
@@ -253,31 +254,34 @@ async def test_many_records_are_read_in_slices_and_in_order() -> None:
     assert 8 <= rounds <= 10
 
 
-async def test_long_json_is_read_beside_the_event_loop_and_in_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    threads: dict[str, str] = {}
+async def test_large_records_are_read_beside_the_event_loop_and_in_their_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads: list[threading.Thread] = []
 
     def noted(lease: Lease, *arguments: Any, **named: Any) -> Request | Refused:
-        result = decode(lease, *arguments, **named)
-        threads[result.request_id] = threading.current_thread().name
-        return result
+        threads.append(threading.current_thread())
+        return decode(lease, *arguments, **named)
 
     monkeypatch.setattr(kafka_codec, "decode", noted)
     long = {"requestId": "long", "inputs": [{"tokenIds": {"ids": list(range(50_000))}}]}
-    short = {"requestId": "short", "inputs": [{"text": "why"}]}
     plain = pb.EmbedRequest(request_id="protobuf", inputs=[pb.Input(text="a" * 50_000)])
     json_type = ("content-type", b"Application/JSON")
     leases = [
         lease_of(json.dumps(long).encode(), [json_type]),
-        lease_of(json.dumps(short).encode(), [json_type]),
-        lease_of(plain.SerializeToString()),
+        lease_of(plain.SerializeToString(), [("ce_expirytime", b"2025-12-31T23:00:00Z")]),
         lease_of(b'{"requestId": "odd"}'.ljust(50_000), [json_type]),
     ]
-    roomy = intakes(KafkaSettings(), "small")
-    requests, bad = await decode_all(leases, roomy, received_s=RECEIVED_S, wall_s=WALL_S)
-    assert [request.request_id for request in requests] == ["long", "short", "protobuf"]
+    fetched = [Fetched(lease, RECEIVED_S + number, WALL_S) for number, lease in enumerate(leases)]
+    requests, bad = await decode_large(fetched, intakes(KafkaSettings(), "small"), lambda lease: lease is leases[1])
+    assert [(request.request_id, request.received_s) for request in requests] == [
+        ("long", RECEIVED_S),
+        ("protobuf", RECEIVED_S + 1),
+    ]
+    assert [request.deadline_s for request in requests] == [inf, inf]
     assert [each.request_id for each in bad] == ["odd"]
-    here = threading.current_thread().name
-    assert {name for name, thread in threads.items() if thread != here} == {"long", "odd"}
+    assert len(threads) == 3
+    assert threading.current_thread() not in threads
 
 
 NAMES = st.sampled_from(

@@ -297,3 +297,34 @@ def test_a_topic_is_held_for_every_model_that_its_records_asked_for_and_for_its_
         assert held(side) == {"in", "other"}
 
     check(work)
+
+
+def test_records_with_large_values_are_received_apart_and_all_before_the_end() -> None:
+    async def work(side: Side) -> None:
+        large = pb.EmbedRequest(request_id="large", inputs=[pb.Input(text="x" * 20_000)]).SerializeToString()
+        for value in (large, REQUEST, large, b"\xff" * 20_000, REQUEST):
+            side.kafka.append(("in", 0), OutgoingRecord("in", 0, b"k", value, []))
+        small = await side.path.receive()
+        assert [request.request_id for request in small] == ["q", "q"]
+        side.deliveries.stop_fetching()
+        assert not await side.path.receive()
+        assert [request.request_id for request in await side.path.receive_large()] == ["large", "large"]
+        assert not await side.path.receive_large()
+        await side.path.written()
+        assert side.letter()["dlt-error-code"] == "DATA_LOSS"
+
+    check(work)
+
+
+def test_a_large_record_whose_partition_was_given_back_meanwhile_is_not_read() -> None:
+    async def work(side: Side) -> None:
+        value = pb.EmbedRequest(inputs=[pb.Input(text="x" * 20_000)]).SerializeToString()
+        side.kafka.append(("in", 0), OutgoingRecord("in", 0, b"k", value, []))
+        side.kafka.append(("in", 0), OutgoingRecord("in", 0, b"k", REQUEST, []))
+        (request,) = await side.path.receive()
+        request.origin.lease.watermark.fence()
+        side.deliveries.stop_fetching()
+        await side.path.receive()
+        assert not await side.path.receive_large()
+
+    check(work)

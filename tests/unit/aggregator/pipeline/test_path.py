@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+import pytest
 from typing_extensions import override
 
 from aggregator.core.query import Source
@@ -82,25 +83,6 @@ def test_a_text_that_the_tokenizer_cannot_take_harms_only_itself() -> None:
     run(check())
 
 
-def test_a_text_that_the_tokenizer_cannot_cut_harms_only_itself() -> None:
-    class Blunt(WordTokenizer):
-        @override
-        def truncate(self, text: str, max_tokens: int, *, keep_end: bool) -> bytes:
-            raise ValueError("cannot be cut")
-
-    async def check() -> None:
-        async with World(SerialEngine()).started() as world:
-            world.model.revisions["r1"].tokenizer = Blunt()
-            texts = ("1", "2 " * 40)
-            requests = [world.request(text, source=Source.KAFKA, truncate="TRUNCATE_END") for text in texts]
-            world.produce(*requests)
-            await asyncio.sleep(1)
-            assert {request.code for request in world.kafka.settled} == {Code.OK, Code.INVALID_ARGUMENT}
-            await world.drain()
-
-    run(check())
-
-
 def test_requests_that_cannot_be_queued_for_a_reason_nobody_thought_of_are_each_settled_once() -> None:
     async def check() -> None:
         async with World(SerialEngine()).started() as world:
@@ -128,20 +110,29 @@ def test_a_deadline_fires_while_queued_although_nothing_is_popped() -> None:
     assert abs(run(check()) - 0.5) < 0.01
 
 
-def test_a_text_that_takes_long_to_count_keeps_no_other_waiting() -> None:
-    class Slow(FakeCounting):
-        @override
-        async def count(self, texts: Sequence[str], *, long: bool = False) -> TokenBatch:
-            if long:
-                await asyncio.sleep(5)
-            return await super().count(texts, long=long)
+class SlowForLong(FakeCounting):
+    """Takes 5 s for a call with long texts."""
 
+    def __init__(self) -> None:
+        super().__init__(WordTokenizer())
+        self.long_calls: list[int] = []
+
+    @override
+    async def count(self, texts: Sequence[str], *, long: bool = False) -> TokenBatch:
+        if long:
+            self.long_calls.append(sum(map(len, texts)))
+            await asyncio.sleep(5)
+        return await super().count(texts, long=long)
+
+
+def test_a_text_that_takes_long_to_count_keeps_no_other_waiting() -> None:
     async def check() -> None:
         async with World(SerialEngine()).started() as world:
-            world.model.revisions["r1"].counting = Slow(WordTokenizer())
+            world.model.revisions["r1"].counting = SlowForLong()
             texts = ("1 " * 50_000, "2", "3")
             requests = [world.request(text, source=Source.KAFKA, truncate="TRUNCATE_END") for text in texts]
-            world.produce(*requests)
+            world.produce(requests[0], large=True)
+            world.produce(*requests[1:])
             call = asyncio.create_task(world.embed("4", in_s=1))
             await asyncio.sleep(0.5)
             assert world.kafka.settled == requests[1:]
@@ -150,6 +141,100 @@ def test_a_text_that_takes_long_to_count_keeps_no_other_waiting() -> None:
             assert {request.code for request in world.kafka.settled} == {Code.OK}
             await world.drain()
             assert world.model.admission.total == 0
+
+    run(check())
+
+
+def test_a_long_text_is_no_longer_counted_once_its_caller_has_gone() -> None:
+    async def check() -> None:
+        async with World(SerialEngine()).started() as world:
+            world.model.revisions["r1"].counting = counting = SlowForLong()
+            request = world.request(*("x" * 8000,) * 20)
+            world.pipeline.submit(request)
+            await asyncio.sleep(7)
+            assert len(counting.long_calls) == 2
+            work = world.pipeline.give_up(request)
+            assert work is not None
+            await asyncio.wait((work,))
+            assert not request.inputs
+            await asyncio.sleep(60)
+            assert len(counting.long_calls) == 2
+            assert world.pipeline.give_up(request) is None
+            await world.drain()
+
+    run(check())
+
+
+def test_of_an_over_long_text_no_more_is_counted_than_can_matter() -> None:
+    async def check() -> None:
+        async with World(SerialEngine()).started() as world:
+            world.model.revisions["r1"].counting = counting = SlowForLong()
+            text = "9 " * 100_000
+            for truncate, tokens in (("TRUNCATE_END", 32), ("TRUNCATE_START", 32), ("TRUNCATE_NONE", 0)):
+                request = await world.embed(text, truncate=truncate)
+                if tokens:
+                    assert vectors(request)[0][1] == tokens
+                else:
+                    assert (request.code, request.failure and request.failure.message.partition(":")[0]) == (
+                        Code.OUT_OF_RANGE,
+                        "more than 32 tokens",
+                    )
+            assert all(characters <= 8 * 32 for characters in counting.long_calls)
+
+    run(check())
+
+
+@pytest.mark.parametrize(
+    ("text", "read", "told"),
+    [
+        ("x" * 100_000, [1 << 16], "more than 65536 characters, of which no more are read"),  # nowhere to be cut
+        ("9 " * 20 + " " * 100_000, [256, 1 << 16], "more than 65535 characters, of which no more are read"),
+        ("9 " * 20 + " " * 60_000, [256, 60_040], ""),  # there is little in it, but it is read whole
+    ],
+)
+def test_a_text_that_says_little_in_many_characters_is_read_up_to_a_bound(
+    text: str, read: list[int], told: str
+) -> None:
+    async def check() -> None:
+        async with World(SerialEngine()).started() as world:
+            world.model.revisions["r1"].counting = counting = SlowForLong()
+            request = await world.embed(text)
+            assert [pytest.approx(characters, abs=2) for characters in counting.long_calls] == read
+            assert request.code is (Code.OUT_OF_RANGE if told else Code.OK)
+            assert not told or (request.failure and request.failure.message.startswith(told))
+            assert (await world.embed(text, truncate="TRUNCATE_END")).code is Code.OK
+
+    run(check())
+
+
+def test_a_caller_that_goes_away_while_tokens_are_counted_leaves_each_other_its_own() -> None:
+    class Slow(FakeCounting):
+        @override
+        async def count(self, texts: Sequence[str], *, long: bool = False) -> TokenBatch:
+            await asyncio.sleep(1)
+            return await super().count(texts, long=long)
+
+    async def check() -> None:
+        async with World(SerialEngine(slowness=20.0)).started() as world:
+            await world.occupy()
+            world.model.revisions["r1"].counting = Slow(WordTokenizer())
+            gone, other = asyncio.create_task(world.embed("100")), asyncio.create_task(world.embed("200"))
+            await asyncio.sleep(0.5)
+            gone.cancel()
+            assert vectors(await other)[0][0] == 1 + 200 + 2
+
+    run(check())
+
+
+def test_many_texts_that_come_together_are_counted_in_calls_between_which_others_are_sent() -> None:
+    async def check() -> None:
+        async with World(SerialEngine()).started() as world:
+            world.model.revisions["r1"].counting = counting = NotingCounting()
+            requests = [world.request("1 " * 8000, source=Source.KAFKA, truncate="TRUNCATE_END") for _ in range(40)]
+            world.produce(*requests)
+            await asyncio.sleep(1)
+            assert {request.code for request in world.kafka.settled} == {Code.OK}
+            assert counting.counts == [4] * 10
 
     run(check())
 

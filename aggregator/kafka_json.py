@@ -1,0 +1,126 @@
+"""Read an EmbedRequest in JSON: what it holds is bounded before it is parsed, and a fault is told by its place.
+
+The words of protobuf's own errors quote what they found, which may be the text of a query: they go nowhere.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from itertools import islice
+from typing import Any
+
+from google.protobuf.json_format import ParseDict
+
+from aggregator.errors import InvalidRequest, Undecodable
+from protos.embedding.v1 import embedding_pb2 as pb
+
+_MARKS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{]', re.DOTALL)
+"""What costs a Python object of its own, or many: a string, an object, an array."""
+_MARKS_PER_INPUT = 5  # {"tokenIds": {"ids": []}}
+_OTHER_MARKS = 4096  # a request has fewer than 64 besides its inputs; the rest is for ids that are written as strings
+_ID = re.compile(rb'(?<!\\)"request(?:Id|_id)"\s*:\s*("[^"\\]*+(?:\\.[^"\\]*+)*+")', re.DOTALL)
+_FIELDS = {name: field for field in pb.EmbedRequest.DESCRIPTOR.fields for name in (field.name, field.json_name)}
+_TOKEN_IDS = frozenset({"tokenIds", "token_ids"})
+_WRONG = "the value is not an EmbedRequest in JSON"
+
+
+def parse(value: bytes, max_inputs: int) -> pb.EmbedRequest:
+    """The request in a record's value. Raises Undecodable or InvalidRequest."""
+    _check_size(value, max_inputs)
+    try:
+        document = json.loads(value.decode())
+    except (ValueError, RecursionError):
+        raise Undecodable("the value is not JSON in UTF-8") from None
+    if not isinstance(document, dict):
+        raise Undecodable("the value is not a JSON object")
+    inputs: Any = document.get("inputs")
+    if inputs is not None and not isinstance(inputs, list):
+        raise InvalidRequest(f"{_WRONG}: inputs is not a list")
+    if inputs and len(inputs) > max_inputs:
+        raise InvalidRequest(f"{len(inputs)} inputs: at most {max_inputs} are taken")
+    message = _without_inputs(document)
+    message.inputs.extend([_input(item, f"inputs[{index}]") for index, item in enumerate(inputs or ())])
+    return message
+
+
+def request_id(value: bytes) -> str:
+    """The id of a request that is none, so that its sender knows which; empty where there is none to find."""
+    found = _ID.search(value)
+    try:
+        return json.loads(found[1]).encode(errors="replace").decode() if found else ""
+    except ValueError:
+        return ""
+
+
+def _check_size(value: bytes, max_inputs: int) -> None:
+    """JSON of a megabyte can hold 65,000 inputs, at 15 us each: more than can be are not parsed at all."""
+    most = _MARKS_PER_INPUT * max_inputs + _OTHER_MARKS
+    if len(value) > most and next(islice(_MARKS.finditer(value), most, None), None) is not None:
+        raise InvalidRequest(
+            f"the value holds more than {most} strings, objects and arrays: at most {max_inputs} inputs are taken"
+        )
+
+
+def _without_inputs(document: Mapping[str, Any]) -> pb.EmbedRequest:
+    """Everything but the inputs, by protobuf's own rules."""
+    rest = {name: value for name, value in document.items() if name != "inputs"}
+    try:
+        return ParseDict(rest, pb.EmbedRequest())
+    except Exception:  # noqa: BLE001, S110 - anything: SystemError for a name with half a surrogate pair in it
+        pass
+    for number, (name, value) in enumerate(document.items(), 1):
+        if name not in _FIELDS:
+            raise InvalidRequest(f"{_WRONG}: its field number {number} is none that a request has")
+        if name != "inputs" and not _fits({name: value}, pb.EmbedRequest()):
+            raise InvalidRequest(f"{_WRONG}: {name} has no value that it can have{_choices(name)}")
+    raise InvalidRequest(_WRONG)
+
+
+def _choices(name: str) -> str:
+    enum = _FIELDS[name].enum_type
+    return f": use one of {', '.join(enum.values_by_name)}" if enum is not None else ""
+
+
+def _input(item: Any, place: str) -> pb.Input:
+    """One input; those as they should be are read without protobuf's rules for JSON, which take 1.5 us a token id."""
+    if isinstance(item, dict) and len(item) == 1:
+        [(name, value)] = item.items()
+        if (
+            name in _TOKEN_IDS
+            and isinstance(value, dict)
+            and value.keys() == {"ids"}
+            and isinstance(value["ids"], list)
+        ):
+            return _token_ids(value["ids"], f"{place}.{name}.ids")
+        if name == "text" and isinstance(value, str):
+            try:
+                return pb.Input(text=value)
+            except ValueError:
+                raise InvalidRequest(f"{_WRONG}: {place}.text holds half a character") from None
+    message = pb.Input()
+    if not _fits(item, message):
+        raise InvalidRequest(f'{_WRONG}: {place} is neither {{"text": ""}} nor {{"tokenIds": {{"ids": []}}}}')
+    return message
+
+
+def _token_ids(ids: list[Any], place: str) -> pb.Input:
+    try:
+        if set(map(type, ids)) <= {int}:
+            return pb.Input(token_ids=pb.TokenIds(ids=ids))
+    except ValueError:
+        raise InvalidRequest(f"{_WRONG}: {place} holds a number that is no token id") from None
+    message = pb.TokenIds()
+    if len(ids) > _OTHER_MARKS or not _fits({"ids": ids}, message):
+        raise InvalidRequest(f"{_WRONG}: {place} holds what is no whole number")
+    return pb.Input(token_ids=message)
+
+
+def _fits(document: Any, message: pb.EmbedRequest | pb.Input | pb.TokenIds) -> bool:
+    """Read a part into `message`, by protobuf's own rules."""
+    try:
+        ParseDict(document, message)
+    except Exception:  # noqa: BLE001 - anything, as above
+        return False
+    return True

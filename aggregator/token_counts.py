@@ -1,0 +1,132 @@
+"""Count the tokens of requests' texts: short ones of many requests together, of a long one no more than can matter."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from aggregator.errors import Code
+from aggregator.ports import TokenBatch
+from aggregator.request import Failure, Request
+from aggregator.served import Served
+from protos.embedding.v1 import embedding_pb2 as pb
+
+LONG_CHARACTERS = 1 << 14
+"""A request with more of them is counted by itself, lest others wait for it."""
+_CALL_CHARACTERS = 1 << 16
+"""Texts go to the tokenizer in calls of about so many, lest others wait long, or work go on whose caller is gone."""
+_FIRST_PART, _LAST_PART = 8, 32
+"""Characters of an over-long text that are tokenized for each token that the model takes: at first, and at most."""
+_LEAST_LAST_PART = 1 << 16
+_ID_BYTES = 4
+_LOG = logging.getLogger(__name__)
+_UNCOUNTABLE = Failure(Code.INVALID_ARGUMENT, "the model's tokenizer cannot take this text")
+
+Counted = bytes | Failure
+"""The token ids of one text, int32 little endian, or why it has none."""
+
+
+def apart(requests: Sequence[Request]) -> tuple[list[list[Request]], list[Request]]:
+    """The requests that are counted together, so many at a time, and those that are counted by themselves."""
+    portions: list[list[Request]] = []
+    long: list[Request] = []
+    room = 0
+    for request in requests:
+        inputs = request.inputs
+        characters = len(inputs[0]) if len(inputs) == 1 else sum(map(len, inputs))
+        if characters > LONG_CHARACTERS:
+            long.append(request)
+            continue
+        if characters > room or not portions:
+            portions.append([])
+            room = _CALL_CHARACTERS
+        portions[-1].append(request)
+        room -= characters
+    return portions, long
+
+
+def is_long(requests: Sequence[Request]) -> bool:
+    """Whether they are one of those that are counted by themselves."""
+    return len(requests) == 1 and bool(apart(requests)[1])
+
+
+async def count_together(served: Served, texts: Sequence[str], *, long: bool = False) -> list[Counted]:
+    """The ids of each text, in one call; one that the tokenizer cannot take must not harm the others."""
+    if not texts:
+        return []
+    try:
+        return list(_slices(await served.counting.count(texts, long=long)))
+    except Exception as error:  # noqa: BLE001 - a tokenizer's own errors have no common type, and may quote the text
+        _LOG.error("tokenizing failed", extra={"texts": len(texts), "error": type(error).__name__})
+        if len(texts) == 1:
+            return [_UNCOUNTABLE]
+    return [counted for text in texts for counted in await count_together(served, [text], long=long)]
+
+
+async def count_long(served: Served, request: Request, texts: Sequence[str]) -> list[Counted]:
+    """The ids of a long request's texts; of one longer than the model takes, at least those that truncation keeps.
+
+    The rest of that is not tokenized: it is cut where its tokenizer splits whatever stands around, so that the ids are
+    those of the whole. Only a text that has no such place is cut anywhere, and at many times what the model takes.
+    """
+    limit = served.description.max_input_tokens
+    keep_end = request.options.truncate == pb.TRUNCATE_START
+    most = max(_LAST_PART * limit, _LEAST_LAST_PART)
+    found: dict[int, Counted] = {}
+    for last, characters in enumerate((_FIRST_PART * limit, most)):
+        parts: dict[int, str] = {}
+        for index, text in enumerate(texts):
+            part = None if index in found else served.tokenizer.part(text, characters, keep_end=keep_end)
+            if part is None and index not in found and last:
+                part = text[-most:] if keep_end else text[:most]
+            if part is not None:
+                parts[index] = part
+        for index, counted in zip(parts, await _count_in_calls(served, list(parts.values())), strict=True):
+            if len(parts[index]) == len(texts[index]) or isinstance(counted, Failure):
+                found[index] = counted
+            elif last or len(counted) > limit * _ID_BYTES:
+                found[index] = _of_part(served, request, counted, len(parts[index]))
+    return [found[index] for index in range(len(texts))]
+
+
+async def _count_in_calls(served: Served, texts: Sequence[str]) -> list[Counted]:
+    """One call after the other: whoever else waits has a turn between them, and who has gone away has no more."""
+    counted: list[Counted] = []
+    call: list[str] = []
+    room = _CALL_CHARACTERS
+    for text in texts:
+        if call and len(text) > room:
+            counted += await count_together(served, call, long=True)
+            call, room = [], _CALL_CHARACTERS
+        call.append(text)
+        room -= len(text)
+    return counted + await count_together(served, call, long=True)
+
+
+def _of_part(served: Served, request: Request, token_ids: bytes, characters: int) -> Counted:
+    """What a part says of a text that is to be cut, or must not be."""
+    if request.options.truncate != pb.TRUNCATE_NONE:
+        return token_ids
+    limit = served.description.max_input_tokens
+    if len(token_ids) > limit * _ID_BYTES:
+        return too_long(served, f"more than {limit} tokens")
+    return too_long(served, f"more than {characters} characters, of which no more are read")
+
+
+def too_long(served: Served, found: str) -> Failure:
+    """The refusal of an input of which so much was `found`."""
+    return Failure(
+        Code.OUT_OF_RANGE,
+        f"{found}: {served.description.model} takes {served.description.max_input_tokens} tokens;"
+        " send less, or set truncate to TRUNCATE_END or TRUNCATE_START",
+    )
+
+
+def _slices(counted: TokenBatch) -> Iterator[bytes]:
+    data = counted.ids.tobytes()
+    start = 0
+    for end in (np.cumsum(counted.lengths) * _ID_BYTES).tolist():
+        yield data[start:end]
+        start = end

@@ -1,0 +1,97 @@
+"""Large and heavy records: read like any other, and no small one waits for them."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from aggregator.errors import Code
+from loadtest.stack.kafka import KafkaBroker
+from loadtest.stack.service import ModelServer
+from protos.embedding.v1 import embedding_pb2 as pb
+from tests.integration.aggregator.conftest import StartAggregator, make_topics
+from tests.integration.aggregator.desk import JSON, PROTOBUF, Sent, Topics, headers, open_desk, query, read
+from tests.integration.aggregator.scrape import metrics
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(300)]
+
+LONGEST_WAIT_S = 2.0
+"""Beside other work on the machine; before heavy records were read apart it was ten seconds and more."""
+
+
+def full_of_inputs(number: int) -> Sent:
+    """JSON with 65,000 inputs in 900 KB."""
+    document = {"requestId": f"heavy-{number}", "inputs": [{"text": "a"}] * 65_000}
+    return Sent(json.dumps(document, separators=(",", ":")).encode(), (JSON,), b"heavy")
+
+
+def full_of_ids(number: int) -> Sent:
+    """JSON with 300,000 token ids in 900 KB."""
+    document = {"requestId": f"ids-{number}", "inputs": [{"tokenIds": {"ids": [1] * 300_000}}]}
+    return Sent(json.dumps(document).encode(), (JSON,), b"heavy")
+
+
+def full_of_text(number: int) -> Sent:
+    """A text of 1 MB, to be cut to what the model takes."""
+    text = ("où est la gare, " * 70_000)[:900_000]
+    return Sent(query(text, f"text-{number}", truncate=pb.TRUNCATE_END).value, (PROTOBUF,), b"heavy")
+
+
+CASES = {
+    "65,000 inputs": (full_of_inputs, "INVALID_ARGUMENT"),
+    "300,000 token ids": (full_of_ids, "OUT_OF_RANGE"),
+    "a text of 1 MB": (full_of_text, "OK"),
+}
+
+
+@pytest.mark.parametrize(("heavy", "code"), CASES.values(), ids=CASES)
+async def test_small_queries_do_not_wait_for_heavy_records(
+    start_aggregator: StartAggregator, kafka: KafkaBroker, quick: ModelServer, heavy: Callable[[int], Sent], code: str
+) -> None:
+    topics = Topics(f"heavy-{heavy.__name__}.requests", f"heavy-{heavy.__name__}.replies")
+    dated = {"message.timestamp.type": "LogAppendTime"}  # the broker's clock says when each was written
+    await make_topics(kafka.bootstrap, topics.requests, topics.replies, topics.dead_letters, configs=dated)
+    running = start_aggregator(quick, topics=topics)
+    refused = code == "INVALID_ARGUMENT"
+    records = [
+        replace(sent, partition=0)
+        for number in range(10)
+        for sent in (heavy(number), *(query("a good question", f"good-{number}-{each}") for each in range(4)))
+    ]
+    async with open_desk(running.kafka, running.topics) as desk:
+        await desk.exchange(query("the first", "first"))
+        desk.replies.clear()
+        written = await desk.exchange(*records, dead=10 * refused)
+        await desk.until_committed(running.group)
+    answered_ms = {read(reply).request_id: reply.timestamp for reply in desk.replies}
+    waits_s = [
+        (answered_ms[sent.key.decode()] - place.timestamp_ms) / 1000
+        for sent, place in zip(records, written, strict=True)
+        if sent.key is not None and sent.key != b"heavy"
+    ]
+    assert len(waits_s) == 40
+    assert max(waits_s) < LONGEST_WAIT_S
+    codes = Counter(Code(answer.status.code).name for answer in desk.answers().values())
+    assert codes == Counter({"OK": 40}) + Counter({code: 10})
+    assert len(desk.dead_letters) == 10 * refused
+    assert all(b"at most 1024 inputs" in headers(letter)["dlt-error-message"] for letter in desk.dead_letters)
+    shown = metrics(running.process.metrics_address)
+    assert shown.value("embed_requests_total", source="kafka", code=code) == 10 + 41 * (code == "OK")
+    assert shown.value("embed_dead_letters_total", code=code) == 10 * refused
+
+
+@pytest.mark.parametrize("size", [100, 20_000], ids=["small", "large"])
+async def test_a_record_without_a_content_type_is_protobuf_whatever_its_size(
+    start_aggregator: StartAggregator, quick: ModelServer, size: int
+) -> None:
+    running = start_aggregator(quick)
+    value = query("word " * (size // 5), "bare", truncate=pb.TRUNCATE_END).value
+    async with open_desk(running.kafka, running.topics) as desk:
+        await desk.exchange(Sent(value, (("content-type", None),), b"bare"))
+        await desk.until_committed(running.group)
+    assert desk.answers()["bare"].status.code == Code.OK
+    assert not desk.dead_letters
