@@ -86,8 +86,8 @@ async def _count(served: Served, requests: Sequence[Request]) -> list[tuple[Requ
     for request, values in taken:
         inputs: list[tuple[int, bytes]] = []
         size_bytes = 0
-        for index, value in values:
-            token_ids = next(slices) if value is None else value  # even for those that were given up meanwhile
+        for index, given in values:
+            token_ids = next(slices) if given is None else given  # even for those that were given up meanwhile
             if request.remaining:
                 checked = _checked(served, request, token_ids)
                 if isinstance(checked, bytes):

@@ -291,7 +291,7 @@ class Pipeline:
         if failed:
             self._spawn(self._settling.settle(failed), "settle failed")
 
-    def give_up(self, request: Request) -> asyncio.Task[None] | None:
+    def give_up(self, request: Request) -> asyncio.Future[None] | None:
         """A caller went away: nothing more is owed to it. Returns the work on it that has yet to end, if any."""
         self._settling.give_up(request)
         counting = self._long_calls.pop(request, None)

@@ -21,8 +21,8 @@ class Embedder(Protocol):
         """Take a request; its origin's `settle` is called once every input has its outcome."""
         ...
 
-    def give_up(self, request: Request) -> None:
-        """Its caller went away: nothing more is owed."""
+    def give_up(self, request: Request) -> asyncio.Future[None] | None:
+        """Its caller went away: nothing more is owed. Returns the work on it that has yet to end, if any."""
         ...
 
 
@@ -99,8 +99,11 @@ class Calls:
 
     def give_up(self, request: Request) -> None:
         """Nobody waits for its answer any more."""
-        self._embedder.give_up(request)
-        self.leave(request)
+        work = self._embedder.give_up(request)
+        if work is None:
+            self.leave(request)
+        else:
+            work.add_done_callback(lambda _: self.leave(request))
 
     async def embed(self, request: Request) -> None:
         """Wait until every input is settled; cancelled, the request leaves the queue."""

@@ -54,9 +54,9 @@ async def test_a_call_cancelled_while_its_tokens_are_counted_is_never_queued(mon
                 await go_on.wait()
                 return await counting.count(texts, long=long)
 
-        def noted(request: Request) -> None:
+        def noted(request: Request) -> asyncio.Future[None] | None:
             given_up.append(request)
-            give_up(request)
+            return give_up(request)
 
         monkeypatch.setattr(served, "counting", Held())
         monkeypatch.setattr(door.pipeline, "give_up", noted)

@@ -29,9 +29,9 @@ CORPUS = [
 ]
 
 
-def byte_level(*steps: pre_tokenizers.PreTokenizer) -> Tokenizer:
+def byte_level(*steps: Any) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(list(steps)) if len(steps) > 1 else steps[0]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(list(steps))
     tokenizer.normalizer = normalizers.NFC()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     special = [AddedToken("<|end|>", special=True), AddedToken("  ", normalized=False)]
@@ -49,7 +49,7 @@ def split_by(pattern: str) -> Tokenizer:
     )
 
 
-def unigram(*steps: pre_tokenizers.PreTokenizer) -> Tokenizer:
+def unigram(*steps: Any) -> Tokenizer:
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")])
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(list(steps))

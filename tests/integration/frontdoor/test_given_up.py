@@ -1,0 +1,87 @@
+"""Work for callers who gave up ends soon, and holds its room until it has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+import grpc
+import psutil
+import pytest
+from typing_extensions import override
+
+from aggregator.adapters.counting import Counting
+from aggregator.ports import TokenBatch
+from protos.embedding.v1 import embedding_pb2 as pb
+from tests.integration.frontdoor.door import front_door, tokenizer
+
+MIB = 1024 * 1024
+IDEOGRAPHS = "東京都千代田区" * (4 * MIB // 21)
+KANA = "あいうえおかきくけこ" * (4 * MIB // 30 - 100)
+"""Which the model's tokenizer joins: there is no place to cut."""
+
+
+def asking(text: str, truncate: str = "TRUNCATE_END") -> pb.EmbedRequest:
+    return pb.EmbedRequest(inputs=[pb.Input(text=text)], truncate=truncate)
+
+
+@pytest.mark.parametrize("text", [IDEOGRAPHS[:-50], KANA], ids=["ideographs", "kana"])
+@pytest.mark.parametrize("truncate", ["TRUNCATE_NONE", "TRUNCATE_START"])
+async def test_texts_of_callers_who_gave_up_keep_nobody_waiting(text: str, truncate: str) -> None:
+    process = psutil.Process()
+    async with front_door() as door:
+        await door.stub.Embed(asking("rain"))
+        before = process.memory_info().rss
+        call = asking(text, truncate)
+        for _ in range(3):
+            given_up = [door.stub.Embed(call, timeout=0.15) for _ in range(17)]
+            await asyncio.gather(*(each.code() for each in given_up))
+        started_s = time.monotonic()
+        await door.stub.Embed(asking("où est la gare " * 7000), timeout=60)
+        answered_s = time.monotonic() - started_s
+        cpu_s = process.cpu_times().user
+        await asyncio.sleep(1.0)
+        busy_s = process.cpu_times().user - cpu_s
+        grown = process.memory_info().rss - before
+    assert answered_s < 10.0  # it was a minute and more
+    assert busy_s < 0.8  # nothing is tokenized any more
+    assert grown < 400 * MIB
+
+
+class SlowTokenizerCounting(Counting):
+    """Takes a while for long texts, and goes on once it began."""
+
+    def __init__(self) -> None:
+        super().__init__(tokenizer())
+        self.go_on = asyncio.Event()
+        self.began = asyncio.Event()
+
+    @override
+    async def count(self, texts: Sequence[str], *, long: bool = False) -> TokenBatch:
+        if long:
+            self.began.set()
+            try:
+                await self.go_on.wait()
+            except asyncio.CancelledError:
+                await self.go_on.wait()
+                raise
+        return await super().count(texts, long=long)
+
+
+async def test_a_call_holds_its_bytes_until_the_work_on_it_has_ended() -> None:
+    async with front_door(settings={"grpc": {"max_pending_bytes": 2 * MIB}}) as door:
+        [served] = door.models.served()
+        served.counting = counting = SlowTokenizerCounting()
+        long = asking("où est la gare " * 80_000)
+        given_up = door.stub.Embed(long)
+        await counting.began.wait()
+        given_up.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await given_up
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await door.stub.Embed(long)
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        counting.go_on.set()
+        await door.stub.Embed(asking("rain"))
+        await door.stub.Embed(long)
