@@ -85,6 +85,16 @@ class Pods(Placement):
     pre_stop_seconds: NonNegativeInt = Field(
         default=5, description="between the end of new connections and SIGTERM, so that nobody calls a pod that is gone"
     )
+    pod_spec: Mapping = Field(
+        default_factory=dict,
+        description="over the pods' spec, as Kubernetes has it: securityContext, initContainers, schedulerName;"
+        " containers and volumes come besides; null takes away",
+    )
+    container: Mapping = Field(
+        default_factory=dict,
+        description="over the container, likewise: securityContext, probes, lifecycle; envFrom, ports and volumeMounts"
+        " come besides",
+    )
 
 
 class Hpa(Values):

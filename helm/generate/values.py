@@ -115,6 +115,15 @@ class FrontDoor(Values):
     jwks: SecretKey | None = Field(default=None, description="{secretName, key} of grpc.authentication.jwks_file")
 
 
+class Route(Values):
+    """A way in from outside; none without a spec."""
+
+    annotations: Labels = Field(default_factory=dict)
+    spec: Mapping = Field(
+        default_factory=dict, description="as Kubernetes has it; where a rule names no backend it is the aggregators"
+    )
+
+
 class Aggregator(Pods):
     """The aggregators."""
 
@@ -131,6 +140,16 @@ class Aggregator(Pods):
     )
     service_type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = Field(default="ClusterIP")
     service_annotations: Labels = Field(default_factory=dict)
+    service: Mapping = Field(
+        default_factory=dict,
+        description="over the spec of the callers' Service, as Kubernetes has it: loadBalancerClass,"
+        " loadBalancerSourceRanges, externalTrafficPolicy",
+    )
+    grpc_route: Route = Field(
+        default_factory=Route, description="a GRPCRoute of the Gateway API; its spec has parentRefs"
+    )
+    http_route: Route = Field(default_factory=Route, description="the same as an HTTPRoute, for gateways without those")
+    ingress: Route = Field(default_factory=Route, description="an Ingress; its spec has ingressClassName and rules")
     front_door: FrontDoor = Field(default_factory=FrontDoor)
     startup_seconds: PositiveInt = Field(default=120, description="before a pod is given up")
     config: Mapping = settings_of("aggregator", "settings of the aggregator, by the names of docs/configuration.md")
@@ -182,6 +201,12 @@ class NetworkPolicy(Values):
         default_factory=lambda: [{"namespaceSelector": {}}], description="who may scrape metrics"
     )
     kafka: Mappings = Field(default_factory=list, description="where the brokers are; empty: anywhere")
+    kubernetes: Mappings = Field(default_factory=list, description="where the API server is; empty: anywhere")
+    dns: Mappings = Field(default_factory=list, description="where names are asked for; empty: anywhere")
+    hub: Mappings = Field(default_factory=list, description="where the Hugging Face hub is; empty: anywhere")
+    models: Mappings = Field(
+        default_factory=list, description="egress rules of model servers to wherever else weights come from"
+    )
     kafka_ports: list[Port] = Field(
         default_factory=list, description="of the brokers as advertised; empty: those of kafka.bootstrapServers"
     )
@@ -212,6 +237,9 @@ class ServiceAccounts(Values):
         default=True, description="accounts, Roles and bindings; false: they are there already, by these names"
     )
     annotations: Labels = Field(default_factory=dict)
+    aggregator: Labels = Field(default_factory=dict, description="more annotations of this one, for a cloud's identity")
+    model_server: Labels = Field(default_factory=dict, description="likewise")
+    scaler: Labels = Field(default_factory=dict, description="likewise")
 
 
 class ChartValues(Values):

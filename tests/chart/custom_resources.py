@@ -24,6 +24,10 @@ MODULES = {
         "deploy/crds/cert-manager.io_issuers.yaml",
     ),
     "github.com/kedacore/keda/v2@v2.21.0": ("config/crd/bases/keda.sh_scaledobjects.yaml",),
+    "sigs.k8s.io/gateway-api@v1.4.0": (
+        "config/crd/standard/gateway.networking.k8s.io_grpcroutes.yaml",
+        "config/crd/standard/gateway.networking.k8s.io_httproutes.yaml",
+    ),
     "github.com/prometheus-operator/prometheus-operator@v0.85.0": (
         "example/prometheus-operator-crd/monitoring.coreos.com_podmonitors.yaml",
         "example/prometheus-operator-crd/monitoring.coreos.com_prometheusrules.yaml",

@@ -62,11 +62,13 @@ tokenbatch/model: {{ (index . 1).slug }}
 tokenbatch/model: {{ (index . 1).slug }}
 {{- end -}}
 
-{{/* Write the second mapping over the first, in place: 0, false and the empty string count, unlike in mergeOverwrite. */}}
+{{/* Write the second mapping over the first, in place: 0, false and the empty string count, unlike in mergeOverwrite; null takes away. */}}
 {{- define "tokenbatch.override" -}}
 {{- $base := index . 0 -}}
 {{- range $key, $value := index . 1 -}}
-{{- if and (kindIs "map" $value) (kindIs "map" (get $base $key)) -}}
+{{- if kindIs "invalid" $value -}}
+{{- $_ := unset $base $key -}}
+{{- else if and (kindIs "map" $value) (kindIs "map" (get $base $key)) -}}
 {{- include "tokenbatch.override" (list (get $base $key) $value) -}}
 {{- else -}}
 {{- $_ := set $base $key $value -}}

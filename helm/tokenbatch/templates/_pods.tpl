@@ -41,6 +41,35 @@ capabilities:
   drop: [ALL]
 {{- end -}}
 
+{{/*
+A pod's spec with what a person gives laid over it, and over its first container: (list $pods spec).
+
+Containers, volumes, mounts, environment and ports come besides the chart's; all else takes the place of what it names; null takes it away.
+*/}}
+{{- define "tokenbatch.pod" -}}
+{{- $pods := index . 0 -}}
+{{- if or $pods.podSpec $pods.container -}}
+{{- $spec := index . 1 | fromYaml -}}
+{{- include "tokenbatch.lay" (list (first $spec.containers) $pods.container (list "env" "envFrom" "ports" "volumeMounts")) -}}
+{{- include "tokenbatch.lay" (list $spec $pods.podSpec (list "containers" "initContainers" "volumes")) -}}
+{{- toYaml $spec -}}
+{{- else -}}
+{{- index . 1 -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Lay a mapping over another, in place, with these lists at the end of its own: (list base given names). */}}
+{{- define "tokenbatch.lay" -}}
+{{- $base := index . 0 -}}
+{{- $given := deepCopy (index . 1) -}}
+{{- range index . 2 -}}
+{{- if hasKey $given . -}}
+{{- $_ := set $given . (concat (default list (get $base .)) (get $given .)) -}}
+{{- end -}}
+{{- end -}}
+{{- include "tokenbatch.override" (list $base $given) -}}
+{{- end -}}
+
 {{/* The start of a pod's spec: (list $ $pods "component" "account" selector). */}}
 {{- define "tokenbatch.podSpec" -}}
 {{- $root := index . 0 -}}

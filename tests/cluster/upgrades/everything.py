@@ -76,6 +76,12 @@ BEHAVIOR = {"scaleDown": {"stabilizationWindowSeconds": 77}}
 WINDOW = BEHAVIOR["scaleDown"]["stabilizationWindowSeconds"]
 CACHE = {"persistent": True, "storageClassName": "fast", "accessModes": ["ReadWriteOnce"], "size": "1Gi"}
 SURGE = {"maxSurge": 2, "maxUnavailable": "50%"}
+ROUTES: Object = {
+    "grpcRoute": {"parentRefs": [{"name": "gateway"}]},
+    "httpRoute": {"hostnames": ["embed.example"]},
+    "ingress": {"ingressClassName": "outer"},
+}
+ACCOUNTS = {"aggregator": "aggregator", "modelServer": "model-server", "scaler": "scaler"}
 RULES: Object = {
     "enabled": True,
     "clients": [{"podSelector": {"matchLabels": {"may": "call"}}}],
@@ -84,8 +90,19 @@ RULES: Object = {
     "kafkaPorts": [9092, 9094],
     "kubernetesPorts": [443, 6444],
     "dnsPorts": [53, 5354],
+    "kubernetes": [{"ipBlock": {"cidr": "10.3.0.0/16"}}],
+    "dns": [{"ipBlock": {"cidr": "10.4.0.0/16"}}],
+    "hub": [{"ipBlock": {"cidr": "10.5.0.0/16"}}],
+    "models": [{"to": [{"ipBlock": {"cidr": "10.6.0.0/16"}}], "ports": [{"port": 443, "protocol": "TCP"}]}],
     "telemetry": [{"to": [{"ipBlock": {"cidr": "10.9.0.0/16"}}], "ports": [{"port": 4317, "protocol": "TCP"}]}],
 }
+
+
+def of_route(kind: str) -> Iterator[Effect]:
+    """A way in from outside."""
+    of = f"{kind.lower()}/tokenbatch-aggregator"
+    yield Effect(f"aggregator.{kind}.annotations", of, lambda it: only(["owner"], it["metadata"]["annotations"]))
+    yield Effect(f"aggregator.{kind}.spec", of, lambda it: only(ROUTES[kind], it["spec"]))
 
 
 def ports(rule: Object) -> list[int]:
@@ -118,11 +135,16 @@ ALL = Stage(
             "busyTarget": 0.5,
             "serviceType": "NodePort",
             "serviceAnnotations": {"balancer": "inner"},
+            "service": {"externalTrafficPolicy": "Local"},
+            **{kind: {"annotations": {"owner": "search"}, "spec": spec} for kind, spec in ROUTES.items()},
             "startupSeconds": 60,
             "config": {"batching": {"max_held_tokens": 300_000}},
         },
         "scaler": {**pods("scaler"), "replicas": 1, "config": {"policy": {"drain_s": 21}}},
-        "serviceAccounts": {"annotations": {"role": "reader"}},
+        "serviceAccounts": {
+            "annotations": {"role": "reader"},
+            **{name: {"identity": name} for name in ACCOUNTS},
+        },
         "networkPolicy": RULES,
         "monitoring": {
             "podMonitor": True,
@@ -238,6 +260,20 @@ ALL = Stage(
             "serviceaccounts -l app.kubernetes.io/instance=tokenbatch",
             lambda it: only(["role"], it["metadata"]["annotations"]),
         ),
+        Effect(
+            "aggregator.service",
+            "service/tokenbatch-aggregator",
+            lambda it: only(["externalTrafficPolicy"], it["spec"]),
+        ),
+        *(effect for kind in ROUTES for effect in of_route(kind)),
+        *(
+            Effect(f"serviceAccounts.{name}", of, lambda it: only(["identity"], it["metadata"]["annotations"]))
+            for name, of in ((name, f"serviceaccount/tokenbatch-{account}") for name, account in ACCOUNTS.items())
+        ),
+        Effect("networkPolicy.kubernetes", POLICY, lambda it: it["spec"]["egress"][2]["to"]),
+        Effect("networkPolicy.dns", "networkpolicy/tokenbatch-dns", lambda it: it["spec"]["egress"][0]["to"]),
+        Effect("networkPolicy.hub", "networkpolicy/tokenbatch-third-hub", lambda it: it["spec"]["egress"][0]["to"]),
+        Effect("networkPolicy.models", "networkpolicy/tokenbatch-model-server", lambda it: it["spec"]["egress"]),
         Effect("networkPolicy.clients", POLICY, lambda it: it["spec"]["ingress"][0]["from"]),
         Effect("networkPolicy.monitoring", POLICY, lambda it: it["spec"]["ingress"][1]["from"]),
         Effect("networkPolicy.kafka", POLICY, lambda it: it["spec"]["egress"][1]["to"]),

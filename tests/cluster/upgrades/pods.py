@@ -37,6 +37,8 @@ def pods(name: str) -> Object:
         "podLabels": {"tier": "front"},
         "env": [{"name": "OWNER", "value": "search"}],
         "preStopSeconds": 1,
+        "podSpec": {"hostAliases": [{"ip": "10.9.9.9", "hostnames": ["mine"]}]},
+        "container": {"envFrom": [{"secretRef": {"name": "hub"}}]},
         "image": {"registry": MIRROR, "repository": f"embeddings/{name.lower()}", "tag": TAG},
     }
 
@@ -61,6 +63,8 @@ def of_pods(name: str) -> Iterator[Effect]:
         shown=lambda it: container(it)["lifecycle"]["preStop"]["exec"]["command"][-1],
         expected="import time; time.sleep(1)",
     )
+    yield shows(f"{name}.podSpec", shown=lambda it: only(["hostAliases"], it["spec"]))
+    yield shows(f"{name}.container", shown=lambda it: only(["envFrom"], container(it)))
     yield shows(f"{name}.image.registry", shown=lambda it: container(it)["image"].partition("/")[0])
     yield shows(
         f"{name}.image.repository", shown=lambda it: container(it)["image"].partition("/")[2].rpartition(":")[0]
