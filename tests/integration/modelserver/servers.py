@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from grpc_health.v1 import health_pb2_grpc
 
 from protos.modelserver.v1 import modelserver_pb2 as pb
 from protos.modelserver.v1 import modelserver_pb2_grpc as pb_grpc
+from tests.integration.aggregator.scrape import Metrics, metrics
 
 START_S = 300.0
 CALL_S = 60.0
@@ -87,7 +89,7 @@ class ServerProcess:
             return found
 
     def describe(self) -> pb.DescribeResponse:
-        """What it says of itself; by then it has taken in all that was sent before."""
+        """What it says of itself."""
         said: pb.DescribeResponse = self.stub.Describe(pb.DescribeRequest(), timeout=CALL_S)
         return said
 
@@ -109,6 +111,17 @@ class ServerProcess:
             "lengths": np.array([len(query) for query in queries], "<i4").tobytes(),
         }
         return pb.EmbedBatchRequest(**{**fields, **changes})
+
+    def metrics(self) -> Metrics:
+        """What its monitoring port shows."""
+        return metrics(self.event("listening")["metrics"])
+
+    def until_queued(self, tokens: int) -> None:
+        """Wait until so many tokens wait for the engine: a call that was sent may not have been taken in yet."""
+        end_s = time.monotonic() + CALL_S
+        while self.metrics().value("embed_engine_queued_tokens") != tokens:
+            assert time.monotonic() < end_s, f"{tokens} tokens never waited"
+            time.sleep(0.01)
 
     def stop(self) -> int:
         """SIGTERM; its exit code."""

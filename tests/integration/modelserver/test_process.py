@@ -42,11 +42,11 @@ def test_it_starts_without_torch_and_says_where_it_listens() -> None:
 
 
 def test_on_sigterm_it_answers_what_it_accepted_refuses_the_rest_and_exits_with_0() -> None:
-    with serving(**synthetic(SYNTHETIC__FIXED_S="1")) as server:
+    with serving(**synthetic(SYNTHETIC__FIXED_S="2")) as server:
         watch = health_stub(server).Watch(health_pb2.HealthCheckRequest())
         assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
-        accepted = [server.send([[101, word, 102]], isolate=True) for word in (7, 8)]
-        server.describe()
+        accepted = [server.send([[101, word, 102]], isolate=True) for word in (7, 8, 9)]
+        server.until_queued(2 * 3)
         with ThreadPoolExecutor(1) as pool:
             stopping = pool.submit(server.stop)
             assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
@@ -58,7 +58,7 @@ def test_on_sigterm_it_answers_what_it_accepted_refuses_the_rest_and_exits_with_
 
 
 def test_poison_merged_with_innocents_fails_alone() -> None:
-    with serving(**synthetic(SYNTHETIC__FIXED_S="0.2", SYNTHETIC__POISON_TOKEN_ID=str(POISON))) as server:
+    with serving(**synthetic(SYNTHETIC__FIXED_S="0.5", SYNTHETIC__POISON_TOKEN_ID=str(POISON))) as server:
         running = server.send([[1]], isolate=True)
         calls = [server.send([[101, word, 102], [5]]) for word in (7, POISON, 9)]
         assert running.result().step_tokens == 1
@@ -91,14 +91,15 @@ def test_above_its_bound_it_refuses_and_later_takes_again() -> None:
 
 def test_a_batch_whose_deadline_passes_while_it_waits_never_runs() -> None:
     with serving(**synthetic(SYNTHETIC__FIXED_S="1.5", QUEUE__MERGING="false")) as server:
-        running = server.send([[1]])
-        server.describe()
+        running, waiting = server.send([[1]]), server.send([[4]])
+        server.until_queued(1)
         with pytest.raises(grpc.RpcError) as late:
             server.stub.EmbedBatch(server.request([[2]]), timeout=0.2)
         assert code_of(late.value) is grpc.StatusCode.DEADLINE_EXCEEDED
         running.result()
-        answer = server.embed([[3]]).message
-        assert answer.idle_before_s > 0, "the engine was not kept busy by the late one"
+        waiting.result()
+        server.embed([[3]])
+        assert server.metrics().value("embed_engine_duration_seconds_count") == 3
 
 
 def test_metrics_are_gathered_per_step() -> None:
