@@ -3,7 +3,7 @@ ARGS ?=
 PY := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help up install test test-cluster bench fuzz mutate fmt lint types proto proto-check chart lock clean
+.PHONY: help up install test faults broken mutate test-cluster bench fuzz fmt lint types proto proto-check chart lock clean
 
 ##@ Use
 up: ## Install, start Kafka, a model server and an aggregator, and embed 200 questions (ARGS=--exit stops there)
@@ -21,6 +21,10 @@ test: ## Run every suite that this machine can run (ARGS="unit lint" for some, A
 faults: ## Break everything under load, count every record, and write docs/reliability.md (ARGS=--help for the rest)
 	@.ci/install --dev
 	@$(PY) -m tests.faults.run $(ARGS)
+
+broken: ## Break the code on purpose, a small fault at a time, and see that the tests catch it (ARGS=--help for the rest)
+	@.ci/install --dev
+	@$(PY) -m tests.broken $(ARGS)
 
 test-cluster: ## Build the images, start a real Kubernetes, install the chart and break things (ARGS="-m short" for a part)
 	@.ci/install --dev

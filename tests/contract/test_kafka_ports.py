@@ -129,6 +129,7 @@ async def test_a_second_member_takes_over_only_what_the_first_has_drained(cluste
         async with reading(cluster, settings) as second:
             await asyncio.sleep(1.5)
             assert first.fenced == []
+            assert sum((await cluster.committed(topic)).values()) <= 30
             settle(leases[30:])
             await until_committed(cluster, topic, dict.fromkeys(range(4), 10))
             await until(lambda: first.deliveries.counts.rebalances > 0)
@@ -141,6 +142,18 @@ async def test_a_second_member_takes_over_only_what_the_first_has_drained(cluste
             settle([lease for taken in both for lease in taken])
         assert first.fenced == []
     assert await cluster.committed(topic) == dict.fromkeys(range(4), 15)
+
+
+async def test_what_is_given_back_is_committed_up_to_its_first_unsettled_record(cluster: Cluster) -> None:
+    topic = await cluster.create_topic(partitions=2)
+    await produce(cluster, [*records_of(topic, 5, partition=0), *records_of(topic, 5, partition=1)])
+    # No commit but that of giving back comes in time.
+    settings = cluster.settings(topic, drain_timeout_s=0.5, commit_interval_s=60.0)
+    async with reading(cluster, settings) as first:
+        leases = await first.take(10)
+        settle([lease for lease in leases if lease.offset != 2 + lease.record.partition])
+        async with reading(cluster, settings):
+            await until_committed(cluster, topic, {0: 2, 1: 3})
 
 
 async def test_what_is_not_drained_in_time_is_fenced_told_and_delivered_again(cluster: Cluster) -> None:
@@ -234,8 +247,9 @@ async def test_every_record_is_heard_of_once_however_many_are_waited_for(cluster
 
 async def test_keys_and_named_partitions_decide_where_records_go(cluster: Cluster) -> None:
     topic = await cluster.create_topic(partitions=3)
-    keyed = [OutgoingRecord(topic, None, b"foobar", b"%d" % each, []) for each in range(5)]
-    await produce(cluster, [*keyed, OutgoingRecord(topic, 2, b"foobar", b"named", [])])
+    keyed = [OutgoingRecord(topic, None, b"foobar", b"%d" % each, []) for each in range(20)]
+    await produce(cluster, keyed[:3])  # few keys and many are hashed in different ways
+    await produce(cluster, [*keyed[3:], OutgoingRecord(topic, 2, b"foobar", b"named", [])])
     written = await cluster.read(topic)
     assert {record.partition for record in written if record.value != b"named"} == {(-790332482 & 0x7FFFFFFF) % 3}
     assert [record.partition for record in written if record.value == b"named"] == [2]

@@ -17,6 +17,8 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import KafkaError
 
 from loadtest.stack.service import DEFAULT_MODEL_NAME, Aggregator, ModelServer
+from tests.broken.builds import BY_NAME
+from tests.broken.tree import broken_aggregator
 from tests.faults.checker import Checker
 from tests.faults.expected import DIMENSIONS
 from tests.faults.memory_watch import MemoryWatch
@@ -37,7 +39,7 @@ _SETTINGS = {
 
 
 class Variant(Aggregator):
-    """An aggregator started by another module than its own, or with more in its environment."""
+    """An aggregator started by another module than its own, from broken code, or with more in its environment."""
 
     def start_as(self, module: str, environment: Mapping[str, str]) -> None:
         """Say so, before it is launched."""
@@ -108,9 +110,13 @@ class Scene:
         settings: Mapping[str, str] | None = None,
         module: str = "aggregator",
         environment: Mapping[str, str] | None = None,
+        build: str = "",
         ready: bool = True,
     ) -> Variant:
-        """A further aggregator of the group; with the model servers of the scene, unless told which addresses."""
+        """A further aggregator of the group; with the model servers of the scene, unless told which addresses.
+
+        `build`: the name of a broken one.
+        """
         aggregator = Variant(
             self.folder / f"aggregator-{len(self.aggregators)}.log",
             kafka=self.beside or self.kafka,
@@ -125,7 +131,8 @@ class Scene:
                 **(settings or {}),
             },
         )
-        aggregator.start_as(module, environment or {})
+        broken = broken_aggregator(self.folder / build, BY_NAME[build]) if build else {}
+        aggregator.start_as(module, {**broken, **(environment or {})})
         self.aggregators.append(aggregator)
         await self.start(aggregator, ready=ready)
         return aggregator

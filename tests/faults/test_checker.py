@@ -1,4 +1,4 @@
-"""The checker must catch what it is there for: three builds that are broken on purpose."""
+"""The checker must catch what it is there for: three of the builds that are broken on purpose (tests/broken)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.short, pytest.mar
 @pytest.mark.row("checker: a build that commits early")
 async def test_a_build_that_commits_early_is_caught(scene: Scene, figures: Figures) -> None:
     await scene.server(SYNTHETIC__FIXED_S="0.05")
-    culprit = await scene.aggregator(module="tests.faults.broken.commits_early")
+    culprit = await scene.aggregator(build="commits-what-was-only-read")
     async with scene.under_load(800):
         culprit.kill()
         await scene.aggregator()
@@ -30,7 +30,7 @@ async def test_a_build_that_commits_early_is_caught(scene: Scene, figures: Figur
 @pytest.mark.row("checker: a build that drops its work when its partitions are revoked")
 async def test_a_build_that_drops_on_revoke_is_caught(scene: Scene, figures: Figures) -> None:
     await scene.server(SYNTHETIC__FIXED_S="0.05")
-    await scene.aggregator(module="tests.faults.broken.drops_on_revoke")
+    await scene.aggregator(build="drops-its-work-when-revoked")
     async with scene.under_load(800):
         await scene.aggregator()
         await scene.answers(100)
@@ -42,7 +42,7 @@ async def test_a_build_that_drops_on_revoke_is_caught(scene: Scene, figures: Fig
 @pytest.mark.row("checker: a build that acknowledges before the broker does")
 async def test_a_build_that_acknowledges_before_the_broker_is_caught(scene: Scene, figures: Figures) -> None:
     await scene.server()
-    await scene.aggregator(module="tests.faults.broken.acknowledges_early")
+    await scene.aggregator(build="acknowledges-before-the-broker")
     async with scene.under_load():
         await scene.configure(scene.topics.replies, max_message_bytes="100")
         await until_unanswered(scene, 300)  # as the broker refuses replies, which a sound build would dead-letter

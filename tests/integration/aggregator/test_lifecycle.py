@@ -74,6 +74,7 @@ async def test_an_aggregator_that_is_told_to_stop_drains_and_another_goes_on(
         told = [fields["event"] for fields in first.process.news()]
         assert told[-1] == "aggregator stopped"
         assert "drain ran out of time: unfinished records will be replayed, calls are cut off" not in told
+        assert "gave back partitions with work under way" not in told
         if second is None:
             second = await asyncio.to_thread(start_aggregator, steady, topics=first.topics, settings=BUDGET)
     assert duplicates(desk) == 0

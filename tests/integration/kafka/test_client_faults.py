@@ -158,6 +158,28 @@ async def test_what_was_written_is_heard_of_while_other_records_wait(shared: Rea
     await producer.close(2)
 
 
+async def test_a_batch_whose_acknowledgement_was_lost_is_in_the_log_once(shared: RealCluster) -> None:
+    topic = await shared.create_topic()
+    producer = KafkaProducer(shared.settings())
+    await producer.start()
+    inner: Any = producer
+    client = inner._writer._producer.client  # noqa: SLF001 - to break it
+    really_send, lost = client.send, list[Any]()
+
+    async def send(node: Any, request: Any, **more: Any) -> Any:
+        answer = await really_send(node, request, **more)
+        if "Produce" in type(request).__name__ and not lost:
+            lost.append(answer)
+            raise kafka_errors.KafkaConnectionError("broken off after the broker had written")
+        return answer
+
+    with patch.object(client, "send", send):
+        assert not any(await producer.send(records_of(topic, 5, partition=0)))
+    await producer.close(2)
+    assert lost
+    assert [record.value for record in await shared.read(topic)] == [b"%d" % number for number in range(5)]
+
+
 async def test_a_refused_record_does_not_end_its_partition(shared: RealCluster) -> None:
     topic = await shared.create_topic()
     producer = KafkaProducer(shared.settings())

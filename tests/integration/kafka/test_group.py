@@ -72,6 +72,23 @@ async def test_a_member_that_was_put_out_commits_nothing_and_comes_back(shared: 
         await worker
 
 
+async def test_a_member_that_was_put_out_takes_nothing_back_from_a_group_that_is_empty_now(shared: RealCluster) -> None:
+    topic = await shared.create_topic()
+    await produce(shared, records_of(topic, 10))
+    # An empty group takes the commits of anybody who names no generation.
+    async with reading(shared, shared.settings(topic, commit_interval_s=60.0)) as zombie:
+        old = await zombie.take(10)
+        with without_heartbeats(coordinator_of(zombie.deliveries)):
+            async with reading(shared, shared.settings(topic)) as heir:
+                settle(await heir.take(10))
+                await until_committed(shared, topic, {0: 10})
+            settle(old[:5])
+        await until(lambda: zombie.deliveries.counts.rebalances > 0)
+        await produce(shared, records_of(topic, 5))
+        assert [lease.offset for lease in await zombie.take(5)] == [10, 11, 12, 13, 14]
+        assert await shared.committed(topic) == {0: 10}
+
+
 @contextlib.asynccontextmanager
 async def working(cluster: RealCluster, topic: str, seen: dict[tuple[int, int], int]) -> AsyncGenerator[Reading, None]:
     """A member that works until it is stopped, and drains then."""
@@ -120,6 +137,58 @@ async def test_a_storm_of_rebalances_loses_nothing_and_takes_nothing_back(shared
         assert all(later.get(at, 0) >= offset for at, offset in earlier.items())
     duplicates = sum(times - 1 for times in seen.values())
     assert duplicates == 0, f"{duplicates} of {len(seen)} came twice though every member drained"
+
+
+@contextlib.contextmanager
+def held_once_read(deliveries: Any, topic: str) -> Generator[None]:
+    """Hold a topic at the very moment when records of it were read, and not handed out yet."""
+    membership = deliveries._membership  # noqa: SLF001 - nothing else knows that moment
+    really_read = membership.read
+
+    async def read(*args: Any) -> Any:
+        chunks = await really_read(*args)
+        if chunks:
+            deliveries.hold(frozenset({topic}))
+        return chunks
+
+    with patch.object(membership, "read", read):
+        yield
+
+
+async def test_what_was_being_read_when_its_topic_was_held_waits_too(shared: RealCluster) -> None:
+    topic = await shared.create_topic()
+    async with reading(shared, shared.settings(topic)) as intake:
+        await until_committed(shared, topic, {0: 0})
+        with held_once_read(intake.deliveries, topic):
+            waiting = asyncio.create_task(intake.take(5))
+            await produce(shared, records_of(topic, 5))
+            await until(lambda: bool(intake.deliveries.paused()))
+            await asyncio.sleep(0.3)
+            assert not waiting.done()
+        intake.deliveries.hold(frozenset())
+        assert [lease.offset for lease in await waiting] == [0, 1, 2, 3, 4]
+
+
+async def test_what_was_read_and_held_before_a_rebalance_comes_once_to_those_who_have_it_now(
+    shared: RealCluster,
+) -> None:
+    topic = await shared.create_topic(partitions=2)
+    settings = shared.settings(topic)
+    async with reading(shared, settings) as first:
+        await until_committed(shared, topic, {0: 0, 1: 0})
+        with held_once_read(first.deliveries, topic):
+            waiting = asyncio.create_task(first.take(5))
+            await produce(shared, [each for at in range(2) for each in records_of(topic, 5, partition=at)])
+            await until(lambda: bool(first.deliveries.paused()))
+        async with reading(shared, settings) as second:
+            others = await second.take(5)
+            first.deliveries.hold(frozenset())
+            leases = [*await waiting, *others]
+            assert {(each.record.partition, each.offset) for each in leases} == {
+                (at, offset) for at in range(2) for offset in range(5)
+            }
+            settle(leases)
+            await until_committed(shared, topic, {0: 5, 1: 5})
 
 
 async def test_partitions_that_are_added_are_read_from_their_start(shared: RealCluster) -> None:

@@ -128,6 +128,10 @@ def test_a_batch_of_bad_queries_only_is_answered_without_the_engine(server: Serv
         ([[1, 2]], {"model": "another"}, grpc.StatusCode.FAILED_PRECONDITION),
         ([[1, 2]], {"model_revision": "another"}, grpc.StatusCode.FAILED_PRECONDITION),
     ],
+    ids=[
+        *("no query", "ids of no query", "half a length", "too many tokens", "too many queries"),
+        *("another model", "another revision"),
+    ],
 )
 def test_what_is_not_a_batch_for_it_is_refused_whole(
     server: ServerProcess, queries: list[list[int]], changes: dict[str, Any], code: grpc.StatusCode

@@ -263,6 +263,24 @@ def test_requests_that_nobody_waits_for_any_more_are_let_go_as_well() -> None:
     check(work)
 
 
+def test_what_was_given_back_is_left_unanswered_to_its_new_owner() -> None:
+    async def work(side: Side) -> None:
+        for _ in range(2):
+            side.kafka.append(("in", 0), OutgoingRecord("in", 0, b"k", REQUEST, []))
+        requests = await side.path.receive()
+        requests[0].fail(Failure(Code.OUT_OF_RANGE, "too long"))
+        requests[1].fail(POISON)
+        requests[0].origin.lease.watermark.fence()
+        let_go: list[Request] = []
+        await side.path.settle(requests, let_go.extend)
+        await side.path.written()
+        assert not side.written("out")
+        assert not side.written("in-dlt")
+        assert let_go == list(requests)
+
+    check(work)
+
+
 def test_what_is_settled_after_the_producer_was_closed_is_left_to_the_next_reader() -> None:
     async def work(side: Side) -> None:
         await side.producer.close(0)

@@ -57,6 +57,27 @@ def test_one_poison_fails_alone_its_batch_mates_are_answered_and_it_is_quarantin
     run(check())
 
 
+def test_a_batch_that_is_sent_again_says_which_attempt_it_is() -> None:
+    async def check() -> None:
+        engine = SerialEngine(failures=[EngineFailed("broken")] * 2)
+        async with World(engine).started() as world:
+            assert (await world.embed("1 2 3")).code is Code.OK
+        assert [batch.attempt for batch in engine.batches] == [0, 1, 2]
+
+    run(check())
+
+
+def test_what_failed_twice_asks_to_be_run_alone() -> None:
+    async def check() -> None:
+        engine = SerialEngine(poison=frozenset({666}))
+        async with World(engine).started() as world:
+            await asyncio.gather(*(world.embed(text) for text in ("1", "2", "666", "4")))
+        assert {batch.isolate for batch in engine.batches if batch.attempt < 2} == {False}
+        assert {batch.isolate for batch in engine.batches if batch.attempt >= 2} == {True}
+
+    run(check())
+
+
 def test_an_error_for_one_query_of_a_batch_reaches_that_query_only() -> None:
     class Choosy(SerialEngine):
         @override

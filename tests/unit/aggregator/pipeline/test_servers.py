@@ -181,6 +181,28 @@ def test_a_request_that_is_half_under_way_when_another_revision_takes_over_begin
     run(check())
 
 
+def test_a_request_that_is_half_answered_when_another_revision_takes_over_begins_anew() -> None:
+    async def check() -> None:
+        old = SerialEngine(slowness=100.0)
+        new = SerialEngine(replace(DESCRIPTION, address="new:1", model_revision="r2"))
+        async with World(old).started() as world:
+            assert world.pool.members is not None
+            request = world.request(*(f"{number} 1 1 1 1 1 1 1" for number in range(50)), source=Source.KAFKA)
+            world.produce(request)
+            async with asyncio.timeout(60):
+                while request.remaining == 50:  # noqa: ASYNC110 - nothing tells of a half
+                    await asyncio.sleep(0.01)
+            world.pool.members.join(new, WordTokenizer())
+            world.pool.members.leave(old)
+            await asyncio.sleep(30)
+            assert world.kafka.settled == [request]
+            revisions = {outcome.batch.model_revision for outcome in request.outcomes if isinstance(outcome, Vector)}
+            assert revisions == {"r2"}
+            await world.drain()
+
+    run(check())
+
+
 def test_a_request_whose_tokens_are_counted_while_another_revision_takes_over_goes_there() -> None:
     class Slow(FakeCounting):
         @override

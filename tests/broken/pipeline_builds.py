@@ -1,0 +1,190 @@
+"""Faults between intake and settlement: routing, truncation, batches, retries, sharing out, encoding."""
+
+from __future__ import annotations
+
+from tests.broken.build import Build
+
+_RIGHT = "tests/integration/aggregator/test_right.py"
+_NEIGHBOURS = "tests/integration/aggregator/test_bad_neighbours.py"
+_LIFECYCLE = "tests/integration/aggregator/test_lifecycle.py"
+_EMBED = "tests/integration/frontdoor/test_embed.py"
+_EJECTED = "tests/integration/pool/test_ejected.py"
+_ENGINES = "tests/contract/test_engines.py"
+_FAILED = "tests/unit/aggregator/pipeline/test_failed_batches.py"
+_SERVERS = "tests/unit/aggregator/pipeline/test_servers.py"
+
+BUILDS = (
+    Build(
+        "swaps-two-results",
+        "each input gets its own vector",
+        "aggregator/sharing.py",
+        "Vector(completed, row, entry.token_count",
+        "Vector(completed, (row + 1) % len(batch.entries), entry.token_count",
+        ("tests/unit/aggregator/pipeline/test_path.py::test_every_input_of_a_request_is_answered_in_its_place",),
+    ),
+    Build(
+        "drops-a-result-on-a-retry",
+        "every entry of a batch that is sent again is answered",
+        "aggregator/sharing.py",
+        "            if not query.done:\n                outcome",
+        "            if not query.done and not (batch.attempt and row == 0):\n                outcome",
+        (f"{_FAILED}::test_a_batch_whose_server_is_lost_is_answered_by_another_and_the_server_is_suspect",),
+    ),
+    Build(
+        "retries-without-an-attempt-count",
+        "a batch that is sent again says which attempt it is",
+        "aggregator/sharing.py",
+        "        attempt=batch.attempt,\n        isolate",
+        "        attempt=0,\n        isolate",
+        (f"{_FAILED}::test_a_batch_that_is_sent_again_says_which_attempt_it_is",),
+    ),
+    Build(
+        "does-not-isolate-suspects",
+        "part of a batch that failed twice goes to its server alone",
+        "aggregator/sharing.py",
+        "        isolate=batch.isolated,\n",
+        "        isolate=False,\n",
+        (f"{_FAILED}::test_what_failed_twice_asks_to_be_run_alone",),
+    ),
+    Build(
+        "never-suspects-a-batch",
+        "poison is cornered, and its batch is answered",
+        "aggregator/core/retries.py",
+        "            self._suspects.add(again)\n",
+        "            self._whole.append(again)\n",
+        (f"{_NEIGHBOURS}::test_poison_is_cornered_and_on_replay_refused_while_its_batch_is_answered",),
+    ),
+    Build(
+        "tries-known-poison-again",
+        "poison that comes again is refused, not tried",
+        "aggregator/core/retries.py",
+        "        return token_ids in self._quarantine\n",
+        "        return False\n",
+        (f"{_NEIGHBOURS}::test_poison_is_cornered_and_on_replay_refused_while_its_batch_is_answered",),
+    ),
+    Build(
+        "does-not-dead-letter-poison",
+        "what failed by itself is kept as a dead letter, besides its answer",
+        "aggregator/kafka_path.py",
+        "            elif request.failed and (failure := _internal(request)) is not None:\n",
+        "            elif False and (failure := _internal(request)) is not None:\n",
+        (f"{_NEIGHBOURS}::test_poison_is_cornered_and_on_replay_refused_while_its_batch_is_answered",),
+    ),
+    Build(
+        "charges-a-busy-server-s-refusal",
+        "a busy server costs no attempt",
+        "aggregator/pipeline.py",
+        "        if isinstance(error, ModelServerBusy):\n",
+        "        if False:\n",
+        (f"{_FAILED}::test_a_busy_server_costs_no_attempt",),
+    ),
+    Build(
+        "keeps-a-lost-server",
+        "a server that a batch was lost on is left out until it answers again",
+        "aggregator/pipeline.py",
+        "            self._pool.suspect(engine)\n",
+        "            pass\n",
+        (f"{_EJECTED}::test_a_server_that_hangs_is_missed_by_nobody_and_returns",),
+    ),
+    Build(
+        "answers-an-error-as-a-success",
+        "an error for one query of a batch reaches that query",
+        "aggregator/sharing.py",
+        "                outcome = failure or Vector(",
+        "                outcome = Vector(",
+        (f"{_FAILED}::test_an_error_for_one_query_of_a_batch_reaches_that_query_only",),
+    ),
+    Build(
+        "answers-what-expired-with-ok",
+        "what expired in the queue is answered DEADLINE_EXCEEDED",
+        "aggregator/pipeline.py",
+        "_EXPIRED = Failure(Code.DEADLINE_EXCEEDED,",
+        "_EXPIRED = Failure(Code.OK,",
+        (f"{_NEIGHBOURS}::test_what_expires_in_the_queue_is_told_at_once_and_never_computed",),
+    ),
+    Build(
+        "tells-what-expired-with-the-next-batch",
+        "what expires in the queue is told at once, not when the next batch is packed",
+        "aggregator/core/dispatcher.py",
+        "        due.expired = self.queue.expire(now_s) + self.retries.expire(now_s)\n",
+        "",
+        (f"{_NEIGHBOURS}::test_what_expires_in_the_queue_is_told_at_once_and_never_computed",),
+    ),
+    Build(
+        "truncates-from-the-wrong-end",
+        "truncation drops tokens from the end that is asked for",
+        "aggregator/enqueue.py",
+        "truncate_ids(token_ids, limit, keep_end=truncate == pb.TRUNCATE_START)",
+        "truncate_ids(token_ids, limit, keep_end=truncate == pb.TRUNCATE_END)",
+        (f"{_EMBED}::test_truncation_drops_tokens_from_the_end_asked_for_and_keeps_the_special_ones",),
+    ),
+    Build(
+        "takes-what-is-too-long",
+        "an input above the model's limit is refused unless it may be truncated",
+        "aggregator/enqueue.py",
+        "    if isinstance(counted, bytes) and len(counted) > served.description.max_input_tokens * _ID_BYTES:\n",
+        "    if False:\n",
+        (f"{_EMBED}::test_an_over_long_text_is_refused_unless_truncation_is_allowed",),
+    ),
+    Build(
+        "writes-float16-big-endian",
+        "vectors are little endian, float16 too",
+        "aggregator/vectors.py",
+        'matrix.astype("<f2")',
+        'matrix.astype(">f2")',
+        (f"{_EMBED}::test_an_encoding_has_its_size_and_its_error",),
+    ),
+    Build(
+        "normalises-before-it-cuts",
+        "a vector of fewer dimensions is a prefix, normalised afterwards",
+        "aggregator/vectors.py",
+        "    if dimensions:\n        matrix = matrix[:, :dimensions]\n    if normalize:\n"
+        '        norms = np.sqrt(np.einsum("ij,ij->i", matrix, matrix))\n'
+        "        matrix = matrix / np.maximum(norms, np.float32(1e-12))[:, None]\n",
+        "    if normalize:\n"
+        '        norms = np.sqrt(np.einsum("ij,ij->i", matrix, matrix))\n'
+        "        matrix = matrix / np.maximum(norms, np.float32(1e-12))[:, None]\n"
+        "    if dimensions:\n        matrix = matrix[:, :dimensions]\n",
+        (f"{_EMBED}::test_fewer_dimensions_are_a_normalised_prefix",),
+    ),
+    Build(
+        "mixes-revisions",
+        "no answer mixes revisions",
+        "aggregator/pipeline.py",
+        "            request.restart()\n",
+        "",
+        (f"{_SERVERS}::test_a_request_that_is_half_answered_when_another_revision_takes_over_begins_anew",),
+    ),
+    Build(
+        "believes-vectors-that-are-no-numbers",
+        "a server that answers with values that are no numbers is believed by nobody",
+        "aggregator/adapters/modelserver_answers.py",
+        "    if not _is_finite(matrix):\n",
+        "    if False:\n",
+        (f"{_EJECTED}::test_a_server_that_answers_garbage_is_believed_by_nobody_and_returns",),
+    ),
+    Build(
+        "does-not-compare-tokenizer-fingerprints",
+        "a tokenizer that is not what its fingerprint says keeps its server out",
+        "aggregator/adapters/tokenizer_cache.py",
+        "    if actual != fingerprint:\n",
+        "    if False:\n",
+        (f"{_EJECTED}::test_a_server_of_another_model_or_tokenizer_gets_nothing_until_it_is_the_right_one",),
+    ),
+    Build(
+        "takes-a-server-of-another-model",
+        "a server of another model gets nothing",
+        "aggregator/adapters/modelserver_watch.py",
+        "        if description.model != self._target.model:\n",
+        "        if False:\n",
+        (f"{_EJECTED}::test_a_server_of_another_model_or_tokenizer_gets_nothing_until_it_is_the_right_one",),
+    ),
+    Build(
+        "stops-without-draining",
+        "an aggregator that is told to stop finishes what it took in",
+        "aggregator/pipeline.py",
+        "        await self._settling.drained()\n",
+        "",
+        (f"{_LIFECYCLE}::test_an_aggregator_that_is_told_to_stop_drains_and_another_goes_on",),
+    ),
+)
