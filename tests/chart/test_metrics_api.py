@@ -23,6 +23,20 @@ def registration(namespace: str, name: str, mark: str = "", owner: str = "") -> 
     return {PATH: {**kind, "metadata": metadata, "spec": {"service": service}}}
 
 
+BEFORE: dict[str, Object] = {
+    "/api/v1/namespaces/ns/configmaps/t-tokenbatch-scaler": {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {
+            "name": "t-tokenbatch-scaler",
+            "namespace": "ns",
+            "labels": {"app.kubernetes.io/managed-by": "Helm"},
+            "annotations": {"meta.helm.sh/release-name": "t", "meta.helm.sh/release-namespace": "ns"},
+        },
+        "data": {"scaler.yaml": "api: {enabled: true}"},
+    }
+}
+"""What the release was with the mode hpa."""
 OURS = registration("ns", "t-tokenbatch-scaler", "ns/t-tokenbatch-scaler", "t-tokenbatch-scaler-ns")
 NEIGHBOURS = registration("elsewhere", "b-scaler", "elsewhere/b-scaler")
 OTHERS = registration(*KEDA)
@@ -49,7 +63,17 @@ GIVEN_UP = registration(*KEDA, "ns/t-tokenbatch-scaler")
 async def test_what_can_work_beside_it_is_installed(
     mode: str, there: dict[str, Object], helm: int, tmp_path: Path
 ) -> None:
-    done = await upgrade(tmp_path, helm, "default", f"autoscaling.mode={mode}", there)
+    for before in ({}, BEFORE):
+        done = await upgrade(tmp_path, helm, "default", f"autoscaling.mode={mode}", before | there)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("mode", ["keda", "adapter", "none"])
+@pytest.mark.parametrize("there", [OURS, NEIGHBOURS, TAKEN])
+async def test_who_never_had_the_mode_hpa_needs_no_right_to_look(
+    mode: str, there: dict[str, Object], tmp_path: Path
+) -> None:
+    done = await upgrade(tmp_path, 4, "default", f"autoscaling.mode={mode}", there)
     assert done.returncode == 0, done.stderr
 
 
@@ -68,6 +92,6 @@ async def test_what_can_work_beside_it_is_installed(
 async def test_what_would_find_no_figures_or_take_anothers_away_is_refused(
     mode: str, there: dict[str, Object], says: list[str], helm: int, tmp_path: Path
 ) -> None:
-    done = await upgrade(tmp_path, helm, "default", f"autoscaling.mode={mode}", there)
+    done = await upgrade(tmp_path, helm, "default", f"autoscaling.mode={mode}", BEFORE | there)
     assert done.returncode != 0
     assert all(words in done.stderr for words in [*says, "Nothing was changed"]), done.stderr
