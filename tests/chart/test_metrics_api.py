@@ -95,3 +95,4 @@ async def test_what_would_find_no_figures_or_take_anothers_away_is_refused(
     done = await upgrade(tmp_path, helm, "default", f"autoscaling.mode={mode}", BEFORE | there)
     assert done.returncode != 0
     assert all(words in done.stderr for words in [*says, "Nothing was changed"]), done.stderr
+    assert ("--force-conflicts" in done.stderr) is ("--take-ownership" in done.stderr and helm == 4)
