@@ -115,7 +115,10 @@ class Published:
 
     def required_replicas(self, model: str) -> float:
         """The most that one of the scaler's replicas requires that know. Raises StaleInputError, as `figure`."""
-        figure, of_peers = self.figure(model), self.of_peers.get(model)
+        return self._highest(model, self.figure(model))
+
+    def _highest(self, model: str, figure: Figure) -> float:
+        of_peers = self.of_peers.get(model)
         if of_peers is None:
             return figure.required_replicas
         return max(figure.required_replicas, of_peers) if figure.knows_what_for else of_peers
@@ -134,7 +137,7 @@ class Published:
             figure = self.figures.get(model)
             age_s = now_s - (figure.measured_s if figure is not None else self._started_s)
             fresh = figure is not None and age_s <= self._max_age_s
-            found[model] = (self.required_replicas(model) if fresh else None, age_s)
+            found[model] = (self._highest(model, figure) if figure is not None and fresh else None, age_s)
         return found
 
 
