@@ -110,8 +110,8 @@ class KafkaDeliveries:
 
     def half_span_holders(self) -> Sequence[Lease]:
         """Leases that hold back a watermark whose span passed half of its cap: their inputs are to be aged."""
-        half = self._settings.max_commit_span / 2
-        return [each.holder for each in self._watermarks() if each.span > half and each.holder is not None]
+        membership = self._membership
+        return () if membership is None else membership.assignment.half_span_holders(self._settings.max_commit_span)
 
     def lag_records(self) -> Mapping[tuple[str, int], int]:
         """Log end minus fetch position of each assigned partition (topic, number)."""

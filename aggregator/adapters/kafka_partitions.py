@@ -108,6 +108,15 @@ class Assignment:
             and partition.blocked_until_s <= now_s
         ]
 
+    def half_span_holders(self, max_commit_span: int) -> list[Lease]:
+        """Leases that hold back a watermark whose span passed half of its cap: their inputs are to be aged."""
+        watermarks = (partition.watermark for partition in self.placed)
+        return [
+            watermark.holder
+            for watermark in watermarks
+            if watermark is not None and watermark.holder is not None and watermark.span > max_commit_span / 2
+        ]
+
     def moved(self) -> dict[TopicPartition, int]:
         """What to commit: positions that the group does not have yet."""
         return {

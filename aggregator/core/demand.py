@@ -81,22 +81,6 @@ class Load:
         return self.replicas is not None and self.ready is not None and self.ready < self.replicas
 
 
-class TokensPerRecord:
-    """EWMA of the tokens in one record, to estimate what lies in the log unread."""
-
-    __slots__ = ("_weight", "value")
-
-    def __init__(self, first_guess: float, weight: float = 0.001) -> None:
-        """`weight` is one record's share; a batch of records counts as often as it has records."""
-        self._weight = weight
-        self.value = first_guess
-
-    def observe(self, tokens: int, records: int) -> None:
-        """Learn from records that were read together; none teach nothing."""
-        if records > 0:
-            self.value += (1.0 - (1.0 - self._weight) ** records) * (tokens / records - self.value)
-
-
 def backlog_tokens(unread_records: int, tokens_per_record: float, held_tokens: int) -> float:
     """Tokens that wait: records from fetch position to log end, and those held in queues or in flight.
 

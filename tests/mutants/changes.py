@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from unittest.mock import patch
 
 import libcst as cst
@@ -15,11 +17,21 @@ _ALSO_MUTATED = matchers.OneOf(
     *(matchers.Name(name) for name in ("property", "override", "cached_property")),
     matchers.Call(func=matchers.Name("lru_cache")),
 )
+_LOGGING = matchers.Call(func=matchers.Attribute(value=matchers.Name("_log") | matchers.Name("_LOG")))
+_AN_ERROR = matchers.OneOf(
+    # Read, not imported: what this process imports would not be mutated in those that it forks.
+    *(
+        matchers.Name(name)
+        for file in ("aggregator/errors.py", "modelserver/errors.py")
+        for name in re.findall(r"^class (\w+)", Path(file).read_text(), re.MULTILINE)
+    ),
+    matchers.Name("Failure"),
+)
 _TEXT = cst.SimpleString | cst.FormattedString | cst.ConcatenatedString
 
 
 class Visitor(file_mutation.MutationVisitor):
-    """Leaves out asserts, for the opposite of one is a bug; and the wording of errors, which is for people."""
+    """Leaves out asserts, for the opposite of one is a bug; and the wording of errors and logs, which is for people."""
 
     def __init__(
         self, operators: mutators.OPERATORS_TYPE, ignored_code: IgnoredCode, covered_lines: set[int] | None = None
@@ -28,10 +40,11 @@ class Visitor(file_mutation.MutationVisitor):
         self._messages: set[cst.CSTNode] = set()
 
     def _skip_node_and_children(self, node: cst.CSTNode) -> bool:
-        if isinstance(node, cst.Assert) or node in self._messages:
+        if isinstance(node, cst.Assert) or node in self._messages or matchers.matches(node, _LOGGING):
             return True
-        if isinstance(node, cst.Raise) and isinstance(node.exc, cst.Call):
-            self._messages.update(arg.value for arg in node.exc.args if isinstance(arg.value, _TEXT))
+        told = node.exc if isinstance(node, cst.Raise) else node
+        if isinstance(told, cst.Call) and (told is not node or matchers.matches(told.func, _AN_ERROR)):
+            self._messages.update(arg.value for arg in told.args if isinstance(arg.value, _TEXT))
         return False if _is_also_mutated(node) else super()._skip_node_and_children(node)
 
     def _create_mutations(self, node: cst.CSTNode) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from math import inf
 
 import numpy as np
 import pytest
+from google.protobuf.json_format import MessageToDict
 
 from aggregator.answer import response
 from aggregator.core.query import Priority, Source
@@ -68,3 +70,51 @@ def test_an_answer_without_any_vector_says_why() -> None:
 )
 def test_what_takes_milliseconds_is_large(count: int, encoding: int, dimensions: int, *, large: bool) -> None:
     assert is_large(request_of([FAILED] * count, encoding, dimensions)) is large
+
+
+def test_vectors_of_several_batches_stand_in_the_order_of_their_inputs() -> None:
+    first, second = batch("b-1", 4), batch("b-2", 5)
+    outcomes: list[Outcome | None] = [Vector(first, 0, 1, 0.0), Vector(second, 0, 1, 0.0), Vector(first, 0, 1, 0.0)]
+    for encoding in pb.Encoding.values()[1:]:
+        request = request_of(outcomes, encoding)
+        answer = pb.EmbedResponse.FromString(to_protobuf(request, "reply"))
+        assert answer == response(request, "reply")
+        assert answer.embeddings[0].embedding == answer.embeddings[2].embedding != answer.embeddings[1].embedding
+
+
+@pytest.mark.parametrize("encoding", pb.Encoding.values()[1:])
+@pytest.mark.parametrize("count", [1, 3])
+def test_json_says_what_the_message_says(encoding: int, count: int) -> None:
+    of_batch = batch("b-1", 4)
+    request = request_of([Vector(of_batch, row, 5, 0.25 * row) for row in range(count)], encoding)
+    written = to_json(request, "reply")
+    assert b"\n" not in written
+    assert json.loads(written) == MessageToDict(response(request, "reply"))
+
+
+@pytest.mark.parametrize("request_id", ["", "x", "ÿ", "🙂" * 100, "x" * 300])
+def test_ids_of_any_length_and_script_stand_in_the_answer(request_id: str) -> None:
+    request = request_of([Vector(batch("b", 2), 1, 3, 0.5)])
+    request.request_id = request_id
+    answer = pb.EmbedResponse.FromString(to_protobuf(request, request_id[::-1]))
+    assert (answer.request_id, answer.reply_id) == (request_id, request_id[::-1])
+    told = json.loads(to_json(request, request_id[::-1]))
+    assert (told.get("requestId", ""), told.get("replyId", "")) == (request_id, request_id[::-1])
+
+
+def test_requests_of_one_batch_with_other_options_do_not_share_their_answers() -> None:
+    of_batch = batch("b", 3)
+    sizes = [
+        len(pb.EmbedResponse.FromString(to_protobuf(request, "r")).embeddings[0].embedding)
+        for request in (
+            request_of([Vector(of_batch, 0, 3, 0.5)], pb.ENCODING_FLOAT32, 32),
+            request_of([Vector(of_batch, 0, 3, 0.5)], pb.ENCODING_FLOAT32, 16),
+            request_of([Vector(of_batch, 0, 3, 0.5)], pb.ENCODING_FLOAT16, 16),
+        )
+    ]
+    assert sizes == [128, 64, 32]
+
+
+def test_two_inputs_whose_vectors_are_long_are_large() -> None:
+    assert is_large(request_of([FAILED] * 2, pb.ENCODING_FLOAT32, 2**17))
+    assert not is_large(request_of([FAILED] * 2, pb.ENCODING_FLOAT32, 2**17 - 1))

@@ -98,3 +98,54 @@ def test_a_refusal_says_how_much_must_leave(bound: int, token_count: int) -> Non
     leaves = min(full.excess_tokens, admission.total)
     admission.release(Source.GRPC, leaves, "a")
     assert admission.full("a", token_count) is None
+
+
+def test_one_call_may_take_all_that_is_free_and_many_leave_a_fifth_of_it() -> None:
+    admission = Admission(AdmissionPolicy(1000))
+    admission.charge(Source.KAFKA, 500)
+    assert admission.full("a", 500) is None
+    assert admission.full("a", 501) == Full(Bound.MODEL, 1)
+    assert fill(admission, "a") == 400
+    assert admission.full("a", 100) == Full(Bound.TENANT, 20)
+
+
+def test_a_share_moves_with_what_is_free() -> None:
+    admission = Admission(AdmissionPolicy(1000, tenant_factor=1.0))
+    assert fill(admission, "a") == 500
+    assert fill(admission, "b") == 250
+    admission.release(Source.GRPC, 200, "a")
+    assert fill(admission, "b") == 100
+    assert admission.full("b", 11) == Full(Bound.TENANT, 6)
+
+
+def test_the_bound_that_keeps_a_call_out_longer_is_the_one_told() -> None:
+    admission = Admission(AdmissionPolicy(1000))
+    admission.charge(Source.GRPC, 700, "a")
+    admission.charge(Source.KAFKA, 290)
+    assert admission.full("a", 20) == Full(Bound.TENANT, 136)
+    assert admission.full("b", 20) == Full(Bound.MODEL, 10)
+    assert admission.full("", 20) == Full(Bound.MODEL, 10)
+    assert admission.full("", 10) is None
+
+
+def test_a_tenants_own_calls_leave_it_one_by_one() -> None:
+    admission = Admission(AdmissionPolicy(1000))
+    admission.charge(Source.GRPC, 300, "a")
+    admission.charge(Source.GRPC, 400, "a")
+    admission.release(Source.GRPC, 300, "a")
+    assert fill(admission, "a") == 400
+
+
+def test_only_calls_are_calls() -> None:
+    admission = Admission(AdmissionPolicy(1000))
+    holds = [admission.holds_calls]
+    for source in (Source.KAFKA, Source.GRPC):
+        admission.charge(source, 10, "a")
+        holds.append(admission.holds_calls)
+    admission.release(Source.GRPC, 10, "a")
+    assert [*holds, admission.holds_calls] == [False, False, True, False]
+
+
+def test_as_many_tokens_as_may_be_held_fill_a_model() -> None:
+    admission = Admission(AdmissionPolicy(1000))
+    assert [admission.is_filled(tokens) for tokens in (999, 1000, 1001)] == [False, True, True]

@@ -1,5 +1,7 @@
 """Arrivals are measured in tokens per second, whatever becomes of them."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -105,3 +107,50 @@ def test_two_readings_in_one_moment_are_no_division_by_zero() -> None:
     busy = BusyShare()
     busy.observe(1.0, 1.0)
     assert busy.observe(1.0, 1.0) == 0.0
+
+
+def test_the_busy_share_is_that_of_the_last_fifteen_seconds_unless_told_otherwise() -> None:
+    busy = BusyShare()
+    for now_s, cpu_s in ((0.0, 0.0), (1.0, 1.0), (15.9, 1.0)):
+        busy.observe(now_s, cpu_s)
+    assert busy.observe(16.0, 1.0) == 0.0  # what was busy is older than the window by now
+    busy = BusyShare()
+    for now_s, cpu_s in ((0.0, 0.0), (1.0, 1.0), (14.9, 1.0)):
+        busy.observe(now_s, cpu_s)
+    assert busy.observe(15.9, 1.0) == pytest.approx(1 / 15.9)
+
+
+def test_rare_readings_still_span_the_window() -> None:
+    busy = BusyShare(window_s=15.0)
+    assert [busy.observe(60.0 * minute, 15.0 * minute) for minute in range(5)] == [0.0, 0.25, 0.25, 0.25, 0.25]
+
+
+@pytest.mark.parametrize(("cpu_s", "share"), [(30.0, 1.0), (-5.0, 0.0)])
+def test_clocks_that_disagree_give_a_share_all_the_same(cpu_s: float, share: float) -> None:
+    busy = BusyShare()
+    busy.observe(0.0, 0.0)
+    assert busy.observe(10.0, cpu_s) == share
+
+
+def test_a_request_of_several_inputs_counts_with_all_of_them() -> None:
+    arrivals = Arrivals(ArrivalPolicy(window_s=15.0), 0.0)
+    for second in range(120):
+        arrivals.arrived(40, float(second))
+        arrivals.counted(10, 40, 480)
+    assert arrivals.tokens_per_request == pytest.approx(48.0)
+    assert arrivals.tokens_per_s(119.5) == pytest.approx(480, rel=0.05)
+
+
+def test_requests_without_inputs_teach_nothing() -> None:
+    arrivals = Arrivals(ArrivalPolicy(), 0.0)
+    arrivals.counted(1, 1, 10)
+    arrivals.counted(3, 0, 0)
+    assert arrivals.tokens_per_request == 10.0
+
+
+def test_the_rate_is_that_of_an_exponential_window() -> None:
+    arrivals = Arrivals(ArrivalPolicy(window_s=10.0), 0.0)
+    arrivals.counted(1, 1, 8)
+    arrivals.arrived(100, 5.0)
+    seen_s = 10.0 * (1.0 - math.exp(-2.0))
+    assert arrivals.tokens_per_s(20.0) == pytest.approx(800 * math.exp(-1.5) / seen_s)

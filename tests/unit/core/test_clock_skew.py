@@ -134,3 +134,34 @@ def test_a_fresh_record_settles_any_doubt_rightly(
     (doubted,) = reading.doubts(reading.lease(ago_s=0.25))
     if abs(abs(reading.ahead_s) - SKEW_LIMIT_S) > 1.0:
         assert doubted == (abs(reading.ahead_s) > SKEW_LIMIT_S)
+
+
+def test_a_clock_that_is_off_by_just_what_is_allowed_is_believed() -> None:
+    for ahead_s, doubted in ((-SKEW_LIMIT_S, False), (-SKEW_LIMIT_S - 0.5, True)):
+        reading = Reading(ahead_s)
+        assert reading.doubts(reading.lease(0.0)) == [doubted]
+        assert len(reading.told) == doubted
+
+
+def test_the_largest_skew_is_shown_for_a_minute() -> None:
+    reading = Reading()
+    reading.end()
+    reading.doubts(reading.lease(0.0, producer_ahead_s=2.0))
+    assert reading.skew.shown_s(reading.now_s + 59.9) == pytest.approx(-2.0, abs=0.01)
+    assert reading.skew.shown_s(reading.now_s + 60.0) == 0.0
+
+
+def test_a_larger_skew_is_shown_at_once_and_a_smaller_one_only_after_a_minute() -> None:
+    reading = Reading()
+    for off_s in (2.0, 4.0, 3.0):
+        reading.now_s += 10.0
+        reading.end()
+        reading.doubts(reading.lease(0.0, producer_ahead_s=off_s))
+    for waited_s, shown_s in ((59.0, -4.0), (60.0, -3.0)):
+        reading.now_s = 130.0 + waited_s
+        reading.skew.read([], reading.now_s, EPOCH_S + reading.now_s)
+        assert reading.skew.shown_s(reading.now_s) == pytest.approx(shown_s, abs=0.01)
+
+
+def test_before_anything_was_read_no_skew_is_shown() -> None:
+    assert Reading().skew.shown_s(0.0) == 0.0

@@ -15,7 +15,6 @@ from aggregator.core.demand import (
     DemandPolicy,
     Load,
     StaleInputError,
-    TokensPerRecord,
     backlog_tokens,
     pod_throughput,
     required_replicas,
@@ -47,18 +46,6 @@ def test_backlog_is_what_was_not_fetched_and_what_is_held() -> None:
 def test_a_pods_throughput_is_the_mean_of_what_lanes_do_at_their_budgets() -> None:
     assert pod_throughput([(600, 0.020), (300, 0.030)]) == pytest.approx(20_000.0)
     assert pod_throughput([]) is None
-
-
-def test_tokens_per_record_follow_the_records_however_they_are_read() -> None:
-    at_once, singly = TokensPerRecord(100.0), TokensPerRecord(100.0)
-    at_once.observe(200 * 20, 200)
-    for _ in range(200):
-        singly.observe(20, 1)
-    assert at_once.value == pytest.approx(singly.value)
-    at_once.observe(0, 0)
-    assert at_once.value == pytest.approx(singly.value)
-    at_once.observe(10**6 * 20, 10**6)
-    assert at_once.value == pytest.approx(20.0)
 
 
 def test_zero_traffic_needs_no_replica_once_the_peak_has_passed() -> None:
@@ -221,6 +208,7 @@ def test_a_load_that_is_none_is_refused(make: Callable[[], Load]) -> None:
     "make",
     [
         lambda: DemandPolicy(drain_s=0.0),
+        lambda: DemandPolicy(drain_s=math.inf),
         lambda: DemandPolicy(utilisation=0.0),
         lambda: DemandPolicy(utilisation=1.1),
         lambda: DemandPolicy(peak_hold_s=-1.0),
@@ -231,3 +219,48 @@ def test_a_load_that_is_none_is_refused(make: Callable[[], Load]) -> None:
 def test_a_policy_that_makes_no_sense_is_refused(make: Callable[[], DemandPolicy]) -> None:
     with pytest.raises(ValueError, match="out of range"):
         make()
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        DemandPolicy(drain_s=0.5),
+        DemandPolicy(utilisation=1.0),
+        DemandPolicy(peak_hold_s=0.0),
+        DemandPolicy(max_age_s=0.5),
+        DemandPolicy(max_hold_s=0.0),
+    ],
+)
+def test_a_policy_may_go_to_the_edge_of_what_makes_sense(policy: DemandPolicy) -> None:
+    assert Demand(policy).publish(QUIET, 0.0) == 0.0
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        replace(QUIET, slo_pressure=0.0),
+        replace(QUIET, pod_tokens_per_s=0.5),
+        replace(QUIET, replicas=0, ready=0),
+    ],
+)
+def test_a_load_may_be_of_the_smallest(load: Load) -> None:
+    assert Demand(POLICY).publish(load, 0.0) == 0.0
+
+
+def test_without_a_hold_the_backlog_counts_while_pods_load() -> None:
+    demand = Demand(replace(POLICY, max_hold_s=0.0, peak_hold_s=0.0))
+    loading = replace(QUIET, backlog_tokens=22_500.0, replicas=2, ready=1)
+    demand.publish(*at(0.0, replace(loading, ready=2)))
+    assert demand.publish(*at(1.0, replace(loading, backlog_tokens=45_000.0))) == pytest.approx(1.0)
+    assert demand.publish(*at(1.1, replace(loading, backlog_tokens=45_000.0))) == pytest.approx(2.0)
+
+
+def test_as_many_pods_as_are_there_need_no_nudge() -> None:
+    just_enough = replace(QUIET, arrival_tokens_per_s=750.0 * 20, replicas=20, ready=20)
+    assert Demand(POLICY).publish(just_enough, 0.0) == pytest.approx(20.0)
+    assert Demand(POLICY).publish(replace(just_enough, replicas=0, ready=0), 0.0) == pytest.approx(20.0)
+
+
+def test_a_need_far_above_what_is_there_is_told_as_it_is() -> None:
+    many = replace(QUIET, arrival_tokens_per_s=750.0 * 40, replicas=20, ready=20)
+    assert Demand(POLICY).publish(many, 0.0) == pytest.approx(40.0)

@@ -154,3 +154,33 @@ def test_a_tenant_in_debt_is_remembered_until_the_others_have_caught_up() -> Non
     fair.queue.drop_invalid()
     fair.push("a")
     assert fair.tenants(5) == "bbbba"
+
+
+def test_a_new_tenant_starts_at_the_present_virtual_time_and_owes_what_it_takes_out_of_turn_from_there() -> None:
+    fair = Fair()
+    for _ in range(30):
+        fair.push("a")
+    fair.tenants(10)
+    fair.push("b")
+    fair.push("b")
+    assert fair.tenants(4) in {"abab", "baba", "abba", "baab"}
+    fair.queue.charge("c", 30)
+    fair.push("c")
+    assert fair.tenants(2) == "aa"
+    assert "c" in fair.tenants(2)
+
+
+def test_of_tenants_that_are_owed_the_same_the_one_served_longer_ago_goes_first() -> None:
+    fair = Fair()
+    for tenant in "abc" * 4:
+        fair.push(tenant)
+    assert fair.tenants(12) == "abc" * 4
+
+
+def test_how_much_is_kept_is_told() -> None:
+    fair = Fair()
+    assert len(fair.queue) == 0
+    for tenant in "aab":
+        fair.push(tenant)
+    fair.push("b", deadline_s=1.0)
+    assert len(fair.queue) == 2 + 4

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from typing_extensions import override
 
 from aggregator.core.lanes import UNMEASURED, Lane, StepReport
+from aggregator.core.sla import Verdict
+from aggregator.core.steering import RecentQuantile, SlaGoal, Steering, StepLimits
 from aggregator.core.turns import next_turn
 from tests.fakes.lanes import CURVE, POLICY, lane
 
@@ -201,6 +203,34 @@ def test_a_prediction_from_the_own_batchs_size_is_misled_by_steps_shared_with_ot
         one.sent(str(number), 50, number)
         one.ended(str(number), number + 0.064, report(600))  # 550 tokens of somebody else's with it
     assert one.step_time_s(600) == pytest.approx(factor * CURVE.time_s(600), rel=0.3)
+
+
+def budgets_seen(report_of: StepReport, *, resized_to: int) -> tuple[int, float, int]:
+    """What a lane's steering hears of a batch of 50 tokens, cut for 100, when the budget changed meanwhile."""
+    heard: list[tuple[int, float, int]] = []
+
+    class Heard(Steering):
+        @property
+        @override
+        def token_budget(self) -> int:
+            return 100
+
+        @override
+        def observe(self, step_tokens: int, step_s: float, cut_budget: int, shortest_step_s: float) -> Verdict:
+            heard.append((step_tokens, step_s, cut_budget))
+            return Verdict.HELD
+
+    steering = Heard(SlaGoal(step_s=0.05), StepLimits(100, 4096, 32), 0.01, RecentQuantile(0.95))
+    one = Lane("a", CURVE, 100, POLICY, steering)
+    one.sent("1", 50, 5.0)
+    one.token_budget = resized_to
+    one.ended("1", 5.064, report_of)
+    return heard[0]
+
+
+def test_a_lane_is_steered_by_the_whole_steps_size_and_the_budget_its_batch_was_cut_for() -> None:
+    """Neither by its own batch, which was a part of the step, nor by the budget of today."""
+    assert budgets_seen(report(600, 0.064), resized_to=77) == (600, 0.064, 100)
 
 
 def test_evidence_is_a_reply_not_older_than_five_seconds() -> None:

@@ -221,3 +221,69 @@ def test_moments_are_exact_while_they_remember_all_and_follow_a_change_after() -
 def test_a_policy_that_makes_no_sense_is_refused(policy: Callable[[], MemoryPolicy]) -> None:
     with pytest.raises(ValueError, match=r"capacity|out of range"):
         policy()
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        MemoryPolicy(100, 1, 10),
+        MemoryPolicy(100, 100, 10),
+        MemoryPolicy(100, 10, 1),
+        MemoryPolicy(100, 10, 10, memory_lengths=30),
+        MemoryPolicy(100, 10, 10, refresh_s=0.0),
+        MemoryPolicy(100, 10, 10, refresh_s=0.5),
+        MemoryPolicy(100, 10, 10, overflow=0.5),
+    ],
+)
+def test_a_policy_may_go_to_the_edge_of_what_makes_sense(policy: MemoryPolicy) -> None:
+    assert MemoryController(policy).batch_limit == min(policy.max_batch, 100 // policy.max_request_tokens)
+
+
+@pytest.mark.parametrize(
+    ("capacity", "mean", "variance", "batch"),
+    [(0.5, 1.0, 0.0, 0.5), (100.0, 0.5, 0.0, 200.0), (100.0, 4.0, 0.0, 25.0)],
+)
+def test_where_all_requests_are_alike_as_many_fit_as_the_capacity_holds(
+    capacity: float, mean: float, variance: float, batch: float
+) -> None:
+    assert exact_batch(capacity, mean, variance, 0.05) == pytest.approx(batch)
+
+
+@pytest.mark.parametrize(("mean", "variance"), [(math.inf, 1.0), (1.0, math.inf)])
+def test_lengths_without_end_are_refused(mean: float, variance: float) -> None:
+    with pytest.raises(ValueError, match="not lengths"):
+        exact_batch(1000.0, mean, variance, 0.05)
+
+
+@pytest.mark.parametrize(("mean", "deviation"), [(10.0, 3.0), (500.0, 400.0), (20.0, 200.0)])
+@pytest.mark.parametrize("overflow", [0.5, 0.05, 0.001])
+def test_the_batch_fills_the_capacity_but_for_the_spread_it_must_allow_for(
+    mean: float, deviation: float, overflow: float
+) -> None:
+    batch = exact_batch(CAPACITY, mean, deviation**2, overflow)
+    theta = NormalDist().inv_cdf(1.0 - overflow)
+    assert batch * mean + theta * math.sqrt(batch) * deviation == pytest.approx(CAPACITY)
+    buffer = safety_buffer_tokens(CAPACITY, mean, deviation**2, overflow)
+    assert buffer == pytest.approx(theta * math.sqrt(batch) * deviation)
+    assert linear_batch(CAPACITY, mean, buffer) == math.floor((CAPACITY - buffer) / mean)
+
+
+def test_a_buffer_larger_than_the_capacity_lets_nobody_in() -> None:
+    assert linear_batch(100.0, 10.0, 200.0) == 0
+    assert linear_batch(100.0, 10.0, 95.0) == 0
+
+
+def test_thirty_lengths_are_enough_to_go_by() -> None:
+    controller = MemoryController(MemoryPolicy(CAPACITY, 2048, 1000))
+    for _ in range(30):
+        controller.observe(100)
+    assert controller.update(waiting=1, running=1, now_s=0.0) == 600
+
+
+def test_one_length_is_its_own_mean_and_later_ones_weigh_less_once_enough_were_seen() -> None:
+    lengths = LengthMoments(memory=4)
+    lengths.observe(100)
+    assert (lengths.count, lengths.mean, lengths.variance) == (1, 100.0, 0.0)
+    for tokens in (200, 300, 400, 1050):
+        lengths.observe(tokens)
+    assert lengths.mean == pytest.approx(250 + 800 / 4)

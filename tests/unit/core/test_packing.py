@@ -83,6 +83,45 @@ def test_what_was_passed_over_opens_the_next_batch() -> None:
     assert sizes(pack(packer)) == [50, 45]
 
 
+def test_what_was_passed_over_opens_the_next_batch_though_others_are_more_urgent() -> None:
+    put, packer = filled([60, 50])
+    assert sizes(pack(packer)) == [60]
+    put(70, deadline_s=1.0)
+    put(70, tenant="who had nothing yet")
+    assert sizes(pack(packer)) == [50]
+
+
+def test_several_that_were_passed_over_keep_their_order() -> None:
+    _, packer = filled([80, 70, 60, 20, 30, 40])
+    assert sizes(pack(packer)) == [80, 20]
+    assert sizes(pack(packer)) == [70, 30]
+    assert sizes(pack(packer)) == [60, 40]
+
+
+def test_unless_told_otherwise_64_more_are_examined_past_the_first_misfit() -> None:
+    _, packer = filled([60, *[50] * 64, 40])
+    assert sizes(pack(packer)) == [60, 40]
+    _, packer = filled([60, *[50] * 65, 40])
+    assert sizes(pack(packer)) == [60]
+
+
+def test_a_batch_of_as_many_entries_as_a_server_takes_ends_there() -> None:
+    put, packer = filled([10] * 5)
+    put(10, BACKGROUND)
+    assert sizes(packer.pack(100, 0.0, max_entries=3)) == [10] * 3
+    assert len(packer.pack(100, 0.0, max_entries=3).entries) == 3
+
+
+def test_a_tenant_pays_for_what_was_passed_over_once() -> None:
+    """What opens a batch was charged when its place was popped."""
+    put, packer = filled([])
+    for tenant in ("a", "a", "b"):
+        put(60, tenant=tenant)
+    assert [entry.waiters[0].tenant for entry in pack(packer, 60).entries] == ["a"]
+    assert [entry.waiters[0].tenant for entry in pack(packer, 50).entries] == ["b"]
+    assert [entry.waiters[0].tenant for entry in pack(packer, 60).entries] == ["a"]
+
+
 def test_lower_classes_fill_what_the_higher_leave() -> None:
     put, packer = filled([60])
     put(30, INTERACTIVE)

@@ -195,6 +195,33 @@ def test_a_better_deadline_does_not_make_a_shared_entry_younger() -> None:
     assert here.queue.aged(0.55) is entry
 
 
+def test_of_those_aged_at_once_the_better_class_goes_first() -> None:
+    here = setting()
+    background, interactive = here.put(5, BACKGROUND)[1], here.put(5, INTERACTIVE)[1]
+    assert here.queue.aged(9.0) is interactive
+    here.queue.take(interactive, None)
+    assert here.queue.aged(9.0) is background
+
+
+def test_an_input_is_aged_only_after_the_whole_of_what_its_class_may_wait() -> None:
+    here = setting(QueuePolicy(max_wait_s=(1.0, 2.0, 4.0)))
+    for priority, max_wait_s in zip(Priority, (1.0, 2.0, 4.0), strict=True):
+        entry = here.put(5, priority)[1]
+        assert here.queue.aged(max_wait_s) is None
+        assert here.queue.aged(max_wait_s + 0.001) is entry
+        here.queue.take(entry, None)
+
+
+def test_the_urged_are_aged_in_the_order_in_which_they_were_urged() -> None:
+    here = setting()
+    first, second = here.put(5)[1], here.put(5)[1]
+    here.queue.urge(second)
+    here.queue.urge(first)
+    assert here.queue.aged(0.0) is second
+    here.queue.take(second, None)
+    assert here.queue.aged(0.0) is first
+
+
 def test_a_sweep_finds_every_entry_once() -> None:
     here = setting()
     entries = [here.put(5, priority, ids=ids)[1] for priority in Priority for ids in (b"a", b"b")]

@@ -83,3 +83,49 @@ def test_tenants_that_went_away_are_forgotten(monkeypatch: pytest.MonkeyPatch) -
         take(bucket, str(number), 1, float(number))
     assert len(bucket._buckets) <= 8  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     assert bucket.wait_s("owes", 1, 900.0)
+
+
+def test_only_tenants_whose_bucket_is_full_again_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quotas, "_SWEEP_AT", 3)
+    bucket = Quotas(QuotaPolicy(default_rate=10.0, rates={"quick": 100.0}, burst_s=2.0))
+    bucket.charge("quick", 150, 100.0)
+    bucket.charge("slow", 15, 100.0)
+    bucket.charge("rested", 5, 100.0)
+    bucket.charge("newcomer", 0, 101.0)  # a second later the bucket of one of them is full again
+    assert _remembered(bucket) == {"quick", "slow", "newcomer"}
+    assert bucket.wait_s("quick", 200, 101.0) == pytest.approx(0.5)
+    assert bucket.wait_s("slow", 20, 101.0) == pytest.approx(0.5)
+
+
+def test_tenants_that_all_owe_are_looked_through_more_and_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quotas, "_SWEEP_AT", 4)
+    bucket = Quotas(QuotaPolicy(default_rate=1.0, burst_s=1.0))
+    for number in range(5):  # the fifth looks through four, who all owe: again at eight
+        bucket.charge(f"owes {number}", 1000, 0.0)
+    bucket.charge("rests", 1, 0.0)
+    for number in range(2):
+        bucket.charge(f"owes more {number}", 1000, 10.0)
+    assert "rests" in _remembered(bucket)
+    bucket.charge("ninth", 1000, 10.0)
+    assert "rests" not in _remembered(bucket)
+
+
+def _remembered(bucket: Quotas) -> set[str]:
+    return set(bucket._buckets)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+
+
+def test_a_full_bucket_makes_nobody_wait_and_an_empty_one_as_long_as_it_takes_to_fill() -> None:
+    bucket = Quotas(QuotaPolicy(default_rate=10.0, burst_s=3.0))
+    assert bucket.wait_s("a", 30, 5.0) == 0.0
+    bucket.charge("a", 30, 5.0)
+    assert bucket.wait_s("a", 30, 5.0) == pytest.approx(3.0)
+    assert bucket.wait_s("a", 1000, 5.0) == pytest.approx(3.0)
+    assert bucket.wait_s("a", 30, 7.0) == pytest.approx(1.0)
+
+
+def test_a_rate_for_one_tenant_alone_limits_nobody_else() -> None:
+    bucket = Quotas(QuotaPolicy(rates={"a": 10.0}, burst_s=1.0))
+    bucket.charge("a", 10, 0.0)
+    bucket.charge("b", 10**9, 0.0)
+    assert bucket.wait_s("a", 1, 0.0) == pytest.approx(0.1)
+    assert bucket.wait_s("b", 1, 0.0) == 0.0

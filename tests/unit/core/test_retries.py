@@ -336,3 +336,121 @@ def test_the_same_poison_is_known_when_it_is_replayed_and_forgotten_in_order() -
         world.finish()
     assert [world.retries.is_quarantined(entry.token_ids) for entry in batch] == [False, False, True, True, True]
     assert not world.retries.is_quarantined(b"another")
+
+
+def test_suspects_move_at_the_very_end_of_their_lanes_patience() -> None:
+    world, _ = suspected()
+    world.retries.lanes_changed(["a"], world.now_s)
+    world.now_s += 30.0
+    assert world.retries.next_due_s(world.now_s) == inf  # by the clock alone nothing more is to come
+    world.retries.lanes_changed(["a"], world.now_s)
+    assert world.ask("a") is not None
+
+
+def test_the_quarantine_knows_an_input_by_all_of_its_ids_and_by_nothing_else() -> None:
+    world = World(all_breaks)
+    poison = Entry(b"\x01\x00\x00\x00\x02\x00\x00\x00", 2, [query()], Priority.DEFAULT)
+    world.send("a", [poison])
+    world.finish()
+    assert world.poison == [poison]
+    assert world.retries.is_quarantined(bytes(poison.token_ids))
+    for other in (poison.token_ids[:-4], poison.token_ids + bytes(4), poison.token_ids[::-1], b""):
+        assert not world.retries.is_quarantined(other)
+
+
+def test_only_what_failed_alone_is_quarantined() -> None:
+    batch = entries(8)
+    world = World(partial(holds, batch[3]))
+    world.send("a", batch)
+    world.finish()
+    assert [world.retries.is_quarantined(entry.token_ids) for entry in batch] == [number == 3 for number in range(8)]
+
+
+def test_two_inputs_of_one_hash_are_told_apart_by_their_digest() -> None:
+    class Alike(bytes):
+        def __hash__(self) -> int:
+            return 7
+
+    world = World(all_breaks)
+    world.send("a", [Entry(Alike(b"poison!!"), 2, [query()], Priority.DEFAULT)])
+    world.finish()
+    assert world.retries.is_quarantined(Alike(b"poison!!"))
+    assert not world.retries.is_quarantined(Alike(b"innocent"))
+
+
+def test_a_pause_before_a_retry_grows_with_the_failures() -> None:
+    retries = Retries(POLICY)
+    batch = entries(2)
+    retries.failed(batch, None, "a", 100.0, 0.5)
+    assert retries.next_due_s(100.0) == pytest.approx(100.01)
+    retries = Retries(POLICY)
+    retries.failed(batch, Group(batch, 1, "a", 0.0), "b", 100.0, 0.5)
+    assert retries.next_due_s(100.0) == pytest.approx(100.02)
+
+
+def test_retries_go_in_the_order_in_which_they_failed_and_a_refused_one_first() -> None:
+    world = World(nothing_breaks)
+    first, second, refused = entries(1), entries(1), entries(1)
+    world.retries.failed(first, None, "a", world.now_s, 0.0)
+    world.retries.failed(second, None, "a", world.now_s, 0.0)
+    world.retries.refused(refused, None, world.now_s, 0.0)
+    sent = [group.entries for _ in range(3) if (group := world.ask("b")) is not None]
+    assert sent == [refused, first, second]
+    assert world.ask("b") is None
+
+
+def test_a_group_that_pauses_does_not_hold_up_the_next() -> None:
+    world = World(nothing_breaks)
+    pausing, ready = entries(1), entries(1)
+    world.retries.failed(pausing, None, "a", world.now_s, 0.9)
+    world.retries.failed(ready, None, "a", world.now_s, 0.0)
+    group = world.ask("b")
+    assert group is not None
+    assert group.entries == ready
+    assert len(world.retries) == 1
+
+
+def test_the_rest_of_a_group_over_a_budget_pauses_no_longer_and_went_wrong_as_often() -> None:
+    world, batch = World(nothing_breaks), entries(4, tokens=40)
+    world.retries.failed(batch, None, "a", world.now_s, 0.5)
+    world.now_s += 0.01
+    assert world.ask("a", token_budget=80) is None
+    first, rest = world.ask("b", token_budget=80), world.ask("b", token_budget=80)
+    assert first is not None
+    assert rest is not None
+    assert (rest.entries, rest.failures, rest.failed_on) == (batch[2:], 1, "a")
+    assert world.ask("b") is None
+
+
+def test_a_batch_that_waits_behind_a_suspect_is_tried_where_it_failed_itself() -> None:
+    world, _ = suspected(1)
+    other = entries(1)
+    world.retries.failed(other, Group(other, 1, "a", 0.0), "c", world.now_s, 0.0)
+    assert world.ask("c") is None
+    lone = world.ask("b")
+    assert lone is not None
+    world.retries.succeeded(lone)
+    assert world.ask("b") is None
+    group = world.ask("c")
+    assert group is not None
+    assert (group.entries, group.suspect, group.failures) == (other, True, 2)
+
+
+def test_a_suspect_is_no_longer_out_once_it_came_back_whichever_way() -> None:
+    world, _ = suspected(4)
+    for ends in (world.retries.succeeded, lambda group: world.retries.failed(group.entries, group, "b", 200.0, 0.0)):
+        group = world.ask("b")
+        assert group is not None
+        world.now_s = 300.0
+        ends(group)
+        assert world.retries.reserves("b", world.now_s)
+    assert world.ask("b") is not None
+
+
+def test_everything_that_waits_counts_whole_retries_parts_and_those_behind() -> None:
+    world, batch = suspected(4)
+    other, whole = entries(2), entries(3)
+    world.retries.failed(other, Group(other, 1, "a", 0.0), "c", world.now_s, 0.0)
+    world.retries.failed(whole, None, "a", world.now_s, 0.0)
+    assert len(world.retries) == 1 + 2 + 1
+    assert sorted(map(id, world.retries.entries())) == sorted(map(id, batch + other + whole))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from statistics import median
 
 import pytest
@@ -213,3 +214,122 @@ def test_a_time_that_is_none_teaches_a_lane_nothing(time_s: float) -> None:
     scale.observe(time_s, 0.010)
     scale.observe(0.010, time_s)
     assert scale.value == 1.0
+
+
+def huber_loss(points: list[tuple[int, float]], curve: Curve, limit: float) -> float:
+    """Relative errors squared, and those beyond the limit as if they lay on a line."""
+    errors = (abs(time_s / curve.time_s(tokens) - 1.0) for tokens, time_s in points)
+    return sum(error**2 if error <= limit else 2 * limit * error - limit**2 for error in errors)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "time_s", [hinged(0.020, 0.003, 600), hinged(0.008, 0.0, 100), straight(0.004, 73e-6), straight(0.02, 0.0)]
+)
+def test_no_curve_nearby_fits_noisy_times_better(time_s: Time, seed: int) -> None:
+    points = measured(time_s, random.Random(seed), runs=3)
+    curve = fit(points, T_MAX)
+    errors = sorted(abs(seconds / curve.time_s(tokens) - 1.0) for tokens, seconds in points)
+    limit = 2.0 * 1.4826 * median(errors)  # twice the standard deviation, robustly told
+    least = huber_loss(points, curve, limit)
+    floors = (curve.floor_s,) if curve.floor_s == curve.fixed_s else (0.99 * curve.floor_s, 1.01 * curve.floor_s)
+    for floor_s in floors:
+        for fixed_s in (0.97 * curve.fixed_s, 1.03 * curve.fixed_s):
+            for per_token_s in (0.99 * curve.per_token_s, 1.01 * curve.per_token_s):
+                other = replace(curve, floor_s=max(floor_s, fixed_s), fixed_s=fixed_s, per_token_s=per_token_s)
+                assert huber_loss(points, other, limit) > 0.995 * least
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_hinge_that_noise_alone_suggests_is_not_taken(seed: int) -> None:
+    curve = fit(measured(straight(0.004, 73e-6), random.Random(seed), runs=10), T_MAX)
+    assert curve.rule is Rule.THROUGHPUT
+    assert curve.saturation_point == pytest.approx(464, rel=0.15)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_hinge_is_found_through_noise(seed: int) -> None:
+    curve = fit(measured(hinged(0.020, 0.003, 600), random.Random(seed), runs=10), T_MAX)
+    assert curve.rule is Rule.HINGE
+    assert curve.saturation_point == pytest.approx(600, rel=0.15)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_slope_that_noise_alone_suggests_is_not_taken(seed: int) -> None:
+    points = [(tokens, 0.02 * (1 + 0.02 * random.Random(f"{seed} {tokens}").gauss())) for tokens in sweep_tokens(T_MAX)]
+    curve = fit(points, T_MAX)
+    assert (curve.per_token_s, curve.rule) == (0.0, Rule.FLAT)
+    assert curve.fixed_s == pytest.approx(0.02, rel=0.02)
+
+
+@pytest.mark.parametrize("over_fixed", [1.19, 1.21])
+def test_a_floor_counts_only_more_than_a_fifth_above_the_fixed_part(over_fixed: float) -> None:
+    curve = fit(exact(hinged(0.004 * over_fixed, 0.004, 5000)), T_MAX)
+    assert curve.rule is (Rule.HINGE if over_fixed > 1.2 else Rule.THROUGHPUT)
+
+
+def test_a_floor_must_end_where_two_fifths_of_the_throughput_are_reached() -> None:
+    for knee, rule in ((2200, Rule.THROUGHPUT), (2300, Rule.HINGE)):
+        curve = fit(exact(hinged(0.004, 0.0033, knee)), T_MAX)
+        reached = knee / 0.004 / curve.throughput(T_MAX)
+        assert (reached > 0.4) == (rule is Rule.HINGE)
+        assert curve.rule is rule
+
+
+@pytest.mark.parametrize(("rise", "rule"), [(1.04, Rule.FLAT), (1.06, Rule.THROUGHPUT)])
+def test_a_curve_is_flat_that_rises_by_less_than_a_twentieth(rise: float, rule: Rule) -> None:
+    assert fit(exact(straight(0.02, 0.02 * (rise - 1.0) / T_MAX)), T_MAX).rule is rule
+
+
+def test_four_totals_are_enough_and_one_token_is_a_total() -> None:
+    curve = fit([(1, 0.0101), (2, 0.0102), (4, 0.0104), (8, 0.0108)], 8)
+    assert curve.fixed_s == pytest.approx(0.010)
+    assert curve.per_token_s == pytest.approx(1e-4)
+    assert sweep_tokens(12) == (4, 6, 8, 12)
+    assert fit(exact(straight(0.0028, 31e-6)), 1).saturation_point == 1
+
+
+def test_a_hinge_at_one_token_is_one() -> None:
+    points = [(tokens, 0.01 * tokens) for tokens in (1, 2, 3, 4, 6, 8)]
+    assert fit(points, 8).saturation_point == 1
+
+
+@pytest.mark.parametrize("clip", [0.7, 0.1])
+def test_a_stray_step_counts_for_no_more_than_the_clip_and_less_and_less(clip: float) -> None:
+    scale = LiveScale(weight=0.1, clip=clip)
+    scale.observe(100.0, 1.0)
+    assert scale.value == pytest.approx(math.exp(clip / 2))
+    for _ in range(30):
+        scale.observe(scale.value, 1.0)
+    before = scale.value
+    scale.observe(1e-6, 1.0)
+    assert scale.value == pytest.approx(before * math.exp(-0.1 * clip))
+
+
+def test_the_first_steps_weigh_as_in_a_plain_mean_that_begins_with_one_vote() -> None:
+    scale = LiveScale(weight=0.1, clip=9.0)
+    for count in range(1, 9):
+        scale.observe(2.0, 1.0)
+        assert scale.value == pytest.approx(2.0 ** (count / (count + 1)))
+
+
+def test_unless_told_otherwise_a_warm_lane_gives_a_step_a_tenth_and_clips_at_twofold() -> None:
+    scale = LiveScale()
+    for _ in range(50):
+        scale.observe(1.0, 1.0)
+    scale.observe(1.5, 1.0)
+    assert scale.value == pytest.approx(1.5**0.1)
+    scale = LiveScale()
+    for _ in range(50):
+        scale.observe(1.0, 1.0)
+    scale.observe(1000.0, 1.0)
+    assert scale.value == pytest.approx(math.exp(0.07))
+
+
+@pytest.mark.parametrize("times", [(0.0, 1.0), (math.inf, 1.0), (1.0, 0.0), (1.0, math.inf), (math.nan, 1.0)])
+def test_neither_a_measured_nor_a_fitted_time_that_is_none_teaches_a_lane_anything(times: tuple[float, float]) -> None:
+    scale = LiveScale()
+    scale.observe(*times)
+    assert scale.value == 1.0
+    scale.observe(2.0, 1.0)
+    assert scale.value == pytest.approx(math.sqrt(2.0))

@@ -341,3 +341,141 @@ def test_a_target_that_is_none_is_refused(target_s: float) -> None:
 def test_a_policy_that_makes_no_sense_is_refused(settings: dict[str, float], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         replace(POLICY, **settings)  # type: ignore[arg-type]
+
+
+class Paper:
+    """Algorithm 2 of seed 001 as it is printed, with tokens for requests and real numbers until the last line."""
+
+    def __init__(self, policy: SlaPolicy, target_s: float) -> None:
+        self.policy = policy
+        self.target_s = target_s
+        self.low, self.high = float(policy.min_tokens), float(policy.max_tokens)
+        self.steps: list[tuple[int, float]] = []
+
+    def budget(self, tokens: int, step_s: float, running: int) -> int:
+        policy, alpha, delta = self.policy, self.policy.max_tokens // 8, self.policy.max_tokens // 8 // 4
+        self.steps = [*self.steps, (tokens, step_s)][-policy.paper_window :]
+        tau = sum(step_s for _, step_s in self.steps) / len(self.steps)
+        batch = sum(tokens for tokens, _ in self.steps) / len(self.steps)
+        epsilon_s = policy.tolerance * self.target_s
+        if tau > self.target_s + epsilon_s:
+            self.high = max(batch, self.low + alpha)
+            self.low = max(self.low - delta, policy.min_tokens)
+        elif tau < self.target_s - epsilon_s:
+            self.low = min(batch, self.high - alpha)
+            self.high = min(self.high + delta, policy.max_tokens)
+        else:
+            self.high = min(batch + alpha // 2, policy.max_tokens)
+            self.low = max(batch - alpha // 2, policy.min_tokens)
+        wanted = max((self.low + self.high) // 2, running)
+        return int(min(max(wanted, policy.min_tokens), policy.max_tokens))
+
+
+@pytest.mark.parametrize("window", [1, 4])
+@pytest.mark.parametrize("seed", range(5))
+def test_the_paper_form_does_what_is_printed_step_by_step(seed: int, window: int) -> None:
+    chance = random.Random(seed)
+    policy = SlaPolicy(min_tokens=100, max_tokens=908, start_tokens=500, form=Form.PAPER, paper_window=window)
+    lane, paper = SlaController(policy, 1.0), Paper(policy, 1.0)
+    for _ in range(150):
+        tokens, step_s = chance.randint(1, 908), chance.choice((0.4, 0.9, 0.97, 1.0, 1.03, 1.1, 2.5))
+        running = chance.choice((0, 0, 0, 400))
+        lane.observe(tokens, step_s, 908, running_tokens=running)
+        assert lane.token_budget == paper.budget(tokens, step_s, running)
+
+
+def test_the_papers_steps_are_never_less_than_one_token() -> None:
+    tiny = SlaPolicy(1, 4, 4)
+    assert (tiny.alpha_tokens, tiny.delta_tokens) == (1, 1)
+    assert (replace(PAPER, max_tokens=8 * 4100).alpha_tokens, replace(PAPER, max_tokens=8 * 4100).delta_tokens) == (
+        4100,
+        1025,
+    )
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"min_tokens": 1, "start_tokens": 1},
+        {"start_tokens": 64},
+        {"min_tokens": 4096},
+        {"fill": 1.0},
+        {"fill": 0.01},
+        {"tolerance": 0.01},
+        {"tolerance": 0.99},
+        {"window": 4},
+        {"paper_window": 1},
+    ],
+)
+def test_a_policy_may_go_to_the_edge_of_what_makes_sense(settings: dict[str, float]) -> None:
+    policy = replace(POLICY, **settings)  # type: ignore[arg-type]
+    assert SlaController(policy, 0.5).token_budget == policy.start_tokens
+
+
+@pytest.mark.parametrize("settings", [{"fill": 0.0}, {"tolerance": 1.0}, {"min_tokens": -1}])
+def test_a_policy_beyond_the_edge_is_refused(settings: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=r"not shares|out of order"):
+        replace(POLICY, **settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("sla_s", "overhead_s"), [(math.inf, 0.0), (0.1, math.inf)])
+def test_times_without_end_give_no_target(sla_s: float, overhead_s: float) -> None:
+    with pytest.raises(ValueError, match="not times"):
+        step_target_s(sla_s, overhead_s, 0.005)
+
+
+@pytest.mark.parametrize(("slower", "verdict"), [(1.04, Verdict.HELD), (1.06, Verdict.LOWERED)])
+def test_a_step_counts_as_too_slow_a_twentieth_above_the_target(slower: float, verdict: Verdict) -> None:
+    lane = SlaController(replace(POLICY, start_tokens=1000), 0.100)
+    taught = [lane.observe(1000, 0.100 * slower, 1000) for _ in range(4)]
+    assert taught == [*[Verdict.NO_EVIDENCE] * 3, verdict]
+    if verdict is Verdict.LOWERED:
+        assert lane.token_budget == math.floor(1000 / 1.06)
+
+
+@pytest.mark.parametrize(("faster", "verdict"), [(0.96, Verdict.HELD), (0.94, Verdict.RAISED)])
+def test_a_budget_is_raised_where_a_twentieth_more_would_still_meet_the_target(faster: float, verdict: Verdict) -> None:
+    lane = SlaController(replace(POLICY, start_tokens=1000), 0.100)
+    assert [lane.observe(1000, 0.100 * faster, 1000) for _ in range(4)][-1] is verdict
+    if verdict is Verdict.RAISED:
+        assert lane.token_budget == math.floor(1000 / 0.94)
+
+
+@pytest.mark.parametrize(("filled", "verdict"), [(800, Verdict.RAISED), (799, Verdict.NO_EVIDENCE)])
+def test_only_steps_four_fifths_full_teach_anything_about_raising(filled: int, verdict: Verdict) -> None:
+    lane = SlaController(replace(POLICY, start_tokens=1000), 0.100)
+    assert [lane.observe(filled, 0.010, 1000) for _ in range(4)][-1] is verdict
+
+
+def test_a_filled_step_is_judged_by_what_a_budget_as_full_as_usual_would_take() -> None:
+    lane = SlaController(replace(POLICY, start_tokens=1000), 0.100)
+    for _ in range(4):
+        lane.observe(800, 0.100, 1000)  # at a fifth less than the budget it takes the target
+    assert lane.token_budget == 1000
+
+
+def test_the_largest_and_the_smallest_value_of_six_count_for_nothing() -> None:
+    lane = SlaController(replace(POLICY, start_tokens=1000), 0.100)
+    for step_s in (0.100, 0.100, 0.100, 0.100, 9.0, 0.001):
+        lane.observe(1000, step_s, 1000)
+    assert lane.token_budget == 1000
+
+
+@pytest.mark.parametrize("nothing", [(0, 0.1, 1000), (10, 0.1, 0), (10, math.inf, 1000), (10, 0.0, 1000)])
+def test_a_report_that_says_nothing_teaches_nothing(nothing: tuple[int, float, int]) -> None:
+    lane = SlaController(replace(POLICY, start_tokens=1000), 0.100)
+    assert lane.observe(*nothing) is Verdict.NO_EVIDENCE
+    assert lane.pressure is None
+
+
+def test_one_token_in_a_budget_of_one_is_evidence() -> None:
+    lane = SlaController(SlaPolicy(1, 100, 1), 0.100)
+    assert [lane.observe(1, 0.001, 1) for _ in range(4)][-1] is Verdict.RAISED
+
+
+def test_steps_far_from_full_lower_the_budget_to_where_they_would_meet_the_target() -> None:
+    lane = SlaController(replace(POLICY, start_tokens=1000), 0.100)
+    taught = [lane.observe(500, 0.200, 1000) for _ in range(4)]
+    assert taught == [*[Verdict.NO_EVIDENCE] * 3, Verdict.LOWERED]
+    assert lane.token_budget == 250
+    assert lane.pressure == pytest.approx(2.0)

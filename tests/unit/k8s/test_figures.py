@@ -120,6 +120,56 @@ def test_shares_hold_while_nothing_is_fetched_and_at_first_all_is_the_topics_own
         assert [shares.of(name, answers) for name in "mn"] == [{TOPIC: 0.5}, {TOPIC: 0.5, "other": 0.5}]
 
 
+def test_a_record_is_as_long_as_the_aggregators_find_them_on_average() -> None:
+    answers = Answers((answer((0, 0), tokens_per_record=1.0), answer(tokens_per_record=3.0), answer()), 0.0)
+    figure = figures().update(answers, ends(0.0, 30_000), None, 0.0)
+    assert figure.required_replicas == pytest.approx(30_000 * 2.0 / 30 / 7500)
+
+
+def test_a_topic_that_does_not_grow_is_no_demand() -> None:
+    model = figures()
+    for second in (0.0, 5.0):
+        figure = model.update(Answers((answer((0, 10)),), second), ends(second, 10), None, second)
+        assert figure.required_replicas == 0.0
+
+
+def test_a_figure_is_as_old_as_its_oldest_input_and_known_when_all_pods_were_there() -> None:
+    figure = figures().update(Answers((answer((0, 0)),), 90.0), ends(85.0, 0), Replicas(1, 1, 95.0), 100.0)
+    assert (figure.measured_s, figure.knows_what_for) == (85.0, True)
+
+
+def test_while_pods_are_pending_the_backlog_is_held_at_its_value_when_they_were_asked_for() -> None:
+    model = figures()
+    found = [
+        model.update(
+            Answers((answer((0, 0), held_tokens=held, grpc_tokens_per_s=7500.0),), second),
+            ends(second, 0),
+            Replicas(2, ready, second),
+            second,
+        ).required_replicas
+        for second, held, ready in ((0.0, 45_000, 2), (5.0, 90_000, 1), (10.0, 90_000, 2))
+    ]
+    assert found == [pytest.approx(1.2), pytest.approx(1.2), pytest.approx(1.4)]
+
+
+def test_one_pod_more_than_many_is_asked_for_past_the_autoscalers_tolerance() -> None:
+    answers = Answers((answer((0, 0), grpc_tokens_per_s=7500.0 * 20.5),), 0.0)
+    assert figures().update(answers, ends(0.0, 0), Replicas(20, 20, 0.0), 0.0).required_replicas == pytest.approx(22.2)
+
+
+def test_where_nothing_is_promised_a_budget_at_its_floor_asks_for_no_more() -> None:
+    floored = answer((0, 0), grpc_tokens_per_s=7500.0)
+    floored.models[0].lanes[0].budget_at_floor = True
+    assert figures().update(Answers((floored,), 0.0), ends(0.0, 0), None, 0.0).required_replicas == pytest.approx(1.0)
+
+
+def test_a_lane_above_its_floor_shows_that_latency_can_still_be_bought_without_pods() -> None:
+    pressed = answer((0, 0), grpc_tokens_per_s=7500.0, p99_s=0.45, slo_s=0.3)
+    pressed.models[0].lanes[0].budget_at_floor = True
+    pressed.models[0].lanes.append(pb.Lane(address="b", token_budget=500, step_time_s=0.05))
+    assert figures().update(Answers((pressed,), 0.0), ends(0.0, 0), None, 0.0).required_replicas == pytest.approx(1.0)
+
+
 def test_parked_requests_are_backlog_and_wake_a_model_without_pods() -> None:
     asleep = pb.GetDemandResponse(models=[pb.ModelDemand(model="m", parked_requests=3)])
     replicas = Replicas(0, 0, 0.0)
@@ -193,9 +243,20 @@ def test_a_figure_grows_old_while_nothing_replaces_it() -> None:
     assert published.ages_s(["org/m"]) == {"org/m": (None, 21.0)}
 
 
+def test_a_figure_holds_until_it_is_older_than_it_may_be() -> None:
+    clock = Clock()
+    published, found = catalog(clock)
+    published.figures = {"org/m": Figure(2.5, 7, 100.0)}
+    published.busy = (0.5, 100.0)
+    clock.now_s = 120.0
+    assert [each.value for each in found.query(REQUIRED_REPLICAS, "model=m")] == [2.5]
+    assert published.busy_share() == 0.5
+    assert published.ages_s(["org/m", "org/n"]) == {"org/m": (2.5, 20.0), "org/n": (None, 20.0)}
+
+
 def test_before_anything_was_measured_there_is_no_figure() -> None:
     _, found = catalog(Clock())
-    with pytest.raises(StaleInputError, match="nothing was measured yet"):
+    with pytest.raises(StaleInputError, match=r": nothing was measured yet$"):
         found.query(REQUIRED_REPLICAS, "model=m")
     with pytest.raises(StaleInputError):
         found.query(AGGREGATOR_BUSY)

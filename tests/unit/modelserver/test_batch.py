@@ -120,3 +120,50 @@ def test_good_queries_are_unharmed_and_bad_ones_named_whatever_stands_beside_the
     whole = np.frombuffer(data, "<f4").reshape(len(queries), 2)
     assert whole[good].tolist() == matrix.tolist()
     assert not whole[[fault.index for fault in batch.faults]].any()
+
+
+def test_a_batch_may_fill_the_step_in_tokens_and_in_queries() -> None:
+    assert decoded(*[[1] * 20] * 5).token_count == 100
+    assert decoded(*[[1]] * 8).query_count == 8
+
+
+def test_the_last_token_of_the_vocabulary_and_the_longest_query_are_taken() -> None:
+    batch = decoded([999, 0], [5] * 20)
+    assert (batch.positions, batch.faults) == (None, ())
+
+
+def test_a_batch_says_whether_it_goes_alone_whatever_is_wrong_with_it() -> None:
+    assert [decoded([1], alone=alone).alone for alone in (True, False)] == [True, False]
+    assert [decoded([1], [], alone=alone).alone for alone in (True, False)] == [True, False]
+    assert decoded([1], [], max_step_tokens=7).max_step_tokens == 7
+    assert decoded([1], [], [2]).query_count == 3
+
+
+def test_each_fault_says_what_is_wrong_with_its_own_query() -> None:
+    batch = decoded([], [5] * 21, [1000], [1], [-5, 3])
+    assert batch.faults == (
+        QueryFault(0, grpc.StatusCode.INVALID_ARGUMENT, "the query is empty"),
+        QueryFault(1, grpc.StatusCode.OUT_OF_RANGE, "21 tokens are more than the 20 that the model takes"),
+        QueryFault(2, grpc.StatusCode.INVALID_ARGUMENT, "a token id lies outside the vocabulary of 1000"),
+        QueryFault(4, grpc.StatusCode.INVALID_ARGUMENT, "a token id lies outside the vocabulary of 1000"),
+    )
+    assert batch.token_ids.tolist() == [1]
+
+
+def test_all_queries_may_be_bad() -> None:
+    batch = decoded([], [])
+    assert (batch.query_count, batch.token_count, len(batch.faults)) == (2, 0, 2)
+    data, faults = encode(batch, np.zeros((0, 3), np.float32))
+    assert (len(data), faults) == (2 * 3 * 4, batch.faults)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_one_value_that_is_not_finite_spoils_its_own_row_only(value: float) -> None:
+    data, faults = encode(decoded([1], [2], [3]), np.array([[1, 2], [3, value], [5, 6]], np.float32))
+    assert np.frombuffer(data, "<f4").reshape(3, 2).tolist() == [[1, 2], [0, 0], [5, 6]]
+    assert [fault.index for fault in faults] == [1]
+
+
+def test_what_comes_from_the_wire_is_int32() -> None:
+    batch = decoded([1, 2], [3])
+    assert [values.dtype.name for values in (batch.token_ids, batch.lengths)] == ["int32", "int32"]

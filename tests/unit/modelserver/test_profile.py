@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typing_extensions import override
 
 from aggregator.core.saturation import Rule
 from modelserver import profile_store
@@ -118,6 +119,32 @@ def test_the_sweep_stops_when_its_time_is_spent_but_not_before_its_least_rounds(
     assert {len(measured) for measured in times.values()} == {PLAN.min_runs}
 
 
+def test_the_time_of_a_sweep_counts_from_its_start() -> None:
+    engine = TimedEngine(now_s=1000.0)
+    times = sweep(engine, (8, 16, 32, 64), replace(PLAN, budget_s=900.0), engine.clock)
+    assert {len(measured) for measured in times.values()} == {PLAN.runs}
+
+
+def test_one_stray_step_in_three_moves_no_point() -> None:
+    """The median, not the mean: a pause of the machine may be a hundred steps long."""
+
+    class StumblingStep(TimedStep):
+        @override
+        def run(self) -> Matrix:
+            if self.engine.totals.count(self.tokens) % 3 == 1:
+                self.engine.now_s += 1.0
+            return super().run()
+
+    class Stumbling(TimedEngine):
+        @override
+        def prepare(self, token_ids: IdArray, lengths: IdArray) -> TimedStep:
+            return StumblingStep(self, token_ids.size)
+
+    engine = Stumbling()
+    measured = measure(engine, OWNER, replace(PLAN, runs=15), engine.clock)
+    assert dict(measured.points) == pytest.approx({tokens: curve_s(tokens) for tokens, _ in measured.points})
+
+
 def test_a_total_too_small_to_fit_is_refused() -> None:
     with pytest.raises(CannotStart, match=r"profile\.max_tokens"):
         measure(TimedEngine(), OWNER, replace(PLAN, max_tokens=10))
@@ -140,7 +167,27 @@ def test_a_formula_needs_no_run() -> None:
     profile = known(curve_s, OWNER, 1024)
     assert profile.runs == 0
     assert profile.curve.saturation_point == pytest.approx(300, abs=2)
-    assert summary(profile)["rule"] == "hinge"
+
+
+def test_what_is_told_of_a_profile_names_its_rule_and_how_far_was_measured(profile: Profile) -> None:
+    """Without T_max and the rule a saturation point means nothing: 90 % of the plateau depends on where it ends."""
+    assert summary(profile) == {
+        "saturation_point": profile.curve.saturation_point,
+        "rule": "hinge",
+        "floor_s": pytest.approx(FLOOR_S, rel=0.01),
+        "fixed_s": pytest.approx(FIXED_S, rel=0.05),
+        "per_token_s": pytest.approx(PER_TOKEN_S, rel=0.05),
+        "max_tokens": 1024,
+        "runs": 0,
+    }
+    half_as_far = known(curve_s, OWNER, 512)
+    assert summary(half_as_far)["max_tokens"] == 512
+
+
+def test_the_kept_profile_names_its_rule_and_how_far_was_measured(profile: Profile, tmp_path: Path) -> None:
+    profile_store.save(profile, tmp_path / "profile.json")
+    curve = json.loads((tmp_path / "profile.json").read_text(encoding="utf-8"))["curve"]
+    assert (curve["rule"], curve["max_tokens"]) == ("hinge", 1024)
 
 
 def test_an_engine_that_takes_no_time_has_a_profile_all_the_same() -> None:
@@ -153,8 +200,16 @@ def profile() -> Profile:
 
 
 def test_a_profile_comes_back_as_it_was_kept(profile: Profile, tmp_path: Path) -> None:
-    profile_store.save(profile, tmp_path / "deep" / "profile.json")
-    assert profile_store.load(tmp_path / "deep" / "profile.json", OWNER) == profile
+    file = tmp_path / "deep" / "deeper" / "profile.json"
+    profile_store.save(profile, file)
+    assert profile_store.load(file, OWNER) == profile
+    assert [kept.name for kept in file.parent.iterdir()] == ["profile.json"]
+
+
+def test_a_profile_may_begin_at_one_token_and_pay_from_there(profile: Profile, tmp_path: Path) -> None:
+    smallest = replace(profile, curve=replace(profile.curve, saturation_point=1), points=((1, 0.5), *profile.points))
+    profile_store.save(smallest, tmp_path / "profile.json")
+    assert profile_store.load(tmp_path / "profile.json", OWNER) == smallest
 
 
 @pytest.mark.parametrize("name", ["model", "revision", "dtype", "engine", "engine_version", "device"])
@@ -178,6 +233,7 @@ def test_what_is_no_profile_is_refused(tmp_path: Path, content: str) -> None:
     [
         ("curve.saturation_point", 0),
         ("curve.floor_s", math.nan),
+        ("curve.floor_s", math.inf),
         ("curve.fixed_s", -1),
         ("curve.per_token_s", None),
         ("curve.max_tokens", math.inf),
@@ -185,6 +241,7 @@ def test_what_is_no_profile_is_refused(tmp_path: Path, content: str) -> None:
         ("points", [[math.inf, 1.0]]),
         ("points", [[0, 1.0]]),
         ("points", [[8, 0.0]]),
+        ("points", [[8, math.inf]]),
     ],
 )
 def test_figures_that_no_step_could_have_are_refused(
@@ -219,7 +276,7 @@ def test_the_csv_shows_measured_beside_fitted(profile: Profile, tmp_path: Path) 
     profile_store.save_csv(profile, tmp_path / "profile.csv")
     with (tmp_path / "profile.csv").open(encoding="utf-8") as opened:
         rows = list(csv.DictReader(opened))
-    assert len(rows) == len(profile.points)
+    assert [int(row["step_tokens"]) for row in rows] == [tokens for tokens, _ in profile.points]
     assert float(rows[-1]["step_duration_s"]) == pytest.approx(curve_s(1024))
     assert float(rows[-1]["fitted_s"]) == pytest.approx(curve_s(1024), rel=0.01)
     assert float(rows[-1]["tokens_per_s"]) == pytest.approx(1024 / curve_s(1024), rel=0.001)

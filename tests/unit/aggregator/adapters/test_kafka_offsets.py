@@ -1,0 +1,64 @@
+"""What a group has committed: each partition that was asked for is answered for, or the answer is an error."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from aiokafka import TopicPartition
+from aiokafka.errors import GroupAuthorizationFailedError, KafkaError, UnknownTopicOrPartitionError
+from aiokafka.protocol.commit import OffsetFetchRequest_v1
+
+from aggregator.adapters.kafka_offsets import committed_offsets, offsets_request
+
+A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the coordinator says: by topic, each partition's number, offset, metadata and error code."""
+
+    topics: list[tuple[str, list[tuple[int, int, str, int]]]]
+    error_code: int = 0
+
+
+def test_the_question_names_every_partition_under_its_topic() -> None:
+    question = offsets_request("group", [A0, B0, A1])
+    sent = OffsetFetchRequest_v1.decode(question.build(OffsetFetchRequest_v1).encode())
+    assert sent.to_object() == {
+        "consumer_group": "group",
+        "topics": [{"topic": "a", "partitions": [0, 1]}, {"topic": "b", "partitions": [0]}],
+    }
+
+
+def test_offsets_are_told_by_partition_and_one_without_is_left_out() -> None:
+    answer = Answer([("a", [(0, 0, "", 0), (1, -1, "", 0)]), ("b", [(0, 17, "", 0)])])
+    assert committed_offsets(answer, [A0, A1, B0]) == {A0: 0, B0: 17}
+
+
+def test_the_error_of_a_whole_answer_is_no_want_of_commits() -> None:
+    with pytest.raises(GroupAuthorizationFailedError):
+        committed_offsets(Answer([], GroupAuthorizationFailedError.errno), [])
+
+
+def test_the_error_of_one_partition_is_raised() -> None:
+    answer = Answer([("a", [(0, 5, "", 0), (1, -1, "", UnknownTopicOrPartitionError.errno)])])
+    with pytest.raises(UnknownTopicOrPartitionError, match="a/1"):
+        committed_offsets(answer, [A0, A1])
+
+
+def test_an_answer_of_the_first_version_has_no_error_of_its_own() -> None:
+    @dataclass(frozen=True, slots=True)
+    class First:
+        topics: list[tuple[str, list[tuple[int, int, str, int]]]]
+
+    assert committed_offsets(First([("a", [(0, 5, "", 0)])]), [A0]) == {A0: 5}
+
+
+def test_a_partition_of_which_nothing_is_said_is_an_error() -> None:
+    with pytest.raises(KafkaError, match="nothing of a/1, b/0"):
+        committed_offsets(Answer([("a", [(0, 5, "", 0)])]), [A0, A1, B0])
+
+
+def test_the_beginning_of_a_log_is_an_offset_like_any_other() -> None:
+    assert committed_offsets(Answer([("a", [(0, 0, "", 0)])]), [A0]) == {A0: 0}
