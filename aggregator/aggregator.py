@@ -86,7 +86,7 @@ class Aggregator:
             meter=meter,
             max_unavailable_s=settings.batching.max_unavailable_s,
         )
-        self._grpc = make_front_door(settings, self._pipeline, self._models, tracing)
+        self._grpc = make_front_door(settings, self._pipeline, self._models, self._metrics, tracing)
         defaults = {topic.name: topic.model or settings.models[0].name for topic in settings.kafka.topics}
         self._report = DemandReport(self._models, meter, defaults, self._deliveries)
         self._demand = DemandServer(settings.demand.bind, self._report) if settings.demand.enabled else None

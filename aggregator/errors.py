@@ -23,6 +23,13 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import ClassVar
 
+_MOST_SHOWN = 64
+
+
+def shown(told: str) -> str:
+    """What a sender told, as messages show it: cut, for a status may be 8 KiB long and a name is whatever was sent."""
+    return repr(told if len(told) <= _MOST_SHOWN else f"{told[:_MOST_SHOWN]}…")
+
 
 class Code(IntEnum):
     """google.rpc.Code, as far as it is used."""

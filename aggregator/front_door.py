@@ -10,7 +10,9 @@ from aggregator.adapters.grpc_callers import Callers
 from aggregator.adapters.grpc_calls import Calls, Embedder
 from aggregator.adapters.grpc_listener import GrpcServer
 from aggregator.adapters.grpc_load import Load, LoadLimits
+from aggregator.adapters.grpc_reading import Reading
 from aggregator.adapters.grpc_server import EmbeddingsService
+from aggregator.adapters.telemetry import Metrics
 from aggregator.adapters.tracing import Tracing
 from aggregator.core.query import Priority, Source
 from aggregator.core.quotas import QuotaPolicy, Quotas
@@ -22,6 +24,9 @@ from aggregator.settings import AggregatorSettings
 _STREAM_AGE_SHARE = 0.9
 """Of the grace that a connection's calls have: a stream opened just before it began ends by itself, not cut off."""
 
+_FEWEST_PLACES = 4
+"""For messages on their way in, each of which may be as large as any: together no more than what may be pending."""
+
 
 def make_gate(settings: AggregatorSettings, ready_aggregators: Callable[[], int] = lambda: 1) -> Gate:
     """The gate; a tenant's rate is divided among `ready_aggregators`."""
@@ -32,7 +37,7 @@ def make_gate(settings: AggregatorSettings, ready_aggregators: Callable[[], int]
 
 
 def make_front_door(
-    settings: AggregatorSettings, embedder: Embedder, models: Models, tracing: Tracing
+    settings: AggregatorSettings, embedder: Embedder, models: Models, metrics: Metrics, tracing: Tracing
 ) -> GrpcServer | None:
     """The listener with all behind it; None where gRPC is not served. Raises StartError."""
     grpc = settings.grpc
@@ -46,8 +51,9 @@ def make_front_door(
         trusts_tenant=not grpc.authentication.required,
     )
     callers = Callers(defaults, open_authentication(grpc.authentication), traced=tracing.enabled)
-    load = Load(LoadLimits(grpc.max_calls, grpc.max_pending_bytes, grpc.max_streams))
-    calls = Calls(embedder, callers, load)
+    load = Load(LoadLimits(grpc.max_calls, grpc.max_pending_bytes, grpc.max_streams), metrics)
+    reading = Reading(max(_FEWEST_PLACES, grpc.max_pending_bytes // grpc.max_message_bytes), load)
+    calls = Calls(embedder, callers, load, reading)
     service = EmbeddingsService(
         calls,
         models,
@@ -55,4 +61,4 @@ def make_front_door(
         stream_window=grpc.stream_window,
         stream_age_s=_STREAM_AGE_SHARE * grpc.max_connection_grace_s,
     )
-    return GrpcServer(service, grpc)
+    return GrpcServer(service, calls, grpc)

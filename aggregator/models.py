@@ -13,7 +13,7 @@ from aggregator.core.memory import step_budget
 from aggregator.core.query import Entry, Priority, Query
 from aggregator.core.queue import TokenQueue
 from aggregator.core.steering import Promise, SlaGoal, StepLimits
-from aggregator.errors import UnknownModel
+from aggregator.errors import UnknownModel, shown
 from aggregator.parked import Parked
 from aggregator.ports import Engine, ServerDescription, Tokenizer
 from aggregator.request import Request
@@ -62,7 +62,7 @@ class Model:
         served = self.revisions.get(revision)
         if served is None and self.revisions:
             known = ", ".join(self.revisions)
-            raise UnknownModel(f"revision {revision} of {self.name} is not served: use one of {known}, or none")
+            raise UnknownModel(f"revision {shown(revision)} of {self.name} is not served: use one of {known}, or none")
         return served
 
     def servers_changed(self, now_s: float) -> list[Request]:
@@ -140,8 +140,14 @@ class Models:
         model = self._by_name.get(name)
         if model is None:
             known = ", ".join(sorted(self._by_name))
-            raise UnknownModel(f"model {name!r} is not configured: use one of {known}")
+            raise UnknownModel(f"model {shown(name)} is not configured: use one of {known}")
         return model
+
+    def dimensions(self, name: str) -> int:
+        """The most that vectors of the model of that name or alias have; 0 where none is served."""
+        model = self._by_name.get(name)
+        revisions = model.revisions.values() if model is not None else ()
+        return max((served.description.dimensions for served in revisions), default=0)
 
     def join(self, engine: Engine, tokenizer: Tokenizer) -> Model:
         """A server is ready; its revision is in service from now on."""

@@ -10,6 +10,8 @@ from functools import lru_cache
 from math import inf
 from typing import Any
 
+from google.protobuf.message import DecodeError
+
 from aggregator.core.admission import Admission
 from aggregator.core.outlook import Outlook
 from aggregator.core.query import Entry, Priority, Query, Source
@@ -17,6 +19,7 @@ from aggregator.core.queue import TokenQueue
 from aggregator.core.steering import Promise
 from aggregator.errors import Code, InvalidRequest, TokenbatchError
 from aggregator.vectors import Vector
+from aggregator.wire_scan import check
 from protos.embedding.v1 import embedding_pb2 as pb
 
 _PRIORITIES: dict[int, Priority] = {
@@ -25,6 +28,7 @@ _PRIORITIES: dict[int, Priority] = {
     pb.PRIORITY_BACKGROUND: Priority.BACKGROUND,
 }
 _MAX_TOKEN_ID = 2**31 - 1
+_PACKED_AT_ONCE = 8192
 _FLOAT32, _NO_TRUNCATION = int(pb.ENCODING_FLOAT32), int(pb.TRUNCATE_NONE)
 
 
@@ -185,6 +189,15 @@ class Request:
         return True
 
 
+def decode(data: bytes, max_inputs: int) -> pb.EmbedRequest:
+    """The message in these bytes; raises InvalidRequest for one that holds too much, or is none."""
+    try:
+        check(data, max_inputs)
+        return pb.EmbedRequest.FromString(data)
+    except DecodeError:
+        raise InvalidRequest("the message is no embedding.v1.EmbedRequest: it cannot be decoded") from None
+
+
 def parse(
     message: pb.EmbedRequest,
     defaults: Defaults,
@@ -202,10 +215,10 @@ def parse(
     """
     inputs = message.inputs
     remaining = len(inputs)
-    values: list[str | bytes] = [inputs[0].text] if remaining == 1 else [item.text for item in inputs]
     if not 0 < remaining <= defaults.max_inputs:
-        limit = "at least one input is needed" if not inputs else f"at most {defaults.max_inputs} are taken"
-        raise InvalidRequest(f"{len(inputs)} inputs: {limit}")
+        limit = "at least one input is needed" if not remaining else f"at most {defaults.max_inputs} are taken"
+        raise InvalidRequest(f"{remaining} inputs: {limit}")
+    values: list[str | bytes] = [inputs[0].text] if remaining == 1 else [item.text for item in inputs]
     if message.HasField("expire_time"):
         expire_s = message.expire_time.seconds + message.expire_time.nanos * 1e-9
         deadline_s = min(deadline_s, received_s + expire_s - wall_s)
@@ -251,6 +264,9 @@ _BAD_ID = Failure(Code.INVALID_ARGUMENT, "a token id does not fit 31 bits")
 def _packed_ids(ids: Sequence[int]) -> bytes | None:
     if not ids:
         return b""
+    if len(ids) > _PACKED_AT_ONCE:  # so that other threads have their turns
+        pieces = [_packed_ids(ids[start : start + _PACKED_AT_ONCE]) for start in range(0, len(ids), _PACKED_AT_ONCE)]
+        return None if None in pieces else b"".join(piece for piece in pieces if piece)
     if max(ids) > _MAX_TOKEN_ID:
         return None
     return struct.pack(f"<{len(ids)}i", *ids)

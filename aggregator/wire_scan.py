@@ -21,6 +21,7 @@ MAX_TOKEN_IDS = 1 << 20
 
 _FIELDS_PER_INPUT = 4  # one has two: what it is, and its number of tokens
 _OTHER_FIELDS = 64  # a request has 11 besides its inputs
+_HEAD_FIELDS = 2048
 _INPUTS = pb.EmbedRequest.INPUTS_FIELD_NUMBER
 _TOKEN_IDS = pb.Input.TOKEN_IDS_FIELD_NUMBER
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
@@ -55,14 +56,20 @@ def check(data: bytes, max_inputs: int) -> None:
 
 
 def head(data: bytes) -> pb.EmbedRequest:
-    """What stands before a message's first input, its id and model as a rule; empty where that cannot be read."""
-    end = 0
+    """What a message says besides its inputs, its id as a rule, as far as that can be read with little effort."""
+    told: list[bytes] = []
+    begins = 0
     try:
-        for fields, (number, _, _, field_end) in enumerate(_fields(data, 0, len(data))):
-            if number == _INPUTS or fields >= _OTHER_FIELDS:
+        for walked, (number, _, _, ends) in enumerate(_fields(data, 0, len(data))):
+            if number != _INPUTS:
+                told.append(data[begins:ends])
+            begins = ends
+            if walked == _HEAD_FIELDS:
                 break
-            end = field_end
-        return pb.EmbedRequest.FromString(data[:end])
+    except DecodeError:
+        pass  # what came before it is told
+    try:
+        return pb.EmbedRequest.FromString(b"".join(told))
     except DecodeError:
         return pb.EmbedRequest()
 

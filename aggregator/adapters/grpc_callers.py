@@ -6,20 +6,32 @@ from dataclasses import dataclass, replace
 
 from aggregator.adapters.authentication import Authentication
 from aggregator.adapters.bearer_tokens import Caller
+from aggregator.adapters.grpc_load import Holders
 from aggregator.adapters.grpc_refusals import Context
 from aggregator.errors import Unauthenticated
 from aggregator.request import Defaults
 
 _MAX_TENANTS = 4096
+_LONGEST_KEPT = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a call's requests are taken with; `caller` is None where anybody may call."""
+    """What a call's requests are taken with; `caller` is None where anybody may call.
+
+    `holders` answer for what the call holds, the last of them for its messages: the tenant that a credential names, or
+    else the tenant that the caller does, if any, and its connection, which nobody can make up.
+    """
 
     defaults: Defaults
     traceparent: bytes | None
     caller: Caller | None
+    holders: Holders
+
+
+def tenant_holder(tenant: str) -> str:
+    """The tenant as one who answers for what a call holds; no connection is called so."""
+    return f"tenant {tenant}"
 
 
 class Callers:
@@ -46,7 +58,11 @@ class Callers:
             caller = self._caller(self._authentication, authorization, context)
             tenant = caller.tenant
         trace = traceparent.encode() if traceparent and self._traced else None
-        return Identity(self._of_tenant(tenant) if tenant else self._defaults, trace, caller)
+        if caller is not None:
+            holders: Holders = (tenant_holder(tenant),)
+        else:
+            holders = (tenant_holder(tenant), context.peer()) if tenant else (context.peer(),)
+        return Identity(self._of_tenant(tenant) if tenant else self._defaults, trace, caller, holders)
 
     def check(self, identity: Identity) -> None:
         """Raises Unauthenticated once the credential has expired or was revoked; a stream may outlive it."""
@@ -66,7 +82,8 @@ class Callers:
             if len(self._by_tenant) >= _MAX_TENANTS:
                 self._by_tenant.clear()
             defaults = replace(self._defaults, tenant=tenant, trusts_tenant=self._authentication is None)
-            self._by_tenant[tenant] = defaults
+            if len(tenant) <= _LONGEST_KEPT:
+                self._by_tenant[tenant] = defaults
         return defaults
 
 

@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from sys import getsizeof
 from typing import Protocol
 
-from aggregator.adapters.grpc_callers import Callers, Identity
-from aggregator.adapters.grpc_load import Load
+from aggregator.adapters.grpc_callers import Callers, Identity, tenant_holder
+from aggregator.adapters.grpc_load import Holders, Load, Room
+from aggregator.adapters.grpc_reading import Reading
 from aggregator.errors import TokenbatchError
-from aggregator.request import Failure, Request, parse
+from aggregator.request import Failure, Request, decode, parse
+from aggregator.wire_scan import SMALL_BYTES, head
 from protos.embedding.v1 import embedding_pb2 as pb
 
 
@@ -27,12 +32,12 @@ class Embedder(Protocol):
 
 
 class Call:
-    """The `origin` of a request that came by gRPC: its caller waits here."""
+    """The `origin` of a request that came by gRPC: its caller waits here. `room` is what it takes."""
 
-    __slots__ = ("_settled", "_waiter", "size_bytes")
+    __slots__ = ("_settled", "_waiter", "room")
 
-    def __init__(self, size_bytes: int = 0) -> None:
-        self.size_bytes = size_bytes
+    def __init__(self, room: Room) -> None:
+        self.room = room
         self._settled = False
         self._waiter: asyncio.Future[None] | None = None
 
@@ -49,61 +54,69 @@ class Call:
             await self._waiter
 
 
+_Times = tuple[float, float, float]
+"""When a message came: monotonic and by the wall clock; and its call's deadline, monotonic."""
+
+
 class Calls:
-    """What all calls have in common: bounds, parsing, deadlines, giving up."""
+    """What all calls have in common: who calls, bounds, parsing, deadlines, giving up."""
 
     def __init__(
         self,
         embedder: Embedder,
         callers: Callers,
         load: Load,
+        reading: Reading,
         *,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.callers = callers
         self.load = load
+        self.reading = reading
         self.clock = clock
         self._embedder = embedder
         self._wall_clock = wall_clock
+        self._parser = ThreadPoolExecutor(1, "parser")
 
-    def take(self, message: pb.EmbedRequest, identity: Identity, deadline_s: float, call: Call) -> Request:
-        """The request in a message, with room made for it until `leave`; `deadline_s` is the call's (monotonic).
+    def enter(self, holders: Holders) -> Room:
+        """Room for a call of its own, until gRPC is done with it: its answer may be taken late, or never.
+
+        Raises Overloaded.
+        """
+        room = self.load.enter(holders)
+        task = asyncio.current_task()
+        assert task is not None, "A call is served by no task. This is a bug."
+        task.add_done_callback(room.leave)
+        return room
+
+    async def take(self, data: bytes, identity: Identity, deadline_s: float, call: Call) -> Request:
+        """The request in a message, its bytes added to its call's room; `deadline_s` is the call's (monotonic).
 
         Raises TokenbatchError.
         """
-        self.load.enter(call.size_bytes)
-        try:
-            self.callers.check(identity)
-            request = parse(
-                message,
-                identity.defaults,
-                call,
-                received_s=self.clock(),
-                wall_s=self._wall_clock(),
-                deadline_s=deadline_s,
-            )
-        except TokenbatchError:
-            self.load.leave(call.size_bytes)
-            raise
-        request.traceparent = identity.traceparent
+        room = call.room
+        room.widen(len(data))
+        times = self.clock(), self._wall_clock(), deadline_s
+        request_in = partial(_request_in, data, identity, call, times)
+        if len(data) <= SMALL_BYTES:
+            request = request_in()
+        else:
+            request = await asyncio.get_running_loop().run_in_executor(self._parser, request_in)
+            room.charge(sum(map(getsizeof, request.inputs)) - len(data))  # texts can take four times their UTF-8
+        if request.tenant != identity.defaults.tenant:
+            room.put_down_to(tenant_holder(request.tenant))
         return request
 
     def submit(self, request: Request) -> None:
         """Hand it to the pipeline."""
         self._embedder.submit(request)
 
-    def leave(self, request: Request) -> None:
-        """It is answered."""
-        self.load.leave(request.origin.size_bytes)
-
     def give_up(self, request: Request) -> None:
-        """Nobody waits for its answer any more."""
+        """Nobody waits for its answer any more; it holds its room as long as there is work on it."""
         work = self._embedder.give_up(request)
-        if work is None:
-            self.leave(request)
-        else:
-            work.add_done_callback(lambda _: self.leave(request))
+        if work is not None:
+            request.origin.room.keep_until(work)
 
     async def embed(self, request: Request) -> None:
         """Wait until every input is settled; cancelled, the request leaves the queue."""
@@ -113,13 +126,22 @@ class Calls:
         except asyncio.CancelledError:
             self.give_up(request)
             raise
-        self.leave(request)
 
 
-def refusal(message: pb.EmbedRequest, error: TokenbatchError) -> pb.EmbedResponse:
-    """The answer to a request that could not be taken at all."""
+def _request_in(data: bytes, identity: Identity, call: Call, times: _Times) -> Request:
+    received_s, wall_s, deadline_s = times
+    defaults = identity.defaults
+    message = decode(data, defaults.max_inputs)
+    request = parse(message, defaults, call, received_s=received_s, wall_s=wall_s, deadline_s=deadline_s)
+    request.traceparent = identity.traceparent
+    return request
+
+
+def refusal(data: bytes, error: TokenbatchError) -> pb.EmbedResponse:
+    """The answer to a message that could not be taken at all."""
     failure = Failure.of(error)
     status = pb.Status(code=failure.code, message=failure.message, retryable=failure.retryable)
     if failure.retry_after_s:
         status.retry_delay.FromNanoseconds(int(failure.retry_after_s * 1e9))
-    return pb.EmbedResponse(request_id=message.request_id, model=message.model, status=status)
+    asked = head(data)
+    return pb.EmbedResponse(request_id=asked.request_id, model=asked.model, status=status)

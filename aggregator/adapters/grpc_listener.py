@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import grpc.aio
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2
 from typing_extensions import override
 
+from aggregator.adapters.grpc_calls import Calls
+from aggregator.adapters.grpc_guard import Guarded
 from aggregator.adapters.grpc_refusals import Context
 from aggregator.adapters.grpc_server import SERVICE, EmbeddingsService
 from aggregator.adapters.tls import server_credentials
@@ -19,27 +21,30 @@ from aggregator.runtime import reflection
 from aggregator.settings_grpc import GrpcSettings
 
 _LOG = logging.getLogger(__name__)
-_MOST_CALLS = 2
-"""Above this multiple of `max_calls` gRPC itself refuses calls, without a word on when to try again."""
+_MOST_UNSEEN = 2
+"""Multiple of `max_calls`: above so many calls that the event loop has not seen gRPC refuses some, without a word."""
+_MOST_CONNECTIONS = 4096
+"""More are closed as they come. gRPC bounds them by number only, whosever they are."""
+_LOOKAHEAD_BYTES = 16 * 1024
+"""Of each message, before anybody reads it."""
 
 
 class GrpcServer:
     """The listener. A name that health does not know is NOT_FOUND; the empty name is the whole server."""
 
-    def __init__(self, service: EmbeddingsService, settings: GrpcSettings) -> None:
+    def __init__(self, service: EmbeddingsService, calls: Calls, settings: GrpcSettings) -> None:
         """Raises StartError for certificates that cannot be used."""
         self._settings = settings
         self._service = service
         self._credentials = server_credentials(settings.tls)
-        self._server = grpc.aio.server(
-            options=_options(settings), maximum_concurrent_rpcs=_MOST_CALLS * settings.max_calls
-        )
+        self._server = grpc.aio.server(options=_options(settings))
         self._health = _Health()
         self.address = ""
-        self._server.add_generic_rpc_handlers((service.handler(),))
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        others = Guarded(calls)
+        others.add_generic_rpc_handlers((self._health.handler(),))
         if settings.describes_itself:
-            reflection.enable(self._server, (SERVICE, health.SERVICE_NAME))
+            reflection.enable(others, (SERVICE, health.SERVICE_NAME))
+        self._server.add_generic_rpc_handlers((service.handler(), others))
 
     async def start(self) -> None:
         """Listen; NOT_SERVING until `set_serving`. Raises StartError when the address cannot be bound."""
@@ -91,6 +96,15 @@ class _Health(health.aio.HealthServicer):
         super().__init__()
         self._watches: set[asyncio.Task[None]] = set()
 
+    def handler(self) -> grpc.GenericRpcHandler:
+        """What a server is given to serve it."""
+        asked, told = health_pb2.HealthCheckRequest.FromString, health_pb2.HealthCheckResponse.SerializeToString
+        handlers = {
+            "Check": grpc.unary_unary_rpc_method_handler(self.Check, asked, told),
+            "Watch": grpc.unary_stream_rpc_method_handler(cast("Any", self.Watch), asked, told),
+        }
+        return grpc.method_handlers_generic_handler(health.SERVICE_NAME, handlers)
+
     @override
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: Context) -> None:
         """Tell of every change, until `end_watches`."""
@@ -118,10 +132,15 @@ def _options(settings: GrpcSettings) -> list[tuple[str, Any]]:
         # It also counts calls that are answered but not yet freed, and refuses clients that keep to the limit.
         ("grpc.http.overload_protection", 0),
         # Calls that the event loop has not seen yet: above a thousand of them gRPC would cancel some at random.
-        ("grpc.server.max_pending_requests", _MOST_CALLS * settings.max_calls),
-        ("grpc.server.max_pending_requests_hard_limit", _MOST_CALLS * settings.max_calls),
+        ("grpc.server.max_pending_requests", _MOST_UNSEEN * settings.max_calls),
+        ("grpc.server.max_pending_requests_hard_limit", _MOST_UNSEEN * settings.max_calls),
+        # By itself gRPC lets clients send ever more, megabytes on every call, of what nobody has asked for yet.
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.http2.lookahead_bytes", _LOOKAHEAD_BYTES),
         ("grpc.max_connection_age_ms", int(settings.max_connection_age_s * 1000)),
         ("grpc.max_connection_age_grace_ms", int(settings.max_connection_grace_s * 1000)),
+        ("grpc.max_allowed_incoming_connections", _MOST_CONNECTIONS),
+        ("grpc.server_handshake_timeout_ms", 20_000),
         ("grpc.keepalive_time_ms", 60_000),  # a peer that vanished frees what it held
         ("grpc.keepalive_timeout_ms", 20_000),
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from math import inf
 from typing import Any, cast
 
 import grpc
 
 from aggregator.adapters.grpc_calls import Call, Calls
+from aggregator.adapters.grpc_reading import NO_MESSAGE
 from aggregator.adapters.grpc_refusals import Context, abort
 from aggregator.adapters.grpc_stream import OVER, Stream
 from aggregator.adapters.tracing import Tracing
-from aggregator.errors import TokenbatchError
+from aggregator.errors import InvalidRequest, TokenbatchError
 from aggregator.models import Models
 from aggregator.request import Failure, Request
 from aggregator.serialized import is_large, to_protobuf
@@ -41,48 +41,70 @@ class EmbeddingsService:
         self._streams: set[Stream] = set()
         self._streams_over = False
 
-    async def Embed(self, request: pb.EmbedRequest, context: Context) -> bytes:
+    async def Embed(self, messages: object, context: Context) -> bytes:
         """One call, one or many inputs."""
-        calls = self._calls
-        try:
-            identity = calls.callers.identify(context)
-            taken = calls.take(request, identity, self._deadline_s(context), Call(request.ByteSize()))
-        except TokenbatchError as error:
-            await abort(context, Failure.of(error))
-        with self._tracing.serve(SERVICE, "Embed", identity.traceparent):
-            await calls.embed(taken)
-        failure = _whole_failure(taken)
-        if failure is not None:
-            await abort(context, failure)
-        if is_large(taken):
-            return await asyncio.to_thread(to_protobuf, taken, taken.request_id)
-        return to_protobuf(taken, taken.request_id)
+        del messages  # it leads to the call, which is not to lead back to itself: see `abort`
+        answer = await self._embed(context)
+        if isinstance(answer, bytes):
+            return answer
+        ending = abort(context, answer)
+        del context
+        return await ending
 
-    async def EmbedStream(
-        self, request_iterator: AsyncIterator[pb.EmbedRequest], context: Context
-    ) -> AsyncIterator[bytes]:
-        """Many requests on one stream, answered as they complete; reading pauses while the window is full."""
-        if self._streams_over:
-            await abort(context, OVER)
+    async def _embed(self, context: Context) -> bytes | Failure:
         calls = self._calls
         try:
             identity = calls.callers.identify(context)
-            calls.load.open_stream()
+            room = calls.enter(identity.holders)
+            data = await calls.reading.message(context, identity.holders[-1])
+            if data is None:
+                return Failure.of(InvalidRequest(NO_MESSAGE))
+            request = await calls.take(data, identity, self._deadline_s(context), Call(room))
         except TokenbatchError as error:
-            await abort(context, Failure.of(error))
-        stream = Stream(calls, identity, self._deadline_s(context), self._stream_window)
+            return Failure.of(error)
+        del data
+        with self._tracing.serve(SERVICE, "Embed", identity.traceparent):
+            await calls.embed(request)
+        failure = _whole_failure(request)
+        if failure is not None:
+            return failure
+        if not is_large(request):
+            answer = to_protobuf(request, request.request_id)
+        else:
+            answer = await asyncio.to_thread(to_protobuf, request, request.request_id)
+        if len(answer) > room.size_bytes:  # from now on this is what it holds
+            room.charge(len(answer) - room.size_bytes)
+        return answer
+
+    async def EmbedStream(self, messages: object, context: Context) -> None:
+        """Many requests on one stream, answered as they complete; reading pauses while the window is full."""
+        del messages
+        failure = await self._stream(context)
+        if failure is not None:
+            ending = abort(context, failure)
+            del context
+            await ending
+
+    async def _stream(self, context: Context) -> Failure | None:
+        if self._streams_over:
+            return OVER
+        calls = self._calls
+        try:
+            identity = calls.callers.identify(context)
+            calls.load.open_stream(identity.holders)
+        except TokenbatchError as error:
+            return Failure.of(error)
+        stream = Stream(calls, self._models, identity, self._deadline_s(context), self._stream_window)
         self._streams.add(stream)
         age = asyncio.get_running_loop().call_later(self._stream_age_s, stream.end)
         try:
             with self._tracing.serve(SERVICE, "EmbedStream", identity.traceparent):
-                async for answer in stream.serve(request_iterator):
-                    yield answer
+                await stream.serve(context)
         finally:
             age.cancel()
             self._streams.remove(stream)
-            calls.load.close_stream()
-        if stream.cut_short:
-            await abort(context, OVER)
+            calls.load.close_stream(identity.holders)
+        return OVER if stream.cut_short else None
 
     def end_streams(self) -> None:
         """Let every stream answer what it has read, and be over; no more are opened."""
@@ -90,13 +112,20 @@ class EmbeddingsService:
         for stream in self._streams:
             stream.end()
 
-    async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
-        """Every revision that is in service."""
-        del request
+    async def ListModels(self, messages: object, context: Context) -> bytes:
+        """Every revision that is in service; its message says nothing, and is not read."""
+        del messages
         try:
-            self._calls.callers.identify(context)
+            self._calls.enter(self._calls.callers.identify(context).holders)
         except TokenbatchError as error:
-            await abort(context, Failure.of(error))
+            failure = Failure.of(error)
+        else:
+            return self._listed().SerializeToString()
+        ending = abort(context, failure)
+        del context
+        return await ending
+
+    def _listed(self) -> pb.ListModelsResponse:
         return pb.ListModelsResponse(
             models=[
                 pb.Model(
@@ -114,14 +143,15 @@ class EmbeddingsService:
         )
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """What a server is given to serve it."""
-        embed = pb.EmbedRequest.FromString
+        """What a server is given to serve it.
+
+        Messages come as bytes, and no sooner than a call asks for them: on the wire, a call with one message is a
+        stream of one.
+        """
         handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
-            "Embed": grpc.unary_unary_rpc_method_handler(self.Embed, embed),
-            "EmbedStream": grpc.stream_stream_rpc_method_handler(self.EmbedStream, embed),
-            "ListModels": grpc.unary_unary_rpc_method_handler(
-                self.ListModels, pb.ListModelsRequest.FromString, pb.ListModelsResponse.SerializeToString
-            ),
+            "Embed": grpc.stream_unary_rpc_method_handler(self.Embed),
+            "EmbedStream": grpc.stream_stream_rpc_method_handler(self.EmbedStream),
+            "ListModels": grpc.stream_unary_rpc_method_handler(self.ListModels),
         }
         return grpc.method_handlers_generic_handler(SERVICE, handlers)
 

@@ -5,9 +5,11 @@ The pipeline calls, once per batch, fetch or event and never per record:
 * a batch leaves: `batch_sent`; it comes back whole: `batch_done`; it fails and is queued again: `retried`
 * requests are answered, well or not: `answered`; besides: `unwritten`, `dead_lettered`, `expired`, `coalesced`
 * Kafka: `commit_failed`, `rebalanced`, `records_lost`, `found_corrupt`
+* gRPC refuses what is no request yet: `call_refused`
 
-and gives `watch` a function that describes queues, lanes and partitions, and `watch_clock` one that tells the clock's
-skew. A `Metrics` needs no reader: it counts all the same, so tests and tools make one with `Metrics(Gatherer())`.
+and gives `watch` a function that describes queues, lanes and partitions, `watch_calls` one that tells what calls hold,
+and `watch_clock` one that tells the clock's skew. A `Metrics` needs no reader: it counts all the same, so tests and
+tools make one with `Metrics(Gatherer())`.
 """
 
 from __future__ import annotations
@@ -34,6 +36,11 @@ _TOKEN_BOUNDS = (
 _QUERY_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 _DEAD_LETTER_CODES = (Code.DATA_LOSS, Code.INTERNAL, Code.INVALID_ARGUMENT, Code.PERMISSION_DENIED)
 _CLOCK_SKEW = Instrument("embed.clock.skew", "s", "how far the clock is ahead of Kafka's records, at most, in a minute")
+_CALLS = (
+    Instrument("embed.calls.open", "{call}", "gRPC calls under way, those whose message has not come included"),
+    Instrument("embed.calls.held", "By", "bytes of gRPC requests under way, and of answers not taken yet"),
+    Instrument("embed.calls.streams", "{stream}", "EmbedStream calls that are open"),
+)
 _RATIO_BOUNDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
 
 
@@ -44,6 +51,19 @@ class Unwritten(StrEnum):
     FORBIDDEN = "forbidden"
     TOO_LARGE = "too_large"
     REFUSED = "refused"
+
+
+class Limit(StrEnum):
+    """What refuses a call before it is a request."""
+
+    CALLS = "calls"
+    BYTES = "bytes"
+    STREAMS = "streams"
+    SHARE_OF_CALLS = "share_of_calls"
+    SHARE_OF_BYTES = "share_of_bytes"
+    SHARE_OF_STREAMS = "share_of_streams"
+    ARRIVING = "arriving"  # too many messages are on their way in
+    SILENT = "silent"  # no message came
 
 
 class Metrics:
@@ -65,6 +85,18 @@ class Metrics:
     def watch_clock(self, skew_s: Callable[[], float]) -> None:
         """Show by how much the clock is off those of Kafka's records; asked on the reader's thread."""
         self._gatherer.gauges((_CLOCK_SKEW,), lambda: {_CLOCK_SKEW: {(): skew_s()}})
+
+    def watch_calls(self, held: Callable[[], tuple[int, int, int]]) -> None:
+        """Show what calls hold: how many are under way, their bytes, open streams; asked on the reader's thread."""
+
+        def read() -> dict[Instrument, dict[tuple[str, ...], float]]:
+            return {instrument: {(): value} for instrument, value in zip(_CALLS, held(), strict=True)}
+
+        self._gatherer.gauges(_CALLS, read)
+
+    def call_refused(self, limit: Limit) -> None:
+        """A call was refused before it was a request."""
+        self._calls_refused.add(1, limit)
 
     def batch_sent(self, lane: str, reason: str, tokens: int, queries: int, budget: int) -> None:
         """A batch went out to a lane, for a reason, holding so much of the token budget in force."""
@@ -172,6 +204,11 @@ class Metrics:
         self._requests = gatherer.counter(
             Instrument("embed.requests", "{request}", "requests answered", ("source", "code"))
         )
+        self._calls_refused = gatherer.counter(
+            Instrument("embed.calls.refused", "{call}", "gRPC calls and messages refused at the door", ("limit",))
+        )
+        for limit in Limit:
+            self._calls_refused.add(0, limit)
         self._e2e_duration = gatherer.histogram(
             Instrument("embed.e2e.duration", "s", "time from intake to the answer", ("source",)), _DURATION_BOUNDS_S
         )

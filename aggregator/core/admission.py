@@ -7,6 +7,7 @@ from enum import StrEnum
 from math import ceil
 
 from aggregator.core.query import Priority, Source
+from aggregator.core.shares import FACTOR, excess
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,7 @@ class AdmissionPolicy:
     max_tokens: int
     kafka_shares: tuple[float, float, float] = (1.0, 0.75, 0.5)
     resume_share: float = 0.8
-    tenant_factor: float = 4.0
+    tenant_factor: float = FACTOR
 
 
 class Bound(StrEnum):
@@ -41,9 +42,8 @@ class Full:
 class Admission:
     """Tokens held by one model: from intake until the answer is acknowledged.
 
-    A tenant's calls are held to a share that moves with what is free (Choudhury and Hahne, "Dynamic queue length
-    thresholds", 1998): alone it has `factor / (factor + 1)` of the bound, and however many tenants flood, some
-    of it stays free for the first calls of another. Calls without a tenant know the whole bound only.
+    A tenant's calls are held to a share that moves with what is free (`shares.excess`). Calls without a tenant know
+    the whole bound only.
     """
 
     def __init__(self, policy: AdmissionPolicy) -> None:
@@ -68,8 +68,7 @@ class Admission:
             return None
         free = self._policy.max_tokens - self._total
         factor = self._policy.tenant_factor
-        # What leaves a tenant is taken off what it holds and added to what is free.
-        of_tenant = (self._called.get(tenant, 0) + token_count - factor * free) / (1.0 + factor) if tenant else 0.0
+        of_tenant = excess(self._called.get(tenant, 0), token_count, free, factor) if tenant else 0.0
         if token_count - free >= of_tenant:
             return Full(Bound.MODEL, token_count - free) if token_count > free else None
         return Full(Bound.TENANT, ceil(of_tenant)) if of_tenant > 0 else None

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import time
 import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TextIO
 
@@ -39,6 +42,52 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, ensure_ascii=False, default=str)
 
 
+class Restraint(logging.Filter):
+    """Keeps short, and rare, what gRPC writes of calls: callers decide how often it does, and what stands in it.
+
+    What gRPC puts into a line may be a header with a credential, so only the line's constant part is written; of each
+    logger `LINES` in a minute, and then how many were `left_out`.
+    """
+
+    LINES = 10
+    _PERIOD_S = 60.0
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._periods: dict[str, _Period] = {}
+
+    @override
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record is written."""
+        if record.name.partition(".")[0] != "grpc":
+            return True
+        now_s = self._clock()
+        period = self._periods.get(record.name)
+        if period is None or now_s >= period.ends_s:
+            left_out = 0 if period is None else period.left_out
+            period = self._periods[record.name] = _Period(now_s + self._PERIOD_S)
+            if left_out:
+                record.left_out = left_out
+        period.written += 1
+        if period.written > self.LINES:
+            period.left_out += 1
+            return False
+        if record.args:
+            record.msg, record.args = str(record.msg).replace("%s", "…"), ()
+            record.exc_info = None
+        return True
+
+
+@dataclass(slots=True)
+class _Period:
+    """What one logger wrote in one minute."""
+
+    ends_s: float
+    written: int = 0
+    left_out: int = 0
+
+
 def configure(service: str, level: str, stream: TextIO | None = None) -> None:
     """Send every logger's records, warnings included, to `stream` (standard error) from `level` on.
 
@@ -47,6 +96,7 @@ def configure(service: str, level: str, stream: TextIO | None = None) -> None:
     """
     writer = logging.StreamHandler(stream if stream is not None else sys.stderr)
     writer.setFormatter(JsonFormatter(service))
+    writer.addFilter(Restraint())
     root = logging.getLogger()
     root.handlers[:] = [writer]
     root.setLevel(level.upper())

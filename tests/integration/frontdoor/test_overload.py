@@ -70,7 +70,7 @@ async def test_a_tenant_that_fills_its_share_leaves_room_for_others() -> None:
         await asyncio.gather(*calls, other)
 
 
-@pytest.mark.parametrize("limit", [{"max_calls": 5}, {"max_pending_bytes": 1500}])
+@pytest.mark.parametrize("limit", [{"max_calls": 6}, {"max_pending_bytes": 1600}])
 async def test_calls_under_way_are_bounded_in_number_and_bytes(limit: dict[str, int]) -> None:
     engine = SlowEngine()
     async with front_door(engine, settings={"grpc": limit}) as door:

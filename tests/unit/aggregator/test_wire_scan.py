@@ -92,10 +92,18 @@ def test_what_is_no_message_is_undecodable(end: bytes) -> None:
         check(FILLER + end, 3)
 
 
-def test_the_head_has_what_stands_before_the_inputs() -> None:
-    data = pb.EmbedRequest(request_id="q", model="m", inputs=[pb.Input(text="who?")], dimensions=3).SerializeToString()
-    assert head(data) == pb.EmbedRequest(request_id="q", model="m")
-    assert head(data[:-1] + b"\xff") == pb.EmbedRequest(request_id="q", model="m")  # whatever follows
+def test_the_head_is_what_a_message_says_besides_its_inputs() -> None:
+    before = pb.EmbedRequest(request_id="q", model="m", inputs=[pb.Input(text="who?")]).SerializeToString()
+    after = pb.EmbedRequest(dimensions=3, tenant="t").SerializeToString()
+    assert head(before + after) == pb.EmbedRequest(request_id="q", model="m", dimensions=3, tenant="t")
+    assert head(before + b"\x22\x01\xff" + after) == head(before + after)  # whatever its inputs hold
+    assert head(before + b"\x07" + after) == pb.EmbedRequest(request_id="q", model="m")
+
+
+def test_a_head_is_not_looked_for_to_the_end() -> None:
+    started_s = time.process_time()
+    assert head(b"\x0a\x01q" + EMPTY_INPUT * 2_000_000) == pb.EmbedRequest(request_id="q")
+    assert time.process_time() - started_s < 0.2
 
 
 @pytest.mark.parametrize("data", [b"\x0a\x01\xff", b"\xff", b"\x0a"])

@@ -73,3 +73,30 @@ def test_warnings_are_events_too(written: io.StringIO) -> None:
     (line,) = lines(written)
     assert line["logger"] == "py.warnings"
     assert "DeprecationWarning: old" in line["event"]
+
+
+def test_what_grpc_puts_into_a_line_is_not_written(written: io.StringIO) -> None:
+    try:
+        b"Bearer secret\xff".decode()
+    except UnicodeDecodeError:
+        logging.getLogger("grpc._cython.cygrpc").exception("Invalid encoding on %s", b"Bearer secret\xff")
+    (line,) = lines(written)
+    assert line["event"] == "Invalid encoding on …"
+    assert "secret" not in written.getvalue()
+
+
+def test_a_logger_of_grpc_writes_ten_lines_a_minute_and_tells_how_many_were_left_out() -> None:
+    now_s = 0.0
+    restraint = logs.Restraint(lambda: now_s)
+
+    def written(count: int, name: str = "grpc.aio") -> list[logging.LogRecord]:
+        records = [logging.makeLogRecord({"name": name, "msg": "went wrong"}) for _ in range(count)]
+        return [record for record in records if restraint.filter(record)]
+
+    assert len(written(1000)) == 10
+    assert len(written(5, "grpc._cython.cygrpc")) == 5
+    assert len(written(1000, "pool")) == 1000
+    now_s = 61.0
+    first, second = written(2)
+    assert vars(first)["left_out"] == 990
+    assert "left_out" not in vars(second)

@@ -1,0 +1,117 @@
+"""What cannot be decoded is answered like any other mistake, and logs tell nobody's secrets, nor without end."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+
+from aggregator.runtime import logs
+from protos.embedding.v1 import embedding_pb2 as pb
+from tests.integration.frontdoor import raw_http2
+from tests.integration.frontdoor.door import Door, ask, front_door, until
+
+EMBED, STREAM = "/embedding.v1.Embeddings/Embed", "/embedding.v1.Embeddings/EmbedStream"
+NAMED = b"\x0a\x03odd"  # its request_id
+BROKEN = {
+    "not UTF-8": NAMED + b"\x22\x03\x0a\x01\xff",
+    "truncated": NAMED + b"\x22\x7f\x0a\x01a",
+    "bad wire type": NAMED + b"\x07",
+    "groups in groups": NAMED + b"\x0b" * 200 + b"\x0c" * 199,
+    "number without end": NAMED + b"\x38" + b"\xff" * 11,
+    "large": NAMED + b"\x22\x03\x0a\x01a" * 1000 + b"\x1a\xff\xff\x03" + b"r" * 65_535 + b"\x07",
+}
+
+
+@pytest.fixture
+def written() -> Iterator[io.StringIO]:
+    """What goes into the log."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    stream = io.StringIO()
+    logs.configure("aggregator", "info", stream)
+    yield stream
+    logging.captureWarnings(capture=False)
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+async def refused(call: Any) -> grpc.aio.AioRpcError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value
+
+
+@pytest.mark.parametrize("message", BROKEN.values(), ids=BROKEN)
+async def test_a_call_that_cannot_be_decoded_is_an_invalid_argument(message: bytes, written: io.StringIO) -> None:
+    async with front_door() as door:
+        embed: Any = door.channel.unary_unary(EMBED)
+        error = await refused(embed(message))
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "embedding.v1.EmbedRequest" in (error.details() or "")
+    assert all(json.loads(line)["level"] == "info" for line in written.getvalue().splitlines())
+
+
+async def test_a_stream_answers_what_it_cannot_decode_and_goes_on() -> None:
+    async with front_door() as door:
+        stream: Any = door.channel.stream_stream(STREAM)()
+        for message in BROKEN.values():
+            await stream.write(message)
+        await stream.write(ask("rain", request_id="good").SerializeToString())
+        await stream.done_writing()
+        answers = [pb.EmbedResponse.FromString(answer) async for answer in stream]
+    codes = sorted((answer.request_id, answer.status.code) for answer in answers)
+    assert codes == [("good", 0), *[("odd", 3)] * len(BROKEN)]
+    assert "embedding.v1.EmbedRequest" in answers[0].status.message
+
+
+@pytest.mark.parametrize("name", ["m" * 100_000, "模" * 30_000, "\U0001f327" * 20_000])
+@pytest.mark.parametrize("field", ["model", "model_revision"])
+async def test_a_name_without_end_is_not_sent_back_whole(field: str, name: str) -> None:
+    async with front_door() as door:
+        error = await refused(door.stub.Embed(ask("rain", **{field: name})))
+        assert error.code() is grpc.StatusCode.NOT_FOUND
+        assert len(error.details() or "") < 300
+        assert name[:20] in (error.details() or "")
+
+
+async def test_a_header_that_is_not_utf_8_is_not_logged_with_its_credential(written: io.StringIO) -> None:
+    async with front_door() as door:
+        await call_raw(door, (b"authorization", b"Bearer a-secret\xff"))
+        await until(lambda: "Invalid encoding" in written.getvalue())
+        for _ in range(100):
+            await call_raw(door, (b"authorization", b"Bearer a-secret\xff"))
+        await door.stub.Embed(ask("rain"))
+    assert "a-secret" not in written.getvalue()
+    lines = [json.loads(line) for line in written.getvalue().splitlines()]
+    assert len([line for line in lines if line["logger"].startswith("grpc")]) <= logs.Restraint.LINES
+
+
+async def call_raw(door: Door, *metadata: tuple[bytes, bytes]) -> None:
+    """Send a call's headers with such bytes, and wait for what comes back."""
+    reader, writer = await asyncio.open_connection(*door.address.split(":"))
+    settings = raw_http2.frame(raw_http2.SETTINGS, 0, 0)
+    writer.write(raw_http2.PREFACE + settings + raw_http2.call(1, EMBED.encode(), metadata))
+    await reader.read(9)
+    await asyncio.sleep(0.01)
+    writer.close()
+
+
+async def test_the_core_of_grpc_writes_nothing_of_its_own() -> None:
+    program = (
+        "import asyncio; from tests.integration.frontdoor.door import ask, front_door\n"
+        "async def main():\n"
+        "    async with front_door() as door: await door.stub.Embed(ask('rain')); await door.server.stop(0)\n"
+        "asyncio.run(main())"
+    )
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stderr=asyncio.subprocess.PIPE)
+    _, written = await process.communicate()
+    assert process.returncode == 0
+    assert b".cc:" not in written  # by itself it tells of each GOAWAY
