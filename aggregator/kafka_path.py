@@ -136,7 +136,7 @@ class KafkaPath:
 
         if live:
             with contextlib.suppress(ProducerClosed), self._tracing.send(self._settings.reply_topic, len(live)):
-                await self._producer.send(encode_replies(live), heard)
+                await self._producer.send(encode_replies(live, self._settings.group_id), heard)
         if len(gone) < len(requests):
             answered = set(gone)
             let_go([request for request in requests if request not in answered])
@@ -181,7 +181,8 @@ class KafkaPath:
         started_s = self._clock()
         answered = [each for each in refused if each.route is not None]
         try:
-            errors = await self._producer.send([encode_refusal(each) for each in answered])
+            group_id = self._settings.group_id
+            errors = await self._producer.send([encode_refusal(each, group_id) for each in answered])
         except ProducerClosed:
             return
         codes: Counter[Code] = Counter()

@@ -29,19 +29,21 @@ _MAX_REFUSED_ID = 1024
 _MAX_KEPT_HEADERS_BYTES = 32 * 1024
 
 
-def reply_id(topic: str, partition: int, offset: int, request_id: str) -> str:
-    """The same for every delivery of the same record; 32 hexadecimal digits."""
-    told = f"{topic}\0{partition}\0{offset}\0{request_id}".encode()
+def reply_id(lease: Lease, request_id: str, group_id: str) -> str:
+    """The same for every delivery of the same record to the same group; 32 hexadecimal digits."""
+    source = lease.watermark
+    place = f"{source.topic}\0{source.topic_id}\0{source.partition}\0{lease.offset}"
+    told = f"{group_id}\0{place}\0{request_id}".encode()
     return hashlib.blake2b(told, digest_size=_REPLY_ID_LENGTH // 2).hexdigest()
 
 
-def encode_replies(requests: Sequence[Request]) -> list[OutgoingRecord]:
-    """The reply to each settled request, in its format, to its route, under its key."""
+def encode_replies(requests: Sequence[Request], group_id: str) -> list[OutgoingRecord]:
+    """The reply of a consumer group to each settled request, in its format, to its route, under its key."""
     replies: list[OutgoingRecord] = []
     for request in requests:
         route: ReplyRoute = request.origin
         record: Record = route.lease.record
-        identity = reply_id(record.topic, record.partition, record.offset, request.request_id)
+        identity = reply_id(route.lease, request.request_id, group_id)
         try:
             value = (to_json if route.json else to_protobuf)(request, identity)
         except Exception:  # noqa: BLE001 - one reply that nobody thought of must not stop all others
@@ -51,12 +53,12 @@ def encode_replies(requests: Sequence[Request]) -> list[OutgoingRecord]:
     return replies
 
 
-def encode_refusal(refused: Refused) -> OutgoingRecord:
+def encode_refusal(refused: Refused, group_id: str) -> OutgoingRecord:
     """The reply to a record that did not become a request; it must have a route."""
     route = refused.route
     assert route is not None, "A record without a route was to be answered. This is a bug."
     record: Record = route.lease.record
-    identity = reply_id(record.topic, record.partition, record.offset, refused.request_id)
+    identity = reply_id(route.lease, refused.request_id, group_id)
     answer = _failed(refused.request_id[:_MAX_REFUSED_ID], Failure.of(refused.error), identity)
     value = _serialize(answer, as_json=route.json)
     return OutgoingRecord(route.topic, route.partition, record.key, value, route.headers)

@@ -33,6 +33,7 @@ class Committer:
             offsets = assignment.moved()
             if not offsets or assignment.stale or assignment.fenced:
                 return True
+            topic_ids = {tp: assignment.partitions[tp].topic_id for tp in offsets}
             try:
                 async with asyncio.timeout(timeout_s):
                     words = await member.commit(assignment.generation, assignment.member_id, offsets)
@@ -43,7 +44,9 @@ class Committer:
             for tp, offset in offsets.items():
                 word = words.get(tp, kafka_errors.UnknownError)
                 if word is None:
-                    assignment.partitions[tp].committed = offset
+                    partition = assignment.partitions[tp]
+                    if partition.topic_id == topic_ids[tp]:  # the topic may have been made again meanwhile
+                        partition.committed = offset
                 else:
                     failed[word] = failed.get(word, 0) + 1
             for word, count in failed.items():

@@ -24,7 +24,8 @@ from typing_extensions import override
 
 from aggregator.adapters.kafka_connection import client_options, close_client
 from aggregator.adapters.kafka_corrupt import AbortedTransaction
-from aggregator.adapters.kafka_offsets import committed_offsets, offsets_request
+from aggregator.adapters.kafka_offsets import committed_offsets, offsets_request, topic_note
+from aggregator.adapters.kafka_topic_ids import NO_ID, FetchesById, TopicIdRequest, topic_id
 from aggregator.ports import Record
 from aggregator.settings import KafkaSettings
 
@@ -68,8 +69,9 @@ class GroupMember:
         rebalance_timeout_s = settings.drain_timeout_s + _REJOIN_MARGIN_S
         self._settings = settings
         self._on_assigned = on_assigned
+        self._on_revoked = on_revoked
         self._heard_s = -inf
-        self._listener = _Listener(on_revoked, self._assigned)
+        self._listener = _Listener(self._revoked, self._assigned)
         self._consumer: Any = AIOKafkaConsumer(
             **client_options(settings),
             group_id=settings.group_id,
@@ -132,6 +134,7 @@ class GroupMember:
         """Connect, and join in the background. Raises KafkaError when no broker answers."""
         await self._consumer.start()
         self._note_heartbeats()
+        self._fetches = FetchesById(self._consumer._client)  # noqa: SLF001 - see the top of this file
         self._consumer.subscribe([topic.name for topic in self._settings.topics], listener=self._listener)
 
     async def stop(self, timeout_s: float) -> None:
@@ -154,6 +157,15 @@ class GroupMember:
             *tps, timeout_ms=int(timeout_s * 1000), max_records=max_records
         )
         return found
+
+    def read(self, tp: TopicPartition, topic_id: bytes, offset: int) -> None:
+        """Begin to read a partition of the topic with this id at `offset`."""
+        self._fetches.tell(tp, topic_id)
+        self.seek(tp, offset)
+
+    def lost_topic(self, tp: TopicPartition) -> bool:
+        """Whether its leader says that it has no topic with that id."""
+        return self._fetches.refused(tp)
 
     def seek(self, tp: TopicPartition, offset: int) -> None:
         """Read from `offset` next; nothing happens if the partition is no longer assigned."""
@@ -178,12 +190,21 @@ class GroupMember:
         told_s: float = state.timestamp / 1000
         return max(0.0, time.time() - told_s)  # theirs is the wall clock's, and may have stepped
 
-    async def committed(self, tps: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
-        """What the group has committed of these; the ones it has nothing of are left out. Raises KafkaError."""
+    async def topic_id(self, topic: str) -> bytes:
+        """What tells a topic from one of the same name before it or after it. Raises KafkaError."""
+        client = self._consumer._client  # noqa: SLF001 - there is no public way to ask
+        response = await client.send(client.get_random_node(), TopicIdRequest(topic))
+        return topic_id(response)
+
+    async def committed(self, tps: Sequence[TopicPartition], topic_id: bytes = NO_ID) -> Mapping[TopicPartition, int]:
+        """What the group has committed of these, all of one topic; those that it has nothing of are left out.
+
+        What was committed of a topic with another id is none of this one's. Raises KafkaError.
+        """
         request = offsets_request(self._settings.group_id, tps)
         response = await self._coordinator._send_req(request)  # noqa: SLF001 - see the top of this file
         try:
-            return committed_offsets(response, tps)
+            return committed_offsets(response, tps, topic_id)
         except kafka_errors.NotCoordinatorForGroupError:
             self._coordinator.coordinator_dead()
             raise
@@ -204,7 +225,8 @@ class GroupMember:
         """Commit once, in the name of one generation; each partition's error, or None. Raises KafkaError."""
         by_topic: dict[str, list[tuple[int, int, str]]] = {}
         for tp, offset in offsets.items():
-            by_topic.setdefault(tp.topic, []).append((tp.partition, offset, ""))
+            note = topic_note(self._fetches.told(tp))
+            by_topic.setdefault(tp.topic, []).append((tp.partition, offset, note))
         response = await self._coordinator._send_req(  # noqa: SLF001 - see the top of this file
             OffsetCommitRequest(self._settings.group_id, generation, member_id, -1, list(by_topic.items()))
         )
@@ -232,6 +254,10 @@ class GroupMember:
                 aborted = found[-3 if response.API_VERSION >= _FETCH_NAMES_REPLICA else -2]
                 return bytes(found[-1] or b""), aborted or ()
         return b"", ()
+
+    async def _revoked(self) -> None:
+        await self._on_revoked()
+        self._fetches.forget()
 
     def _assigned(self, tps: Iterable[TopicPartition]) -> None:
         self._heard_s = time.monotonic()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
+from typing import TypeVar
 
 from aiokafka import TopicPartition
 from aiokafka import errors as kafka_errors
@@ -23,7 +25,7 @@ _RETRY_S = 0.5
 _COMMIT_TIMEOUT_S = 5.0
 _LOG_ENDS_INTERVAL_S = 5.0
 
-Offsets = Mapping[TopicPartition, int]
+T = TypeVar("T")
 
 
 class Membership:
@@ -126,40 +128,48 @@ class Membership:
 
     async def _place(self, assignment: Assignment) -> None:
         """Start each partition where the group left off; where it never was, at the log's start, committed at once."""
-        tps = list(assignment.partitions)
-        committed = await self._insist(assignment, self._member.committed, tps)
-        for tp in tps:
-            if tp in committed and not assignment.over:
-                self._start(assignment.partitions[tp], committed[tp], committed[tp])
-        self._on_change()
-        await asyncio.gather(*(self._place_at_start(assignment, tp) for tp in tps if tp not in committed))
+        topics: dict[str, list[TopicPartition]] = {}
+        for tp in assignment.partitions:
+            topics.setdefault(tp.topic, []).append(tp)
+        await asyncio.gather(*(self._place_topic(assignment, topic, tps) for topic, tps in topics.items()))
 
-    async def _place_at_start(self, assignment: Assignment, tp: TopicPartition) -> None:
-        starts = await self._insist(assignment, self._member.log_starts, [tp])
-        if not assignment.over:
-            self._start(assignment.partitions[tp], starts[tp], None)
+    async def _place_topic(self, assignment: Assignment, topic: str, tps: Sequence[TopicPartition]) -> None:
+        """The id first: whatever is made again after that is refused by its leader."""
+        member = self._member
+        topic_id = await self._insist(assignment, partial(member.topic_id, topic))
+        if topic_id is None:
+            return
+        committed = await self._insist(assignment, partial(member.committed, tps, topic_id))
+        if committed is None:
+            return
+        for tp in tps:
+            if tp in committed:
+                self._start(assignment.partitions[tp], topic_id, committed[tp], committed[tp])
+        self._on_change()
+        await asyncio.gather(*(self._place_at_start(assignment, tp, topic_id) for tp in tps if tp not in committed))
+
+    async def _place_at_start(self, assignment: Assignment, tp: TopicPartition, topic_id: bytes) -> None:
+        starts = await self._insist(assignment, partial(self._member.log_starts, [tp]))
+        if starts is not None:
+            self._start(assignment.partitions[tp], topic_id, starts[tp], None)
             _LOG.info("started a partition", extra={"topic": tp.topic, "partition": tp.partition, "offset": starts[tp]})
             self._on_change()
             await self._committer.commit(self._member, assignment, _COMMIT_TIMEOUT_S)
 
-    def _start(self, partition: Partition, offset: int, committed: int | None) -> None:
-        partition.place(offset, committed)
-        self._member.seek(partition.tp, offset)
+    def _start(self, partition: Partition, topic_id: bytes, offset: int, committed: int | None) -> None:
+        partition.place(offset, committed, topic_id)
+        self._member.read(partition.tp, topic_id, offset)
 
-    async def _insist(
-        self,
-        assignment: Assignment,
-        ask: Callable[[Sequence[TopicPartition]], Awaitable[Offsets]],
-        tps: Sequence[TopicPartition],
-    ) -> Offsets:
-        """Ask until there is an answer, or the partitions are given back."""
-        while not assignment.over:
+    async def _insist(self, assignment: Assignment, ask: Callable[[], Awaitable[T]]) -> T | None:
+        """Ask until there is an answer; None: the partitions were given back meanwhile."""
+        answer: T | None = None
+        while answer is None and not assignment.over:
             try:
-                return await ask(tps)
+                answer = await ask()
             except kafka_errors.KafkaError as error:
                 _LOG.warning("could not ask for start positions", extra={"error": repr(error)})
                 await asyncio.sleep(_RETRY_S)
-        return {}
+        return None if assignment.over else answer
 
     async def _on_revoked(self) -> None:
         """Finish what is out, commit it, and only then give the partitions back."""

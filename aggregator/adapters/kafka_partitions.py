@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from aiokafka import TopicPartition
 
+from aggregator.adapters.kafka_topic_ids import NO_ID, id_text
 from aggregator.core.watermark import Lease, Watermark
 from aggregator.ports import Record
 
@@ -24,6 +25,7 @@ class Partition:
 
     tp: TopicPartition
     watermark: Watermark | None = None
+    topic_id: bytes = NO_ID
     committed: int | None = None
     read_to: int = 0
     delivered_to: int = 0
@@ -34,11 +36,13 @@ class Partition:
     blocked_until_s: float = 0.0
     corrupt_at: int | None = None
 
-    def place(self, offset: int, committed: int | None) -> None:
-        """Start reading at `offset`."""
-        self.watermark = Watermark(self.tp.topic, self.tp.partition, offset)
+    def place(self, offset: int, committed: int | None, topic_id: bytes = NO_ID) -> None:
+        """Start reading at `offset` of the topic with this id; leases of before settle without effect."""
+        self.watermark = Watermark(self.tp.topic, self.tp.partition, offset, id_text(topic_id))
+        self.topic_id = topic_id
         self.read_to = self.delivered_to = offset
         self.committed = committed
+        self.suspect = False
 
     def deliver(self, records: Iterable[Record], read_to: int) -> list[Lease]:
         """Lease records that were read; offsets up to `read_to` that held none count as settled after them."""

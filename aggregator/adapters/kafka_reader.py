@@ -40,7 +40,7 @@ class IntakeObserver(Protocol):
         ...
 
     def records_lost(self, topic: str, count: int) -> None:
-        """So many records will never be read: deleted by retention, or stepped over as they were corrupt."""
+        """So many records will never be read: deleted, or stepped over as they were corrupt."""
         ...
 
     def found_corrupt(self, topic: str) -> None:
@@ -54,7 +54,7 @@ class IntakeCounts:
 
     observer: IntakeObserver | None = None
     rebalances: int = 0
-    lost_to_retention: int = 0
+    deleted_unread: int = 0
     corrupt_batches: int = 0
     skipped_corrupt_records: int = 0
     commit_failures: dict[str, int] = field(default_factory=dict[str, int])
@@ -72,8 +72,8 @@ class IntakeCounts:
             self.observer.commit_failed()
 
     def lost(self, topic: str, count: int) -> None:
-        """Retention deleted so many records before they were read."""
-        self.lost_to_retention += count
+        """So many records were deleted before they were read, by retention or with their topic."""
+        self.deleted_unread += count
         if self.observer is not None:
             self.observer.records_lost(topic, count)
 
@@ -169,9 +169,9 @@ class Reader:
         for partition in partitions:
             self._member.seek(partition.tp, partition.read_to)
         if isinstance(error, kafka_errors.OffsetOutOfRangeError):
-            for partition in partitions:
-                if partition.tp in error.args[0]:
-                    await self._return_to_log(assignment, partition)
+            for partition in [each for each in partitions if each.tp in error.args[0]]:
+                lost_topic = self._member.lost_topic(partition.tp)
+                await (self._return_to_topic if lost_topic else self._return_to_log)(assignment, partition)
         elif isinstance(error, kafka_errors.TopicAuthorizationFailedError):
             _LOG.error("was refused a topic; its partitions wait", extra={"topics": error.args})
             for partition in partitions:
@@ -210,8 +210,34 @@ class Reader:
             _LOG.error("found a log that ends before the position, and read it from its start", extra=details)
             if partition.watermark is not None:
                 self._on_fenced(partition.watermark.fence())
-            partition.place(start, committed=None)
+            partition.place(start, None, partition.topic_id)
         self._member.seek(tp, start)
+
+    async def _return_to_topic(self, assignment: Assignment, partition: Partition) -> None:
+        """Read a topic that was deleted and made again from its start; wait while there is none.
+
+        What is under way of the old one is answered; what nobody had read of it, as far as known, is lost.
+        """
+        tp, position, known_id = partition.tp, partition.read_to, partition.topic_id
+        partition.blocked_until_s = asyncio.get_running_loop().time() + _FAULT_PAUSE_S
+        try:
+            topic_id = await self._member.topic_id(tp.topic)
+            if topic_id == known_id:
+                return
+            start = (await self._member.log_starts((tp,)))[tp]
+        except kafka_errors.KafkaError as error:
+            _LOG.warning("could not ask for a topic that was deleted", extra={"topic": tp.topic, "error": repr(error)})
+            return
+        if assignment.over:
+            return
+        lost = max(0, self._member.highwater(tp) - position)
+        if lost:
+            self._counts.lost(tp.topic, lost)
+        details = {"topic": tp.topic, "partition": tp.partition, "position": position, "records": lost}
+        _LOG.error("found a topic that was deleted and made again, and read it from its start", extra=details)
+        partition.place(start, None, topic_id)
+        partition.blocked_until_s = 0.0
+        self._member.read(tp, topic_id, start)
 
     async def _stand_before_corrupt(self, assignment: Assignment, partition: Partition, error: Exception) -> None:
         """Tell of a batch that cannot be read; step over it if that is allowed, else try again later."""

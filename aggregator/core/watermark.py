@@ -24,13 +24,14 @@ class Watermark:
     """The lowest unsettled offset of one partition, for one assignment of it.
 
     A fenced watermark belongs to an assignment that was given back: its leases settle without effect, and the
-    partition's new owner redoes the rest.
+    partition's new owner redoes the rest. `topic_id` tells the topic from others that had its name; empty if not known.
     """
 
-    __slots__ = ("_end", "_highest_settled", "_leases", "_log_ends", "fenced", "partition", "topic")
+    __slots__ = ("_end", "_highest_settled", "_leases", "_log_ends", "fenced", "partition", "topic", "topic_id")
 
-    def __init__(self, topic: str, partition: int, position: int) -> None:
+    def __init__(self, topic: str, partition: int, position: int, topic_id: str = "") -> None:
         self.topic = topic
+        self.topic_id = topic_id
         self.partition = partition
         self.fenced = False
         self._leases: deque[Lease] = deque()

@@ -7,7 +7,10 @@ from tests.broken.build import Build
 _PORTS = "tests/contract/test_kafka_ports.py"
 _GROUP = "tests/integration/kafka/test_group.py"
 _TRANSACTIONS = "tests/integration/kafka/test_transactions.py"
+_MADE_AGAIN = "tests/integration/kafka/test_made_again.py"
+_REPLIES = "tests/unit/aggregator/test_kafka_replies.py"
 _CLIENT = "tests/integration/kafka/test_client_faults.py"
+_CORRUPT = "tests/unit/aggregator/adapters/test_kafka_corrupt.py"
 _LOGS = "tests/integration/kafka/test_broken_logs.py"
 _RIGHT = "tests/integration/aggregator/test_right.py"
 _LIFECYCLE = "tests/integration/aggregator/test_lifecycle.py"
@@ -28,9 +31,9 @@ BUILDS = (
         "acknowledges-before-the-broker",
         "a record is settled once the broker has acknowledged its reply, not when the reply is sent",
         "aggregator/kafka_path.py",
-        "                await self._producer.send(encode_replies(live), heard)\n",
+        "                await self._producer.send(encode_replies(live, self._settings.group_id), heard)\n",
         "                heard(range(len(live)), [None] * len(live))\n"
-        "                await self._producer.send(encode_replies(live))\n",
+        "                await self._producer.send(encode_replies(live, self._settings.group_id))\n",
         (f"{_WAY}::test_a_record_is_committed_once_the_broker_has_its_reply_and_not_before",),
     ),
     Build(
@@ -111,16 +114,16 @@ BUILDS = (
         "starts-at-the-end-of-the-log",
         "a partition that the group never read is read from its start",
         "aggregator/adapters/kafka_membership.py",
-        "        starts = await self._insist(assignment, self._member.log_starts, [tp])\n",
-        "        starts = await self._insist(assignment, self._member.log_ends, [tp])\n",
+        "partial(self._member.log_starts, [tp])",
+        "partial(self._member.log_ends, [tp])",
         (f"{_PORTS}::test_every_record_comes_once_and_in_order_as_it_was_written",),
     ),
     Build(
         "does-not-commit-where-it-starts",
         "a start position is committed, though nothing is settled yet",
         "aggregator/adapters/kafka_membership.py",
-        "            self._start(assignment.partitions[tp], starts[tp], None)\n",
-        "            self._start(assignment.partitions[tp], starts[tp], starts[tp])\n",
+        "            self._start(assignment.partitions[tp], topic_id, starts[tp], None)\n",
+        "            self._start(assignment.partitions[tp], topic_id, starts[tp], starts[tp])\n",
         (f"{_PORTS}::test_a_start_position_is_committed_before_anything_is_settled",),
     ),
     Build(
@@ -170,6 +173,40 @@ BUILDS = (
         "            self._counts.lost(tp.topic, start - position)\n",
         "",
         (f"{_PORTS}::test_records_that_retention_took_are_counted",),
+    ),
+    Build(
+        "fetches-topics-by-name",
+        "a position is one of the topic that it was read from, not of the next of its name",
+        "aggregator/adapters/kafka_topic_ids.py",
+        "        if NO_ID in names:\n",
+        "        if names:\n",
+        (f"{_MADE_AGAIN}::test_a_topic_made_again_and_filled_beyond_the_position_is_read_from_its_start",),
+    ),
+    Build(
+        "takes-the-offsets-of-a-deleted-topic",
+        "what was committed of a deleted topic counts for nothing in the next of its name",
+        "aggregator/adapters/kafka_offsets.py",
+        "= -1 if of_another else offset\n",
+        "= offset\n",
+        (f"{_MADE_AGAIN}::test_offsets_of_a_topic_that_was_deleted_while_nobody_read_count_for_nothing",),
+    ),
+    Build(
+        "loses-in-silence-with-a-topic",
+        "records that were deleted with their topic are counted",
+        "aggregator/adapters/kafka_reader.py",
+        "            self._counts.lost(tp.topic, lost)\n",
+        "            pass\n",
+        (
+            f"{_MADE_AGAIN}::test_what_nobody_had_read_of_a_deleted_topic_is_counted_and_what_is_under_way_is_not_fenced",
+        ),
+    ),
+    Build(
+        "answers-what-was-aborted-where-a-name-is-odd",
+        "a batch that is read by hand is left out if its transaction was aborted",
+        "aggregator/adapters/kafka_corrupt.py",
+        "who == producer_id and first <= base",
+        "who == producer_id and first < base",
+        (f"{_CORRUPT}::test_records_of_a_transaction_are_read_unless_it_was_aborted",),
     ),
     Build(
         "steps-over-corrupt-batches-unasked",
@@ -283,6 +320,22 @@ BUILDS = (
         "    if not intake.permits(topic):\n",
         "    if False:\n",
         (f"{_LETTERS}::test_bad_input_is_told_what_is_wrong_and_harms_no_neighbour[reply topic not allowed]",),
+    ),
+    Build(
+        "one-reply-id-for-topics-of-one-name",
+        "records of topics that had one name after another have a reply_id each",
+        "aggregator/kafka_replies.py",
+        "{source.topic_id}",
+        "",
+        (f"{_REPLIES}::test_a_reply_id_is_the_record_s_the_request_s_and_the_group_s_own",),
+    ),
+    Build(
+        "one-reply-id-for-all-groups",
+        "two groups that read one topic reply under ids of their own",
+        "aggregator/kafka_replies.py",
+        "{group_id}",
+        "",
+        (f"{_REPLIES}::test_a_reply_id_is_the_record_s_the_request_s_and_the_group_s_own",),
     ),
     Build(
         "a-new-reply-id-each-time",

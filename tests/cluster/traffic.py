@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from aggregator.adapters.kafka_topic_ids import id_text
 from loadtest.clients.messages import NO_WISHES, request
 from loadtest.clients.pace import paced
 from loadtest.questions import bundled_questions
@@ -22,7 +23,7 @@ from tests.cluster.values import DIMENSIONS
 from tests.faults.checker import Checker
 from tests.faults.expected import Oracle
 from tests.faults.steady_load import SteadyLoad
-from tests.faults.topic_logs import commits, end_offsets, read_topics
+from tests.faults.topic_logs import commits, end_offsets, read_topics, topic_id
 from tests.faults.verdict import Timeline, Verdict, judge
 from tests.integration.aggregator.desk import committed
 
@@ -117,10 +118,11 @@ class Traffic:
         """What became of every record; the producer is disconnected."""
         await self.drained()
         await self.load.close()
-        checker = Checker(self.load.intents, _oracle=Oracle(DIMENSIONS))
+        checker = Checker(self.load.intents, GROUP, _oracle=Oracle(DIMENSIONS))
+        requests_id = id_text(await topic_id(self.kafka, REQUESTS))
         async for record in read_topics(self.kafka, REQUESTS):
             if record.key in self.load.intents:
-                checker.take_input(record)
+                checker.take_input(record, requests_id)
         async for record in read_topics(self.kafka, REPLIES):
             if record.key in self.load.intents:
                 checker.take_reply(record)

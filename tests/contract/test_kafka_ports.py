@@ -180,7 +180,7 @@ async def test_records_that_retention_took_are_counted(cluster: Cluster) -> None
     await cluster.expire(topic, 0, 8)
     async with reading(cluster, cluster.settings(topic)) as successor:
         assert [lease.offset for lease in await successor.take(2)] == [8, 9]
-        assert successor.deliveries.counts.lost_to_retention == 5
+        assert successor.deliveries.counts.deleted_unread == 5
         settle(successor.leases)
         await until_committed(cluster, topic, {0: 10})
 

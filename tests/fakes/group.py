@@ -205,6 +205,11 @@ class FakeMember:
             await asyncio.sleep(timeout_s)
         return found
 
+    def read(self, tp: TopicPartition, topic_id: bytes, offset: int) -> None:
+        """Read from there; a topic is never made again."""
+        del topic_id
+        self.seek(tp, offset)
+
     def seek(self, tp: TopicPartition, offset: int) -> None:
         """Read from there, if it is assigned."""
         if tp in self._positions:
@@ -224,8 +229,14 @@ class FakeMember:
         del tp
         return 0.0
 
-    async def committed(self, tps: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+    async def topic_id(self, topic: str) -> bytes:
+        """As from a broker that knows none."""
+        del topic
+        return bytes(16)
+
+    async def committed(self, tps: Sequence[TopicPartition], topic_id: bytes) -> Mapping[TopicPartition, int]:
         """The group's offsets of these, where it has one."""
+        del topic_id
         return {tp: self.group.committed[tp] for tp in tps if tp in self.group.committed}
 
     async def log_starts(self, tps: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:

@@ -208,7 +208,7 @@ class FakeDeliveries:
                 continue
             log = self._kafka.logs[tp]
             if self._positions[tp] < log.start:
-                self.counts.lost_to_retention += log.start - self._positions[tp]
+                self.counts.deleted_unread += log.start - self._positions[tp]
                 watermark.skip_to(log.start)
                 self._positions[tp] = log.start
             room = self._settings.max_poll_records - len(leases)

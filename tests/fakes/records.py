@@ -26,10 +26,11 @@ def lease_of(
     headers: Sequence[tuple[str, bytes]] = (),
     *,
     topic: str = "embed.requests.v1",
+    topic_id: str = "",
     partition: int = 3,
     offset: int = 42,
     key: bytes | None = b"key",
 ) -> Lease:
     """One record, delivered."""
     record = FakeRecord(topic, partition, offset, 1_700_000_000_000, key, value, tuple(headers))
-    return Watermark(topic, partition, offset).deliver(offset, record)
+    return Watermark(topic, partition, offset, topic_id).deliver(offset, record)

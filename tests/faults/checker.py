@@ -25,6 +25,7 @@ class Fate:
     """One record of the requests topic, and what came of it; times are the broker's, in milliseconds."""
 
     topic: str
+    topic_id: str
     partition: int
     offset: int
     sent_ms: int
@@ -48,24 +49,25 @@ class Fate:
 class Checker:
     """Takes in the topics record by record, inputs first; then `lost`, `wrong` and the rest say what was found.
 
-    `intents`: what is to become of each record, by key.
+    `intents`: what is to become of each record, by key; `group`: whose replies they are.
     """
 
     intents: Mapping[bytes, Intent]
+    group: str
     fates: dict[bytes, Fate] = field(default_factory=dict[bytes, Fate])
     reply_times_ms: list[int] = field(default_factory=list[int])
     wrong: list[str] = field(default_factory=list[str])
     unlike_twins: list[str] = field(default_factory=list[str])
     _oracle: Oracle = field(default_factory=Oracle)
 
-    def take_input(self, record: Any) -> None:
-        """A record of the requests topic."""
+    def take_input(self, record: Any, topic_id: str) -> None:
+        """A record of the requests topic, of the one with this id."""
         intent = self.intents.get(record.key)
         if intent is None or record.key in self.fates:
             self.wrong.append(f"the requests hold {record.key!r}, which was never sent, or not twice")
             return
         digest = _digest(record.value)
-        place = (record.topic, record.partition, record.offset)
+        place = (record.topic, topic_id, record.partition, record.offset)
         dated = record.timestamp_type == _BY_PRODUCER
         sent_ms = record.timestamp - int(intent.clock_s * 1000) * dated
         self.fates[record.key] = Fate(*place, sent_ms, digest, intent)
@@ -91,7 +93,7 @@ class Checker:
             self._check_answer(record.key, fate, answer)
 
     def _check_answer(self, key: bytes, fate: Fate, answer: Any) -> None:
-        if answer.request_id.encode() != key or answer.reply_id != _reply_id(fate, answer.request_id):
+        if answer.request_id.encode() != key or answer.reply_id != _reply_id(self.group, fate, answer.request_id):
             self.wrong.append(f"the reply to {key!r} has the ids {answer.request_id} and {answer.reply_id}")
         assert fate.intent.text is not None
         if len(answer.embeddings) != 1 or not self._oracle.agrees(fate.intent.text, answer.embeddings[0].embedding):
@@ -128,11 +130,11 @@ class Checker:
         """Offsets that were committed before their outcome was in the log."""
         settled: dict[tuple[str, int], dict[int, int]] = {}
         for fate in self.fates.values():
-            settled.setdefault((fate.topic, fate.partition), {})[fate.offset] = fate.settled_ms
+            settled.setdefault((f"topic-id={fate.topic_id}", fate.partition), {})[fate.offset] = fate.settled_ms
         reached: dict[tuple[str, int], int] = {}
         early = 0
         for commit in commits:
-            partition = (commit.topic, commit.partition)
+            partition = (commit.note, commit.partition)
             times = settled.get(partition, {})
             start = reached.get(partition, 0)
             early += sum(times.get(offset, 0) > commit.at_ms for offset in range(start, commit.offset))
@@ -145,7 +147,7 @@ def largest_regression(commits: Sequence[Commit]) -> int:
     highest: dict[tuple[str, int], int] = {}
     regression = 0
     for commit in commits:
-        partition = (commit.topic, commit.partition)
+        partition = (commit.topic + commit.note, commit.partition)
         before = highest.get(partition, commit.offset)
         regression = max(regression, before - commit.offset)
         highest[partition] = max(before, commit.offset)
@@ -161,7 +163,7 @@ def _digest(value: bytes | None) -> bytes:
     return hashlib.sha256(value or b"").digest()
 
 
-def _reply_id(fate: Fate, request_id: str) -> str:
-    """As the wire contract has it: a hash of where the request stood and its id."""
-    told = f"{fate.topic}\0{fate.partition}\0{fate.offset}\0{request_id}".encode()
+def _reply_id(group: str, fate: Fate, request_id: str) -> str:
+    """As the wire contract has it: a hash of who read the request, where it stood, and its id."""
+    told = f"{group}\0{fate.topic}\0{fate.topic_id}\0{fate.partition}\0{fate.offset}\0{request_id}".encode()
     return hashlib.blake2b(told, digest_size=16).hexdigest()

@@ -16,6 +16,7 @@ from aiokafka.admin import NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import KafkaError
 
+from aggregator.adapters.kafka_topic_ids import id_text
 from loadtest.stack.service import DEFAULT_MODEL_NAME, Aggregator, ModelServer
 from tests.broken.builds import BY_NAME
 from tests.broken.tree import broken_aggregator
@@ -23,7 +24,7 @@ from tests.faults.checker import Checker
 from tests.faults.expected import DIMENSIONS
 from tests.faults.memory_watch import MemoryWatch
 from tests.faults.steady_load import Maker, SteadyLoad, question
-from tests.faults.topic_logs import commits, connected_admin, end_offsets, read_topics
+from tests.faults.topic_logs import commits, connected_admin, end_offsets, read_topics, topic_id
 from tests.faults.verdict import Timeline, Verdict, judge
 from tests.integration.aggregator.conftest import synthetic
 from tests.integration.aggregator.desk import Topics, committed
@@ -52,7 +53,8 @@ class Scene:
     """One row's world.
 
     `kafka` is the bootstrap address for everybody; `beside` what aggregators use instead. `further_replies` are topics
-    with replies in them too, `kept_requests` and `kept_replies` records that the row deletes from theirs.
+    with replies in them too, `kept_requests` and `kept_replies` records that the row deletes from theirs; `kept_id` is
+    the id of the topic that those requests stood in, where the row made it again.
     """
 
     folder: Path
@@ -62,6 +64,7 @@ class Scene:
     beside: str = ""
     further_replies: tuple[str, ...] = ()
     kept_requests: list[Any] = field(default_factory=list[Any])
+    kept_id: str = ""
     kept_replies: list[Any] = field(default_factory=list[Any])
     settings: Mapping[str, str] = field(default_factory=dict[str, str])
     topics: Topics = field(default_factory=lambda: _topics(secrets.token_hex(4)))
@@ -163,6 +166,10 @@ class Scene:
         yield
         self.line.healed_ms = time.time() * 1000
 
+    async def requests_id(self) -> str:
+        """The id of the topic that holds the requests now."""
+        return id_text(await topic_id(self.kafka, self.topics.requests))
+
     async def configure(self, topic: str, **configs: str) -> None:
         """Give a topic these settings and no others, such as max_message_bytes="100"."""
         changed = {name.replace("_", "."): value for name, value in configs.items()}
@@ -210,12 +217,13 @@ class Scene:
         drained = await self.drained(timeout_s)
         codes = await self.stop()
         await self.load.close()
-        checker = Checker(self.load.intents)
+        checker = Checker(self.load.intents, self.topics.requests)
+        requests_id = await self.requests_id()
         for record in self.kept_requests:
-            checker.take_input(record)
+            checker.take_input(record, self.kept_id or requests_id)
         async for record in read_topics(self.kafka, self.topics.requests):
             if record.key not in deleted:
-                checker.take_input(record)
+                checker.take_input(record, requests_id)
         for record in self.kept_replies:
             checker.take_reply(record)
         async for record in read_topics(self.kafka, self.topics.replies, *self.further_replies):

@@ -13,6 +13,7 @@ SECTIONS = {
     "test_a_group_that_is_forbidden_for_a_moment_is_joined_anew": "the-consumer-group-is-forbidden",
     "test_without_brokers_memory_is_bounded_and_a_stop_ends": "no-broker-answers",
     "test_new_partitions_are_read_from_their_start": "partitions-are-added",
+    "test_a_topic_made_again_is_read_from_its_start": "a-topic-is-made-again",
     "test_what_retention_took_is_counted": "retention-overtakes-the-reading",
     "test_a_full_disk_is_got_round": "a-brokers-disk-is-full",
     "test_a_spoilt_batch_is_never_passed_over_in_silence": "a-record-batch-is-spoilt",

@@ -81,6 +81,29 @@ async def test_what_retention_took_is_counted(scene: Scene, figures: Figures) ->
     assert counted == len(deleted) == 100 * sum(range(scene.partitions))
 
 
+@pytest.mark.row("the requests topic deleted, made again and filled while the aggregator is frozen")
+@pytest.mark.short
+async def test_a_topic_made_again_is_read_from_its_start(scene: Scene, figures: Figures) -> None:
+    await scene.server()
+    aggregator = await scene.aggregator(settings={"KAFKA__SESSION_TIMEOUT_S": "20"})
+    await scene.load.send(2000)
+    assert await scene.drained()
+    scene.kept_id = await scene.requests_id()
+    scene.kept_requests = [record async for record in read_topics(scene.kafka, scene.topics.requests)]
+    async with scene.fault():
+        aggregator.pause()
+        await scene.delete(scene.topics.requests)
+        await scene.create(scene.topics.requests)
+        await scene.load.send(5000)
+        await scene.load.flush()
+        aggregator.resume()
+    async with scene.under_load():
+        await scene.answers(1500)
+    verdict = figures.take(await scene.verdict())
+    assert verdict.problems == ()
+    assert verdict.sent > len(scene.kept_requests) + 5000 == 7000
+
+
 def sometimes_to(topic: str) -> Maker:
     """Every third question is to be answered to another topic, or kept where that cannot be."""
 

@@ -45,7 +45,7 @@ def _take(value: bytes | None, headers: Sequence[tuple[str, bytes]]) -> Request 
     if isinstance(taken, Refused):
         assert isinstance(taken.error, RequestError), "A refusal has no code that its sender knows."
         if taken.route is not None:
-            encode_refusal(taken)
+            encode_refusal(taken, "g")
         message, code = str(taken.error), taken.error.code
     else:
         assert len(taken.inputs) == len(taken.outcomes) > 0, "A request has lost an input."
@@ -53,7 +53,7 @@ def _take(value: bytes | None, headers: Sequence[tuple[str, bytes]]) -> Request 
         with contextlib.suppress(RequestError):
             check_reply_fits(taken, 384, 900_000)
         taken.fail(_FAILURE)
-        encode_replies([taken])
+        encode_replies([taken], "g")
         message, code = _FAILURE.message, _FAILURE.code
     letter = partial(dead_letter, lease, code, message, topic="dlt", group_id="g", attempts=1)
     for omit_value in (False, True):

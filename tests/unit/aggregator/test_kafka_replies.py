@@ -24,6 +24,7 @@ from aggregator.vectors import CompletedBatch, Vector
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.fakes.records import lease_of
 
+GROUP = "group"
 DIMENSIONS = 4
 ROWS = 2
 
@@ -63,8 +64,7 @@ def request_of(
 
 
 def expected(request: Request) -> pb.EmbedResponse:
-    record = request.origin.lease.record
-    return response(request, reply_id(record.topic, record.partition, record.offset, request.request_id))
+    return response(request, reply_id(request.origin.lease, request.request_id, GROUP))
 
 
 BATCHES = (batch_of(), batch_of(2, batched_s=0.0))
@@ -96,7 +96,7 @@ REQUESTS = st.builds(
 
 @given(st.lists(REQUESTS, max_size=4))
 def test_every_reply_equals_the_public_message(requests: list[Request]) -> None:
-    replies = encode_replies(requests)
+    replies = encode_replies(requests, GROUP)
     assert len(replies) == len(requests)
     for request, reply in zip(requests, replies, strict=True):
         route = request.origin
@@ -113,7 +113,7 @@ def test_requests_of_one_batch_do_not_see_each_other(vectors: list[tuple[Vector,
     requests = [
         request_of([vector], options, json=as_json, request_id=f"q{at}") for at, (vector, as_json) in enumerate(vectors)
     ]
-    for request, reply in zip(requests, encode_replies(requests), strict=True):
+    for request, reply in zip(requests, encode_replies(requests, GROUP), strict=True):
         got: Any = json.loads(reply.value) if request.origin.json else pb.EmbedResponse.FromString(reply.value)
         assert got == (MessageToDict(expected(request)) if request.origin.json else expected(request))
 
@@ -121,31 +121,43 @@ def test_requests_of_one_batch_do_not_see_each_other(vectors: list[tuple[Vector,
 def test_a_reply_that_cannot_be_encoded_is_an_error_to_its_sender_and_harms_no_other() -> None:
     broken = CompletedBatch("b", "small", "r1", 0, np.zeros(3, np.float32), 0.0, 0.0)
     requests = [request_of([Vector(batch, 0, 3, 0.0)], Options(dimensions=1)) for batch in (broken, batch_of())]
-    first, second = (pb.EmbedResponse.FromString(reply.value) for reply in encode_replies(requests))
+    first, second = (pb.EmbedResponse.FromString(reply.value) for reply in encode_replies(requests, GROUP))
     assert (first.request_id, first.status.code, len(first.embeddings)) == ("q", Code.INTERNAL, 0)
     assert second == expected(requests[1])
 
 
-def test_a_reply_id_is_the_record_s_and_the_request_s_own() -> None:
-    identity = reply_id("t", 1, 23, "q")
-    assert identity == reply_id("t", 1, 23, "q")
-    assert len(identity) == 32
-    others = [("u", 1, 23, "q"), ("t", 2, 23, "q"), ("t", 1, 24, "q"), ("t", 1, 23, "r"), ("t", 12, 3, "q")]
-    assert len({identity, *(reply_id(*each) for each in others)}) == 6
+def test_a_reply_id_is_the_record_s_the_request_s_and_the_group_s_own() -> None:
+    def identity(*place: Any) -> str:
+        topic, topic_id, partition, offset, request_id, group_id = place
+        lease = lease_of(b"", topic=topic, topic_id=topic_id, partition=partition, offset=offset)
+        return reply_id(lease, request_id, group_id)
+
+    mine = ("t", "first", 1, 23, "q", "g")
+    assert len(identity(*mine)) == 32
+    others = [
+        ("u", "first", 1, 23, "q", "g"),
+        ("t", "second", 1, 23, "q", "g"),  # deleted and made again
+        ("t", "first", 2, 23, "q", "g"),
+        ("t", "first", 1, 24, "q", "g"),
+        ("t", "first", 1, 23, "r", "g"),
+        ("t", "first", 12, 3, "q", "g"),
+        ("t", "first", 1, 23, "q", "h"),
+    ]
+    assert len({identity(*each) for each in [mine, mine, *others]}) == 8
 
 
 @pytest.mark.parametrize("as_json", [False, True])
 def test_a_refused_record_is_answered_with_its_code(*, as_json: bool) -> None:
     lease = lease_of(b"\xff")
     route = ReplyRoute(lease, "replies", 5, as_json, [("content-type", JSON if as_json else PROTOBUF)])
-    reply = encode_refusal(Refused(lease, Undecodable("no request"), "event-7", route, dead_letter=True))
+    reply = encode_refusal(Refused(lease, Undecodable("no request"), "event-7", route, dead_letter=True), GROUP)
     if as_json:
         answer = json.loads(reply.value)
         assert (answer["requestId"], answer["status"]["code"]) == ("event-7", Code.DATA_LOSS)
     else:
         message = pb.EmbedResponse.FromString(reply.value)
         assert (message.request_id, message.status.code) == ("event-7", Code.DATA_LOSS)
-        assert message.reply_id == reply_id("embed.requests.v1", 3, 42, "event-7")
+        assert message.reply_id == reply_id(lease, "event-7", GROUP)
         assert (message.status.message, message.status.retryable) == ("no request", False)
     assert (reply.topic, reply.partition, reply.key, reply.headers) == ("replies", 5, b"key", route.headers)
 
@@ -153,7 +165,7 @@ def test_a_refused_record_is_answered_with_its_code(*, as_json: bool) -> None:
 def test_a_refused_record_s_endless_id_is_cut() -> None:
     lease = lease_of(b"")
     route = ReplyRoute(lease, "replies", None, json=False, headers=[])
-    reply = encode_refusal(Refused(lease, InvalidRequest("no"), "i" * 100_000, route, dead_letter=False))
+    reply = encode_refusal(Refused(lease, InvalidRequest("no"), "i" * 100_000, route, dead_letter=False), GROUP)
     assert len(reply.value) < 2000
 
 
@@ -168,7 +180,7 @@ def test_a_reply_that_was_let_in_fits(request: Request, limit: int) -> None:
         check_reply_fits(request, DIMENSIONS, limit)
     except InvalidRequest:
         return
-    assert size_of(encode_replies([request])[0]) <= limit
+    assert size_of(encode_replies([request], GROUP)[0]) <= limit
 
 
 @pytest.mark.parametrize(
