@@ -202,7 +202,7 @@ def test_with_certificates_of_others_the_scaler_writes_no_secret() -> None:
 
 def test_beside_an_adapter_the_scaler_has_no_rights_outside_its_namespace_either() -> None:
     found = rights(render("adapter"))["t-tokenbatch-scaler"]
-    assert {verbs for _, _, verbs in found} == {"get,list,watch", "get"}
+    assert {verbs for _, _, verbs in found} == {"get,list,watch", "get", "list"}
     assert ("ns/embed_scaler_figure", "*", "list") in found
     assert all(place.startswith("ns/") for place, _, _ in found)
 
