@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from tests.fuzz import corpus
 from tests.fuzz.campaign import Result, covered_percent, fuzz
 from tests.fuzz.targets import TARGETS
 
@@ -23,6 +24,7 @@ def main() -> int:
     parser.add_argument(
         "--folder", type=Path, default=Path(".run/fuzz"), metavar="F", help="keeps corpora (%(default)s)"
     )
+    parser.add_argument("--keep", action="store_true", help="add what was learned to tests/fuzz/corpus")
     options = parser.parse_args()
     if unknown := sorted(set(options.targets) - set(TARGETS)):
         parser.error(f"no target {', '.join(unknown)}; there are {', '.join(TARGETS)}")
@@ -36,6 +38,8 @@ def main() -> int:
             folder = options.folder / name
             result = fuzz(TARGETS[name], folder, options.seconds)
             results.append((result, covered_percent(TARGETS[name], folder)))
+            if options.keep and not result.findings:
+                corpus.keep(TARGETS[name], folder / "corpus")
             progress.advance(bar)
     _show(results)
     return int(any(result.findings for result, _ in results))

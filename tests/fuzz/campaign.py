@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.fuzz import corpus as corpora
 from tests.fuzz.target import Target
 
 SLOWEST_INPUT_S = 5
@@ -40,7 +41,7 @@ def fuzz(target: Target, folder: Path, seconds: float, *, seed: int = 0) -> Resu
     corpus, findings = folder / "corpus", folder / "findings"
     corpus.mkdir(parents=True, exist_ok=True)
     findings.mkdir(exist_ok=True)
-    for data in target.seeds():
+    for data in (*target.seeds(), *corpora.read(target.name)):
         (corpus / hashlib.sha1(data, usedforsecurity=False).hexdigest()).write_bytes(data)
     options = (
         f"-max_total_time={max(1, round(seconds))}",

@@ -23,7 +23,8 @@ def main() -> None:
     def check(data: bytes) -> None:
         target.check(data)
 
-    atheris.Setup([sys.argv[0], f"-max_len={target.max_bytes}", *options], check)
+    again = f"{sys.executable} -m tests.fuzz.child {name}"  # how libFuzzer starts itself anew, to merge corpora
+    atheris.Setup([again, f"-max_len={target.max_bytes}", *options], check)
     atheris.Fuzz()
 
 

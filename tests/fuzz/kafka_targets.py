@@ -115,7 +115,15 @@ def _requests() -> list[pb.EmbedRequest]:
 
 
 def _protobuf_seeds() -> Sequence[bytes]:
-    return [request.SerializeToString() for request in _requests()]
+    return [*(request.SerializeToString() for request in _requests()), *_undecodable()]
+
+
+def _undecodable() -> Sequence[bytes]:
+    """Text that is not UTF-8, fields cut short, no wire type, groups that begin or end alone, groups in groups."""
+    return [
+        *(b"\x0a\x01\xff", b"\x22\x03\x0a\x01\xff", b"\x22\x7f\x0a", b"\x0a", b"\x0f", b"\x0b", b"\x0c"),
+        *(b"\x0b" * 200 + b"\x0c" * 200, b"\x22\x04\x13\x13\x14\x14", b"\x18" + b"\xff" * 11),
+    ]
 
 
 def _json_seeds() -> Sequence[bytes]:

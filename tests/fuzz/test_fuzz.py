@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.fuzz import corpus
 from tests.fuzz.broken import TARGETS as BROKEN
 from tests.fuzz.campaign import fuzz
 from tests.fuzz.target import Target
@@ -24,6 +25,15 @@ def test_every_seed_and_finding_is_read_or_refused(target: Target) -> None:
     for seed in target.seeds():
         assert len(seed) <= target.max_bytes
         target.check(seed)
+
+
+@pytest.mark.parametrize("target", ALL)
+def test_what_earlier_searches_found_is_read_or_refused(target: Target) -> None:
+    kept = corpus.read(target.name)
+    assert kept, "make fuzz ARGS='--keep' keeps some"
+    for data in kept:
+        assert len(data) <= target.max_bytes
+        target.check(data)
 
 
 @pytest.mark.parametrize("target", ALL)
@@ -49,6 +59,17 @@ def test_a_fault_is_found_kept_and_shown_again(tmp_path: Path) -> None:
     with pytest.raises(AttributeError, match="has no attribute 'keys'"):
         BROKEN["broken"].check(finding.read_bytes())
     assert "has no attribute 'keys'" in result.log.read_text(errors="replace")
+
+
+@pytest.mark.slow
+def test_of_inputs_that_reach_the_same_one_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(corpus, "FOLDER", tmp_path / "kept")
+    found = tmp_path / "found"
+    found.mkdir()
+    for number, data in enumerate((b"[1, 2]", b"[1, 3]", b"no JSON", b"not JSON either")):
+        (found / str(number)).write_bytes(data)
+    corpus.keep(BROKEN["broken"], found)
+    assert corpus.read("broken") == [b"[1, 2]", b"no JSON"]
 
 
 def test_a_finding_is_given_again_without_a_fuzzer(tmp_path: Path) -> None:
