@@ -31,7 +31,8 @@ async def enqueue(
     queue = served.dispatcher.queue
     now_s = clock()
     held = Held(admission, served.outlook, queue, served.promise, now_s)
-    found = forecast(served.dispatcher.lanes.values(), now_s)
+    lanes = served.dispatcher.lanes.values()
+    found = forecast(lanes, now_s)
     for request, inputs, token_count in counted:
         if not request.remaining:
             if not request.given_up:  # while its tokens were counted
@@ -40,7 +41,7 @@ async def enqueue(
         called = request.source is Source.GRPC
         if not request.admitted:
             if called:  # intake from Kafka stops before its bound instead
-                refusal = gate.refusal(request, token_count, admission, served.outlook, found, now_s=now_s)
+                refusal = gate.refusal(request, token_count, admission, served.outlook, found, lanes=lanes, now_s=now_s)
                 if refusal is not None:
                     request.fail(Failure.of(refusal))
                     settled.append(request)

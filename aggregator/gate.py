@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from math import inf
 
-from aggregator.core.admission import Admission, Bound, Full
-from aggregator.core.outlook import Forecast, Outlook
+from aggregator.core.admission import Admission, Bound
+from aggregator.core.lanes import Lane
+from aggregator.core.outlook import Forecast, Outlook, speed
 from aggregator.core.quotas import Quotas
 from aggregator.errors import Expired, InvalidRequest, Overloaded, TokenbatchError
 from aggregator.request import Request
 from aggregator.vectors import vector_bytes
 
-_UNMEASURED_RETRY_S = 0.1
-_SHORTEST_RETRY_S, _LONGEST_RETRY_S = 0.02, 5.0
+_SHORTEST_RETRY_S, _LONGEST_RETRY_S = 0.02, 120.0
 _MESSAGES = {
     Bound.MODEL: "the queue is full: try again later",
     Bound.TENANT: "the queue holds this tenant's share: try again later, or send less",
@@ -39,9 +40,10 @@ class Gate:
         outlook: Outlook,
         found: Forecast | None,
         *,
+        lanes: Collection[Lane],
         now_s: float,
     ) -> TokenbatchError | None:
-        """Why a call of so many tokens is not taken now."""
+        """Why a call of so many tokens is not taken now; `lanes` are those that could serve it."""
         reply_bytes = len(request.inputs) * vector_bytes(request.options.dimensions, request.options.encoding)
         if reply_bytes > self._max_reply_bytes:
             return InvalidRequest(
@@ -51,10 +53,14 @@ class Gate:
         tenant = request.tenant
         wait_s = self._quotas.wait_s(tenant, token_count, now_s)
         if wait_s:
-            return self._overloaded("the tenant's rate of tokens is used up: send slower", wait_s, request, now_s)
+            rested_s = self._quotas.rested_s(tenant, now_s)
+            return self._overloaded("the tenant's rate of tokens is used up: send slower", wait_s, rested_s)
         full = admission.full(tenant, token_count)
         if full is not None:
-            return self._overloaded(_MESSAGES[full.bound], _drained_s(full, found), request, now_s)
+            tokens_per_s = admission.tokens_per_s(now_s) or speed(lanes) or inf
+            return self._overloaded(
+                _MESSAGES[full.bound], full.excess_tokens / tokens_per_s, full.ahead_tokens / tokens_per_s
+            )
         if found is not None and outlook.is_late(found, request.priority, tenant, request.deadline_s, token_count):
             return Expired("the deadline cannot be met: what is queued before it takes longer")
         return None
@@ -63,11 +69,10 @@ class Gate:
         """Take a request's tokens off its tenant's rate, whatever its source."""
         self._quotas.charge(request.tenant, token_count, now_s)
 
-    def _overloaded(self, message: str, wait_s: float, request: Request, now_s: float) -> Overloaded:
-        """Not all at once, and not so late that nothing is left of the caller's time."""
-        retry_s = min(_LONGEST_RETRY_S, max(_SHORTEST_RETRY_S, wait_s)) * (1.0 + self._jitter())
-        return Overloaded(message, max(_SHORTEST_RETRY_S / 2, min(retry_s, (request.deadline_s - now_s) / 2)))
+    def _overloaded(self, message: str, room_s: float, open_s: float) -> Overloaded:
+        """Refuse until there will be room: the first in `room_s`, and for all in `open_s`, over which they are spread.
 
-
-def _drained_s(full: Full, found: Forecast | None) -> float:
-    return full.excess_tokens / found.tokens_per_s if found is not None else _UNMEASURED_RETRY_S
+        Room that comes after the caller's deadline is told as well.
+        """
+        room_s = max(_SHORTEST_RETRY_S, room_s)
+        return Overloaded(message, min(room_s + self._jitter() * max(room_s, open_s), _LONGEST_RETRY_S))

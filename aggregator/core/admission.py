@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import ceil
 
+from aggregator.core.drain import Drain
 from aggregator.core.query import Priority, Source
 from aggregator.core.shares import FACTOR, excess
 
@@ -14,8 +15,8 @@ from aggregator.core.shares import FACTOR, excess
 class AdmissionPolicy:
     """`max_tokens` is the whole bound; a class from Kafka stops at its share of it.
 
-    It starts again below `resume_share` of where it stopped, so that intake does not flutter. A tenant's calls
-    may hold `tenant_factor` times as many tokens as are free.
+    It starts again below `resume_share` of where it stopped, so that intake does not flutter; so do calls. A tenant's
+    calls may hold `tenant_factor` times as many tokens as are free.
     """
 
     max_tokens: int
@@ -33,10 +34,11 @@ class Bound(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Full:
-    """A bound that is reached, and how many tokens must leave until the call fits."""
+    """A bound that is reached, how many tokens must leave until the call fits, and how many are served before it."""
 
     bound: Bound
     excess_tokens: int
+    ahead_tokens: int
 
 
 class Admission:
@@ -51,6 +53,10 @@ class Admission:
         self._total = 0
         self._stopped: set[Priority] = set()
         self._called: dict[str, int] = {}
+        self._called_total = 0
+        self._closed: set[str] = set()
+        self._left = 0
+        self._drain = Drain()
 
     @property
     def total(self) -> int:
@@ -63,30 +69,60 @@ class Admission:
         return bool(self._called)
 
     def full(self, tenant: str, token_count: int) -> Full | None:
-        """Which bound keeps out a gRPC request of so many tokens, if any; one alone always fits."""
+        """Which bound keeps out a gRPC request of so many tokens, if any; one alone always fits.
+
+        A tenant that was kept out stays so until well below its bound: else all room would go to those of its callers
+        who ask again as soon as they are answered, and none to those who were told to wait.
+        """
         if not self._total:
             return None
+        held = self._called.get(tenant, 0)
+        bound, over = self._excess(tenant, held, token_count, closed=tenant in self._closed)
+        if over <= 0:
+            self._closed.discard(tenant)
+            return None
+        if held:
+            self._closed.add(tenant)
+            bound, over = self._excess(tenant, held, token_count, closed=True)
+        # While a tenant's tokens are served, as many of each other tenant's are.
+        ahead = min(self._called_total, held * len(self._called)) or self._called_total or self._total
+        return Full(bound, over, ahead)
+
+    def _excess(self, tenant: str, held: int, token_count: int, *, closed: bool) -> tuple[Bound, int]:
+        """How much of what a tenant holds must leave until so many tokens more fit."""
+        open_share = self._policy.resume_share if closed else 1.0
         free = self._policy.max_tokens - self._total
-        factor = self._policy.tenant_factor
-        of_tenant = excess(self._called.get(tenant, 0), token_count, free, factor) if tenant else 0.0
-        if token_count - free >= of_tenant:
-            return Full(Bound.MODEL, token_count - free) if token_count > free else None
-        return Full(Bound.TENANT, ceil(of_tenant)) if of_tenant > 0 else None
+        of_model, of_tenant = token_count - free, 0.0
+        if tenant:
+            share = open_share * self._policy.tenant_factor / (1.0 + self._policy.tenant_factor)  # when it is alone
+            of_tenant = excess(held, token_count, free, share / (1.0 - share))
+        elif closed:
+            of_model += ceil((1.0 - open_share) * (free + self._called_total))
+        return (Bound.MODEL, of_model) if of_model >= of_tenant else (Bound.TENANT, ceil(of_tenant))
+
+    def tokens_per_s(self, now_s: float) -> float | None:
+        """How fast tokens leave, to be asked whenever a call is refused; None until that is known."""
+        return self._drain.tokens_per_s(self._left, now_s)
 
     def charge(self, source: Source, token_count: int, tenant: str = "") -> None:
         """Count a request's tokens in. What Kafka delivered is never refused: intake stops before."""
         self._total += token_count
         if source is Source.GRPC:
             self._called[tenant] = self._called.get(tenant, 0) + token_count
+            self._called_total += token_count
 
     def release(self, source: Source, token_count: int, tenant: str = "") -> None:
         """Count a request's tokens out, once its answer is acknowledged."""
         self._total -= token_count
+        self._left += token_count
         assert self._total >= 0, "More tokens were released than were held. This is a bug."
         if source is Source.GRPC:
+            self._called_total -= token_count
             left = self._called.pop(tenant, 0) - token_count  # none is there after calls without a token
             if left:
                 self._called[tenant] = left
+            else:
+                self._closed.discard(tenant)
 
     def is_filled(self, token_count: int) -> bool:
         """Whether so many tokens are all that may be held."""

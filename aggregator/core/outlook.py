@@ -35,8 +35,12 @@ def forecast(lanes: Collection[Lane], now_s: float) -> Forecast | None:
     if not lanes or not all(lane.has_evidence(now_s) for lane in lanes):
         return None
     first = min(lanes, key=lambda lane: lane.free_s(now_s))
-    tokens_per_s = sum(lane.token_budget / max(_TICK_S, lane.step_time_s(lane.token_budget)) for lane in lanes)
-    return Forecast(now_s, first.free_s(now_s), tokens_per_s, first)
+    return Forecast(now_s, first.free_s(now_s), speed(lanes), first)
+
+
+def speed(lanes: Collection[Lane]) -> float:
+    """Tokens per second of all lanes together in steps that are full, as far as is known."""
+    return sum(lane.token_budget / max(_TICK_S, lane.step_time_s(lane.token_budget)) for lane in lanes)
 
 
 @dataclass(slots=True)

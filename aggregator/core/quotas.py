@@ -48,6 +48,13 @@ class Quotas:
         needed = min(float(token_count), rate * self._policy.burst_s)
         return max(0.0, (needed - self._filled(tenant, rate, now_s).tokens) / rate)
 
+    def rested_s(self, tenant: str, now_s: float) -> float:
+        """How long until all that may be taken at once may be taken again."""
+        rate = self._rate(tenant)
+        if rate == inf:
+            return 0.0
+        return self._policy.burst_s - self._filled(tenant, rate, now_s).tokens / rate
+
     def charge(self, tenant: str, token_count: int, now_s: float) -> None:
         """Take a request's tokens, whether or not they fit."""
         if self._limits and (rate := self._rate(tenant)) != inf:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter
 from math import inf
 
@@ -64,13 +65,95 @@ def test_retries_are_spread() -> None:
     run(check())
 
 
-def test_a_retry_is_never_told_for_later_than_half_the_time_that_is_left() -> None:
+def test_a_retry_is_told_for_when_there_will_be_room_whatever_the_deadline() -> None:
     async def check() -> None:
         world = World(SerialEngine(), queue=NO_SHARING)
-        world.pipeline._gate = Gate(Quotas(QuotaPolicy(1.0, burst_s=10.0)))  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        world.pipeline._gate = Gate(Quotas(QuotaPolicy(1.0, burst_s=10.0)), jitter=lambda: 0.0)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         async with world.started():
             await world.embed(TEN_TOKENS)
-            assert failed(await world.embed(TEN_TOKENS, in_s=1.0)).retry_after_s == 0.5
+            assert abs(failed(await world.embed(TEN_TOKENS, in_s=1.0)).retry_after_s - 10.0) < 0.1
+
+    run(check())
+
+
+class Obedient:
+    """A caller that comes again when it was told to."""
+
+    def __init__(self, world: World, tenant: str = "") -> None:
+        self.refusals = 0
+        self.answers = 0
+        self._world = world
+        self._tenant = tenant
+
+    async def ask(self) -> float:
+        """Until it is answered; returns the seconds that took."""
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
+        while True:
+            request = await self._world.embed(TEN_TOKENS, tenant=self._tenant)
+            if request.code is Code.OK:
+                self.answers += 1
+                return loop.time() - started_s
+            self.refusals += 1
+            await asyncio.sleep(failed(request).retry_after_s)
+
+    async def ask_on(self) -> None:
+        """Without end."""
+        while True:
+            await self.ask()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tenant", ["", "a"])
+def test_who_comes_again_when_told_asks_a_few_times_beside_a_queue_of_ten_seconds(tenant: str) -> None:
+    async def check() -> None:
+        world = World(SerialEngine(slowness=330.0), max_held_tokens=1000, queue=NO_SHARING)  # 100 tokens a second
+        world.pipeline._gate = Gate(Quotas(QuotaPolicy()), jitter=random.Random(1).random)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        async with world.started():
+            others = [asyncio.ensure_future(Obedient(world, tenant).ask_on()) for _ in range(110)]
+            await asyncio.sleep(15)
+            callers = [Obedient(world, tenant) for _ in range(8)]
+            for caller in callers:
+                await caller.ask()
+            refusals = [caller.refusals for caller in callers]
+            assert sum(refusals) <= 3 * len(callers)
+            assert max(refusals) <= 15
+            for other in others:
+                other.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+
+    run(check())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tenants", [("",), ("a",), ("a", "b", "c")])
+def test_many_who_come_again_when_told_are_refused_a_few_times_each_and_waste_no_step(tenants: tuple[str, ...]) -> None:
+    async def check() -> None:
+        engine = SerialEngine(slowness=165.0)  # 200 tokens a second
+        async with World(engine, max_held_tokens=300, queue=NO_SHARING).started() as world:
+            callers = [Obedient(world, tenants[number % len(tenants)]) for number in range(90)]
+            tasks = [asyncio.ensure_future(caller.ask_on()) for caller in callers]
+            await asyncio.sleep(15)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        answers = sum(caller.answers for caller in callers)
+        assert answers > 0.9 * 15 * 200 / 10
+        assert sum(caller.refusals for caller in callers) < 8 * answers  # there is room for a third of them
+
+    run(check())
+
+
+def test_who_comes_again_when_told_is_refused_a_few_times_by_its_tenants_rate() -> None:
+    async def check() -> None:
+        world = World(SerialEngine(), queue=NO_SHARING)
+        world.pipeline._gate = Gate(Quotas(QuotaPolicy(100.0, burst_s=2.0)))  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        async with world.started():
+            callers = [Obedient(world, "a") for _ in range(10)]
+            await asyncio.wait([asyncio.ensure_future(caller.ask_on()) for caller in callers], timeout=8)
+        answers = sum(caller.answers for caller in callers)
+        assert 80 <= answers <= 110
+        assert sum(caller.refusals for caller in callers) < 2 * answers
 
     run(check())
 
@@ -184,16 +267,20 @@ class Door:
         lane = Lane("a", Curve(0.0, 0.0, 1e-4, 100, Rule.THROUGHPUT, 1000), 100, LanePolicy())
         lane.sent("0", 100, 99.99)
         lane.ended("0", 100.0, StepReport(100, 0.01, 0, 0.0, 0.0))
-        self.found = forecast([lane], 100.0)
+        self.lanes = [lane]
+        self.found = forecast(self.lanes, 100.0)
         assert self.found is not None
 
-    def refusal(self, request: Request, token_count: int = 10, *, known: bool = True) -> TokenbatchError | None:
+    def refusal(
+        self, request: Request, token_count: int = 10, *, known: bool = True, now_s: float = 100.0
+    ) -> TokenbatchError | None:
+        found = self.found if known else None
         return self.gate.refusal(
-            request, token_count, self.admission, self.outlook, self.found if known else None, now_s=100.0
+            request, token_count, self.admission, self.outlook, found, lanes=self.lanes, now_s=now_s
         )
 
-    def retry_s(self, request: Request, token_count: int = 10, *, known: bool = True) -> float:
-        told = self.refusal(request, token_count, known=known)
+    def retry_s(self, request: Request, token_count: int = 10, *, known: bool = True, now_s: float = 100.0) -> float:
+        told = self.refusal(request, token_count, known=known, now_s=now_s)
         assert isinstance(told, Overloaded)
         return told.retry_after_s
 
@@ -236,7 +323,26 @@ def test_who_finds_the_model_full_is_told_to_come_when_there_will_be_room() -> N
     door = Door()
     door.admission.charge(Source.KAFKA, 5000)
     assert door.retry_s(call("b"), 1000) == pytest.approx(5000 / 10_000)
-    assert door.retry_s(call("b"), 1000, known=False) == pytest.approx(0.1)
+    assert door.retry_s(call("b"), 1000, known=False) == pytest.approx(0.5)  # what a lane can do is known before
+    door.lanes = []
+    assert door.retry_s(call("b"), 1000) == pytest.approx(0.02)
+
+
+def test_who_was_refused_is_told_to_come_while_what_its_tenant_holds_is_served() -> None:
+    for jitter in (0.0, 0.5, 1.0):
+        door = Door(jitter=jitter)
+        door.admission.charge(Source.GRPC, 800, "a")
+        door.admission.charge(Source.GRPC, 100, "b")
+        # 80 % of the share of 80 %; 1,600 tokens are served meanwhile, or all 900 that there are
+        assert door.retry_s(call("a"), 10) == pytest.approx(0.0228 + jitter * 0.09, abs=1e-4)
+
+
+def test_what_leaves_while_callers_are_refused_says_more_than_what_lanes_could_do() -> None:
+    door = Door()
+    door.admission.charge(Source.GRPC, 1000, "a")
+    assert door.retry_s(call("a"), 10) < 0.1
+    door.admission.release(Source.GRPC, 50, "a")
+    assert door.retry_s(call("a"), 310, now_s=100.5) == pytest.approx((0.36 * 1260 - 0.64 * 50) / 100, abs=0.01)
 
 
 def test_who_used_a_rate_up_is_told_to_come_when_it_allows_that_much_again() -> None:
@@ -247,7 +353,7 @@ def test_who_used_a_rate_up_is_told_to_come_when_it_allows_that_much_again() -> 
 
 
 @pytest.mark.parametrize(
-    ("owed", "jitter", "told_s"), [(1, 0.0, 0.02), (1, 0.5, 0.03), (900, 0.0, 5.0), (900, 0.5, 7.5)]
+    ("owed", "jitter", "told_s"), [(1, 0.0, 0.02), (1, 0.5, 5.02), (900, 0.0, 9.0), (900, 0.5, 14.0)]
 )
 def test_nobody_is_told_to_come_at_once_or_ever_so_late_and_not_all_together(
     owed: int, jitter: float, told_s: float
@@ -257,11 +363,18 @@ def test_nobody_is_told_to_come_at_once_or_ever_so_late_and_not_all_together(
     assert door.retry_s(call(), owed) == pytest.approx(told_s)
 
 
-@pytest.mark.parametrize(("left_s", "told_s"), [(4.0, 1.0), (1.0, 0.5), (0.01, 0.01), (-1.0, 0.01)])
-def test_a_retry_leaves_half_of_the_time_that_is_left(left_s: float, told_s: float) -> None:
+def test_nobody_is_told_to_come_later_than_in_two_minutes() -> None:
+    door = Door(QuotaPolicy(1.0, burst_s=300.0))
+    door.gate.charge(call(), 300, 100.0)
+    assert door.retry_s(call(), 119) == pytest.approx(119.0)
+    assert door.retry_s(call(), 200) == pytest.approx(120.0)
+
+
+@pytest.mark.parametrize("left_s", [4.0, 0.01, -1.0])
+def test_room_that_comes_after_the_deadline_is_told_as_well(left_s: float) -> None:
     door = Door(QuotaPolicy(100.0, burst_s=10.0))
     door.gate.charge(call(), 1000, 100.0)
-    assert door.retry_s(call(in_s=left_s), 100) == pytest.approx(told_s)
+    assert door.retry_s(call(in_s=left_s), 100) == pytest.approx(1.0)
 
 
 def test_a_deadline_that_cannot_be_met_is_refused_only_where_lanes_have_fresh_evidence() -> None:

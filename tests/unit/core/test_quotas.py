@@ -32,6 +32,15 @@ def test_a_burst_is_taken_at_once_and_then_the_rate_counts() -> None:
     assert take(bucket, "a", 50, 0.5)
 
 
+def test_it_is_told_when_a_whole_burst_may_be_taken_again() -> None:
+    bucket = Quotas(QuotaPolicy(default_rate=100.0, burst_s=2.0))
+    assert bucket.rested_s("a", 0.0) == 0.0
+    bucket.charge("a", 500, 0.0)
+    assert bucket.rested_s("a", 0.0) == pytest.approx(5.0)
+    assert bucket.rested_s("a", 4.0) == pytest.approx(1.0)
+    assert Quotas(QuotaPolicy()).rested_s("a", 0.0) == 0.0
+
+
 def test_a_rest_refills_no_more_than_a_burst() -> None:
     bucket = Quotas(QuotaPolicy(default_rate=100.0, burst_s=2.0))
     take(bucket, "a", 200, 0.0)
