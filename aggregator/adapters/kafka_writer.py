@@ -103,7 +103,7 @@ class KafkaWriter:
                 _renew_identity(producer)
             if isinstance(error, kafka_errors.TopicAuthorizationFailedError | kafka_errors.InvalidTopicError):
                 self._refused[tp.topic] = (_now_s() + _REFUSAL_HOLDS_S, error)
-            if isinstance(error, kafka_errors.ProducerClosed) or any(task.done() for task in _tasks(producer)):
+            if isinstance(error, kafka_errors.ProducerClosed) or _has_ended(producer):
                 await self._restart(producer)
                 return _error(kafka_errors.KafkaConnectionError())
             return _error(error)
@@ -140,12 +140,13 @@ class KafkaWriter:
     async def _ask_for_metadata(self) -> bool:
         """Whether a broker has told it anew."""
         producer = self._producer
-        update: asyncio.Future[bool] = producer.client.force_metadata_update()
-        parts: tuple[asyncio.Future[Any], ...] = (update, *_tasks(producer))
-        await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
-        if update.done():
-            return await update
-        update.cancel()
+        if not _has_ended(producer):
+            update: asyncio.Future[bool] = producer.client.force_metadata_update()
+            parts: tuple[asyncio.Future[Any], ...] = (update, *_tasks(producer))
+            await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+            if update.done():
+                return await update
+            update.cancel()
         await self._restart(producer)
         return False
 
@@ -208,8 +209,14 @@ def _error(error: Exception) -> Exception:
 
 
 def _tasks(producer: Any) -> tuple[asyncio.Task[None], ...]:
-    """What a producer lives by; each ends with it, or for an error."""
-    return (producer._sender.sender_task, producer.client._sync_task)  # noqa: SLF001 - see the top of this file
+    """What a producer lives by; each ends with it, or for an error. A client that is closed has one task less."""
+    tasks = (producer._sender.sender_task, producer.client._sync_task)  # noqa: SLF001 - see the top of this file
+    return tuple(task for task in tasks if task is not None)
+
+
+def _has_ended(producer: Any) -> bool:
+    """Whether it writes nothing any more: another writer may be making it anew already."""
+    return producer.client._sync_task is None or any(task.done() for task in _tasks(producer))  # noqa: SLF001
 
 
 def _fail_what_waits(producer: Any, ended: asyncio.Task[None]) -> None:

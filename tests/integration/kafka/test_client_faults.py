@@ -141,6 +141,30 @@ async def test_output_connects_anew_when_a_task_of_the_client_dies(
     assert {record.value for record in await shared.read(topic)} == {b"%d" % number for number in range(10)}
 
 
+@pytest.mark.parametrize("breaks", [sender_without_a_word, metadata])
+async def test_all_who_write_while_a_task_of_the_client_dies_have_their_records_written(
+    shared: RealCluster, breaks: Callable[[Any], None]
+) -> None:
+    topics = [await shared.create_topic() for _ in range(3)]
+    producer = KafkaProducer(shared.settings())
+    await producer.start()
+    inner: Any = producer
+    broken = inner._writer._producer  # noqa: SLF001 - to break it
+    for topic in topics:
+        assert not any(await producer.send(records_of(topic, 1)))
+    sending = [asyncio.create_task(producer.send(records_of(topic, 5, start=1))) for topic in topics]
+    astray = OutgoingRecord("not-there", None, b"k", b"whose topic is looked for meanwhile", [])
+    looking = asyncio.create_task(producer.send([astray]))
+    await asyncio.sleep(0)
+    breaks(SimpleNamespace(_client=broken.client, _sender=broken._sender))  # noqa: SLF001
+    async with asyncio.timeout(40):
+        assert not any(error for errors in await asyncio.gather(*sending) for error in errors)
+        assert isinstance((await looking)[0], kafka_errors.UnknownTopicOrPartitionError)
+    await producer.close(2)
+    for topic in topics:
+        assert {record.value for record in await shared.read(topic)} == {b"%d" % number for number in range(6)}
+
+
 async def test_what_was_written_is_heard_of_while_other_records_wait(shared: RealCluster) -> None:
     topic = await shared.create_topic()
     producer = KafkaProducer(shared.settings())
