@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from sys import getsizeof
 from typing import Protocol
 
@@ -98,11 +97,11 @@ class Calls:
         room = call.room
         room.widen(len(data))
         times = self.clock(), self._wall_clock(), deadline_s
-        request_in = partial(_request_in, data, identity, call, times)
         if len(data) <= SMALL_BYTES:
-            request = request_in()
+            request = _request_in(data, identity, call, times)
         else:
-            request = await asyncio.get_running_loop().run_in_executor(self._parser, request_in)
+            loop = asyncio.get_running_loop()
+            request = await loop.run_in_executor(self._parser, _request_in, data, identity, call, times)
             room.charge(sum(map(getsizeof, request.inputs)) - len(data))  # texts can take four times their UTF-8
         if request.tenant != identity.defaults.tenant:
             room.put_down_to(tenant_holder(request.tenant))
