@@ -82,7 +82,11 @@ class GrpcSettings(Group):
     max_pending_bytes: PositiveInt = Field(
         default=64 * 1024 * 1024, description="bytes of the requests under way; more get RESOURCE_EXHAUSTED"
     )
-    max_streams: PositiveInt = Field(default=256, description="open EmbedStream calls")
+    max_streams: PositiveInt = Field(
+        default=48,
+        description="open EmbedStream calls, each with room for one message on its way in; when one more comes,"
+        " one that has been silent for 5 s makes way",
+    )
     stream_window: PositiveInt = Field(default=256, description="requests under way on one EmbedStream")
     max_calls_per_connection: PositiveInt = Field(default=1024, description="HTTP/2 streams of one connection")
     max_metadata_bytes: PositiveInt = Field(default=16 * 1024, description="metadata of one call")

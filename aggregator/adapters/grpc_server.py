@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from math import inf
+from operator import itemgetter
 from typing import Any, cast
 
 import grpc
 
 from aggregator.adapters.grpc_calls import Call, Calls
+from aggregator.adapters.grpc_load import Holders
 from aggregator.adapters.grpc_reading import NO_MESSAGE
 from aggregator.adapters.grpc_refusals import Context, abort
 from aggregator.adapters.grpc_stream import OVER, Stream
+from aggregator.adapters.telemetry import Limit
 from aggregator.adapters.tracing import Tracing
 from aggregator.errors import InvalidRequest, TokenbatchError
 from aggregator.models import Models
@@ -20,6 +23,8 @@ from aggregator.serialized import is_large, to_protobuf
 from protos.embedding.v1 import embedding_pb2 as pb
 
 __all__ = ["SERVICE", "Call", "EmbeddingsService"]
+
+_SILENT_S = 5.0
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Embeddings"].full_name
 
@@ -38,7 +43,7 @@ class EmbeddingsService:
         self._tracing = tracing
         self._stream_window = stream_window
         self._stream_age_s = stream_age_s
-        self._streams: set[Stream] = set()
+        self._streams: dict[Stream, Holders] = {}
         self._streams_over = False
 
     async def Embed(self, messages: object, context: Context) -> bytes:
@@ -91,20 +96,35 @@ class EmbeddingsService:
         calls = self._calls
         try:
             identity = calls.callers.identify(context)
+            self._end_silent_stream()
             calls.load.open_stream(identity.holders)
         except TokenbatchError as error:
             return Failure.of(error)
         stream = Stream(calls, self._models, identity, self._deadline_s(context), self._stream_window)
-        self._streams.add(stream)
+        self._streams[stream] = identity.holders
         age = asyncio.get_running_loop().call_later(self._stream_age_s, stream.end)
         try:
             with self._tracing.serve(SERVICE, "EmbedStream", identity.traceparent):
                 await stream.serve(context)
         finally:
             age.cancel()
-            self._streams.remove(stream)
-            calls.load.close_stream(identity.holders)
+            self._close(stream)
         return OVER if stream.cut_short else None
+
+    def _end_silent_stream(self) -> None:
+        """Where no more streams may be open, the one that has been silent longest makes way: it can be opened anew."""
+        load = self._calls.load
+        if self._streams and not load.streams.has_room(1):
+            silent_s, stream = max(((each.silent_s, each) for each in self._streams), key=itemgetter(0))
+            if silent_s >= _SILENT_S:
+                load.refusal(Limit.SILENT)
+                stream.end()
+                self._close(stream)
+
+    def _close(self, stream: Stream) -> None:
+        holders = self._streams.pop(stream, None)
+        if holders is not None:
+            self._calls.load.close_stream(holders)
 
     def end_streams(self) -> None:
         """Let every stream answer what it has read, and be over; no more are opened."""

@@ -60,7 +60,13 @@ class Stream:
         self._answer_taken = asyncio.Event()
         self._all_read = False
         self._reading: asyncio.Task[None] | None = None
+        self._heard_s = calls.clock()
         self.cut_short = False
+
+    @property
+    def silent_s(self) -> float:
+        """For how long nothing has come, and nothing is owed; 0 while something is."""
+        return 0.0 if self._unanswered else self._calls.clock() - self._heard_s
 
     def end(self) -> None:
         """Read no more; `serve` ends once all that was read is answered, `cut_short` if more might have come."""
@@ -113,6 +119,7 @@ class Stream:
                 message = await context.read()
                 if message is grpc.aio.EOF:
                     return
+                self._heard_s = self._calls.clock()
                 self._unanswered += 1
                 await self._take(message)
         finally:

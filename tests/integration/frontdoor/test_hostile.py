@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 import pytest
 
-from aggregator.adapters import grpc_listener, grpc_reading
+from aggregator.adapters import grpc_listener, grpc_reading, grpc_server
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.integration.frontdoor.attackers import attack
 from tests.integration.frontdoor.door import Door, SlowEngine, ask, front_door, retry_delay_s, until
@@ -208,6 +208,31 @@ async def test_a_tenant_with_many_streams_leaves_room_for_another() -> None:
             [answer] = [each async for each in stream(iter([ask("rain")]), metadata=[("x-tenant", "b")])]
         assert not answer.status.code
         for call in held:
+            call.cancel()
+
+
+async def test_a_silent_stream_makes_way_for_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_server, "_SILENT_S", 0.3)
+    engine = SlowEngine()
+    async with front_door(engine, settings={"grpc": {"max_streams": 4}}) as door, connection(door) as channel:
+        engine.gate.clear()
+        busy = door.stub.EmbedStream(iter([ask("rain")]))
+        await until(lambda: engine.queries)
+        silent = await hold(channel, STREAM, 3)
+        await until(lambda: door.figure("embed.calls.streams") == 4)
+        await asyncio.sleep(0.5)
+        async with connection(door) as another:
+            stream = another.stream_stream(STREAM, pb.EmbedRequest.SerializeToString, pb.EmbedResponse.FromString)
+            new = stream(iter([ask("snow")]))
+            codes = [asyncio.ensure_future(call.code()) for call in silent]
+            [ended], going_on = await asyncio.wait(codes, timeout=30, return_when=asyncio.FIRST_COMPLETED)
+            assert ended.result() is grpc.StatusCode.UNAVAILABLE
+            assert len(going_on) == 2
+            engine.gate.set()
+            assert [answer.status.code async for answer in new] == [0]
+        assert [answer.status.code async for answer in busy] == [0]
+        assert door.figure("embed.calls.refused", limit="silent") == 1
+        for call in silent:
             call.cancel()
 
 
