@@ -72,7 +72,7 @@ class KafkaPath:
         self._asked = {name: {intake.defaults.model} for name, intake in intakes.items()}
         self._stopped: frozenset[str] = frozenset()
         self._held: frozenset[str] = frozenset()
-        self._large = LargeRecords()
+        self._large = LargeRecords(on_full_changed=self._hold)
         self._refusing: asyncio.Task[None] | None = None
 
     async def receive(self) -> Sequence[Request]:
@@ -81,7 +81,6 @@ class KafkaPath:
         Empty once fetching is stopped.
         """
         while True:
-            await self._large.room()
             leases = await self._deliveries.fetch()
             if self._refusing is not None:  # at most one fetch of refusals is under way: a flood stays bounded
                 await self._refusing
@@ -105,7 +104,7 @@ class KafkaPath:
                 return requests
 
     async def receive_large(self) -> Sequence[Request]:
-        """The same of the records with large values, which would hold up the others."""
+        """The same of the records with large values, which would hold up the others; those of held topics wait."""
         while fetched := await self._large.take():
             live = [each for each in fetched if not each.lease.watermark.fenced]
             requests, refused = await decode_large(live, self._intakes, self._skew.doubts)
@@ -166,8 +165,15 @@ class KafkaPath:
         )
         self._hold()
 
+    def drop_fenced(self) -> None:
+        """Forget what waits of partitions that were given back."""
+        self._large.drop_fenced()
+
     def _hold(self) -> None:
-        held = self._stopped | self._dead_letters.full
+        stopped = self._stopped | self._dead_letters.full
+        if stopped != self._large.held:
+            self._large.hold(stopped)
+        held = stopped | self._large.full  # what waits of those that are only full is worked off
         if held != self._held:
             self._held = held
             self._deliveries.hold(held)

@@ -301,6 +301,8 @@ class Pipeline:
 
     def forget(self, gone: Callable[[Request], bool]) -> None:
         """Drop waiting requests whose partition was given back: its new owner redoes them."""
+        if self._kafka is not None:
+            self._kafka.drop_fenced()
         for model in self.models:
             self._settling.forget(model, gone)
 

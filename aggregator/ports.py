@@ -91,7 +91,7 @@ class KafkaPath(Protocol):
         ...
 
     async def receive_large(self) -> Sequence[Request]:
-        """The same of those that are large, which take longer and hold up no others."""
+        """The same of those that are large, which take longer and hold up no others; none of topics that are held."""
         ...
 
     def accept(self, request: Request) -> None:
@@ -115,6 +115,10 @@ class KafkaPath(Protocol):
 
     def stuck(self) -> Sequence[Lease]:
         """Leases that hold their partition's watermark so far back that their inputs are to be aged."""
+        ...
+
+    def drop_fenced(self) -> None:
+        """Forget what was not yet received of partitions that were given back: whoever reads it next redoes it."""
         ...
 
     def hold(self, away: Callable[[str], bool], full: Callable[[str, Priority], bool]) -> None:
@@ -148,6 +152,10 @@ class Tokenizer(Protocol):
 
         A text that is no longer is its own part. None: it has no place where it may be cut.
         """
+        ...
+
+    def join_ids(self, before: bytes, after: bytes) -> bytes:
+        """Token ids of a text of those of its two parts, special tokens around the whole; int32 little endian."""
         ...
 
     def truncate_ids(self, token_ids: bytes, max_tokens: int, *, keep_end: bool) -> bytes:

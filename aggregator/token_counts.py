@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from aggregator.errors import Code
-from aggregator.ports import TokenBatch
+from aggregator.ports import TokenBatch, Tokenizer
 from aggregator.request import Failure, Request
 from aggregator.served import Served
 from protos.embedding.v1 import embedding_pb2 as pb
@@ -18,7 +18,7 @@ LONG_CHARACTERS = 1 << 14
 _CALL_CHARACTERS = 1 << 16
 """Texts go to the tokenizer in calls of about so many, lest others wait long, or work go on whose caller is gone."""
 _FIRST_PART, _LAST_PART = 8, 32
-"""Characters of an over-long text that are tokenized for each token that the model takes: at first, and at most."""
+"""Characters of a long text that are tokenized for each token that the model takes: at first, and then at a time."""
 _LEAST_LAST_PART = 1 << 16
 _ID_BYTES = 4
 _LOG = logging.getLogger(__name__)
@@ -68,27 +68,66 @@ async def count_together(served: Served, texts: Sequence[str], *, long: bool = F
 async def count_long(served: Served, request: Request, texts: Sequence[str]) -> list[Counted]:
     """The ids of a long request's texts; of one longer than the model takes, at least those that truncation keeps.
 
-    The rest of that is not tokenized: it is cut where its tokenizer splits whatever stands around, so that the ids are
-    those of the whole. Only a text that has no such place is cut anywhere, and at many times what the model takes.
+    The rest of that is not tokenized: a text is read part by part, cut where its tokenizer splits whatever stands
+    around, so that the ids are those of the whole, until there are more than the model takes. Only a text that has no
+    such place is cut anywhere, and at many times what the model takes.
     """
     limit = served.description.max_input_tokens
     keep_end = request.options.truncate == pb.TRUNCATE_START
     most = max(_LAST_PART * limit, _LEAST_LAST_PART)
-    found: dict[int, Counted] = {}
-    for last, characters in enumerate((_FIRST_PART * limit, most)):
-        parts: dict[int, str] = {}
-        for index, text in enumerate(texts):
-            part = None if index in found else served.tokenizer.part(text, characters, keep_end=keep_end)
-            if part is None and index not in found and last:
-                part = text[-most:] if keep_end else text[:most]
-            if part is not None:
-                parts[index] = part
-        for index, counted in zip(parts, await _count_in_calls(served, list(parts.values())), strict=True):
-            if len(parts[index]) == len(texts[index]) or isinstance(counted, Failure):
-                found[index] = counted
-            elif last or len(counted) > limit * _ID_BYTES:
-                found[index] = _of_part(served, request, counted, len(parts[index]))
-    return [found[index] for index in range(len(texts))]
+    readings = [_Reading(served.tokenizer, text, keep_end=keep_end) for text in texts]
+    unread, characters = readings, _FIRST_PART * limit
+    while unread:
+        parts = [reading.next_part(characters, most) for reading in unread]
+        for reading, counted in zip(unread, await _count_in_calls(served, parts), strict=True):
+            reading.take(counted)
+        unread = [reading for reading in unread if reading.more and reading.tokens <= limit]
+        characters = most
+    return [_of_part(served, request, reading) for reading in readings]
+
+
+class _Reading:
+    """A text that is counted part by part, from its start or from its end; `more`: there are parts to be had."""
+
+    def __init__(self, tokenizer: Tokenizer, text: str, *, keep_end: bool) -> None:
+        self.counted: Counted = b""
+        self.characters = 0
+        self.more = True
+        self._tokenizer = tokenizer
+        self._rest = text
+        self._keep_end = keep_end
+
+    @property
+    def tokens(self) -> int:
+        """Of what was read."""
+        return len(self.counted) // _ID_BYTES if isinstance(self.counted, bytes) else 0
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of it was read."""
+        return not self._rest
+
+    def next_part(self, characters: int, most: int) -> str:
+        """Of at most so many characters; of `most` where it has no place before that, cut anywhere if it has none."""
+        rest, keep_end = self._rest, self._keep_end
+        part = self._tokenizer.part(rest, characters, keep_end=keep_end)
+        part = part or self._tokenizer.part(rest, most, keep_end=keep_end)
+        fits = bool(part)
+        part = part or (rest[-most:] if keep_end else rest[:most])
+        self._rest = rest[: len(rest) - len(part)] if keep_end else rest[len(part) :]
+        self.more = fits and not self.whole
+        self.characters += len(part)
+        return part
+
+    def take(self, counted: Counted) -> None:
+        """The tokens of the part stand next to those of the others."""
+        if isinstance(counted, Failure):
+            self.counted, self.more = counted, False
+        elif not self.counted:
+            self.counted = counted
+        elif isinstance(self.counted, bytes):
+            parts = (counted, self.counted) if self._keep_end else (self.counted, counted)
+            self.counted = self._tokenizer.join_ids(*parts)
 
 
 async def _count_in_calls(served: Served, texts: Sequence[str]) -> list[Counted]:
@@ -105,14 +144,14 @@ async def _count_in_calls(served: Served, texts: Sequence[str]) -> list[Counted]
     return counted + await count_together(served, call, long=True)
 
 
-def _of_part(served: Served, request: Request, token_ids: bytes, characters: int) -> Counted:
-    """What a part says of a text that is to be cut, or must not be."""
-    if request.options.truncate != pb.TRUNCATE_NONE:
-        return token_ids
+def _of_part(served: Served, request: Request, reading: _Reading) -> Counted:
+    """What was read of a text, or, where it is to be cut and must not be, why it is refused."""
+    if isinstance(reading.counted, Failure) or reading.whole or request.options.truncate != pb.TRUNCATE_NONE:
+        return reading.counted
     limit = served.description.max_input_tokens
-    if len(token_ids) > limit * _ID_BYTES:
+    if reading.tokens > limit:
         return too_long(served, f"more than {limit} tokens")
-    return too_long(served, f"more than {characters} characters, of which no more are read")
+    return too_long(served, f"more than {reading.characters} characters, of which no more are read")
 
 
 def too_long(served: Served, found: str) -> Failure:

@@ -68,20 +68,30 @@ class FastTokenizer:
             return text
         return None if self._cuts is None else part(text, self._cuts, characters, keep_end=keep_end)
 
+    def join_ids(self, before: bytes, after: bytes) -> bytes:
+        """Token ids of a text of those of its two parts, special tokens around the whole; int32 little endian."""
+        first, second = np.frombuffer(before, _INT32), np.frombuffer(after, _INT32)
+        first_end = len(first) - self._special_lengths(first)[1]
+        return first[:first_end].tobytes() + second[self._special_lengths(second)[0] :].tobytes()
+
     def truncate_ids(self, token_ids: bytes, max_tokens: int, *, keep_end: bool) -> bytes:
         """Token ids of one over-long text cut to `max_tokens`; special tokens are kept where they stand at the ends."""
         ids = np.frombuffer(token_ids, _INT32)
         if len(ids) <= max_tokens:
             return ids.tobytes()
-        before, after = len(self._prefix), len(self._suffix)
-        before = before if np.array_equal(ids[:before], self._prefix) else 0
-        after = after if np.array_equal(ids[len(ids) - after :], self._suffix) else 0
+        before, after = self._special_lengths(ids)
         room = max_tokens - before - after
         if room <= 0:
             return ids[:max_tokens].tobytes()
         body = ids[before : len(ids) - after]
         body = body[len(body) - room :] if keep_end else body[:room]
         return ids[:before].tobytes() + body.tobytes() + ids[len(ids) - after :].tobytes()
+
+    def _special_lengths(self, ids: npt.NDArray[np.int32]) -> tuple[int, int]:
+        """How many special tokens stand at either end."""
+        before, after = len(self._prefix), len(self._suffix)
+        before = before if np.array_equal(ids[:before], self._prefix) else 0
+        return before, after if np.array_equal(ids[len(ids) - after :], self._suffix) else 0
 
     def _by_reference(self, texts: Sequence[str]) -> Packed:
         try:

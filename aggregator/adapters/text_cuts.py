@@ -52,13 +52,13 @@ def find_cuts(definition: _Component) -> Cuts | None:
 
 
 def part(text: str, cuts: Cuts, characters: int, *, keep_end: bool) -> str | None:
-    """The start or the end of a longer text, half so many characters to all of them; None where it has no place."""
-    size = characters // 2
-    searched = min(size, _SEARCHED)
+    """The start or the end of a longer text, as much as there is a place for; None where it has none near."""
+    searched = min(characters // 2, _SEARCHED)
     if keep_end:
-        found = cuts.search(text, len(text) - size - searched, len(text) - size)
+        start = len(text) - characters
+        found = cuts.search(text, start, start + searched)
         return None if found is None else text[found.end() :]
-    found = cuts.search(text, size, size + searched)
+    found = cuts.search(text, characters - searched, characters)
     return None if found is None else text[: found.end()]
 
 

@@ -70,5 +70,12 @@ def test_a_part_of_a_text_has_the_tokens_of_that_end_of_it(tokenizer: Tokenizer,
     assert tokenizer.part(text, len(text), keep_end=keep_end) == text
 
 
+def test_the_tokens_of_two_parts_are_joined_to_those_of_the_whole(tokenizer: Tokenizer) -> None:
+    before, after, whole = (
+        tokenizer.count([text]).ids.tobytes() for text in ("hello who", " world", "hello who world")
+    )
+    assert tokenizer.join_ids(before, after) == whole
+
+
 def test_a_text_without_a_place_to_cut_has_no_part(tokenizer: Tokenizer) -> None:
     assert tokenizer.part("x" * 101, 100, keep_end=False) is None

@@ -35,6 +35,10 @@ class FakeTokenizer:
         before, space, after = text[:characters].rpartition(" ") if not keep_end else text[-characters:].partition(" ")
         return (after if keep_end else before) if space else None
 
+    def join_ids(self, before: bytes, after: bytes) -> bytes:
+        """Of two parts, the last of one and the first of the other left out."""
+        return before[:-4] + after[4:]
+
     def truncate_ids(self, token_ids: bytes, max_tokens: int, *, keep_end: bool) -> bytes:
         """Cut ids, first and last kept."""
         ids = np.frombuffer(token_ids, np.int32)

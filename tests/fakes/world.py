@@ -72,6 +72,9 @@ class WordTokenizer:
     def part(self, text: str, characters: int, *, keep_end: bool) -> str | None:
         return FakeTokenizer().part(text, characters, keep_end=keep_end)
 
+    def join_ids(self, before: bytes, after: bytes) -> bytes:
+        return FakeTokenizer().join_ids(before, after)
+
     def truncate_ids(self, token_ids: bytes, max_tokens: int, *, keep_end: bool) -> bytes:
         return token_ids[-4 * max_tokens :] if keep_end else token_ids[: 4 * max_tokens]
 
@@ -159,6 +162,9 @@ class FakeKafka:
         return await self.incoming_large.get()
 
     async def written(self) -> None:
+        pass
+
+    def drop_fenced(self) -> None:
         pass
 
     def accept(self, request: Request) -> None:

@@ -317,19 +317,57 @@ def test_a_topic_is_held_for_every_model_that_its_records_asked_for_and_for_its_
     check(work)
 
 
-def test_records_with_large_values_are_received_apart_and_all_before_the_end() -> None:
+LARGE = pb.EmbedRequest(request_id="large", inputs=[pb.Input(text="x" * 20_000)]).SerializeToString()
+
+
+def test_records_with_large_values_are_received_apart() -> None:
     async def work(side: Side) -> None:
-        large = pb.EmbedRequest(request_id="large", inputs=[pb.Input(text="x" * 20_000)]).SerializeToString()
-        for value in (large, REQUEST, large, b"\xff" * 20_000, REQUEST):
+        for value in (LARGE, REQUEST, LARGE, b"\xff" * 20_000, REQUEST):
             side.kafka.append(("in", 0), OutgoingRecord("in", 0, b"k", value, []))
         small = await side.path.receive()
         assert [request.request_id for request in small] == ["q", "q"]
-        side.deliveries.stop_fetching()
-        assert not await side.path.receive()
         assert [request.request_id for request in await side.path.receive_large()] == ["large", "large"]
-        assert not await side.path.receive_large()
         await side.path.written()
         assert side.letter()["dlt-error-code"] == "DATA_LOSS"
+
+    check(work)
+
+
+def test_large_records_wait_as_long_as_their_topic_is_held_and_are_left_to_the_next_reader_at_the_end() -> None:
+    async def work(side: Side) -> None:
+        for topic, value in (("in", LARGE), ("in", REQUEST), ("other", LARGE)):
+            side.kafka.append((topic, 0), OutgoingRecord(topic, 0, b"k", value, []))
+        (request,) = await side.path.receive()
+        side.path.accept(request)
+        side.path.hold(lambda _: False, lambda *_: True)
+        receiving = asyncio.create_task(side.path.receive_large())
+        await asyncio.sleep(1)
+        assert not receiving.done()
+        side.path.hold(lambda _: False, lambda *_: False)
+        assert {each.request_id for each in await receiving} == {"large"}
+        side.kafka.append(("in", 0), OutgoingRecord("in", 0, b"k", LARGE, []))
+        small = asyncio.create_task(side.path.receive())
+        await asyncio.sleep(1)
+        side.deliveries.stop_fetching()
+        assert not await small
+        assert not await side.path.receive_large()
+
+    check(work)
+
+
+def test_only_topics_whose_large_records_wait_are_held_when_too_many_of_them_do() -> None:
+    async def work(side: Side) -> None:
+        value = pb.EmbedRequest(inputs=[pb.Input(text="x" * (1 << 20))]).SerializeToString()
+        for _ in range(64):
+            side.kafka.append(("in", 0), OutgoingRecord("in", 0, b"k", value, []))
+        receiving = asyncio.create_task(side.path.receive())
+        await asyncio.sleep(1)
+        assert held(side) == {"in"}
+        side.kafka.append(("other", 0), OutgoingRecord("other", 0, b"k", REQUEST, []))
+        side.deliveries.wake()
+        assert [request.request_id for request in await receiving] == ["q"]
+        await side.path.receive_large()
+        assert held(side) == set()
 
     check(work)
 

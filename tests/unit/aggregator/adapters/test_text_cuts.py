@@ -145,6 +145,20 @@ def test_a_part_with_more_tokens_than_are_taken_is_truncated_as_the_whole_is(
         assert opened.truncate_ids(ids.tobytes(), limit, keep_end=keep_end) == cut
 
 
+@pytest.mark.parametrize("keep_end", [False, True])
+@settings(deadline=None, max_examples=50)
+@given(TEXTS, st.integers(4, 60))
+def test_the_tokens_of_parts_are_joined_to_those_of_the_whole(
+    opened: FastTokenizer, keep_end: bool, text: str, size: int
+) -> None:
+    found = opened.part(text, size, keep_end=keep_end)
+    if found is None:
+        return
+    rest = text[: len(text) - len(found)] if keep_end else text[len(found) :]
+    before, after = (opened.count([each]).ids.tobytes() for each in ((rest, found) if keep_end else (found, rest)))
+    assert opened.join_ids(before, after) == opened.count([text]).ids.tobytes()
+
+
 def test_ideographs_are_a_place_where_each_of_them_is_a_word() -> None:
     cuts = find_cuts(json.loads(wordpiece_files()["tokenizer.json"]))
     assert cuts is not None
@@ -199,6 +213,7 @@ def test_a_text_is_searched_for_a_place_for_so_long_only() -> None:
     cuts = find_cuts(json.loads(wordpiece_files()["tokenizer.json"]))
     assert cuts is not None
     text = "x" * 20_000 + " y" * 20_000
-    assert part(text, cuts, 30_000, keep_end=False) is None
-    assert len(part(text, cuts, 45_000, keep_end=False) or "") in range(22_500, 22_503)
+    assert part(text, cuts, 20_000, keep_end=False) is None
+    assert len(part(text, cuts, 45_000, keep_end=False) or "") in range(40_904, 40_907)
+    assert part(text[::-1], cuts, 20_000, keep_end=True) is None
     assert np.all([len(part(text, cuts, size, keep_end=True) or "") <= size for size in (100, 10_000, 30_000)])

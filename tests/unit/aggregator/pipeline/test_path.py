@@ -185,11 +185,35 @@ def test_of_an_over_long_text_no_more_is_counted_than_can_matter() -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "truncate", "found"),
+    [
+        (30, "TRUNCATE_NONE", (sum(range(30)) + 3, 32)),
+        (40, "TRUNCATE_NONE", None),
+        (40, "TRUNCATE_END", (sum(range(31)) + 1, 32)),
+        (40, "TRUNCATE_START", (sum(range(9, 40)) + 2, 32)),
+    ],
+)
+def test_a_long_text_with_few_tokens_is_read_as_far_as_the_model_takes_it(
+    words: int, truncate: str, found: tuple[int, int] | None
+) -> None:
+    async def check() -> None:
+        async with World(SerialEngine()).started() as world:
+            request = await world.embed(" ".join(f"{number:04000}" for number in range(words)), truncate=truncate)
+            if found:
+                assert tuple(vectors(request)[0][:2]) == found
+            else:
+                assert request.failure is not None
+                assert request.failure.message.startswith("more than 32 tokens")
+
+    run(check())
+
+
+@pytest.mark.parametrize(
     ("text", "read", "told"),
     [
         ("x" * 100_000, [1 << 16], "more than 65536 characters, of which no more are read"),  # nowhere to be cut
-        ("9 " * 20 + " " * 100_000, [256, 1 << 16], "more than 65535 characters, of which no more are read"),
-        ("9 " * 20 + " " * 60_000, [256, 60_040], ""),  # there is little in it, but it is read whole
+        ("9 " * 9 + "x" * 100_000, [17, 1 << 16], "more than 65553 characters, of which no more are read"),
+        ("9 " * 20 + " " * 100_000, [256, 1 << 16, 34_248], ""),  # there is little in it, but it is read whole
     ],
 )
 def test_a_text_that_says_little_in_many_characters_is_read_up_to_a_bound(
