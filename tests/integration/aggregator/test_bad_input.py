@@ -136,7 +136,7 @@ CASES = {
     "too long": refused(inputs(pb.Input(text=LONG)), "302 tokens", "OUT_OF_RANGE"),
     "too many token ids": refused(inputs(pb.Input(token_ids=pb.TokenIds(ids=[7] * 257))), "257 tokens", "OUT_OF_RANGE"),
     "unknown model": refused(asking(model="nobody"), "'nobody' is not configured", "NOT_FOUND"),
-    "unknown revision": refused(asking(model_revision="r9"), "revision r9", "NOT_FOUND"),
+    "unknown revision": refused(asking(model_revision="r9"), "revision 'r9'", "NOT_FOUND"),
     "unknown encoding": refused(asking(encoding=99), "encoding 99"),
     "unknown priority": refused(asking(priority=99), "priority 99"),
     "unknown truncation": refused(asking(truncate=99), "truncate 99"),
