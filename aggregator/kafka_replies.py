@@ -81,7 +81,8 @@ def check_reply_fits(request: Request, dimensions: int, max_reply_bytes: int) ->
     echoed = len(route.lease.record.key or b"")
     for name, value in route.headers:
         echoed += len(name) + len(value or b"") + 8
-    most = _ENVELOPE_BYTES + 3 * len(request.request_id) + echoed + count * each
+    request_id = (6 if route.json else 4) * len(request.request_id)  # "\\u0001" in JSON, a letter of UTF-8
+    most = _ENVELOPE_BYTES + request_id + echoed + count * each
     if most > max_reply_bytes:
         raise InvalidRequest(
             f"the reply to {count} inputs could have {most} bytes: at most {max_reply_bytes} are sent;"

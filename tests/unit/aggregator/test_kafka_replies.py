@@ -264,3 +264,118 @@ def test_so_do_a_key_and_headers_that_are_too_large(key: bytes, header: bytes) -
 
 def test_a_record_without_a_value_is_a_dead_letter_without_one() -> None:
     assert buried(None, []).value == b""
+
+
+def fits(request: Request, limit: int, dimensions: int = DIMENSIONS) -> bool:
+    try:
+        check_reply_fits(request, dimensions, limit)
+    except InvalidRequest:
+        return False
+    return True
+
+
+def least_limit(request: Request, dimensions: int = DIMENSIONS) -> int:
+    """The smallest limit under which a request is let in."""
+    low, high = 0, 1 << 30
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(request, middle, dimensions) else (middle + 1, high)
+    return low
+
+
+@pytest.mark.parametrize("json", [False, True])
+@pytest.mark.parametrize("letter", ["x", "é", "漢", "🙂", "\x01", '"'])
+def test_a_reply_with_a_long_id_of_whatever_characters_fits_where_it_was_let_in(letter: str, *, json: bool) -> None:
+    request = request_of([Vector(batch_of(), 0, 3, 0.5)], json=json, request_id=letter * 50_000)
+    assert size_of(encode_replies([request])[0]) <= least_limit(request)
+
+
+@pytest.mark.parametrize("json", [False, True])
+@pytest.mark.parametrize("size", [0, 50_000])
+def test_what_a_reply_echoes_is_allowed_for(size: int, *, json: bool) -> None:
+    many = tuple((f"header-{number}", b"v" * size) for number in range(4))
+    request = request_of([Vector(batch_of(), 0, 3, 0.5)], json=json, headers=many)
+    request.origin.lease = lease_of(b"", key=b"k" * size)
+    room = least_limit(request) - size_of(encode_replies([request])[0])
+    assert 0 <= room <= 2000
+
+
+def test_a_record_without_a_key_and_headers_without_values_are_echoed_as_such() -> None:
+    request = request_of([Vector(batch_of(), 0, 3, 0.5)], headers=(("empty", b""),))
+    request.origin.lease = lease_of(b"", key=None)
+    assert size_of(encode_replies([request])[0]) <= least_limit(request) <= 2000
+
+
+@pytest.mark.parametrize("json", [False, True])
+@pytest.mark.parametrize("encoding", [pb.ENCODING_FLOAT32, pb.ENCODING_FLOAT16, pb.ENCODING_INT8, pb.ENCODING_BINARY])
+def test_no_more_room_is_asked_for_than_large_vectors_take(encoding: int, *, json: bool) -> None:
+    count, dimensions = 200, 4096
+    of_batch = CompletedBatch("b", "small", "r1", 0, np.ones((1, dimensions), np.float32), 0.001, 0.02)
+    outcomes: list[Outcome | None] = [Vector(of_batch, 0, 10_000, 0.5)] * count
+    request = request_of(outcomes, Options(encoding=encoding), json=json)
+    size = size_of(encode_replies([request])[0])
+    assert size <= least_limit(request, dimensions) <= 1.05 * size + 1024 + 200 * count
+
+
+@pytest.mark.parametrize("json", [False, True])
+def test_failures_in_the_place_of_small_vectors_fit(*, json: bool) -> None:
+    failure = Failure(Code.OUT_OF_RANGE, "x" * 150, retryable=True, retry_after_s=1.5)
+    request = request_of([failure] * 500, Options(encoding=pb.ENCODING_BINARY), json=json)
+    assert size_of(encode_replies([request])[0]) <= least_limit(request, 8)
+
+
+def test_fewer_dimensions_are_what_counts_where_they_are_asked_for() -> None:
+    assert least_limit(request_of([None] * 100, Options(dimensions=128)), 4096) == least_limit(
+        request_of([None] * 100), 128
+    )
+
+
+def test_what_just_fits_is_let_in() -> None:
+    request = request_of([None] * 100)
+    limit = least_limit(request, 384)
+    assert fits(request, limit, 384)
+    assert not fits(request, limit - 1, 384)
+
+
+def test_key_and_headers_are_left_out_of_a_dead_letter_only_where_they_are_too_large_together() -> None:
+    for size, kept in ((32 * 1024 - 2, True), (32 * 1024 - 1, False)):
+        letter = buried(b"v", [("x", b"h" * (size - 1000))], b"k" * 1001, omit=True)
+        assert ("x" in dict(letter.headers)) == (letter.key is not None) == kept
+        assert ("dlt-headers-omitted" in dict(letter.headers)) != kept
+
+
+def test_a_small_record_is_kept_whole_however_large_its_headers() -> None:
+    letter = buried(b"v", [("x", b"h" * 40_000)])
+    assert (letter.value, dict(letter.headers)["x"]) == (b"v", b"h" * 40_000)
+    assert "dlt-value-omitted" not in dict(letter.headers)
+
+
+def test_the_size_that_is_told_of_no_value_is_none() -> None:
+    headers = dict(buried(None, [], None, omit=True).headers)
+    assert headers["dlt-value-size"] == b"0"
+    assert headers["dlt-value-sha256"] == hashlib.sha256(b"").hexdigest().encode()
+
+
+def test_a_refused_record_s_id_is_cut_to_1024_characters_and_no_sooner() -> None:
+    lease = lease_of(b"")
+    route = ReplyRoute(lease, "replies", None, json=False, headers=[])
+    for length, told in ((1024, 1024), (1025, 1024)):
+        refused = Refused(lease, InvalidRequest("no"), "i" * length, route, dead_letter=False)
+        answer = pb.EmbedResponse.FromString(encode_refusal(refused).value)
+        assert len(answer.request_id) == told
+        assert answer.reply_id == reply_id("embed.requests.v1", 3, 42, "i" * length)
+
+
+def test_a_reply_that_cannot_be_encoded_is_an_error_in_the_format_and_under_the_id_it_would_have_had() -> None:
+    broken = CompletedBatch("b", "small", "r1", 0, np.zeros(3, np.float32), 0.0, 0.0)
+    request = request_of([Vector(broken, 0, 3, 0.0)], Options(dimensions=1), json=True)
+    told = json.loads(encode_replies([request])[0].value)
+    assert told["status"]["code"] == Code.INTERNAL
+    assert told["replyId"] == reply_id("embed.requests.v1", 3, 42, "q")
+
+
+def test_unless_told_otherwise_a_dead_letter_keeps_its_value() -> None:
+    letter = dead_letter(
+        lease_of(b"v"), Code.INTERNAL, "why", topic="dlt", group_id="g", attempts=1, first_failure_unix_s=0.0
+    )
+    assert letter.value == b"v"
