@@ -174,8 +174,15 @@ def _sorted(results: Sequence[Request | Refused], doubts: Callable[[Lease], bool
 def _unthought_of(lease: Lease, error: Exception) -> Refused:
     """Keep what no rule provides for; its traceback stays out of the log, as it may tell the text."""
     record: Record = lease.record
-    details = {"partition": record.partition, "offset": record.offset, "error": type(error).__name__}
-    _LOG.error("found a record that cannot be read", extra={"topic": record.topic, **details})
+    _LOG.error(
+        "found a record that cannot be read",
+        extra={
+            "topic": record.topic,
+            "partition": record.partition,
+            "offset": record.offset,
+            "error": type(error).__name__,
+        },
+    )
     return Refused(lease, Undecodable("the record cannot be read"), "", None, dead_letter=True)
 
 

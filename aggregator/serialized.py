@@ -50,8 +50,7 @@ def _pieces(request: Request, reply_id: str) -> Iterator[bytes]:
             if rows is None or outcome.batch is not batch:
                 batch = outcome.batch
                 rows = batch.rows(options.dimensions, options.encoding, normalize=bool(options.normalize))
-            scale = rows.scale(outcome.row)
-            around = _around_vector(rows.row_bytes, rows.dimensions, options.encoding, outcome.token_count, scale)
+            around = _around_vector(rows.row_bytes, rows.dimensions, options.encoding, outcome.token_count, 0.0)
             yield around[0]
             yield rows.row(outcome.row)
             yield around[1]

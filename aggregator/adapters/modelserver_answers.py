@@ -53,7 +53,7 @@ def checked_description(address: str, said: pb.DescribeResponse) -> ServerDescri
         normalizes=said.normalizes,
         query_prompt=said.query_prompt,
         document_prompt=said.document_prompt,
-        curve=_curve(said.profile) if said.HasField("profile") else None,
+        curve=_curve(said.profile),
     )
 
 
@@ -97,7 +97,7 @@ def differences(one: ServerDescription, other: ServerDescription) -> list[str]:
 
 
 def _curve(profile: pb.SaturationProfile) -> Curve | None:
-    """The measured curve, or None where it is no curve: the aggregator then goes by the model's limits."""
+    """The measured curve, or None where there is none yet or it is no curve: the model's limits count then."""
     times = (profile.floor_s, profile.fixed_s, profile.per_token_s)
     if any(not 0.0 <= seconds < math.inf for seconds in times) or not any(times):
         return None

@@ -129,7 +129,7 @@ class Dispatcher:
                 reason = SendReason.SUSPECT if group.suspect else SendReason.RETRY
                 due.batches.append(self._cut(lane, group.entries, reason, group, now_s))
         times = (retries.next_due_s(now_s), *(lane.due_s(now_s) for lane in lanes))
-        due.wake_s = min((time_s for time_s in times if time_s > now_s), default=inf)
+        due.wake_s = min(time_s for time_s in times if time_s > now_s)
 
     def _send_queued(self, due: Due, now_s: float, max_entries: int, always: SendReason | None) -> None:
         queue = self.queue

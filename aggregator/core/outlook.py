@@ -96,7 +96,7 @@ class Outlook:
         slots = flow.slots if flow is not None else {}
         # The tenant's earlier deadlines come first, and as much of each other tenant.
         earlier = range(int(found.now_s / SLOT_S), int(deadline_s / SLOT_S) + 1)
-        own = min(waiting, sum(slots.get(slot, 0) for slot in earlier))
+        own = sum(slots.get(slot, 0) for slot in earlier)
         others = len(self._flows[priority]) - (flow is not None)
-        ahead = own + min(waiting - own, (own + token_count) * others)
+        ahead = own + (own + token_count) * others  # more than waits is as late as all that waits
         return found.finish_s(better + ahead, step_tokens) > deadline_s

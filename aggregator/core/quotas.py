@@ -63,7 +63,7 @@ class Quotas:
     def _rate(self, tenant: str) -> float:
         """Tokens per second of this aggregator's part."""
         whole = self._policy.rates.get(tenant, self._policy.default_rate)
-        return whole / max(1, self._ready_aggregators()) if whole != inf else inf
+        return whole / max(1, self._ready_aggregators())
 
     def _filled(self, tenant: str, rate: float, now_s: float) -> _Bucket:
         most = rate * self._policy.burst_s

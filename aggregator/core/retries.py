@@ -199,8 +199,9 @@ class _Suspects:
     def succeeded(self, part: Group) -> None:
         """The part that was out is cleared: what made its batch fail is in the other half, which need not fail too."""
         self.out = False
-        if part.half is not None and self.parts and self.parts[0] is part.half:
+        if part.half is not None:
             half = self.parts.popleft()
+            assert half is part.half, "A part came back before another was sent. This is a bug."
             self._open(half)
         self._open_next()
 
@@ -208,7 +209,6 @@ class _Suspects:
         """The part that was out failed; returns its entry if it was alone."""
         self.out = False
         self.lane = part.failed_on
-        part.suspect = True
         if len(part.entries) > 1:
             self._open(part)
             return []

@@ -24,7 +24,8 @@ _MIN_TOTALS = 4
 _HUBER = 2.0
 _REWEIGHTINGS = 4
 _MIN_SPREAD = 1e-6
-_PENALTY_PER_PARAMETER = 3.0
+_PENALTY_PER_PARAMETER = 6.0
+"""In squared standard deviations: so much must a further parameter explain."""
 
 
 class Rule(StrEnum):
@@ -164,7 +165,7 @@ def _robust_shape(points: _Points) -> _Shape:
         shape = _best_shape(points, weights)
         limit = _HUBER * _spread(points, shape)
         weights = [
-            min(1.0, limit / max(limit, abs(time_s / fitted_s - 1.0))) / fitted_s**2
+            limit / max(limit, abs(time_s / fitted_s - 1.0)) / fitted_s**2
             for (_, time_s), fitted_s in ((point, shape.time_s(point[0])) for point in points)
         ]
     return _best_shape(points, weights)
@@ -182,9 +183,7 @@ def _best_shape(points: _Points, weights: Sequence[float]) -> _Shape:
         if shape.parameters not in best or loss < best[shape.parameters][0]:
             best[shape.parameters] = (loss, shape)
     noise = _spread(points, min(best.values())[1]) ** 2
-    return min(
-        (loss / (2.0 * noise) + _PENALTY_PER_PARAMETER * shape.parameters, shape) for loss, shape in best.values()
-    )[1]
+    return min((loss / noise + _PENALTY_PER_PARAMETER * shape.parameters, shape) for loss, shape in best.values())[1]
 
 
 def _candidates(points: _Points, weights: Sequence[float]) -> Iterator[tuple[float, _Shape]]:
