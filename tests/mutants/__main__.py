@@ -59,9 +59,10 @@ def _judge(found: Sequence[Verdicts], *, whole: bool) -> int:
         sum(len(getattr(each, name)) for each in found) for name in ("mutants", "killed", "untried")
     )
     share = killed / mutants if mutants else 1.0
+    took_s, cpu_s = campaign.seconds()
     result = (
         f"{mutants:,} mutants: {killed:,} killed ({share:.1%}), {len(alive) - len(unlisted)} changes equal to the"
-        f" original, {len(unlisted)} survivors, in {campaign.seconds() / 60:.0f} min at {_commit()}"
+        f" original, {len(unlisted)} survivors; {took_s / 60:.0f} min, {cpu_s / 60:.0f} of processor time; {_commit()}"
     )
     print(f"\n{result}" + (f"; {untried} not tried yet" if untried else ""))
     failed = bool(wrong or untried or share < _LEAST_KILLED)

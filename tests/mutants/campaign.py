@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import resource
 import shutil
 import sys
 import time
@@ -134,7 +135,7 @@ def run(files: Sequence[str], *, processes: int, afresh: bool) -> None:
         found.files = files
         return found
 
-    started = time.monotonic()
+    started = time.monotonic(), _cpu_s()
     try:
         with (
             changes.installed(),
@@ -142,7 +143,8 @@ def run(files: Sequence[str], *, processes: int, afresh: bool) -> None:
         ):
             mutmut.cli(["run", "--max-children", str(processes)], standalone_mode=False)
     finally:
-        _SECONDS.write_text(json.dumps(seconds() + time.monotonic() - started))
+        spent = seconds()
+        _SECONDS.write_text(json.dumps([spent[0] + time.monotonic() - started[0], spent[1] + _cpu_s() - started[1]]))
 
 
 def verdicts(files: Iterable[str]) -> Sequence[Verdicts]:
@@ -158,9 +160,15 @@ def verdicts(files: Iterable[str]) -> Sequence[Verdicts]:
     return found
 
 
-def seconds() -> float:
-    """What all runs since the last start from nothing took together."""
-    return float(json.loads(_SECONDS.read_text())) if _SECONDS.exists() else 0.0
+def seconds() -> tuple[float, float]:
+    """What all runs since the last start from nothing took together: of time, and of processor time."""
+    took_s, cpu_s = json.loads(_SECONDS.read_text()) if _SECONDS.exists() else (0.0, 0.0)
+    return took_s, cpu_s
+
+
+def _cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def all_files() -> Sequence[str]:
@@ -183,6 +191,8 @@ def _drop_what_is_stale() -> None:
     for path in walk_mutatable_files():
         data = SourceFileMutationData(path=path)
         data.load()
+        if not data.meta_path.exists():  # it was copied before it was one of them
+            (FOLDER / path).unlink(missing_ok=True)
         if data.exit_code_by_key:
             data.exit_code_by_key = {
                 mutant: code if _is_killed(code) else None for mutant, code in data.exit_code_by_key.items()

@@ -27,6 +27,7 @@ _AN_ERROR = matchers.OneOf(
     ),
     matchers.Name("Failure"),
 )
+_ENCODING = matchers.SimpleString(value='"utf-8"')
 _TEXT = cst.SimpleString | cst.FormattedString | cst.ConcatenatedString
 
 
@@ -40,11 +41,11 @@ class Visitor(file_mutation.MutationVisitor):
         self._messages: set[cst.CSTNode] = set()
 
     def _skip_node_and_children(self, node: cst.CSTNode) -> bool:
-        if isinstance(node, cst.Assert) or node in self._messages or matchers.matches(node, _LOGGING):
+        if isinstance(node, cst.Assert) or node in self._messages or matchers.matches(node, _LOGGING | _ENCODING):
             return True
         told = node.exc if isinstance(node, cst.Raise) else node
         if isinstance(told, cst.Call) and (told is not node or matchers.matches(told.func, _AN_ERROR)):
-            self._messages.update(arg.value for arg in told.args if isinstance(arg.value, _TEXT))
+            self._messages.update(arg.value for arg in told.args if _is_text(arg.value))
         return False if _is_also_mutated(node) else super()._skip_node_and_children(node)
 
     def _create_mutations(self, node: cst.CSTNode) -> None:
@@ -57,6 +58,10 @@ class Visitor(file_mutation.MutationVisitor):
                 if isinstance(mutation.mutated_node, cst.Call)
                 and messages <= {arg.value for arg in mutation.mutated_node.args}
             ]
+
+
+def _is_text(node: cst.BaseExpression) -> bool:
+    return isinstance(node, _TEXT) or (isinstance(node, cst.IfExp) and _is_text(node.body) and _is_text(node.orelse))
 
 
 def installed() -> AbstractContextManager[object]:

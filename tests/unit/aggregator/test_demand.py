@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 
 import grpc.aio
 import pytest
 
 from aggregator.adapters.demand_server import DemandServer
+from aggregator.core.arrivals import ArrivalPolicy
+from aggregator.core.outlook import Outlook
 from aggregator.core.query import Source
-from aggregator.demand import DemandReport
+from aggregator.core.queue import QueuePolicy, TokenQueue
+from aggregator.core.steering import SlaGoal
+from aggregator.demand import DemandMeter, DemandReport
 from aggregator.errors import StartError
+from aggregator.request import Held
 from protos.aggregator.v1 import aggregator_pb2 as pb
 from protos.aggregator.v1 import aggregator_pb2_grpc as pb_grpc
 from tests.fakes.clock import run
@@ -127,3 +133,128 @@ async def test_the_scaler_is_answered_over_grpc() -> None:
             await DemandServer(server.address, pb.GetDemandResponse).start()
     finally:
         await server.stop()
+
+
+class Clock:
+    now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def metered(clock: Clock, window_s: float = 15.0) -> tuple[World, DemandMeter]:
+    """A world whose demand is measured by hand."""
+    world = World()
+    return world, DemandMeter(world.pipeline.models, policy=ArrivalPolicy(window_s=window_s), clock=clock)
+
+
+def test_requests_count_with_all_their_inputs_whatever_name_their_model_goes_by() -> None:
+    async def check() -> None:
+        clock = Clock()
+        world, meter = metered(clock, window_s=1e6)  # long enough to forget nothing
+        requests = [world.request("1", "2", "3"), world.request("4", model="alias"), world.request("5", model="none")]
+        requests.append(world.request("6", "7", source=Source.KAFKA))
+        meter.arrived(requests)
+        for request, tokens in zip(requests, (60, 20, 0, 10), strict=True):
+            if tokens:
+                request.hold(Held(world.model.admission, Outlook(TokenQueue(QueuePolicy())), *_NOWHERE), tokens)
+        meter.counted(world.model, [request for request in requests if request.held is not None])
+        clock.now_s += 10.0
+        told = meter.of(world.model)
+        assert told.grpc_tokens_per_s == pytest.approx((60 + 20) / 10, rel=0.001)
+        assert told.kafka_tokens_per_s == pytest.approx(1.0, rel=0.001)
+        assert told.tokens_per_record == 10.0
+        assert told.held_tokens == 90
+        assert meter.uptime_s == 10.0
+
+    run(check())
+
+
+_NOWHERE = (TokenQueue(QueuePolicy()), None, 0.0)
+
+
+def test_what_was_refused_is_counted_as_long_as_those_that_were_held() -> None:
+    async def check() -> None:
+        clock = Clock()
+        world, meter = metered(clock, window_s=1e6)
+        requests = [world.request("1") for _ in range(10)]
+        meter.arrived(requests)
+        requests[0].hold(Held(world.model.admission, Outlook(TokenQueue(QueuePolicy())), *_NOWHERE), 7)
+        meter.counted(world.model, requests)  # the other nine were refused: of them no tokens are known
+        clock.now_s += 10.0
+        assert meter.of(world.model).grpc_tokens_per_s == pytest.approx(7.0, rel=0.001)
+
+    run(check())
+
+
+def test_the_length_of_a_topics_records_is_that_of_its_models() -> None:
+    async def check() -> None:
+        world, meter = metered(Clock())
+        record = world.request("1", source=Source.KAFKA)
+        meter.arrived([record])
+        record.hold(Held(world.model.admission, Outlook(TokenQueue(QueuePolicy())), *_NOWHERE), 25)
+        meter.counted(world.model, [record])
+        told = DemandReport(world.pipeline.models, meter, {"requests": "alias"}, None)
+        assert told.tokens_per_record("requests") == meter.tokens_per_record("alias") == 25.0
+        assert list(told().partitions) == []
+
+    run(check())
+
+
+def test_each_report_says_whose_it_is_how_long_it_runs_and_when_it_was_made() -> None:
+    async def check() -> None:
+        clock = Clock()
+        world, meter = metered(clock)
+        told = DemandReport(world.pipeline.models, meter, {"requests": MODEL}, Positions())
+        clock.now_s += 12.5
+        before_s = time.time()
+        first, second = told(), told()
+        other = DemandReport(world.pipeline.models, meter, {}, Positions())()
+        assert first.instance_id == second.instance_id != other.instance_id
+        assert len(first.instance_id) == 32
+        assert first.uptime_s == 12.5
+        assert before_s <= first.measured_at_unix_s <= time.time()
+        assert first.busy_share == 0.0
+        assert 0.0 <= second.busy_share <= 1.0
+        assert [model.model for model in first.models] == [MODEL]
+        assert [each.model for each in other.partitions] == ["", ""]
+
+    run(check())
+
+
+def test_a_promise_is_told_with_how_it_was_kept_and_whether_budgets_can_still_fall() -> None:
+    async def check() -> None:
+        async with World(SerialEngine(slowness=100.0), goal=SlaGoal(answer_s=0.004, min_tokens=16)).started() as world:
+            model = report(world).models[0]
+            assert (model.slo_s, model.p99_s, model.lanes[0].budget_at_floor) == (0.004, 0.0, False)
+            for _ in range(60):
+                await asyncio.gather(*(world.embed("1 " * 20) for _ in range(10)))
+            model = report(world).models[0]
+        assert model.p99_s > 0.2
+        assert model.lanes[0].budget_at_floor
+        assert model.lanes[0].address == "server-1:1"
+        assert model.lanes[0].step_time_s > CURVE.time_s(16)
+
+    run(check())
+
+
+def test_a_goal_for_steps_promises_no_answers_and_no_goal_nothing() -> None:
+    async def check() -> None:
+        for goal in (SlaGoal(step_s=0.1), None):
+            async with World(SerialEngine(), goal=goal).started() as world:
+                await world.embed("1")
+                model = report(world).models[0]
+                assert model.slo_s == 0.0
+                assert model.lanes[0].budget_at_floor is False
+
+    run(check())
+
+
+def test_batches_that_are_out_are_told() -> None:
+    async def check() -> None:
+        async with World(SerialEngine(slowness=1000.0)).started() as world:
+            await world.occupy()
+            (lane,) = report(world).models[0].lanes
+            assert (lane.batches_out, lane.tokens_out) == (2, 6)
+
+    run(check())

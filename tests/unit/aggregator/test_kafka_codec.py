@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from collections.abc import Mapping
+from functools import cache
 from math import inf
 from typing import Any
 
@@ -16,7 +18,7 @@ from aggregator import kafka_codec, kafka_json
 from aggregator.core.query import Priority, Source
 from aggregator.core.watermark import Lease
 from aggregator.errors import InvalidRequest, RequestError, Undecodable
-from aggregator.kafka_codec import Header, Refused, decode, decode_all, decode_large, intakes
+from aggregator.kafka_codec import Header, Intake, Refused, decode, decode_all, decode_large, intakes
 from aggregator.large_records import Fetched
 from aggregator.request import Failure, Request
 from aggregator.settings import KafkaSettings, TopicSettings
@@ -31,14 +33,18 @@ SETTINGS = KafkaSettings(
     allowed_reply_topics=("team-a.*", "exact", "embed.*"),
     max_record_bytes=1000,
 )
-INTAKES = intakes(SETTINGS, "small")
 WALL_S = 1_767_225_600.0  # 2026-01-01T00:00:00Z
 RECEIVED_S = 5000.0
 QUESTION = pb.EmbedRequest(request_id="q-1", inputs=[pb.Input(text="why is the sky blue")])
 
 
+@cache
+def topics(*, trusts_tenant: bool = True) -> Mapping[str, Intake]:
+    return intakes(SETTINGS, "small", trusts_tenant=trusts_tenant)
+
+
 def read(lease: Lease) -> Request | Refused:
-    return decode(lease, INTAKES[lease.record.topic], received_s=RECEIVED_S, wall_s=WALL_S)
+    return decode(lease, topics()[lease.record.topic], received_s=RECEIVED_S, wall_s=WALL_S)
 
 
 def request_of(value: bytes | None, *headers: Header, topic: str = "embed.requests.v1") -> Request:
@@ -134,10 +140,10 @@ async def test_a_record_whose_time_is_in_doubt_does_not_expire() -> None:
         asked.append(lease)
         return True
 
-    (first, *_), _ = await decode_all([late, plain], INTAKES, received_s=RECEIVED_S, wall_s=WALL_S, doubts=doubts)
+    (first, *_), _ = await decode_all([late, plain], topics(), received_s=RECEIVED_S, wall_s=WALL_S, doubts=doubts)
     assert first.deadline_s == inf
     assert asked == [late]
-    (first,), _ = await decode_all([late], INTAKES, received_s=RECEIVED_S, wall_s=WALL_S)
+    (first,), _ = await decode_all([late], topics(), received_s=RECEIVED_S, wall_s=WALL_S)
     assert first.deadline_s == RECEIVED_S - 3600.0
 
 
@@ -210,7 +216,7 @@ async def test_a_record_that_nobody_thought_of_is_kept_and_harms_no_other(monkey
         lease_of(b"{}", [("content-type", b"application/json")]),
         lease_of(b"x", [("content-type", b"text/plain")]),
     ]
-    requests, kept = await decode_all(leases, INTAKES, received_s=RECEIVED_S, wall_s=WALL_S)
+    requests, kept = await decode_all(leases, topics(), received_s=RECEIVED_S, wall_s=WALL_S)
     assert [request.inputs for request in requests] == [["x"]]
     assert [(each.error.code.name, each.route, each.dead_letter) for each in kept] == [("DATA_LOSS", None, True)]
 
@@ -232,7 +238,7 @@ def test_a_record_too_large_is_not_parsed() -> None:
 async def test_one_bad_record_harms_no_other() -> None:
     good = QUESTION.SerializeToString()
     leases = [lease_of(good), lease_of(b"\xff"), lease_of(good, topic="team-b.in")]
-    requests, bad = await decode_all(leases, INTAKES, received_s=RECEIVED_S, wall_s=WALL_S)
+    requests, bad = await decode_all(leases, topics(), received_s=RECEIVED_S, wall_s=WALL_S)
     assert [request.origin.lease for request in requests] == [leases[0], leases[2]]
     assert [each.lease for each in bad] == [leases[1]]
 
@@ -248,7 +254,7 @@ async def test_many_records_are_read_in_slices_and_in_order() -> None:
             rounds += 1
 
     going = asyncio.create_task(go_round())
-    requests, _ = await decode_all(leases, INTAKES, received_s=RECEIVED_S, wall_s=WALL_S)
+    requests, _ = await decode_all(leases, topics(), received_s=RECEIVED_S, wall_s=WALL_S)
     going.cancel()
     assert [request.origin.lease for request in requests] == leases
     assert 8 <= rounds <= 10
@@ -316,3 +322,116 @@ def test_any_bytes_give_a_request_or_a_named_error(value: bytes | None, headers:
     else:
         assert result.request_id
         assert len(result.inputs) == len(result.outcomes) > 0
+
+
+async def rounds_of_the_loop(records: int, size_bytes: int) -> int:
+    """How often others get a turn while so many records of so many bytes are read."""
+    leases = [lease_of(b"\x0a" * size_bytes, offset=offset) for offset in range(records)]
+    turns = 0
+
+    async def go_round() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    going = asyncio.create_task(go_round())
+    await decode_all(leases, topics(), received_s=RECEIVED_S, wall_s=WALL_S)
+    going.cancel()
+    return turns
+
+
+@pytest.mark.parametrize(
+    ("records", "size_bytes", "turns"),
+    [
+        *((100, 1, 0), (101, 1, 1), (200, 1, 1), (201, 1, 2), (16, 1024, 0), (17, 1024, 1), (32, 1024, 1)),
+        *((33, 1024, 2), (2, 20_000, 1), (3, 20_000, 2)),
+    ],
+)
+async def test_others_have_a_turn_after_100_records_or_16_kib(records: int, size_bytes: int, turns: int) -> None:
+    assert await rounds_of_the_loop(records, size_bytes) == turns
+
+
+async def test_what_nobody_thought_of_is_named_by_its_kind_and_place_only(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: Any, **__: Any) -> Request | Refused:
+        raise ZeroDivisionError("the text of a query")
+
+    monkeypatch.setattr(kafka_codec, "decode", broken)
+    lease = lease_of(QUESTION.SerializeToString(), partition=5, offset=17)
+    _, [kept] = await decode_all([lease], topics(), received_s=RECEIVED_S, wall_s=WALL_S)
+    assert (kept.lease, kept.request_id, kept.route, kept.dead_letter) == (lease, "", None, True)
+    [told] = caplog.records
+    assert (told.__dict__["error"], told.__dict__["partition"], told.__dict__["offset"]) == ("ZeroDivisionError", 5, 17)
+    assert "text of a query" not in caplog.text
+
+
+def test_a_tenant_named_by_a_request_counts_only_where_callers_are_trusted_and_the_topic_has_none() -> None:
+    claimed = pb.EmbedRequest(inputs=[pb.Input(text="a")], tenant="claimed").SerializeToString()
+    found: list[str] = []
+    for trusts_tenant in (True, False):
+        for topic in ("embed.requests.v1", "team-b.in"):
+            intake = topics(trusts_tenant=trusts_tenant)[topic]
+            request = decode(lease_of(claimed, topic=topic), intake, received_s=0.0, wall_s=0.0)
+            assert isinstance(request, Request)
+            found.append(request.tenant)
+    assert found == ["claimed", "team-b", "", "team-b"]
+
+
+def test_a_tenant_is_trusted_unless_told_otherwise_but_never_on_the_topic_of_another() -> None:
+    unnamed = intakes(SETTINGS, "small")
+    assert [unnamed[topic].defaults.trusts_tenant for topic in ("embed.requests.v1", "team-b.in")] == [True, False]
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    [
+        *(b'text/plain; charset="utf-8"', b"text/plain;charset=UTF8", b"Text/Plain ; charset= us-ascii "),
+        *(b"text/plain; format=flowed", b"text/plain;", b'text/plain; format=flowed; charset="utf8"'),
+    ],
+)
+def test_parameters_of_a_content_type_that_mean_utf8_are_taken(content_type: bytes) -> None:
+    assert list(request_of(b"a text", ("content-type", content_type)).inputs) == ["a text"]
+
+
+@pytest.mark.parametrize("content_type", [b"text/plain; charset=latin-1", b"text/html", b"json", b"; charset=utf-8"])
+def test_another_content_type_or_charset_is_undecodable(content_type: bytes) -> None:
+    assert isinstance(refused(b"a text", ("content-type", content_type)).error, Undecodable)
+
+
+@pytest.mark.parametrize("given_time", [b"2026-13-01T00:00:00Z", b"2026-02-30T00:00:00Z"])
+def test_a_time_that_there_is_not_is_invalid(given_time: bytes) -> None:
+    result = refused(QUESTION.SerializeToString(), ("ce_expirytime", given_time))
+    assert isinstance(result.error, InvalidRequest)
+    assert "RFC 3339" in str(result.error)
+
+
+def test_a_record_of_the_greatest_size_is_read() -> None:
+    for more, kind in ((0, Request), (1, Refused)):
+        text = "a" * (1000 - 6 + more)
+        value = pb.EmbedRequest(inputs=[pb.Input(text=text)]).SerializeToString()
+        assert (len(value), type(read(lease_of(value)))) == (1000 + more, kind)
+
+
+@pytest.mark.parametrize(
+    ("value", "content_type", "request_id"),
+    [
+        (b"\x0a\x03abc\xff", b"application/x-protobuf", "abc"),
+        (b"\x0a\x03abc\xff", b"text/plain", ""),
+        (b'{"requestId": "abc"', b"application/json", "abc"),
+        (None, b"application/json", ""),
+        (None, b"application/x-protobuf", ""),
+    ],
+)
+def test_who_sent_what_cannot_be_read_is_told_under_its_id_where_one_is_found(
+    value: bytes | None, content_type: bytes, request_id: str
+) -> None:
+    assert refused(value, ("content-type", content_type)).request_id == request_id
+
+
+def test_a_cloudevents_id_names_a_request_without_one_of_its_own() -> None:
+    nameless = pb.EmbedRequest(inputs=[pb.Input(text="a")]).SerializeToString()
+    assert request_of(nameless, ("ce_id", b"event-1")).request_id == "event-1"
+    assert request_of(QUESTION.SerializeToString(), ("ce_id", b"event-1")).request_id == "q-1"
+    assert refused(b"\xff", ("ce_id", b"event-1")).request_id == "event-1"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import struct
+from functools import cache
 
 import pytest
 
 from aggregator.errors import InvalidRequest, NotPermitted
-from aggregator.kafka_codec import Header, Refused, ReplyRoute, decode, intakes
+from aggregator.kafka_codec import Header, Intake, Refused, ReplyRoute, decode, intakes
 from aggregator.request import Request
 from aggregator.settings import KafkaSettings, TopicSettings
 from protos.embedding.v1 import embedding_pb2 as pb
@@ -17,19 +18,23 @@ SETTINGS = KafkaSettings(
     topics=(TopicSettings(name="embed.requests.v1"), TopicSettings(name="team-b.in")),
     allowed_reply_topics=("team-a.*", "exact", "embed.*"),
 )
-INTAKE = intakes(SETTINGS, "small")["embed.requests.v1"]
 QUESTION = pb.EmbedRequest(inputs=[pb.Input(text="why is the sky blue")]).SerializeToString()
 
 
+@cache
+def intake() -> Intake:
+    return intakes(SETTINGS, "small")["embed.requests.v1"]
+
+
 def route_of(*headers: Header) -> ReplyRoute:
-    request = decode(lease_of(QUESTION, headers), INTAKE, received_s=0, wall_s=0)
+    request = decode(lease_of(QUESTION, headers), intake(), received_s=0, wall_s=0)
     assert isinstance(request, Request), request
     assert isinstance(request.origin, ReplyRoute)
     return request.origin
 
 
 def refused(*headers: Header) -> Refused:
-    result = decode(lease_of(QUESTION, headers), INTAKE, received_s=0, wall_s=0)
+    result = decode(lease_of(QUESTION, headers), intake(), received_s=0, wall_s=0)
     assert isinstance(result, Refused), result
     return result
 
@@ -88,3 +93,27 @@ def test_routing_and_trace_headers_are_echoed_as_they_came() -> None:
     ]
     route = route_of(*echoed[:2], ("private", b"x"), ("ce_id", b"y"), *echoed[2:])
     assert route.headers == [("content-type", b"application/x-protobuf"), *echoed]
+
+
+def test_a_route_by_headers_is_answered_in_protobuf_unless_the_record_is_not() -> None:
+    assert route_of(("kafka_replyTopic", b"exact")).json is False
+    plain = decode(lease_of(b"a", [("content-type", b"text/plain")]), intake(), received_s=0, wall_s=0)
+    assert isinstance(plain, Request)
+    assert plain.origin.json is True
+
+
+def test_where_no_topic_is_allowed_only_the_usual_one_is() -> None:
+    alone = intakes(KafkaSettings(topics=(TopicSettings(name="in"),)), "small")["in"]
+    assert [alone.permits(topic) for topic in ("embed.replies.v1", "exact", "in", "in-dlt")] == [
+        True,
+        False,
+        False,
+        False,
+    ]
+
+
+def test_the_usual_topic_is_allowed_even_where_patterns_leave_it_out() -> None:
+    permits = intake().permits
+    allowed = ["embed.replies.v1", "team-a.x", "exact"]
+    refused_ones = ["team-b.in", "team-b.in-dlt", "embed.requests.v1", "embed.requests.v1-dlt", "team-b.other"]
+    assert [permits(topic) for topic in (*allowed, *refused_ones)] == [True] * 3 + [False] * 5

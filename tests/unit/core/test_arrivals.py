@@ -122,7 +122,8 @@ def test_the_busy_share_is_that_of_the_last_fifteen_seconds_unless_told_otherwis
 
 def test_rare_readings_still_span_the_window() -> None:
     busy = BusyShare(window_s=15.0)
-    assert [busy.observe(60.0 * minute, 15.0 * minute) for minute in range(5)] == [0.0, 0.25, 0.25, 0.25, 0.25]
+    shares = [busy.observe(60.0 * minute, cpu_s) for minute, cpu_s in enumerate((0.0, 15.0, 45.0, 45.0, 51.0))]
+    assert shares == [0.0, 0.25, 0.5, 0.0, 0.1]
 
 
 @pytest.mark.parametrize(("cpu_s", "share"), [(30.0, 1.0), (-5.0, 0.0)])

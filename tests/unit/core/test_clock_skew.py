@@ -165,3 +165,20 @@ def test_a_larger_skew_is_shown_at_once_and_a_smaller_one_only_after_a_minute() 
 
 def test_before_anything_was_read_no_skew_is_shown() -> None:
     assert Reading().skew.shown_s(0.0) == 0.0
+
+
+def test_a_record_of_the_year_1970_has_a_time_like_any_other() -> None:
+    reading = Reading()
+    reading.end()
+    assert reading.doubts(reading.lease(0.0, timestamp=0)) == [True]
+
+
+def test_the_end_of_a_doubt_is_told_as_such_though_a_little_skew_is_left() -> None:
+    reading = Reading()
+    for off_s in (20.0, 2.0):
+        reading.end()
+        reading.doubts(reading.lease(0.0, producer_ahead_s=off_s))
+        reading.now_s += 60.0
+    reading.end()
+    reading.doubts(reading.lease(0.0, producer_ahead_s=2.0))
+    assert [round(reading.told[0]), *reading.told[1:]] == [-20, 0.0]

@@ -267,3 +267,19 @@ def test_the_lead_grows_by_what_the_engine_idled_and_shrinks_by_what_a_batch_wai
     assert shorter_s == pytest.approx(grown_s - POLICY.lead_decay * 0.010)
     assert staged(8.0, report(100, idle_s=1.0)) == pytest.approx(0.014)  # never more than a step
     assert staged(9.0, report(100, staged_s=10.0)) == POLICY.min_lead_s
+
+
+def test_a_lane_promises_whole_steps_of_its_budget_until_a_time() -> None:
+    one = lane()
+    one.sent("1", 100, 5.0)  # ends at 5.014
+    assert [one.finishes_by(by_s, 500, 5.0) for by_s in (5.014, 5.0279, 5.0281, 5.0421, 6.0)] == [0, 0, 100, 200, 500]
+    assert one.finishes_by(5.0241, 60, 5.0) == 60
+
+
+def test_a_lane_that_is_idle_overdue_or_kept_for_a_suspect_promises_nothing() -> None:
+    one = lane()
+    assert one.finishes_by(9.0, 100, 5.0) == 0
+    one.sent("1", 100, 5.0)
+    assert one.finishes_by(9.0, 100, 5.1) == 0
+    one.exclusive = True
+    assert one.finishes_by(9.0, 100, 5.0) == 0

@@ -224,18 +224,19 @@ def test_a_policy_that_makes_no_sense_is_refused(policy: Callable[[], MemoryPoli
 
 
 @pytest.mark.parametrize(
-    "policy",
+    "edge",
     [
-        MemoryPolicy(100, 1, 10),
-        MemoryPolicy(100, 100, 10),
-        MemoryPolicy(100, 10, 1),
-        MemoryPolicy(100, 10, 10, memory_lengths=30),
-        MemoryPolicy(100, 10, 10, refresh_s=0.0),
-        MemoryPolicy(100, 10, 10, refresh_s=0.5),
-        MemoryPolicy(100, 10, 10, overflow=0.5),
+        {"max_request_tokens": 1},
+        {"max_request_tokens": 100},
+        {"max_batch": 1},
+        {"memory_lengths": 30},
+        {"refresh_s": 0.0},
+        {"refresh_s": 0.5},
+        {"overflow": 0.5},
     ],
 )
-def test_a_policy_may_go_to_the_edge_of_what_makes_sense(policy: MemoryPolicy) -> None:
+def test_a_policy_may_go_to_the_edge_of_what_makes_sense(edge: dict[str, float]) -> None:
+    policy = MemoryPolicy(**{"capacity_tokens": 100, "max_request_tokens": 10, "max_batch": 10} | edge)  # type: ignore[arg-type]
     assert MemoryController(policy).batch_limit == min(policy.max_batch, 100 // policy.max_request_tokens)
 
 

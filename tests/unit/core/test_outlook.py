@@ -140,3 +140,82 @@ def test_more_time_never_makes_a_request_late(
     assert not waiting.outlook.is_late(found, Priority.BACKGROUND, "a", NOW_S + (total + 100) / 1000 + 0.1, tokens)
     if not waiting.outlook.is_late(found, Priority.DEFAULT, "b", NOW_S + in_s, tokens):
         assert not waiting.late(in_s + (total + tokens) / 1000, tokens, "b", Priority.DEFAULT)
+
+
+def test_work_of_ones_own_without_a_deadline_is_not_ahead_nor_counts_as_another_tenant() -> None:
+    waiting = Waiting()
+    waiting.add(500)
+    assert not waiting.late(0.101)
+    assert waiting.late(0.099)
+
+
+def test_each_other_tenant_gets_as_much_as_oneself_before_ones_turn_is_over() -> None:
+    waiting = Waiting()
+    waiting.add(100, in_s=0.1)
+    for tenant in ("b", "c"):
+        waiting.add(500, tenant, in_s=0.1)
+    assert waiting.late(0.41)  # 100 of one's own, 110 of each other, and a step of 100
+    assert not waiting.late(0.425)
+
+
+def test_neither_what_expired_nor_what_is_due_just_after_is_ahead() -> None:
+    for in_s in (-1.0, 0.36):
+        waiting = Waiting()
+        waiting.add(500, in_s=in_s)
+        assert not waiting.late(0.3)
+    waiting = Waiting()
+    waiting.add(500, in_s=0.3)
+    assert waiting.late(0.3)
+
+
+def test_what_is_under_way_still_counts_for_those_that_come_after_it() -> None:
+    """Its tokens wait in no queue any more, and what is left there cannot take longer than all of it."""
+    waiting = Waiting()
+    waiting.add(50, in_s=0.1)
+    waiting.outlook.charge(Priority.INTERACTIVE, "a", NOW_S + 0.1, 1000)
+    assert waiting.late(0.105)
+    assert not waiting.late(0.115)
+
+
+def test_a_deadline_that_is_met_to_the_tick_is_met() -> None:
+    exact = Lane("a", Curve(0.0, 0.0, 1 / 1024, 128, Rule.THROUGHPUT, 1000), 128, LanePolicy())
+    found = Forecast(0.0, 0.0, 1024.0, exact)
+    queue = TokenQueue(QueuePolicy(coalesce=False))
+    outlook = Outlook(queue)
+    query = Query(None, 0, Priority.INTERACTIVE, "a", 0.0, 0.25)
+    queue.put(query, b"", 256)
+    queue.put(Query(None, 1, Priority.INTERACTIVE, "a", 0.0, inf), b"", 512)
+    outlook.charge(Priority.INTERACTIVE, "a", 0.25, 256)
+    outlook.charge(Priority.INTERACTIVE, "a", inf, 512)
+    for deadline_s, late in ((0.375, False), (0.3749, True)):
+        assert outlook.is_late(found, Priority.INTERACTIVE, "a", deadline_s, 128) is late
+    for deadline_s, late in ((0.875, False), (0.8749, True)):
+        assert outlook.is_late(found, Priority.BACKGROUND, "b", deadline_s, 128) is late
+
+
+def test_what_is_released_is_no_longer_ahead_though_the_tenant_holds_more() -> None:
+    waiting = Waiting()
+    waiting.add(300, in_s=0.1)
+    waiting.add(200, in_s=0.11)
+    assert waiting.late(0.4)
+    waiting.outlook.release(Priority.INTERACTIVE, "a", NOW_S + 0.1, 300)
+    assert waiting.late(0.28)
+    assert not waiting.late(0.31)
+
+
+def test_a_lane_that_takes_no_time_is_no_division_by_zero() -> None:
+    quick = Lane("a", Curve(0.0, 0.0, 0.0, 100, Rule.FLAT, 1000), 100, LanePolicy())
+    quick.sent("0", 100, NOW_S)
+    quick.ended("0", NOW_S, StepReport(100, 0.0, 0, 0.0, 0.0))
+    found = forecast([quick], NOW_S)
+    assert found is not None
+    assert found.finish_s(1000, 100) == pytest.approx(NOW_S, abs=1e-4)
+
+
+def test_the_lane_that_is_free_first_is_waited_for() -> None:
+    free, busy = lane(), lane()
+    busy.sent("1", 100, NOW_S)
+    found = forecast([busy, free], NOW_S)
+    assert found is not None
+    assert (found.lane, found.start_s, found.now_s) == (free, NOW_S, NOW_S)
+    assert found.finish_s(0, 1000) == pytest.approx(NOW_S + 0.1)  # a step is no longer than a budget

@@ -375,3 +375,17 @@ class EveryQueryLeavesOnce(RuleBasedStateMachine):
 
 TestEveryQueryLeavesOnce = EveryQueryLeavesOnce.TestCase
 TestEveryQueryLeavesOnce.settings = settings(max_examples=40, stateful_step_count=30)
+
+
+def test_deadlines_of_what_was_taken_long_ago_are_forgotten_and_those_of_what_waits_are_not() -> None:
+    here = setting()
+    lasting = here.put(5, tenant="lasting", deadline_s=50.0)[0]
+    here.put(5, BACKGROUND, ids=b"shared", deadline_s=60.0)
+    for number in range(9000):
+        _, entry = here.put(5, tenant=str(number % 10), deadline_s=100.0 + number)
+        here.queue.take(entry, None)
+    assert places(here.queue) < 20_000
+    assert len(here.queue._deadlines) < 9000  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    assert here.queue.next_deadline_s() == 50.0
+    assert here.queue.expire(50.0) == [lasting]
+    assert here.queue.next_deadline_s() == 60.0

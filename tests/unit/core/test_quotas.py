@@ -95,12 +95,13 @@ def test_tenants_that_went_away_are_forgotten(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_only_tenants_whose_bucket_is_full_again_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quotas, "_SWEEP_AT", 3)
-    bucket = Quotas(QuotaPolicy(default_rate=10.0, rates={"quick": 100.0}, burst_s=2.0))
+    monkeypatch.setattr(quotas, "_SWEEP_AT", 4)
+    bucket = Quotas(QuotaPolicy(default_rate=10.0, rates={"quick": 100.0, "quickly rested": 100.0}, burst_s=2.0))
     bucket.charge("quick", 150, 100.0)
+    bucket.charge("quickly rested", 90, 100.0)
     bucket.charge("slow", 15, 100.0)
-    bucket.charge("rested", 5, 100.0)
-    bucket.charge("newcomer", 0, 101.0)  # a second later the bucket of one of them is full again
+    bucket.charge("just rested", 10, 100.0)
+    bucket.charge("newcomer", 0, 101.0)  # a second later the buckets of two of them are full again
     assert _remembered(bucket) == {"quick", "slow", "newcomer"}
     assert bucket.wait_s("quick", 200, 101.0) == pytest.approx(0.5)
     assert bucket.wait_s("slow", 20, 101.0) == pytest.approx(0.5)

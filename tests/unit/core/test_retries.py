@@ -454,3 +454,12 @@ def test_everything_that_waits_counts_whole_retries_parts_and_those_behind() -> 
     world.retries.failed(whole, None, "a", world.now_s, 0.0)
     assert len(world.retries) == 1 + 2 + 1
     assert sorted(map(id, world.retries.entries())) == sorted(map(id, batch + other + whole))
+
+
+def test_once_all_is_cleared_up_no_lane_is_waited_for() -> None:
+    world, _ = suspected(1)
+    group = world.ask("b")
+    assert group is not None
+    world.retries.succeeded(group)
+    world.retries.lanes_changed(["a"], world.now_s)
+    assert world.retries.next_due_s(world.now_s) == inf

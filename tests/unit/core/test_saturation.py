@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from statistics import median
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -181,7 +182,7 @@ def test_time_and_throughput_follow_the_curve() -> None:
     assert curve.time_s(0) == curve.time_s(600) == pytest.approx(0.020)
     assert curve.time_s(1000) == pytest.approx(0.030)
     assert curve.throughput(1000) == pytest.approx(1000 / 0.030)
-    assert curve.throughput(0) == 0.0
+    assert curve.throughput(0) == Curve(0.0, 0.0, 25e-6, 1, Rule.THROUGHPUT, T_MAX).throughput(0) == 0.0
 
 
 def test_a_lane_starts_at_its_curve() -> None:
@@ -333,3 +334,56 @@ def test_neither_a_measured_nor_a_fitted_time_that_is_none_teaches_a_lane_anythi
     assert scale.value == 1.0
     scale.observe(2.0, 1.0)
     assert scale.value == pytest.approx(math.sqrt(2.0))
+
+
+def hinge_loss(points: list[tuple[int, float]], weights: list[float], knee: int) -> float:
+    """The least weighted sum of squares of a floor up to `knee` and a slope that begins there."""
+    scale = np.sqrt(np.array(weights))
+    design = np.array([[1.0, max(0, tokens - knee)] for tokens, _ in points]) * scale[:, None]
+    times = np.array([time_s for _, time_s in points]) * scale
+    (floor_s, per_token_s), *_ = np.linalg.lstsq(design, times, rcond=None)
+    if not 0.0 <= per_token_s <= floor_s / knee:
+        return math.inf
+    return float(((design @ (floor_s, per_token_s) - times) ** 2).sum())
+
+
+@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("time_s", [hinged(0.020, 0.003, 600), hinged(0.008, 0.0, 100), hinged(0.02, 0.0, 2600)])
+def test_no_hinge_elsewhere_fits_noisy_times_better(time_s: Time, seed: int) -> None:
+    points = measured(time_s, random.Random(seed), runs=2)
+    curve = fit(points, T_MAX)
+    errors = [abs(seconds / curve.time_s(tokens) - 1.0) for tokens, seconds in points]
+    limit = 2.0 * 1.4826 * median(errors)
+    weights = [
+        limit / max(limit, error) / curve.time_s(tokens) ** 2 for (tokens, _), error in zip(points, errors, strict=True)
+    ]
+    ours = sum(
+        weight * (curve.time_s(tokens) - seconds) ** 2
+        for weight, (tokens, seconds) in zip(weights, points, strict=True)
+    )
+    knees = {*range(10, 100, 7), *range(100, 8000, 53), *(tokens for tokens, _ in points[:-2])}
+    assert ours <= 1.02 * min(hinge_loss(points, weights, knee) for knee in knees)
+
+
+def test_a_plain_line_is_taken_for_one_in_most_of_all_sweeps() -> None:
+    curves = [fit(measured(straight(0.004, 73e-6), random.Random(seed), runs=10), T_MAX) for seed in range(60)]
+    assert sum(curve.floor_s == curve.fixed_s for curve in curves) >= 50
+
+
+def test_times_that_grow_faster_than_their_tokens_leave_no_negative_part() -> None:
+    points = [(tokens, 0.01 * max(1.0, tokens / 128) ** 3) for tokens in sweep_tokens(1024)]
+    curve = fit(points, 1024)
+    assert curve.fixed_s >= 0.0
+    assert curve.per_token_s >= 0.0
+    assert curve.time_s(1) > 0.0
+
+
+def test_whether_a_curve_is_flat_is_seen_from_one_token_on() -> None:
+    points = [(tokens, 0.01 * (1.0 + 0.02 * (tokens - 1))) for tokens in (1, 2, 3, 4)]
+    assert fit(points, 4).rule is Rule.THROUGHPUT
+
+
+def test_a_hinge_may_lie_at_the_first_token() -> None:
+    points = [(tokens, max(1.2, tokens) * 0.01) for tokens in (1, 2, 3, 4, 6, 8)]
+    curve = fit(points, 8)
+    assert (curve.saturation_point, curve.rule) == (1, Rule.HINGE)

@@ -479,3 +479,9 @@ def test_steps_far_from_full_lower_the_budget_to_where_they_would_meet_the_targe
     assert taught == [*[Verdict.NO_EVIDENCE] * 3, Verdict.LOWERED]
     assert lane.token_budget == 250
     assert lane.pressure == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(("slower", "verdict"), [(1.04, Verdict.NO_EVIDENCE), (1.06, Verdict.LOWERED)])
+def test_steps_far_from_full_count_only_a_twentieth_above_the_target(slower: float, verdict: Verdict) -> None:
+    lane = SlaController(replace(POLICY, start_tokens=1000), 0.100)
+    assert [lane.observe(500, 0.100 * slower, 1000) for _ in range(4)][-1] is verdict

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -137,3 +139,65 @@ def test_a_recent_quantile_forgets_and_is_zero_before_any_value() -> None:
 def test_a_goal_that_makes_no_sense_is_refused(times: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=r"give the time|out of order"):
         SlaGoal(**times)  # type: ignore[arg-type]
+
+
+def test_the_least_budget_may_be_one_token() -> None:
+    assert steering(SlaGoal(step_s=0.050, min_tokens=1)).min_tokens == 1
+    assert SlaGoal(step_s=0.050, min_tokens=64, max_tokens=64).max_tokens == 64
+
+
+def test_a_quantile_is_the_smallest_value_that_so_large_a_share_does_not_exceed() -> None:
+    for share, quantile in ((0.95, 19.0), (0.99, 20.0), (1.0, 20.0), (0.5, 10.0), (0.01, 1.0)):
+        recent = RecentQuantile(share, renew=1)
+        for value in random.Random(1).sample(range(1, 21), 20):
+            recent.observe(float(value))
+        assert recent.value == quantile
+
+
+def test_a_quantile_is_taken_anew_now_and_then_and_at_first_at_once() -> None:
+    recent = RecentQuantile(1.0, memory=100, renew=4)
+    seen: list[float] = []
+    for value in range(1, 13):
+        recent.observe(float(value))
+        seen.append(recent.value)
+    assert seen == [1, 2, 3, 3, 3, 3, 7, 7, 7, 7, 11, 11]
+
+
+def test_unless_told_otherwise_512_values_count_and_every_sixteenth_is_looked_at() -> None:
+    least, largest = RecentQuantile(0.001), RecentQuantile(1.0)
+    for number in range(1, 528):
+        least.observe(0.0 if number == 15 else 1.0)
+        largest.observe(float(number))
+        assert largest.value == {30: 15.0, 31: 31.0}.get(number, largest.value)
+    assert least.value == 1.0
+
+
+def test_the_overhead_that_is_left_room_for_is_the_p95_without_queueing() -> None:
+    """Else an overload, in which answers queue for seconds, would drive the budget to its floor."""
+    promise = Promise(SlaGoal(answer_s=0.200))
+    one = promise.steer(LIMITS, CURVE.time_s(64))
+    for number in range(512):
+        promise.answered(latency_s=30.0, overhead_s=0.010 if number % 25 else 0.080)
+    steps(one, 1)
+    assert one.target_s == pytest.approx((0.200 - 0.010) / 2)
+    for number in range(512):
+        promise.answered(latency_s=30.0, overhead_s=0.010 if number % 12 else 0.080)
+    steps(one, 1)
+    assert one.target_s == pytest.approx((0.200 - 0.080) / 2)
+
+
+def test_an_overhead_below_zero_counts_as_none() -> None:
+    promise = Promise(SlaGoal(answer_s=0.200))
+    promise.answered(0.1, -5.0)
+    one = promise.steer(LIMITS, CURVE.time_s(64))
+    assert one.target_s == pytest.approx(0.100)
+
+
+def test_a_promise_is_kept_by_the_p99_of_its_answers() -> None:
+    promise = Promise(SlaGoal(answer_s=0.200))
+    for number in range(512):
+        promise.answered(1.0 if number % 50 == 0 else 0.1, 0.0)
+    assert promise.p99_s == 1.0
+    for number in range(512):
+        promise.answered(1.0 if number % 150 == 0 else 0.1, 0.0)
+    assert promise.p99_s == 0.1

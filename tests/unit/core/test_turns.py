@@ -119,6 +119,14 @@ def test_nothing_waits_before_the_first_batch_nor_while_fewer_queries_come_than_
     assert busy_pace().next_s(3, 4.9, 1.0) == -inf  # all that is out should be back
 
 
+def test_as_many_queries_as_lanes_come_free_are_spread_over_the_time_until_the_next_one_does() -> None:
+    pace = Pace()
+    pace.sent(10, 4.0)
+    pace.sent(10, 5.0)
+    assert pace.next_s(10, 6.0, 1.0) == pytest.approx(5.0 + 1.0 / 11)
+    assert pace.next_s(11, 6.0, 1.0) == -inf
+
+
 def test_a_rate_is_soon_forgotten() -> None:
     pace = busy_pace()
     pace.sent(1, 6.0)
@@ -193,3 +201,12 @@ def test_what_others_have_queued_tells_of_them_too_and_one_reply_of_theirs_does_
         one.ended(str(number), 0.01, StepReport(60, 0.010, 70, 0.0, 0.0))
     assert one.cut_tokens(70) == 50
     assert sharing(1).cut_tokens(70) == 100
+
+
+def test_an_answer_at_the_very_deadline_is_too_late() -> None:
+    slow, fast = lane("slow", slower=10.0, warm=True), lane("fast", warm=True)
+    fast.sent("1", 100, 5.0)
+    fast.sent("2", 100, 5.0)
+    at_s = slow.answer_s(100, 5.0)
+    assert next_turn([slow, fast], 5.0, 2000, deadline_s=at_s).finish_s == pytest.approx(5.042)
+    assert next_turn([slow, fast], 5.0, 2000, deadline_s=at_s + 1e-9).finish_s == at_s

@@ -303,3 +303,33 @@ def test_selectors_select(selector: str, meets: bool) -> None:
 def test_what_is_no_selector_is_said_to_be_none(selector: str) -> None:
     with pytest.raises(BadSelector):
         matches(selector, {"model": "m"})
+
+
+def test_lanes_that_cannot_say_what_they_do_are_left_out() -> None:
+    told = answer((0, 0), grpc_tokens_per_s=7500.0)
+    told.models[0].lanes.append(pb.Lane(address="b", token_budget=0, step_time_s=0.05))
+    told.models[0].lanes.append(pb.Lane(address="c", token_budget=500, step_time_s=0.0))
+    assert figures().update(Answers((told,), 0.0), ends(0.0, 0), None, 0.0).required_replicas == pytest.approx(1.0)
+
+
+def test_the_one_who_is_further_counts_in_whatever_order_they_answer() -> None:
+    assert positions([answer((0, 7)), answer((0, 5))]) == {(TOPIC, 0): 7}
+
+
+def test_a_figure_says_when_it_does_not_know_what_its_pending_pods_are_for() -> None:
+    figure = figures().update(Answers((answer((0, 0)),), 0.0), ends(0.0, 0), Replicas(2, 1, 0.0), 0.0)
+    assert figure.knows_what_for is False
+
+
+@pytest.mark.parametrize(
+    ("own", "knows", "of_peers", "told"),
+    [(2.0, True, 3.0, 3.0), (3.0, True, 2.0, 3.0), (3.0, False, 2.0, 2.0), (3.0, False, None, 3.0)],
+)
+def test_the_most_that_any_replica_of_the_scaler_requires_is_told_of_those_that_know(
+    own: float, knows: bool, of_peers: float | None, told: float
+) -> None:
+    published = Published(20.0, Clock())
+    published.figures = {"m": Figure(own, 7, 90.0, knows_what_for=knows), "n": Figure(9.0, 0, 95.0)}
+    published.of_peers = {"n": 50.0} | ({"m": of_peers} if of_peers is not None else {})
+    assert published.required_replicas("m") == told
+    assert published.ages_s(["m"]) == {"m": (told, 10.0)}

@@ -167,3 +167,8 @@ def test_one_value_that_is_not_finite_spoils_its_own_row_only(value: float) -> N
 def test_what_comes_from_the_wire_is_int32() -> None:
     batch = decoded([1, 2], [3])
     assert [values.dtype.name for values in (batch.token_ids, batch.lengths)] == ["int32", "int32"]
+
+
+def test_a_query_of_the_greatest_length_with_a_foreign_id_is_not_too_long() -> None:
+    (fault,) = decoded([5] * 19 + [1000], [1]).faults
+    assert fault.code is grpc.StatusCode.INVALID_ARGUMENT

@@ -128,3 +128,16 @@ def test_every_batch_runs_within_as_many_steps_as_there_are_batches(waiting: lis
         waiting = [batch for batch in waiting if all(batch is not other for other in batches)]
         steps += 1
         assert steps <= 12
+
+
+def test_a_step_may_hold_as_many_queries_as_the_engine_takes() -> None:
+    first, second, third = Waiting(10, query_count=4), Waiting(10, query_count=6), Waiting(10, query_count=1)
+    assert chosen(first, second, third).batches == (first, second)
+    few = [Waiting(10, query_count=count) for count in (5, 3, 3, 2)]
+    assert chosen(*few).batches == (few[0], few[1], few[3])
+
+
+def test_a_batch_without_queries_joins_whatever_the_engine_takes() -> None:
+    """All of them were at fault: there is nothing for the engine to see."""
+    full, nothing = Waiting(100, query_count=10), Waiting(0, query_count=0)
+    assert chosen(full, nothing).batches == (full, nothing)

@@ -6,6 +6,7 @@ import csv
 import json
 import math
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -280,3 +281,13 @@ def test_the_csv_shows_measured_beside_fitted(profile: Profile, tmp_path: Path) 
     assert float(rows[-1]["step_duration_s"]) == pytest.approx(curve_s(1024))
     assert float(rows[-1]["fitted_s"]) == pytest.approx(curve_s(1024), rel=0.01)
     assert float(rows[-1]["tokens_per_s"]) == pytest.approx(1024 / curve_s(1024), rel=0.001)
+
+
+def test_the_smallest_step_of_a_profile_holds_eight_tokens_and_says_when_it_was_measured(profile: Profile) -> None:
+    assert profile.points[0][0] == 8
+    assert datetime.fromisoformat(profile.measured_at).utcoffset() == timedelta(0)
+
+
+def test_ids_are_drawn_as_the_engine_takes_them() -> None:
+    token_ids, lengths = production_mix(100, facts_of(2048, 2048, 12), np.random.default_rng(2))
+    assert [values.dtype.name for values in (token_ids, lengths)] == ["int32", "int32"]

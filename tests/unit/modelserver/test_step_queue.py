@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from threading import Thread
+from threading import Event, Thread
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ import pytest
 from modelserver.engine import Step
 from modelserver.errors import NotServing, QueueFull
 from modelserver.merge import MergeLimits
-from modelserver.step_queue import QueueBounds, StepQueue
+from modelserver.step_queue import NextStep, QueueBounds, StepQueue
 from modelserver.tickets import Ticket
 from tests.unit.modelserver.fakes import WAIT_S, Client, FakeEngine, sized
 
@@ -219,3 +219,85 @@ def test_nothing_is_staged_while_no_step_runs(queue: StepQueue) -> None:
     staging.join(WAIT_S)
     assert not staging.is_alive()
     assert calls == []
+
+
+def test_before_any_step_runs_nothing_is_staged(clock: Clock) -> None:
+    calls: list[Sequence[Ticket]] = []
+    for drained in (False, True):
+        queue = StepQueue(clock)
+        queue.open(BOUNDS)
+        if drained:
+            queue.put(ticket())
+            taken(queue)
+            queue.drain()
+            queue.open(BOUNDS)
+        queue.put(ticket())
+        queue.close()
+        assert queue.stage(prepared(calls)) is False
+    assert calls == []
+
+
+def test_a_queue_that_never_opened_closes_all_the_same(clock: Clock) -> None:
+    queue = StepQueue(clock)
+    queue.close()
+    assert queue.take() is None
+
+
+def test_a_step_is_not_taken_while_it_is_being_prepared(queue: StepQueue) -> None:
+    put(queue, ticket())
+    taken(queue)
+    second = ticket()
+    queue.put(second)
+    found: list[NextStep | None] = []
+    done = Event()
+
+    def take() -> None:
+        found.append(queue.take())
+        done.set()
+
+    taking = Thread(target=take, daemon=True)
+
+    def prepare(tickets: Sequence[Ticket]) -> Step:
+        taking.start()
+        assert not done.wait(0.05)
+        return prepared([])(tickets)
+
+    queue.stage(prepare)
+    assert done.wait(WAIT_S)
+    assert found[0] is not None
+    assert found[0].selection.batches == (second,)
+    assert found[0].step is not None, "it was prepared, and is not prepared again"
+
+
+def test_what_waits_is_counted_however_it_leaves(queue: StepQueue, clock: Clock) -> None:
+    one, two, three = ticket(10), ticket(20), ticket(30, deadline_s=1.0)
+    put(queue, one, two, three)
+    assert queue.queued_tokens == 60
+    queue.withdraw(one)
+    assert queue.queued_tokens == 50
+    clock.now_s = 1.0
+    assert taken(queue) == (two,)
+    assert queue.queued_tokens == 0
+    queue.put_back_apart((two,), 0.0)
+    assert queue.queued_tokens == 20
+    assert queue.drain() == (two,)
+    assert queue.queued_tokens == 0
+
+
+def test_a_batch_that_just_fills_the_queue_is_taken(queue: StepQueue) -> None:
+    put(queue, ticket(100), ticket(50))
+    assert queue.queued_tokens == 150
+
+
+def test_a_drain_forgets_what_was_staged(queue: StepQueue) -> None:
+    put(queue, ticket())
+    taken(queue)
+    second = ticket()
+    queue.put(second)
+    queue.stage(prepared([]))
+    assert queue.drain() == (second,)
+    queue.open(BOUNDS)
+    queue.put(second)
+    following = queue.take()
+    assert following is not None
+    assert following.step is None

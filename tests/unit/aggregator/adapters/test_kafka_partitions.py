@@ -134,6 +134,8 @@ def test_reading_goes_on_behind_what_was_read_and_never_back() -> None:
     partition, _, _ = _partition_with(0)
     partition.place(10, 10)
     assert (partition.read_to, partition.delivered_to, partition.committed) == (10, 10, 10)
+    assert partition.watermark is not None
+    assert (partition.watermark.topic, partition.watermark.partition) == ("requests", 0)
     assert [lease.offset for lease in partition.deliver([_record(10), _record(11)], 20)] == [10, 11]
     assert (partition.read_to, partition.delivered_to) == (20, 20)
     partition.read_to = 30

@@ -72,9 +72,10 @@ def test_dimensions_that_the_model_has_not_are_refused(dimensions: list[int]) ->
         checked_description("a:1", describe_response(matryoshka_dimensions=dimensions))
 
 
-@pytest.mark.parametrize("dimensions", [1, 384, 4096])
+@pytest.mark.parametrize("dimensions", [1, 384, 1000, 4096])
 def test_a_step_holds_as_many_queries_as_one_message_can_answer_and_no_more(dimensions: int) -> None:
     found = checked_description("a:1", describe_response(dimensions=dimensions, step_query_capacity=2**30))
+    assert isinstance(found.step_query_capacity, int)
     room = 64 * 2**20 - found.step_query_capacity * dimensions * 4
     assert 64 * 2**10 <= room < 64 * 2**10 + dimensions * 4
     assert checked_description("a:1", describe_response(step_query_capacity=7)).step_query_capacity == 7
