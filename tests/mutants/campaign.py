@@ -54,7 +54,7 @@ class Nearest(PytestRunner):
 
     def run_stats(self, *, tests: Iterable[str]) -> int:
         """The exit code of pytest."""
-        self._pytest_add_cli_args = [*self._pytest_add_cli_args, "-p", "tests.mutants.failures"]
+        self._pytest_add_cli_args = [*self._pytest_add_cli_args, "-p", "tests.mutants.reaching"]
         return super().run_stats(tests=tests)
 
 

@@ -287,7 +287,7 @@ def least_limit(request: Request, dimensions: int = DIMENSIONS) -> int:
 @pytest.mark.parametrize("letter", ["x", "é", "漢", "🙂", "\x01", '"'])
 def test_a_reply_with_a_long_id_of_whatever_characters_fits_where_it_was_let_in(letter: str, *, json: bool) -> None:
     request = request_of([Vector(batch_of(), 0, 3, 0.5)], json=json, request_id=letter * 50_000)
-    assert size_of(encode_replies([request])[0]) <= least_limit(request)
+    assert size_of(encode_replies([request], GROUP)[0]) <= least_limit(request)
 
 
 @pytest.mark.parametrize("json", [False, True])
@@ -296,14 +296,14 @@ def test_what_a_reply_echoes_is_allowed_for(size: int, *, json: bool) -> None:
     many = tuple((f"header-{number}", b"v" * size) for number in range(4))
     request = request_of([Vector(batch_of(), 0, 3, 0.5)], json=json, headers=many)
     request.origin.lease = lease_of(b"", key=b"k" * size)
-    room = least_limit(request) - size_of(encode_replies([request])[0])
+    room = least_limit(request) - size_of(encode_replies([request], GROUP)[0])
     assert 0 <= room <= 2000
 
 
 def test_a_record_without_a_key_and_headers_without_values_are_echoed_as_such() -> None:
     request = request_of([Vector(batch_of(), 0, 3, 0.5)], headers=(("empty", b""),))
     request.origin.lease = lease_of(b"", key=None)
-    assert size_of(encode_replies([request])[0]) <= least_limit(request) <= 2000
+    assert size_of(encode_replies([request], GROUP)[0]) <= least_limit(request) <= 2000
 
 
 @pytest.mark.parametrize("json", [False, True])
@@ -313,7 +313,7 @@ def test_no_more_room_is_asked_for_than_large_vectors_take(encoding: int, *, jso
     of_batch = CompletedBatch("b", "small", "r1", 0, np.ones((1, dimensions), np.float32), 0.001, 0.02)
     outcomes: list[Outcome | None] = [Vector(of_batch, 0, 10_000, 0.5)] * count
     request = request_of(outcomes, Options(encoding=encoding), json=json)
-    size = size_of(encode_replies([request])[0])
+    size = size_of(encode_replies([request], GROUP)[0])
     assert size <= least_limit(request, dimensions) <= 1.05 * size + 1024 + 200 * count
 
 
@@ -321,7 +321,7 @@ def test_no_more_room_is_asked_for_than_large_vectors_take(encoding: int, *, jso
 def test_failures_in_the_place_of_small_vectors_fit(*, json: bool) -> None:
     failure = Failure(Code.OUT_OF_RANGE, "x" * 150, retryable=True, retry_after_s=1.5)
     request = request_of([failure] * 500, Options(encoding=pb.ENCODING_BINARY), json=json)
-    assert size_of(encode_replies([request])[0]) <= least_limit(request, 8)
+    assert size_of(encode_replies([request], GROUP)[0]) <= least_limit(request, 8)
 
 
 def test_fewer_dimensions_are_what_counts_where_they_are_asked_for() -> None:
@@ -361,17 +361,17 @@ def test_a_refused_record_s_id_is_cut_to_1024_characters_and_no_sooner() -> None
     route = ReplyRoute(lease, "replies", None, json=False, headers=[])
     for length, told in ((1024, 1024), (1025, 1024)):
         refused = Refused(lease, InvalidRequest("no"), "i" * length, route, dead_letter=False)
-        answer = pb.EmbedResponse.FromString(encode_refusal(refused).value)
+        answer = pb.EmbedResponse.FromString(encode_refusal(refused, GROUP).value)
         assert len(answer.request_id) == told
-        assert answer.reply_id == reply_id("embed.requests.v1", 3, 42, "i" * length)
+        assert answer.reply_id == reply_id(lease, "i" * length, GROUP)
 
 
 def test_a_reply_that_cannot_be_encoded_is_an_error_in_the_format_and_under_the_id_it_would_have_had() -> None:
     broken = CompletedBatch("b", "small", "r1", 0, np.zeros(3, np.float32), 0.0, 0.0)
     request = request_of([Vector(broken, 0, 3, 0.0)], Options(dimensions=1), json=True)
-    told = json.loads(encode_replies([request])[0].value)
+    told = json.loads(encode_replies([request], GROUP)[0].value)
     assert told["status"]["code"] == Code.INTERNAL
-    assert told["replyId"] == reply_id("embed.requests.v1", 3, 42, "q")
+    assert told["replyId"] == reply_id(request.origin.lease, "q", GROUP)
 
 
 def test_unless_told_otherwise_a_dead_letter_keeps_its_value() -> None:

@@ -44,7 +44,7 @@ def test_nowhere_is_an_error_raised_inside_except_star() -> None:
     """Python 3.11.0 to 3.11.3 put it into a group again."""
     found: list[str] = []
     for file in sorted(ROOT.rglob("*.py")):
-        if ".venv" in file.parts or ".run" in file.parts:
+        if {".venv", ".run", "mutants"} & set(file.relative_to(ROOT).parts[:1]):
             continue
         for block in ast.walk(ast.parse(file.read_text())):
             if isinstance(block, ast.TryStar):
