@@ -194,10 +194,3 @@ def test_only_calls_are_calls() -> None:
 def test_as_many_tokens_as_may_be_held_fill_a_model() -> None:
     admission = Admission(AdmissionPolicy(1000))
     assert [admission.is_filled(tokens) for tokens in (999, 1000, 1001)] == [False, True, True]
-
-
-def test_where_both_bounds_keep_a_call_out_for_as_long_the_models_is_told() -> None:
-    admission = Admission(AdmissionPolicy(1000))
-    admission.charge(Source.GRPC, 50, "a")
-    admission.charge(Source.KAFKA, 940)
-    assert admission.full("a", 15) == Full(Bound.MODEL, 5)

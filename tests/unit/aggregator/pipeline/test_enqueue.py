@@ -215,7 +215,7 @@ def test_what_was_admitted_once_is_neither_refused_nor_charged_again() -> None:
     desk.put(request("1", tenant="b", source=Source.KAFKA))
     assert desk.put(one) == []
     roomy = Admission(AdmissionPolicy(1000))
-    told = desk.gate.refusal(request("1", tenant="a"), 2, roomy, desk.served.outlook, None, now_s=NOW_S)
+    told = desk.gate.refusal(request("1", tenant="a"), 2, roomy, desk.served.outlook, None, lanes=(), now_s=NOW_S)
     assert told is None, "its eight tokens were charged twice"
 
 
