@@ -124,7 +124,9 @@ async def test_a_replayed_record_gets_the_same_reply_id_and_vector(
         await desk.exchange(*(query(text, f"q{number}") for number, text in enumerate(questions(50))))
         before = desk.answers()
         desk.replies.clear()
-        start_aggregator(minilm, topics=first.topics, group="another-group")
+        first.process.stop()
+        await desk.rewind(first.group)
+        start_aggregator(minilm, topics=first.topics, group=first.group)
         await desk.until(lambda: len(desk.replies) == 50)
         after = desk.answers()
     assert {name: answer.reply_id for name, answer in before.items()} == {
