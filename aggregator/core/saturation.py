@@ -24,6 +24,8 @@ _MIN_TOTALS = 4
 _HUBER = 2.0
 _REWEIGHTINGS = 4
 _MIN_SPREAD = 1e-6
+_CONSTANT, _LINE, _HINGE = 1, 2, 3
+"""Parameters of a shape, by its kind."""
 _PENALTY_PER_PARAMETER = 6.0
 """In squared standard deviations: so much must a further parameter explain."""
 
@@ -193,9 +195,9 @@ def _candidates(points: _Points, weights: Sequence[float]) -> Iterator[tuple[flo
         moments.append(moments[-1].plus(_moments(tokens, time_s, weight)))
     every = moments[-1]
     constant_s = every.y / every.weight
-    yield every.loss(constant_s, 0.0), _Shape(constant_s, constant_s, 0.0, 1)
+    yield every.loss(constant_s, 0.0), _Shape(constant_s, constant_s, 0.0, _CONSTANT)
     fixed_s, per_token_s = every.line()
-    yield every.loss(fixed_s, per_token_s), _Shape(fixed_s, fixed_s, per_token_s, 2)
+    yield every.loss(fixed_s, per_token_s), _Shape(fixed_s, fixed_s, per_token_s, _LINE)
     for split, ((left, _), (right, _)) in enumerate(pairwise(points), start=1):
         if left == right or right == points[-1][0]:  # a hinge needs two totals on its slope
             continue
@@ -203,12 +205,13 @@ def _candidates(points: _Points, weights: Sequence[float]) -> Iterator[tuple[flo
         floor_s = flat.y / flat.weight
         fixed_s, per_token_s = sloping.line()
         if fixed_s + per_token_s * left <= floor_s <= fixed_s + per_token_s * right:
-            yield flat.loss(floor_s, 0.0) + sloping.loss(fixed_s, per_token_s), _Shape(floor_s, fixed_s, per_token_s, 3)
+            shape = _Shape(floor_s, fixed_s, per_token_s, _HINGE)
+            yield flat.loss(floor_s, 0.0) + sloping.loss(fixed_s, per_token_s), shape
             continue
         lifted = flat.collapsed().plus(sloping.shifted(left))  # else with the hinge at the left one of the two
         floor_s, per_token_s = lifted.line()
         per_token_s = min(per_token_s, floor_s / left)
-        yield lifted.loss(floor_s, per_token_s), _Shape(floor_s, floor_s - per_token_s * left, per_token_s, 3)
+        yield lifted.loss(floor_s, per_token_s), _Shape(floor_s, floor_s - per_token_s * left, per_token_s, _HINGE)
 
 
 class _Moments(NamedTuple):

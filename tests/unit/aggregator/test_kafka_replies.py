@@ -285,8 +285,11 @@ def least_limit(request: Request, dimensions: int = DIMENSIONS) -> int:
 
 @pytest.mark.parametrize("json", [False, True])
 @pytest.mark.parametrize("letter", ["x", "é", "漢", "🙂", "\x01", '"'])
-def test_a_reply_with_a_long_id_of_whatever_characters_fits_where_it_was_let_in(letter: str, *, json: bool) -> None:
-    request = request_of([Vector(batch_of(), 0, 3, 0.5)], json=json, request_id=letter * 50_000)
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_reply_with_a_long_id_of_whatever_characters_fits_where_it_was_let_in(
+    count: int, letter: str, *, json: bool
+) -> None:
+    request = request_of([Vector(batch_of(), 0, 3, 0.5)] * count, json=json, request_id=letter * 50_000)
     assert size_of(encode_replies([request], GROUP)[0]) <= least_limit(request)
 
 
@@ -379,3 +382,11 @@ def test_unless_told_otherwise_a_dead_letter_keeps_its_value() -> None:
         lease_of(b"v"), Code.INTERNAL, "why", topic="dlt", group_id="g", attempts=1, first_failure_unix_s=0.0
     )
     assert letter.value == b"v"
+
+
+@pytest.mark.parametrize(("json", "each"), [(False, 4), (True, 6)])
+def test_no_more_room_is_asked_for_an_id_than_its_letters_can_take(each: int, *, json: bool) -> None:
+    short, long = (
+        least_limit(request_of([None], Options(dimensions=1), json=json, request_id="x" * size)) for size in (1, 10_001)
+    )
+    assert long - short == each * 10_000

@@ -118,3 +118,18 @@ def test_requests_of_one_batch_with_other_options_do_not_share_their_answers() -
 def test_two_inputs_whose_vectors_are_long_are_large() -> None:
     assert is_large(request_of([FAILED] * 2, pb.ENCODING_FLOAT32, 2**17))
     assert not is_large(request_of([FAILED] * 2, pb.ENCODING_FLOAT32, 2**17 - 1))
+
+
+def test_times_of_many_seconds_are_told_to_the_nanosecond() -> None:
+    matrix = np.ones((1, DIMENSIONS), np.float32)
+    slow = CompletedBatch("b", "m", "r1", 2, matrix, 7.25, 9.5)
+    request = request_of([Vector(slow, 0, 3, 5.125)])
+    answer = pb.EmbedResponse.FromString(to_protobuf(request, "reply"))
+    assert answer == response(request, "reply")
+    told = answer.timings
+    assert [part.ToNanoseconds() for part in (told.batched, told.inference, told.queued)] == [
+        7_250_000_000,
+        9_500_000_000,
+        5_125_000_000,
+    ]
+    assert json.loads(to_json(request, "reply"))["timings"]["batched"] == "7.250s"

@@ -109,3 +109,52 @@ def test_a_head_is_not_looked_for_to_the_end() -> None:
 @pytest.mark.parametrize("data", [b"\x0a\x01\xff", b"\xff", b"\x0a"])
 def test_a_head_that_cannot_be_read_is_empty(data: bytes) -> None:
     assert head(data) == pb.EmbedRequest()
+
+
+def test_no_more_than_32_kib_are_believed_without_being_walked_over() -> None:
+    many = EMPTY_INPUT * 100
+    for more, refused in ((0, False), (1, True)):
+        name = pb.EmbedRequest(tenant="t" * (SMALL_BYTES - len(many) - 4 + more)).SerializeToString()
+        assert len(many + name) == SMALL_BYTES + more
+        if refused:
+            with pytest.raises(InvalidRequest):
+                check(many + name, 99)
+        else:
+            check(many + name, 99)
+
+
+@pytest.mark.parametrize("per_input", [3, 4])
+def test_each_input_may_say_what_it_is_and_a_little_more(per_input: int) -> None:
+    one = b"\x22" + bytes([2 * per_input]) + b"\x18\x01" * per_input
+    if per_input == 3:
+        check(FILLER + one * 1000, 1000)
+    else:
+        with pytest.raises(InvalidRequest, match="without end"):
+            check(FILLER + one * 1000, 1000)
+
+
+def test_as_many_fields_as_a_request_can_have_are_walked_over() -> None:
+    check(FILLER + b"\x78\x01" * (4 * 2 + 64 - 1), 2)
+    with pytest.raises(InvalidRequest, match="without end"):
+        check(FILLER + b"\x78\x01" * (4 * 2 + 64), 2)
+
+
+def test_numbers_of_fixed_width_are_stepped_over_wherever_they_stand() -> None:
+    odd = (b"\x79" + bytes(8) + b"\x7d" + bytes(4)) * 3
+    check(odd + FILLER + odd, 1)
+    with pytest.raises(DecodeError):
+        check(FILLER + odd + b"\x79" + bytes(7), 1)
+    with pytest.raises(DecodeError):
+        check(FILLER + odd + b"\x7d" + bytes(3), 1)
+    assert head(odd + pb.EmbedRequest(request_id="q").SerializeToString() + odd).request_id == "q"
+
+
+def test_texts_are_not_counted_as_token_ids() -> None:
+    check(pb.EmbedRequest(inputs=[pb.Input(text="a" * (MAX_TOKEN_IDS + 100))]).SerializeToString(), 1)
+    check(pb.EmbedRequest(inputs=[pb.Input(text="a" * 40_000)] * 100).SerializeToString(), 100)
+
+
+def test_an_input_without_ids_holds_none() -> None:
+    nothing = pb.EmbedRequest(inputs=[pb.Input(token_ids=pb.TokenIds())]).SerializeToString()
+    full = pb.EmbedRequest(inputs=[ids(*[7] * MAX_TOKEN_IDS)]).SerializeToString()
+    check(full + nothing * 50, 51)

@@ -159,7 +159,7 @@ def test_each_other_tenant_gets_as_much_as_oneself_before_ones_turn_is_over() ->
 
 
 def test_neither_what_expired_nor_what_is_due_just_after_is_ahead() -> None:
-    for in_s in (-1.0, 0.36):
+    for in_s in (-1.0, 0.31, 0.36):
         waiting = Waiting()
         waiting.add(500, in_s=in_s)
         assert not waiting.late(0.3)
@@ -219,3 +219,13 @@ def test_the_lane_that_is_free_first_is_waited_for() -> None:
     assert found is not None
     assert (found.lane, found.start_s, found.now_s) == (free, NOW_S, NOW_S)
     assert found.finish_s(0, 1000) == pytest.approx(NOW_S + 0.1)  # a step is no longer than a budget
+
+
+def test_what_would_be_in_time_behind_all_that_waits_is_in_time_whoever_else_holds_what() -> None:
+    exact = Lane("a", Curve(0.0, 0.0, 1 / 1024, 128, Rule.THROUGHPUT, 1000), 128, LanePolicy())
+    queue = TokenQueue(QueuePolicy(coalesce=False))
+    outlook = Outlook(queue)
+    queue.put(Query(None, 0, Priority.INTERACTIVE, "a", 0.0, 0.25), b"", 256)
+    outlook.charge(Priority.INTERACTIVE, "a", 0.25, 256)
+    outlook.charge(Priority.INTERACTIVE, "b", inf, 64)  # under way
+    assert not outlook.is_late(Forecast(0.0, 0.0, 1024.0, exact), Priority.INTERACTIVE, "a", 0.375, 128)

@@ -365,9 +365,21 @@ def test_no_hinge_elsewhere_fits_noisy_times_better(time_s: Time, seed: int) -> 
     assert ours <= 1.02 * min(hinge_loss(points, weights, knee) for knee in knees)
 
 
-def test_a_plain_line_is_taken_for_one_in_most_of_all_sweeps() -> None:
-    curves = [fit(measured(straight(0.004, 73e-6), random.Random(seed), runs=10), T_MAX) for seed in range(60)]
-    assert sum(curve.floor_s == curve.fixed_s for curve in curves) >= 50
+def test_noise_alone_is_hardly_ever_taken_for_a_hinge_or_a_slope() -> None:
+    seeds = range(120)
+    lines = [fit(measured(straight(0.004, 73e-6), random.Random(seed), runs=10), T_MAX) for seed in seeds]
+    constants = [fit(measured(straight(0.02, 0.0), random.Random(seed), runs=10), T_MAX) for seed in seeds]
+    assert sum(curve.floor_s == curve.fixed_s for curve in lines) >= 115
+    assert sum(curve.per_token_s == 0.0 for curve in constants) >= 115
+
+
+def test_a_hinge_that_lies_between_the_last_two_totals_is_put_at_the_first_of_them() -> None:
+    """One total tells nothing of where a slope begins."""
+    points = [(tokens, max(0.010, 0.002 + 1e-5 * tokens)) for tokens in sweep_tokens(1024)]  # from 800 on
+    curve = fit(points, 1024)
+    assert (curve.saturation_point, curve.rule) == (768, Rule.HINGE)
+    assert curve.floor_s == pytest.approx(0.010)
+    assert curve.time_s(1024) == pytest.approx(0.01224)
 
 
 def test_times_that_grow_faster_than_their_tokens_leave_no_negative_part() -> None:

@@ -63,3 +63,37 @@ def test_one_more_may_be_held_to_account_for_what_was_taken() -> None:
     assert not bound.fits_share(("tenant",), 101)
     bound.give_back(("connection", "tenant"), 60)
     assert (bound.total, bound.holders) == (0, 0)
+
+
+def test_a_bound_may_be_used_up_to_the_last() -> None:
+    bound = SharedBound(100)
+    bound.take(("a",), 60)
+    assert bound.has_room(40)
+    assert not bound.has_room(41)
+
+
+def test_who_holds_nothing_may_take_four_times_what_is_free_and_no_more() -> None:
+    bound = SharedBound(100)
+    bound.take(("a",), 99)
+    assert bound.fits_share(("new",), 4)
+    assert not bound.fits_share(("new",), 5)
+
+
+def test_what_is_given_back_is_free_for_its_holder_again() -> None:
+    bound = SharedBound(100)
+    bound.take(("a",), 50)
+    bound.take(("a",), 30)
+    bound.give_back(("a",), 50)
+    assert (bound.total, bound.holders) == (30, 1)
+    assert bound.fits_share(("a",), 50)
+    bound.give_back(("a",), 30)
+    assert (bound.total, bound.holders) == (0, 0)
+
+
+def test_who_took_nothing_gives_nothing_back() -> None:
+    bound = SharedBound(100)
+    bound.give_back(("a",), 0)
+    bound.take(("b",), 0)
+    assert (bound.total, bound.holders) == (0, 1)
+    bound.give_back(("b",), 0)
+    assert bound.holders == 0

@@ -485,3 +485,26 @@ def test_steps_far_from_full_lower_the_budget_to_where_they_would_meet_the_targe
 def test_steps_far_from_full_count_only_a_twentieth_above_the_target(slower: float, verdict: Verdict) -> None:
     lane = SlaController(replace(POLICY, start_tokens=1000), 0.100)
     assert [lane.observe(500, 0.100 * slower, 1000) for _ in range(4)][-1] is verdict
+
+
+def test_the_papers_search_may_begin_with_a_step_that_is_too_fast() -> None:
+    policy = SlaPolicy(min_tokens=100, max_tokens=900, start_tokens=500, form=Form.PAPER, paper_window=1)
+    lane, paper = SlaController(policy, 1.0), Paper(policy, 1.0)
+    lane.observe(300, 0.5, 900)
+    assert lane.token_budget == paper.budget(300, 0.5, 0) == (300 + 900) // 2
+
+
+@pytest.mark.parametrize(("form", "steps"), [(Form.OURS, 6), (Form.PAPER, 4)])
+def test_pressure_is_the_mean_of_the_latest_steps(form: Form, steps: int) -> None:
+    lane = SlaController(replace(POLICY, form=form), 0.100)
+    for number in range(1, 11):
+        lane.observe(1000, 0.010 * number, 4096)
+    latest = range(11 - steps, 11)
+    assert lane.pressure == pytest.approx(0.010 * sum(latest) / steps / 0.100)
+
+
+def test_of_four_steps_the_two_in_the_middle_count() -> None:
+    lane = SlaController(replace(POLICY, start_tokens=1000), 0.100)
+    for step_s in (0.200, 0.080, 0.110, 0.090):
+        verdict = lane.observe(1000, step_s, 1000)
+    assert (verdict, lane.token_budget) == (Verdict.HELD, 1000)
