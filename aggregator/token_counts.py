@@ -90,7 +90,8 @@ class _Reading:
     """A text that is counted part by part, from its start or from its end; `more`: there are parts to be had."""
 
     def __init__(self, tokenizer: Tokenizer, text: str, *, keep_end: bool) -> None:
-        self.counted: Counted = b""
+        self.ids = b""
+        self.failure: Failure | None = None
         self.characters = 0
         self.more = True
         self._tokenizer = tokenizer
@@ -100,7 +101,7 @@ class _Reading:
     @property
     def tokens(self) -> int:
         """Of what was read."""
-        return len(self.counted) // _ID_BYTES if isinstance(self.counted, bytes) else 0
+        return len(self.ids) // _ID_BYTES
 
     @property
     def whole(self) -> bool:
@@ -122,12 +123,12 @@ class _Reading:
     def take(self, counted: Counted) -> None:
         """The tokens of the part stand next to those of the others."""
         if isinstance(counted, Failure):
-            self.counted, self.more = counted, False
-        elif not self.counted:
-            self.counted = counted
-        elif isinstance(self.counted, bytes):
-            parts = (counted, self.counted) if self._keep_end else (self.counted, counted)
-            self.counted = self._tokenizer.join_ids(*parts)
+            self.failure, self.more = counted, False
+        elif not self.ids:
+            self.ids = counted
+        else:
+            parts = (counted, self.ids) if self._keep_end else (self.ids, counted)
+            self.ids = self._tokenizer.join_ids(*parts)
 
 
 async def _count_in_calls(served: Served, texts: Sequence[str]) -> list[Counted]:
@@ -146,8 +147,10 @@ async def _count_in_calls(served: Served, texts: Sequence[str]) -> list[Counted]
 
 def _of_part(served: Served, request: Request, reading: _Reading) -> Counted:
     """What was read of a text, or, where it is to be cut and must not be, why it is refused."""
-    if isinstance(reading.counted, Failure) or reading.whole or request.options.truncate != pb.TRUNCATE_NONE:
-        return reading.counted
+    if reading.failure is not None:
+        return reading.failure
+    if reading.whole or request.options.truncate != pb.TRUNCATE_NONE:
+        return reading.ids
     limit = served.description.max_input_tokens
     if reading.tokens > limit:
         return too_long(served, f"more than {limit} tokens")

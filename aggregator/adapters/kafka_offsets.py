@@ -50,8 +50,10 @@ def committed_offsets(
                 raise for_code(error_code)(f"the offset of {topic}/{partition}")
             of_another = own_note and note and note.startswith(_NOTE) and note != own_note
             if of_another:
-                details = {"topic": topic, "partition": partition, "offset": offset}
-                _LOG.error("found an offset of a topic that was deleted since; it counts for nothing", extra=details)
+                _LOG.error(
+                    "found an offset of a topic that was deleted since; it counts for nothing",
+                    extra={"topic": topic, "partition": partition, "offset": offset},
+                )
             found[TopicPartition(topic, partition)] = -1 if of_another else offset
     missing = [f"{tp.topic}/{tp.partition}" for tp in tps if tp not in found]
     if missing:

@@ -84,6 +84,32 @@ def test_a_fault_is_told_by_its_place_and_never_by_its_content(document: Any, pl
     assert "77" not in str(caught.value)
 
 
+def test_of_a_field_with_few_values_those_are_named() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse({"truncate": "SECRET"})
+    choices = "TRUNCATE_UNSPECIFIED, TRUNCATE_NONE, TRUNCATE_START, TRUNCATE_END"
+    assert str(caught.value).endswith(f"truncate has no value that it can have: use one of {choices}")
+    with pytest.raises(InvalidRequest, match="dimensions has no value that it can have$"):
+        parse({"dimensions": "SECRET"})
+
+
+def test_what_is_wrong_beside_the_inputs_is_told_before_what_is_wrong_with_them() -> None:
+    with pytest.raises(InvalidRequest, match="encoding has no value"):
+        parse({"inputs": [{"text": 5}], "encoding": "SECRET"})
+
+
+@pytest.mark.parametrize(
+    ("item", "read"),
+    [
+        ({"text": "a", "tokenIds": None}, pb.Input(text="a")),
+        ({"text": None, "token_ids": {"ids": [7]}}, pb.Input(token_ids=pb.TokenIds(ids=[7]))),
+        ({}, pb.Input()),
+    ],
+)
+def test_an_input_that_is_written_otherwise_is_read_by_protobuf_s_rules(item: Any, read: pb.Input) -> None:
+    assert list(parse({"inputs": [item]}).inputs) == [read]
+
+
 def test_bytes_that_are_no_json_are_not_quoted() -> None:
     with pytest.raises(RequestError, match="not JSON in UTF-8") as caught:
         kafka_json.parse(b'{"inputs": SECRET', MAX_INPUTS)
@@ -135,9 +161,9 @@ def test_ids_that_are_written_otherwise_are_taken_only_in_small_numbers() -> Non
     def asking(count: int) -> Any:
         return {"inputs": [{"tokenIds": {"ids": [7.0] * count}}]}
 
-    assert list(parse(asking(100)).inputs[0].token_ids.ids) == [7] * 100
+    assert list(parse(asking(4096)).inputs[0].token_ids.ids) == [7] * 4096
     with pytest.raises(InvalidRequest, match=r"inputs\[0\].tokenIds.ids holds what is no whole number"):
-        parse(asking(100_000))
+        parse(asking(4097))
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,10 @@ from aiokafka import TopicPartition
 from aiokafka.errors import GroupAuthorizationFailedError, KafkaError, UnknownTopicOrPartitionError
 from aiokafka.protocol.commit import OffsetFetchRequest_v1
 
-from aggregator.adapters.kafka_offsets import committed_offsets, offsets_request
+from aggregator.adapters.kafka_offsets import committed_offsets, offsets_request, topic_note
+from aggregator.adapters.kafka_topic_ids import NO_ID
 
+OWN, OTHER = b"\1" * 16, b"\2" * 16
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
 
 
@@ -62,3 +64,26 @@ def test_a_partition_of_which_nothing_is_said_is_an_error() -> None:
 
 def test_the_beginning_of_a_log_is_an_offset_like_any_other() -> None:
     assert committed_offsets(Answer([("a", [(0, 0, "", 0)])]), [A0]) == {A0: 0}
+
+
+def test_the_note_beside_an_offset_tells_topics_of_the_same_name_apart() -> None:
+    assert topic_note(OWN) == "topic-id=AQEBAQEBAQEBAQEBAQEBAQ"
+    assert topic_note(OTHER) != topic_note(OWN)
+
+
+def test_where_the_brokers_know_no_ids_nothing_is_noted() -> None:
+    assert topic_note(NO_ID) == ""
+
+
+@pytest.mark.parametrize("note", [topic_note(OWN), "", "what another tool wrote"])
+def test_an_offset_counts_that_is_not_known_to_be_another_topic_s(note: str) -> None:
+    assert committed_offsets(Answer([("a", [(0, 5, note, 0)])]), [A0], OWN) == {A0: 5}
+
+
+def test_the_offset_of_a_topic_that_was_deleted_since_counts_for_nothing() -> None:
+    answer = Answer([("a", [(0, 5, topic_note(OTHER), 0), (1, 6, topic_note(OWN), 0)])])
+    assert committed_offsets(answer, [A0, A1], OWN) == {A1: 6}
+
+
+def test_where_the_brokers_know_no_ids_any_more_a_noted_offset_counts() -> None:
+    assert committed_offsets(Answer([("a", [(0, 5, topic_note(OTHER), 0)])]), [A0], NO_ID) == {A0: 5}
