@@ -89,7 +89,7 @@ def test_of_a_field_with_few_values_those_are_named() -> None:
         parse({"truncate": "SECRET"})
     choices = "TRUNCATE_UNSPECIFIED, TRUNCATE_NONE, TRUNCATE_START, TRUNCATE_END"
     assert str(caught.value).endswith(f"truncate has no value that it can have: use one of {choices}")
-    with pytest.raises(InvalidRequest, match="dimensions has no value that it can have$"):
+    with pytest.raises(InvalidRequest, match=r"dimensions has no value that it can have$"):
         parse({"dimensions": "SECRET"})
 
 

@@ -86,7 +86,8 @@ def told(counted: Counted) -> str:
 
 def ids(counted: Counted) -> list[int]:
     assert isinstance(counted, bytes)
-    return np.frombuffer(counted, "<i4").tolist()
+    found: list[int] = np.frombuffer(counted, "<i4").tolist()
+    return found
 
 
 def test_a_text_of_which_just_as_many_tokens_are_read_as_the_model_takes_is_read_on() -> None:
