@@ -53,6 +53,8 @@ class Call:
             await self._waiter
 
 
+_MAX_ECHOED = 1024
+"""Characters of a request's id, and of its model, in the answer to one that was not taken."""
 _Times = tuple[float, float, float]
 """When a message came: monotonic and by the wall clock; and its call's deadline, monotonic."""
 
@@ -143,4 +145,4 @@ def refusal(data: bytes, error: TokenbatchError) -> pb.EmbedResponse:
     if failure.retry_after_s:
         status.retry_delay.FromNanoseconds(int(failure.retry_after_s * 1e9))
     asked = head(data)
-    return pb.EmbedResponse(request_id=asked.request_id, model=asked.model, status=status)
+    return pb.EmbedResponse(request_id=asked.request_id[:_MAX_ECHOED], model=asked.model[:_MAX_ECHOED], status=status)

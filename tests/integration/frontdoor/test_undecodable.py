@@ -72,6 +72,15 @@ async def test_a_stream_answers_what_it_cannot_decode_and_goes_on() -> None:
     assert "embedding.v1.EmbedRequest" in answers[0].status.message
 
 
+async def test_an_id_without_end_is_cut_in_the_answer_to_a_request_that_was_refused() -> None:
+    async with front_door() as door:
+        answers = [answer async for answer in door.stub.EmbedStream(iter([ask("", request_id="i" * 1_000_000)]))]
+        empty = pb.EmbedRequest(request_id="i" * 1_000_000)
+        answers += [answer async for answer in door.stub.EmbedStream(iter([empty]))]
+    assert [answer.status.code for answer in answers] == [3, 3]
+    assert answers[1].request_id == "i" * 1024
+
+
 @pytest.mark.parametrize("name", ["m" * 100_000, "模" * 30_000, "\U0001f327" * 20_000])
 @pytest.mark.parametrize("field", ["model", "model_revision"])
 async def test_a_name_without_end_is_not_sent_back_whole(field: str, name: str) -> None:
