@@ -7,6 +7,9 @@ from aggregator.request import Failure, Request
 from aggregator.vectors import CompletedBatch, Vector
 from protos.embedding.v1 import embedding_pb2 as pb
 
+MAX_ECHOED = 1024
+"""Characters of an id, or of a model's name, in the answer to what was not taken."""
+
 
 def response(request: Request, reply_id: str) -> pb.EmbedResponse:
     """The answer to a request whose every input has an outcome; on gRPC and on Kafka alike."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 
-from aggregator.answer import fill_status
+from aggregator.answer import MAX_ECHOED, fill_status
 from aggregator.core.watermark import Lease
 from aggregator.errors import Code, InvalidRequest
 from aggregator.kafka_codec import Header, Refused, ReplyRoute
@@ -25,7 +25,6 @@ _ENVELOPE_BYTES = 1024
 _FAILURE_BYTES = 256
 _REPLY_ID_LENGTH = 32
 _UNENCODABLE = Failure(Code.INTERNAL, "the reply could not be encoded")
-_MAX_REFUSED_ID = 1024
 _MAX_KEPT_HEADERS_BYTES = 32 * 1024
 
 
@@ -59,7 +58,7 @@ def encode_refusal(refused: Refused, group_id: str) -> OutgoingRecord:
     assert route is not None, "A record without a route was to be answered. This is a bug."
     record: Record = route.lease.record
     identity = reply_id(route.lease, refused.request_id, group_id)
-    answer = _failed(refused.request_id[:_MAX_REFUSED_ID], Failure.of(refused.error), identity)
+    answer = _failed(refused.request_id[:MAX_ECHOED], Failure.of(refused.error), identity)
     value = _serialize(answer, as_json=route.json)
     return OutgoingRecord(route.topic, route.partition, record.key, value, route.headers)
 

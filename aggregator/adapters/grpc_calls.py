@@ -12,6 +12,7 @@ from typing import Protocol
 from aggregator.adapters.grpc_callers import Callers, Identity, tenant_holder
 from aggregator.adapters.grpc_load import Holders, Load, Room
 from aggregator.adapters.grpc_reading import Reading
+from aggregator.answer import MAX_ECHOED, fill_status
 from aggregator.errors import TokenbatchError
 from aggregator.request import Failure, Request, decode, parse
 from aggregator.wire_scan import SMALL_BYTES, head
@@ -53,8 +54,6 @@ class Call:
             await self._waiter
 
 
-_MAX_ECHOED = 1024
-"""Characters of a request's id, and of its model, in the answer to one that was not taken."""
 _Times = tuple[float, float, float]
 """When a message came: monotonic and by the wall clock; and its call's deadline, monotonic."""
 
@@ -140,9 +139,7 @@ def _request_in(data: bytes, identity: Identity, call: Call, times: _Times) -> R
 
 def refusal(data: bytes, error: TokenbatchError) -> pb.EmbedResponse:
     """The answer to a message that could not be taken at all."""
-    failure = Failure.of(error)
-    status = pb.Status(code=failure.code, message=failure.message, retryable=failure.retryable)
-    if failure.retry_after_s:
-        status.retry_delay.FromNanoseconds(int(failure.retry_after_s * 1e9))
     asked = head(data)
-    return pb.EmbedResponse(request_id=asked.request_id[:_MAX_ECHOED], model=asked.model[:_MAX_ECHOED], status=status)
+    answer = pb.EmbedResponse(request_id=asked.request_id[:MAX_ECHOED], model=asked.model[:MAX_ECHOED])
+    fill_status(answer.status, Failure.of(error))
+    return answer

@@ -53,7 +53,9 @@ class Guarded(grpc.GenericRpcHandler):
                 self._streaming(handler.stream_stream, decode), None, serializer
             )
         if handler.response_streaming:
-            return grpc.stream_stream_rpc_method_handler(self._watching(handler.unary_stream, decode), None, serializer)
+            return grpc.stream_stream_rpc_method_handler(
+                self._answering(handler.unary_stream, decode), None, serializer
+            )
         return grpc.stream_unary_rpc_method_handler(self._answering(handler.unary_unary, decode), None, serializer)
 
     def _answering(self, serve: Any, decode: Any) -> Any:
@@ -68,20 +70,6 @@ class Guarded(grpc.GenericRpcHandler):
             return await abort(context, failure)
 
         return answer
-
-    def _watching(self, serve: Any, decode: Any) -> Any:
-        async def watch(messages: object, context: Context) -> None:
-            del messages
-            try:
-                request = await self._first(context, decode)
-            except TokenbatchError as error:
-                failure = Failure.of(error)
-            else:
-                await serve(request, context)
-                return
-            await abort(context, failure)
-
-        return watch
 
     def _streaming(self, serve: Any, decode: Any) -> Any:
         async def stream(messages: object, context: Context) -> None:
