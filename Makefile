@@ -38,7 +38,7 @@ fuzz: ## Fuzz every decoder for a minute each (ARGS="kafka_json --seconds 600" f
 	@.ci/install --dev
 	@$(PY) -m tests.fuzz $(ARGS)
 
-mutate: ## Change the rules' code in thousands of ways, each of which a fast test must notice (ARGS="aggregator/core" for a part)
+mutate: ## Change the rules' code in thousands of ways, each of which a fast test must notice (ARGS="aggregator/scheduler" for a part)
 	@.ci/install --dev
 	@$(PY) -m tests.mutants $(ARGS)
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import uvloop
 
-from aggregator.aggregator import Aggregator
-from aggregator.check import check
+from aggregator.app import Aggregator, check
 from aggregator.errors import StartError
-from aggregator.runtime import heap, logs
+from aggregator.observability import logs
+from aggregator.runtime import heap
 from aggregator.runtime.groups import ungrouped
 from aggregator.runtime.settings import load
 from aggregator.runtime.settings_help import help_text

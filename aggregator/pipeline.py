@@ -17,24 +17,26 @@ from dataclasses import replace
 from math import inf
 from typing import Any
 
-from aggregator.adapters.telemetry import Metrics
-from aggregator.adapters.tracing import Tracing
-from aggregator.core.dispatcher import Batch
-from aggregator.core.query import Query, Source
-from aggregator.core.quotas import QuotaPolicy, Quotas
-from aggregator.demand import DemandMeter
-from aggregator.enqueue import enqueue
+from aggregator.admission.call_batcher import Gathering
+from aggregator.admission.enqueue import enqueue
+from aggregator.admission.limits import Gate
+from aggregator.admission.model_revision import Served
+from aggregator.admission.models import Model, Models
+from aggregator.admission.quotas import QuotaPolicy, Quotas
+from aggregator.admission.routing import UNQUEUED, route_all
+from aggregator.admission.tokenizers.token_counts import apart
+from aggregator.admission.tokenizers.tokenizer import Tokenizer
 from aggregator.errors import BatchFailed, Code, ModelServerBusy, ModelServerLost, ModelUnavailable
-from aggregator.gate import Gate
-from aggregator.gathering import Gathering
-from aggregator.models import Model, Models
-from aggregator.ports import Engine, KafkaPath, Pool, StepResult, Tokenizer
+from aggregator.observability.demand import DemandMeter
+from aggregator.observability.metrics import Metrics
+from aggregator.observability.tracing import Tracing
+from aggregator.replicas.batches import outgoing, settle_query, share_out
+from aggregator.replicas.engine import Engine, Pool, StepResult
 from aggregator.request import Failure, Request
-from aggregator.routing import UNQUEUED, route_all
-from aggregator.served import Served
-from aggregator.settling import Settling
-from aggregator.sharing import outgoing, settle_query, share_out
-from aggregator.token_counts import apart
+from aggregator.scheduler.dispatcher import Batch
+from aggregator.scheduler.work_item import Query, Source
+from aggregator.sources.completion import Settling
+from aggregator.sources.source import KafkaPath
 
 _LOG = logging.getLogger(__name__)
 _CALLS_WAIT_S = 2.0

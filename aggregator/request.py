@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-import struct
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from math import inf
 from typing import Any
 
-from google.protobuf.message import DecodeError
-
-from aggregator.core.admission import Admission
-from aggregator.core.outlook import Outlook
-from aggregator.core.query import Entry, Priority, Query, Source
-from aggregator.core.queue import TokenQueue
-from aggregator.core.steering import Promise
-from aggregator.errors import Code, InvalidRequest, TokenbatchError
-from aggregator.vectors import Vector
-from aggregator.wire_scan import check
+from aggregator.admission.bounds import Admission
+from aggregator.errors import Code, TokenbatchError
+from aggregator.replicas.results import Vector
+from aggregator.scheduler.budget.controller import Promise
+from aggregator.scheduler.outlook import Outlook
+from aggregator.scheduler.queue import TokenQueue
+from aggregator.scheduler.work_item import Entry, Priority, Query, Source
 from protos.embedding.v1 import embedding_pb2 as pb
-
-_PRIORITIES: dict[int, Priority] = {
-    pb.PRIORITY_INTERACTIVE: Priority.INTERACTIVE,
-    pb.PRIORITY_DEFAULT: Priority.DEFAULT,
-    pb.PRIORITY_BACKGROUND: Priority.BACKGROUND,
-}
-_MAX_TOKEN_ID = 2**31 - 1
-_PACKED_AT_ONCE = 8192
-_FLOAT32, _NO_TRUNCATION = int(pb.ENCODING_FLOAT32), int(pb.TRUNCATE_NONE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,121 +173,5 @@ class Request:
         return True
 
 
-def decode(data: bytes, max_inputs: int) -> pb.EmbedRequest:
-    """The message in these bytes; raises InvalidRequest for one that holds too much, or is none."""
-    try:
-        check(data, max_inputs)
-        return pb.EmbedRequest.FromString(data)
-    except DecodeError:
-        raise InvalidRequest("the message is no embedding.v1.EmbedRequest: it cannot be decoded") from None
-
-
-def parse(
-    message: pb.EmbedRequest,
-    defaults: Defaults,
-    origin: Any,
-    *,
-    received_s: float,
-    wall_s: float,
-    deadline_s: float = inf,
-) -> Request:
-    """Turn a public message into a Request.
-
-    `wall_s` is the wall clock (Unix seconds) at `received_s`; `deadline_s` is a deadline from outside the
-    message (gRPC's own). Raises InvalidRequest where the whole request is at fault; an input at fault only has
-    its own Failure.
-    """
-    inputs = message.inputs
-    remaining = len(inputs)
-    if not 0 < remaining <= defaults.max_inputs:
-        limit = "at least one input is needed" if not remaining else f"at most {defaults.max_inputs} are taken"
-        raise InvalidRequest(f"{remaining} inputs: {limit}")
-    values: list[str | bytes] = [inputs[0].text] if remaining == 1 else [item.text for item in inputs]
-    if message.HasField("expire_time"):
-        expire_s = message.expire_time.seconds + message.expire_time.nanos * 1e-9
-        deadline_s = min(deadline_s, received_s + expire_s - wall_s)
-    outcomes: list[Outcome | None] = [None] * remaining
-    if not all(values):  # token ids, or nothing at all
-        values, outcomes, remaining = _values(inputs)
-    return Request(
-        request_id=message.request_id or uuid.uuid4().hex,
-        model=message.model or defaults.model,
-        model_revision=message.model_revision,
-        inputs=values,
-        options=_options(message),
-        priority=_priority(message.priority, defaults.priority),
-        source=defaults.source,
-        tenant=(defaults.trusts_tenant and message.tenant) or defaults.tenant,
-        received_s=received_s,
-        deadline_s=deadline_s,
-        origin=origin,
-        outcomes=outcomes,
-        remaining=remaining,
-        failed=remaining < len(outcomes),
-    )
-
-
-def _values(inputs: Sequence[pb.Input]) -> tuple[list[str | bytes], list[Outcome | None], int]:
-    """Each input's text or packed ids, the outcome it has already when it holds neither, and how many have none."""
-    values: list[str | bytes] = []
-    outcomes: list[Outcome | None] = []
-    for item in inputs:
-        value = item.text or _packed_ids(item.token_ids.ids)
-        failure = None if isinstance(value, str) or value else _EMPTY
-        if value is None:
-            failure, value = _BAD_ID, b""
-        values.append(value)
-        outcomes.append(failure)
-    return values, outcomes, outcomes.count(None)
-
-
 _EMPTY = Failure(Code.INVALID_ARGUMENT, "the input is empty: give text or token ids")
 _BAD_ID = Failure(Code.INVALID_ARGUMENT, "a token id does not fit 31 bits")
-
-
-def _packed_ids(ids: Sequence[int]) -> bytes | None:
-    if not ids:
-        return b""
-    if len(ids) > _PACKED_AT_ONCE:  # so that other threads have their turns
-        pieces = [_packed_ids(ids[start : start + _PACKED_AT_ONCE]) for start in range(0, len(ids), _PACKED_AT_ONCE)]
-        return None if None in pieces else b"".join(piece for piece in pieces if piece)
-    if max(ids) > _MAX_TOKEN_ID:
-        return None
-    return struct.pack(f"<{len(ids)}i", *ids)
-
-
-def _priority(value: int, default: Priority) -> Priority:
-    if not value:
-        return default
-    priority = _PRIORITIES.get(value)
-    if priority is None:
-        raise InvalidRequest(f"priority {value} is not known: use one of {list(_PRIORITIES)}")
-    return priority
-
-
-def _options(message: pb.EmbedRequest) -> Options:
-    return _checked_options(
-        message.dimensions,
-        message.encoding or _FLOAT32,
-        message.normalize if message.HasField("normalize") else None,
-        message.truncate or _NO_TRUNCATION,
-        message.input_type,
-    )
-
-
-@lru_cache(maxsize=1024)
-def _checked_options(
-    dimensions: int,
-    encoding: int,
-    normalize: bool | None,  # noqa: FBT001 - three values, and lru_cache is quicker by position
-    truncate: int,
-    input_type: int,
-) -> Options:
-    for name, value, enum in (
-        ("encoding", encoding, pb.Encoding),
-        ("truncate", truncate, pb.Truncate),
-        ("input_type", input_type, pb.InputType),
-    ):
-        if value not in enum.values():
-            raise InvalidRequest(f"{name} {value} is not known: use one of {', '.join(enum.keys())}")
-    return Options(dimensions, encoding, normalize, truncate, input_type)

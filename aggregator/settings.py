@@ -7,8 +7,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, SecretStr, field_validator, model_validator
 
+from aggregator.observability.telemetry import TelemetrySettings
 from aggregator.runtime.settings import StrictSettings
-from aggregator.runtime.telemetry import TelemetrySettings
 from aggregator.settings_grpc import Group, GrpcSettings, TenantSettings, check_address
 
 ENV_PREFIX = "TOKENBATCH_AGGREGATOR_"
@@ -88,7 +88,7 @@ class ModelSettings(Group):
 
 
 class BatchingSettings(Group):
-    """The queue, packing and lanes; see the package aggregator.core."""
+    """The queue, packing and lanes; see the package aggregator.scheduler."""
 
     token_budget: PositiveInt | None = Field(
         default=None, description="tokens per batch; empty: the saturation point that each model server measured"

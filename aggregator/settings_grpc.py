@@ -7,8 +7,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, field_validator
 
-from aggregator.adapters.addresses import changes, read
 from aggregator.errors import StartError
+from aggregator.replicas.addresses import changes, read
 
 
 class Group(BaseModel):

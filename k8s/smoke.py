@@ -22,10 +22,10 @@ import numpy.typing as npt
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.errors import KafkaError
 
-from aggregator.adapters.kafka_connection import client_options
 from aggregator.errors import StartError
 from aggregator.runtime.settings import load
 from aggregator.settings import ENV_PREFIX, AggregatorSettings, KafkaSettings, TopicSettings
+from aggregator.sources.kafka.connection import client_options
 from k8s.api import Kubernetes, KubernetesError, connect
 from k8s.scaler.documents import GROUP, VERSION
 from k8s.scaler.registration import PATH, holder

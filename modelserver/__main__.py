@@ -14,7 +14,7 @@ from pathlib import Path
 import uvloop
 
 from aggregator.errors import StartError
-from aggregator.runtime import logs, telemetry
+from aggregator.observability import logs, telemetry
 from aggregator.runtime import settings as settings_files
 from modelserver import model_files, process_env
 from modelserver.errors import CannotStart

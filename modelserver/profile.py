@@ -11,7 +11,7 @@ from statistics import median
 
 import numpy as np
 
-from aggregator.core.saturation import Curve, fit, sweep_tokens
+from aggregator.scheduler.budget.saturation import Curve, fit, sweep_tokens
 from modelserver.engine import Engine, EngineFacts, IdArray
 from modelserver.errors import CannotStart
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from aggregator.core.saturation import Curve
+from aggregator.scheduler.budget.saturation import Curve
 from modelserver.profile import Profile
 
 _WIDTH, _PANEL, _LEFT, _RIGHT, _TOP = 720, 210, 80, 20, 56

@@ -10,7 +10,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from aggregator.core.saturation import Curve, Rule
+from aggregator.scheduler.budget.saturation import Curve, Rule
 from modelserver.errors import CannotStart
 from modelserver.profile import Profile, ProfileOwner, SweepPlan
 

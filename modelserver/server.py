@@ -12,9 +12,9 @@ from uuid import uuid4
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from aggregator.observability.health import Health
+from aggregator.observability.telemetry import Telemetry
 from aggregator.runtime import heap, reflection
-from aggregator.runtime.health import Health
-from aggregator.runtime.telemetry import Telemetry
 from modelserver.description import describe
 from modelserver.engine import EngineFacts
 from modelserver.errors import CannotStart

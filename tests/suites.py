@@ -112,6 +112,15 @@ def _pytest(name: str, *arguments: str, needs: tuple[Need, ...] = ()) -> Suite:
     return Suite(name, (_python("pytest", f"tests/{name}", f"--junitxml={REPORTS}/{name}.xml", *arguments),), needs)
 
 
+PURE = (
+    "aggregator.scheduler",
+    "aggregator.admission.bounds",
+    "aggregator.admission.quotas",
+    "aggregator.sources.kafka.clock_skew",
+    "aggregator.sources.kafka.consumer.committed_offset",
+)
+"""What decides, and knows no clock, thread or network."""
+
 SUITES = (
     Suite(
         "lint",
@@ -124,7 +133,7 @@ SUITES = (
     Suite("imports", ((f"{sys.prefix}/bin/lint-imports",),)),
     Suite("proto", ((".ci/proto", "--check"),)),
     Suite("types", (_python("mypy"), _python("pyright"))),
-    _pytest("unit", "-n", "2", "--cov=aggregator/core", "--cov-branch", "--cov-fail-under=100"),
+    _pytest("unit", "-n", "2", *(f"--cov={package}" for package in PURE), "--cov-branch", "--cov-fail-under=100"),
     _pytest("fuzz"),
     Suite("chart", (_python("helm.generate", "--check"), *_pytest("chart", *IN_TWO).commands), (HELM,)),
     _pytest("alerts", needs=(PROMETHEUS, JAVA)),

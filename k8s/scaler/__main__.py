@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aggregator.errors import StartError
-from aggregator.runtime import logs
+from aggregator.observability import logs
 from aggregator.runtime.groups import ungrouped
 from aggregator.runtime.settings import as_text, load
 from aggregator.runtime.settings_help import help_text

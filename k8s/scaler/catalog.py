@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-from aggregator.core.demand import StaleInputError
+from aggregator.scheduler.demand import StaleInputError
 from k8s.scaler.figures import Published
 from k8s.scaler.selectors import matches
 

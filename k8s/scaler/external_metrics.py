@@ -13,9 +13,9 @@ from typing import Any
 
 from aiohttp import web
 
-from aggregator.core.demand import StaleInputError
 from aggregator.errors import StartError
-from aggregator.runtime.monitoring import split_address
+from aggregator.observability.monitoring import split_address
+from aggregator.scheduler.demand import StaleInputError
 from k8s.scaler import documents
 from k8s.scaler.catalog import SCALER, Catalog, UnknownMetric, Value
 from k8s.scaler.certificates import utc_now

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from aggregator.core.demand import Demand, DemandPolicy, Load, StaleInputError, backlog_tokens, pod_throughput
+from aggregator.scheduler.demand import Demand, DemandPolicy, Load, StaleInputError, backlog_tokens, pod_throughput
 from k8s.scaler.aggregators import Answers
 from k8s.scaler.kafka_lag import LogEnds, Place
 from k8s.scaler.shares import TopicShares

@@ -11,9 +11,9 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import for_code
 
-from aggregator.adapters.kafka_connection import client_options
-from aggregator.adapters.kafka_offsets import committed_offsets, offsets_request
 from aggregator.settings import KafkaSettings
+from aggregator.sources.kafka.connection import client_options
+from aggregator.sources.kafka.consumer.offsets import committed_offsets, offsets_request
 
 _TIMEOUT_S = 10.0
 _REQUEST_TIMEOUT_MS = 5_000

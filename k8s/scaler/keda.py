@@ -13,8 +13,8 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from typing_extensions import override
 
-from aggregator.core.demand import StaleInputError
 from aggregator.errors import StartError
+from aggregator.scheduler.demand import StaleInputError
 from k8s.scaler.catalog import AGGREGATOR_BUSY, LAG, REQUIRED_REPLICAS, Catalog, UnknownMetric
 from k8s.scaler.metrics import ScalerMetrics
 from protos.keda import externalscaler_pb2 as pb

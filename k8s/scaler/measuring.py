@@ -9,7 +9,7 @@ from typing import Protocol
 
 from aiokafka.errors import KafkaError
 
-from aggregator.core.demand import DemandPolicy, StaleInputError
+from aggregator.scheduler.demand import DemandPolicy, StaleInputError
 from aggregator.settings import KafkaSettings
 from k8s.api import Kubernetes, KubernetesError
 from k8s.scaler.aggregators import Aggregators

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from aggregator.runtime.gathered import Gatherer, Instrument, Labels
+from aggregator.observability.gathered import Gatherer, Instrument, Labels
 from k8s.scaler.catalog import Catalog
 
 _MODEL = ("model",)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import grpc
 import grpc.aio
 
-from aggregator.core.demand import StaleInputError
+from aggregator.scheduler.demand import StaleInputError
 from k8s.scaler.catalog import SCALER, UnknownMetric, Value
 from k8s.scaler.selectors import equalities
 from protos.keda import externalscaler_pb2 as pb

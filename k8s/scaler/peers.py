@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 
-from aggregator.core.demand import StaleInputError
+from aggregator.scheduler.demand import StaleInputError
 from k8s.scaler.catalog import OWN_REQUIRED_REPLICAS, UnknownMetric
 from k8s.scaler.neighbours import values
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from aggregator.errors import StartError
-from aggregator.runtime import telemetry
+from aggregator.observability import telemetry
 from k8s.api import Kubernetes, KubernetesError, connect, this_namespace
 from k8s.endpoints import SCHEME, ServiceAddress, serving
 from k8s.scaler.aggregators import Aggregators

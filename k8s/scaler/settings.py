@@ -7,8 +7,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat
 
+from aggregator.observability.telemetry import TelemetrySettings
 from aggregator.runtime.settings import StrictSettings
-from aggregator.runtime.telemetry import TelemetrySettings
 from aggregator.settings import KafkaSettings
 from aggregator.settings_grpc import check_address
 from k8s.endpoints import SCHEME
@@ -61,7 +61,7 @@ class AggregatorsSettings(Group):
 
 
 class PolicySettings(Group):
-    """How demand becomes replicas; see aggregator.core.demand."""
+    """How demand becomes replicas; see aggregator.scheduler.demand."""
 
     drain_s: PositiveFloat = Field(default=30.0, description="time in which a backlog is to be worked off")
     utilisation: Annotated[float, Field(gt=0, le=1)] = Field(

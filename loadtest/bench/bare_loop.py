@@ -21,8 +21,8 @@ import numpy as np
 import uvloop
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 
-from aggregator.adapters.fast_tokenizer import FastTokenizer
-from aggregator.adapters.murmur2 import partitions_by_key
+from aggregator.admission.tokenizers.fast_tokenizer import FastTokenizer
+from aggregator.sources.kafka.producer.partitioner import partitions_by_key
 from loadtest.bench.backlog import PARTITIONS
 from loadtest.bench.instant_modelserver import DIMENSIONS, MODEL, tokenizer_folder
 from protos.embedding.v1 import embedding_pb2 as pb

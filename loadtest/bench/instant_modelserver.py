@@ -20,7 +20,7 @@ import uvloop
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from typing_extensions import override
 
-from aggregator.core.fingerprint import TOKENIZER_FILE, tokenizer_fingerprint
+from aggregator.scheduler.fingerprint import TOKENIZER_FILE, tokenizer_fingerprint
 from protos.modelserver.v1 import modelserver_pb2 as pb
 from protos.modelserver.v1 import modelserver_pb2_grpc
 

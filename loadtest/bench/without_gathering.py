@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from aggregator import pipeline
 from aggregator.__main__ import main
-from aggregator.gathering import Gathering
+from aggregator.admission.call_batcher import Gathering
 from aggregator.request import Request
 
 

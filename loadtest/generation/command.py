@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from rich.table import Table
 
-from aggregator.core.sla import Form
+from aggregator.scheduler.budget.sla import Form
 from loadtest.generation.lengths_vary import MOST, Way, latency, throughput
 from loadtest.generation.memory_and_sla import TABLE_1, TABLE_2, figure_3, table_1, table_2
 from loadtest.screen import OUTPUT

@@ -13,7 +13,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from aggregator.core.memory import MemoryPolicy
+from aggregator.scheduler.budget.memory import MemoryPolicy
 from loadtest.generation.decode import DecodeCurve
 from loadtest.generation.engine import Generated, Server, generate
 from loadtest.generation.limits import ByMemory, Fixed, Limit

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from aggregator.core.memory import MemoryController, MemoryPolicy
-from aggregator.core.sla import Form, SlaController, SlaPolicy
+from aggregator.scheduler.budget.memory import MemoryController, MemoryPolicy
+from aggregator.scheduler.budget.sla import Form, SlaController, SlaPolicy
 
 
 class Limit(Protocol):

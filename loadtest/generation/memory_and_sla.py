@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from aggregator.core.memory import MemoryPolicy
-from aggregator.core.sla import Form
+from aggregator.scheduler.budget.memory import MemoryPolicy
+from aggregator.scheduler.budget.sla import Form
 from loadtest.generation.decode import DecodeCurve, through
 from loadtest.generation.engine import Generated, Server, generate
 from loadtest.generation.limits import ByMemory, BySla, Fixed, Least, Limit

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
-from aggregator.core.saturation import Curve
+from aggregator.scheduler.budget.saturation import Curve
 from loadtest.simulate.arrivals import Bursts, Day, Replay, Steady, Steps
 from loadtest.simulate.curves import find
 from loadtest.simulate.hpa import HpaPolicy

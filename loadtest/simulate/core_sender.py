@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 
-from aggregator.core.admission import Admission, AdmissionPolicy
-from aggregator.core.dispatcher import Batch, Dispatcher, DispatchPolicy
-from aggregator.core.lanes import StepReport
-from aggregator.core.memory import step_budget
-from aggregator.core.query import Priority, Query, Source
-from aggregator.core.queue import QueuePolicy
-from aggregator.core.steering import Promise, SlaGoal, StepLimits
+from aggregator.admission.bounds import Admission, AdmissionPolicy
+from aggregator.scheduler.budget.controller import Promise, SlaGoal, StepLimits
+from aggregator.scheduler.budget.memory import step_budget
+from aggregator.scheduler.dispatcher import Batch, Dispatcher, DispatchPolicy
+from aggregator.scheduler.queue import QueuePolicy
+from aggregator.scheduler.replica import StepReport
+from aggregator.scheduler.work_item import Priority, Query, Source
 from loadtest.simulate.mechanisms import Mechanism, lanes_without, policy_without, roster_without
 from loadtest.simulate.parcel import Parcel
 from loadtest.simulate.pod import Engine

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import inf
 
-from aggregator.core.lanes import StepReport
+from aggregator.scheduler.replica import StepReport
 from loadtest.simulate.clock import Clock, Noise
 from loadtest.simulate.parcel import Parcel
 from loadtest.simulate.pod import Engine, Pod

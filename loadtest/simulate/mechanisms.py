@@ -14,12 +14,11 @@ from math import inf
 
 from typing_extensions import override
 
-from aggregator.core.dispatcher import DispatchPolicy
-from aggregator.core.lanes import Lane, LanePolicy
-from aggregator.core.roster import Roster
-from aggregator.core.saturation import Curve
-from aggregator.core.steering import Steering
-from aggregator.core.timing import LightLead
+from aggregator.scheduler.budget.controller import Steering
+from aggregator.scheduler.budget.saturation import Curve
+from aggregator.scheduler.dispatcher import DispatchPolicy
+from aggregator.scheduler.replica import Lane, LanePolicy, LightLead
+from aggregator.scheduler.replica_choice import Roster
 
 
 class Mechanism(StrEnum):

@@ -1,4 +1,4 @@
-"""The core's sender with production's refusal of calls that cannot be answered in time (`aggregator/gate.py`)."""
+"""The core's sender with production's refusal of calls that cannot be answered in time."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 from typing_extensions import override
 
-from aggregator.core.lanes import StepReport
-from aggregator.core.outlook import Outlook, forecast
-from aggregator.core.query import Priority, Query
+from aggregator.scheduler.outlook import Outlook, forecast
+from aggregator.scheduler.replica import StepReport
+from aggregator.scheduler.work_item import Priority, Query
 from loadtest.simulate.core_sender import CoreSender
 from loadtest.simulate.parcel import Parcel
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
-from aggregator.core.lanes import StepReport
+from aggregator.scheduler.replica import StepReport
 from loadtest.simulate.parcel import Parcel
 from loadtest.simulate.pod import Engine
 

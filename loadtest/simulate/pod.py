@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from aggregator.core.lanes import StepReport
-from aggregator.core.saturation import Curve
+from aggregator.scheduler.budget.saturation import Curve
+from aggregator.scheduler.replica import StepReport
 from loadtest.simulate.clock import Clock, Noise
 from loadtest.simulate.merging import chosen
 from loadtest.simulate.parcel import Parcel

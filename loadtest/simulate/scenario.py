@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import inf
 
-from aggregator.core.demand import DemandPolicy
-from aggregator.core.sla import Form
-from aggregator.core.steering import SlaGoal
+from aggregator.scheduler.budget.controller import SlaGoal
+from aggregator.scheduler.budget.sla import Form
+from aggregator.scheduler.demand import DemandPolicy
 from loadtest.simulate.arrivals import Arrivals
 from loadtest.simulate.core_sender import CoreSender
 from loadtest.simulate.desk import Work

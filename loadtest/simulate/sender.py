@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from aggregator.core.lanes import StepReport
+from aggregator.scheduler.replica import StepReport
 from loadtest.simulate.parcel import Parcel
 
 

@@ -8,7 +8,7 @@ from math import inf
 
 import numpy as np
 
-from aggregator.core.lanes import StepReport
+from aggregator.scheduler.replica import StepReport
 from loadtest.simulate.clock import Clock, Noise
 from loadtest.simulate.curves import find
 from loadtest.simulate.desk import Desk

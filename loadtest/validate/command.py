@@ -11,7 +11,7 @@ from statistics import median
 import numpy as np
 from rich.table import Table
 
-from aggregator.core.saturation import Curve
+from aggregator.scheduler.budget.saturation import Curve
 from loadtest.options import fail, positive, positive_int
 from loadtest.screen import ERRORS, OUTPUT
 from loadtest.simulate.cases import capacity

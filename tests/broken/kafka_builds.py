@@ -8,21 +8,21 @@ _PORTS = "tests/contract/test_kafka_ports.py"
 _GROUP = "tests/integration/kafka/test_group.py"
 _TRANSACTIONS = "tests/integration/kafka/test_transactions.py"
 _MADE_AGAIN = "tests/integration/kafka/test_made_again.py"
-_REPLIES = "tests/unit/aggregator/test_kafka_replies.py"
+_REPLIES = "tests/unit/aggregator/sources/kafka/test_replies.py"
 _CLIENT = "tests/integration/kafka/test_client_faults.py"
-_CORRUPT = "tests/unit/aggregator/adapters/test_kafka_corrupt.py"
+_CORRUPT = "tests/unit/aggregator/sources/kafka/consumer/test_corrupt.py"
 _LOGS = "tests/integration/kafka/test_broken_logs.py"
 _RIGHT = "tests/integration/aggregator/test_right.py"
 _LIFECYCLE = "tests/integration/aggregator/test_lifecycle.py"
 _WAY = "tests/integration/kafka/test_path.py"
-_PATH = "tests/unit/aggregator/test_kafka_path.py"
+_PATH = "tests/unit/aggregator/sources/kafka/test_source.py"
 _LETTERS = "tests/integration/aggregator/test_bad_input.py"
 
 BUILDS = (
     Build(
         "commits-what-was-only-read",
         "an offset is committed only after its outcome",
-        "aggregator/core/watermark.py",
+        "aggregator/sources/kafka/consumer/committed_offset.py",
         "        self._end = offset + 1\n        return lease\n",
         "        self._end = offset + 1\n        self.settle(lease)\n        return lease\n",
         (f"{_RIGHT}::test_an_offset_is_committed_only_after_its_reply",),
@@ -30,7 +30,7 @@ BUILDS = (
     Build(
         "acknowledges-before-the-broker",
         "a record is settled once the broker has acknowledged its reply, not when the reply is sent",
-        "aggregator/kafka_path.py",
+        "aggregator/sources/kafka/source.py",
         "                await self._producer.send(encode_replies(live, self._settings.group_id), heard)\n",
         "                heard(range(len(live)), [None] * len(live))\n"
         "                await self._producer.send(encode_replies(live, self._settings.group_id))\n",
@@ -39,7 +39,7 @@ BUILDS = (
     Build(
         "commits-one-too-far-on-revoke",
         "what is given back is committed up to its first unsettled record and no further",
-        "aggregator/adapters/kafka_partitions.py",
+        "aggregator/sources/kafka/consumer/partitions.py",
         "            partition.tp: partition.watermark.position\n",
         "            partition.tp: partition.watermark.position + self.over\n",
         (f"{_PORTS}::test_what_is_given_back_is_committed_up_to_its_first_unsettled_record",),
@@ -47,7 +47,7 @@ BUILDS = (
     Build(
         "commits-past-a-gap",
         "the commit stands at the first unsettled record, whatever is settled behind it",
-        "aggregator/core/watermark.py",
+        "aggregator/sources/kafka/consumer/committed_offset.py",
         "        return self._leases[0].offset if self._leases else self._end\n",
         "        return self._highest_settled + 1 if self._leases else self._end\n",
         (f"{_PORTS}::test_the_commit_stands_at_the_first_unsettled_record_and_a_successor_goes_on_there",),
@@ -55,7 +55,7 @@ BUILDS = (
     Build(
         "drops-its-work-when-revoked",
         "what is out is waited for before its partition is given back",
-        "aggregator/adapters/kafka_membership.py",
+        "aggregator/sources/kafka/consumer/membership.py",
         "            await self._drain(assignment)\n",
         "            for each in assignment.placed:\n"
         "                for lease in tuple(each.watermark._leases):\n"
@@ -65,7 +65,7 @@ BUILDS = (
     Build(
         "gives-back-without-draining",
         "a member drains before it gives partitions back, so that nothing comes twice",
-        "aggregator/adapters/kafka_membership.py",
+        "aggregator/sources/kafka/consumer/membership.py",
         "            await self._drain(assignment)\n",
         "",
         (f"{_GROUP}::test_a_storm_of_rebalances_loses_nothing_and_takes_nothing_back",),
@@ -73,7 +73,7 @@ BUILDS = (
     Build(
         "gives-back-without-committing",
         "what was drained is committed before its partition is given back",
-        "aggregator/adapters/kafka_membership.py",
+        "aggregator/sources/kafka/consumer/membership.py",
         "            await self._committer.commit(self._member, assignment, _COMMIT_TIMEOUT_S)\n        finally:\n",
         "            pass\n        finally:\n",
         (f"{_PORTS}::test_what_is_given_back_is_committed_up_to_its_first_unsettled_record",),
@@ -81,15 +81,17 @@ BUILDS = (
     Build(
         "no-fence-after-a-rebalance",
         "a lease of an assignment that is over settles without effect",
-        "aggregator/core/watermark.py",
+        "aggregator/sources/kafka/consumer/committed_offset.py",
         "        if lease.settled or self.fenced:\n",
         "        if lease.settled:\n",
-        ("tests/unit/core/test_watermark.py::test_after_the_fence_nothing_moves_any_more",),
+        (
+            "tests/unit/aggregator/sources/kafka/consumer/test_committed_offset.py::test_after_the_fence_nothing_moves_any_more",
+        ),
     ),
     Build(
         "settles-on-fence",
         "what nobody settled before the fence is told, and stays unsettled",
-        "aggregator/core/watermark.py",
+        "aggregator/sources/kafka/consumer/committed_offset.py",
         "        unsettled = tuple(lease for lease in self._leases if not lease.settled)\n",
         "        unsettled = ()\n",
         (f"{_PORTS}::test_what_is_not_drained_in_time_is_fenced_told_and_delivered_again",),
@@ -97,7 +99,7 @@ BUILDS = (
     Build(
         "answers-what-it-gave-back",
         "a record whose partition was given back is left to the new owner",
-        "aggregator/kafka_path.py",
+        "aggregator/sources/kafka/source.py",
         "        live = [request for request in requests if not request.origin.lease.watermark.fenced]\n",
         "        live = list(requests)\n",
         (f"{_PATH}::test_what_was_given_back_is_left_unanswered_to_its_new_owner",),
@@ -105,7 +107,7 @@ BUILDS = (
     Build(
         "commits-under-a-newer-generation",
         "a commit carries the generation that its partitions were assigned in",
-        "aggregator/adapters/kafka_commits.py",
+        "aggregator/sources/kafka/consumer/commits.py",
         "await member.commit(assignment.generation, assignment.member_id, offsets)",
         "await member.commit(member.generation, member._coordinator.member_id, offsets)",
         (f"{_GROUP}::test_a_member_that_was_put_out_takes_nothing_back_from_a_group_that_is_empty_now",),
@@ -113,7 +115,7 @@ BUILDS = (
     Build(
         "starts-at-the-end-of-the-log",
         "a partition that the group never read is read from its start",
-        "aggregator/adapters/kafka_membership.py",
+        "aggregator/sources/kafka/consumer/membership.py",
         "partial(self._member.log_starts, [tp])",
         "partial(self._member.log_ends, [tp])",
         (f"{_PORTS}::test_every_record_comes_once_and_in_order_as_it_was_written",),
@@ -121,7 +123,7 @@ BUILDS = (
     Build(
         "does-not-commit-where-it-starts",
         "a start position is committed, though nothing is settled yet",
-        "aggregator/adapters/kafka_membership.py",
+        "aggregator/sources/kafka/consumer/membership.py",
         "            self._start(assignment.partitions[tp], topic_id, starts[tp], None)\n",
         "            self._start(assignment.partitions[tp], topic_id, starts[tp], starts[tp])\n",
         (f"{_PORTS}::test_a_start_position_is_committed_before_anything_is_settled",),
@@ -129,7 +131,7 @@ BUILDS = (
     Build(
         "reads-what-is-held",
         "a topic that is held is not handed out, while others flow",
-        "aggregator/adapters/kafka_consumer.py",
+        "aggregator/sources/kafka/consumer/consumer.py",
         "            if chunk.partition.tp.topic in self._held:\n",
         "            if False:\n",
         (f"{_GROUP}::test_what_was_being_read_when_its_topic_was_held_waits_too",),
@@ -137,7 +139,7 @@ BUILDS = (
     Build(
         "never-pauses-a-partition",
         "a partition that is over its span waits",
-        "aggregator/adapters/kafka_partitions.py",
+        "aggregator/sources/kafka/consumer/partitions.py",
         "            if not partition.over_span\n",
         "            if partition\n",
         (f"{_PORTS}::test_only_the_partition_over_its_span_cap_waits",),
@@ -145,7 +147,7 @@ BUILDS = (
     Build(
         "hands-out-what-was-read-before-a-rebalance",
         "what was read for an assignment that is over is not handed out",
-        "aggregator/adapters/kafka_consumer.py",
+        "aggregator/sources/kafka/consumer/consumer.py",
         "            if chunk.assignment.over:\n                continue\n",
         "",
         (f"{_GROUP}::test_what_was_read_and_held_before_a_rebalance_comes_once_to_those_who_have_it_now",),
@@ -153,7 +155,7 @@ BUILDS = (
     Build(
         "overlooks-a-heartbeat-that-ended",
         "a member whose heartbeats have ended joins anew",
-        "aggregator/adapters/kafka_membership.py",
+        "aggregator/sources/kafka/consumer/membership.py",
         "            if failure is not None:\n                raise failure\n",
         "",
         (f"{_CLIENT}::test_intake_joins_anew_when_a_task_of_the_client_dies",),
@@ -161,7 +163,7 @@ BUILDS = (
     Build(
         "is-ready-though-nobody-answers-it",
         "an aggregator is ready only while its group counts it in",
-        "aggregator/adapters/kafka_group.py",
+        "aggregator/sources/kafka/consumer/group.py",
         " and time.monotonic() - self._heard_s <= self._settings.session_timeout_s\n",
         "\n",
         (f"{_CLIENT}::test_intake_is_not_ready_once_heartbeats_have_gone_unanswered_for_the_sessions_time",),
@@ -169,7 +171,7 @@ BUILDS = (
     Build(
         "loses-in-silence-to-retention",
         "records that retention took are counted",
-        "aggregator/adapters/kafka_reader.py",
+        "aggregator/sources/kafka/consumer/reader.py",
         "            self._counts.lost(tp.topic, start - position)\n",
         "",
         (f"{_PORTS}::test_records_that_retention_took_are_counted",),
@@ -177,7 +179,7 @@ BUILDS = (
     Build(
         "fetches-topics-by-name",
         "a position is one of the topic that it was read from, not of the next of its name",
-        "aggregator/adapters/kafka_topic_ids.py",
+        "aggregator/sources/kafka/consumer/topic_ids.py",
         "        if NO_ID in names:\n",
         "        if names:\n",
         (f"{_MADE_AGAIN}::test_a_topic_made_again_and_filled_beyond_the_position_is_read_from_its_start",),
@@ -185,7 +187,7 @@ BUILDS = (
     Build(
         "takes-the-offsets-of-a-deleted-topic",
         "what was committed of a deleted topic counts for nothing in the next of its name",
-        "aggregator/adapters/kafka_offsets.py",
+        "aggregator/sources/kafka/consumer/offsets.py",
         "= -1 if of_another else offset\n",
         "= offset\n",
         (f"{_MADE_AGAIN}::test_offsets_of_a_topic_that_was_deleted_while_nobody_read_count_for_nothing",),
@@ -193,7 +195,7 @@ BUILDS = (
     Build(
         "loses-in-silence-with-a-topic",
         "records that were deleted with their topic are counted",
-        "aggregator/adapters/kafka_reader.py",
+        "aggregator/sources/kafka/consumer/reader.py",
         "            self._counts.lost(tp.topic, lost)\n",
         "            pass\n",
         (
@@ -203,7 +205,7 @@ BUILDS = (
     Build(
         "answers-what-was-aborted-where-a-name-is-odd",
         "a batch that is read by hand is left out if its transaction was aborted",
-        "aggregator/adapters/kafka_corrupt.py",
+        "aggregator/sources/kafka/consumer/corrupt.py",
         "who == producer_id and first <= base",
         "who == producer_id and first < base",
         (f"{_CORRUPT}::test_records_of_a_transaction_are_read_unless_it_was_aborted",),
@@ -211,7 +213,7 @@ BUILDS = (
     Build(
         "steps-over-corrupt-batches-unasked",
         "a batch that cannot be read holds its partition, unless skipping is allowed",
-        "aggregator/adapters/kafka_reader.py",
+        "aggregator/sources/kafka/consumer/reader.py",
         "await self._offset_after(partition) if self._settings.skip_corrupt_batches else None",
         "await self._offset_after(partition)",
         (f"{_LOGS}::test_a_corrupt_batch_holds_its_partition_only_and_is_stepped_over_where_allowed",),
@@ -219,7 +221,7 @@ BUILDS = (
     Build(
         "reads-uncommitted",
         "what was aborted is not handed out",
-        "aggregator/adapters/kafka_group.py",
+        "aggregator/sources/kafka/consumer/group.py",
         '_ISOLATION = "read_committed"\n',
         '_ISOLATION = "read_uncommitted"\n',
         (f"{_TRANSACTIONS}::test_what_was_committed_is_handed_out_and_what_was_aborted_is_not",),
@@ -227,7 +229,7 @@ BUILDS = (
     Build(
         "ignores-a-failed-produce",
         "a reply that the broker refuses is no reply: its record is kept as a dead letter",
-        "aggregator/kafka_path.py",
+        "aggregator/sources/kafka/source.py",
         "            if error is not None:\n                letter =",
         "            if False:\n                letter =",
         (f"{_WAY}::test_a_reply_that_the_broker_refuses_is_replaced_by_a_dead_letter",),
@@ -235,7 +237,7 @@ BUILDS = (
     Build(
         "says-that-a-failed-write-went-well",
         "each record has the broker's own word",
-        "aggregator/adapters/kafka_producer.py",
+        "aggregator/sources/kafka/producer/producer.py",
         "        if len(records) == 1:\n            return [error]\n",
         "        if len(records) == 1:\n            return [None]\n",
         (f"{_PORTS}::test_each_record_has_its_own_word",),
@@ -243,7 +245,7 @@ BUILDS = (
     Build(
         "keeps-a-producer-identity-after-a-failure",
         "a refused record does not end its partition",
-        "aggregator/adapters/kafka_writer.py",
+        "aggregator/sources/kafka/producer/writer.py",
         "            if numbered:\n                _renew_identity(producer)\n",
         "",
         (f"{_CLIENT}::test_a_refused_record_does_not_end_its_partition",),
@@ -251,7 +253,7 @@ BUILDS = (
     Build(
         "writes-without-idempotence",
         "replies are written idempotently",
-        "aggregator/adapters/kafka_writer.py",
+        "aggregator/sources/kafka/producer/writer.py",
         "                enable_idempotence=True,\n",
         "                enable_idempotence=False,\n",
         (f"{_CLIENT}::test_a_batch_whose_acknowledgement_was_lost_is_in_the_log_once",),
@@ -259,7 +261,7 @@ BUILDS = (
     Build(
         "spreads-keys-its-own-way",
         "a key goes where every other client of Kafka would put it",
-        "aggregator/adapters/murmur2.py",
+        "aggregator/sources/kafka/producer/partitioner.py",
         "_SEED = 0x9747B28C\n",
         "_SEED = 0x9747B28D\n",
         (f"{_PORTS}::test_keys_and_named_partitions_decide_where_records_go",),
@@ -267,7 +269,7 @@ BUILDS = (
     Build(
         "settles-a-dead-letter-before-it-is-written",
         "a dead letter that cannot be written holds the commit",
-        "aggregator/dead_letters.py",
+        "aggregator/sources/kafka/dead_letters.py",
         "        self._waiting.setdefault(topic, []).append(letter)\n",
         "        self._waiting.setdefault(topic, []).append(letter)\n"
         "        letter.lease.watermark.settle(letter.lease)\n",
@@ -276,7 +278,7 @@ BUILDS = (
     Build(
         "answers-undecodable-records-only",
         "a record that cannot be decoded is kept as a dead letter, besides its answer",
-        "aggregator/kafka_path.py",
+        "aggregator/sources/kafka/source.py",
         "            if each.dead_letter or each.route is None:\n",
         "            if each.route is None:\n",
         (f"{_LETTERS}::test_bad_input_is_told_what_is_wrong_and_harms_no_neighbour[protobuf that is none]",),
@@ -284,7 +286,7 @@ BUILDS = (
     Build(
         "replies-to-another-partition",
         "a reply goes to the partition that its request names",
-        "aggregator/kafka_replies.py",
+        "aggregator/sources/kafka/replies.py",
         "OutgoingRecord(route.topic, route.partition, record.key, value, route.headers))\n",
         "OutgoingRecord(route.topic, None, record.key, value, route.headers))\n",
         (f"{_RIGHT}::test_a_reply_carries_key_routing_headers_and_format_of_its_request",),
@@ -292,7 +294,7 @@ BUILDS = (
     Build(
         "replies-to-another-topic",
         "a reply goes to the topic that its request names, where that is allowed",
-        "aggregator/kafka_codec.py",
+        "aggregator/sources/kafka/codec.py",
         "    return ReplyRoute(lease, topic, partition, json=False",
         "    return ReplyRoute(lease, intake.reply_topic, partition, json=False",
         (f"{_RIGHT}::test_a_reply_carries_key_routing_headers_and_format_of_its_request",),
@@ -300,7 +302,7 @@ BUILDS = (
     Build(
         "replies-under-another-key",
         "a reply carries its request's key",
-        "aggregator/kafka_replies.py",
+        "aggregator/sources/kafka/replies.py",
         "OutgoingRecord(route.topic, route.partition, record.key, value, route.headers))\n",
         "OutgoingRecord(route.topic, route.partition, request.request_id.encode(), value, route.headers))\n",
         (f"{_RIGHT}::test_a_reply_carries_key_routing_headers_and_format_of_its_request",),
@@ -308,7 +310,7 @@ BUILDS = (
     Build(
         "does-not-echo-headers",
         "routing and trace headers are echoed as they came",
-        "aggregator/kafka_codec.py",
+        "aggregator/sources/kafka/codec.py",
         "*(each for each in record.headers if each[0] in ECHOED)",
         "*(each for each in record.headers if each[0] in ECHOED - {'tracestate'})",
         (f"{_RIGHT}::test_a_reply_carries_key_routing_headers_and_format_of_its_request",),
@@ -316,7 +318,7 @@ BUILDS = (
     Build(
         "replies-to-topics-that-are-not-allowed",
         "a request may name only a reply topic of the allow list",
-        "aggregator/kafka_codec.py",
+        "aggregator/sources/kafka/codec.py",
         "    if not intake.permits(topic):\n",
         "    if False:\n",
         (f"{_LETTERS}::test_bad_input_is_told_what_is_wrong_and_harms_no_neighbour[reply topic not allowed]",),
@@ -324,7 +326,7 @@ BUILDS = (
     Build(
         "one-reply-id-for-topics-of-one-name",
         "records of topics that had one name after another have a reply_id each",
-        "aggregator/kafka_replies.py",
+        "aggregator/sources/kafka/replies.py",
         "{source.topic_id}",
         "",
         (f"{_REPLIES}::test_a_reply_id_is_the_record_s_the_request_s_and_the_group_s_own",),
@@ -332,7 +334,7 @@ BUILDS = (
     Build(
         "one-reply-id-for-all-groups",
         "two groups that read one topic reply under ids of their own",
-        "aggregator/kafka_replies.py",
+        "aggregator/sources/kafka/replies.py",
         "{group_id}",
         "",
         (f"{_REPLIES}::test_a_reply_id_is_the_record_s_the_request_s_and_the_group_s_own",),
@@ -340,7 +342,7 @@ BUILDS = (
     Build(
         "a-new-reply-id-each-time",
         "a replayed record gets the same reply_id",
-        "aggregator/kafka_replies.py",
+        "aggregator/sources/kafka/replies.py",
         "hashlib.blake2b(told, digest_size",
         "hashlib.blake2b(told + str(id(told)).encode(), digest_size",
         (f"{_LIFECYCLE}::test_what_a_killed_aggregator_left_is_done_again_under_the_same_reply_ids",),

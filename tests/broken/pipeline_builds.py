@@ -10,22 +10,22 @@ _LIFECYCLE = "tests/integration/aggregator/test_lifecycle.py"
 _EMBED = "tests/integration/frontdoor/test_embed.py"
 _EJECTED = "tests/integration/pool/test_ejected.py"
 _ENGINES = "tests/contract/test_engines.py"
-_FAILED = "tests/unit/aggregator/pipeline/test_failed_batches.py"
-_SERVERS = "tests/unit/aggregator/pipeline/test_servers.py"
+_FAILED = "tests/unit/aggregator/test_failed_batches.py"
+_SERVERS = "tests/unit/aggregator/test_replicas_of_pipeline.py"
 
 BUILDS = (
     Build(
         "swaps-two-results",
         "each input gets its own vector",
-        "aggregator/sharing.py",
+        "aggregator/replicas/batches.py",
         "Vector(completed, row, entry.token_count",
         "Vector(completed, (row + 1) % len(batch.entries), entry.token_count",
-        ("tests/unit/aggregator/pipeline/test_path.py::test_every_input_of_a_request_is_answered_in_its_place",),
+        ("tests/unit/aggregator/test_pipeline.py::test_every_input_of_a_request_is_answered_in_its_place",),
     ),
     Build(
         "drops-a-result-on-a-retry",
         "every entry of a batch that is sent again is answered",
-        "aggregator/sharing.py",
+        "aggregator/replicas/batches.py",
         "            if not query.done:\n                outcome",
         "            if not query.done and not (batch.attempt and row == 0):\n                outcome",
         (f"{_FAILED}::test_a_batch_whose_server_is_lost_is_answered_by_another_and_the_server_is_suspect",),
@@ -33,7 +33,7 @@ BUILDS = (
     Build(
         "retries-without-an-attempt-count",
         "a batch that is sent again says which attempt it is",
-        "aggregator/sharing.py",
+        "aggregator/replicas/batches.py",
         "        attempt=batch.attempt,\n        isolate",
         "        attempt=0,\n        isolate",
         (f"{_FAILED}::test_a_batch_that_is_sent_again_says_which_attempt_it_is",),
@@ -41,7 +41,7 @@ BUILDS = (
     Build(
         "does-not-isolate-suspects",
         "part of a batch that failed twice goes to its server alone",
-        "aggregator/sharing.py",
+        "aggregator/replicas/batches.py",
         "        isolate=batch.isolated,\n",
         "        isolate=False,\n",
         (f"{_FAILED}::test_what_failed_twice_asks_to_be_run_alone",),
@@ -49,7 +49,7 @@ BUILDS = (
     Build(
         "never-suspects-a-batch",
         "poison is cornered, and its batch is answered",
-        "aggregator/core/retries.py",
+        "aggregator/scheduler/retries.py",
         "            self._suspects.add(again)\n",
         "            self._whole.append(again)\n",
         (f"{_NEIGHBOURS}::test_poison_is_cornered_and_on_replay_refused_while_its_batch_is_answered",),
@@ -57,7 +57,7 @@ BUILDS = (
     Build(
         "tries-known-poison-again",
         "poison that comes again is refused, not tried",
-        "aggregator/core/retries.py",
+        "aggregator/scheduler/retries.py",
         "        return token_ids in self._quarantine\n",
         "        return False\n",
         (f"{_NEIGHBOURS}::test_poison_is_cornered_and_on_replay_refused_while_its_batch_is_answered",),
@@ -65,7 +65,7 @@ BUILDS = (
     Build(
         "does-not-dead-letter-poison",
         "what failed by itself is kept as a dead letter, besides its answer",
-        "aggregator/kafka_path.py",
+        "aggregator/sources/kafka/source.py",
         "            elif request.failed and (failure := _internal(request)) is not None:\n",
         "            elif False and (failure := _internal(request)) is not None:\n",
         (f"{_NEIGHBOURS}::test_poison_is_cornered_and_on_replay_refused_while_its_batch_is_answered",),
@@ -89,7 +89,7 @@ BUILDS = (
     Build(
         "answers-an-error-as-a-success",
         "an error for one query of a batch reaches that query",
-        "aggregator/sharing.py",
+        "aggregator/replicas/batches.py",
         "                outcome = failure or Vector(",
         "                outcome = Vector(",
         (f"{_FAILED}::test_an_error_for_one_query_of_a_batch_reaches_that_query_only",),
@@ -105,7 +105,7 @@ BUILDS = (
     Build(
         "tells-what-expired-with-the-next-batch",
         "what expires in the queue is told at once, not when the next batch is packed",
-        "aggregator/core/dispatcher.py",
+        "aggregator/scheduler/dispatcher.py",
         "        due.expired = self.queue.expire(now_s) + self.retries.expire(now_s)\n",
         "",
         (f"{_NEIGHBOURS}::test_what_expires_in_the_queue_is_told_at_once_and_never_computed",),
@@ -113,7 +113,7 @@ BUILDS = (
     Build(
         "truncates-from-the-wrong-end",
         "truncation drops tokens from the end that is asked for",
-        "aggregator/enqueue.py",
+        "aggregator/admission/enqueue.py",
         "truncate_ids(token_ids, limit, keep_end=truncate == pb.TRUNCATE_START)",
         "truncate_ids(token_ids, limit, keep_end=truncate == pb.TRUNCATE_END)",
         (f"{_EMBED}::test_truncation_drops_tokens_from_the_end_asked_for_and_keeps_the_special_ones",),
@@ -121,7 +121,7 @@ BUILDS = (
     Build(
         "takes-what-is-too-long",
         "an input above the model's limit is refused unless it may be truncated",
-        "aggregator/enqueue.py",
+        "aggregator/admission/enqueue.py",
         "    if isinstance(counted, bytes) and len(counted) > served.description.max_input_tokens * _ID_BYTES:\n",
         "    if False:\n",
         (f"{_EMBED}::test_an_over_long_text_is_refused_unless_truncation_is_allowed",),
@@ -129,7 +129,7 @@ BUILDS = (
     Build(
         "writes-float16-big-endian",
         "vectors are little endian, float16 too",
-        "aggregator/vectors.py",
+        "aggregator/replicas/results.py",
         'matrix.astype("<f2")',
         'matrix.astype(">f2")',
         (f"{_EMBED}::test_an_encoding_has_its_size_and_its_error",),
@@ -137,7 +137,7 @@ BUILDS = (
     Build(
         "normalises-before-it-cuts",
         "a vector of fewer dimensions is a prefix, normalised afterwards",
-        "aggregator/vectors.py",
+        "aggregator/replicas/results.py",
         "    if dimensions:\n        matrix = matrix[:, :dimensions]\n    if normalize:\n"
         '        norms = np.sqrt(np.einsum("ij,ij->i", matrix, matrix))\n'
         "        matrix = matrix / np.maximum(norms, np.float32(1e-12))[:, None]\n",
@@ -158,7 +158,7 @@ BUILDS = (
     Build(
         "believes-vectors-that-are-no-numbers",
         "a server that answers with values that are no numbers is believed by nobody",
-        "aggregator/adapters/modelserver_answers.py",
+        "aggregator/replicas/answers.py",
         "    if not _is_finite(matrix):\n",
         "    if False:\n",
         (f"{_EJECTED}::test_a_server_that_answers_garbage_is_believed_by_nobody_and_returns",),
@@ -166,7 +166,7 @@ BUILDS = (
     Build(
         "does-not-compare-tokenizer-fingerprints",
         "a tokenizer that is not what its fingerprint says keeps its server out",
-        "aggregator/adapters/tokenizer_cache.py",
+        "aggregator/admission/tokenizers/cache.py",
         "    if actual != fingerprint:\n",
         "    if False:\n",
         (f"{_EJECTED}::test_a_server_of_another_model_or_tokenizer_gets_nothing_until_it_is_the_right_one",),
@@ -174,7 +174,7 @@ BUILDS = (
     Build(
         "takes-a-server-of-another-model",
         "a server of another model gets nothing",
-        "aggregator/adapters/modelserver_watch.py",
+        "aggregator/replicas/watch.py",
         "        if description.model != self._target.model:\n",
         "        if False:\n",
         (f"{_EJECTED}::test_a_server_of_another_model_or_tokenizer_gets_nothing_until_it_is_the_right_one",),

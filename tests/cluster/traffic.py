@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from aggregator.adapters.kafka_topic_ids import id_text
+from aggregator.sources.kafka.consumer.topic_ids import id_text
 from loadtest.clients.messages import NO_WISHES, request
 from loadtest.clients.pace import paced
 from loadtest.questions import bundled_questions

@@ -11,9 +11,9 @@ import grpc
 import numpy as np
 import pytest
 
-from aggregator.adapters.modelserver_client import GrpcEngine, ModelServerClient
 from aggregator.errors import BatchFailed, EngineFailed, ModelServerBusy, ModelServerLost
-from aggregator.ports import Engine, OutgoingBatch
+from aggregator.replicas.client import GrpcEngine, ModelServerClient
+from aggregator.replicas.engine import Engine, OutgoingBatch
 from protos.modelserver.v1 import modelserver_pb2 as pb
 from tests.fakes.engines import FakeEngine, batch
 from tests.fakes.model_server import FakeModelServer, Refusal, embed_response

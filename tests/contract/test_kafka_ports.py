@@ -8,8 +8,8 @@ import contextlib
 import pytest
 from aiokafka import errors as kafka_errors
 
-from aggregator.core.watermark import Lease
-from aggregator.ports import OutgoingRecord
+from aggregator.sources.kafka.consumer.committed_offset import Lease
+from aggregator.sources.kafka.records import OutgoingRecord
 from tests.fakes.kafka_clusters import Cluster, produce, reading, records_of, settle, until, until_committed
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aggregator.adapters.fast_tokenizer import FastTokenizer
-from aggregator.ports import Tokenizer
+from aggregator.admission.tokenizers.fast_tokenizer import FastTokenizer
+from aggregator.admission.tokenizers.tokenizer import Tokenizer
 from tests.fakes.tokenizers import FakeTokenizer, wordpiece_files, write
 
 TEXTS = ["hello world", "who", "hello world", "naïve", "", "hello who hello who"]

@@ -8,14 +8,14 @@ from typing import Any
 
 from aiokafka import TopicPartition
 
-from aggregator.adapters.kafka_consumer import KafkaDeliveries
-from aggregator.adapters.telemetry import Metrics
-from aggregator.adapters.tracing import Tracing
-from aggregator.kafka_codec import intakes
-from aggregator.kafka_path import KafkaPath
+from aggregator.observability.gathered import Gatherer
+from aggregator.observability.metrics import Metrics
+from aggregator.observability.tracing import Tracing
 from aggregator.request import Failure, Request
-from aggregator.runtime.gathered import Gatherer
 from aggregator.settings import KafkaSettings, TopicSettings
+from aggregator.sources.kafka.codec import intakes
+from aggregator.sources.kafka.consumer.consumer import KafkaDeliveries
+from aggregator.sources.kafka.source import KafkaPath
 from tests.fakes.clock import AutojumpLoop
 from tests.fakes.flights import Broker, FlightProducer
 from tests.fakes.group import SESSION_S, Commit, FakeGroup, FakeMember, Log, Words

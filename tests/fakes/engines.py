@@ -12,10 +12,10 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-from aggregator.core.lanes import StepReport
-from aggregator.core.saturation import Curve, Rule
 from aggregator.errors import BatchFailed, ModelServerLost
-from aggregator.ports import OutgoingBatch, ServerDescription, StepResult
+from aggregator.replicas.engine import OutgoingBatch, ServerDescription, StepResult
+from aggregator.scheduler.budget.saturation import Curve, Rule
+from aggregator.scheduler.replica import StepReport
 
 CURVE = Curve(floor_s=0.01, fixed_s=0.004, per_token_s=0.00001, saturation_point=600, rule=Rule.HINGE, max_tokens=8192)
 

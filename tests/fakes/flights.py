@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from aiokafka.errors import ProducerClosed
 
-from aggregator.ports import Heard, OutgoingRecord
+from aggregator.sources.kafka.records import Heard, OutgoingRecord
 
 
 @dataclass(slots=True, eq=False)

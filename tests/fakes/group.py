@@ -11,9 +11,9 @@ from itertools import count
 from aiokafka import TopicPartition
 from aiokafka import errors as kafka_errors
 
-from aggregator.adapters.kafka_group import OnAssigned, OnRevoked
-from aggregator.ports import Record
 from aggregator.settings import KafkaSettings
+from aggregator.sources.kafka.consumer.group import OnAssigned, OnRevoked
+from aggregator.sources.kafka.records import Record
 from tests.fakes.records import FakeRecord
 
 SESSION_S = 5.0

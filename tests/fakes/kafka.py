@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 from aiokafka import errors as kafka_errors
 
-from aggregator.adapters.kafka_reader import IntakeCounts
-from aggregator.core.watermark import Lease, Watermark
-from aggregator.ports import OutgoingRecord
 from aggregator.settings import KafkaSettings
+from aggregator.sources.kafka.consumer.committed_offset import Lease, Watermark
+from aggregator.sources.kafka.consumer.reader import IntakeCounts
+from aggregator.sources.kafka.records import OutgoingRecord
 from tests.fakes.records import FakeRecord
 
 TopicPartition = tuple[str, int]

@@ -12,12 +12,12 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
 from aiokafka.errors import GroupCoordinatorNotAvailableError
 
-from aggregator.adapters.kafka_consumer import KafkaDeliveries
-from aggregator.adapters.kafka_producer import KafkaProducer
-from aggregator.adapters.kafka_reader import IntakeCounts
-from aggregator.core.watermark import Lease
-from aggregator.ports import Deliveries, OutgoingRecord, Producer, Record
 from aggregator.settings import KafkaSettings, TopicSettings
+from aggregator.sources.kafka.consumer.committed_offset import Lease
+from aggregator.sources.kafka.consumer.consumer import KafkaDeliveries
+from aggregator.sources.kafka.consumer.reader import IntakeCounts
+from aggregator.sources.kafka.producer.producer import KafkaProducer
+from aggregator.sources.kafka.records import Deliveries, OutgoingRecord, Producer, Record
 from tests.fakes.kafka import FakeDeliveries, FakeKafka
 from tests.fakes.kafka_producer import FakeProducer
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from aiokafka import errors as kafka_errors
 from aiokafka.partitioner import murmur2
 
-from aggregator.ports import Heard, OutgoingRecord
+from aggregator.sources.kafka.records import Heard, OutgoingRecord
 from tests.fakes.kafka import FakeKafka
 
 

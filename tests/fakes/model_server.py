@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from aggregator.core.fingerprint import tokenizer_fingerprint
+from aggregator.scheduler.fingerprint import tokenizer_fingerprint
 from protos.modelserver.v1 import modelserver_pb2 as pb
 from tests.fakes.engines import matrix_of
 from tests.fakes.tokenizers import wordpiece_files

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from math import inf
 
-from aggregator.core.query import Entry, Priority, Query
-from aggregator.core.queue import TokenQueue
+from aggregator.scheduler.queue import TokenQueue
+from aggregator.scheduler.work_item import Entry, Priority, Query
 
 
 def query(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from aggregator.core.watermark import Lease, Watermark
+from aggregator.sources.kafka.consumer.committed_offset import Lease, Watermark
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from zlib import crc32
 
 import numpy as np
 
-from aggregator.ports import TokenBatch
+from aggregator.admission.tokenizers.tokenizer import TokenBatch
 
 FIRST, LAST = 1, 2
 """What FakeTokenizer puts before and after every text."""

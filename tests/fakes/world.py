@@ -10,33 +10,27 @@ from typing import Any
 
 import numpy as np
 
-from aggregator.adapters.grpc_calls import Call
-from aggregator.adapters.grpc_load import Load, LoadLimits
-from aggregator.adapters.telemetry import Metrics
-from aggregator.adapters.tracing import Tracing
-from aggregator.core.admission import Admission, AdmissionPolicy
-from aggregator.core.dispatcher import DispatchPolicy
-from aggregator.core.lanes import StepReport
-from aggregator.core.query import Priority, Source
-from aggregator.core.saturation import Curve, Rule
-from aggregator.core.steering import SlaGoal
-from aggregator.core.watermark import Lease, Watermark
+from aggregator.admission.bounds import Admission, AdmissionPolicy
+from aggregator.admission.models import Model, Models
+from aggregator.admission.tokenizers.tokenizer import TokenBatch, Tokenizer
 from aggregator.errors import BatchFailed, EngineFailed
-from aggregator.models import Model, Models
+from aggregator.observability.gathered import Gatherer
+from aggregator.observability.metrics import Metrics
+from aggregator.observability.tracing import Tracing
 from aggregator.pipeline import Pipeline
-from aggregator.ports import (
-    Engine,
-    LetGo,
-    OutgoingBatch,
-    PoolMembers,
-    ServerDescription,
-    StepResult,
-    TokenBatch,
-    Tokenizer,
-)
-from aggregator.request import Defaults, Failure, Request, parse
-from aggregator.runtime.gathered import Gatherer
-from aggregator.vectors import Vector
+from aggregator.replicas.engine import Engine, OutgoingBatch, PoolMembers, ServerDescription, StepResult
+from aggregator.replicas.results import Vector
+from aggregator.request import Defaults, Failure, Request
+from aggregator.scheduler.budget.controller import SlaGoal
+from aggregator.scheduler.budget.saturation import Curve, Rule
+from aggregator.scheduler.dispatcher import DispatchPolicy
+from aggregator.scheduler.replica import StepReport
+from aggregator.scheduler.work_item import Priority, Source
+from aggregator.sources.grpc.calls import Call
+from aggregator.sources.grpc.load import Load, LoadLimits
+from aggregator.sources.kafka.consumer.committed_offset import Lease, Watermark
+from aggregator.sources.parsing import parse
+from aggregator.sources.source import LetGo
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.fakes.tokenizers import FakeTokenizer
 

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from aggregator.core.fingerprint import TOKENIZER_FILE
+from aggregator.scheduler.fingerprint import TOKENIZER_FILE
 from loadtest.bench.instant_modelserver import tokenizer_folder
 from modelserver.synthetic_engine import vectors
 

@@ -16,7 +16,7 @@ from aiokafka.admin import NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import KafkaError
 
-from aggregator.adapters.kafka_topic_ids import id_text
+from aggregator.sources.kafka.consumer.topic_ids import id_text
 from loadtest.stack.service import DEFAULT_MODEL_NAME, Aggregator, ModelServer
 from tests.broken.builds import BY_NAME
 from tests.broken.tree import broken_aggregator

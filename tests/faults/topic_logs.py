@@ -12,8 +12,8 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.client import AIOKafkaClient
 
-from aggregator.adapters import kafka_topic_ids
-from aggregator.adapters.kafka_topic_ids import TopicIdRequest
+from aggregator.sources.kafka.consumer import topic_ids as kafka_topic_ids
+from aggregator.sources.kafka.consumer.topic_ids import TopicIdRequest
 
 COMMITS = "__consumer_offsets"
 _POLL_MS = 500

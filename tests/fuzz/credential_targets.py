@@ -14,9 +14,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from jwt.algorithms import OKPAlgorithm
 from jwt.utils import base64url_encode
 
-from aggregator.adapters import bearer_tokens
-from aggregator.adapters.bearer_tokens import JwtTokens, StaticTokens
 from aggregator.settings_grpc import AuthenticationSettings
+from aggregator.sources.grpc import bearer_tokens
+from aggregator.sources.grpc.bearer_tokens import JwtTokens, StaticTokens
 from tests.fuzz.target import Cut, Target, field
 
 _FOLDER = Path(tempfile.mkdtemp(prefix="fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))  # noqa: S108 - memory

@@ -13,14 +13,16 @@ from typing import Any
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from google.protobuf import json_format
 
-from aggregator import kafka_codec, kafka_json, kafka_replies
 from aggregator import request as request_module
-from aggregator.adapters import kafka_corrupt
 from aggregator.errors import Code, RequestError
-from aggregator.kafka_codec import Refused, decode, intakes
-from aggregator.kafka_replies import check_reply_fits, dead_letter, encode_refusal, encode_replies
 from aggregator.request import Failure, Request
 from aggregator.settings import KafkaSettings
+from aggregator.sources.kafka import codec as kafka_codec
+from aggregator.sources.kafka import json_codec as kafka_json
+from aggregator.sources.kafka import replies as kafka_replies
+from aggregator.sources.kafka.codec import Refused, decode, intakes
+from aggregator.sources.kafka.consumer import corrupt as kafka_corrupt
+from aggregator.sources.kafka.replies import check_reply_fits, dead_letter, encode_refusal, encode_replies
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.fakes.records import lease_of
 from tests.fuzz.target import Cut, Target, field

@@ -14,24 +14,27 @@ from typing import cast
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from aggregator import wire_scan
-from aggregator.adapters import authentication, bearer_tokens, grpc_callers, grpc_calls, modelserver_answers
-from aggregator.adapters.authentication import Authentication
-from aggregator.adapters.bearer_tokens import Caller
-from aggregator.adapters.grpc_callers import Callers
-from aggregator.adapters.grpc_calls import Call, Calls, refusal
-from aggregator.adapters.grpc_load import Load, LoadLimits, Room
-from aggregator.adapters.grpc_reading import Reading
-from aggregator.adapters.grpc_refusals import Context
-from aggregator.adapters.modelserver_answers import BadDescription, checked_description, checked_result, differences
-from aggregator.adapters.telemetry import Metrics
-from aggregator.answer import response
-from aggregator.core.query import Priority, Source
 from aggregator.errors import Code, InvalidRequest, ModelServerLost, TokenbatchError
-from aggregator.ports import OutgoingBatch
-from aggregator.request import Defaults, Failure, Request, decode
-from aggregator.runtime.gathered import Gatherer
-from aggregator.wire_scan import SMALL_BYTES, head
+from aggregator.observability.gathered import Gatherer
+from aggregator.observability.metrics import Metrics
+from aggregator.replicas import answers as modelserver_answers
+from aggregator.replicas.answers import BadDescription, checked_description, checked_result, differences
+from aggregator.replicas.engine import OutgoingBatch
+from aggregator.request import Defaults, Failure, Request
+from aggregator.scheduler.work_item import Priority, Source
+from aggregator.sources import parsing as wire_scan
+from aggregator.sources.grpc import bearer_tokens
+from aggregator.sources.grpc import callers as authentication
+from aggregator.sources.grpc import callers as grpc_callers
+from aggregator.sources.grpc import calls as grpc_calls
+from aggregator.sources.grpc.bearer_tokens import Caller
+from aggregator.sources.grpc.callers import Authentication, Callers
+from aggregator.sources.grpc.calls import Call, Calls, refusal
+from aggregator.sources.grpc.load import Load, LoadLimits, Room
+from aggregator.sources.grpc.reading import Reading
+from aggregator.sources.grpc.refusals import Context
+from aggregator.sources.parsing import SMALL_BYTES, decode, head
+from aggregator.sources.response import response
 from modelserver import batch as batch_module
 from modelserver.errors import InvalidBatch
 from modelserver.synthetic_engine import synthetic_facts

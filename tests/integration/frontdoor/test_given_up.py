@@ -11,8 +11,8 @@ import psutil
 import pytest
 from typing_extensions import override
 
-from aggregator.adapters.counting import Counting
-from aggregator.ports import TokenBatch
+from aggregator.admission.tokenizers.counting import Counting
+from aggregator.admission.tokenizers.tokenizer import TokenBatch
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.integration.frontdoor.door import front_door, tokenizer
 

@@ -14,7 +14,9 @@ import numpy as np
 import psutil
 import pytest
 
-from aggregator.adapters import grpc_listener, grpc_reading, grpc_server
+from aggregator.sources.grpc import listener as grpc_listener
+from aggregator.sources.grpc import reading as grpc_reading
+from aggregator.sources.grpc import service as grpc_server
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.integration.frontdoor.attackers import attack
 from tests.integration.frontdoor.door import Door, SlowEngine, ask, front_door, retry_delay_s, until

@@ -12,7 +12,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from aggregator.request import Request
-from aggregator.serialized import to_protobuf
+from aggregator.sources.response import to_protobuf
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.integration.frontdoor.door import Door, SlowEngine, ask, front_door, until
 
@@ -103,7 +103,7 @@ async def test_an_answer_that_cannot_be_made_harms_only_its_request(monkeypatch:
             raise ValueError("no answer")
         return to_protobuf(request, reply_id)
 
-    monkeypatch.setattr("aggregator.adapters.grpc_stream.to_protobuf", fails_for_one)
+    monkeypatch.setattr("aggregator.sources.grpc.stream.to_protobuf", fails_for_one)
     async with front_door() as door:
         answers = await exchange(door, ask("rain", request_id="odd"), ask("snow", request_id="even"))
     assert {answer.request_id: answer.status.code for answer in answers} == {"odd": 13, "even": 0}

@@ -13,9 +13,9 @@ import pytest
 from cryptography import x509
 from cryptography.x509.oid import NameOID
 
-from aggregator.adapters.tls import server_credentials
 from aggregator.errors import StartError
 from aggregator.settings_grpc import TlsSettings
+from aggregator.sources.grpc.certificates import server_credentials
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
 from tests.fakes.certificates import Authority, Pair
 from tests.integration.frontdoor.door import Door, ask, front_door

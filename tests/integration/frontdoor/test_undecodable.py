@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import pytest
 
-from aggregator.runtime import logs
+from aggregator.observability import logs
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.integration.frontdoor import raw_http2
 from tests.integration.frontdoor.door import Door, ask, front_door, until

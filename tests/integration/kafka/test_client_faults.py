@@ -14,9 +14,9 @@ from aiokafka import errors as kafka_errors
 from aiokafka.protocol.commit import OffsetFetchRequest
 from aiokafka.protocol.group import HeartbeatRequest
 
-from aggregator.adapters import kafka_writer
-from aggregator.adapters.kafka_producer import KafkaProducer
-from aggregator.ports import OutgoingRecord
+from aggregator.sources.kafka.producer import writer as kafka_writer
+from aggregator.sources.kafka.producer.producer import KafkaProducer
+from aggregator.sources.kafka.records import OutgoingRecord
 from tests.fakes.kafka_clusters import RealCluster, produce, reading, records_of, settle, until, until_committed
 
 pytestmark = pytest.mark.kafka

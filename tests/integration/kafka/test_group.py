@@ -12,7 +12,7 @@ from unittest.mock import AsyncMock, patch
 import pytest
 from aiokafka.admin import NewPartitions
 
-from aggregator.core.watermark import Lease
+from aggregator.sources.kafka.consumer.committed_offset import Lease
 from tests.fakes.kafka_clusters import (
     Reading,
     RealCluster,

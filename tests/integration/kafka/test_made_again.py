@@ -14,10 +14,10 @@ from aiokafka.client import AIOKafkaClient, CoordinationType
 from aiokafka.protocol.commit import OffsetCommitRequest
 from aiokafka.protocol.metadata import MetadataRequest_v5
 
-from aggregator.adapters.kafka_offsets import topic_note
-from aggregator.adapters.kafka_topic_ids import TopicIdRequest
-from aggregator.core.watermark import Lease
-from aggregator.ports import OutgoingRecord
+from aggregator.sources.kafka.consumer.committed_offset import Lease
+from aggregator.sources.kafka.consumer.offsets import topic_note
+from aggregator.sources.kafka.consumer.topic_ids import TopicIdRequest
+from aggregator.sources.kafka.records import OutgoingRecord
 from loadtest.stack.kafka import KafkaBroker
 from loadtest.stack.service import DEFAULT_MODEL_NAME, Aggregator
 from tests.fakes.kafka_clusters import RealCluster, produce, reading, records_of, settle, until_committed

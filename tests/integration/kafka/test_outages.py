@@ -8,8 +8,8 @@ import time
 import pytest
 from aiokafka import errors as kafka_errors
 
-from aggregator.adapters.kafka_consumer import KafkaDeliveries
-from aggregator.adapters.kafka_producer import KafkaProducer
+from aggregator.sources.kafka.consumer.consumer import KafkaDeliveries
+from aggregator.sources.kafka.producer.producer import KafkaProducer
 from loadtest.stack.kafka import KafkaBroker
 from tests.fakes.kafka_clusters import RealCluster, produce, reading, records_of, settle, until, until_committed
 

@@ -12,16 +12,16 @@ from unittest.mock import patch
 import pytest
 from aiokafka import TopicPartition
 
-from aggregator.adapters.kafka_producer import KafkaProducer
-from aggregator.adapters.kafka_writer import KafkaWriter
-from aggregator.adapters.telemetry import Metrics
-from aggregator.adapters.tracing import Tracing
 from aggregator.errors import Code
-from aggregator.kafka_codec import intakes
-from aggregator.kafka_path import KafkaPath
-from aggregator.ports import OutgoingRecord
+from aggregator.observability.gathered import Gatherer
+from aggregator.observability.metrics import Metrics
+from aggregator.observability.tracing import Tracing
 from aggregator.request import Failure
-from aggregator.runtime.gathered import Gatherer
+from aggregator.sources.kafka.codec import intakes
+from aggregator.sources.kafka.producer.producer import KafkaProducer
+from aggregator.sources.kafka.producer.writer import KafkaWriter
+from aggregator.sources.kafka.records import OutgoingRecord
+from aggregator.sources.kafka.source import KafkaPath
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.fakes.kafka_clusters import RealCluster, produce, reading, until_committed
 

@@ -12,11 +12,11 @@ import pytest
 from aiokafka import errors as kafka_errors
 from aiokafka.protocol.admin import CreateAclsRequest, DeleteAclsRequest
 
-from aggregator.adapters.kafka_connection import check, prepare_topics
-from aggregator.adapters.kafka_consumer import KafkaDeliveries
-from aggregator.adapters.kafka_producer import KafkaProducer
 from aggregator.errors import StartError
 from aggregator.settings import KafkaSettings
+from aggregator.sources.kafka.connection import check, prepare_topics
+from aggregator.sources.kafka.consumer.consumer import KafkaDeliveries
+from aggregator.sources.kafka.producer.producer import KafkaProducer
 from loadtest.stack.kafka import KafkaBroker
 from loadtest.stack.part import responds
 from loadtest.stack.ports import free_ports

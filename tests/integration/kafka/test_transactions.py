@@ -12,7 +12,7 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.record.util import calc_crc32c
 
-from aggregator.adapters import kafka_group
+from aggregator.sources.kafka.consumer import group as kafka_group
 from tests.fakes.kafka_clusters import Reading, RealCluster, produce, reading, records_of, settle, until_committed
 from tests.integration.kafka.test_broken_logs import CHECKED_FROM, CRC_AT
 

@@ -21,8 +21,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from aggregator.runtime import telemetry
-from aggregator.runtime.telemetry import TelemetrySettings
+from aggregator.observability import telemetry
+from aggregator.observability.telemetry import TelemetrySettings
 from modelserver import model_files, startup
 from modelserver.engine import Engine
 from modelserver.engines import Choice

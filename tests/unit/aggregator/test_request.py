@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from aggregator.core.admission import Admission, AdmissionPolicy
-from aggregator.core.outlook import Outlook
-from aggregator.core.query import Priority, Source
-from aggregator.core.queue import QueuePolicy, TokenQueue
-from aggregator.core.steering import Promise, SlaGoal, StepLimits
+from aggregator.admission.bounds import Admission, AdmissionPolicy
 from aggregator.errors import Code, InvalidRequest
-from aggregator.request import Defaults, Failure, Held, Options, Request, decode, parse
-from aggregator.vectors import CompletedBatch, Vector
+from aggregator.replicas.results import CompletedBatch, Vector
+from aggregator.request import Defaults, Failure, Held, Options, Request
+from aggregator.scheduler.budget.controller import Promise, SlaGoal, StepLimits
+from aggregator.scheduler.outlook import Outlook
+from aggregator.scheduler.queue import QueuePolicy, TokenQueue
+from aggregator.scheduler.work_item import Priority, Source
+from aggregator.sources.parsing import decode, parse
 from protos.embedding.v1 import embedding_pb2 as pb
 
 DEFAULTS = Defaults(Source.GRPC, "usual", Priority.DEFAULT, max_inputs=3)

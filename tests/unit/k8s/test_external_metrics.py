@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from aggregator.errors import StartError
-from aggregator.runtime.gathered import Gatherer
+from aggregator.observability.gathered import Gatherer
 from k8s.scaler.catalog import Catalog
 from k8s.scaler.certificates import make, utc_now
 from k8s.scaler.external_metrics import ExternalMetricsApi, quantity

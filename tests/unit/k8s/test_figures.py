@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aggregator.core.demand import DemandPolicy, StaleInputError
+from aggregator.scheduler.demand import DemandPolicy, StaleInputError
 from k8s.scaler.aggregators import Answers
 from k8s.scaler.catalog import AGGREGATOR_BUSY, LAG, REQUIRED_REPLICAS, Catalog, UnknownMetric
 from k8s.scaler.figures import Figure, ModelFigures, Published, Replicas, positions

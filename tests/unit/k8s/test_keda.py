@@ -12,7 +12,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from aggregator.errors import StartError
-from aggregator.runtime.gathered import Gatherer
+from aggregator.observability.gathered import Gatherer
 from k8s.scaler.catalog import Catalog
 from k8s.scaler.figures import Figure, Published
 from k8s.scaler.keda import LIVENESS, GrpcPort, KedaScaler

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Mapping
 
 import pytest
 
-from aggregator.core.demand import StaleInputError
-from aggregator.runtime.gathered import Gatherer
+from aggregator.observability.gathered import Gatherer
+from aggregator.scheduler.demand import StaleInputError
 from k8s.scaler.catalog import REQUIRED_REPLICAS, Catalog
 from k8s.scaler.figures import Figure, Published
 from k8s.scaler.keda import GrpcPort, KedaScaler

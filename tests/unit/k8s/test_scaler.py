@@ -11,10 +11,10 @@ import aiohttp
 import pytest
 from aiokafka.errors import KafkaConnectionError
 
-from aggregator.adapters.demand_server import DemandServer
-from aggregator.core.demand import StaleInputError
 from aggregator.errors import StartError
-from aggregator.runtime.telemetry import TelemetrySettings
+from aggregator.observability.demand import DemandServer
+from aggregator.observability.telemetry import TelemetrySettings
+from aggregator.scheduler.demand import StaleInputError
 from k8s.api import Kubernetes, connect
 from k8s.scaler.__main__ import main
 from k8s.scaler.kafka_lag import LogEnds

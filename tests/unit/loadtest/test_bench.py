@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from aggregator.core.query import Priority, Source
 from aggregator.request import Options, Request
+from aggregator.scheduler.work_item import Priority, Source
 from loadtest.bench.backlog import Progress, between, cpu_us_per_query
 from loadtest.bench.figures import Figure, append, commit, hardware
 from loadtest.bench.one_by_one import figures

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from aggregator.errors import Code
-from aggregator.kafka_replies import dead_letter
+from aggregator.sources.kafka.replies import dead_letter
 from loadtest.clients.letters import Obstacle, PutBack, Wanted, put_back
 from loadtest.redrive import moment
 from tests.fakes.records import FakeRecord, lease_of

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aggregator.core.fingerprint import tokenizer_fingerprint
+from aggregator.scheduler.fingerprint import tokenizer_fingerprint
 from modelserver import model_files
 from modelserver.errors import CannotStart
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from typing_extensions import override
 
-from aggregator.core.saturation import Rule
+from aggregator.scheduler.budget.saturation import Rule
 from modelserver import profile_store
 from modelserver.engine import EngineFacts, IdArray, Matrix
 from modelserver.errors import CannotStart

@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from aggregator.core.saturation import Rule
+from aggregator.scheduler.budget.saturation import Rule
 from modelserver.profile import ProfileOwner, known
 from modelserver.profile_figure import Work, draw, flops_per_token
 

@@ -7,8 +7,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from aggregator.core import memory, sla
-from aggregator.core.sla import Form
+from aggregator.scheduler.budget import memory, sla
+from aggregator.scheduler.budget.sla import Form
 from loadtest.__main__ import main
 from loadtest.generation import limits
 from loadtest.generation.engine import Server, generate
@@ -21,7 +21,7 @@ from loadtest.generation.work import around, at_once
 def test_it_is_the_production_core_that_limits() -> None:
     for name, home in [("MemoryController", memory), ("SlaController", sla)]:
         assert getattr(limits, name) is getattr(home, name)
-        assert home.__name__.startswith("aggregator.core.")
+        assert home.__name__.startswith("aggregator.scheduler.")
 
 
 def test_figure_3_rises_ever_more_slowly_and_passes_through_what_is_printed() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aggregator.core.saturation import Curve, Rule
+from aggregator.scheduler.budget.saturation import Curve, Rule
 from loadtest.simulate.clock import Noise
 from loadtest.simulate.step_times import step_times
 

@@ -10,8 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from aggregator.core import admission, demand, dispatcher, lanes, roster, sla, steering
-from aggregator.core import arrivals as core_arrivals
+from aggregator.admission import bounds as admission
+from aggregator.scheduler import demand, dispatcher
+from aggregator.scheduler import rates as core_arrivals
+from aggregator.scheduler import replica as lanes
+from aggregator.scheduler import replica_choice as roster
+from aggregator.scheduler.budget import controller as steering
+from aggregator.scheduler.budget import sla
 from loadtest.__main__ import main
 from loadtest.simulate import cases, core_sender, curves, mechanisms, scaling
 from loadtest.simulate.arrivals import Steady, Steps
@@ -50,7 +55,7 @@ def test_it_is_the_production_core_that_is_driven() -> None:
         (scaling, "Arrivals", core_arrivals),
     ]:
         assert getattr(user, name) is getattr(home, name)
-        assert home.__name__.startswith("aggregator.core.")
+        assert home.__name__.startswith(("aggregator.scheduler.", "aggregator.admission."))
     sender = Policy(Kind.OURS).sender(0, SHORT, Engine(curves.A100_LIKE))
     assert isinstance(sender, CoreSender)
     assert type(sender.dispatcher) is dispatcher.Dispatcher

@@ -1,0 +1,1 @@
+"""Everything that may refuse a request: routing, limits, token counts."""

@@ -1,0 +1,87 @@
+"""Decide whether a call whose tokens are counted is taken: by the bounds, the tenant's rate and the outlook."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection
+from math import inf
+
+from aggregator.admission.bounds import Admission, Bound
+from aggregator.admission.quotas import QuotaPolicy, Quotas
+from aggregator.errors import Expired, InvalidRequest, Overloaded, TokenbatchError
+from aggregator.replicas.results import vector_bytes
+from aggregator.request import Request
+from aggregator.scheduler.outlook import Forecast, Outlook, speed
+from aggregator.scheduler.replica import Lane
+from aggregator.settings import AggregatorSettings
+
+_SHORTEST_RETRY_S, _LONGEST_RETRY_S = 0.02, 120.0
+_MESSAGES = {
+    Bound.MODEL: "the queue is full: try again later",
+    Bound.TENANT: "the queue holds this tenant's share: try again later, or send less",
+}
+
+
+class Gate:
+    """The quotas of all tenants, and what a refused caller is told. `jitter` in [0, 1) spreads the retries."""
+
+    def __init__(
+        self, quotas: Quotas, *, max_reply_bytes: int = 16 * 1024 * 1024, jitter: Callable[[], float] = random.random
+    ) -> None:
+        """`max_reply_bytes`: of the vectors that answer one call."""
+        self._quotas = quotas
+        self._max_reply_bytes = max_reply_bytes
+        self._jitter = jitter
+
+    def refusal(
+        self,
+        request: Request,
+        token_count: int,
+        admission: Admission,
+        outlook: Outlook,
+        found: Forecast | None,
+        *,
+        lanes: Collection[Lane],
+        now_s: float,
+    ) -> TokenbatchError | None:
+        """Why a call of so many tokens is not taken now; `lanes` are those that could serve it."""
+        reply_bytes = len(request.inputs) * vector_bytes(request.options.dimensions, request.options.encoding)
+        if reply_bytes > self._max_reply_bytes:
+            return InvalidRequest(
+                f"the vectors would have {reply_bytes} bytes: at most {self._max_reply_bytes} are sent;"
+                " ask for fewer inputs, fewer dimensions or a smaller encoding"
+            )
+        tenant = request.tenant
+        wait_s = self._quotas.wait_s(tenant, token_count, now_s)
+        if wait_s:
+            rested_s = self._quotas.rested_s(tenant, now_s)
+            return self._overloaded("the tenant's rate of tokens is used up: send slower", wait_s, rested_s)
+        full = admission.full(tenant, token_count)
+        if full is not None:
+            tokens_per_s = admission.tokens_per_s(now_s) or speed(lanes) or inf
+            return self._overloaded(
+                _MESSAGES[full.bound], full.excess_tokens / tokens_per_s, full.ahead_tokens / tokens_per_s
+            )
+        if found is not None and outlook.is_late(found, request.priority, tenant, request.deadline_s, token_count):
+            return Expired("the deadline cannot be met: what is queued before it takes longer")
+        return None
+
+    def charge(self, request: Request, token_count: int, now_s: float) -> None:
+        """Take a request's tokens off its tenant's rate, whatever its source."""
+        self._quotas.charge(request.tenant, token_count, now_s)
+
+    def _overloaded(self, message: str, room_s: float, open_s: float) -> Overloaded:
+        """Refuse until there will be room: the first in `room_s`, and for all in `open_s`, over which they are spread.
+
+        Room that comes after the caller's deadline is told as well.
+        """
+        room_s = max(_SHORTEST_RETRY_S, room_s)
+        return Overloaded(message, min(room_s + self._jitter() * max(room_s, open_s), _LONGEST_RETRY_S))
+
+
+def make_gate(settings: AggregatorSettings, ready_aggregators: Callable[[], int] = lambda: 1) -> Gate:
+    """The gate; a tenant's rate is divided among `ready_aggregators`."""
+    tenants = settings.tenants
+    rate = inf if tenants.tokens_per_s is None else tenants.tokens_per_s
+    quotas = Quotas(QuotaPolicy(rate, tenants.rates, tenants.burst_s), ready_aggregators)
+    return Gate(quotas, max_reply_bytes=settings.grpc.max_reply_bytes)

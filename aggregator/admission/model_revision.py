@@ -1,0 +1,116 @@
+"""One revision of a model in service: its tokenizer, its queue, its lanes, and what is under way."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Protocol
+
+from aggregator.admission.tokenizers.tokenizer import TokenBatch, Tokenizer
+from aggregator.errors import InvalidRequest
+from aggregator.replicas.engine import Engine, ServerDescription
+from aggregator.request import Options, Request
+from aggregator.scheduler.budget.controller import Promise, SlaGoal
+from aggregator.scheduler.dispatcher import Batch, Dispatcher, DispatchPolicy
+from aggregator.scheduler.outlook import Outlook
+from aggregator.scheduler.replica import Lane
+from protos.embedding.v1 import embedding_pb2 as pb
+
+
+class Counting(Protocol):
+    """Token counts off the event loop, several callers' texts at once."""
+
+    async def count(self, texts: Sequence[str], *, long: bool = False) -> TokenBatch:
+        """Tokenize; the order of `texts` is kept. `long`: they may take seconds, and hold up no others."""
+        ...
+
+
+class CountingFactory(Protocol):
+    """Makes the Counting of one tokenizer."""
+
+    def __call__(self, tokenizer: Tokenizer) -> Counting:
+        """The Counting of `tokenizer`."""
+        ...
+
+
+class Served:
+    """One revision of a model, while servers of it are known.
+
+    `under_way` are the batches that are out. Once `retired` it sends nothing more: what still comes to wait here is
+    to be taken out by `abandon` at once.
+    """
+
+    def __init__(
+        self,
+        description: ServerDescription,
+        tokenizer: Tokenizer,
+        counting: Counting,
+        policy: DispatchPolicy,
+        goal: SlaGoal | None = None,
+    ) -> None:
+        self.description = description
+        self.tokenizer = tokenizer
+        self.counting = counting
+        self.dispatcher = Dispatcher(f"{description.model}-{uuid.uuid4().hex[:8]}", policy)
+        self.outlook = Outlook(self.dispatcher.queue)
+        self.promise = Promise(goal) if goal is not None else None
+        self.engines: dict[str, Engine] = {}
+        self.under_way: set[Batch] = set()
+        self.retired = False
+        self.prompts: dict[int, str] = {
+            pb.INPUT_TYPE_UNSPECIFIED: "",
+            pb.INPUT_TYPE_QUERY: description.query_prompt,
+            pb.INPUT_TYPE_DOCUMENT: description.document_prompt,
+        }
+        self.resolve = lru_cache(maxsize=256)(self._resolve)
+
+    @property
+    def query_capacity(self) -> int:
+        """The most queries of a batch that any of its servers takes."""
+        return min((engine.description.step_query_capacity for engine in self.engines.values()), default=1)
+
+    def takes(self, description: ServerDescription) -> bool:
+        """Whether a server of this revision may join: not when all others are gone and it says something else."""
+        return bool(self.engines) or _as_revision(self.description) == _as_revision(description)
+
+    def add(self, engine: Engine, lane: Lane) -> None:
+        """A server of this revision is ready."""
+        self.engines[lane.name] = engine
+        self.dispatcher.lanes[lane.name] = lane
+
+    def remove(self, engine: Engine) -> None:
+        """It is gone; a later one at the same address is another engine."""
+        address = engine.description.address
+        if self.engines.get(address) is engine:
+            del self.engines[address], self.dispatcher.lanes[address]
+
+    def abandon(self) -> list[Request]:
+        """Take out every request that waits here, whole: what is under way of it is computed for nobody."""
+        dispatcher = self.dispatcher
+        waiting = [(query, entry) for entry in dispatcher.waiting() for query in entry.waiters if not query.done]
+        requests = dict.fromkeys(query.owner for query, _ in waiting)
+        for query, entry in waiting:
+            dispatcher.queue.cancel(query, entry)
+        for batch in self.under_way if requests else ():
+            for query in (query for entry in batch.entries for query in entry.waiters):
+                query.done = query.done or query.owner in requests
+        return list(requests)
+
+    def _resolve(self, options: Options) -> Options:
+        """Fill in what the model decides; raises InvalidRequest for what it cannot do."""
+        description = self.description
+        dimensions = options.dimensions
+        if dimensions and dimensions != description.dimensions and dimensions not in description.matryoshka_dimensions:
+            raise InvalidRequest(
+                f"dimensions {dimensions}: {description.model} gives {description.dimensions}"
+                + (f" or one of {sorted(description.matryoshka_dimensions)}" * bool(description.matryoshka_dimensions))
+            )
+        normalize = description.normalizes if options.normalize is None else options.normalize
+        return replace(options, dimensions=dimensions or description.dimensions, normalize=normalize, asked=options)
+
+
+def _as_revision(description: ServerDescription) -> ServerDescription:
+    """What every server of the revision says alike."""
+    return replace(description, address="", instance_id="", curve=None, step_token_capacity=0, step_query_capacity=0)

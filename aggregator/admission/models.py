@@ -1,0 +1,184 @@
+"""The models this aggregator routes to: their revisions in service, and what waits while there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from aggregator.admission.bounds import Admission
+from aggregator.admission.model_revision import Counting, Served
+from aggregator.admission.pending import Parked
+from aggregator.admission.tokenizers.tokenizer import Tokenizer
+from aggregator.errors import UnknownModel, shown
+from aggregator.replicas.engine import Engine, ServerDescription
+from aggregator.request import Request
+from aggregator.scheduler.budget.controller import Promise, SlaGoal, StepLimits
+from aggregator.scheduler.budget.memory import step_budget
+from aggregator.scheduler.dispatcher import DispatchPolicy
+from aggregator.scheduler.queue import TokenQueue
+from aggregator.scheduler.replica import UNMEASURED, Lane
+from aggregator.scheduler.work_item import Entry, Priority, Query
+
+
+class CountingFactory(Protocol):
+    """Makes the Counting of one tokenizer."""
+
+    def __call__(self, tokenizer: Tokenizer) -> Counting:
+        """The Counting of `tokenizer`."""
+        ...
+
+
+@dataclass(slots=True)
+class Model:
+    """One configured model: its revisions in service, what it holds, and what waits for a first server.
+
+    `superseded` are revisions whose servers are gone while others of the same name are there.
+    """
+
+    name: str
+    aliases: tuple[str, ...]
+    admission: Admission
+    revisions: dict[str, Served] = field(default_factory=dict)
+    superseded: list[Served] = field(default_factory=list)
+    parked: Parked = field(default_factory=Parked)
+    unavailable_since_s: float | None = None
+
+    @property
+    def available(self) -> bool:
+        """Whether some server can take a batch."""
+        return any(served.engines for served in self.revisions.values())
+
+    def full(self) -> frozenset[Priority]:
+        """The classes of which Kafka must not bring more now, by what is queued or parked."""
+        return frozenset(Priority) if self.admission.is_filled(self.parked.tokens) else self.admission.stopped()
+
+    def choose(self, revision: str) -> Served | None:
+        """The revision to serve a request: the one it pins, else the one with most servers; None: none is known.
+
+        Raises UnknownModel for a pinned revision that no server has, while another is served.
+        """
+        if not revision:
+            return max(self.revisions.values(), key=lambda served: len(served.engines), default=None)
+        served = self.revisions.get(revision)
+        if served is None and self.revisions:
+            known = ", ".join(self.revisions)
+            raise UnknownModel(f"revision {shown(revision)} of {self.name} is not served: use one of {known}, or none")
+        return served
+
+    def servers_changed(self, now_s: float) -> list[Request]:
+        """Take out the requests that are to be routed anew, because other servers than theirs are there now.
+
+        What is being counted for a revision that went, or under way there, may come back later: see `Served.retired`.
+        """
+        if not self.available:
+            if self.unavailable_since_s is None:
+                self.unavailable_since_s = now_s
+            return []
+        self.unavailable_since_s = None
+        for revision in [revision for revision, served in self.revisions.items() if not served.engines]:
+            self.superseded.append(self.revisions.pop(revision))
+        waiting = self.parked.take(lambda _: True)
+        for served in self.superseded:
+            served.retired = True
+            waiting += served.abandon()
+        self.superseded = []
+        return waiting
+
+    def waiting(self) -> list[tuple[Query, tuple[TokenQueue, Entry]]]:
+        """Queries that are not under way, each with its place; for rare sweeps."""
+        return [
+            (query, (served.dispatcher.queue, entry))
+            for served in self.revisions.values()
+            for entry in served.dispatcher.waiting()
+            for query in entry.waiters
+            if not query.done
+        ]
+
+    def take_out(self, gone: Callable[[Request], bool]) -> list[Request]:
+        """Take the requests for which `gone` holds out of the queues; those under way come back on their own."""
+        taken = dict.fromkeys(self.parked.take(gone))
+        for query, (queue, entry) in self.waiting():
+            if gone(query.owner):
+                queue.cancel(query, entry)
+                taken[query.owner] = None
+        return list(taken)
+
+
+class Models:
+    """Every configured model by name and alias."""
+
+    def __init__(
+        self,
+        models: Iterable[Model],
+        policy: DispatchPolicy,
+        token_budget: int | None,
+        counting: CountingFactory,
+        goal: SlaGoal | None = None,
+    ) -> None:
+        """A `token_budget` overrides the `goal`; without both it is the saturation point each server measured."""
+        self._models = tuple(models)
+        self._policy = policy
+        self._token_budget = token_budget
+        self._goal = goal if token_budget is None else None
+        self._counting = counting
+        self._by_name = {name: model for model in self._models for name in (model.name, *model.aliases)}
+
+    def __iter__(self) -> Iterator[Model]:
+        return iter(self._models)
+
+    def served(self) -> list[Served]:
+        """Every revision in service."""
+        return [served for model in self._models for served in model.revisions.values()]
+
+    def next_turn_s(self, now_s: float) -> float:
+        """When the first lane of all takes its next batch (monotonic seconds); now when there is no lane."""
+        rosters = (served.dispatcher.lanes for served in self.served())
+        return min((lanes.due_s(now_s) for lanes in rosters if lanes), default=now_s)
+
+    def find(self, name: str) -> Model:
+        """The model of that name or alias. Raises UnknownModel."""
+        model = self._by_name.get(name)
+        if model is None:
+            known = ", ".join(sorted(self._by_name))
+            raise UnknownModel(f"model {shown(name)} is not configured: use one of {known}")
+        return model
+
+    def dimensions(self, name: str) -> int:
+        """The most that vectors of the model of that name or alias have; 0 where none is served."""
+        model = self._by_name.get(name)
+        revisions = model.revisions.values() if model is not None else ()
+        return max((served.description.dimensions for served in revisions), default=0)
+
+    def join(self, engine: Engine, tokenizer: Tokenizer) -> Model:
+        """A server is ready; its revision is in service from now on."""
+        description = engine.description
+        model = self._by_name[description.model]
+        served = model.revisions.get(description.model_revision)
+        if served is not None and not served.takes(description):
+            model.superseded.append(served)
+            served = None
+        if served is None:
+            served = Served(description, tokenizer, self._counting(tokenizer), self._policy, self._goal)
+            model.revisions[description.model_revision] = served
+        served.add(engine, self._lane(description, served.promise))
+        return model
+
+    def _lane(self, description: ServerDescription, promise: Promise | None) -> Lane:
+        """A lane with its budget: the setting's, the controller's where something is promised, or the measured one."""
+        curve, capacity = description.curve or UNMEASURED, description.step_token_capacity
+        steering = None
+        if promise is not None:
+            limits = StepLimits(curve.saturation_point, capacity, description.max_input_tokens)
+            steering = promise.steer(limits, curve.time_s(promise.goal.min_tokens))
+        budget = step_budget(self._token_budget or curve.saturation_point, capacity)
+        return Lane(description.address, description.curve, budget, self._policy.lane, steering)
+
+    def leave(self, engine: Engine) -> Model:
+        """A server is gone; its revision stays as long as no other can take over what waits for it."""
+        description = engine.description
+        model = self._by_name[description.model]
+        served = model.revisions.get(description.model_revision)
+        if served is not None:
+            served.remove(engine)
+        return model

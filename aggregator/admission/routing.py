@@ -1,0 +1,76 @@
+"""Route requests to the revision that is to serve them, and make their options definite."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from aggregator.admission.model_revision import Served
+from aggregator.admission.models import Model, Models
+from aggregator.admission.pending import Parked
+from aggregator.errors import Code, ModelUnavailable, TokenbatchError
+from aggregator.request import Failure, Options, Request
+from aggregator.scheduler.work_item import Source
+from aggregator.sources.source import KafkaPath
+
+_LOG = logging.getLogger(__name__)
+_EXPIRED_ON_ARRIVAL = Failure(Code.DEADLINE_EXCEEDED, "the deadline had passed on arrival")
+UNQUEUED = Failure(Code.INTERNAL, "the request could not be queued")
+"""For a reason that nobody thought of."""
+
+
+@dataclass(slots=True)
+class Routed:
+    """Requests by who is to serve them; `refused` are those that failed already, `expired` of them by their deadline.
+
+    Those of a model without a first server are in neither: they are parked.
+    """
+
+    groups: dict[Served, tuple[Model, list[Request]]] = field(default_factory=dict)
+    refused: list[Request] = field(default_factory=list)
+    expired: int = 0
+
+
+def route_all(requests: Sequence[Request], models: Models, kafka: KafkaPath | None, now_s: float) -> Routed:
+    """Route requests of any source, at `now_s` (monotonic seconds); those that ask alike are looked up once."""
+    routed = Routed()
+    routes: dict[tuple[str, str, Source, int], tuple[Options, Parked | list[Request]]] = {}
+    for request in requests:
+        try:
+            if request.remaining and request.deadline_s <= now_s:
+                routed.expired += 1
+                request.fail(_EXPIRED_ON_ARRIVAL)
+            if request.remaining:
+                key = (request.model, request.model_revision, request.source, id(request.options))
+                route = routes.get(key)
+                if route is None:
+                    model, served, options = _route(request, models)
+                    if served is None:
+                        route = options, model.parked
+                    else:
+                        route = options, routed.groups.setdefault(served, (model, []))[1]
+                    routes[key] = route
+                request.options, group = route
+                if kafka is not None and request.source is Source.KAFKA:
+                    kafka.accept(request)
+                group.append(request)
+            elif not request.given_up:
+                routed.refused.append(request)
+        except TokenbatchError as error:
+            request.fail(Failure.of(error))
+            routed.refused.append(request)
+        except Exception:  # noqa: BLE001 - what nobody thought of must not end the work of all others
+            _LOG.exception("a request could not be routed")
+            request.fail(UNQUEUED)
+            routed.refused.append(request)
+    return routed
+
+
+def _route(request: Request, models: Models) -> tuple[Model, Served | None, Options]:
+    """The model, the revision to serve the request (None: none is known yet), and its options made definite."""
+    model = models.find(request.model)
+    served = model.choose(request.model_revision)
+    if request.source is Source.GRPC and (served is None or not served.engines):
+        raise ModelUnavailable(f"no server of {model.name} is available")
+    return model, served, request.options if served is None else served.resolve(request.options)

@@ -1,0 +1,1 @@
+"""Count tokens exactly as the model does."""

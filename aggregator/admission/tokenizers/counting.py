@@ -1,0 +1,137 @@
+"""Gather the texts of all who want tokens counted while one count runs, and count them together in the next."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+
+import numpy as np
+
+from aggregator.admission.tokenizers.tokenizer import TokenBatch, Tokenizer
+
+MAX_CALL_CHARACTERS = 1 << 16
+"""Texts go to the tokenizer in calls of at most so many characters, lest a short text wait long behind long ones."""
+INLINE_CHARACTERS = 2048
+"""So few characters take less time than handing them to another thread and back does."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Caller:
+    texts: Sequence[str]
+    characters: int
+    answer: asyncio.Future[TokenBatch]
+
+
+class Counting:
+    """Token counts off the event loop; long texts apart, so that short ones need not wait for them.
+
+    Work-conserving: a text that finds the tokenizer idle is counted at once; those that come meanwhile go as one
+    call after it. Nothing is held longer than its caller waits, so what callers may ask at once bounds it.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        worker: Executor | None = None,
+        long_worker: Executor | None = None,
+        *,
+        max_call_characters: int = MAX_CALL_CHARACTERS,
+        inline_characters: int = 0,
+    ) -> None:
+        """`worker` runs the calls, `long_worker` those of long texts; without them, threads of its own do.
+
+        Texts of at most `inline_characters` in all are counted where the caller stands, if the tokenizer is idle.
+        """
+        self._tokenizer = tokenizer
+        self._inline_characters = inline_characters
+        self._short = _Lane(tokenizer, worker, max_call_characters)
+        self._long = _Lane(tokenizer, long_worker, max_call_characters)
+
+    async def count(self, texts: Sequence[str], *, long: bool = False) -> TokenBatch:
+        """Tokenize; the order of `texts` is kept. `long`: they may take seconds."""
+        characters = sum(map(len, texts))
+        lane = self._long if long else self._short
+        if characters <= self._inline_characters and not lane.running:
+            return self._tokenizer.count(texts)
+        return await lane.count(texts, characters)
+
+
+class _Lane:
+    """One call to the tokenizer at a time, of all who wait for it."""
+
+    def __init__(self, tokenizer: Tokenizer, worker: Executor | None, max_call_characters: int) -> None:
+        self.running = False
+        self._tokenizer = tokenizer
+        self._worker = worker or ThreadPoolExecutor(1, "tokenizer")
+        self._max_call_characters = max_call_characters
+        self._waiting: deque[_Caller] = deque()
+
+    async def count(self, texts: Sequence[str], characters: int) -> TokenBatch:
+        answer: asyncio.Future[TokenBatch] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Caller(texts, characters, answer))
+        if not self.running:
+            self._start()
+        return await answer
+
+    def _start(self) -> None:
+        callers = self._take()
+        self.running = bool(callers)
+        if callers:
+            groups = [caller.texts for caller in callers]
+            work = asyncio.get_running_loop().run_in_executor(self._worker, _count_all, self._tokenizer, groups)
+            work.add_done_callback(partial(self._finished, callers))
+
+    def _take(self) -> list[_Caller]:
+        """The callers of the next call: those that came first, up to the limit, and at least one."""
+        callers: list[_Caller] = []
+        room = self._max_call_characters
+        while self._waiting and (not callers or self._waiting[0].characters <= room):
+            caller = self._waiting.popleft()
+            if not caller.answer.cancelled():
+                room -= caller.characters
+                callers.append(caller)
+        return callers
+
+    def _finished(self, callers: list[_Caller], work: asyncio.Future[list[TokenBatch | Exception]]) -> None:
+        for caller, result in zip(callers, work.result(), strict=True):
+            if caller.answer.done():
+                continue
+            if isinstance(result, Exception):
+                caller.answer.set_exception(result)
+            else:
+                caller.answer.set_result(result)
+        self._start()
+
+
+def _count_all(tokenizer: Tokenizer, groups: Sequence[Sequence[str]]) -> list[TokenBatch | Exception]:
+    """Each group's tokens, from one call if that succeeds, else from one call each: one hurts only itself."""
+    if len(groups) > 1:
+        try:
+            return list(_split(tokenizer.count(list(chain.from_iterable(groups))), groups))
+        except Exception:  # noqa: BLE001, S110 - found again below, by whoever caused it
+            pass
+    return [_count_one(tokenizer, texts) for texts in groups]
+
+
+def _count_one(tokenizer: Tokenizer, texts: Sequence[str]) -> TokenBatch | Exception:
+    try:
+        return tokenizer.count(texts)
+    except Exception as error:  # noqa: BLE001 - handed to its caller
+        return error
+
+
+def _split(counted: TokenBatch, groups: Sequence[Sequence[str]]) -> list[TokenBatch]:
+    ends = np.cumsum(counted.lengths)
+    batches: list[TokenBatch] = []
+    text = token = 0
+    for group in groups:
+        next_text = text + len(group)
+        next_token = int(ends[next_text - 1]) if next_text else 0
+        batches.append(TokenBatch(counted.ids[token:next_token], counted.lengths[text:next_text]))
+        text, token = next_text, next_token
+    return batches

@@ -1,0 +1,137 @@
+"""Tokenize texts exactly as the model does, in batches, into packed arrays."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer as Reference
+
+from aggregator.admission.tokenizers.fast_path import FastPath, OnCheck, Packed, is_plain, open_fast_path, pack
+from aggregator.admission.tokenizers.text_cuts import find_cuts, part
+from aggregator.admission.tokenizers.tokenizer import TokenBatch
+from aggregator.scheduler.fingerprint import TOKENIZER_FILE
+
+_INT32 = np.dtype("<i4")
+_SURROGATES = "utf-16-le", "surrogatepass"
+
+
+def ignore_check(checked: int, differing: int) -> None:
+    """Nobody counts."""
+
+
+class FastTokenizer:
+    """The tokenizer of one model, from the folder with its files; a `ports.Tokenizer`.
+
+    Safe to use from several threads. With `fast`, printable ASCII takes the fast path where that is proven;
+    `on_check` hears of every check made of it in operation.
+    """
+
+    def __init__(self, folder: Path, *, fast: bool = True, on_check: OnCheck = ignore_check) -> None:
+        """Raises OSError or ValueError for files that are no tokenizer."""
+        file = folder / TOKENIZER_FILE
+        self._reference = _open_reference(file)
+        self._fast: FastPath | None = open_fast_path(file, self._reference, on_check) if fast else None
+        self._prefix, self._suffix = _special_ids(self._reference)
+        self._cuts = find_cuts(json.loads(file.read_bytes()))
+
+    @property
+    def uses_fast_path(self) -> bool:
+        """Whether the fast path is in use."""
+        return self._fast is not None and self._fast.usable
+
+    def count(self, texts: Sequence[str]) -> TokenBatch:
+        """Tokenize several texts at once; `ids` int32 [Σ lengths], `lengths` int32 [texts]."""
+        fast = self._fast
+        if fast is None or not fast.usable:
+            return TokenBatch(*self._by_reference(texts))
+        if is_plain("".join(texts)):
+            return TokenBatch(*(fast.tokenize(texts) or self._by_reference(texts)))
+        plain = [index for index, text in enumerate(texts) if is_plain(text)]
+        if not plain:
+            return TokenBatch(*self._by_reference(texts))
+        other = [index for index, text in enumerate(texts) if not is_plain(text)]
+        packed = fast.tokenize([texts[index] for index in plain])
+        if packed is None:
+            return TokenBatch(*self._by_reference(texts))
+        return _merged(packed, plain, self._by_reference([texts[index] for index in other]), other)
+
+    def part(self, text: str, characters: int, *, keep_end: bool) -> str | None:
+        """A text's start, or its end, of at most so many characters, whose tokens are the whole text's first, or last.
+
+        A text that is no longer is its own part. None: it has no place where it may be cut.
+        """
+        if len(text) <= characters:
+            return text
+        return None if self._cuts is None else part(text, self._cuts, characters, keep_end=keep_end)
+
+    def join_ids(self, before: bytes, after: bytes) -> bytes:
+        """Token ids of a text of those of its two parts, special tokens around the whole; int32 little endian."""
+        first, second = np.frombuffer(before, _INT32), np.frombuffer(after, _INT32)
+        first_end = len(first) - self._special_lengths(first)[1]
+        return first[:first_end].tobytes() + second[self._special_lengths(second)[0] :].tobytes()
+
+    def truncate_ids(self, token_ids: bytes, max_tokens: int, *, keep_end: bool) -> bytes:
+        """Token ids of one over-long text cut to `max_tokens`; special tokens are kept where they stand at the ends."""
+        ids = np.frombuffer(token_ids, _INT32)
+        if len(ids) <= max_tokens:
+            return ids.tobytes()
+        before, after = self._special_lengths(ids)
+        room = max_tokens - before - after
+        if room <= 0:
+            return ids[:max_tokens].tobytes()
+        body = ids[before : len(ids) - after]
+        body = body[len(body) - room :] if keep_end else body[:room]
+        return ids[:before].tobytes() + body.tobytes() + ids[len(ids) - after :].tobytes()
+
+    def _special_lengths(self, ids: npt.NDArray[np.int32]) -> tuple[int, int]:
+        """How many special tokens stand at either end."""
+        before, after = len(self._prefix), len(self._suffix)
+        before = before if np.array_equal(ids[:before], self._prefix) else 0
+        return before, after if np.array_equal(ids[len(ids) - after :], self._suffix) else 0
+
+    def _by_reference(self, texts: Sequence[str]) -> Packed:
+        try:
+            encodings = self._reference.encode_batch_fast(texts)
+        except TypeError:  # it refuses a whole batch for one lone surrogate, which no UTF-8 text can hold
+            encodings = self._reference.encode_batch_fast([_without_surrogates(text) for text in texts])
+        return pack([encoding.ids for encoding in encodings])
+
+
+def _open_reference(file: Path) -> Reference:
+    content = file.read_bytes()
+    try:
+        reference = Reference.from_buffer(content)
+    except Exception as error:  # the binding raises bare Exception
+        raise ValueError(f"{file} is no tokenizer: {error}") from error
+    reference.no_truncation()
+    reference.no_padding()
+    return reference
+
+
+def _special_ids(reference: Reference) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """The ids that the tokenizer puts before and after every text."""
+    bare = reference.encode("a", add_special_tokens=False).ids
+    whole = reference.encode("a").ids
+    for start in range(len(whole) - len(bare) + 1):
+        if whole[start : start + len(bare)] == bare:
+            return np.array(whole[:start], _INT32), np.array(whole[start + len(bare) :], _INT32)
+    return np.array([], _INT32), np.array([], _INT32)
+
+
+def _merged(first: Packed, first_places: list[int], second: Packed, second_places: list[int]) -> TokenBatch:
+    """Two packed batches put back into the order of their texts."""
+    ids = np.concatenate((first[0], second[0]))
+    lengths = np.concatenate((first[1], second[1]))
+    order = np.argsort(np.concatenate((first_places, second_places)), kind="stable")
+    starts = np.cumsum(lengths) - lengths
+    ordered = lengths[order]
+    shift = starts[order] - (np.cumsum(ordered) - ordered)
+    return TokenBatch(ids[np.arange(len(ids)) + np.repeat(shift, ordered)], ordered)
+
+
+def _without_surrogates(text: str) -> str:
+    return text.encode(*_SURROGATES).decode("utf-16-le", "replace")

@@ -1,0 +1,232 @@
+"""One aggregator: its parts made from settings, started in order, drained in order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+
+from aggregator.admission.bounds import Admission, AdmissionPolicy
+from aggregator.admission.limits import make_gate
+from aggregator.admission.models import Model, Models
+from aggregator.admission.tokenizers.cache import TokenizerCache
+from aggregator.admission.tokenizers.counting import INLINE_CHARACTERS, Counting
+from aggregator.admission.tokenizers.tokenizer import Tokenizer
+from aggregator.errors import StartError, TokenbatchError
+from aggregator.observability import telemetry
+from aggregator.observability.demand import DemandMeter, DemandReport, DemandServer
+from aggregator.observability.health import Heartbeat
+from aggregator.observability.metrics import Metrics
+from aggregator.observability.snapshot import snapshot
+from aggregator.observability.tracing import Tracing
+from aggregator.pipeline import Pipeline
+from aggregator.replicas.addresses import changes
+from aggregator.replicas.discovery import Discovered
+from aggregator.replicas.pool import ModelServers, describe
+from aggregator.replicas.ready_aggregators import ReadyAggregators
+from aggregator.runtime.settings import as_text
+from aggregator.scheduler.budget.controller import SlaGoal
+from aggregator.scheduler.budget.sla import Form
+from aggregator.scheduler.dispatcher import DispatchPolicy
+from aggregator.scheduler.packing import PackPolicy
+from aggregator.scheduler.queue import QueuePolicy
+from aggregator.scheduler.work_item import Source
+from aggregator.settings import AggregatorSettings, SlaSettings
+from aggregator.sources.grpc.source import make_front_door
+from aggregator.sources.kafka.codec import intakes
+from aggregator.sources.kafka.connection import check as check_kafka
+from aggregator.sources.kafka.connection import prepare_topics
+from aggregator.sources.kafka.consumer.committed_offset import Lease
+from aggregator.sources.kafka.consumer.consumer import KafkaDeliveries
+from aggregator.sources.kafka.producer.producer import KafkaProducer
+from aggregator.sources.kafka.source import KafkaPath
+
+_LOG = logging.getLogger(__name__)
+_CLOSE_TIMEOUT_S = 5.0
+_UNREADY_S = 10.0
+"""An event loop that has not come round for so long is sent no more work,"""
+_WEDGED_S = 60.0
+"""and after so long the process is not alive."""
+
+
+class Aggregator:
+    """The composition root: every part, who knows whom, and the order of start and stop."""
+
+    def __init__(self, settings: AggregatorSettings) -> None:
+        self._settings = settings
+        self._draining = False
+        self._telemetry = telemetry.start(settings.telemetry, "tokenbatch-aggregator")
+        self._metrics = Metrics(self._telemetry.gatherer, settings.sla.latency_s)
+        tracing = Tracing(self._telemetry.tracer, enabled=self._telemetry.traces)
+        self._workers = tuple(ThreadPoolExecutor(1, name) for name in ("tokenizer", "long-tokenizer"))
+        self._models = make_models(settings, *self._workers)
+        self._deliveries: KafkaDeliveries | None = None
+        self._producer: KafkaProducer | None = None
+        self._kafka: KafkaPath | None = None
+        if settings.kafka.enabled:
+            self._deliveries = KafkaDeliveries(settings.kafka, self._on_fenced, self._metrics)
+            for topic in settings.kafka.topics:
+                self._metrics.records_lost(topic.name, 0)
+            self._producer = KafkaProducer(settings.kafka)
+            trusts_tenant = not settings.grpc.authentication.required
+            topics = intakes(settings.kafka, settings.models[0].name, trusts_tenant=trusts_tenant)
+            self._kafka = KafkaPath(
+                settings.kafka, topics, self._deliveries, self._producer, metrics=self._metrics, tracing=tracing
+            )
+        cache = TokenizerCache(
+            settings.tokenizer.cache, fast=settings.tokenizer.fast, on_check=self._metrics.tokenizer_checked
+        )
+        pool = ModelServers(Discovered(settings.models), cache, tracing=tracing)
+        meter = DemandMeter(self._models)
+        self._ready_aggregators = ReadyAggregators(settings.tenants.aggregators if settings.tenants.limited else "1")
+        self._pipeline = Pipeline(
+            self._models,
+            pool,
+            self._kafka,
+            self._metrics,
+            tracing,
+            gate=make_gate(settings, self._ready_aggregators),
+            meter=meter,
+            max_unavailable_s=settings.batching.max_unavailable_s,
+        )
+        self._grpc = make_front_door(settings, self._pipeline, self._models, self._metrics, tracing)
+        defaults = {topic.name: topic.model or settings.models[0].name for topic in settings.kafka.topics}
+        self._report = DemandReport(self._models, meter, defaults, self._deliveries)
+        self._demand = DemandServer(settings.demand.bind, self._report) if settings.demand.enabled else None
+        self._work: list[asyncio.Task[None]] = []
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Start, work until `stop` is set, drain within the grace period; a start that still waits is given up."""
+        heartbeat = Heartbeat()
+        self._telemetry.health.live.update(loop=heartbeat.within(_WEDGED_S))
+        async with asyncio.TaskGroup() as tasks:
+            start = tasks.create_task(self._start(tasks, heartbeat), name="start")
+            await stop.wait()
+            if start.done():
+                await self._drain()
+            for task in (start, *self._work):
+                task.cancel()
+        heartbeat.stop()
+        for worker in self._workers:
+            worker.shutdown(wait=False, cancel_futures=True)
+        self._telemetry.shutdown()
+        _LOG.info("aggregator stopped")
+
+    async def _start(self, tasks: asyncio.TaskGroup, heartbeat: Heartbeat) -> None:
+        """Take up work in `tasks`, once Kafka and every port can be had. Raises StartError."""
+        settings = self._settings
+        if settings.kafka.enabled:
+            await prepare_topics(settings.kafka, settings.lifecycle.connect_timeout_s)
+        self._metrics.watch(lambda: snapshot(self._models, self._deliveries, self._report.tokens_per_record))
+        self._telemetry.health.ready.update(
+            models=self._models_ready, kafka=self._kafka_ready, loop=heartbeat.within(_UNREADY_S)
+        )
+        self._work.append(tasks.create_task(self._pipeline.run(), name="pipeline"))
+        self._work.append(tasks.create_task(self._ready_aggregators.run(), name="ready aggregators"))
+        if self._demand is not None:
+            await self._demand.start()
+        if self._deliveries is not None and self._producer is not None:
+            await self._producer.start()
+            self._work.append(tasks.create_task(self._deliveries.run(), name="deliveries"))
+        if self._grpc is not None:
+            await self._grpc.start()
+            await self._grpc.set_serving(serving=True)
+        _LOG.info(
+            "aggregator started",
+            extra={
+                "grpc": self._grpc.address if self._grpc else None,
+                "demand": self._demand.address if self._demand else None,
+                "metrics": self._telemetry.metrics_address,
+            },
+        )
+
+    async def _drain(self) -> None:
+        """Stop taking in, finish what is under way, have it committed, leave; unfinished work is replayed elsewhere."""
+        self._draining = True
+        grace_s = self._settings.lifecycle.grace_s
+        _LOG.info("drain started", extra={"grace_s": grace_s})
+        if self._deliveries is not None:
+            self._deliveries.stop_fetching()
+        try:
+            async with asyncio.timeout(max(0.0, grace_s - 2 * _CLOSE_TIMEOUT_S)), asyncio.TaskGroup() as tasks:
+                if self._grpc is not None:
+                    tasks.create_task(self._grpc.stop(grace_s), name="stop grpc")
+                tasks.create_task(self._pipeline.drain(), name="drain")
+        except TimeoutError:
+            _LOG.warning("drain ran out of time: unfinished records will be replayed, calls are cut off")
+        if self._producer is not None and self._deliveries is not None:
+            await self._producer.close(_CLOSE_TIMEOUT_S)
+            await self._deliveries.close(_CLOSE_TIMEOUT_S)
+        if self._demand is not None:
+            await self._demand.stop()
+
+    def _on_fenced(self, leases: Sequence[Lease]) -> None:
+        """Partitions were given back: their new owner redoes what nobody settled."""
+        gone = {id(lease) for lease in leases}
+        self._pipeline.forget(lambda request: request.source is Source.KAFKA and id(request.origin.lease) in gone)
+
+    def _models_ready(self) -> str | None:
+        """Ready when some model can be served: one that cannot must not take the others with it."""
+        if self._draining:
+            return "draining"
+        return None if any(model.available for model in self._models) else "no model server is available"
+
+    def _kafka_ready(self) -> str | None:
+        if self._deliveries is None or self._deliveries.healthy:
+            return None
+        return "Kafka cannot be reached"
+
+
+def make_models(settings: AggregatorSettings, worker: Executor, long_worker: Executor) -> Models:
+    """The configured models with the policy of their queues; the workers tokenize."""
+    batching = settings.batching
+    admission = AdmissionPolicy(batching.max_held_tokens)
+    policy = DispatchPolicy(
+        queue=QueuePolicy(batching.max_wait_s, batching.coalesce),
+        pack=PackPolicy(batching.lookahead, batching.aged_share),
+    )
+    models = [Model(model.name, model.aliases, Admission(admission)) for model in settings.models]
+    goal = make_goal(settings.sla)
+
+    def counting(tokenizer: Tokenizer) -> Counting:
+        return Counting(tokenizer, worker, long_worker, inline_characters=INLINE_CHARACTERS)
+
+    return Models(models, policy, batching.token_budget, counting, goal)
+
+
+def make_goal(sla: SlaSettings) -> SlaGoal | None:
+    """What token budgets are steered by; None: by nothing."""
+    if sla.target_s is None and sla.latency_s is None:
+        return None
+    return SlaGoal(sla.target_s, sla.latency_s, Form(sla.form), sla.min_tokens, sla.max_tokens)
+
+
+async def check(settings: AggregatorSettings) -> int:
+    """Print the settings (secrets masked) and what every connection says; 0 when all is well, else 1."""
+    print(as_text(settings))
+    problems: list[str] = []
+    timeout_s = settings.lifecycle.connect_timeout_s
+    if settings.kafka.enabled:
+        try:
+            for warning in await check_kafka(settings.kafka, timeout_s):
+                print(f"warning: {warning}")
+            print(f"kafka {settings.kafka.bootstrap_servers}: ok")
+        except StartError as error:
+            problems.append(str(error))
+    for model in settings.models:
+        for address in model.servers:
+            if changes(address):
+                continue  # they come and go; readiness says whether there are any
+            try:
+                found = await describe(address, timeout_s)
+            except TokenbatchError as error:
+                problems.append(f"model server {address}: {error}")
+                continue
+            if found.model != model.name:
+                problems.append(f"model server {address} serves {found.model}, not {model.name}")
+            print(f"model server {address}: {found.model} {found.model_revision}, {found.dimensions} dimensions")
+    for problem in problems:
+        print(f"problem: {problem}")
+    print("ok" if not problems else f"{len(problems)} problems")
+    return 1 if problems else 0

@@ -1,0 +1,189 @@
+"""Say what is asked of the model servers and what they can do: the answer to the scaler's question."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import grpc.aio
+from typing_extensions import override
+
+from aggregator.admission.model_revision import Served
+from aggregator.admission.models import Model, Models
+from aggregator.errors import StartError, UnknownModel
+from aggregator.request import Request
+from aggregator.scheduler.rates import ArrivalPolicy, Arrivals, BusyShare
+from aggregator.scheduler.work_item import Source
+from protos.aggregator.v1 import aggregator_pb2 as pb
+from protos.aggregator.v1 import aggregator_pb2_grpc as pb_grpc
+
+
+class Positions(Protocol):
+    """Kafka intake, as far as demand goes."""
+
+    def positions(self) -> Mapping[tuple[str, int], int]:
+        """The offset to be handed out next, of each assigned partition (topic, number)."""
+        ...
+
+    def lag_records(self) -> Mapping[tuple[str, int], int]:
+        """Log end minus that."""
+        ...
+
+
+class DemandMeter:
+    """Arrivals by model and source, from the pipeline's two words: `arrived`, then `counted`."""
+
+    def __init__(
+        self,
+        models: Models,
+        *,
+        policy: ArrivalPolicy | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._models = models
+        self._clock = clock
+        self._started_s = clock()
+        self._arrivals = {
+            (model.name, source): Arrivals(policy or ArrivalPolicy(), self._started_s)
+            for model in models
+            for source in Source
+        }
+
+    @property
+    def uptime_s(self) -> float:
+        """Seconds since the start."""
+        return self._clock() - self._started_s
+
+    def arrived(self, requests: Sequence[Request]) -> None:
+        """Requests came in, whatever becomes of them; each is to be said once."""
+        inputs: dict[Source, dict[str, int]] = {source: {} for source in Source}
+        for request in requests:
+            counts = inputs[request.source]
+            counts[request.model] = counts.get(request.model, 0) + len(request.inputs)
+        now_s = self._clock()
+        for source, name, count in ((source, *each) for source, counts in inputs.items() for each in counts.items()):
+            try:
+                model = self._models.find(name)
+            except UnknownModel:
+                continue  # no replica would answer it
+            self._arrivals[model.name, source].arrived(count, now_s)
+
+    def counted(self, model: Model, requests: Sequence[Request]) -> None:
+        """These requests' tokens are known now; those that hold none teach nothing."""
+        sums = {source: [0, 0, 0] for source in Source}
+        for request in requests:
+            if request.held is not None:
+                of_source = sums[request.source]
+                of_source[0] += 1
+                of_source[1] += len(request.inputs)
+                of_source[2] += request.token_count
+        for source, (requests_held, inputs_held, tokens_held) in sums.items():
+            self._arrivals[model.name, source].counted(requests_held, inputs_held, tokens_held)
+
+    def tokens_per_record(self, name: str) -> float:
+        """Of the Kafka requests that name this model, or no other."""
+        return self._arrivals[self._models.find(name).name, Source.KAFKA].tokens_per_request
+
+    def of(self, model: Model) -> pb.ModelDemand:
+        """One model's demand and lanes at this moment."""
+        now_s = self._clock()
+        promises = [served.promise for served in model.revisions.values() if served.promise is not None]
+        kafka, grpc = (self._arrivals[model.name, source] for source in (Source.KAFKA, Source.GRPC))
+        return pb.ModelDemand(
+            model=model.name,
+            grpc_tokens_per_s=grpc.tokens_per_s(now_s),
+            kafka_tokens_per_s=kafka.tokens_per_s(now_s),
+            held_tokens=model.admission.total,
+            tokens_per_record=kafka.tokens_per_request,
+            lanes=[lane for served in model.revisions.values() for lane in _lanes(served)],
+            p99_s=max((promise.p99_s for promise in promises), default=0.0),
+            slo_s=max((promise.goal.answer_s or 0.0 for promise in promises), default=0.0),
+            parked_requests=len(model.parked),
+        )
+
+
+class DemandReport:
+    """Everything the scaler is told; to be asked on the event loop's thread."""
+
+    def __init__(
+        self, models: Models, meter: DemandMeter, topics: Mapping[str, str], positions: Positions | None
+    ) -> None:
+        """`topics`: each topic read and the model of its requests that name none."""
+        self._models = models
+        self._meter = meter
+        self._topics = topics
+        self._positions = positions
+        self._busy = BusyShare()
+        self._instance_id = uuid.uuid4().hex
+
+    def __call__(self) -> pb.GetDemandResponse:
+        """How things stand now."""
+        return pb.GetDemandResponse(
+            instance_id=self._instance_id,
+            uptime_s=self._meter.uptime_s,
+            busy_share=self._busy.observe(time.monotonic(), time.thread_time()),
+            models=[self._meter.of(model) for model in self._models],
+            partitions=list(self._partitions()),
+            measured_at_unix_s=time.time(),
+        )
+
+    def tokens_per_record(self, topic: str) -> float:
+        """Of a topic's requests, as if all were for its model."""
+        return self._meter.tokens_per_record(self._topics[topic])
+
+    def _partitions(self) -> Iterator[pb.Partition]:
+        if self._positions is None:
+            return
+        lags = self._positions.lag_records()
+        for (topic, number), position in self._positions.positions().items():
+            yield pb.Partition(
+                topic=topic,
+                partition=number,
+                fetch_position=position,
+                lag_records=lags.get((topic, number), 0),
+                model=self._topics.get(topic, ""),
+            )
+
+
+def _lanes(served: Served) -> Iterator[pb.Lane]:
+    for lane in served.dispatcher.lanes.in_use.values():
+        yield pb.Lane(
+            address=lane.name,
+            token_budget=lane.token_budget,
+            step_time_s=lane.step_time_s(lane.token_budget),
+            batches_out=lane.batches_out,
+            tokens_out=lane.tokens_out,
+            budget_at_floor=lane.steering is not None and lane.steering.at_floor,
+        )
+
+
+class DemandServer(pb_grpc.DemandServicer):
+    """`aggregator.v1.Demand` over what `report` says."""
+
+    def __init__(self, bind: str, report: Callable[[], pb.GetDemandResponse]) -> None:
+        self._bind = bind
+        self._report = report
+        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        self.address = ""
+        pb_grpc.add_DemandServicer_to_server(self, self._server)
+
+    @override
+    async def GetDemand(self, request: pb.GetDemandRequest, context: Any) -> pb.GetDemandResponse:
+        """How things stand now."""
+        del request, context
+        return self._report()
+
+    async def start(self) -> None:
+        """Listen. Raises StartError when the address cannot be bound."""
+        try:
+            port = self._server.add_insecure_port(self._bind)
+        except RuntimeError as error:
+            raise StartError(f"demand.bind {self._bind} cannot be bound: is another program using the port?") from error
+        self.address = f"{self._bind.rpartition(':')[0]}:{port}"
+        await self._server.start()
+
+    async def stop(self) -> None:
+        """Hang up."""
+        await self._server.stop(0)

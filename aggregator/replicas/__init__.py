@@ -1,0 +1,1 @@
+"""Model servers: found, watched, called."""

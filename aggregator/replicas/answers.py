@@ -1,0 +1,122 @@
+"""Believe nothing that a model server says before it is checked: its description, its vectors, its figures."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from aggregator.errors import Code, ModelServerLost, TokenbatchError
+from aggregator.replicas.engine import OutgoingBatch, ServerDescription, StepResult
+from aggregator.scheduler.budget.saturation import Curve, Rule
+from aggregator.scheduler.replica import StepReport
+from protos.modelserver.v1 import modelserver_pb2 as pb
+
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+"""One batch, or its vectors, is one message; a model server takes and gives as much."""
+
+_FLOAT32 = np.dtype("<f4")
+_CODES = frozenset(Code) - {Code.OK}
+_MESSAGE_SLACK_BYTES = 64 * 1024
+_RULES = frozenset(rule.value for rule in Rule)
+
+
+class BadDescription(TokenbatchError):
+    """What a server says of itself cannot be true, or is not what was expected of it."""
+
+
+def checked_description(address: str, said: pb.DescribeResponse) -> ServerDescription:
+    """A server's description; `step_query_capacity` is held to what one message can answer. Raises BadDescription."""
+    for name in ("model", "model_revision", "tokenizer_fingerprint", "instance_id"):
+        if not getattr(said, name):
+            raise BadDescription(f"it names no {name}")
+    for name in ("dimensions", "max_input_tokens", "step_token_capacity", "step_query_capacity", "vocabulary_size"):
+        if getattr(said, name) <= 0:
+            raise BadDescription(f"its {name} is 0")
+    matryoshka = frozenset(said.matryoshka_dimensions)
+    if any(not 0 < dimensions <= said.dimensions for dimensions in matryoshka):
+        raise BadDescription(f"its matryoshka_dimensions {sorted(matryoshka)} do not fit {said.dimensions} dimensions")
+    answerable = (MAX_MESSAGE_BYTES - _MESSAGE_SLACK_BYTES) // (said.dimensions * _FLOAT32.itemsize)
+    return ServerDescription(
+        address=address,
+        instance_id=said.instance_id,
+        model=said.model,
+        model_revision=said.model_revision,
+        tokenizer_fingerprint=said.tokenizer_fingerprint,
+        dimensions=said.dimensions,
+        matryoshka_dimensions=matryoshka,
+        max_input_tokens=min(said.max_input_tokens, said.step_token_capacity),
+        step_token_capacity=said.step_token_capacity,
+        step_query_capacity=min(said.step_query_capacity, answerable),
+        vocabulary_size=said.vocabulary_size,
+        normalizes=said.normalizes,
+        query_prompt=said.query_prompt,
+        document_prompt=said.document_prompt,
+        curve=_curve(said.profile),
+    )
+
+
+def checked_result(batch: OutgoingBatch, dimensions: int, answer: pb.EmbedBatchResponse) -> StepResult:
+    """A batch's result, `matrix` float32 [queries, dimensions]. Raises ModelServerLost where it cannot be right."""
+    if answer.dimensions != dimensions:
+        raise ModelServerLost(f"the answer has {answer.dimensions} dimensions, not {dimensions}")
+    expected = batch.query_count * dimensions * _FLOAT32.itemsize
+    if len(answer.embeddings) != expected:
+        raise ModelServerLost(f"the answer holds {len(answer.embeddings)} bytes of vectors, not {expected}")
+    matrix = np.frombuffer(answer.embeddings, _FLOAT32).reshape(batch.query_count, dimensions)
+    if not _is_finite(matrix):
+        raise ModelServerLost("the answer holds values that are not finite")
+    for seconds in (answer.step_duration_s, answer.idle_before_s, answer.staged_s):
+        if not 0.0 <= seconds < math.inf:
+            raise ModelServerLost(f"the answer reports a time of {seconds} s")
+    return StepResult(
+        matrix=matrix,
+        errors=_errors(batch, answer),
+        report=StepReport(
+            step_tokens=answer.step_tokens,
+            step_duration_s=answer.step_duration_s,
+            queued_tokens=answer.queued_tokens,
+            idle_before_s=answer.idle_before_s,
+            staged_s=answer.staged_s,
+        ),
+    )
+
+
+def differences(one: ServerDescription, other: ServerDescription) -> list[str]:
+    """What two servers of one model revision say differently, though their answers must be interchangeable."""
+    names = (
+        *("tokenizer_fingerprint", "dimensions", "matryoshka_dimensions", "max_input_tokens", "vocabulary_size"),
+        *("normalizes", "query_prompt", "document_prompt"),
+    )
+    return [
+        f"{name} {getattr(one, name)!r}, not {getattr(other, name)!r}"
+        for name in names
+        if getattr(one, name) != getattr(other, name)
+    ]
+
+
+def _curve(profile: pb.SaturationProfile) -> Curve | None:
+    """The measured curve, or None where there is none yet or it is no curve: the model's limits count then."""
+    times = (profile.floor_s, profile.fixed_s, profile.per_token_s)
+    if any(not 0.0 <= seconds < math.inf for seconds in times) or not any(times):
+        return None
+    if profile.saturation_point < 1 or profile.rule not in _RULES:
+        return None
+    return Curve(*times, profile.saturation_point, Rule(profile.rule), profile.max_tokens)
+
+
+def _errors(batch: OutgoingBatch, answer: pb.EmbedBatchResponse) -> tuple[tuple[int, int, str], ...]:
+    errors = tuple((error.index, error.code, error.message) for error in answer.errors)
+    places = {place for place, _, _ in errors}
+    if len(places) != len(errors) or any(place >= batch.query_count for place in places):
+        raise ModelServerLost(f"the answer reports {len(errors)} failed queries at places that do not exist")
+    if any(code not in _CODES for _, code, _ in errors):
+        raise ModelServerLost("the answer reports a failed query with a code that is none")
+    return errors
+
+
+def _is_finite(matrix: npt.NDArray[np.float32]) -> bool:
+    """Whether every value is; a sum tells at a third of the cost, unless it overflows."""
+    with np.errstate(all="ignore"):
+        return bool(np.isfinite(matrix.sum()) or np.isfinite(matrix).all())

@@ -1,0 +1,186 @@
+"""Talk to one model server: what it is, its tokenizer, and batches."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError, Message
+from grpc_health.v1 import health_pb2
+
+from aggregator.errors import BatchFailed, EngineFailed, ModelServerBusy, ModelServerLost
+from aggregator.observability.tracing import Tracing
+from aggregator.replicas.answers import MAX_MESSAGE_BYTES, BadDescription, checked_description, checked_result
+from aggregator.replicas.engine import OutgoingBatch, ServerDescription, StepResult
+from aggregator.runtime.cancellation import is_cancelled
+from protos.modelserver.v1 import modelserver_pb2 as pb
+
+M = TypeVar("M", bound=Message)
+
+_OPTIONS = (
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.enable_retries", 0),  # the pipeline retries, elsewhere
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 2_000),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.use_local_subchannel_pool", 1),  # a new channel connects afresh, whatever others went through
+)
+_HEALTH = "grpc.health.v1.Health"
+_SERVICE = "modelserver.v1.ModelServer"
+_MAX_TOKENIZER_BYTES = 256 * 1024 * 1024
+_TOO_LARGE = "larger than max"  # gRPC's own refusal of a message, before or after the wire
+
+
+class ModelServerClient:
+    """One connection, kept while the server comes and goes behind it."""
+
+    def __init__(self, address: str, tracing: Tracing | None = None) -> None:
+        self.address = address
+        self.tracing = tracing or Tracing()
+        self._channel = channel = grpc.aio.insecure_channel(address, _OPTIONS)
+        self.embed_batch = channel.unary_unary(
+            f"/{_SERVICE}/EmbedBatch", pb.EmbedBatchRequest.SerializeToString, _reader(pb.EmbedBatchResponse)
+        )
+        self._describe = channel.unary_unary(
+            f"/{_SERVICE}/Describe", pb.DescribeRequest.SerializeToString, _reader(pb.DescribeResponse)
+        )
+        self._get_tokenizer = channel.unary_stream(
+            f"/{_SERVICE}/GetTokenizer", pb.GetTokenizerRequest.SerializeToString, _reader(pb.TokenizerChunk)
+        )
+        health = (health_pb2.HealthCheckRequest.SerializeToString, _reader(health_pb2.HealthCheckResponse))
+        self._check = channel.unary_unary(f"/{_HEALTH}/Check", *health)
+        self._watch = channel.unary_stream(f"/{_HEALTH}/Watch", *health)
+
+    async def describe(self, timeout_s: float) -> ServerDescription:
+        """What it says of itself, once it serves. Raises ModelServerLost or BadDescription."""
+        try:
+            health = await self._check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
+            if health.status != health_pb2.HealthCheckResponse.SERVING:
+                raise ModelServerLost("it is not serving yet")
+            said = await self._describe(pb.DescribeRequest(), timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise ModelServerLost(_text(error)) from error
+        return checked_description(self.address, said)
+
+    async def fetch_tokenizer(self, timeout_s: float) -> dict[str, bytes]:
+        """Its tokenizer's files by name. Raises ModelServerLost or BadDescription."""
+        files: dict[str, bytearray] = {}
+        size = 0
+        try:
+            async for chunk in self._get_tokenizer(pb.GetTokenizerRequest(), timeout=timeout_s):
+                size += len(chunk.data)
+                if size > _MAX_TOKENIZER_BYTES:
+                    raise BadDescription(f"its tokenizer is larger than {_MAX_TOKENIZER_BYTES} bytes")
+                files.setdefault(chunk.file_name, bytearray()).extend(chunk.data)
+        except grpc.aio.AioRpcError as error:
+            raise ModelServerLost(_text(error)) from error
+        return {name: bytes(content) for name, content in files.items()}
+
+    async def until_not_serving(self) -> str:
+        """Wait until it says that it does not serve, or goes away; returns what happened."""
+        try:
+            async for health in self._watch(health_pb2.HealthCheckRequest()):
+                if health.status != health_pb2.HealthCheckResponse.SERVING:
+                    return "it does not serve any more"
+        except grpc.aio.AioRpcError as error:
+            return _text(error)
+        return "it ended its health stream"
+
+    async def until_silent(self, every_s: float, timeout_s: float) -> str:
+        """Ask every so often whether it is there, until it does not answer; returns what happened.
+
+        A machine that vanished closes no connection. (Keepalive pings would find it out too, and are taken for
+        abuse by a server that was not told to expect them.)
+        """
+        while True:
+            await asyncio.sleep(every_s)
+            try:
+                await self._check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
+            except grpc.aio.AioRpcError as error:
+                return _text(error)
+
+    async def close(self, grace_s: float | None = None) -> None:
+        """Hang up; batches out to it have `grace_s` to end."""
+        await self._channel.close(grace_s)
+
+
+class GrpcEngine:
+    """A model server that was reached, as the pipeline sees it; a `ports.Engine`."""
+
+    def __init__(self, client: ModelServerClient, description: ServerDescription) -> None:
+        self._client = client
+        self._description = description
+
+    @property
+    def description(self) -> ServerDescription:
+        """What it said of itself when it was reached."""
+        return self._description
+
+    async def embed(self, batch: OutgoingBatch, *, timeout_s: float) -> StepResult:
+        """Run one batch; raises ModelServerBusy, ModelServerLost or EngineFailed."""
+        description = self._description
+        request = pb.EmbedBatchRequest(
+            batch_id=batch.batch_id,
+            model=description.model,
+            model_revision=description.model_revision,
+            token_ids=batch.token_ids,
+            lengths=batch.lengths,
+            attempt=batch.attempt,
+            isolate=batch.isolate,
+            max_step_tokens=batch.max_step_tokens,
+        )
+        tracing = self._client.tracing
+        with tracing.call(_SERVICE, "EmbedBatch", description.address):
+            traceparent = tracing.traceparent()
+            metadata = (("traceparent", traceparent),) if traceparent else None
+            try:
+                answer = await self._client.embed_batch(request, timeout=timeout_s, metadata=metadata)
+            except grpc.aio.AioRpcError as error:
+                raise _failure(error) from error
+            except grpc.aio.UsageError as error:
+                raise ModelServerLost("the connection was closed") from error
+            except asyncio.CancelledError as error:
+                if is_cancelled():
+                    raise
+                raise ModelServerLost("the connection was closed") from error
+            return checked_result(batch, description.dimensions, answer)
+
+
+def _reader(message: type[M]) -> Callable[[bytes], M]:
+    """Read messages of a type; bytes that are none count as an empty message, which no check lets pass.
+
+    (An exception here would make gRPC hand out None as if all were well.)
+    """
+
+    def read(data: bytes) -> M:
+        try:
+            return message.FromString(data)
+        except DecodeError:
+            return message()
+
+    return read
+
+
+def _failure(error: grpc.aio.AioRpcError) -> BatchFailed:
+    """What a call's status says about the batch: never started, server lost, or engine at fault."""
+    match error.code():
+        case grpc.StatusCode.RESOURCE_EXHAUSTED if _TOO_LARGE not in (error.details() or ""):
+            return ModelServerBusy(_text(error))
+        case (
+            grpc.StatusCode.RESOURCE_EXHAUSTED
+            | grpc.StatusCode.INTERNAL
+            | grpc.StatusCode.UNKNOWN
+            | grpc.StatusCode.INVALID_ARGUMENT
+            | grpc.StatusCode.OUT_OF_RANGE
+        ):
+            return EngineFailed(_text(error))
+        case _:  # among them FAILED_PRECONDITION: another model serves there now, which the pool must find out
+            return ModelServerLost(_text(error))
+
+
+def _text(error: grpc.aio.AioRpcError) -> str:
+    return f"{error.code().name}: {error.details() or 'no details'}"

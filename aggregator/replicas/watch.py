@@ -1,0 +1,225 @@
+"""Bring one model server into the pool when it answers well, and take it out the moment it does not."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from aggregator.admission.tokenizers.cache import TokenizerCache, TokenizerMismatch
+from aggregator.admission.tokenizers.fast_tokenizer import FastTokenizer
+from aggregator.errors import BatchFailed, ModelServerBusy
+from aggregator.replicas.answers import BadDescription, differences
+from aggregator.replicas.client import GrpcEngine, ModelServerClient
+from aggregator.replicas.engine import Engine, OutgoingBatch, PoolMembers, ServerDescription
+
+_LOG = logging.getLogger(__name__)
+
+_PROBE_TEXT = "probe"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a server should be, and the model it should serve."""
+
+    address: str
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProbePolicy:
+    """How long an answer may take, and how long to wait between tries: doubling, with jitter.
+
+    A server that stayed well for `steady_s` is tried again quickly when it is lost.
+    """
+
+    call_timeout_s: float = 5.0
+    tokenizer_timeout_s: float = 60.0
+    check_every_s: float = 10.0
+    first_delay_s: float = 0.1
+    longest_delay_s: float = 2.0
+    steady_s: float = 30.0
+    close_grace_s: float = 30.0
+    jitter: Callable[[], float] = random.random
+
+    def delay_s(self, tries: int) -> float:
+        """How long to wait after so many tries in a row, between half and one and a half times the rule."""
+        return min(self.longest_delay_s, self.first_delay_s * 2.0 ** min(tries, 30)) * (0.5 + self.jitter())
+
+
+@dataclass(slots=True)
+class Agreement:
+    """What servers of one model revision have in common; the first to join says it, the last to leave unsays it."""
+
+    _members: dict[tuple[str, str], list[ServerDescription]] = field(
+        default_factory=dict[tuple[str, str], list[ServerDescription]]
+    )
+
+    def join(self, description: ServerDescription) -> None:
+        """Raises BadDescription for a server whose answers could not stand in for its siblings'."""
+        siblings = self._members.setdefault((description.model, description.model_revision), [])
+        differing = differences(description, siblings[0]) if siblings else ()
+        if differing:
+            raise BadDescription(f"it differs from {siblings[0].address}, of the same revision: {'; '.join(differing)}")
+        siblings.append(description)
+
+    def leave(self, description: ServerDescription) -> None:
+        """It is no member any more."""
+        key = (description.model, description.model_revision)
+        self._members[key].remove(description)
+        if not self._members[key]:
+            del self._members[key]
+
+
+class ServerWatch:
+    """One server's way in and out of the pool, again and again."""
+
+    def __init__(
+        self,
+        target: Target,
+        client: ModelServerClient,
+        *,
+        members: PoolMembers,
+        tokenizers: TokenizerCache,
+        agreement: Agreement,
+        policy: ProbePolicy,
+    ) -> None:
+        self._target = target
+        self._client = client
+        self._members = members
+        self._tokenizers = tokenizers
+        self._agreement = agreement
+        self._policy = policy
+        self._engine: GrpcEngine | None = None
+        self._suspected = asyncio.Event()
+        self._last_trouble = ""
+
+    async def run(self) -> None:
+        """Reach it, join it, wait until it is lost; for ever."""
+        loop = asyncio.get_running_loop()
+        tries = 0
+        try:
+            while True:
+                try:
+                    engine, tokenizer = await self._reach()
+                except (BatchFailed, BadDescription, TokenizerMismatch, ValueError, OSError) as error:
+                    self._report(error)
+                else:
+                    joined_s = loop.time()
+                    await self._serve(engine, tokenizer)
+                    tries = 0 if loop.time() - joined_s >= self._policy.steady_s else tries
+                await asyncio.sleep(self._policy.delay_s(tries))
+                tries += 1
+        finally:
+            self._withdraw("the pool stopped watching it")
+            await self._client.close(self._policy.close_grace_s)
+
+    def suspect(self, engine: Engine) -> None:
+        """Withdraw it now if it is this one; it is probed before it joins again."""
+        if engine is self._engine:
+            self._withdraw("a batch failed there")
+            self._suspected.set()
+
+    async def _reach(self) -> tuple[GrpcEngine, FastTokenizer]:
+        """Make sure that it serves the right model, and answers a query of its own tokenizer's."""
+        description = await self._client.describe(self._policy.call_timeout_s)
+        if description.model != self._target.model:
+            raise BadDescription(f"it serves the model {description.model}, not {self._target.model}")
+        fingerprint = description.tokenizer_fingerprint
+        tokenizer = await asyncio.to_thread(self._tokenizers.get, fingerprint)
+        if tokenizer is None:
+            files = await self._client.fetch_tokenizer(self._policy.tokenizer_timeout_s)
+            tokenizer = await asyncio.to_thread(self._tokenizers.put, fingerprint, files)
+        engine = GrpcEngine(self._client, description)
+        counted = await asyncio.to_thread(tokenizer.count, [_PROBE_TEXT])
+        with suppress(ModelServerBusy):  # it is alive, and has work
+            await engine.embed(_probe(counted.ids), timeout_s=self._policy.call_timeout_s)
+        return engine, tokenizer
+
+    async def _serve(self, engine: GrpcEngine, tokenizer: FastTokenizer) -> None:
+        """Join it, until it says or shows that it does not serve."""
+        description = engine.description
+        try:
+            self._agreement.join(description)
+        except BadDescription as error:
+            self._report(error)
+            return
+        self._suspected.clear()
+        self._engine = engine
+        self._last_trouble = ""
+        _LOG.info(
+            "joined a model server",
+            extra={
+                "address": description.address,
+                "model": description.model,
+                "model_revision": description.model_revision,
+                "instance_id": description.instance_id,
+                "saturation_point": description.curve.saturation_point if description.curve else None,
+                "fast_tokenizer": tokenizer.uses_fast_path,
+            },
+        )
+        self._members.join(engine, tokenizer)
+        self._withdraw(await self._until_lost())
+
+    async def _until_lost(self) -> str:
+        """Wait for bad news, from its health service or from a batch; returns what happened."""
+        address, policy = self._target.address, self._policy
+        news = [
+            asyncio.create_task(self._client.until_not_serving(), name=f"health of {address}"),
+            asyncio.create_task(
+                self._client.until_silent(policy.check_every_s, policy.call_timeout_s), name=f"silence of {address}"
+            ),
+            asyncio.create_task(self._until_suspected(), name=f"suspicion of {address}"),
+        ]
+        try:
+            done, _ = await asyncio.wait(news, return_when=asyncio.FIRST_COMPLETED)
+            return done.pop().result()
+        finally:
+            for task in news:
+                task.cancel()
+            await asyncio.gather(*news, return_exceptions=True)
+
+    async def _until_suspected(self) -> str:
+        await self._suspected.wait()
+        return "a batch failed there"
+
+    def _withdraw(self, reason: str) -> None:
+        """Take it out of the pool, if it is in."""
+        engine, self._engine = self._engine, None
+        if engine is None:
+            return
+        self._agreement.leave(engine.description)
+        self._members.leave(engine)
+        _LOG.warning("withdrew a model server", extra={"address": engine.description.address, "reason": reason})
+
+    def _report(self, error: Exception) -> None:
+        """Log why it is left out: once, until the reason changes."""
+        trouble = str(error)
+        if trouble == self._last_trouble:
+            return
+        self._last_trouble = trouble
+        grave = not isinstance(error, BatchFailed)
+        _LOG.log(
+            logging.ERROR if grave else logging.WARNING,
+            "left out a model server",
+            extra={"address": self._target.address, "model": self._target.model, "reason": trouble},
+        )
+
+
+def _probe(ids: np.ndarray[tuple[int], np.dtype[np.int32]]) -> OutgoingBatch:
+    token_ids = ids.tobytes()
+    return OutgoingBatch(
+        batch_id="probe",
+        token_ids=token_ids,
+        lengths=np.array([len(ids)], "<i4").tobytes(),
+        query_count=1,
+        token_count=len(ids),
+        attempt=0,
+        isolate=False,
+        max_step_tokens=2**31 - 1,
+    )

@@ -1,0 +1,146 @@
+"""Turn what is promised into one lane's token budget: a target for its steps, a controller, the engine's capacity."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+
+from aggregator.scheduler.budget.memory import step_budget
+from aggregator.scheduler.budget.sla import Form, SlaController, SlaPolicy, Verdict, step_target_s
+
+
+@dataclass(frozen=True, slots=True)
+class SlaGoal:
+    """What is promised: seconds of an engine step (`step_s`), or of a whole answer (`answer_s`); exactly one of them.
+
+    `min_tokens` is the least budget: longer inputs go alone once it is reached. `max_tokens` of None is the larger
+    of the saturation point and the longest input; more is by choice, as more does not pay.
+    """
+
+    step_s: float | None = None
+    answer_s: float | None = None
+    form: Form = Form.OURS
+    min_tokens: int = 64
+    max_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ValueError unless exactly one time is given and the budgets are in order."""
+        if (self.step_s is None) == (self.answer_s is None):
+            raise ValueError("give the time of a step or that of an answer, not both and not neither")
+        if not 1 <= self.min_tokens <= (self.max_tokens or self.min_tokens):
+            raise ValueError(f"out of order: {self.min_tokens} <= {self.max_tokens} tokens")
+
+    def target_s(self, overhead_s: float, shortest_step_s: float) -> float:
+        """Seconds that a step may take, given the p95 of all else but queueing, and the shortest step there is."""
+        if self.step_s is not None:
+            return self.step_s
+        assert self.answer_s is not None, "A goal without a time. This is a bug."
+        return step_target_s(self.answer_s, overhead_s, shortest_step_s)
+
+
+class RecentQuantile:
+    """A quantile of the latest `memory` values, sorted anew after every `renew` of them; 0 before any."""
+
+    __slots__ = ("_renew", "_share", "_since", "_value", "_values")
+
+    def __init__(self, share: float, memory: int = 512, renew: int = 16) -> None:
+        self._share = share
+        self._renew = renew
+        self._values: deque[float] = deque(maxlen=memory)
+        self._since = 0
+        self._value = 0.0
+
+    @property
+    def value(self) -> float:
+        """The quantile as last taken."""
+        return self._value
+
+    def observe(self, value: float) -> None:
+        """Take one more value."""
+        self._values.append(value)
+        self._since += 1
+        if self._since >= self._renew or len(self._values) < self._renew:
+            self._since = 0
+            ordered = sorted(self._values)
+            self._value = ordered[math.ceil(self._share * len(ordered)) - 1]
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """What a model server can do, in tokens: where more stops paying, what fits a step, and its longest input."""
+
+    saturation_point: int
+    step_capacity: int
+    longest_input: int
+
+
+class Steering:
+    """One lane's budget, min(b_SLA, b_mem), renewed with every step that its server reports (algorithms §4, §5)."""
+
+    def __init__(self, goal: SlaGoal, limits: StepLimits, shortest_step_s: float, overhead: RecentQuantile) -> None:
+        """`overhead`: the live p95 of what an answer takes besides queueing and its step; used with `answer_s` only."""
+        self.goal = goal
+        self._limits = limits
+        self._overhead = overhead
+        highest = goal.max_tokens or max(limits.saturation_point, limits.longest_input)
+        highest = step_budget(highest, limits.step_capacity)
+        lowest = min(goal.min_tokens, highest)
+        start = min(max(limits.saturation_point, lowest), highest)
+        self.min_tokens = lowest
+        self._controller = SlaController(
+            SlaPolicy(lowest, highest, start, goal.form), goal.target_s(self._overhead.value, shortest_step_s)
+        )
+
+    @property
+    def token_budget(self) -> int:
+        """Tokens that the next batch may hold."""
+        return step_budget(self._controller.token_budget, self._limits.step_capacity)
+
+    @property
+    def target_s(self) -> float:
+        """Seconds that a step should take."""
+        return self._controller.target_s
+
+    @property
+    def at_floor(self) -> bool:
+        """Whether only more servers can make answers quicker."""
+        return self._controller.at_floor
+
+    @property
+    def pressure(self) -> float | None:
+        """Recent step time over its target; above 1 it is missed. None before any step."""
+        return self._controller.pressure
+
+    def observe(self, step_tokens: int, step_s: float, cut_budget: int, shortest_step_s: float) -> Verdict:
+        """Learn from one step of a batch that was cut for `cut_budget` tokens.
+
+        `shortest_step_s` is what a step of `min_tokens` takes now: no target asks for less.
+        """
+        self._controller.retarget(self.goal.target_s(self._overhead.value, shortest_step_s))
+        return self._controller.observe(step_tokens, step_s, cut_budget)
+
+
+class Promise:
+    """What is promised for one model revision, and how its answers kept it lately, all lanes together."""
+
+    __slots__ = ("_latency", "_overhead", "goal")
+
+    def __init__(self, goal: SlaGoal) -> None:
+        self.goal = goal
+        self._overhead = RecentQuantile(0.95)
+        self._latency = RecentQuantile(0.99)
+
+    @property
+    def p99_s(self) -> float:
+        """Recent p99 of whole answers, queueing included; 0 before any."""
+        return self._latency.value
+
+    def answered(self, latency_s: float, overhead_s: float) -> None:
+        """An answer was settled; `overhead_s` of its time was neither waiting nor its engine step."""
+        self._latency.observe(latency_s)
+        self._overhead.observe(max(0.0, overhead_s))
+
+    def steer(self, limits: StepLimits, shortest_step_s: float) -> Steering:
+        """The steering of one lane; `shortest_step_s`: a step of the goal's `min_tokens`, as the server measured it."""
+        return Steering(self.goal, limits, shortest_step_s, self._overhead)

@@ -1,0 +1,221 @@
+"""Steer one lane's token budget so that an engine step takes the time the service level leaves for it.
+
+Algorithm 2 of seed 001 moves its bounds by fixed amounts, so it either hunts around a small budget or takes
+hundreds of steps to follow a pod that changes speed (its unit tests show it). Ours uses what
+every latency curve of seed 000 has in common: tokens per second never fall as steps grow. So a step of b
+tokens that took t seconds bounds the budget that just meets a target D at b * D / t: from above when the step
+was too slow, from below when it was too fast. Going to that bound cannot overshoot, and needs no step size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+_MIN_EVIDENCE = 4
+
+
+class Form(StrEnum):
+    """Which controller runs."""
+
+    OURS = "ours"
+    PAPER = "paper"
+
+
+class Verdict(StrEnum):
+    """What one step taught the controller; a metric's label."""
+
+    RAISED = "raised"
+    LOWERED = "lowered"
+    HELD = "held"
+    NO_EVIDENCE = "no_evidence"
+
+
+@dataclass(frozen=True, slots=True)
+class SlaPolicy:
+    """Settings of one lane's controller, in tokens (B_min, B_max and the first budget) and shares.
+
+    `min_tokens` should be at least the longest admissible input, or such inputs go alone; `max_tokens` the
+    larger of the saturation point and that length; `start_tokens` the saturation point. `tolerance` is epsilon as
+    a share of the target, `fill` the share of its budget that a step must hold to teach anything about raising.
+    """
+
+    min_tokens: int
+    max_tokens: int
+    start_tokens: int
+    form: Form = Form.OURS
+    tolerance: float = 0.05
+    fill: float = 0.8
+    window: int = 6
+    paper_window: int = 4
+
+    def __post_init__(self) -> None:
+        """Raise ValueError when the budgets are out of order or a share is none."""
+        if not 1 <= self.min_tokens <= self.start_tokens <= self.max_tokens:
+            raise ValueError(f"out of order: {self.min_tokens} <= {self.start_tokens} <= {self.max_tokens} tokens")
+        if not (0.0 < self.tolerance < 1.0 and 0.0 < self.fill <= 1.0):
+            raise ValueError(f"not shares: tolerance {self.tolerance}, fill {self.fill}")
+        if self.window < _MIN_EVIDENCE or self.paper_window < 1:
+            raise ValueError(f"too short: {self.window} and {self.paper_window} steps")
+
+    @property
+    def alpha_tokens(self) -> int:
+        """The least width of the paper's search interval, and how near to its floor a budget counts as at it."""
+        return max(1, self.max_tokens // 8)
+
+    @property
+    def delta_tokens(self) -> int:
+        """How far the paper's search widens in one step."""
+        return max(1, self.alpha_tokens // 4)
+
+
+def step_target_s(sla_s: float, overhead_p95_s: float, shortest_step_s: float) -> float:
+    """Seconds that one engine step may take: (SLA - o) / 2, as a request waits for half a step in two and then runs.
+
+    `overhead_p95_s` is the p95 of network, tokenising, decoding and settling, **without queueing**: in an
+    overload queueing would drive the budget to its floor, where the lane is slowest, and it would never come
+    back. `shortest_step_s` is the lane's time at its smallest budget; the target is never below it. Raises
+    ValueError for an SLA that is not positive or an overhead that is negative.
+    """
+    if not (0.0 < sla_s < math.inf and 0.0 <= overhead_p95_s < math.inf):
+        raise ValueError(f"not times: SLA {sla_s} s, overhead {overhead_p95_s} s")
+    return max(shortest_step_s, (sla_s - overhead_p95_s) / 2.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    tokens: int
+    duration_s: float
+    cut_budget: int
+
+
+class SlaController:
+    """One lane's token budget by feedback; soft state, so a restart costs a few steps of warm-up.
+
+    Ours never moves inside D +- epsilon, takes each mean without its largest and smallest value (one stray step
+    in six counts for nothing), and learns nothing from steps longer than the budget they were cut for (one
+    oversized input). See `observe` for what counts as evidence.
+    """
+
+    __slots__ = ("_filled", "_high", "_low", "_policy", "_recent", "_target_s", "_token_budget")
+
+    def __init__(self, policy: SlaPolicy, target_s: float) -> None:
+        self._policy = policy
+        self._token_budget = policy.start_tokens
+        self._target_s = _checked(target_s)
+        self._recent: deque[_Step] = deque(maxlen=policy.window if policy.form is Form.OURS else policy.paper_window)
+        self._filled: deque[_Step] = deque(maxlen=policy.window)
+        self._low: float = policy.min_tokens
+        self._high: float = policy.max_tokens
+
+    @property
+    def token_budget(self) -> int:
+        """Tokens that the next batch may hold; always within [min_tokens, max_tokens]."""
+        return self._token_budget
+
+    @property
+    def target_s(self) -> float:
+        """Seconds that a step should take (D)."""
+        return self._target_s
+
+    @property
+    def at_floor(self) -> bool:
+        """Whether latency can no longer be bought with throughput, so that only more pods help (demand)."""
+        return self._token_budget <= self._policy.min_tokens + self._policy.alpha_tokens
+
+    @property
+    def pressure(self) -> float | None:
+        """Mean time of the latest steps over the target; above 1 it is missed. None before any step."""
+        if not self._recent:
+            return None
+        return sum(step.duration_s for step in self._recent) / len(self._recent) / self._target_s
+
+    def retarget(self, target_s: float) -> None:
+        """Take a new target D in seconds (the overhead changed); the next step is judged by it.
+
+        Raises ValueError when it is not positive and finite.
+        """
+        self._target_s = _checked(target_s)
+
+    def observe(self, step_tokens: int, step_duration_s: float, cut_budget: int, *, running_tokens: int = 0) -> Verdict:
+        """Learn from one engine step of `step_tokens` tokens (merged batches included) and set the next budget.
+
+        `cut_budget` is the budget that its batch was cut for, which may be an older one. A step at least `fill`
+        full counts both ways; one emptier than that only when the latest steps of any fill, taken together, were
+        too slow (low load teaches nothing about raising, and rare hiccups in it nothing at all).
+        `running_tokens`, the paper's N^d, is used by the paper's form only. A duration that is not positive and
+        finite is no evidence.
+        """
+        if step_tokens < 1 or cut_budget < 1 or not 0.0 < step_duration_s < math.inf:
+            return Verdict.NO_EVIDENCE
+        step = _Step(step_tokens, step_duration_s, cut_budget)
+        if self._policy.form is Form.PAPER:
+            return self._move_to(self._search(step, running_tokens))
+        if step_tokens > cut_budget:
+            return Verdict.NO_EVIDENCE
+        self._recent.append(step)
+        if step_tokens >= self._policy.fill * cut_budget:
+            return self._judge_filled(step)
+        return self._judge_unfilled()
+
+    def _judge_filled(self, step: _Step) -> Verdict:
+        self._filled.append(step)
+        if len(self._filled) < _MIN_EVIDENCE:
+            return Verdict.NO_EVIDENCE
+        # Seconds per token of budget tell how long a step at today's budget, as full as usual, takes.
+        step_s = self._token_budget * _mean(step.duration_s / step.cut_budget for step in self._filled)
+        bound = self._target_s / _mean(step.duration_s / step.tokens for step in self._filled)
+        if step_s > self._target_s * (1.0 + self._policy.tolerance):
+            return self._move_to(min(bound, self._token_budget))
+        if bound * (1.0 - self._policy.tolerance) > self._token_budget:
+            return self._move_to(bound)
+        return Verdict.HELD
+
+    def _judge_unfilled(self) -> Verdict:
+        if len(self._recent) < _MIN_EVIDENCE:
+            return Verdict.NO_EVIDENCE
+        if _mean(step.duration_s for step in self._recent) <= self._target_s * (1.0 + self._policy.tolerance):
+            return Verdict.NO_EVIDENCE
+        bound = self._target_s / _mean(step.duration_s / step.tokens for step in self._recent)
+        return self._move_to(min(bound, self._token_budget))
+
+    def _search(self, step: _Step, running_tokens: int) -> float:
+        """Algorithm 2 of seed 001, line by line, with tokens for requests."""
+        policy = self._policy
+        self._recent.append(step)
+        latency_s = sum(step.duration_s for step in self._recent) / len(self._recent)
+        batch = sum(step.tokens for step in self._recent) / len(self._recent)
+        margin_s = policy.tolerance * self._target_s
+        alpha, delta = policy.alpha_tokens, policy.delta_tokens
+        if latency_s > self._target_s + margin_s:
+            self._high = max(batch, self._low + alpha)
+            self._low = max(self._low - delta, policy.min_tokens)
+        elif latency_s < self._target_s - margin_s:
+            self._low = min(batch, self._high - alpha)
+            self._high = min(self._high + delta, policy.max_tokens)
+        else:
+            self._high = min(batch + alpha // 2, policy.max_tokens)
+            self._low = max(batch - alpha // 2, policy.min_tokens)
+        return max((self._low + self._high) // 2, running_tokens)
+
+    def _move_to(self, token_budget: float) -> Verdict:
+        before = self._token_budget
+        self._token_budget = min(max(math.floor(token_budget), self._policy.min_tokens), self._policy.max_tokens)
+        if self._token_budget == before:
+            return Verdict.HELD
+        return Verdict.RAISED if self._token_budget > before else Verdict.LOWERED
+
+
+def _checked(target_s: float) -> float:
+    if not 0.0 < target_s < math.inf:
+        raise ValueError(f"not a target: {target_s} s")
+    return target_s
+
+
+def _mean(values: Iterable[float]) -> float:
+    """The mean without the largest and the smallest value."""
+    inner = sorted(values)[1:-1]
+    return sum(inner) / len(inner)

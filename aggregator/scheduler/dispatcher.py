@@ -1,0 +1,161 @@
+"""Say which batches are due now, on which lane and why, and what becomes of those that come back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from math import inf
+
+from aggregator.scheduler.packing import Packer, PackPolicy
+from aggregator.scheduler.queue import QueuePolicy, TokenQueue
+from aggregator.scheduler.replica import Lane, LanePolicy, SendReason, StepReport
+from aggregator.scheduler.replica_choice import Pace, Roster, next_turn
+from aggregator.scheduler.retries import Group, Retries, RetryPolicy
+from aggregator.scheduler.work_item import Entry, Query
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchPolicy:
+    """How one model's queue, packing, lanes and retries behave.
+
+    `lone_timeout_s`: a batch's time-out where there is no other lane to send it to. `paced`: whether lanes are kept
+    from starting and ending together.
+    """
+
+    queue: QueuePolicy = field(default_factory=QueuePolicy)
+    pack: PackPolicy = field(default_factory=PackPolicy)
+    lane: LanePolicy = field(default_factory=LanePolicy)
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    lone_timeout_s: float = 60.0
+    paced: bool = True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """Entries cut for one lane; `group` is set when they failed before. The time-out counts from `cut_s`."""
+
+    batch_id: str
+    entries: list[Entry]
+    token_count: int
+    lane: Lane
+    reason: SendReason
+    group: Group | None
+    cut_s: float
+    timeout_s: float
+
+    @property
+    def attempt(self) -> int:
+        """How often these entries failed before."""
+        return self.group.failures if self.group else 0
+
+    @property
+    def isolated(self) -> bool:
+        """Whether it is under suspicion, and must run in an engine step of its own."""
+        return self.group is not None and self.group.suspect
+
+
+@dataclass(slots=True)
+class Due:
+    """What there is to do at one moment, and when to ask again (`inf`: when something changes)."""
+
+    batches: list[Batch] = field(default_factory=list)
+    expired: list[Query] = field(default_factory=list)
+    late: list[Query] = field(default_factory=list)
+    wake_s: float = inf
+
+
+class Dispatcher:
+    """One model revision's queue, lanes and retries at work; `name` makes its batch ids unique."""
+
+    def __init__(self, name: str, policy: DispatchPolicy) -> None:
+        self.queue = TokenQueue(policy.queue)
+        self.lanes = Roster(name)
+        self.retries = Retries(policy.retry)
+        self._packer = Packer(self.queue, policy.pack)
+        self._pace = Pace()
+        self._policy = policy
+        self._batch_ids = (f"{name}-{number}" for number in count(1))
+
+    def due(self, now_s: float, *, max_entries: int, draining: bool = False) -> Due:
+        """Cut every batch that is to be sent now: failed ones first, then from the queue."""
+        due = Due()
+        due.expired = self.queue.expire(now_s) + self.retries.expire(now_s)
+        if len(self.retries):
+            self._send_again(due, now_s)
+        self._send_queued(due, now_s, max_entries, SendReason.DRAIN if draining else None)
+        due.wake_s = min(due.wake_s, self.queue.next_deadline_s())
+        return due
+
+    def done(self, batch: Batch, report: StepReport, now_s: float) -> None:
+        """A batch came back well."""
+        self._ended(batch, now_s, report)
+        if batch.group is not None:
+            self.retries.succeeded(batch.group)
+
+    def refused(self, batch: Batch, now_s: float, jitter: float) -> None:
+        """A server refused a batch before starting it; `jitter` in [0, 1) spreads what comes again."""
+        batch.lane.hold_until(now_s + self._policy.retry.backoff_s * (0.5 + jitter))
+        self._ended(batch, now_s, None)
+        self.retries.refused(batch.entries, batch.group, now_s, jitter)
+
+    def failed(self, batch: Batch, now_s: float, jitter: float) -> list[Entry]:
+        """A batch failed; returns the entries proven to be poison, the rest is sent again."""
+        self._ended(batch, now_s, None)
+        return self.retries.failed(batch.entries, batch.group, batch.lane.name, now_s, jitter)
+
+    def waiting(self) -> Iterator[Entry]:
+        """Entries queued or waiting to be sent again; for rare sweeps."""
+        yield from self.queue.entries()
+        yield from self.retries.entries()
+
+    def _send_again(self, due: Due, now_s: float) -> None:
+        retries, lanes = self.retries, self.lanes.values()
+        retries.lanes_changed(self.lanes, now_s)
+        for lane in lanes:
+            lane.exclusive = retries.reserves(lane.name, now_s)
+            while lane.due_s(now_s) <= now_s:
+                group = retries.next_for(
+                    lane.name,
+                    token_budget=lane.token_budget,
+                    idle=not lane.batches_out,
+                    others=len(lanes) > 1,
+                    now_s=now_s,
+                )
+                if group is None:
+                    break
+                reason = SendReason.SUSPECT if group.suspect else SendReason.RETRY
+                due.batches.append(self._cut(lane, group.entries, reason, group, now_s))
+        times = (retries.next_due_s(now_s), *(lane.due_s(now_s) for lane in lanes))
+        due.wake_s = min(time_s for time_s in times if time_s > now_s)
+
+    def _send_queued(self, due: Due, now_s: float, max_entries: int, always: SendReason | None) -> None:
+        queue = self.queue
+        pace = self._pace if self._policy.paced and always is None else None
+        while len(queue):
+            turn = next_turn(self.lanes.in_use.values(), now_s, queue.tokens, pace, queue.next_deadline_s())
+            lane = turn.lane
+            if lane is None:
+                if turn.lacks_lane and self.lanes.widen():
+                    continue
+                due.wake_s = min(due.wake_s, turn.wake_s)
+                return
+            finish_s = None if self.lanes.has_spare else turn.finish_s  # a spare lane might be sooner
+            cut = self._packer.pack(lane.cut_tokens(queue.tokens), now_s, max_entries=max_entries, finish_s=finish_s)
+            due.late += cut.late
+            if cut.entries:
+                self._pace.sent(len(cut.entries), now_s)
+                reason = SendReason.OVERSIZED if cut.oversized else SendReason.AGED if cut.aged else turn.reason
+                due.batches.append(self._cut(lane, cut.entries, always or reason, None, now_s))
+
+    def _cut(self, lane: Lane, entries: list[Entry], reason: SendReason, group: Group | None, now_s: float) -> Batch:
+        token_count = sum(entry.token_count for entry in entries)
+        batch_id = next(self._batch_ids)
+        timeout_s = lane.sent(batch_id, token_count, now_s)
+        if len(self.lanes) == 1:
+            timeout_s = max(timeout_s, self._policy.lone_timeout_s)
+        return Batch(batch_id, entries, token_count, lane, reason, group, now_s, timeout_s)
+
+    def _ended(self, batch: Batch, now_s: float, report: StepReport | None) -> None:
+        batch.lane.ended(batch.batch_id, now_s, report)
+        self.lanes.returned(batch.lane)

@@ -1,0 +1,95 @@
+"""Share one priority class between tenants: start-time fair queueing on tokens, earliest deadline within a tenant.
+
+After Goyal, Vin and Cheng, "Start-time Fair Queueing" (SIGCOMM 1996): a tenant's next query carries the start tag
+max(virtual time, the finish tag of what that tenant took last); the smallest start tag is served next.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from heapq import heapify, heappop, heappush, heapreplace
+from math import inf
+
+from aggregator.scheduler.work_item import Place
+
+
+class _Flow:
+    """One tenant's places: those with a deadline by deadline, then the rest by arrival."""
+
+    __slots__ = ("dated", "finish", "tenant", "undated")
+
+    def __init__(self, tenant: str, finish: int) -> None:
+        self.tenant = tenant
+        self.finish = finish
+        self.dated: list[Place] = []
+        self.undated: deque[Place] = deque()
+
+
+class FairQueue:
+    """The places of one priority class, in the order in which they are owed service."""
+
+    def __init__(self) -> None:
+        # Each flow has one head, (start tag of what comes next, order, flow); tags count tokens.
+        self._flows: dict[str, _Flow] = {}
+        self._heads: list[tuple[int, int, _Flow]] = []
+        self._virtual_time = 0
+        self._order = 0
+
+    def __len__(self) -> int:
+        """Places and tenants remembered, those no longer valid included."""
+        return len(self._flows) + sum(len(flow.dated) + len(flow.undated) for flow in self._flows.values())
+
+    def push(self, place: Place) -> None:
+        """Add a place to its tenant's flow."""
+        tenant = place[2].tenant
+        flow = self._flows.get(tenant) or self._open(tenant)
+        if place[0] == inf:
+            flow.undated.append(place)
+        else:
+            heappush(flow.dated, place)
+
+    def charge(self, tenant: str, token_count: int) -> None:
+        """Count tokens that a tenant got out of turn: as aged, or through another's place (a coalesced input)."""
+        flow = self._flows.get(tenant) or self._open(tenant)
+        flow.finish += token_count
+
+    def pop(self) -> Place | None:
+        """Take the place owed next, and charge its tenant; None when nothing waits."""
+        heads = self._heads
+        while heads:
+            start, order, flow = heads[0]
+            if flow.finish > start:  # charged meanwhile: it waits its turn longer
+                heapreplace(heads, (flow.finish, order, flow))
+                continue
+            dated, undated = flow.dated, flow.undated
+            while dated or undated:
+                place = heappop(dated) if dated else undated.popleft()
+                entry = place[3]
+                if entry.queued and not place[2].done:
+                    self._virtual_time = start
+                    self._order = order = self._order + 1
+                    flow.finish = finish = start + entry.token_count
+                    heapreplace(heads, (finish, order, flow))
+                    return place
+            heappop(heads)
+            del self._flows[flow.tenant]
+        self._virtual_time = 0
+        return None
+
+    def drop_invalid(self) -> None:
+        """Forget the places that are no longer valid, and the tenants that neither have others nor owe service."""
+        for flow in self._flows.values():
+            flow.dated = [place for place in flow.dated if place[3].queued and not place[2].done]
+            heapify(flow.dated)
+            flow.undated = deque(place for place in flow.undated if place[3].queued and not place[2].done)
+        self._heads = [
+            head for head in self._heads if head[2].dated or head[2].undated or head[2].finish > self._virtual_time
+        ]
+        heapify(self._heads)
+        self._flows = {flow.tenant: flow for _, _, flow in self._heads}
+
+    def _open(self, tenant: str) -> _Flow:
+        flow = self._flows[tenant] = _Flow(tenant, self._virtual_time)
+        self._order += 1
+        heappush(self._heads, (self._virtual_time, self._order, flow))
+        return flow

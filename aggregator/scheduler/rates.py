@@ -1,0 +1,118 @@
+"""Measure how many tokens per second arrive for a model, whatever becomes of them, and how long a request is."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from math import inf
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivalPolicy:
+    """`window_s`: the time constant of the rate; `memory_requests`: of the mean length, in requests."""
+
+    window_s: float = 15.0
+    memory_requests: float = 2000.0
+
+
+class Arrivals:
+    """One model's arrivals from one source.
+
+    What arrives is counted before anything can refuse it, and before its tokens are known: so inputs are counted
+    at arrival, tokens per input where they are counted, and the rate is the product. Shedding therefore does not
+    hide demand (algorithms: λ includes refused and expired arrivals).
+    """
+
+    __slots__ = ("_inputs", "_mean_inputs", "_mean_tokens", "_policy", "_requests_seen", "_since_s", "_updated_s")
+
+    def __init__(self, policy: ArrivalPolicy, now_s: float) -> None:
+        self._policy = policy
+        self._since_s = now_s
+        self._updated_s = now_s
+        self._inputs = 0.0
+        self._requests_seen = 0.0
+        self._mean_inputs = 0.0
+        self._mean_tokens = 0.0
+
+    def arrived(self, inputs: int, now_s: float) -> None:
+        """So many inputs came in."""
+        self._decay(now_s)
+        self._inputs += inputs
+
+    def counted(self, requests: int, inputs: int, tokens: int) -> None:
+        """So many requests turned out to hold so many inputs and tokens."""
+        if not requests or not inputs:
+            return
+        self._requests_seen = min(self._requests_seen + requests, self._policy.memory_requests)
+        share = min(1.0, requests / self._requests_seen)
+        self._mean_inputs += share * (inputs / requests - self._mean_inputs)
+        self._mean_tokens += share * (tokens / requests - self._mean_tokens)
+
+    @property
+    def tokens_per_request(self) -> float:
+        """Recent mean tokens of a request; 0 before any was counted."""
+        return self._mean_tokens
+
+    def tokens_per_s(self, now_s: float) -> float:
+        """Arriving tokens per second: inputs that arrived, times the recent mean tokens of an input.
+
+        The first seconds of a process are not averaged with a past that it has not seen.
+        """
+        self._decay(now_s)
+        seen_s = self._policy.window_s * -math.expm1(-max(now_s - self._since_s, 1.0) / self._policy.window_s)
+        tokens_per_input = self._mean_tokens / self._mean_inputs if self._mean_inputs else 0.0
+        return self._inputs / seen_s * tokens_per_input
+
+    def _decay(self, now_s: float) -> None:
+        self._inputs *= math.exp(-max(0.0, now_s - self._updated_s) / self._policy.window_s)
+        self._updated_s = max(now_s, self._updated_s)
+
+
+class BusyShare:
+    """The share of time that a thread computes, over the last seconds, from readings of its two clocks."""
+
+    __slots__ = ("_readings", "_window_s")
+
+    def __init__(self, window_s: float = 15.0) -> None:
+        self._window_s = window_s
+        self._readings: list[tuple[float, float]] = []
+
+    def observe(self, now_s: float, cpu_s: float) -> float:
+        """Take a reading (any clock, the thread's CPU time); returns the share since the oldest one in the window.
+
+        0 at the first reading. The reading before the window is kept, so that rare readings still span it.
+        """
+        readings = self._readings
+        readings.append((now_s, cpu_s))
+        while len(readings) > 2 and readings[1][0] <= now_s - self._window_s:  # noqa: PLR2004 - two make a span
+            readings.pop(0)
+        first_s, first_cpu_s = readings[0]
+        return min(1.0, max(0.0, (cpu_s - first_cpu_s) / (now_s - first_s))) if now_s > first_s else 0.0
+
+
+_FIRST_WINDOW_S, _WINDOW_S = 0.2, 1.0
+_FORGET_S = 5.0
+
+
+class Drain:
+    """Tokens that leave per second, from what had left at one look and at another.
+
+    It is looked at whenever a caller is refused: then something waits all the time, and what leaves is what can.
+    """
+
+    def __init__(self) -> None:
+        self._tokens_per_s: float | None = None
+        self._began_s = self._looked_s = -inf
+        self._left = 0
+
+    def tokens_per_s(self, left: int, now_s: float) -> float | None:
+        """The rate, when `left` tokens have left in all; None until it is known."""
+        if now_s - self._looked_s > _FORGET_S:
+            self._tokens_per_s = None
+            self._began_s, self._left = now_s, left
+        self._looked_s = now_s
+        window_s = _FIRST_WINDOW_S if self._tokens_per_s is None else _WINDOW_S
+        if now_s - self._began_s >= window_s and left > self._left:
+            self._tokens_per_s = (left - self._left) / (now_s - self._began_s)
+            self._began_s, self._left = now_s, left
+        return self._tokens_per_s

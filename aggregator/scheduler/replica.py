@@ -1,0 +1,314 @@
+"""Two things that a lane learns from replies: when to send a batch that need not be full, and how late answers are."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from math import inf
+
+from aggregator.scheduler.budget.controller import Steering
+from aggregator.scheduler.budget.saturation import Curve, LiveScale, Rule
+
+
+class LightLead:
+    """How long before the running step's end to send what waits, when all of it fits one batch.
+
+    Then the engine has time to spare, and a query that comes while a batch lies staged waits a whole step for the
+    next one: so the batch is to arrive just as the engine comes free, half of them a little late.
+    """
+
+    __slots__ = ("_gain", "_least_s", "value_s")
+
+    def __init__(self, first_s: float, least_s: float, gain: float = 0.05) -> None:
+        """`gain`: the share of each surprise that counts."""
+        self.value_s = first_s
+        self._least_s = least_s
+        self._gain = gain
+
+    def observe(self, lead_s: float, idle_s: float, staged_s: float) -> None:
+        """A batch was sent `lead_s` before the end, and the engine was idle before it, or it lay staged.
+
+        Whatever lead it went by, it tells which one would have been right; a stray one counts no more than the lead.
+        """
+        surprise_s = max(-self.value_s, min(lead_s + idle_s - staged_s - self.value_s, self.value_s))
+        self.value_s = max(self._least_s, self.value_s + self._gain * surprise_s)
+
+
+class ReplyDelay:
+    """How long after its predicted end a batch is answered, in step times: the mean and twice the mean deviation.
+
+    As in TCP's time-outs (Jacobson, "Congestion avoidance and control", 1988). A query whose deadline lies within
+    it would be computed for nobody. In step times, so that a lane that was slow forgets it as it quickens.
+    """
+
+    __slots__ = ("_deviation", "_gain", "_mean")
+
+    def __init__(self, gain: float = 0.05) -> None:
+        self._gain = gain
+        self._mean = 0.0
+        self._deviation = 0.0
+
+    @property
+    def value(self) -> float:
+        """Step times to count on; never negative, 0 before any reply."""
+        return max(0.0, self._mean + 2.0 * self._deviation)
+
+    def observe(self, delay_s: float, step_s: float) -> None:
+        """A reply came so long after its predicted end; more than the time of its step, `step_s`, counts as that."""
+        surprise = max(-1.0, min(delay_s / step_s, 1.0)) - self._mean if step_s > 0.0 else 0.0
+        self._mean += self._gain * surprise
+        self._deviation += self._gain * (abs(surprise) - self._deviation)
+
+
+# For a server that has not measured itself: a guess that its first reply corrects.
+UNMEASURED = Curve(0.0, 0.005, 5e-5, 512, Rule.THROUGHPUT, 8192)
+
+
+class SendReason(StrEnum):
+    """Why a batch was sent when it was; the label of `embed.batch.sends`."""
+
+    IDLE = "idle"  # the lane had nothing to do
+    FULL = "full"  # the lane had nothing to do, and more than a budget waited
+    STAGED = "staged"  # the running batch is about to end
+    AGED = "aged"  # it carries queries that waited too long
+    OVERSIZED = "oversized"  # one input longer than the budget
+    DRAIN = "drain"  # the process is stopping
+    RETRY = "retry"  # a failed batch, once more
+    SUSPECT = "suspect"  # part of a batch that failed twice, alone in the pool
+
+
+@dataclass(frozen=True, slots=True)
+class LanePolicy:
+    """How lanes time their batches; all in seconds but the shares and factors.
+
+    `idle_target`: engine idle time between batches, as a share of the step, under which the lead is good.
+    `first_timeout_s`: the least time-out of a batch until the lane's first reply. `evidence_factor`: a reply is
+    evidence while what is predicted for its step is no more than so many times what the step took. `shared_from`: a
+    lane counts as shared with other aggregators from this share of replies on that tell of their batches.
+    """
+
+    idle_target: float = 0.01
+    first_lead_s: float = 0.004
+    min_lead_s: float = 0.0005
+    lead_decay: float = 0.02
+    staged_margin_s: float = 0.002
+    min_timeout_s: float = 0.05
+    first_timeout_s: float = 10.0
+    timeout_factor: float = 4.0
+    evidence_max_age_s: float = 5.0
+    evidence_factor: float = 2.0
+    shared_from: float = 0.2
+    sharing_gain: float = 0.1
+
+
+@dataclass(slots=True)
+class _Out:
+    """One batch that is out, the budget it was cut for, and when it was promised back.
+
+    `lead_s`: how long before the predicted end of what ran it was sent. `light`: later than a full one would have been.
+    """
+
+    batch_id: str
+    token_count: int
+    token_budget: int
+    end_s: float
+    promised_s: float
+    staged: bool
+    light: bool
+    lead_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What a reply tells of the engine step that ran the batch (maybe merged with others' batches)."""
+
+    step_tokens: int
+    step_duration_s: float
+    queued_tokens: int
+    idle_before_s: float
+    staged_s: float
+
+
+class Lane:
+    """One model server, as this aggregator sees it: what is out, how fast it is, when the next batch is due.
+
+    `exclusive`: a suspect runs here, or waits to run here, alone. `foreign_tokens`: what others had queued here
+    when the last reply came. `token_budget` stays as given, unless there is `steering`.
+    """
+
+    def __init__(
+        self, name: str, curve: Curve | None, token_budget: int, policy: LanePolicy, steering: Steering | None = None
+    ) -> None:
+        self.name = name
+        self.token_budget = token_budget if steering is None else steering.token_budget
+        self.steering = steering
+        self.lead_s = policy.first_lead_s
+        self.light_lead = LightLead(policy.first_lead_s, policy.min_lead_s)
+        self.reply_delay = ReplyDelay()
+        self.foreign_tokens = 0
+        self.not_before_s = -inf
+        self.exclusive = False
+        self._curve = curve or UNMEASURED
+        self._guessed = curve is None
+        self._scale = LiveScale()
+        self._policy = policy
+        self._out: deque[_Out] = deque()
+        self._evidence_s = -inf
+        self._replied_s = -inf
+        self._sharing = 0.0
+
+    @property
+    def batches_out(self) -> int:
+        """Batches sent and not answered: 0 to 2."""
+        return len(self._out)
+
+    @property
+    def tokens_out(self) -> int:
+        """Tokens of those batches."""
+        return sum(out.token_count for out in self._out)
+
+    @property
+    def end_s(self) -> float:
+        """When what is out is predicted to end; with nothing out, when the server may be sent something again."""
+        return self._out[-1].end_s if self._out else self.not_before_s
+
+    def step_time_s(self, tokens: int) -> float:
+        """Predicted seconds of one step over `tokens` tokens."""
+        return self._curve.time_s(tokens) * self._scale.value
+
+    def free_s(self, now_s: float) -> float:
+        """When the engine is predicted to have run all that is out and all that others queued."""
+        if not self._out:
+            return max(now_s + self._foreign_s(now_s), self.not_before_s)
+        end_s = self._out[-1].end_s
+        if end_s < now_s:
+            # What is overdue is likely to stay so for as long again: a hung server must not look like a free one.
+            end_s += 2.0 * (now_s - end_s)
+        return max(end_s, self.not_before_s)
+
+    def finish_s(self, tokens: int, now_s: float) -> float:
+        """When a batch of `tokens` tokens sent now is predicted to be done."""
+        return self.free_s(now_s) + self.step_time_s(tokens)
+
+    def answer_s(self, tokens: int, now_s: float) -> float:
+        """When that batch is likely to be answered, by how replies compared with predictions."""
+        step_s = self.step_time_s(tokens)
+        return self.free_s(now_s) + step_s + self.reply_delay.value * step_s
+
+    def finishes_by(self, by_s: float, tokens: int, now_s: float) -> int:
+        """How many of `tokens` waiting tokens this lane is predicted to finish by `by_s`, in steps of its budget.
+
+        None when it is overdue, so that nobody waits for a server that hangs.
+        """
+        left_s = by_s - self.free_s(now_s)
+        if self.exclusive or self.end_s <= now_s or left_s <= 0.0:
+            return 0
+        step_tokens = min(tokens, self.token_budget)
+        return min(tokens, int(left_s / self.step_time_s(step_tokens)) * step_tokens)
+
+    def cut_tokens(self, queued_tokens: int) -> int:
+        """Tokens that the next batch may hold here: half the budget where more than half of one waits, and others send.
+
+        The server merges batches into one step while they fit the budget together. Two that are a little longer than
+        half of it do not, and each runs alone in a step that could have held more.
+        """
+        budget = self.token_budget
+        if self._sharing < self._policy.shared_from or not budget // 2 < queued_tokens < budget:
+            return budget
+        return budget // 2
+
+    def has_evidence(self, now_s: float) -> bool:
+        """Whether a reply came lately that bears predictions out, so that they may refuse a query."""
+        return now_s - self._evidence_s <= self._policy.evidence_max_age_s
+
+    def due_s(self, now_s: float, queued_tokens: float = inf) -> float:
+        """When this lane takes its next batch: now when idle, at predicted end minus lead when one runs.
+
+        The lead is shorter while all that waits fits one batch.
+        """
+        out = self._out
+        if not out:
+            return max(now_s, self.not_before_s)
+        if self.exclusive or len(out) > 1:
+            return inf
+        lead_s = self.lead_s
+        if queued_tokens < self.token_budget:
+            lead_s = min(lead_s, self.light_lead.value_s)
+        return max(out[-1].end_s - lead_s, self.not_before_s)
+
+    def sent(self, batch_id: str, token_count: int, now_s: float) -> float:
+        """Note a batch that goes out; returns its time-out in seconds from now.
+
+        The time-out allows for a full step of somebody else's, which a lane cannot see coming.
+        """
+        policy = self._policy
+        end_s = self.finish_s(token_count, now_s)
+        staged = bool(self._out)
+        lead_s = self.end_s - now_s
+        light = staged and now_s > self.end_s - self.lead_s
+        self._out.append(_Out(batch_id, token_count, self.token_budget, end_s, end_s, staged, light, lead_s))
+        longest_s = end_s - now_s + self.step_time_s(self.token_budget)
+        least_s = policy.min_timeout_s if self._replied_s > -inf else policy.first_timeout_s
+        return max(least_s, policy.timeout_factor * longest_s)
+
+    def ended(self, batch_id: str, now_s: float, report: StepReport | None) -> None:
+        """Note that a batch came back, with what its step reports; None when it failed."""
+        out = next((out for out in self._out if out.batch_id == batch_id), None)
+        assert out is not None, "A batch came back that is not out on this lane. This is a bug."
+        self._out.remove(out)
+        self.exclusive = False
+        if report is not None:
+            self._learn(out, report, now_s)
+        start_s = now_s + self._foreign_s(now_s)
+        for waiting in self._out:
+            waiting.end_s = start_s = start_s + self.step_time_s(waiting.token_count)
+
+    def hold_until(self, until_s: float) -> None:
+        """Send nothing before `until_s`: the server said it is busy."""
+        self.not_before_s = max(self.not_before_s, until_s)
+
+    def _foreign_s(self, now_s: float) -> float:
+        """How long the engine still has to do for others: what they had queued, less what it did since."""
+        if not self.foreign_tokens:
+            return 0.0
+        return max(0.0, self._replied_s + self.step_time_s(self.foreign_tokens) - now_s)
+
+    def _learn(self, out: _Out, report: StepReport, now_s: float) -> None:
+        """Steer by what the engine did, never by the own batch's size: a step may hold others' batches too."""
+        policy = self._policy
+        self._observe(report)
+        self._steer(out, report)
+        self.reply_delay.observe(now_s - out.promised_s, report.step_duration_s)
+        self._replied_s = now_s
+        borne_out = self.step_time_s(report.step_tokens) <= policy.evidence_factor * report.step_duration_s
+        self._evidence_s = now_s if borne_out else -inf
+        self.foreign_tokens = max(0, report.queued_tokens - self.tokens_out)
+        shared = report.step_tokens > out.token_count or self.foreign_tokens > 0
+        self._sharing += policy.sharing_gain * (shared - self._sharing)
+        if not out.staged:
+            return
+        self.light_lead.observe(out.lead_s, report.idle_before_s, report.staged_s)
+        if out.light:
+            return
+        if report.idle_before_s > policy.idle_target * report.step_duration_s:
+            self.lead_s = min(self.lead_s + report.idle_before_s, report.step_duration_s)
+        elif report.staged_s > policy.staged_margin_s:
+            shorter_s = self.lead_s - policy.lead_decay * (report.staged_s - policy.staged_margin_s)
+            self.lead_s = max(policy.min_lead_s, shorter_s)
+
+    def _steer(self, out: _Out, report: StepReport) -> None:
+        steering = self.steering
+        if steering is not None:
+            shortest_s = self.step_time_s(steering.min_tokens)
+            steering.observe(report.step_tokens, report.step_duration_s, out.token_budget, shortest_s)
+            self.token_budget = steering.token_budget
+
+    def _observe(self, report: StepReport) -> None:
+        curve = self._curve
+        if self._guessed and 0.0 < report.step_duration_s < inf:
+            ratio = report.step_duration_s / curve.time_s(report.step_tokens)
+            self._curve = replace(curve, fixed_s=curve.fixed_s * ratio, per_token_s=curve.per_token_s * ratio)
+            self._guessed = False
+        else:
+            self._scale.observe(report.step_duration_s, curve.time_s(report.step_tokens))

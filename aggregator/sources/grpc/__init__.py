@@ -1,0 +1,1 @@
+"""gRPC: `Embed` and `EmbedStream` for internal services."""

@@ -1,0 +1,145 @@
+"""Take requests off gRPC by one set of rules, whether they come alone or on a stream, and wait for their outcome."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from sys import getsizeof
+from typing import Protocol
+
+from aggregator.errors import TokenbatchError
+from aggregator.request import Failure, Request
+from aggregator.sources.grpc.callers import Callers, Identity, tenant_holder
+from aggregator.sources.grpc.load import Holders, Load, Room
+from aggregator.sources.grpc.reading import Reading
+from aggregator.sources.parsing import SMALL_BYTES, decode, head, parse
+from aggregator.sources.response import MAX_ECHOED, fill_status
+from protos.embedding.v1 import embedding_pb2 as pb
+
+
+class Embedder(Protocol):
+    """The pipeline, as gRPC sees it."""
+
+    def submit(self, request: Request) -> None:
+        """Take a request; its origin's `settle` is called once every input has its outcome."""
+        ...
+
+    def give_up(self, request: Request) -> asyncio.Future[None] | None:
+        """Its caller went away: nothing more is owed. Returns the work on it that has yet to end, if any."""
+        ...
+
+
+class Call:
+    """The `origin` of a request that came by gRPC: its caller waits here. `room` is what it takes."""
+
+    __slots__ = ("_settled", "_waiter", "room")
+
+    def __init__(self, room: Room) -> None:
+        self.room = room
+        self._settled = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def settle(self) -> None:
+        """Every input has its outcome."""
+        self._settled = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def wait(self) -> None:
+        """Until then."""
+        if not self._settled:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+
+
+_Times = tuple[float, float, float]
+"""When a message came: monotonic and by the wall clock; and its call's deadline, monotonic."""
+
+
+class Calls:
+    """What all calls have in common: who calls, bounds, parsing, deadlines, giving up."""
+
+    def __init__(
+        self,
+        embedder: Embedder,
+        callers: Callers,
+        load: Load,
+        reading: Reading,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.callers = callers
+        self.load = load
+        self.reading = reading
+        self.clock = clock
+        self._embedder = embedder
+        self._wall_clock = wall_clock
+        self._parser = ThreadPoolExecutor(1, "parser")
+
+    def enter(self, holders: Holders) -> Room:
+        """Room for a call of its own, until gRPC is done with it: its answer may be taken late, or never.
+
+        Raises Overloaded.
+        """
+        room = self.load.enter(holders)
+        task = asyncio.current_task()
+        assert task is not None, "A call is served by no task. This is a bug."
+        task.add_done_callback(room.leave)
+        return room
+
+    async def take(self, data: bytes, identity: Identity, deadline_s: float, call: Call) -> Request:
+        """The request in a message, its bytes added to its call's room; `deadline_s` is the call's (monotonic).
+
+        Raises TokenbatchError.
+        """
+        room = call.room
+        room.widen(len(data))
+        times = self.clock(), self._wall_clock(), deadline_s
+        if len(data) <= SMALL_BYTES:
+            request = _request_in(data, identity, call, times)
+        else:
+            loop = asyncio.get_running_loop()
+            request = await loop.run_in_executor(self._parser, _request_in, data, identity, call, times)
+            room.charge(sum(map(getsizeof, request.inputs)) - len(data))  # texts can take four times their UTF-8
+        if request.tenant != identity.defaults.tenant:
+            room.put_down_to(tenant_holder(request.tenant))
+        return request
+
+    def submit(self, request: Request) -> None:
+        """Hand it to the pipeline."""
+        self._embedder.submit(request)
+
+    def give_up(self, request: Request) -> None:
+        """Nobody waits for its answer any more; it holds its room as long as there is work on it."""
+        work = self._embedder.give_up(request)
+        if work is not None:
+            request.origin.room.keep_until(work)
+
+    async def embed(self, request: Request) -> None:
+        """Wait until every input is settled; cancelled, the request leaves the queue."""
+        self.submit(request)
+        try:
+            await request.origin.wait()
+        except asyncio.CancelledError:
+            self.give_up(request)
+            raise
+
+
+def _request_in(data: bytes, identity: Identity, call: Call, times: _Times) -> Request:
+    received_s, wall_s, deadline_s = times
+    defaults = identity.defaults
+    message = decode(data, defaults.max_inputs)
+    request = parse(message, defaults, call, received_s=received_s, wall_s=wall_s, deadline_s=deadline_s)
+    request.traceparent = identity.traceparent
+    return request
+
+
+def refusal(data: bytes, error: TokenbatchError) -> pb.EmbedResponse:
+    """The answer to a message that could not be taken at all."""
+    asked = head(data)
+    answer = pb.EmbedResponse(request_id=asked.request_id[:MAX_ECHOED], model=asked.model[:MAX_ECHOED])
+    fill_status(answer.status, Failure.of(error))
+    return answer

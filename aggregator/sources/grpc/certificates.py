@@ -1,0 +1,119 @@
+"""Keep a value that was read from files up to date with them, without ever falling back to none."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from threading import Lock
+from typing import Generic, TypeVar
+
+import grpc
+
+from aggregator.errors import StartError
+from aggregator.settings_grpc import TlsSettings
+
+_LOG = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_Stamp = tuple[tuple[int, int, int], ...]
+
+
+class WatchedFiles(Generic[T]):
+    """What `read` makes of some files, read anew once they have changed.
+
+    Files are looked at when the value is asked for, every `check_every_s` at the most; by their time, size and
+    inode, so that a volume whose links are switched (Kubernetes' Secrets) is seen too. While they cannot be
+    read, as in the middle of a rotation, the last good value stays. Thread-safe.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        read: Callable[[], T],
+        *,
+        check_every_s: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Reads them; what `read` raises (OSError, ValueError) is raised here, and only logged later."""
+        self._paths = tuple(paths)
+        self._read = read
+        self._check_every_s = check_every_s
+        self._clock = clock
+        self._lock = Lock()
+        self._stamp = _stamp(self._paths)
+        self._checked_s = clock()
+        self._value = read()
+        self.version = 0
+
+    def get(self) -> T:
+        """The value of the files as they are now, or were when they could last be read."""
+        now_s = self._clock()
+        if now_s - self._checked_s >= self._check_every_s:
+            with self._lock:
+                self._checked_s = now_s
+                self._refresh()
+        return self._value
+
+    def _refresh(self) -> None:
+        try:
+            stamp = _stamp(self._paths)
+            if stamp == self._stamp:
+                return
+            value = self._read()
+        except (OSError, ValueError) as error:
+            _LOG.error(
+                "changed files could not be read, the last good ones stay in use",
+                extra={"files": [str(path) for path in self._paths], "error": type(error).__name__},
+            )
+            return
+        self._stamp, self._value = stamp, value
+        self.version += 1
+        _LOG.info("read changed files", extra={"files": [str(path) for path in self._paths]})
+
+
+def _stamp(paths: Sequence[Path]) -> _Stamp:
+    stats = [path.stat() for path in paths]
+    return tuple((each.st_mtime_ns, each.st_size, each.st_ino) for each in stats)
+
+
+def server_credentials(settings: TlsSettings, check_every_s: float = 1.0) -> grpc.ServerCredentials | None:
+    """Credentials that follow their files; None without TLS. Raises StartError."""
+    if settings.cert_file is None and settings.key_file is None:
+        if settings.client_ca_file is not None:
+            raise StartError("grpc.tls.client_ca_file needs grpc.tls.cert_file and grpc.tls.key_file beside it")
+        return None
+    if settings.cert_file is None or settings.key_file is None:
+        raise StartError("grpc.tls.cert_file and grpc.tls.key_file belong together: one of them is not set")
+    cert, key, client_ca = settings.cert_file, settings.key_file, settings.client_ca_file
+    paths = [cert, key] if client_ca is None else [cert, key, client_ca]
+    try:
+        files = WatchedFiles(paths, partial(_read, cert, key, client_ca), check_every_s=check_every_s)
+    except (OSError, ValueError) as error:
+        raise StartError(f"grpc.tls: {error}") from None
+    # gRPC asks before every handshake; the configuration it is given last stays in force.
+    return grpc.dynamic_ssl_server_credentials(
+        files.get(), files.get, require_client_authentication=client_ca is not None
+    )
+
+
+def _read(cert: Path, key: Path, client_ca: Path | None) -> grpc.ServerCertificateConfiguration:
+    """Raises OSError, or ValueError for a key that is not the certificate's, as in the middle of a rotation."""
+    chain, secret = cert.read_bytes(), key.read_bytes()
+    ca = client_ca.read_bytes() if client_ca is not None else None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(cert, key, password=_no_password)
+        if client_ca is not None:
+            context.load_verify_locations(client_ca)
+    except ssl.SSLError as error:
+        raise ValueError(f"{cert} and {key} are no certificate with its key: {error.reason or error}") from None
+    return grpc.ssl_server_certificate_configuration([(secret, chain)], ca)
+
+
+def _no_password() -> str:
+    raise ValueError("the key file is encrypted: give one that is not")

@@ -1,0 +1,148 @@
+"""Listen for gRPC calls: the service, health per service, reflection, TLS and the limits of connections."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any, cast
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health, health_pb2
+from typing_extensions import override
+
+from aggregator.errors import StartError
+from aggregator.runtime import reflection
+from aggregator.settings_grpc import GrpcSettings
+from aggregator.sources.grpc.calls import Calls
+from aggregator.sources.grpc.certificates import server_credentials
+from aggregator.sources.grpc.guard import Guarded
+from aggregator.sources.grpc.refusals import Context
+from aggregator.sources.grpc.service import SERVICE, EmbeddingsService
+
+_LOG = logging.getLogger(__name__)
+_MOST_UNSEEN = 2
+"""Multiple of `max_calls`: above so many calls that the event loop has not seen gRPC refuses some, without a word."""
+_MOST_CONNECTIONS = 4096
+"""More are closed as they come. gRPC bounds them by number only, whosever they are."""
+_LOOKAHEAD_BYTES = 16 * 1024
+"""Of each message, before anybody reads it."""
+
+
+class GrpcServer:
+    """The listener. A name that health does not know is NOT_FOUND; the empty name is the whole server."""
+
+    def __init__(self, service: EmbeddingsService, calls: Calls, settings: GrpcSettings) -> None:
+        """Raises StartError for certificates that cannot be used."""
+        self._settings = settings
+        self._service = service
+        self._credentials = server_credentials(settings.tls)
+        self._server = grpc.aio.server(options=_options(settings))
+        self._health = _Health()
+        self.address = ""
+        others = Guarded(calls)
+        others.add_generic_rpc_handlers((self._health.handler(),))
+        if settings.describes_itself:
+            reflection.enable(others, (SERVICE, health.SERVICE_NAME))
+        self._server.add_generic_rpc_handlers((service.handler(), others))
+
+    async def start(self) -> None:
+        """Listen; NOT_SERVING until `set_serving`. Raises StartError when the address cannot be bound."""
+        await self.set_serving(serving=False)
+        bind = self._settings.bind
+        try:
+            if self._credentials is None:
+                port = self._server.add_insecure_port(bind)
+            else:
+                port = self._server.add_secure_port(bind, self._credentials)
+        except RuntimeError as error:
+            raise StartError(f"grpc.bind {bind} cannot be bound: is another program using the port?") from error
+        self.address = f"{bind.rpartition(':')[0]}:{port}"
+        await self._server.start()
+        tls = self._settings.tls
+        extra = {
+            "address": self.address,
+            "tls": self._credentials is not None,
+            "client_certificates": tls.client_ca_file is not None,
+            "authentication": self._settings.authentication.required,
+            "reflection": self._settings.describes_itself,
+        }
+        _LOG.info("grpc listening", extra=extra)
+        if self._settings.authentication.required and self._settings.describes_itself:
+            _LOG.warning("reflection answers callers without a credential; grpc.reflection=false turns it off")
+
+    async def set_serving(self, *, serving: bool) -> None:
+        """What the health service says, of the server and of the service."""
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        for name in ("", SERVICE):
+            await self._health.set(name, status)
+
+    async def stop(self, grace_s: float) -> None:
+        """Refuse new calls, let those under way finish within the grace period, and end streams with what they read."""
+        await self.set_serving(serving=False)
+        # After the server has told clients to connect elsewhere: there they open their next streams.
+        asyncio.get_running_loop().call_soon(self._end_streams)
+        await self._server.stop(grace_s)
+
+    def _end_streams(self) -> None:
+        self._service.end_streams()
+        self._health.end_watches()
+
+
+class _Health(health.aio.HealthServicer):
+    """Health whose watches can be ended: by themselves they last, and a stop would wait for them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._watches: set[asyncio.Task[None]] = set()
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """What a server is given to serve it."""
+        asked, told = health_pb2.HealthCheckRequest.FromString, health_pb2.HealthCheckResponse.SerializeToString
+        handlers = {
+            "Check": grpc.unary_unary_rpc_method_handler(self.Check, asked, told),
+            "Watch": grpc.unary_stream_rpc_method_handler(cast("Any", self.Watch), asked, told),
+        }
+        return grpc.method_handlers_generic_handler(health.SERVICE_NAME, handlers)
+
+    @override
+    async def Watch(self, request: health_pb2.HealthCheckRequest, context: Context) -> None:
+        """Tell of every change, until `end_watches`."""
+        watch = asyncio.create_task(super().Watch(request, context), name="watch health")
+        self._watches.add(watch)
+        try:
+            await asyncio.wait((watch,))
+        finally:
+            self._watches.remove(watch)
+            watch.cancel()
+
+    def end_watches(self) -> None:
+        """All that are open."""
+        for watch in self._watches:
+            watch.cancel()
+
+
+def _options(settings: GrpcSettings) -> list[tuple[str, Any]]:
+    return [
+        ("grpc.max_receive_message_length", settings.max_message_bytes),
+        ("grpc.max_send_message_length", -1),  # held to max_reply_bytes before
+        ("grpc.max_metadata_size", settings.max_metadata_bytes),
+        ("grpc.absolute_max_metadata_size", settings.max_metadata_bytes),
+        ("grpc.max_concurrent_streams", settings.max_calls_per_connection),
+        # It also counts calls that are answered but not yet freed, and refuses clients that keep to the limit.
+        ("grpc.http.overload_protection", 0),
+        # Calls that the event loop has not seen yet: above a thousand of them gRPC would cancel some at random.
+        ("grpc.server.max_pending_requests", _MOST_UNSEEN * settings.max_calls),
+        ("grpc.server.max_pending_requests_hard_limit", _MOST_UNSEEN * settings.max_calls),
+        # By itself gRPC lets clients send ever more, megabytes on every call, of what nobody has asked for yet.
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.http2.lookahead_bytes", _LOOKAHEAD_BYTES),
+        ("grpc.max_connection_age_ms", int(settings.max_connection_age_s * 1000)),
+        ("grpc.max_connection_age_grace_ms", int(settings.max_connection_grace_s * 1000)),
+        ("grpc.max_allowed_incoming_connections", _MOST_CONNECTIONS),
+        ("grpc.server_handshake_timeout_ms", 20_000),
+        ("grpc.keepalive_time_ms", 60_000),  # a peer that vanished frees what it held
+        ("grpc.keepalive_timeout_ms", 20_000),
+        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+        ("grpc.so_reuseport", 0),
+    ]

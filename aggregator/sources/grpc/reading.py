@@ -1,0 +1,176 @@
+"""Read the messages of calls, only so many at a time: until one has come, it may be as large as any may be.
+
+gRPC keeps a few KiB of a message that nobody reads, and all of one that is being read. A message that has come
+already, as most have, is read in one turn of the event loop. Who sends large ones holds up only others who do; who is
+slow, or silent, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Any, cast
+
+import grpc.aio
+
+from aggregator.observability.metrics import Limit
+from aggregator.request import Failure
+from aggregator.sources.grpc.load import Load
+from aggregator.sources.grpc.refusals import Context, abort
+from aggregator.sources.parsing import SMALL_BYTES
+
+_TICK_S = 0.1
+_SLOW_TICKS = 2
+"""A message that takes so many is slow: an event loop that stood still blames nobody."""
+_PATIENCE_TICKS = 50
+_PATIENCE_S = _PATIENCE_TICKS * _TICK_S
+_MOST_KNOWN = 4096
+NO_MESSAGE = "the call has no message"
+
+
+class _Place:
+    """One message on its way in, or one that waits for its turn."""
+
+    __slots__ = ("context", "ended", "holder", "lane", "ticks", "turn")
+
+    def __init__(self, context: Context, holder: str, lane: _Lane) -> None:
+        self.context = context
+        self.holder = holder
+        self.lane = lane
+        self.ticks = 0
+        self.ended = False
+        self.turn: asyncio.Future[None] | None = None
+
+
+class _Lane:
+    """So many places, and a line of those who wait for one: one of each holder in turn."""
+
+    def __init__(self, places: int) -> None:
+        self.reading: dict[_Place, None] = {}
+        self._places = places
+        self._waiting: dict[str, dict[_Place, None]] = {}
+
+    @property
+    def has_room(self) -> bool:
+        return len(self.reading) < self._places
+
+    @property
+    def is_waited_for(self) -> bool:
+        return bool(self._waiting)
+
+    def enter(self, place: _Place) -> None:
+        self.reading[place] = None
+        place.lane = self
+
+    async def wait(self, place: _Place) -> None:
+        """Until its turn comes."""
+        place.turn = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(place.holder, {})[place] = None
+        await place.turn
+
+    def leave(self, place: _Place) -> None:
+        """It reads, or waits, no more; others have their turn."""
+        if place in self.reading:
+            del self.reading[place]
+        elif places := self._waiting.get(place.holder):
+            places.pop(place, None)
+            if not places:
+                del self._waiting[place.holder]
+        while self._waiting and self.has_room:
+            self._next()
+
+    def _next(self) -> None:
+        holder = next(iter(self._waiting))
+        places = self._waiting.pop(holder)
+        place = next(iter(places))
+        del places[place]
+        if places:
+            self._waiting[holder] = places  # behind all others
+        if place.turn is not None and not place.turn.done():
+            place.turn.set_result(None)
+            self.enter(place)
+
+
+class Reading:
+    """The places, in three lanes, by what a holder's last message was: a holder's next one is most likely the same."""
+
+    def __init__(self, places: int, load: Load) -> None:
+        each = max(1, places // 3)
+        self._small, self._large, self._slow = (_Lane(each) for _ in range(3))
+        self._load = load
+        self._lanes: dict[str, _Lane] = {}
+        self._ticking = False
+        self._ending: set[asyncio.Task[None]] = set()
+
+    async def message(self, context: Context, holder: str) -> bytes | None:
+        """A call's message, put down to `holder`; None when the caller has said all.
+
+        Raises Overloaded when there was no place for too long, and grpc.aio.AbortError once the call was ended because
+        no message came.
+        """
+        lane = self._lanes.get(holder, self._large)
+        place = _Place(context, holder, lane)
+        if not self._ticking:
+            self._ticking = True
+            asyncio.get_running_loop().call_later(_TICK_S, self._tick)
+        try:
+            if lane.has_room:
+                lane.enter(place)
+            else:
+                await self._turn(lane, place)
+            message: Any = await context.read()
+        finally:
+            place.lane.leave(place)
+        if message is grpc.aio.EOF:
+            return None
+        if place.ticks < _SLOW_TICKS:
+            self._expect(holder, self._small if len(message) <= SMALL_BYTES else self._large)
+        return cast("bytes", message)
+
+    async def _turn(self, lane: _Lane, place: _Place) -> None:
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                await lane.wait(place)
+        except TimeoutError:
+            raise self._load.refusal(Limit.ARRIVING) from None
+
+    def _expect(self, holder: str, lane: _Lane) -> None:
+        """That its next message belongs there."""
+        if len(self._lanes) >= _MOST_KNOWN and holder not in self._lanes:
+            self._lanes.clear()
+        self._lanes[holder] = lane
+
+    def _tick(self) -> None:
+        reading = [*self._small.reading, *self._large.reading, *self._slow.reading]
+        for place in reading:
+            place.ticks += 1
+            if place.ended:
+                continue
+            if place.ticks >= _PATIENCE_TICKS:
+                self._end(place, Failure.of(self._load.refusal(Limit.SILENT)))
+            elif place.ticks >= _SLOW_TICKS and place.lane is not self._slow:
+                self._make_way(place)
+        self._ticking = bool(reading)
+        if self._ticking:
+            asyncio.get_running_loop().call_later(_TICK_S, self._tick)
+
+    def _make_way(self, place: _Place) -> None:
+        """It is slow: with the others of its kind it harms nobody else."""
+        self._expect(place.holder, self._slow)
+        if self._slow.has_room:
+            place.lane.leave(place)
+            self._slow.enter(place)
+        elif place.lane.is_waited_for:
+            self._end(place, Failure.of(self._load.refusal(Limit.ARRIVING)))
+
+    def _end(self, place: _Place, failure: Failure) -> None:
+        """End its call, from outside: what reads there then raises."""
+        place.ended = True
+        ending = asyncio.create_task(_abort(place.context, failure), name="end a call without a message")
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
+
+
+async def _abort(context: Context, failure: Failure) -> None:
+    with suppress(grpc.aio.BaseError):  # it may have ended by itself
+        await abort(context, failure)

@@ -1,0 +1,190 @@
+"""Serve `embedding.v1.Embeddings` to internal services: calls join the same queue as Kafka's records."""
+
+from __future__ import annotations
+
+import asyncio
+from math import inf
+from operator import itemgetter
+from typing import Any, cast
+
+import grpc
+
+from aggregator.admission.models import Models
+from aggregator.errors import InvalidRequest, TokenbatchError
+from aggregator.observability.metrics import Limit
+from aggregator.observability.tracing import Tracing
+from aggregator.request import Failure, Request
+from aggregator.sources.grpc.calls import Call, Calls
+from aggregator.sources.grpc.load import Holders
+from aggregator.sources.grpc.reading import NO_MESSAGE
+from aggregator.sources.grpc.refusals import Context, abort
+from aggregator.sources.grpc.stream import OVER, Stream
+from aggregator.sources.response import is_large, to_protobuf
+from protos.embedding.v1 import embedding_pb2 as pb
+
+__all__ = ["SERVICE", "Call", "EmbeddingsService"]
+
+_SILENT_S = 5.0
+
+SERVICE = pb.DESCRIPTOR.services_by_name["Embeddings"].full_name
+
+
+class EmbeddingsService:
+    """The public service. A call fails as a whole only when none of its inputs got a vector.
+
+    Answers leave as bytes: those of one batch share most of them. A stream is over at the age of `stream_age_s`.
+    """
+
+    def __init__(
+        self, calls: Calls, models: Models, tracing: Tracing, *, stream_window: int = 256, stream_age_s: float = 270.0
+    ) -> None:
+        self._calls = calls
+        self._models = models
+        self._tracing = tracing
+        self._stream_window = stream_window
+        self._stream_age_s = stream_age_s
+        self._streams: dict[Stream, Holders] = {}
+        self._streams_over = False
+
+    async def Embed(self, messages: object, context: Context) -> bytes:
+        """One call, one or many inputs."""
+        del messages  # it leads to the call, which is not to lead back to itself: see `abort`
+        answer = await self._embed(context)
+        if isinstance(answer, bytes):
+            return answer
+        ending = abort(context, answer)
+        del context
+        return await ending
+
+    async def _embed(self, context: Context) -> bytes | Failure:
+        calls = self._calls
+        try:
+            identity = calls.callers.identify(context)
+            room = calls.enter(identity.holders)
+            data = await calls.reading.message(context, identity.holders[-1])
+            if data is None:
+                return Failure.of(InvalidRequest(NO_MESSAGE))
+            request = await calls.take(data, identity, self._deadline_s(context), Call(room))
+        except TokenbatchError as error:
+            return Failure.of(error)
+        del data
+        with self._tracing.serve(SERVICE, "Embed", identity.traceparent):
+            await calls.embed(request)
+        failure = _whole_failure(request)
+        if failure is not None:
+            return failure
+        if not is_large(request):
+            answer = to_protobuf(request, request.request_id)
+        else:
+            answer = await asyncio.to_thread(to_protobuf, request, request.request_id)
+        if len(answer) > room.size_bytes:  # from now on this is what it holds
+            room.charge(len(answer) - room.size_bytes)
+        return answer
+
+    async def EmbedStream(self, messages: object, context: Context) -> None:
+        """Many requests on one stream, answered as they complete; reading pauses while the window is full."""
+        del messages
+        failure = await self._stream(context)
+        if failure is not None:
+            ending = abort(context, failure)
+            del context
+            await ending
+
+    async def _stream(self, context: Context) -> Failure | None:
+        if self._streams_over:
+            return OVER
+        calls = self._calls
+        try:
+            identity = calls.callers.identify(context)
+            self._end_silent_stream()
+            calls.load.open_stream(identity.holders)
+        except TokenbatchError as error:
+            return Failure.of(error)
+        stream = Stream(calls, self._models, identity, self._deadline_s(context), self._stream_window)
+        self._streams[stream] = identity.holders
+        age = asyncio.get_running_loop().call_later(self._stream_age_s, stream.end)
+        try:
+            with self._tracing.serve(SERVICE, "EmbedStream", identity.traceparent):
+                await stream.serve(context)
+        finally:
+            age.cancel()
+            self._close(stream)
+        return OVER if stream.cut_short else None
+
+    def _end_silent_stream(self) -> None:
+        """Where no more streams may be open, the one that has been silent longest makes way: it can be opened anew."""
+        load = self._calls.load
+        if self._streams and not load.streams.has_room(1):
+            silent_s, stream = max(((each.silent_s, each) for each in self._streams), key=itemgetter(0))
+            if silent_s >= _SILENT_S:
+                load.refusal(Limit.SILENT)
+                stream.end()
+                self._close(stream)
+
+    def _close(self, stream: Stream) -> None:
+        holders = self._streams.pop(stream, None)
+        if holders is not None:
+            self._calls.load.close_stream(holders)
+
+    def end_streams(self) -> None:
+        """Let every stream answer what it has read, and be over; no more are opened."""
+        self._streams_over = True
+        for stream in self._streams:
+            stream.end()
+
+    async def ListModels(self, messages: object, context: Context) -> bytes:
+        """Every revision that is in service; its message says nothing, and is not read."""
+        del messages
+        try:
+            self._calls.enter(self._calls.callers.identify(context).holders)
+        except TokenbatchError as error:
+            failure = Failure.of(error)
+        else:
+            return self._listed().SerializeToString()
+        ending = abort(context, failure)
+        del context
+        return await ending
+
+    def _listed(self) -> pb.ListModelsResponse:
+        return pb.ListModelsResponse(
+            models=[
+                pb.Model(
+                    name=model.name,
+                    aliases=model.aliases,
+                    revision=revision,
+                    dimensions=served.description.dimensions,
+                    matryoshka_dimensions=sorted(served.description.matryoshka_dimensions),
+                    max_input_tokens=served.description.max_input_tokens,
+                    ready_model_servers=len(served.engines),
+                )
+                for model in self._models
+                for revision, served in model.revisions.items()
+            ]
+        )
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """What a server is given to serve it.
+
+        Messages come as bytes, and no sooner than a call asks for them: on the wire, a call with one message is a
+        stream of one.
+        """
+        handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            "Embed": grpc.stream_unary_rpc_method_handler(self.Embed),
+            "EmbedStream": grpc.stream_stream_rpc_method_handler(self.EmbedStream),
+            "ListModels": grpc.stream_unary_rpc_method_handler(self.ListModels),
+        }
+        return grpc.method_handlers_generic_handler(SERVICE, handlers)
+
+    def _deadline_s(self, context: Context) -> float:
+        remaining_s = cast("float | None", context.time_remaining())  # the stubs know no call without a deadline
+        return inf if remaining_s is None else self._calls.clock() + remaining_s
+
+
+def _whole_failure(request: Request) -> Failure | None:
+    """The first failure, when no input has a vector."""
+    first: Failure | None = None
+    for outcome in request.outcomes:
+        if not isinstance(outcome, Failure):
+            return None
+        first = first or outcome
+    return first

@@ -1,0 +1,173 @@
+"""Serve one EmbedStream: many requests at a time, each answered as it completes, none ending the stream."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import grpc.aio
+
+from aggregator.admission.models import Models
+from aggregator.errors import Code, TokenbatchError
+from aggregator.replicas.results import vector_bytes
+from aggregator.request import Failure, Request
+from aggregator.sources.grpc.callers import Identity
+from aggregator.sources.grpc.calls import Call, Calls, refusal
+from aggregator.sources.grpc.load import Room
+from aggregator.sources.grpc.refusals import Context
+from aggregator.sources.response import is_large, to_protobuf
+from protos.embedding.v1 import embedding_pb2 as pb
+
+_LOG = logging.getLogger(__name__)
+_WINDOW_BYTES = 4 * 1024 * 1024
+"""Of requests under way on a stream, and of answers that its reader has not taken: then no more is read."""
+OVER = Failure(Code.UNAVAILABLE, "this stream is over: open a new one, and send there what has no answer yet")
+
+
+class _StreamedCall(Call):
+    """The `origin` of a request that came on a stream."""
+
+    __slots__ = ("_stream", "request")
+
+    def __init__(self, stream: Stream, room: Room) -> None:
+        super().__init__(room)
+        self._stream = stream
+        self.request: Request | None = None
+
+    def settle(self) -> None:
+        """Its answer may be written."""
+        assert self.request is not None, "A request was settled before it was taken. This is a bug."
+        self._stream.settled(self.request)
+
+
+_Answer = tuple[Request | bytes, Room | None]
+"""What is to be written, and what it holds until it is."""
+
+
+class Stream:
+    """Requests under way on one stream. Reading stops while `window` of them wait for their answers to be taken."""
+
+    def __init__(self, calls: Calls, models: Models, identity: Identity, deadline_s: float, window: int) -> None:
+        self._calls = calls
+        self._models = models
+        self._identity = identity
+        self._deadline_s = deadline_s
+        self._window = window
+        self._answers: asyncio.Queue[_Answer | None] = asyncio.Queue()
+        self._under_way: set[Request] = set()
+        self._rooms: set[Room] = set()
+        self._unanswered = self._unanswered_bytes = 0
+        self._answer_taken = asyncio.Event()
+        self._all_read = False
+        self._reading: asyncio.Task[None] | None = None
+        self._heard_s = calls.clock()
+        self.cut_short = False
+
+    @property
+    def silent_s(self) -> float:
+        """For how long nothing has come, and nothing is owed; 0 while something is."""
+        return 0.0 if self._unanswered else self._calls.clock() - self._heard_s
+
+    def end(self) -> None:
+        """Read no more; `serve` ends once all that was read is answered, `cut_short` if more might have come."""
+        if self._reading is not None and self._reading.cancel():
+            self.cut_short = True
+
+    async def serve(self, context: Context) -> None:
+        """Write the answers in the order of completion, until every request that was read has one."""
+        reading = self._reading = asyncio.create_task(self._read(context), name="stream")
+        try:
+            while (answer := await self._answers.get()) is not None:
+                await self._write(*answer, context)
+            if not self.cut_short:
+                await reading
+        finally:
+            reading.cancel()
+            for request in self._under_way:
+                self._calls.give_up(request)
+            self._under_way.clear()
+            for room in self._rooms:
+                room.leave()
+            self._rooms.clear()
+
+    def settled(self, request: Request) -> None:
+        """A request has all its outcomes; after the stream's end nobody asks for them.
+
+        Unless that takes long its answer is made now: the outcomes would keep all of their batches' vectors.
+        """
+        if request not in self._under_way:
+            return
+        self._under_way.remove(request)
+        self._answers.put_nowait((request if is_large(request) else _written(request), request.origin.room))
+        self._end_if_done()
+
+    async def _write(self, answer: Request | bytes, room: Room | None, context: Context) -> None:
+        """Until gRPC has taken it, whose buffers are small: until then it counts."""
+        await context.write(await asyncio.to_thread(_written, answer) if isinstance(answer, Request) else answer)
+        self._unanswered -= 1
+        if room is not None:
+            self._unanswered_bytes -= room.size_bytes
+            self._leave(room)
+        self._answer_taken.set()
+
+    async def _read(self, context: Context) -> None:
+        try:
+            while True:
+                while not self._has_room():
+                    self._answer_taken.clear()
+                    await self._answer_taken.wait()
+                message = await context.read()
+                if message is grpc.aio.EOF:
+                    return
+                self._heard_s = self._calls.clock()
+                self._unanswered += 1
+                await self._take(message)
+        finally:
+            self._all_read = True
+            self._end_if_done()
+
+    def _has_room(self) -> bool:
+        return not self._unanswered or (self._unanswered < self._window and self._unanswered_bytes < _WINDOW_BYTES)
+
+    async def _take(self, message: bytes) -> None:
+        room: Room | None = None
+        try:
+            self._calls.callers.check(self._identity)
+            room = self._calls.load.enter(self._identity.holders)
+            self._rooms.add(room)
+            call = _StreamedCall(self, room)
+            request = await self._calls.take(message, self._identity, self._deadline_s, call)
+            room.widen(self._answer_bytes(request))
+        except TokenbatchError as error:
+            if room is not None:
+                self._leave(room)
+            self._answers.put_nowait((refusal(message, error).SerializeToString(), None))
+            return
+        self._unanswered_bytes += room.size_bytes
+        call.request = request
+        self._under_way.add(request)
+        self._calls.submit(request)
+
+    def _answer_bytes(self, request: Request) -> int:
+        """What its vectors will take, and more where the model is to say how long they are."""
+        options = request.options
+        dimensions = options.dimensions or self._models.dimensions(request.model)
+        return len(request.inputs) * vector_bytes(dimensions, options.encoding)
+
+    def _leave(self, room: Room) -> None:
+        self._rooms.remove(room)
+        room.leave()
+
+    def _end_if_done(self) -> None:
+        if self._all_read and not self._under_way:
+            self._answers.put_nowait(None)
+
+
+def _written(request: Request) -> bytes:
+    """The answer; one that cannot be made must not end the stream for all the others."""
+    try:
+        return to_protobuf(request, request.request_id)
+    except Exception:  # noqa: BLE001 - logged with its traceback
+        _LOG.exception("answer could not be made")
+        status = pb.Status(code=Code.INTERNAL, message="the answer could not be made")
+        return pb.EmbedResponse(request_id=request.request_id, model=request.model, status=status).SerializeToString()

@@ -1,0 +1,70 @@
+"""Estimate how far this process's clock is off the clocks that records carry, and whether it may expire anything.
+
+A record that is read has been written, so the clock is ahead of the record's by at most the record's apparent age.
+Where its log is known to have ended before it, it was written since then, so the clock is ahead by at least the age
+less that time. Nothing is learned from a backlog; but a step of the clock against the monotonic one shifts the
+estimate at once, whatever is being read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from math import inf
+
+from aggregator.sources.kafka.consumer.committed_offset import Lease
+
+SKEW_LIMIT_S = 5.0
+"""A clock that is off by more is in doubt: absolute times are not held against it."""
+
+_SHOWN_S = 60.0
+
+
+class ClockSkew:
+    """The estimate: seconds that this clock is ahead of the records', negative behind; 0 until something else is known.
+
+    `on_doubt` hears of the largest skew of the last minute when that passes the limit, and of 0 when all is well again.
+    """
+
+    def __init__(self, on_doubt: Callable[[float], None]) -> None:
+        self._on_doubt = on_doubt
+        self._right_offset_s: float | None = None
+        self._offset_s = self._now_s = self._wall_s = 0.0
+        self._worst_s, self._worst_at_s = 0.0, -inf
+        self._doubted = False
+
+    def read(self, leases: Iterable[Lease], now_s: float, wall_s: float) -> None:
+        """Learn from records just fetched; `wall_s` is the wall clock (Unix seconds) at `now_s` (monotonic)."""
+        self._now_s, self._wall_s = now_s, wall_s
+        self._offset_s = wall_s - now_s
+        if self._right_offset_s is None:
+            self._right_offset_s = self._offset_s
+        self._show(self._offset_s - self._right_offset_s)
+        for lease in {lease.watermark: lease for lease in leases}.values():
+            skew_s = self._of(lease)
+            self._right_offset_s = self._offset_s - skew_s
+            self._show(skew_s)
+
+    def doubts(self, lease: Lease) -> bool:
+        """Whether times in this record, of those last read, cannot be held against this process's clock."""
+        return abs(self._of(lease)) > SKEW_LIMIT_S
+
+    def shown_s(self, now_s: float) -> float:
+        """The largest skew of the last minute, for people: producers may differ."""
+        return self._worst_s if now_s - self._worst_at_s < _SHOWN_S else 0.0
+
+    def _of(self, lease: Lease) -> float:
+        """The estimate, moved no further than this record makes it necessary."""
+        assert self._right_offset_s is not None, "A record was doubted before any was read. This is a bug."
+        skew_s = self._offset_s - self._right_offset_s
+        if lease.record.timestamp < 0:
+            return skew_s
+        most_s: float = self._wall_s - lease.record.timestamp / 1000
+        least_s: float = most_s - (self._now_s - lease.watermark.written_after_s(lease.offset))
+        return min(max(skew_s, least_s), most_s)
+
+    def _show(self, skew_s: float) -> None:
+        if abs(skew_s) >= abs(self._worst_s) or self._now_s - self._worst_at_s >= _SHOWN_S:
+            self._worst_s, self._worst_at_s = skew_s, self._now_s
+        if self._doubted != (abs(self._worst_s) > SKEW_LIMIT_S):
+            self._doubted = not self._doubted
+            self._on_doubt(self._worst_s if self._doubted else 0.0)

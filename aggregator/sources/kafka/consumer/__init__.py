@@ -1,0 +1,1 @@
+"""Read as a member of the consumer group, and commit."""

@@ -1,0 +1,186 @@
+"""Read the query topics as a member of the consumer group: leased records in, commits out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Mapping, Sequence
+
+from aiokafka import errors as kafka_errors
+
+from aggregator.runtime.cancellation import is_cancelled
+from aggregator.settings import KafkaSettings
+from aggregator.sources.kafka.consumer.committed_offset import Lease, Watermark
+from aggregator.sources.kafka.consumer.membership import Membership
+from aggregator.sources.kafka.consumer.partitions import Partition
+from aggregator.sources.kafka.consumer.reader import Chunk, IntakeCounts, IntakeObserver, OnFenced
+
+_LOG = logging.getLogger(__name__)
+
+_POLL_S = 0.05
+_RECONNECT_S = 1.0
+_FORCED_STOP_S = 1.0
+
+
+class _Closing(Exception):
+    """Ends the tasks of a membership."""
+
+
+class KafkaDeliveries:
+    """ports.Deliveries over aiokafka. `run` does the work; everything else only talks to it.
+
+    At most one fetch of records is kept beyond what `fetch` was asked for; aiokafka itself keeps one response per
+    partition and asks for no more while that waits. Held partitions are simply not read, so nothing is fetched twice.
+    """
+
+    def __init__(self, settings: KafkaSettings, on_fenced: OnFenced, observer: IntakeObserver | None = None) -> None:
+        self.counts = IntakeCounts(observer)
+        self._settings = settings
+        self._on_fenced = on_fenced
+        self._membership: Membership | None = None
+        self._ready: list[Chunk] = []
+        self._held: frozenset[str] = frozenset()
+        self._fetching = True
+        self._wanted = asyncio.Event()
+        self._arrived = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._closing = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._ended.set()
+        self._leave_timeout_s = _FORCED_STOP_S
+
+    async def run(self) -> None:
+        """Join the group, fetch, commit, rejoin; until `close` has finished, or cancelled. Outlives any outage."""
+        self._ended.clear()
+        try:
+            while not self._closing.is_set():
+                try:
+                    await self._be_member()
+                except* _Closing:
+                    pass
+                except* (kafka_errors.KafkaError, OSError) as errors:
+                    _LOG.warning("lost the consumer group", extra={"error": repr(errors.exceptions[0])})
+                if is_cancelled():
+                    raise asyncio.CancelledError
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_RECONNECT_S):
+                        await self._closing.wait()
+        finally:
+            self._ended.set()
+
+    async def fetch(self) -> Sequence[Lease]:
+        """The next records, at least one, of partitions that are not held; nothing only once fetching is stopped."""
+        while self._fetching:
+            leases = self._hand_out()
+            if leases:
+                return leases
+            self._wanted.set()
+            self._arrived.clear()
+            await self._arrived.wait()
+        return ()
+
+    def hold(self, topics: frozenset[str]) -> None:
+        """Pause exactly these topics' partitions (those over their span cap stay paused on their own)."""
+        self._held = topics
+        self._changed.set()
+        self._arrived.set()
+
+    def stop_fetching(self) -> None:
+        """Hand out no more records; leases that are out go on settling and are committed."""
+        self._fetching = False
+        self._ready = []
+        self._arrived.set()
+
+    async def close(self, timeout_s: float) -> None:
+        """Commit what is settled, fence the rest, leave the group; within the time-out, broker or no broker."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + timeout_s
+        self.stop_fetching()
+        if self._membership is not None:
+            await self._membership.commit_last(timeout_s / 2)
+        self._leave_timeout_s = max(0.0, deadline_s - loop.time() - _FORCED_STOP_S)
+        self._closing.set()
+        await self._ended.wait()
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the group's coordinator answers and this member has joined: ready, as far as intake goes."""
+        return self._membership is not None and self._membership.healthy
+
+    def half_span_holders(self) -> Sequence[Lease]:
+        """Leases that hold back a watermark whose span passed half of its cap: their inputs are to be aged."""
+        membership = self._membership
+        return () if membership is None else membership.assignment.half_span_holders(self._settings.max_commit_span)
+
+    def lag_records(self) -> Mapping[tuple[str, int], int]:
+        """Log end minus fetch position of each assigned partition (topic, number)."""
+        membership = self._membership
+        if membership is None:
+            return {}
+        return {(each.tp.topic, each.tp.partition): membership.lag_records(each) for each in self._placed()}
+
+    def positions(self) -> Mapping[tuple[str, int], int]:
+        """The offset to be handed out next, of each assigned partition."""
+        return {(each.tp.topic, each.tp.partition): each.delivered_to for each in self._placed()}
+
+    def uncommitted_span(self) -> Mapping[tuple[str, int], int]:
+        """Records between the watermark and the highest settled one, of each assigned partition."""
+        return {(each.topic, each.partition): each.span for each in self._watermarks()}
+
+    def paused(self) -> frozenset[tuple[str, int]]:
+        """The partitions that wait, held or over their span cap."""
+        return frozenset(
+            (each.tp.topic, each.tp.partition)
+            for each in self._placed()
+            if each.over_span or each.tp.topic in self._held
+        )
+
+    def _placed(self) -> Sequence[Partition]:
+        return self._membership.assignment.placed if self._membership is not None else ()
+
+    def _watermarks(self) -> Sequence[Watermark]:
+        return [each.watermark for each in self._placed() if each.watermark is not None]
+
+    async def _be_member(self) -> None:
+        """Take part in the group until closing, or until something breaks that only a new membership mends."""
+        membership = Membership(self._settings, self.counts, self._on_fenced, self._changed.set)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._membership = membership
+                tasks.create_task(membership.take_part(tasks), name="take part in the consumer group")
+                tasks.create_task(self._read(membership), name="read records")
+                await self._closing.wait()
+                raise _Closing
+        finally:
+            self._membership = None
+            await membership.leave(self._leave_timeout_s)
+
+    async def _read(self, membership: Membership) -> None:
+        while True:
+            await self._wanted.wait()
+            chunks = await membership.read(self._held, _POLL_S) if self._fetching else None
+            if chunks is None:
+                self._changed.clear()
+                with contextlib.suppress(TimeoutError):  # commits free partitions that were over their span cap
+                    async with asyncio.timeout(self._settings.commit_interval_s):
+                        await self._changed.wait()
+            elif chunks and self._fetching:
+                self._ready.extend(chunks)
+                self._wanted.clear()
+                self._arrived.set()
+
+    def _hand_out(self) -> list[Lease]:
+        """Lease what was read and is not held; what belongs to an assignment that is over is forgotten."""
+        leases: list[Lease] = []
+        kept: list[Chunk] = []
+        for chunk in self._ready:
+            if chunk.assignment.over:
+                continue
+            if chunk.partition.tp.topic in self._held:
+                kept.append(chunk)
+                continue
+            chunk.partition.has_chunk = False
+            leases.extend(chunk.partition.deliver(chunk.records, chunk.read_to))
+        self._ready = kept
+        return leases

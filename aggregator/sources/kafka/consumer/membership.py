@@ -1,0 +1,202 @@
+"""One life in the consumer group: partitions come, are placed, committed, drained and given back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
+from typing import TypeVar
+
+from aiokafka import TopicPartition
+from aiokafka import errors as kafka_errors
+
+from aggregator.settings import KafkaSettings
+from aggregator.sources.kafka.consumer.commits import Committer
+from aggregator.sources.kafka.consumer.group import GroupMember
+from aggregator.sources.kafka.consumer.partitions import Assignment, Partition
+from aggregator.sources.kafka.consumer.reader import Chunk, IntakeCounts, OnFenced, Reader
+
+_LOG = logging.getLogger(__name__)
+
+_DRAIN_POLL_S = 0.01
+_RETRY_S = 0.5
+_COMMIT_TIMEOUT_S = 5.0
+_LOG_ENDS_INTERVAL_S = 5.0
+
+T = TypeVar("T")
+
+
+class Membership:
+    """A member of the group and its current assignment; `on_change` hears when there may be more to read."""
+
+    def __init__(
+        self, settings: KafkaSettings, counts: IntakeCounts, on_fenced: OnFenced, on_change: Callable[[], None]
+    ) -> None:
+        self._settings = settings
+        self._counts = counts
+        self._on_fenced = on_fenced
+        self._on_change = on_change
+        self._member = GroupMember(settings, self._on_revoked, self._on_assigned)
+        self._reader = Reader(self._member, settings, counts, on_fenced)
+        self._committer = Committer(counts)
+        self._tasks: asyncio.TaskGroup | None = None
+        self._ending = False
+        self._joined = False
+        self.assignment = Assignment(-1, "", ())
+
+    @property
+    def healthy(self) -> bool:
+        """Whether partitions were assigned, if only none, and the group still counts this member in."""
+        return self._joined and not self.assignment.stale and self._member.in_group
+
+    async def take_part(self, tasks: asyncio.TaskGroup) -> None:
+        """Join and stay, committing all the while, until cancelled.
+
+        Raises KafkaError when no broker answers, or when something ended that only a new membership mends.
+        """
+        self._tasks = tasks
+        await self._member.start()
+        tasks.create_task(self._watch_log_ends(), name="watch log ends")
+        while True:
+            await asyncio.sleep(self._settings.commit_interval_s)
+            await self._committer.commit(self._member, self.assignment, _COMMIT_TIMEOUT_S)
+            failure = self._member.failure
+            if failure is not None:
+                raise failure
+
+    async def read(self, held_topics: frozenset[str], timeout_s: float) -> list[Chunk] | None:
+        """The next records of partitions that may be read; None when there is no such partition now."""
+        assignment = self.assignment
+        readable = assignment.readable(held_topics, self._settings.max_commit_span, asyncio.get_running_loop().time())
+        if not readable:
+            return None
+        chunks = await self._reader.read(assignment, readable, timeout_s)
+        if not assignment.over:
+            for chunk in chunks:
+                chunk.partition.read_to = chunk.read_to
+                chunk.partition.has_chunk = True
+            return chunks
+        # These may be records of the next assignment, which would miss them: go back.
+        for partition in self.assignment.placed:
+            self._member.seek(partition.tp, partition.read_to)
+        return []
+
+    async def commit_last(self, timeout_s: float) -> None:
+        """Read no more, commit what is settled, fence the rest."""
+        self._ending = True
+        assignment = self.assignment
+        assignment.over = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not await self._committer.commit(self._member, assignment, _COMMIT_TIMEOUT_S):  # noqa: ASYNC110 - tries
+                    await asyncio.sleep(_RETRY_S)
+        self._fence(assignment)
+
+    async def leave(self, timeout_s: float) -> None:
+        """Leave the group and disconnect, whatever state this is in."""
+        self._ending = True
+        self._fence(self.assignment)
+        await self._member.stop(timeout_s)
+
+    def lag_records(self, partition: Partition) -> int:
+        """Log end minus what was handed out."""
+        return max(0, max(self._member.highwater(partition.tp), partition.log_end) - partition.delivered_to)
+
+    async def _watch_log_ends(self) -> None:
+        """Ask for log ends, as a fetch tells them only of partitions that are being read."""
+        while True:
+            await asyncio.sleep(_LOG_ENDS_INTERVAL_S)
+            partitions = self.assignment.placed
+            with contextlib.suppress(kafka_errors.KafkaError):
+                ends = await self._member.log_ends([partition.tp for partition in partitions])
+                for partition in partitions:
+                    partition.log_end = ends[partition.tp]
+
+    def _on_assigned(self, generation: int, member_id: str, tps: Iterable[TopicPartition]) -> None:
+        self.assignment = assignment = Assignment(generation, member_id, tps)
+        self._joined = True
+        _LOG.info("joined the consumer group", extra={"partitions": len(assignment.partitions)})
+        if self._tasks is None or self._ending:
+            return
+        placing = self._place(assignment)
+        try:
+            self._tasks.create_task(placing, name="place partitions")
+        except RuntimeError:  # something else has just ended this membership
+            placing.close()
+
+    async def _place(self, assignment: Assignment) -> None:
+        """Start each partition where the group left off; where it never was, at the log's start, committed at once."""
+        topics: dict[str, list[TopicPartition]] = {}
+        for tp in assignment.partitions:
+            topics.setdefault(tp.topic, []).append(tp)
+        await asyncio.gather(*(self._place_topic(assignment, topic, tps) for topic, tps in topics.items()))
+
+    async def _place_topic(self, assignment: Assignment, topic: str, tps: Sequence[TopicPartition]) -> None:
+        """The id first: whatever is made again after that is refused by its leader."""
+        member = self._member
+        topic_id = await self._insist(assignment, partial(member.topic_id, topic))
+        if topic_id is None:
+            return
+        committed = await self._insist(assignment, partial(member.committed, tps, topic_id))
+        if committed is None:
+            return
+        for tp in tps:
+            if tp in committed:
+                self._start(assignment.partitions[tp], topic_id, committed[tp], committed[tp])
+        self._on_change()
+        await asyncio.gather(*(self._place_at_start(assignment, tp, topic_id) for tp in tps if tp not in committed))
+
+    async def _place_at_start(self, assignment: Assignment, tp: TopicPartition, topic_id: bytes) -> None:
+        starts = await self._insist(assignment, partial(self._member.log_starts, [tp]))
+        if starts is not None:
+            self._start(assignment.partitions[tp], topic_id, starts[tp], None)
+            _LOG.info("started a partition", extra={"topic": tp.topic, "partition": tp.partition, "offset": starts[tp]})
+            self._on_change()
+            await self._committer.commit(self._member, assignment, _COMMIT_TIMEOUT_S)
+
+    def _start(self, partition: Partition, topic_id: bytes, offset: int, committed: int | None) -> None:
+        partition.place(offset, committed, topic_id)
+        self._member.read(partition.tp, topic_id, offset)
+
+    async def _insist(self, assignment: Assignment, ask: Callable[[], Awaitable[T]]) -> T | None:
+        """Ask until there is an answer; None: the partitions were given back meanwhile."""
+        answer: T | None = None
+        while answer is None and not assignment.over:
+            try:
+                answer = await ask()
+            except kafka_errors.KafkaError as error:
+                _LOG.warning("could not ask for start positions", extra={"error": repr(error)})
+                await asyncio.sleep(_RETRY_S)
+        return None if assignment.over else answer
+
+    async def _on_revoked(self) -> None:
+        """Finish what is out, commit it, and only then give the partitions back."""
+        assignment = self.assignment
+        assignment.over = True
+        if not assignment.partitions:
+            return
+        self._counts.rebalanced()
+        try:
+            await self._drain(assignment)
+            await self._committer.commit(self._member, assignment, _COMMIT_TIMEOUT_S)
+        finally:
+            self._fence(assignment)
+
+    async def _drain(self, assignment: Assignment) -> None:
+        """Wait for what is out; not after the group has put this member out, as nothing can be committed then."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + self._settings.drain_timeout_s
+        while assignment.unsettled and not self._ending and loop.time() < until_s:
+            if self._member.generation != assignment.generation:
+                return
+            await asyncio.sleep(_DRAIN_POLL_S)  # a watermark calls nobody
+
+    def _fence(self, assignment: Assignment) -> None:
+        unsettled = assignment.fence()
+        if unsettled:
+            _LOG.warning("gave back partitions with work under way", extra={"leases": len(unsettled)})
+            self._on_fenced(unsettled)
+        if self.assignment is assignment:
+            self.assignment = Assignment(-1, "", ())

@@ -1,0 +1,283 @@
+"""Read records of the assigned partitions, and deal with what stands in the way: lost, corrupt or forbidden ranges."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from aiokafka import TopicPartition
+from aiokafka import errors as kafka_errors
+
+from aggregator.settings import KafkaSettings
+from aggregator.sources.kafka.consumer.committed_offset import Lease, Watermark
+from aggregator.sources.kafka.consumer.corrupt import offset_after_batch, rescue_records
+from aggregator.sources.kafka.consumer.group import GroupMember
+from aggregator.sources.kafka.consumer.partitions import Assignment, Partition
+from aggregator.sources.kafka.records import Record
+
+_LOG = logging.getLogger(__name__)
+
+_SINGLE_WAIT_S = 0.5
+_FAULT_PAUSE_S = 1.0
+_BLOCKED_S = 10.0
+
+OnFenced = Callable[[Sequence[Lease]], None]
+"""Hears of the leases nobody settled before their partition was given back: drop what is still queued of them."""
+
+
+class IntakeObserver(Protocol):
+    """Hears of what `IntakeCounts` counts, as it happens; the aggregator's metrics do."""
+
+    def rebalanced(self) -> None:
+        """The group took this member's partitions back, to spread them anew."""
+        ...
+
+    def commit_failed(self) -> None:
+        """A commit failed; it is tried again."""
+        ...
+
+    def records_lost(self, topic: str, count: int) -> None:
+        """So many records will never be read: deleted, or stepped over as they were corrupt."""
+        ...
+
+    def found_corrupt(self, topic: str) -> None:
+        """A record batch cannot be read."""
+        ...
+
+
+@dataclass(slots=True)
+class IntakeCounts:
+    """What happened so far; only ever rises."""
+
+    observer: IntakeObserver | None = None
+    rebalances: int = 0
+    deleted_unread: int = 0
+    corrupt_batches: int = 0
+    skipped_corrupt_records: int = 0
+    commit_failures: dict[str, int] = field(default_factory=dict[str, int])
+
+    def rebalanced(self) -> None:
+        """The group took this member's partitions back."""
+        self.rebalances += 1
+        if self.observer is not None:
+            self.observer.rebalanced()
+
+    def commit_failed(self, error: str) -> None:
+        """A commit failed with this error."""
+        self.commit_failures[error] = self.commit_failures.get(error, 0) + 1
+        if self.observer is not None:
+            self.observer.commit_failed()
+
+    def lost(self, topic: str, count: int) -> None:
+        """So many records were deleted before they were read, by retention or with their topic."""
+        self.deleted_unread += count
+        if self.observer is not None:
+            self.observer.records_lost(topic, count)
+
+    def found_corrupt(self, topic: str) -> None:
+        """A record batch cannot be read."""
+        self.corrupt_batches += 1
+        if self.observer is not None:
+            self.observer.found_corrupt(topic)
+
+    def skipped_corrupt(self, topic: str, count: int) -> None:
+        """So many records that cannot be read were stepped over."""
+        self.skipped_corrupt_records += count
+        if self.observer is not None:
+            self.observer.records_lost(topic, count)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Records of one partition, read but not yet leased, and the offset to read on from."""
+
+    assignment: Assignment
+    partition: Partition
+    records: Sequence[Record]
+    read_to: int
+
+
+class Reader:
+    """Reads for one member of the group, one call at a time."""
+
+    def __init__(self, member: GroupMember, settings: KafkaSettings, counts: IntakeCounts, on_fenced: OnFenced) -> None:
+        self._member = member
+        self._settings = settings
+        self._counts = counts
+        self._on_fenced = on_fenced
+
+    async def read(self, assignment: Assignment, readable: Sequence[Partition], timeout_s: float) -> list[Chunk]:
+        """The next records of these partitions; nothing after the time-out, or when a fault was dealt with instead.
+
+        Waits out a rebalance; what comes after one is of no use to the old assignment and is dropped by the caller.
+        """
+        suspects = [partition for partition in readable if partition.suspect]
+        if suspects:
+            return await self._read_singly(assignment, suspects[0])
+        tps = [partition.tp for partition in readable]
+        try:
+            found = await self._member.poll(tps, self._settings.max_poll_records, timeout_s)
+        except Exception as error:  # noqa: BLE001 - a record that cannot be parsed raises anything
+            await self._deal_with(error, assignment, readable)
+            return []
+        chunks: list[Chunk] = []
+        for partition in readable:
+            records = found.get(partition.tp)
+            position = self._member.position(partition.tp)
+            if records:
+                read_to = max(records[-1].offset + 1, position or 0)
+                chunks.append(Chunk(assignment, partition, records, read_to))
+            elif not assignment.over and position is not None and position > partition.read_to:
+                partition.skip_to(position)  # transaction markers, or offsets that compaction emptied
+            if position is not None and partition.watermark is not None:
+                self._note_end(partition.watermark, partition.tp, position)
+        return chunks
+
+    def _note_end(self, watermark: Watermark, tp: TopicPartition, position: int) -> None:
+        """Where all was read, what comes next was written after the fetch that told so: see core/clock_skew.py."""
+        if position == self._member.highwater(tp):
+            watermark.saw_log_end(position, asyncio.get_running_loop().time() - self._member.unheard_s(tp))
+
+    async def _read_singly(self, assignment: Assignment, partition: Partition) -> list[Chunk]:
+        """Read record by record up to the one that cannot be read: a whole fetch would fail on its account."""
+        records: list[Record] = []
+        try:
+            while len(records) < self._settings.max_poll_records:
+                found = await self._member.poll((partition.tp,), 1, 0.0 if records else _SINGLE_WAIT_S)
+                if not found:
+                    partition.suspect = False
+                    break
+                records.extend(found[partition.tp])
+        except Exception as error:  # noqa: BLE001 - as above
+            if not records:
+                if isinstance(error, UnicodeDecodeError):
+                    rescued = await self._rescue(assignment, partition)
+                    if rescued is not None:
+                        return rescued
+                await self._deal_with(error, assignment, (partition,))
+        if not records:
+            return []
+        return [Chunk(assignment, partition, records, records[-1].offset + 1)]
+
+    async def _deal_with(self, error: Exception, assignment: Assignment, partitions: Sequence[Partition]) -> None:
+        """Go back to where each partition was read to, as aiokafka may have dropped good records with the error."""
+        if assignment.over:
+            return
+        for partition in partitions:
+            self._member.seek(partition.tp, partition.read_to)
+        if isinstance(error, kafka_errors.OffsetOutOfRangeError):
+            for partition in [each for each in partitions if each.tp in error.args[0]]:
+                lost_topic = self._member.lost_topic(partition.tp)
+                await (self._return_to_topic if lost_topic else self._return_to_log)(assignment, partition)
+        elif isinstance(error, kafka_errors.TopicAuthorizationFailedError):
+            _LOG.error("was refused a topic; its partitions wait", extra={"topics": error.args})
+            for partition in partitions:
+                if partition.tp.topic in error.args:
+                    partition.blocked_until_s = asyncio.get_running_loop().time() + _BLOCKED_S
+        elif isinstance(error, kafka_errors.CorruptRecordException) or not isinstance(error, kafka_errors.KafkaError):
+            await self._suspect(assignment, partitions, error)
+        else:
+            _LOG.warning("could not fetch", extra={"error": repr(error)})
+            await asyncio.sleep(_FAULT_PAUSE_S)
+
+    async def _suspect(self, assignment: Assignment, partitions: Sequence[Partition], error: Exception) -> None:
+        """Find out which partition holds what cannot be read, by reading it apart; that one stands before it."""
+        if len(partitions) == 1 and partitions[0].suspect:
+            await self._stand_before_corrupt(assignment, partitions[0], error)
+            return
+        for partition in [each for each in partitions if str(each.tp) in str(error)] or partitions:
+            partition.suspect = True
+
+    async def _return_to_log(self, assignment: Assignment, partition: Partition) -> None:
+        """Go on at the log's start after retention overtook the position, or after the log lost its end."""
+        tp, position = partition.tp, partition.read_to
+        try:
+            start = (await self._member.log_starts((tp,)))[tp]
+        except kafka_errors.KafkaError as error:
+            _LOG.warning("could not ask for the start of a log", extra={"error": repr(error)})
+            return
+        if assignment.over:
+            return
+        details = {"topic": tp.topic, "partition": tp.partition, "position": position, "log_start": start}
+        if start > position:
+            self._counts.lost(tp.topic, start - position)
+            _LOG.error("lost records to retention", extra={**details, "records": start - position})
+            partition.skip_to(start)
+        else:
+            _LOG.error("found a log that ends before the position, and read it from its start", extra=details)
+            if partition.watermark is not None:
+                self._on_fenced(partition.watermark.fence())
+            partition.place(start, None, partition.topic_id)
+        self._member.seek(tp, start)
+
+    async def _return_to_topic(self, assignment: Assignment, partition: Partition) -> None:
+        """Read a topic that was deleted and made again from its start; wait while there is none.
+
+        What is under way of the old one is answered; what nobody had read of it, as far as known, is lost.
+        """
+        tp, position, known_id = partition.tp, partition.read_to, partition.topic_id
+        partition.blocked_until_s = asyncio.get_running_loop().time() + _FAULT_PAUSE_S
+        try:
+            topic_id = await self._member.topic_id(tp.topic)
+            if topic_id == known_id:
+                return
+            start = (await self._member.log_starts((tp,)))[tp]
+        except kafka_errors.KafkaError as error:
+            _LOG.warning("could not ask for a topic that was deleted", extra={"topic": tp.topic, "error": repr(error)})
+            return
+        if assignment.over:
+            return
+        lost = max(0, self._member.highwater(tp) - position)
+        if lost:
+            self._counts.lost(tp.topic, lost)
+        details = {"topic": tp.topic, "partition": tp.partition, "position": position, "records": lost}
+        _LOG.error("found a topic that was deleted and made again, and read it from its start", extra=details)
+        partition.place(start, None, topic_id)
+        partition.blocked_until_s = 0.0
+        self._member.read(tp, topic_id, start)
+
+    async def _stand_before_corrupt(self, assignment: Assignment, partition: Partition, error: Exception) -> None:
+        """Tell of a batch that cannot be read; step over it if that is allowed, else try again later."""
+        tp, offset = partition.tp, partition.read_to
+        if partition.corrupt_at != offset:
+            partition.corrupt_at = offset
+            self._counts.found_corrupt(tp.topic)
+        details = {"topic": tp.topic, "partition": tp.partition, "offset": offset, "error": repr(error)}
+        after = await self._offset_after(partition) if self._settings.skip_corrupt_batches else None
+        if assignment.over:
+            return
+        if after is None:
+            partition.blocked_until_s = asyncio.get_running_loop().time() + _BLOCKED_S
+            _LOG.error("found a record batch that cannot be read; its partition waits", extra=details)
+            return
+        self._counts.skipped_corrupt(tp.topic, after - offset)
+        _LOG.error("stepped over a record batch that cannot be read", extra={**details, "records": after - offset})
+        partition.suspect = False
+        partition.skip_to(after)
+        self._member.seek(tp, after)
+
+    async def _rescue(self, assignment: Assignment, partition: Partition) -> list[Chunk] | None:
+        """Read a batch by hand, as a header name in it is not UTF-8, which aiokafka does not survive; None: in vain."""
+        tp, offset = partition.tp, partition.read_to
+        try:
+            data, aborted = await self._member.raw_batches(tp, offset)
+            records, after = rescue_records(data, tp.topic, tp.partition, offset, aborted)
+        except (kafka_errors.KafkaError, ValueError):
+            return None
+        if assignment.over:
+            return None
+        self._member.seek(tp, after)
+        if records:
+            return [Chunk(assignment, partition, records, after)]
+        partition.skip_to(after)
+        return []
+
+    async def _offset_after(self, partition: Partition) -> int | None:
+        try:
+            data, _ = await self._member.raw_batches(partition.tp, partition.read_to)
+        except kafka_errors.KafkaError:
+            return None
+        return offset_after_batch(data, partition.read_to, self._member.highwater(partition.tp))

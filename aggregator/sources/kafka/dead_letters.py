@@ -1,0 +1,152 @@
+"""Keep the records that could not be read, routed or served, with the reason, in their topic's dead-letter topic."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from aiokafka.errors import MessageSizeTooLargeError, ProducerClosed, RecordTooLargeError
+
+from aggregator.errors import Code
+from aggregator.observability.metrics import Metrics
+from aggregator.settings import KafkaSettings
+from aggregator.sources.kafka.consumer.committed_offset import Lease
+from aggregator.sources.kafka.records import OutgoingRecord, Producer
+from aggregator.sources.kafka.replies import dead_letter
+
+_LOG = logging.getLogger(__name__)
+_PAUSE_S = 1.0
+_MOST_WAITING = 1000
+_TOO_LARGE = (MessageSizeTooLargeError, RecordTooLargeError)
+
+
+@dataclass(slots=True, eq=False)
+class DeadLetter:
+    """A record to keep, and why; `since_unix_s` says since when it is to be kept.
+
+    `omits_value`: it was too large for the dead-letter topic as it is.
+    """
+
+    lease: Lease
+    code: Code
+    message: str
+    attempts: int = 1
+    since_unix_s: float = 0.0
+    omits_value: bool = False
+
+
+class DeadLetters:
+    """Writes dead letters behind everybody's back, the lot of a topic at a time.
+
+    A lease settles once its letter is acknowledged. A letter that cannot be written holds its own partition's commit
+    until it can; a topic whose letters pile up is `full`, and is to be held, while all others go on.
+    """
+
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        producer: Producer,
+        metrics: Metrics,
+        *,
+        on_full_changed: Callable[[], None],
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._settings = settings
+        self._producer = producer
+        self._metrics = metrics
+        self._on_full_changed = on_full_changed
+        self._wall_clock = wall_clock
+        self._waiting: dict[str, list[DeadLetter]] = {}
+        self._writing: dict[str, asyncio.Task[None]] = {}
+        self._full: frozenset[str] = frozenset()
+
+    @property
+    def full(self) -> frozenset[str]:
+        """The query topics of which so many letters wait that no more should come."""
+        return self._full
+
+    def add(self, letter: DeadLetter) -> None:
+        """Write this one as soon as those of its topic before it are written."""
+        topic = letter.lease.record.topic
+        letter.since_unix_s = self._wall_clock()
+        self._waiting.setdefault(topic, []).append(letter)
+        if topic not in self._writing:
+            self._start_writing(topic)
+        self._watch_full()
+
+    async def written(self) -> None:
+        """Wait until every letter is written."""
+        while self._writing:
+            await asyncio.wait(self._writing.values())
+
+    def _start_writing(self, topic: str) -> None:
+        self._writing[topic] = asyncio.create_task(self._write_all(topic), name=f"dead letters of {topic}")
+        self._writing[topic].add_done_callback(partial(self._ended, topic))
+
+    def _ended(self, topic: str, task: asyncio.Task[None]) -> None:
+        del self._writing[topic]
+        if task.cancelled():
+            return
+        if task.exception() is not None:
+            _LOG.error("dead letters were given up", exc_info=task.exception())
+        if topic in self._waiting:  # added after the task had looked for the last time, and before it counted as done
+            self._start_writing(topic)
+
+    async def _write_all(self, topic: str) -> None:
+        with contextlib.suppress(ProducerClosed):  # whoever reads these records next finds the same
+            while waiting := self._waiting.pop(topic, None):
+                live = [letter for letter in waiting if not letter.lease.watermark.fenced]  # others keep the rest
+                failed = await self._write(live) if live else []
+                if failed:
+                    self._waiting[topic] = failed + self._waiting.get(topic, [])
+                self._watch_full()
+
+    async def _write(self, letters: list[DeadLetter]) -> list[DeadLetter]:
+        """Write letters; returns those to try again, after a pause where only time may help."""
+        try:
+            results = await self._producer.send([self._record(letter) for letter in letters])
+        except Exception as unforeseen:
+            if isinstance(unforeseen, ProducerClosed):
+                raise
+            results = [unforeseen] * len(letters)  # whatever it is, letters that hold commits must not be lost
+        failed: list[DeadLetter] = []
+        reason: Exception | None = None
+        for letter, error in zip(letters, results, strict=True):
+            if error is None:
+                self._metrics.dead_lettered(letter.code, 1)
+                letter.lease.watermark.settle(letter.lease)
+                continue
+            failed.append(letter)
+            if isinstance(error, _TOO_LARGE) and not letter.omits_value:
+                letter.omits_value = True
+            else:
+                reason = error
+        if reason is not None:
+            topic = letters[0].lease.record.topic + self._settings.dead_letter_suffix
+            details = {"topic": topic, "count": len(failed), "error": repr(reason)}
+            _LOG.error("dead letters cannot be written, commits are held", extra=details)
+            await asyncio.sleep(_PAUSE_S)
+        return failed
+
+    def _record(self, letter: DeadLetter) -> OutgoingRecord:
+        return dead_letter(
+            letter.lease,
+            letter.code,
+            letter.message,
+            topic=letter.lease.record.topic + self._settings.dead_letter_suffix,
+            group_id=self._settings.group_id,
+            attempts=letter.attempts,
+            first_failure_unix_s=letter.since_unix_s,
+            omit_value=letter.omits_value,
+        )
+
+    def _watch_full(self) -> None:
+        full = frozenset(topic for topic, letters in self._waiting.items() if len(letters) >= _MOST_WAITING)
+        if full != self._full:
+            self._full = full
+            self._on_full_changed()

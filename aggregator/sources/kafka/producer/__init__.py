@@ -1,0 +1,1 @@
+"""Write replies and dead letters."""

@@ -1,0 +1,69 @@
+"""What the pipeline asks of the world, in the order of the data: records, token counts, engines, replies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from aggregator.sources.kafka.consumer.committed_offset import Lease
+
+
+class Record(Protocol):
+    """One Kafka record as it was read; an aiokafka ConsumerRecord is one."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[tuple[str, bytes]]
+
+
+class Deliveries(Protocol):
+    """Kafka intake: leased records in, commits out.
+
+    A lease settles (by `lease.watermark.settle`) once its outcome is acknowledged by the broker; the
+    implementation commits watermarks on its own clock, on revocation and at the end.
+    """
+
+    async def fetch(self) -> Sequence[Lease]:
+        """The next records, at least one, of partitions that are not held; `lease.record` is a Record."""
+        ...
+
+    def hold(self, topics: frozenset[str]) -> None:
+        """Pause exactly these topics' partitions (those over their span cap stay paused on their own)."""
+        ...
+
+    def half_span_holders(self) -> Sequence[Lease]:
+        """Leases that hold back a watermark whose span passed half of its cap: their inputs are to be aged."""
+        ...
+
+
+@dataclass(slots=True, eq=False)  # one per record: a frozen one costs four times as much to make
+class OutgoingRecord:
+    """A reply or a dead letter on its way out."""
+
+    topic: str
+    partition: int | None
+    key: bytes | None
+    value: bytes
+    headers: Sequence[tuple[str, bytes]]
+
+
+Heard = Callable[[Sequence[int], Sequence[Exception | None]], None]
+"""Hears the broker's words on some of the records sent: where these stand, and the words."""
+
+
+class Producer(Protocol):
+    """Kafka output: idempotent, acks=all, in batches."""
+
+    async def send(self, records: Sequence[OutgoingRecord], heard: Heard | None = None) -> Sequence[Exception | None]:
+        """Send and wait for the broker's word on each: None when acknowledged.
+
+        An exception is final for its record (topic missing, not authorised, too large); what can pass (no
+        leader, broker away) is waited for. `heard` hears of each record once: of all at the end, but while some are
+        waited for, once a second of the others.
+        """
+        ...

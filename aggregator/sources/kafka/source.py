@@ -1,0 +1,228 @@
+"""The Kafka side of the pipeline: records become requests, settled requests become replies and freed offsets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+from aiokafka.errors import (
+    MessageSizeTooLargeError,
+    ProducerClosed,
+    RecordTooLargeError,
+    TopicAuthorizationFailedError,
+    UnknownTopicOrPartitionError,
+)
+
+from aggregator.errors import Code
+from aggregator.observability.metrics import Metrics, Unwritten
+from aggregator.observability.tracing import Tracing
+from aggregator.request import Failure, Request
+from aggregator.scheduler.work_item import Priority, Source
+from aggregator.settings import KafkaSettings
+from aggregator.sources.kafka.clock_skew import ClockSkew
+from aggregator.sources.kafka.codec import Intake, Refused, decode_all, decode_large
+from aggregator.sources.kafka.consumer.committed_offset import Lease
+from aggregator.sources.kafka.dead_letters import DeadLetter, DeadLetters
+from aggregator.sources.kafka.large_records import LARGE_BYTES, Fetched, LargeRecords, size_bytes
+from aggregator.sources.kafka.records import Deliveries, Producer
+from aggregator.sources.kafka.replies import check_reply_fits, encode_refusal, encode_replies
+from aggregator.sources.source import LetGo
+
+_LOG = logging.getLogger(__name__)
+_UNWRITTEN: dict[type[Exception], Unwritten] = {
+    UnknownTopicOrPartitionError: Unwritten.NOT_THERE,
+    TopicAuthorizationFailedError: Unwritten.FORBIDDEN,
+    MessageSizeTooLargeError: Unwritten.TOO_LARGE,
+    RecordTooLargeError: Unwritten.TOO_LARGE,
+}
+
+
+class KafkaPath:
+    """ports.KafkaPath over deliveries in and a producer out.
+
+    A lease settles only when the broker has acknowledged what answers it: a reply, a dead letter, or both.
+    """
+
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        intakes: Mapping[str, Intake],
+        deliveries: Deliveries,
+        producer: Producer,
+        *,
+        metrics: Metrics,
+        tracing: Tracing,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._settings = settings
+        self._intakes = intakes
+        self._deliveries = deliveries
+        self._producer = producer
+        self._metrics = metrics
+        self._tracing = tracing
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._dead_letters = DeadLetters(settings, producer, metrics, on_full_changed=self._hold, wall_clock=wall_clock)
+        self._skew = ClockSkew(_tell_doubt)
+        metrics.watch_clock(lambda: self._skew.shown_s(clock()))
+        self._asked = {name: {intake.defaults.model} for name, intake in intakes.items()}
+        self._stopped: frozenset[str] = frozenset()
+        self._held: frozenset[str] = frozenset()
+        self._large = LargeRecords(on_full_changed=self._hold)
+        self._refusing: asyncio.Task[None] | None = None
+
+    async def receive(self) -> Sequence[Request]:
+        """The next requests with small values; records that are none are refused beside them.
+
+        Empty once fetching is stopped.
+        """
+        while True:
+            leases = await self._deliveries.fetch()
+            if self._refusing is not None:  # at most one fetch of refusals is under way: a flood stays bounded
+                await self._refusing
+                self._refusing = None
+            if not leases:
+                self._large.close()
+                return ()
+            with self._tracing.receive(leases[0].record.topic, len(leases)):
+                now_s, wall_s = self._clock(), self._wall_clock()
+                self._skew.read(leases, now_s, wall_s)
+                large = [Fetched(lease, now_s, wall_s) for lease in leases if size_bytes(lease) >= LARGE_BYTES]
+                if large:
+                    leases = [lease for lease in leases if size_bytes(lease) < LARGE_BYTES]
+                requests, refused = await decode_all(
+                    leases, self._intakes, received_s=now_s, wall_s=wall_s, doubts=self._skew.doubts
+                )
+            if refused:
+                self._refusing = asyncio.create_task(self._refuse(refused), name="refuse records")
+            self._large.put(large)
+            if requests:
+                return requests
+
+    async def receive_large(self) -> Sequence[Request]:
+        """The same of the records with large values, which would hold up the others; those of held topics wait."""
+        while fetched := await self._large.take():
+            live = [each for each in fetched if not each.lease.watermark.fenced]
+            requests, refused = await decode_large(live, self._intakes, self._skew.doubts)
+            if refused:
+                await self._refuse(refused)
+            if requests:
+                return requests
+        return ()
+
+    def accept(self, request: Request) -> None:
+        """Note which model its topic's records ask for. Raises InvalidRequest if its reply would not fit its topic."""
+        self._asked[request.origin.lease.watermark.topic].add(request.model)
+        check_reply_fits(request, request.options.dimensions, self._settings.max_reply_bytes)
+
+    async def settle(self, requests: Sequence[Request], let_go: LetGo) -> None:
+        """Reply to settled requests and free their offsets; a reply that cannot be written becomes a dead letter.
+
+        Requests that come after the producer was closed are left to whoever reads their records next.
+        """
+        live = [request for request in requests if not request.origin.lease.watermark.fenced]
+        gone: list[Request] = []
+
+        def heard(positions: Sequence[int], errors: Sequence[Exception | None]) -> None:
+            answered = [live[position] for position in positions]
+            self._answered(answered, errors)
+            gone.extend(answered)
+            let_go(answered)
+
+        if live:
+            with contextlib.suppress(ProducerClosed), self._tracing.send(self._settings.reply_topic, len(live)):
+                await self._producer.send(encode_replies(live, self._settings.group_id), heard)
+        if len(gone) < len(requests):
+            answered = set(gone)
+            let_go([request for request in requests if request not in answered])
+
+    def _answered(self, requests: Sequence[Request], errors: Sequence[Exception | None]) -> None:
+        """The broker has, or refused, their replies."""
+        for request, error in zip(requests, errors, strict=True):
+            lease: Lease = request.origin.lease
+            if error is not None:
+                letter = self._unwritten(lease, request.origin.topic, error)
+                request.overrule(Failure(letter.code, letter.message))
+            elif request.failed and (failure := _internal(request)) is not None:
+                self._dead_letters.add(DeadLetter(lease, failure.code, failure.message, failure.attempts))
+            else:
+                lease.watermark.settle(lease)
+
+    async def written(self) -> None:
+        """Wait for the dead letters that are still to be written."""
+        await self._dead_letters.written()
+
+    def hold(self, away: Callable[[str], bool], full: Callable[[str, Priority], bool]) -> None:
+        """Pause the topics whose own model is away, or of whose models one is full for their class."""
+        self._stopped = frozenset(
+            name
+            for name, intake in self._intakes.items()
+            if away(intake.defaults.model) or any(full(model, intake.defaults.priority) for model in self._asked[name])
+        )
+        self._hold()
+
+    def drop_fenced(self) -> None:
+        """Forget what waits of partitions that were given back."""
+        self._large.drop_fenced()
+
+    def _hold(self) -> None:
+        stopped = self._stopped | self._dead_letters.full
+        if stopped != self._large.held:
+            self._large.hold(stopped)
+        held = stopped | self._large.full  # what waits of those that are only full is worked off
+        if held != self._held:
+            self._held = held
+            self._deliveries.hold(held)
+
+    def stuck(self) -> Sequence[Lease]:
+        """Leases that hold their partition's watermark so far back that they are to be aged."""
+        return self._deliveries.half_span_holders()
+
+    async def _refuse(self, refused: Sequence[Refused]) -> None:
+        """Answer records that are no requests, where somebody can be answered, and keep those nobody can read."""
+        started_s = self._clock()
+        answered = [each for each in refused if each.route is not None]
+        try:
+            group_id = self._settings.group_id
+            errors = await self._producer.send([encode_refusal(each, group_id) for each in answered])
+        except ProducerClosed:
+            return
+        codes: Counter[Code] = Counter()
+        unwritten = {id(each): error for each, error in zip(answered, errors, strict=True) if error is not None}
+        for each in refused:
+            error = unwritten.get(id(each))
+            if each.dead_letter or each.route is None:
+                self._dead_letters.add(DeadLetter(each.lease, each.error.code, str(each.error)))
+            elif error is not None:
+                codes[self._unwritten(each.lease, each.route.topic, error).code] += 1
+                continue
+            else:
+                each.lease.watermark.settle(each.lease)
+            codes[each.error.code] += 1
+        self._metrics.answered(Source.KAFKA, codes, [self._clock() - started_s] * len(refused))
+
+    def _unwritten(self, lease: Lease, topic: str, error: Exception) -> DeadLetter:
+        """Keep the record of a reply that Kafka refused for good."""
+        self._metrics.unwritten(_UNWRITTEN.get(type(error), Unwritten.REFUSED))
+        why = f"the reply could not be written to {topic}: {type(error).__name__}"
+        letter = DeadLetter(lease, Code.INTERNAL, why)
+        self._dead_letters.add(letter)
+        return letter
+
+
+def _tell_doubt(skew_s: float) -> None:
+    if skew_s:
+        _LOG.warning("the clock is off the records' clocks; nothing expires by it", extra={"skew_s": round(skew_s, 1)})
+    else:
+        _LOG.info("the clock agrees with the records' again")
+
+
+def _internal(request: Request) -> Failure | None:
+    """The first input that failed through no fault of its sender's, if any did."""
+    failures = (outcome for outcome in request.outcomes if isinstance(outcome, Failure))
+    return next((failure for failure in failures if failure.code is Code.INTERNAL), None)

@@ -1,0 +1,249 @@
+"""Read off the bytes of an EmbedRequest what it would cost to parse, before anything is made of it.
+
+A message of 4 MiB can hold 2 million inputs or 4 million token ids: parsed, that is a hundred megabytes. The walk
+over its fields ends at the first bound that it passes.
+"""
+
+from __future__ import annotations
+
+import struct
+import uuid
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from math import inf
+from typing import Any
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from aggregator.errors import InvalidRequest
+from aggregator.request import _BAD_ID, _EMPTY, Defaults, Options, Outcome, Request
+from aggregator.scheduler.work_item import Priority
+from protos.embedding.v1 import embedding_pb2 as pb
+
+SMALL_BYTES = 32 * 1024
+"""So few bytes are parsed in less time than they are walked over, and hold little whatever they say."""
+MAX_TOKEN_IDS = 1 << 20
+"""Of one request; they are held as 4 bytes each."""
+
+_FIELDS_PER_INPUT = 4  # one has two: what it is, and its number of tokens
+_OTHER_FIELDS = 64  # a request has 11 besides its inputs
+_HEAD_FIELDS = 2048
+_INPUTS = pb.EmbedRequest.INPUTS_FIELD_NUMBER
+_TOKEN_IDS = pb.Input.TOKEN_IDS_FIELD_NUMBER
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_LONGEST_VARINT = 10
+
+
+def check(data: bytes, max_inputs: int) -> None:
+    """Raises InvalidRequest for a message that holds too much, DecodeError for one that cannot be walked over.
+
+    What this lets pass can still be found undecodable.
+    """
+    if len(data) <= SMALL_BYTES:
+        return
+    inputs = token_ids = fields = 0
+    max_fields = _FIELDS_PER_INPUT * max_inputs + _OTHER_FIELDS
+    for number, wire_type, start, end in _fields(data, 0, len(data)):
+        fields += 1
+        if number == _INPUTS and wire_type == _BYTES:
+            inputs += 1
+            if inputs > max_inputs:
+                raise InvalidRequest(f"more than {max_inputs} inputs: at most {max_inputs} are taken")
+            for part, part_type, part_start, part_end in _fields(data, start, end):
+                fields += 1
+                if part == _TOKEN_IDS and part_type == _BYTES:
+                    token_ids += _token_ids(data, part_start, part_end)
+                if token_ids > MAX_TOKEN_IDS:
+                    raise InvalidRequest(f"more than {MAX_TOKEN_IDS} token ids: send fewer in one request")
+                if fields > max_fields:
+                    break
+        if fields > max_fields:
+            raise InvalidRequest("the message repeats fields without end")
+
+
+def head(data: bytes) -> pb.EmbedRequest:
+    """What a message says besides its inputs, its id as a rule, as far as that can be read with little effort."""
+    told: list[bytes] = []
+    begins = 0
+    try:
+        for walked, (number, _, _, ends) in enumerate(_fields(data, 0, len(data))):
+            if number != _INPUTS:
+                told.append(data[begins:ends])
+            begins = ends
+            if walked == _HEAD_FIELDS:
+                break
+    except DecodeError:
+        pass  # what came before it is told
+    try:
+        return pb.EmbedRequest.FromString(b"".join(told))
+    except DecodeError:
+        return pb.EmbedRequest()
+
+
+def _token_ids(data: bytes, start: int, end: int) -> int:
+    """How many a TokenIds holds if they are packed, as they should be; twice as many if not.
+
+    Each id has one last byte, and so have the tag and the length of the packed list.
+    """
+    last_bytes = np.count_nonzero(np.frombuffer(data, np.uint8, end - start, start) < 0x80)  # noqa: PLR2004
+    return max(0, int(last_bytes) - 2)
+
+
+def _fields(data: bytes, position: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+    """Number, wire type, and where the content begins and ends, of each field in `data[position:end]`."""
+    while position < end:
+        tag, position = _varint(data, position, end)
+        wire_type = tag & 7
+        start = position
+        if wire_type == _BYTES:
+            size, start = _varint(data, position, end)
+            position = start + size
+        elif wire_type == _VARINT:
+            _, position = _varint(data, position, end)
+        elif wire_type == _FIXED64:
+            position += 8
+        elif wire_type == _FIXED32:
+            position += 4
+        else:
+            raise DecodeError("a group, or no wire type at all")
+        if position > end:
+            raise DecodeError("a field is longer than what holds it")
+        yield tag >> 3, wire_type, start, position
+
+
+def _varint(data: bytes, position: int, end: int) -> tuple[int, int]:
+    """The number at `position`, and where it ends."""
+    value = 0
+    for index in range(position, min(end, position + _LONGEST_VARINT)):
+        byte = data[index]
+        value |= (byte & 0x7F) << (7 * (index - position))
+        if byte < 0x80:  # noqa: PLR2004 - the last of its bytes
+            return value, index + 1
+    raise DecodeError("a number has no end")
+
+
+_PRIORITIES: dict[int, Priority] = {
+    pb.PRIORITY_INTERACTIVE: Priority.INTERACTIVE,
+    pb.PRIORITY_DEFAULT: Priority.DEFAULT,
+    pb.PRIORITY_BACKGROUND: Priority.BACKGROUND,
+}
+_MAX_TOKEN_ID = 2**31 - 1
+_PACKED_AT_ONCE = 8192
+_FLOAT32, _NO_TRUNCATION = int(pb.ENCODING_FLOAT32), int(pb.TRUNCATE_NONE)
+
+
+def decode(data: bytes, max_inputs: int) -> pb.EmbedRequest:
+    """The message in these bytes; raises InvalidRequest for one that holds too much, or is none."""
+    try:
+        check(data, max_inputs)
+        return pb.EmbedRequest.FromString(data)
+    except DecodeError:
+        raise InvalidRequest("the message is no embedding.v1.EmbedRequest: it cannot be decoded") from None
+
+
+def parse(
+    message: pb.EmbedRequest,
+    defaults: Defaults,
+    origin: Any,
+    *,
+    received_s: float,
+    wall_s: float,
+    deadline_s: float = inf,
+) -> Request:
+    """Turn a public message into a Request.
+
+    `wall_s` is the wall clock (Unix seconds) at `received_s`; `deadline_s` is a deadline from outside the
+    message (gRPC's own). Raises InvalidRequest where the whole request is at fault; an input at fault only has
+    its own Failure.
+    """
+    inputs = message.inputs
+    remaining = len(inputs)
+    if not 0 < remaining <= defaults.max_inputs:
+        limit = "at least one input is needed" if not remaining else f"at most {defaults.max_inputs} are taken"
+        raise InvalidRequest(f"{remaining} inputs: {limit}")
+    values: list[str | bytes] = [inputs[0].text] if remaining == 1 else [item.text for item in inputs]
+    if message.HasField("expire_time"):
+        expire_s = message.expire_time.seconds + message.expire_time.nanos * 1e-9
+        deadline_s = min(deadline_s, received_s + expire_s - wall_s)
+    outcomes: list[Outcome | None] = [None] * remaining
+    if not all(values):  # token ids, or nothing at all
+        values, outcomes, remaining = _values(inputs)
+    return Request(
+        request_id=message.request_id or uuid.uuid4().hex,
+        model=message.model or defaults.model,
+        model_revision=message.model_revision,
+        inputs=values,
+        options=_options(message),
+        priority=_priority(message.priority, defaults.priority),
+        source=defaults.source,
+        tenant=(defaults.trusts_tenant and message.tenant) or defaults.tenant,
+        received_s=received_s,
+        deadline_s=deadline_s,
+        origin=origin,
+        outcomes=outcomes,
+        remaining=remaining,
+        failed=remaining < len(outcomes),
+    )
+
+
+def _values(inputs: Sequence[pb.Input]) -> tuple[list[str | bytes], list[Outcome | None], int]:
+    """Each input's text or packed ids, the outcome it has already when it holds neither, and how many have none."""
+    values: list[str | bytes] = []
+    outcomes: list[Outcome | None] = []
+    for item in inputs:
+        value = item.text or _packed_ids(item.token_ids.ids)
+        failure = None if isinstance(value, str) or value else _EMPTY
+        if value is None:
+            failure, value = _BAD_ID, b""
+        values.append(value)
+        outcomes.append(failure)
+    return values, outcomes, outcomes.count(None)
+
+
+def _packed_ids(ids: Sequence[int]) -> bytes | None:
+    if not ids:
+        return b""
+    if len(ids) > _PACKED_AT_ONCE:  # so that other threads have their turns
+        pieces = [_packed_ids(ids[start : start + _PACKED_AT_ONCE]) for start in range(0, len(ids), _PACKED_AT_ONCE)]
+        return None if None in pieces else b"".join(piece for piece in pieces if piece)
+    if max(ids) > _MAX_TOKEN_ID:
+        return None
+    return struct.pack(f"<{len(ids)}i", *ids)
+
+
+def _priority(value: int, default: Priority) -> Priority:
+    if not value:
+        return default
+    priority = _PRIORITIES.get(value)
+    if priority is None:
+        raise InvalidRequest(f"priority {value} is not known: use one of {list(_PRIORITIES)}")
+    return priority
+
+
+def _options(message: pb.EmbedRequest) -> Options:
+    return _checked_options(
+        message.dimensions,
+        message.encoding or _FLOAT32,
+        message.normalize if message.HasField("normalize") else None,
+        message.truncate or _NO_TRUNCATION,
+        message.input_type,
+    )
+
+
+@lru_cache(maxsize=1024)
+def _checked_options(
+    dimensions: int,
+    encoding: int,
+    normalize: bool | None,  # noqa: FBT001 - three values, and lru_cache is quicker by position
+    truncate: int,
+    input_type: int,
+) -> Options:
+    for name, value, enum in (
+        ("encoding", encoding, pb.Encoding),
+        ("truncate", truncate, pb.Truncate),
+        ("input_type", input_type, pb.InputType),
+    ):
+        if value not in enum.values():
+            raise InvalidRequest(f"{name} {value} is not known: use one of {', '.join(enum.keys())}")
+    return Options(dimensions, encoding, normalize, truncate, input_type)

@@ -1,0 +1,239 @@
+"""Turn a settled request into the public response message."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from collections.abc import Iterator
+from functools import cached_property, lru_cache
+from typing import Any
+
+from google.protobuf.json_format import MessageToDict, MessageToJson
+
+from aggregator.errors import Code
+from aggregator.replicas.results import CompletedBatch, EncodedRows, Vector, vector_bytes
+from aggregator.request import Failure, Options, Request
+from protos.embedding.v1 import embedding_pb2 as pb
+
+MAX_ECHOED = 1024
+"""Characters of an id, or of a model's name, in the answer to what was not taken."""
+
+
+def response(request: Request, reply_id: str) -> pb.EmbedResponse:
+    """The answer to a request whose every input has an outcome; on gRPC and on Kafka alike."""
+    answer = summary(request, reply_id)
+    for outcome in request.outcomes:
+        if isinstance(outcome, Vector):
+            _fill(answer.embeddings.add(), outcome, request)
+        elif outcome is not None:
+            fill_status(answer.embeddings.add().status, outcome)
+    return answer
+
+
+def summary(request: Request, reply_id: str) -> pb.EmbedResponse:
+    """All of the answer but its embeddings."""
+    answer = pb.EmbedResponse(request_id=request.request_id, model=request.model, reply_id=reply_id)
+    status = answer.status
+    slowest: Vector | None = None
+    for outcome in request.outcomes:
+        if isinstance(outcome, Vector):
+            if slowest is None or outcome.queued_s > slowest.queued_s:
+                slowest = outcome
+            continue
+        assert outcome is not None, "A request was answered before its last input settled. This is a bug."
+        if status.code == Code.OK:
+            fill_status(status, outcome)
+    if slowest is not None:
+        _describe_batch(answer, slowest.batch, slowest.queued_s)
+    return answer
+
+
+def _fill(embedding: pb.Embedding, vector: Vector, request: Request) -> None:
+    options = request.options
+    rows = vector.batch.rows(options.dimensions, options.encoding, normalize=bool(options.normalize))
+    embedding.embedding = rows.row(vector.row)
+    embedding.dimensions = rows.dimensions
+    embedding.encoding = options.encoding  # type: ignore[assignment]
+    embedding.token_count = vector.token_count
+    embedding.scale = rows.scale(vector.row)
+    embedding.status.SetInParent()
+
+
+def fill_status(status: pb.Status, failure: Failure) -> None:
+    """Say in a public message why something failed."""
+    status.code = failure.code
+    status.message = failure.message
+    status.retryable = failure.retryable
+    if failure.retry_after_s:
+        status.retry_delay.FromNanoseconds(int(failure.retry_after_s * 1e9))
+
+
+def _describe_batch(answer: pb.EmbedResponse, batch: CompletedBatch, queued_s: float) -> None:
+    answer.model = batch.model
+    answer.model_revision = batch.model_revision
+    answer.batch_id = batch.batch_id
+    answer.attempt = batch.attempt
+    answer.timings.queued.FromNanoseconds(int(queued_s * 1e9))
+    answer.timings.batched.FromNanoseconds(int(batch.batched_s * 1e9))
+    answer.timings.inference.FromNanoseconds(int(batch.inference_s * 1e9))
+
+
+_LARGE_BYTES = 1024 * 1024
+
+
+def is_large(request: Request) -> bool:
+    """Whether its answer takes so long to make, a millisecond and more, that a thread is to do it."""
+    count = len(request.outcomes)
+    options = request.options
+    return count > 1 and count * vector_bytes(options.dimensions, options.encoding) >= _LARGE_BYTES
+
+
+def to_protobuf(request: Request, reply_id: str) -> bytes:
+    """The answer to a settled request, as protobuf."""
+    outcome = request.outcomes[0]
+    if len(request.outcomes) == 1 and isinstance(outcome, Vector):
+        return _shared(outcome.batch, request.options).protobuf(request.request_id, outcome, reply_id)
+    if request.options.encoding == pb.ENCODING_INT8:  # each vector has a scale of its own: nothing is shared
+        return response(request, reply_id).SerializeToString()
+    return b"".join(_pieces(request, reply_id))
+
+
+def _pieces(request: Request, reply_id: str) -> Iterator[bytes]:
+    """The answer to many inputs; protobuf would copy the vectors three times, and let no thread run meanwhile."""
+    yield summary(request, reply_id).SerializeToString()
+    options = request.options
+    batch: CompletedBatch | None = None
+    rows: EncodedRows | None = None
+    for outcome in request.outcomes:
+        if isinstance(outcome, Vector):
+            if rows is None or outcome.batch is not batch:
+                batch = outcome.batch
+                rows = batch.rows(options.dimensions, options.encoding, normalize=bool(options.normalize))
+            around = _around_vector(rows.row_bytes, rows.dimensions, options.encoding, outcome.token_count, 0.0)
+            yield around[0]
+            yield rows.row(outcome.row)
+            yield around[1]
+        elif outcome is not None:
+            failed = pb.EmbedResponse()
+            fill_status(failed.embeddings.add().status, outcome)
+            yield failed.SerializeToString()
+
+
+def to_json(request: Request, reply_id: str) -> bytes:
+    """The same as JSON."""
+    outcome = request.outcomes[0]
+    if len(request.outcomes) == 1 and isinstance(outcome, Vector):
+        return _shared(outcome.batch, request.options).json(request.request_id, outcome, reply_id)
+    return json_of(response(request, reply_id))
+
+
+def json_of(answer: pb.EmbedResponse) -> bytes:
+    """A message as one line of JSON."""
+    return MessageToJson(answer, indent=None, ensure_ascii=False).encode()
+
+
+def _shared(batch: CompletedBatch, options: Options) -> _Shared:
+    shared: _Shared | None = batch.shared.get(id(options))
+    if shared is None:
+        shared = batch.shared[id(options)] = _Shared(batch, options)
+    return shared
+
+
+class _Shared:
+    """What the replies to one batch have in common, for requests of one input with the same options.
+
+    A protobuf reply is put together from pieces that protobuf wrote: it merges messages that stand end to end, so
+    what replies share is written once, and only ids and the vector's own bytes go in between.
+    """
+
+    def __init__(self, batch: CompletedBatch, options: Options) -> None:
+        self.options = options  # kept, as it is found by its id
+        self._rows = batch.rows(options.dimensions, options.encoding, normalize=bool(options.normalize))
+        self._encoding = options.encoding
+        common = pb.EmbedResponse(
+            model=batch.model, model_revision=batch.model_revision, batch_id=batch.batch_id, attempt=batch.attempt
+        )
+        common.timings.batched.FromNanoseconds(int(batch.batched_s * 1e9))
+        common.timings.inference.FromNanoseconds(int(batch.inference_s * 1e9))
+        self._common = common.SerializeToString()
+        self._with_timings: dict[float, bytes] = {}
+
+    @cached_property
+    def _common_json(self) -> dict[str, Any]:
+        """The same for JSON, which few batches need."""
+        common: dict[str, Any] = MessageToDict(pb.EmbedResponse.FromString(self._common))
+        return common
+
+    def protobuf(self, request_id: str, vector: Vector, reply_id: str) -> bytes:
+        """One reply as protobuf."""
+        common = self._with_timings.get(vector.queued_s) or self._add_timings(vector.queued_s)
+        rows = self._rows
+        scale = rows.scale(vector.row)
+        before, after = _around_vector(rows.row_bytes, rows.dimensions, self._encoding, vector.token_count, scale)
+        own_id, own_reply_id = request_id.encode(), reply_id.encode()
+        own = rows.row(vector.row)
+        return b"".join(
+            (
+                common,
+                before,
+                own,
+                after,
+                _before_request_id(len(own_id)),
+                own_id,
+                _before_reply_id(len(own_reply_id)),
+                own_reply_id,
+            )
+        )
+
+    def json(self, request_id: str, vector: Vector, reply_id: str) -> bytes:
+        """One reply as JSON."""
+        own = pb.EmbedResponse(request_id=request_id, reply_id=reply_id)
+        rows = self._rows
+        scale = rows.scale(vector.row)
+        own.embeddings.append(_embedding(b"", rows.dimensions, self._encoding, vector.token_count, scale))
+        own.timings.queued.FromNanoseconds(int(vector.queued_s * 1e9))
+        document: dict[str, Any] = self._common_json | MessageToDict(own)
+        document["timings"] |= self._common_json["timings"]
+        document["embeddings"][0]["embedding"] = b64encode(self._rows.row(vector.row)).decode()
+        return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+
+    def _add_timings(self, queued_s: float) -> bytes:
+        own = pb.EmbedResponse()
+        own.timings.queued.FromNanoseconds(int(queued_s * 1e9))
+        whole = self._with_timings[queued_s] = self._common + own.SerializeToString()
+        return whole
+
+
+def _embedding(vector: bytes, dimensions: int, encoding: int, token_count: int, scale: float) -> pb.Embedding:
+    embedding = pb.Embedding(
+        embedding=vector,
+        dimensions=dimensions,
+        encoding=encoding,  # type: ignore[arg-type]
+        token_count=token_count,
+        scale=scale,
+    )
+    embedding.status.SetInParent()
+    return embedding
+
+
+@lru_cache(maxsize=1024)
+def _around_vector(
+    row_bytes: int, dimensions: int, encoding: int, token_count: int, scale: float
+) -> tuple[bytes, bytes]:
+    """What stands before and after a vector's bytes in a reply."""
+    vector = b"\xff" * row_bytes
+    reply = pb.EmbedResponse(embeddings=[_embedding(vector, dimensions, encoding, token_count, scale)])
+    before, _, after = reply.SerializeToString().partition(vector)
+    return before, after
+
+
+@lru_cache(maxsize=256)
+def _before_request_id(size_bytes: int) -> bytes:
+    """What stands before a request id of so many bytes."""
+    return pb.EmbedResponse(request_id="x" * size_bytes).SerializeToString()[: -size_bytes or None]
+
+
+@lru_cache(maxsize=256)
+def _before_reply_id(size_bytes: int) -> bytes:
+    """What stands before a reply id of so many bytes."""
+    return pb.EmbedResponse(reply_id="x" * size_bytes).SerializeToString()[: -size_bytes or None]

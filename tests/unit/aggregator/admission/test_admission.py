@@ -1,0 +1,85 @@
+"""Admission: what one model holds is bounded by source and class, with hysteresis."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aggregator.admission.bounds import Admission, AdmissionPolicy
+from aggregator.scheduler.work_item import Priority, Source
+
+INTERACTIVE, DEFAULT, BACKGROUND = Priority
+KAFKA, GRPC = Source
+
+
+def test_classes_of_kafka_stop_at_their_share_and_start_again_well_below_it() -> None:
+    admission = Admission(AdmissionPolicy(1000))
+    stopped: dict[int, frozenset[Priority]] = {}
+    for held in (499, 500, 749, 750, 1000, 801, 799, 601, 599, 401, 399):
+        admission.charge(KAFKA, held - admission.total)
+        stopped[held] = admission.stopped()
+    assert stopped == {
+        499: frozenset(),
+        500: {BACKGROUND},
+        749: {BACKGROUND},
+        750: {BACKGROUND, DEFAULT},
+        1000: {BACKGROUND, DEFAULT, INTERACTIVE},
+        801: {BACKGROUND, DEFAULT, INTERACTIVE},
+        799: {BACKGROUND, DEFAULT},
+        601: {BACKGROUND, DEFAULT},
+        599: {BACKGROUND},
+        401: {BACKGROUND},
+        399: frozenset(),
+    }
+
+
+def test_what_is_held_is_counted_until_it_is_released() -> None:
+    admission = Admission(AdmissionPolicy(1000))
+    admission.charge(KAFKA, 30)
+    admission.charge(GRPC, 20)
+    assert admission.total == 50
+    admission.release(KAFKA, 30)
+    assert admission.total == 20
+    with pytest.raises(AssertionError, match="This is a bug"):
+        admission.release(KAFKA, 21)
+
+
+def admits_a_call_behind_a_backlog(policy: AdmissionPolicy) -> bool:
+    """Whether a call fits after Kafka brought background work for as long as it was let."""
+    admission = Admission(policy)
+    while BACKGROUND not in admission.stopped():
+        admission.charge(KAFKA, 10)
+    return admission.full("", 10) is None
+
+
+def test_with_one_shared_bound_a_backlog_would_lock_grpc_out() -> None:
+    assert not admits_a_call_behind_a_backlog(AdmissionPolicy(1000, kafka_shares=(1.0, 1.0, 1.0)))
+    assert admits_a_call_behind_a_backlog(AdmissionPolicy(1000))
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(st.sampled_from(Priority), st.integers(1, 120)), max_size=80))
+def test_intake_that_stops_when_told_overshoots_by_no_more_than_one_delivery(
+    deliveries: list[tuple[Priority, int]],
+) -> None:
+    admission = Admission(AdmissionPolicy(1000))
+    held = dict.fromkeys(Priority, 0)
+    for priority, tokens in deliveries:
+        if priority not in admission.stopped():
+            admission.charge(KAFKA, tokens)
+            held[priority] += tokens
+        if BACKGROUND not in admission.stopped():
+            assert not admission.stopped()  # lower classes stop first
+    assert held[BACKGROUND] < 500 + 120
+    assert held[BACKGROUND] + held[DEFAULT] < 750 + 120
+    assert admission.total < 1000 + 120
+
+
+def test_a_call_without_a_token_takes_and_leaves_nothing() -> None:
+    admission = Admission(AdmissionPolicy(100))
+    admission.charge(GRPC, 0, "t")
+    admission.charge(GRPC, 5, "t")
+    admission.release(GRPC, 5, "t")
+    admission.release(GRPC, 0, "t")
+    assert not admission.holds_calls

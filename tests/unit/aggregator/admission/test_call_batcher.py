@@ -1,0 +1,87 @@
+"""Calls are gathered only while no server could take them, and never long."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from math import inf
+
+import pytest
+
+from aggregator.admission.call_batcher import ENOUGH_INPUTS, LONGEST_S, Gathering
+from aggregator.request import Options, Request
+from aggregator.scheduler.work_item import Priority, Source
+from tests.fakes.clock import run
+
+
+class Intake:
+    """What was admitted and when; `busy_s` is how long each admission takes."""
+
+    def __init__(self, turn_s: float, busy_s: float = 0.0) -> None:
+        self.admitted: list[tuple[float, int]] = []
+        self._busy_s = busy_s
+        loop = asyncio.get_running_loop()
+        self._start_s = loop.time()
+        self._turn_s = self._start_s + turn_s
+        self.gathering = Gathering(self._admit, self._next_turn_s, loop.time)
+        self._task = asyncio.create_task(self.gathering.run())
+
+    def _next_turn_s(self, now_s: float) -> float:
+        return max(now_s, self._turn_s)
+
+    async def _admit(self, calls: Sequence[Request]) -> None:
+        self.admitted.append((round(asyncio.get_running_loop().time() - self._start_s, 6), len(calls)))
+        await asyncio.sleep(self._busy_s)
+
+
+def call(inputs: int = 1) -> Request:
+    values = ["rain"] * inputs
+    return Request(
+        "id", "", "", values, Options(), Priority.INTERACTIVE, Source.GRPC, "", 0.0, inf, None, [None] * inputs, inputs
+    )
+
+
+def admitted(
+    turn_s: float, come: Sequence[tuple[float, int]], busy_s: float = 0.0, then: Callable[[Intake], None] | None = None
+) -> list[tuple[float, int]]:
+    """When how many calls were admitted, if calls of so many inputs come at these times."""
+
+    async def scenario() -> list[tuple[float, int]]:
+        intake = Intake(turn_s, busy_s)
+        now_s = 0.0
+        for come_s, inputs in come:
+            if come_s > now_s:
+                await asyncio.sleep(come_s - now_s)
+                now_s = come_s
+            intake.gathering.add(call(inputs))
+        if then is not None:
+            then(intake)
+        await asyncio.sleep(1.0)
+        return intake.admitted
+
+    return run(scenario())
+
+
+def test_calls_of_one_moment_go_together_at_once_to_an_idle_server() -> None:
+    assert admitted(0.0, [(0.0, 1)] * 5) == [(0.0, 5)]
+
+
+def test_calls_are_gathered_until_a_server_has_its_turn() -> None:
+    assert admitted(0.004, [(0.0, 1), (0.001, 1), (0.003, 1)]) == [(0.004, 3)]
+
+
+def test_nobody_waits_longer_than_the_bound() -> None:
+    assert admitted(inf, [(0.0, 1), (0.009, 1), (0.011, 1)]) == [(LONGEST_S, 2), (0.021, 1)]
+
+
+def test_enough_inputs_go_at_once() -> None:
+    assert admitted(inf, [(0.0, 1), (0.002, ENOUGH_INPUTS - 1)]) == [(0.002, 2)]
+
+
+def test_a_server_that_is_done_early_ends_the_gathering() -> None:
+    assert admitted(inf, [(0.0, 1), (0.001, 1)], then=lambda intake: intake.gathering.end()) == [(0.001, 2)]
+
+
+@pytest.mark.parametrize("inputs", [1, ENOUGH_INPUTS])
+def test_what_comes_during_an_admission_goes_right_after_it(inputs: int) -> None:
+    assert admitted(0.0, [(0.0, 1), (0.01, inputs), (0.02, 1)], busy_s=0.05) == [(0.0, 1), (0.05, 2)]

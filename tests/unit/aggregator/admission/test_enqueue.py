@@ -1,0 +1,227 @@
+"""Inputs are counted, held to the model's limits and queued, each under its own request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from math import inf
+
+import numpy as np
+import pytest
+from typing_extensions import override
+
+from aggregator.admission.bounds import Admission, AdmissionPolicy
+from aggregator.admission.enqueue import enqueue
+from aggregator.admission.limits import Gate
+from aggregator.admission.model_revision import Served
+from aggregator.admission.quotas import QuotaPolicy, Quotas
+from aggregator.admission.tokenizers.tokenizer import TokenBatch
+from aggregator.errors import Code
+from aggregator.request import Failure, Options, Request
+from aggregator.scheduler.budget.controller import SlaGoal
+from aggregator.scheduler.dispatcher import DispatchPolicy
+from aggregator.scheduler.work_item import Priority, Source
+from protos.embedding.v1 import embedding_pb2 as pb
+from tests.fakes.world import DESCRIPTION, FakeCounting, WordTokenizer
+
+NOW_S = 200.0
+FULL = Failure(Code.INVALID_ARGUMENT, "it had its outcome")
+
+
+def ids(*values: int) -> bytes:
+    return np.array(values, "<i4").tobytes()
+
+
+class Noting(FakeCounting):
+    """Notes the texts of each call."""
+
+    def __init__(self) -> None:
+        super().__init__(WordTokenizer())
+        self.calls: list[list[str]] = []
+
+    @override
+    async def count(self, texts: Sequence[str], *, long: bool = False) -> TokenBatch:
+        self.calls.append([*texts])
+        return await super().count(texts, long=long)
+
+
+class Desk:
+    """One revision without a server: what is queued stays there."""
+
+    def __init__(self, *, quotas: QuotaPolicy | None = None, goal: SlaGoal | None = None, most: int = 1000) -> None:
+        self.counting = Noting()
+        description = replace(DESCRIPTION, query_prompt="9 ", document_prompt="8 8 ")
+        self.served = Served(description, WordTokenizer(), self.counting, DispatchPolicy(), goal)
+        self.admission = Admission(AdmissionPolicy(most))
+        self.gate = Gate(Quotas(quotas or QuotaPolicy()), jitter=lambda: 0.0)
+        self.queue = self.served.dispatcher.queue
+
+    def put(self, *requests: Request) -> list[Request]:
+        """Enqueue them; returns those that are settled already."""
+        return asyncio.run(enqueue(self.served, self.admission, requests, self.gate, lambda: NOW_S))
+
+    def queued(self) -> list[bytes]:
+        return [entry.token_ids for entry in self.queue.entries()]
+
+
+def request(
+    *inputs: str | bytes,
+    source: Source = Source.GRPC,
+    options: Options | None = None,
+    tenant: str = "",
+    in_s: float = inf,
+) -> Request:
+    return Request(
+        "q",
+        "m",
+        "",
+        list(inputs),
+        options or Options(dimensions=4),
+        Priority.DEFAULT,
+        source,
+        tenant,
+        100.0,
+        NOW_S + in_s,
+        None,
+        [None] * len(inputs),
+        len(inputs),
+    )
+
+
+def failures(of: Request) -> list[Code | None]:
+    return [outcome.code if isinstance(outcome, Failure) else None for outcome in of.outcomes]
+
+
+def test_texts_are_counted_and_ids_are_taken_as_they_are_each_in_its_place() -> None:
+    desk = Desk()
+    one = request("10 11", ids(1, 5, 2), "12")
+    assert desk.put(one) == []
+    assert desk.queued() == [ids(1, 10, 11, 2), ids(1, 5, 2), ids(1, 12, 2)]
+    assert desk.counting.calls == [["10 11", "12"]]
+    assert [(query.index, query.owner) for query, _ in one.places] == [(0, one), (1, one), (2, one)]
+    assert [entry.token_count for _, entry in one.places] == [4, 3, 3]
+    assert (one.token_count, one.admitted, desk.admission.total) == (10, True, 10)
+    assert one.held is not None
+    assert (one.held.queue, one.held.outlook, one.held.queued_s) == (desk.queue, desk.served.outlook, NOW_S)
+
+
+def test_several_requests_are_counted_in_one_call_and_each_gets_its_own() -> None:
+    desk = Desk()
+    first, second = request("10"), request("20 21", source=Source.KAFKA, in_s=5.0)
+    desk.put(first, second)
+    assert desk.counting.calls == [["10", "20 21"]]
+    assert (first.token_count, second.token_count) == (3, 4)
+    assert second.places == ()  # nobody can go away who came by Kafka
+    assert desk.queue.next_deadline_s() == NOW_S + 5.0
+    waiting = [query for entry in desk.queue.entries() for query in entry.waiters]
+    assert {(query.owner, query.enqueued_s, query.priority) for query in waiting} == {
+        (one, 100.0, Priority.DEFAULT) for one in (first, second)
+    }
+
+
+@pytest.mark.parametrize(
+    ("input_type", "counted"),
+    [
+        (pb.INPUT_TYPE_UNSPECIFIED, ids(1, 10, 2)),
+        (pb.INPUT_TYPE_QUERY, ids(1, 9, 10, 2)),
+        (pb.INPUT_TYPE_DOCUMENT, ids(1, 8, 8, 10, 2)),
+    ],
+)
+def test_the_prompt_of_its_type_goes_before_a_text_and_never_before_ids(input_type: int, counted: bytes) -> None:
+    desk = Desk()
+    desk.put(request("10", ids(7), options=Options(dimensions=4, input_type=input_type)))
+    assert desk.queued() == [counted, ids(7)]
+
+
+@pytest.mark.parametrize(
+    ("truncate", "kept"), [(pb.TRUNCATE_END, range(32)), (pb.TRUNCATE_START, range(8, 40)), (pb.TRUNCATE_NONE, None)]
+)
+def test_ids_beyond_the_models_limit_are_cut_at_the_end_that_was_asked_for_or_refused(
+    truncate: int, kept: range | None
+) -> None:
+    desk = Desk()
+    one = request(ids(*range(40)), options=Options(dimensions=4, truncate=truncate))
+    settled = desk.put(one)
+    if kept is not None:
+        assert (settled, desk.queued(), one.token_count) == ([], [ids(*kept)], 32)
+    else:
+        assert (settled, desk.queued(), failures(one)) == ([one], [], [Code.OUT_OF_RANGE])
+        assert one.failure is not None
+        assert one.failure.message.startswith("40 tokens: test-model takes 32 tokens;")
+
+
+def test_an_input_as_long_as_the_model_takes_is_left_whole() -> None:
+    desk = Desk()
+    desk.put(request(ids(*range(32)), options=Options(dimensions=4, truncate=pb.TRUNCATE_NONE)))
+    assert desk.queued() == [ids(*range(32))]
+
+
+def test_what_broke_the_engine_before_is_refused_and_its_neighbours_are_not() -> None:
+    desk = Desk()
+    poison = ids(1, 66, 2)
+    retries = desk.served.dispatcher.retries
+    desk.put(request("66"))
+    [entry] = desk.queue.entries()
+    for name in ("a", "b", "b"):
+        group = retries.next_for(name, token_budget=99, idle=True, others=True, now_s=1e9)
+        retries.failed([entry], group, name, 0.0, 0.0)
+    desk.queue.take(entry, None)
+    one = request("66", "10", poison)
+    assert desk.put(one) == []
+    assert failures(one) == [Code.INTERNAL, None, Code.INTERNAL]
+    assert (desk.queued(), one.token_count) == ([ids(1, 10, 2)], 3)
+
+
+def test_inputs_that_had_their_outcome_are_neither_counted_nor_queued() -> None:
+    desk = Desk()
+    one = request("10", "20", "30")
+    one.settle_input(1, FULL)
+    desk.put(one)
+    assert desk.counting.calls == [["10", "30"]]
+    assert desk.queued() == [ids(1, 10, 2), ids(1, 30, 2)]
+    assert [query.index for query, _ in one.places] == [0, 2]
+
+
+def test_a_request_of_which_nothing_is_left_is_settled_and_one_that_was_given_up_is_not_told() -> None:
+    desk = Desk()
+    refused, gone = request("5 " * 40), request("5 " * 40)
+    gone.given_up = True
+    assert desk.put(refused, gone, request("10")) == [refused]
+    assert desk.queued() == [ids(1, 10, 2)]
+
+
+def test_a_call_that_finds_no_room_is_refused_and_takes_none() -> None:
+    desk = Desk(most=10)
+    first, second = request("1 1 1 1 1 1"), request("2 2 2 2 2 2")
+    assert desk.put(first, second) == [second]
+    assert failures(second) == [Code.RESOURCE_EXHAUSTED]
+    assert (desk.admission.total, second.held, second.admitted) == (8, None, False)
+
+
+def test_what_came_by_kafka_is_taken_without_room_and_counts_against_its_tenants_rate() -> None:
+    desk = Desk(most=10, quotas=QuotaPolicy(10.0, burst_s=1.0))
+    records = [request("1 1 1 1", source=Source.KAFKA, tenant="a") for _ in range(4)]
+    assert desk.put(*records) == []
+    assert desk.admission.total == 24
+    assert desk.put(request("1", tenant="a")) != []
+
+
+def test_what_was_admitted_once_is_neither_refused_nor_charged_again() -> None:
+    desk = Desk(most=10, quotas=QuotaPolicy(10.0, burst_s=1.0))
+    one = request("1 1 1 1 1 1", tenant="a")
+    desk.put(one)
+    one.release()
+    desk.put(request("1", tenant="b", source=Source.KAFKA))
+    assert desk.put(one) == []
+    roomy = Admission(AdmissionPolicy(1000))
+    told = desk.gate.refusal(request("1", tenant="a"), 2, roomy, desk.served.outlook, None, lanes=(), now_s=NOW_S)
+    assert told is None, "its eight tokens were charged twice"
+
+
+def test_a_promise_goes_along_where_there_is_one() -> None:
+    desk = Desk(goal=SlaGoal(answer_s=0.2))
+    one = request("1")
+    desk.put(one)
+    assert one.held is not None
+    assert one.held.promise is desk.served.promise is not None

@@ -1,0 +1,53 @@
+"""What waits for a first server of its model expires in time, keeps its order, and stops the intake that brings it."""
+
+from __future__ import annotations
+
+from math import inf
+
+from aggregator.admission.bounds import Admission, AdmissionPolicy
+from aggregator.admission.models import Model
+from aggregator.admission.pending import Parked
+from aggregator.request import Defaults, Request
+from aggregator.scheduler.work_item import Priority, Source
+from aggregator.sources.parsing import parse
+from protos.embedding.v1 import embedding_pb2 as pb
+
+
+def request(text: str, deadline_s: float = inf) -> Request:
+    """A request of one text from Kafka."""
+    message = pb.EmbedRequest(request_id=text, inputs=[pb.Input(text=text)])
+    defaults = Defaults(Source.KAFKA, "m", Priority.DEFAULT)
+    return parse(message, defaults, None, received_s=0.0, wall_s=0.0, deadline_s=deadline_s)
+
+
+def test_deadlines_are_kept_earliest_first_and_the_rest_keeps_its_order() -> None:
+    parked = Parked()
+    for text, deadline_s in (("late", 9.0), ("never", inf), ("soon", 1.0), ("never too", inf), ("soon too", 2.0)):
+        parked.append(request(text, deadline_s))
+    assert parked.next_deadline_s == 1.0
+    assert [one.request_id for one in parked.expire(2.0)] == ["soon", "soon too"]
+    assert parked.next_deadline_s == 9.0
+    assert [one.request_id for one in parked.take(lambda one: one.request_id != "late")] == ["never", "never too"]
+    assert [one.request_id for one in parked] == ["late"]
+    assert not parked.expire(8.0)
+
+
+def test_tokens_are_those_of_what_is_parked_now() -> None:
+    parked = Parked()
+    parked.append(request("x" * 400, 1.0))
+    parked.append(request("y" * 80))
+    assert parked.tokens == 120
+    parked.expire(1.0)
+    assert parked.tokens == 20
+    parked.take(lambda _: True)
+    assert parked.tokens == 0
+
+
+def test_a_model_is_full_for_every_class_once_what_is_parked_would_fill_it() -> None:
+    model = Model("m", (), Admission(AdmissionPolicy(max_tokens=100)))
+    model.parked.append(request("x" * 399))
+    assert model.full() == frozenset()
+    model.parked.append(request("y"))
+    assert model.full() == frozenset(Priority)
+    model.parked.take(lambda _: True)
+    assert model.full() == frozenset()

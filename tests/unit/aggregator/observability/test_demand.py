@@ -1,0 +1,262 @@
+"""What the scaler is told: arrivals whatever becomes of them, what is held, what the model servers can do."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+
+import grpc.aio
+import pytest
+
+from aggregator.errors import StartError
+from aggregator.observability.demand import DemandMeter, DemandReport, DemandServer
+from aggregator.request import Held
+from aggregator.scheduler.budget.controller import SlaGoal
+from aggregator.scheduler.outlook import Outlook
+from aggregator.scheduler.queue import QueuePolicy, TokenQueue
+from aggregator.scheduler.rates import ArrivalPolicy
+from aggregator.scheduler.work_item import Source
+from protos.aggregator.v1 import aggregator_pb2 as pb
+from protos.aggregator.v1 import aggregator_pb2_grpc as pb_grpc
+from tests.fakes.clock import run
+from tests.fakes.world import CURVE, MODEL, SerialEngine, World
+
+
+class Positions:
+    def positions(self) -> Mapping[tuple[str, int], int]:
+        return {("requests", 0): 7, ("requests", 1): 9}
+
+    def lag_records(self) -> Mapping[tuple[str, int], int]:
+        return {("requests", 0): 3}
+
+
+def report(world: World) -> pb.GetDemandResponse:
+    pipeline = world.pipeline
+    return DemandReport(pipeline.models, pipeline.meter, {"requests": MODEL}, Positions())()
+
+
+def test_lanes_say_what_they_can_do_inside_their_budget() -> None:
+    async def check() -> None:
+        async with World(SerialEngine()).started() as world:
+            await world.embed("1 2")
+            (lane,) = report(world).models[0].lanes
+        assert lane.token_budget == CURVE.saturation_point
+        assert lane.step_time_s == pytest.approx(CURVE.time_s(CURVE.saturation_point), rel=0.1)
+        assert lane.batches_out == 0
+
+    run(check())
+
+
+def test_arrivals_are_kept_apart_by_source_and_counted_in_tokens() -> None:
+    async def check() -> None:
+        async with World(SerialEngine()).started() as world:
+            for _ in range(20):
+                world.produce(world.request("1 2 3 4 5 6 7 8", source=Source.KAFKA))  # ten tokens
+                await world.embed("1")  # three
+                await asyncio.sleep(0.5)
+            model = report(world).models[0]
+        assert model.kafka_tokens_per_s == pytest.approx(20, rel=0.15)
+        assert model.grpc_tokens_per_s == pytest.approx(6, rel=0.15)
+        assert model.tokens_per_record == 10
+
+    run(check())
+
+
+def test_refused_and_expired_requests_are_demand() -> None:
+    async def check() -> None:
+        async with World(SerialEngine(), max_held_tokens=30).started() as world:
+            await world.embed("1")
+            calls = [world.embed("1 2 3 4 5 6", in_s=-1.0 if number % 2 else None) for number in range(100)]
+            answered = await asyncio.gather(*calls)
+            found = report(world).models[0].grpc_tokens_per_s
+        assert {request.code.name for request in answered} >= {"DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED"}
+        assert found > 300
+
+    run(check())
+
+
+def test_an_unknown_model_is_nobodys_demand() -> None:
+    async def check() -> None:
+        async with World(SerialEngine()).started() as world:
+            await world.embed("1", model="other")
+            assert report(world).models[0].grpc_tokens_per_s == 0.0
+
+    run(check())
+
+
+def test_what_is_held_counts_until_it_is_answered() -> None:
+    async def check() -> None:
+        async with World(SerialEngine(slowness=1000.0)).started() as world:
+            world.produce(world.request("1 2 3", source=Source.KAFKA))
+            await asyncio.sleep(0.01)
+            model = report(world).models[0]
+            assert model.held_tokens == 5
+            assert model.lanes[0].tokens_out == 5
+
+    run(check())
+
+
+def test_requests_that_wait_for_a_first_server_are_told() -> None:
+    async def check() -> None:
+        async with World().started() as world:
+            world.produce(world.request("1", source=Source.KAFKA), world.request("2", source=Source.KAFKA))
+            await asyncio.sleep(0.01)
+            model = report(world).models[0]
+            assert model.parked_requests == 2
+            assert not model.lanes
+
+    run(check())
+
+
+def test_partitions_come_with_position_lag_and_model() -> None:
+    async def check() -> None:
+        async with World(SerialEngine()).started() as world:
+            partitions = report(world).partitions
+        assert [(each.partition, each.fetch_position, each.lag_records, each.model) for each in partitions] == [
+            (0, 7, 3, MODEL),
+            (1, 9, 0, MODEL),
+        ]
+
+    run(check())
+
+
+async def test_the_scaler_is_answered_over_grpc() -> None:
+    server = DemandServer("127.0.0.1:0", lambda: pb.GetDemandResponse(instance_id="a"))
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(server.address) as channel:
+            answer = await pb_grpc.DemandStub(channel).GetDemand(pb.GetDemandRequest())
+        assert answer.instance_id == "a"
+        with pytest.raises(StartError, match="is another program using the port"):
+            await DemandServer(server.address, pb.GetDemandResponse).start()
+    finally:
+        await server.stop()
+
+
+class Clock:
+    now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def metered(clock: Clock, window_s: float = 15.0) -> tuple[World, DemandMeter]:
+    """A world whose demand is measured by hand."""
+    world = World()
+    return world, DemandMeter(world.pipeline.models, policy=ArrivalPolicy(window_s=window_s), clock=clock)
+
+
+def test_requests_count_with_all_their_inputs_whatever_name_their_model_goes_by() -> None:
+    async def check() -> None:
+        clock = Clock()
+        world, meter = metered(clock, window_s=1e6)  # long enough to forget nothing
+        requests = [world.request("1", "2", "3"), world.request("4", model="alias"), world.request("5", model="none")]
+        requests.append(world.request("6", "7", source=Source.KAFKA))
+        meter.arrived(requests)
+        for request, tokens in zip(requests, (60, 20, 0, 10), strict=True):
+            if tokens:
+                request.hold(Held(world.model.admission, Outlook(TokenQueue(QueuePolicy())), *_NOWHERE), tokens)
+        meter.counted(world.model, [request for request in requests if request.held is not None])
+        clock.now_s += 10.0
+        told = meter.of(world.model)
+        assert told.grpc_tokens_per_s == pytest.approx((60 + 20) / 10, rel=0.001)
+        assert told.kafka_tokens_per_s == pytest.approx(1.0, rel=0.001)
+        assert told.tokens_per_record == 10.0
+        assert told.held_tokens == 90
+        assert meter.uptime_s == 10.0
+
+    run(check())
+
+
+_NOWHERE = (TokenQueue(QueuePolicy()), None, 0.0)
+
+
+def test_what_was_refused_is_counted_as_long_as_those_that_were_held() -> None:
+    async def check() -> None:
+        clock = Clock()
+        world, meter = metered(clock, window_s=1e6)
+        requests = [world.request("1") for _ in range(10)]
+        meter.arrived(requests)
+        requests[0].hold(Held(world.model.admission, Outlook(TokenQueue(QueuePolicy())), *_NOWHERE), 7)
+        meter.counted(world.model, requests)  # the other nine were refused: of them no tokens are known
+        clock.now_s += 10.0
+        assert meter.of(world.model).grpc_tokens_per_s == pytest.approx(7.0, rel=0.001)
+
+    run(check())
+
+
+def test_the_length_of_a_topics_records_is_that_of_its_models() -> None:
+    async def check() -> None:
+        world, meter = metered(Clock())
+        record = world.request("1", source=Source.KAFKA)
+        meter.arrived([record])
+        record.hold(Held(world.model.admission, Outlook(TokenQueue(QueuePolicy())), *_NOWHERE), 25)
+        meter.counted(world.model, [record])
+        told = DemandReport(world.pipeline.models, meter, {"requests": "alias"}, None)
+        assert told.tokens_per_record("requests") == meter.tokens_per_record("alias") == 25.0
+        assert list(told().partitions) == []
+
+    run(check())
+
+
+def test_each_report_says_whose_it_is_how_long_it_runs_and_when_it_was_made() -> None:
+    async def check() -> None:
+        clock = Clock()
+        world, meter = metered(clock)
+        told = DemandReport(world.pipeline.models, meter, {"requests": MODEL}, Positions())
+        clock.now_s += 12.5
+        before_s = time.time()
+        first = told()
+        sum(range(100_000))
+        second = told()
+        other = DemandReport(world.pipeline.models, meter, {}, Positions())()
+        assert first.instance_id == second.instance_id != other.instance_id
+        assert len(first.instance_id) == 32
+        assert first.uptime_s == 12.5
+        assert before_s <= first.measured_at_unix_s <= time.time()
+        assert first.busy_share == 0.0
+        assert 0.0 < second.busy_share <= 1.0
+        assert [each.topic for each in first.partitions] == ["requests", "requests"]
+        assert [model.model for model in first.models] == [MODEL]
+        assert [each.model for each in other.partitions] == ["", ""]
+
+    run(check())
+
+
+def test_a_promise_is_told_with_how_it_was_kept_and_whether_budgets_can_still_fall() -> None:
+    async def check() -> None:
+        async with World(SerialEngine(slowness=100.0), goal=SlaGoal(answer_s=0.004, min_tokens=16)).started() as world:
+            model = report(world).models[0]
+            assert (model.slo_s, model.p99_s, model.lanes[0].budget_at_floor) == (0.004, 0.0, False)
+            for _ in range(60):
+                await asyncio.gather(*(world.embed("1 " * 20) for _ in range(10)))
+            model = report(world).models[0]
+        assert model.p99_s > 0.2
+        assert model.lanes[0].budget_at_floor
+        assert model.lanes[0].address == "server-1:1"
+        assert model.lanes[0].step_time_s > CURVE.time_s(16)
+
+    run(check())
+
+
+def test_a_goal_for_steps_promises_no_answers_and_no_goal_nothing() -> None:
+    async def check() -> None:
+        for goal in (SlaGoal(step_s=0.1), None):
+            async with World(SerialEngine(), goal=goal).started() as world:
+                await world.embed("1")
+                model = report(world).models[0]
+                assert (model.slo_s, model.p99_s > 0.0) == (0.0, goal is not None)
+                assert model.lanes[0].budget_at_floor is False
+
+    run(check())
+
+
+def test_batches_that_are_out_are_told() -> None:
+    async def check() -> None:
+        async with World(SerialEngine(slowness=1000.0)).started() as world:
+            await world.occupy()
+            (lane,) = report(world).models[0].lanes
+            assert (lane.batches_out, lane.tokens_out) == (2, 6)
+
+    run(check())

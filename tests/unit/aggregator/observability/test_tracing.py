@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+
+from aggregator.observability.tracing import MAX_LINKS, Tracing, format_traceparent, parse_traceparent
+
+TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+PARENT = f"00-{TRACE}-{SPAN}-01"
+
+
+@pytest.fixture
+def exporter() -> InMemorySpanExporter:
+    return InMemorySpanExporter()
+
+
+@pytest.fixture
+def tracing(exporter: InMemorySpanExporter) -> Iterator[Tracing]:
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    yield Tracing(provider.get_tracer("t"), enabled=True)
+    provider.shutdown()
+
+
+def process(tracing: Tracing, *parents: bytes | None) -> AbstractContextManager[None]:
+    return tracing.process("m", "b1", queries=2, tokens=9, attempt=0, parents=parents)
+
+
+def only(exporter: InMemorySpanExporter) -> ReadableSpan:
+    (span,) = exporter.get_finished_spans()
+    return span
+
+
+def test_a_batch_links_every_request_once(tracing: Tracing, exporter: InMemorySpanExporter) -> None:
+    other = PARENT.replace(SPAN, "00f067aa0ba902b7")
+    with process(tracing, PARENT.encode(), None, b"nonsense", PARENT.encode(), other.encode()):
+        pass
+    span = only(exporter)
+    assert (span.name, span.kind) == ("process m", SpanKind.CONSUMER)
+    assert [format_traceparent(link.context) for link in span.links] == [PARENT, other]
+    attributes = span.attributes or {}
+    assert attributes["messaging.operation.type"] == "process"
+    assert attributes["messaging.batch.message_count"] == 2
+
+
+def test_links_are_limited(tracing: Tracing, exporter: InMemorySpanExporter) -> None:
+    parents = [f"00-{TRACE}-{number:016x}-01".encode() for number in range(1, 1000)]
+    with process(tracing, *parents):
+        pass
+    assert len(only(exporter).links) == MAX_LINKS
+
+
+def _id(span: ReadableSpan) -> int:
+    context = span.get_span_context()
+    assert context is not None
+    return context.span_id
+
+
+@pytest.mark.parametrize(("operation", "kind"), [("receive", SpanKind.CLIENT), ("send", SpanKind.PRODUCER)])
+def test_kafka_spans_follow_the_messaging_conventions(
+    tracing: Tracing, exporter: InMemorySpanExporter, operation: str, kind: SpanKind
+) -> None:
+    with getattr(tracing, operation)("topic", 5):
+        pass
+    span = only(exporter)
+    assert (span.name, span.kind) == (f"{operation} topic", kind)
+    attributes = span.attributes or {}
+    assert attributes["messaging.system"] == "kafka"
+    assert attributes["messaging.destination.name"] == "topic"
+    assert attributes["messaging.batch.message_count"] == 5
+
+
+def test_a_call_is_a_child_of_its_batch_and_names_the_server(tracing: Tracing, exporter: InMemorySpanExporter) -> None:
+    with process(tracing), tracing.call("modelserver.v1.ModelServer", "EmbedBatch", "10.0.0.1:50061"):
+        sent = parse_traceparent(tracing.traceparent())
+    call, batch = exporter.get_finished_spans()
+    assert call.parent is not None
+    assert call.parent.span_id == _id(batch)
+    assert sent is not None
+    assert sent.span_id == _id(call)
+    attributes = call.attributes or {}
+    assert (attributes["server.address"], attributes["server.port"]) == ("10.0.0.1", 50061)
+    assert attributes["rpc.method"] == "EmbedBatch"
+
+
+def test_an_answered_call_continues_its_callers_trace(tracing: Tracing, exporter: InMemorySpanExporter) -> None:
+    with tracing.serve("embedding.v1.Embeddings", "Embed", PARENT):
+        pass
+    with tracing.serve("embedding.v1.Embeddings", "Embed", None):
+        pass
+    continued, fresh = exporter.get_finished_spans()
+    assert continued.parent == parse_traceparent(PARENT)
+    assert fresh.parent is None
+
+
+def test_a_failure_is_marked_by_its_type_and_never_by_its_words(
+    tracing: Tracing, exporter: InMemorySpanExporter
+) -> None:
+    with pytest.raises(ValueError, match="a query's text"), tracing.receive("topic", 1):
+        raise ValueError("a query's text")
+    span = only(exporter)
+    assert span.status.status_code is StatusCode.ERROR
+    assert "a query's text" not in span.to_json()
+    assert (span.attributes or {})["error.type"] == "ValueError"
+
+
+def test_without_an_exporter_nothing_is_made_and_parents_are_not_even_read() -> None:
+    class Unread:
+        def __iter__(self) -> Iterator[bytes]:
+            raise AssertionError("parents were read")
+
+    tracing = Tracing()
+    with tracing.process("m", "b", queries=1, tokens=1, attempt=0, parents=Unread()):
+        assert tracing.traceparent() is None
+    one, two = tracing.receive("t", 1), tracing.send("t", 1)
+    assert one is two is tracing.call("s", "m", "a:1") is tracing.serve("s", "m", PARENT)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("", "00", "nonsense", PARENT.upper(), PARENT[:-1], f"{PARENT}-more", f"ff-{TRACE}-{SPAN}-01"),
+        *(
+            f"00-{'0' * 32}-{SPAN}-01",
+            f"00-{TRACE}-{'0' * 16}-01",
+            f"00-{TRACE[:-1]}g-{SPAN}-01",
+            f"0 -{TRACE}-{SPAN}-01",
+        ),
+        b"\xff\xfe",
+        None,
+    ],
+)
+def test_what_is_no_traceparent_is_none(value: str | bytes | None) -> None:
+    assert parse_traceparent(value) is None
+
+
+def test_a_later_version_with_more_parts_is_understood() -> None:
+    context = parse_traceparent(f"01-{TRACE}-{SPAN}-01-more")
+    assert context is not None
+    assert context.is_remote

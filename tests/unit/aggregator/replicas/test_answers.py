@@ -1,0 +1,205 @@
+"""What a model server says is believed only where it can be true."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aggregator.errors import Code, ModelServerLost
+from aggregator.replicas.answers import BadDescription, checked_description, checked_result, differences
+from aggregator.scheduler.budget.saturation import Curve, Rule
+from protos.modelserver.v1 import modelserver_pb2 as pb
+from tests.fakes.engines import batch, description
+from tests.fakes.model_server import describe_response
+
+BATCH = batch([1, 10, 2], [1, 11, 12, 2])
+
+
+def answer(**changes: Any) -> pb.EmbedBatchResponse:
+    """A right answer to the batch, with changes."""
+    said = pb.EmbedBatchResponse(
+        embeddings=np.arange(4, dtype="<f4").tobytes(),
+        dimensions=2,
+        step_tokens=70,
+        step_duration_s=0.01,
+        queued_tokens=3,
+        idle_before_s=0.002,
+        staged_s=0.001,
+    )
+    for name, value in changes.items():
+        setattr(said, name, value)
+    return said
+
+
+def test_a_description_is_taken_over_as_it_is() -> None:
+    said = describe_response(matryoshka_dimensions=[8, 1, 4], query_prompt="q: ", document_prompt="d: ")
+    found = checked_description("a:1", said)
+    assert found == description(
+        address="a:1",
+        matryoshka_dimensions=frozenset({1, 4, 8}),
+        tokenizer_fingerprint=said.tokenizer_fingerprint,
+        vocabulary_size=1000,
+        query_prompt="q: ",
+        document_prompt="d: ",
+        curve=Curve(0.01, 0.004, 0.00001, 600, Rule.HINGE, 8192),
+    )
+
+
+def test_no_input_is_longer_than_a_step() -> None:
+    assert checked_description("a:1", describe_response(step_token_capacity=100)).max_input_tokens == 100
+    assert checked_description("a:1", describe_response(step_token_capacity=1, vocabulary_size=1)).max_input_tokens == 1
+
+
+@pytest.mark.parametrize(
+    "field", ["dimensions", "max_input_tokens", "step_token_capacity", "step_query_capacity", "vocabulary_size"]
+)
+def test_one_of_anything_is_little_but_possible_and_nothing_is_not(field: str) -> None:
+    said = describe_response()
+    setattr(said, field, 1)
+    assert getattr(checked_description("a:1", said), field) == 1
+    setattr(said, field, 0)
+    with pytest.raises(BadDescription, match=field):
+        checked_description("a:1", said)
+
+
+@pytest.mark.parametrize("dimensions", [[0], [9], [4, 9]])
+def test_dimensions_that_the_model_has_not_are_refused(dimensions: list[int]) -> None:
+    with pytest.raises(BadDescription, match="matryoshka_dimensions"):
+        checked_description("a:1", describe_response(matryoshka_dimensions=dimensions))
+
+
+@pytest.mark.parametrize("dimensions", [1, 384, 1000, 4096])
+def test_a_step_holds_as_many_queries_as_one_message_can_answer_and_no_more(dimensions: int) -> None:
+    found = checked_description("a:1", describe_response(dimensions=dimensions, step_query_capacity=2**30))
+    assert isinstance(found.step_query_capacity, int)
+    room = 64 * 2**20 - found.step_query_capacity * dimensions * 4
+    assert 64 * 2**10 <= room < 64 * 2**10 + dimensions * 4
+    assert checked_description("a:1", describe_response(step_query_capacity=7)).step_query_capacity == 7
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"floor_s": 0.0},
+        {"fixed_s": 0.0},
+        {"per_token_s": 0.0},
+        {"floor_s": 0.0, "fixed_s": 0.0},
+        {"saturation_point": 1, "rule": "throughput", "max_tokens": 77},
+    ],
+)
+def test_a_curve_may_lack_all_but_one_of_its_times(changes: dict[str, Any]) -> None:
+    said = describe_response()
+    for name, value in changes.items():
+        setattr(said.profile, name, value)
+    profile = said.profile
+    assert checked_description("a:1", said).curve == Curve(
+        profile.floor_s,
+        profile.fixed_s,
+        profile.per_token_s,
+        profile.saturation_point,
+        Rule(profile.rule),
+        profile.max_tokens,
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"floor_s": math.inf},
+        {"per_token_s": -1e-9},
+        {"saturation_point": 0},
+        {"rule": ""},
+        {"floor_s": 0.0, "fixed_s": 0.0, "per_token_s": 0.0},
+    ],
+)
+def test_what_no_step_could_follow_is_no_curve(changes: dict[str, Any]) -> None:
+    said = describe_response()
+    for name, value in changes.items():
+        setattr(said.profile, name, value)
+    assert checked_description("a:1", said).curve is None
+
+
+def test_the_vectors_come_in_the_order_of_their_queries_with_what_the_step_was_like() -> None:
+    result = checked_result(BATCH, 2, answer())
+    assert result.matrix.tolist() == [[0.0, 1.0], [2.0, 3.0]]
+    assert result.errors == ()
+    report = result.report
+    assert (report.step_tokens, report.step_duration_s, report.queued_tokens) == (70, 0.01, 3)
+    assert (report.idle_before_s, report.staged_s) == (0.002, 0.001)
+
+
+def test_a_step_may_take_no_time_that_a_clock_can_tell() -> None:
+    told = checked_result(BATCH, 2, answer(step_duration_s=0.0, idle_before_s=0.0, staged_s=0.0)).report
+    assert (told.step_duration_s, told.idle_before_s, told.staged_s) == (0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"dimensions": 4}, "4 dimensions, not 2"),
+        ({"embeddings": bytes(12)}, "12 bytes of vectors, not 16"),
+        ({"embeddings": np.array([0, math.nan, 1, 2], "<f4").tobytes()}, "not finite"),
+        ({"embeddings": np.array([0, math.inf, 1, -math.inf], "<f4").tobytes()}, "not finite"),
+        ({"step_duration_s": math.inf}, "a time of inf s"),
+        ({"idle_before_s": -0.001}, "a time of -0.001 s"),
+        ({"staged_s": math.nan}, "a time of nan s"),
+    ],
+)
+def test_an_answer_that_cannot_be_right_loses_its_server(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelServerLost, match=words):
+        checked_result(BATCH, 2, answer(**changes))
+
+
+def test_values_whose_sum_overflows_are_finite_all_the_same() -> None:
+    largest = np.full(4, 3e38, "<f4")
+    assert checked_result(BATCH, 2, answer(embeddings=largest.tobytes())).matrix.max() == np.float32(3e38)
+
+
+def test_failed_queries_are_told_by_place_code_and_words() -> None:
+    said = answer()
+    said.errors.add(index=1, code=Code.INVALID_ARGUMENT, message="empty")
+    said.errors.add(index=0, code=Code.OUT_OF_RANGE, message="long")
+    assert checked_result(BATCH, 2, said).errors == ((1, 3, "empty"), (0, 11, "long"))
+
+
+@pytest.mark.parametrize(
+    ("failed", "words"),
+    [
+        ([(2, 3)], "places that do not exist"),
+        ([(1, 3), (1, 3)], "places that do not exist"),
+        ([(0, 0)], "a code that is none"),
+        ([(0, 999)], "a code that is none"),
+    ],
+)
+def test_failures_that_cannot_be_lose_their_server(failed: list[tuple[int, int]], words: str) -> None:
+    said = answer()
+    for index, code in failed:
+        said.errors.add(index=index, code=code, message="why")
+    with pytest.raises(ModelServerLost, match=words):
+        checked_result(BATCH, 2, said)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"tokenizer_fingerprint": "f2"}, "tokenizer_fingerprint 'f1', not 'f2'"),
+        ({"dimensions": 16}, "dimensions 8, not 16"),
+        ({"matryoshka_dimensions": frozenset({4})}, "matryoshka_dimensions frozenset(), not frozenset({4})"),
+        ({"max_input_tokens": 512}, "max_input_tokens 256, not 512"),
+        ({"vocabulary_size": 5}, "vocabulary_size 40000, not 5"),
+        ({"normalizes": False}, "normalizes True, not False"),
+        ({"query_prompt": "q"}, "query_prompt '', not 'q'"),
+        ({"document_prompt": "d"}, "document_prompt '', not 'd'"),
+    ],
+)
+def test_whatever_would_make_answers_differ_between_two_servers_is_named(changes: dict[str, Any], named: str) -> None:
+    assert differences(description(), replace(description(), **changes)) == [named]
+
+
+def test_servers_may_differ_in_speed_and_size() -> None:
+    other = description(address="b:1", instance_id="2", step_token_capacity=9, step_query_capacity=9, curve=None)
+    assert differences(description(), other) == []

@@ -1,0 +1,80 @@
+"""Model servers are found by address, by name and by Service, and all together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from aggregator.errors import StartError
+from aggregator.replicas import dns
+from aggregator.replicas.discovery import Discovered
+from aggregator.replicas.watch import Target
+from aggregator.settings import ModelSettings
+from tests.fakes.kubernetes_api import SLICES, FakeKubernetesApi, slice_of
+
+PATH = f"{SLICES.format(namespace='ns')}/one"
+
+
+async def first(targets: AsyncIterator[frozenset[Target]]) -> set[str]:
+    return {f"{target.model} {target.address}" for target in await asyncio.wait_for(anext(targets), 30)}
+
+
+async def test_addresses_are_given_once() -> None:
+    models = [ModelSettings(name="a", servers=("x:1", "y:1")), ModelSettings(name="b", servers=("x:1",))]
+    targets = aiter(Discovered(models))
+    assert await first(targets) == {"a x:1", "a y:1", "b x:1"}
+    with pytest.raises(StopAsyncIteration):
+        await anext(targets)
+
+
+async def test_the_endpoints_of_services_join_the_addresses() -> None:
+    api = FakeKubernetesApi()
+    api.put(PATH, slice_of("10.0.0.1"))
+    models = [ModelSettings(name="a", servers=("x:1", "k8s://a.ns:50061")), ModelSettings(name="b", servers=("y:1",))]
+    async with api.started():
+        targets = aiter(Discovered(models, api.client))
+        assert await first(targets) == {"a x:1", "b y:1"}
+        assert await first(targets) == {"a x:1", "a 10.0.0.1:50061", "b y:1"}
+        api.put(PATH, slice_of("10.0.0.1", "10.0.0.2"))
+        assert await first(targets) == {"a x:1", "a 10.0.0.1:50061", "a 10.0.0.2:50061", "b y:1"}
+        api.delete(PATH)
+        assert await first(targets) == {"a x:1", "b y:1"}
+        await targets.aclose()  # type: ignore[attr-defined]  # an async generator
+
+
+async def test_the_addresses_of_names_join_the_others_as_they_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dns, "EVERY_S", 0.01)
+    now = {"a": {"10.0.0.1"}, "b": {"10.0.1.1"}}
+
+    async def resolve(name: str, port: int) -> frozenset[str]:
+        return frozenset(f"{host}:{port}" for host in now[name])
+
+    models = [ModelSettings(name="m", servers=("x:1", "dns://a:2")), ModelSettings(name="n", servers=("dns://b:3",))]
+    targets = aiter(Discovered(models, resolve=resolve))
+    both = {"m x:1", "m 10.0.0.1:2", "n 10.0.1.1:3"}
+    while (found := await first(targets)) != both:
+        assert found < both
+    now["a"] = {"10.0.0.2"}
+    assert await first(targets) == {"m x:1", "m 10.0.0.2:2", "n 10.0.1.1:3"}
+    await targets.aclose()  # type: ignore[attr-defined]  # an async generator
+
+
+async def test_services_of_several_models_are_followed_at_once() -> None:
+    api = FakeKubernetesApi()
+    models = [ModelSettings(name=name, servers=(f"k8s://{name}.ns:50061",)) for name in ("a", "b")]
+    async with api.started():
+        targets = aiter(Discovered(models, api.client))
+        assert await first(targets) == set()
+        api.put(PATH, slice_of("10.0.0.1"))  # the fake's slices belong to every Service
+        while (found := await first(targets)) != {"a 10.0.0.1:50061", "b 10.0.0.1:50061"}:
+            assert found <= {"a 10.0.0.1:50061", "b 10.0.0.1:50061"}
+        await targets.aclose()  # type: ignore[attr-defined]  # an async generator
+
+
+def test_outside_of_a_cluster_a_service_is_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    monkeypatch.setenv("KUBECONFIG", "/nonexistent")
+    with pytest.raises(StartError, match="give addresses as host:port"):
+        Discovered([ModelSettings(name="a", servers=("k8s://a.ns:1",))])

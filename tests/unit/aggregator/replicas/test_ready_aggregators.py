@@ -1,0 +1,60 @@
+"""A tenant's rate is divided among as many aggregators as are ready: a number, or the endpoints of an address."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+
+from aggregator.admission.quotas import QuotaPolicy, Quotas
+from aggregator.replicas.ready_aggregators import ReadyAggregators
+from tests.fakes.kubernetes_api import SLICES, FakeKubernetesApi, slice_of
+
+PATH = f"{SLICES.format(namespace='ns')}/one"
+
+
+@asynccontextmanager
+async def counting(ready: ReadyAggregators) -> AsyncGenerator[None]:
+    task = asyncio.create_task(ready.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not holds():  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0.01)
+
+
+async def test_a_fixed_number_holds() -> None:
+    ready = ReadyAggregators("3")
+    await ready.run()
+    assert ready() == 3
+
+
+async def test_the_endpoints_of_a_service_divide_a_rate_as_they_come_and_go() -> None:
+    api = FakeKubernetesApi()
+    api.put(PATH, slice_of("10.0.0.1", "10.0.0.2"))
+    async with api.started():
+        ready = ReadyAggregators("k8s://a.ns:50051", api.client)
+        quotas = Quotas(QuotaPolicy(100.0, burst_s=1.0), ready)
+        assert ready() == 1
+        async with counting(ready):
+            await until(lambda: ready() == 2)
+            assert quotas.wait_s("a", 50, 0.0) == 0
+            quotas.charge("a", 50, 0.0)
+            assert quotas.wait_s("a", 50, 0.0) == 1.0  # half the rate, and so twice the time
+            api.delete(PATH)
+            await until(lambda: ready() == 1)  # this one is there, whatever the API says
+
+
+async def test_the_addresses_of_a_name_are_counted() -> None:
+    async def resolve(name: str, port: int) -> frozenset[str]:
+        return frozenset(f"{name}-{number}:{port}" for number in range(4))
+
+    ready = ReadyAggregators("dns://aggregators:50051", resolve=resolve)
+    async with counting(ready):
+        await until(lambda: ready() == 4)

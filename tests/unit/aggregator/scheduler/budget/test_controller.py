@@ -1,0 +1,203 @@
+"""From what is promised to a lane's budget."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aggregator.scheduler.budget.controller import Promise, RecentQuantile, SlaGoal, Steering, StepLimits
+from aggregator.scheduler.budget.saturation import Curve, Rule
+from aggregator.scheduler.budget.sla import Form, Verdict
+from aggregator.scheduler.replica import Lane, LanePolicy, StepReport
+
+CURVE = Curve(0.004, 0.004, 1e-4, 1000, Rule.THROUGHPUT, 8192)
+LIMITS = StepLimits(saturation_point=1000, step_capacity=4096, longest_input=512)
+
+
+def steering(goal: SlaGoal, limits: StepLimits = LIMITS) -> Steering:
+    return Promise(goal).steer(limits, CURVE.time_s(goal.min_tokens))
+
+
+def steps(one: Steering, count: int, slowness: float = 1.0) -> None:
+    for _ in range(count):
+        budget = one.token_budget
+        one.observe(budget, slowness * CURVE.time_s(budget), budget, slowness * CURVE.time_s(one.min_tokens))
+
+
+def test_it_starts_at_the_saturation_point() -> None:
+    assert steering(SlaGoal(step_s=0.050)).token_budget == 1000
+
+
+def test_a_target_for_steps_is_taken_as_it_is() -> None:
+    one = steering(SlaGoal(step_s=0.050))
+    steps(one, 20)
+    assert one.target_s == 0.050
+    assert CURVE.time_s(one.token_budget) == pytest.approx(0.050, rel=0.1)
+
+
+def test_no_more_than_the_saturation_point_unless_the_longest_input_needs_it_or_by_choice() -> None:
+    for goal, limits, highest in [
+        (SlaGoal(step_s=9.0), LIMITS, 1000),
+        (SlaGoal(step_s=9.0), StepLimits(1000, 4096, 2000), 2000),
+        (SlaGoal(step_s=9.0, max_tokens=3000), LIMITS, 3000),
+        (SlaGoal(step_s=9.0, max_tokens=9000), LIMITS, 4096),
+        (SlaGoal(step_s=9.0), StepLimits(1000, 700, 2000), 700),
+    ]:
+        one = steering(goal, limits)
+        steps(one, 20)
+        assert one.token_budget == highest
+
+
+def test_the_targets_of_an_answer_leave_room_for_the_overhead_as_it_is_measured() -> None:
+    promise = Promise(SlaGoal(answer_s=0.120))
+    one = promise.steer(LIMITS, CURVE.time_s(64))
+    assert one.target_s == pytest.approx(0.060)
+    for _ in range(100):
+        promise.answered(0.5, 0.020)
+    steps(one, 20)
+    assert one.target_s == pytest.approx(0.050)
+    assert CURVE.time_s(one.token_budget) == pytest.approx(0.050, rel=0.1)
+    assert promise.p99_s == 0.5
+
+
+def test_an_answer_cannot_be_promised_sooner_than_the_shortest_step() -> None:
+    one = steering(SlaGoal(answer_s=0.002))
+    steps(one, 20)
+    assert one.target_s == pytest.approx(CURVE.time_s(64))
+    assert one.token_budget <= 2 * 64
+    assert one.at_floor
+
+
+def test_pressure_is_the_recent_step_time_over_the_target() -> None:
+    one = steering(SlaGoal(step_s=0.050))
+    assert one.pressure is None
+    steps(one, 1)
+    assert one.pressure == pytest.approx(CURVE.time_s(1000) / 0.050)
+    steps(one, 20)
+    assert one.pressure == pytest.approx(1.0, rel=0.1)
+
+
+@pytest.mark.slow
+@given(st.lists(st.tuples(st.integers(1, 5000), st.floats(1e-4, 5.0)), max_size=60), st.sampled_from(Form))
+def test_the_budget_stays_within_its_bounds_and_the_engines_capacity(
+    reports: list[tuple[int, float]], form: Form
+) -> None:
+    one = steering(SlaGoal(answer_s=0.1, form=form, max_tokens=9000))
+    for step_tokens, step_s in reports:
+        one.observe(step_tokens, step_s, one.token_budget, CURVE.time_s(64))
+        assert 64 <= one.token_budget <= 4096
+
+
+def test_a_lane_without_steering_keeps_its_budget_and_one_with_it_follows() -> None:
+    plain = Lane("a", CURVE, 1000, LanePolicy())
+    steered = Lane("a", CURVE, 1, LanePolicy(), steering(SlaGoal(step_s=0.050)))
+    for one in (plain, steered):
+        for number in range(20):
+            tokens = one.token_budget
+            one.sent(str(number), tokens, float(number))
+            one.ended(str(number), number + 0.5, StepReport(tokens, CURVE.time_s(tokens), 0, 0.0, 0.0))
+    assert plain.token_budget == 1000
+    assert CURVE.time_s(steered.token_budget) == pytest.approx(0.050, rel=0.1)
+
+
+def test_a_step_is_judged_by_the_budget_its_batch_was_cut_for() -> None:
+    """Else a batch that was staged before the budget shrank would look oversized, and teach nothing."""
+    one = Lane("a", CURVE, 1, LanePolicy(), steering(SlaGoal(step_s=0.050)))
+    for number in range(20):
+        one.sent(f"{number}", one.token_budget, float(number))
+        if number:
+            one.ended(f"{number - 1}", number + 0.5, StepReport(1000, CURVE.time_s(1000), 0, 0.0, 0.0))
+    assert one.token_budget < 550
+
+
+def test_the_paper_form_can_be_chosen() -> None:
+    one = steering(SlaGoal(step_s=0.050, form=Form.PAPER))
+    assert one.observe(1000, CURVE.time_s(1000), 1000, 0.01) is Verdict.LOWERED
+    assert one.token_budget == (64 + 1000) // 2
+
+
+def test_a_recent_quantile_forgets_and_is_zero_before_any_value() -> None:
+    recent = RecentQuantile(0.95, memory=100, renew=10)
+    assert recent.value == 0.0
+    recent.observe(5.0)
+    assert recent.value == 5.0
+    for value in range(100):
+        recent.observe(float(value))
+    assert recent.value == pytest.approx(94.0, abs=10.0)
+    for _ in range(100):
+        recent.observe(1.0)
+    assert recent.value == 1.0
+
+
+@pytest.mark.parametrize(
+    "times",
+    [{}, {"step_s": 0.1, "answer_s": 0.2}, {"step_s": 0.1, "min_tokens": 0}, {"step_s": 0.1, "max_tokens": 10}],
+)
+def test_a_goal_that_makes_no_sense_is_refused(times: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=r"give the time|out of order"):
+        SlaGoal(**times)  # type: ignore[arg-type]
+
+
+def test_the_least_budget_may_be_one_token() -> None:
+    assert steering(SlaGoal(step_s=0.050, min_tokens=1)).min_tokens == 1
+    assert SlaGoal(step_s=0.050, min_tokens=64, max_tokens=64).max_tokens == 64
+
+
+def test_a_quantile_is_the_smallest_value_that_so_large_a_share_does_not_exceed() -> None:
+    for share, quantile in ((0.95, 19.0), (0.99, 20.0), (1.0, 20.0), (0.5, 10.0), (0.01, 1.0)):
+        recent = RecentQuantile(share, renew=1)
+        for value in random.Random(1).sample(range(1, 21), 20):
+            recent.observe(float(value))
+        assert recent.value == quantile
+
+
+def test_a_quantile_is_taken_anew_now_and_then_and_at_first_at_once() -> None:
+    recent = RecentQuantile(1.0, memory=100, renew=4)
+    seen: list[float] = []
+    for value in range(1, 13):
+        recent.observe(float(value))
+        seen.append(recent.value)
+    assert seen == [1, 2, 3, 3, 3, 3, 7, 7, 7, 7, 11, 11]
+
+
+def test_unless_told_otherwise_512_values_count_and_every_sixteenth_is_looked_at() -> None:
+    least, largest = RecentQuantile(0.001), RecentQuantile(1.0)
+    for number in range(1, 528):
+        least.observe(0.0 if number == 15 else 1.0)
+        largest.observe(float(number))
+        assert largest.value == {30: 15.0, 31: 31.0}.get(number, largest.value)
+    assert least.value == 1.0
+
+
+def test_the_overhead_that_is_left_room_for_is_the_p95_without_queueing() -> None:
+    """Else an overload, in which answers queue for seconds, would drive the budget to its floor."""
+    promise = Promise(SlaGoal(answer_s=0.200))
+    one = promise.steer(LIMITS, CURVE.time_s(64))
+    for number in range(512):
+        promise.answered(latency_s=30.0, overhead_s=0.010 if number % 25 else 0.080)
+    steps(one, 1)
+    assert one.target_s == pytest.approx((0.200 - 0.010) / 2)
+    for number in range(512):
+        promise.answered(latency_s=30.0, overhead_s=0.010 if number % 12 else 0.080)
+    steps(one, 1)
+    assert one.target_s == pytest.approx((0.200 - 0.080) / 2)
+
+
+def test_an_overhead_below_zero_counts_as_none() -> None:
+    promise = Promise(SlaGoal(answer_s=0.200))
+    promise.answered(0.1, -5.0)
+    one = promise.steer(LIMITS, CURVE.time_s(64))
+    assert one.target_s == pytest.approx(0.100)
+
+
+def test_a_promise_is_kept_by_the_p99_of_its_answers() -> None:
+    promise = Promise(SlaGoal(answer_s=0.200))
+    for number in range(512):
+        promise.answered(1.0 if number % 50 == 0 else 0.1, 0.0)
+    assert promise.p99_s == 1.0
+    for number in range(512):
+        promise.answered(1.0 if number % 150 == 0 else 0.1, 0.0)
+    assert promise.p99_s == 0.1

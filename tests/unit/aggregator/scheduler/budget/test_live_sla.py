@@ -1,0 +1,127 @@
+"""What is promised steers the budgets of a running pipeline."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from pydantic import ValidationError
+from typing_extensions import override
+
+from aggregator.app import make_goal
+from aggregator.observability.demand import DemandMeter
+from aggregator.observability.snapshot import snapshot
+from aggregator.replicas.engine import OutgoingBatch, StepResult
+from aggregator.scheduler.budget.controller import Promise, SlaGoal
+from aggregator.scheduler.budget.saturation import Curve, Rule
+from aggregator.scheduler.budget.sla import Form
+from aggregator.scheduler.replica import Lane
+from aggregator.scheduler.work_item import Source
+from aggregator.settings import SlaSettings
+from tests.fakes.clock import run
+from tests.fakes.world import DESCRIPTION, SerialEngine, World
+
+SLOWED = replace(DESCRIPTION, curve=Curve(0.0, 0.002, 1e-5, 800, Rule.THROUGHPUT, 4096))
+"""A server that measured itself when it was quick: 10 ms for the 800 tokens of its saturation point."""
+
+
+async def flood(world: World, seconds: float) -> None:
+    """More work than one lane can do, for a while; a text of 18 words has 20 tokens."""
+    loop = asyncio.get_running_loop()
+    until_s, number = loop.time() + seconds, 10
+    while loop.time() < until_s:
+        if world.model.admission.total < 6000:
+            texts = [f"{number + index}{' 5' * 17}" for index in range(70)]
+            world.produce(*(world.request(text, source=Source.KAFKA) for text in texts))
+            number += 70
+        await asyncio.sleep(0.002)
+
+
+def lane_of(world: World) -> Lane:
+    [served] = world.pipeline.models.served()
+    [lane] = served.dispatcher.lanes.values()
+    return lane
+
+
+def promise_of(world: World) -> Promise:
+    [served] = world.pipeline.models.served()
+    assert served.promise is not None
+    return served.promise
+
+
+def test_a_target_that_is_missed_shrinks_the_budget_until_it_is_met_and_a_pod_that_heals_gets_it_back() -> None:
+    async def check() -> None:
+        engine = SerialEngine(SLOWED, slowness=2.0)  # 20 ms a full step, where 8 ms are wanted
+        async with World(engine, goal=SlaGoal(step_s=0.008, min_tokens=20)).started() as world:
+            lane = lane_of(world)
+            assert lane.token_budget == 800
+            await flood(world, 2.0)
+            assert lane.token_budget == pytest.approx(200, rel=0.15)
+            engine.slowness = 1.0
+            await flood(world, 2.0)
+            assert lane.token_budget == pytest.approx(600, rel=0.15)
+            assert max(batch.token_count for batch in engine.batches[-20:]) <= 650
+
+    run(check())
+
+
+def test_what_is_promised_for_answers_leaves_room_for_what_the_network_takes() -> None:
+    class Distant(SerialEngine):
+        @override
+        async def embed(self, batch: OutgoingBatch, *, timeout_s: float) -> StepResult:
+            await asyncio.sleep(0.004)
+            return await super().embed(batch, timeout_s=timeout_s)
+
+    async def check() -> None:
+        async with World(Distant(SLOWED), goal=SlaGoal(answer_s=0.020, min_tokens=20)).started() as world:
+            for number in range(200):
+                await world.embed(str(number))
+            await flood(world, 1.0)
+            lane = lane_of(world)
+            assert lane.steering is not None
+            assert lane.steering.target_s == pytest.approx(0.008, rel=0.2)
+            assert promise_of(world).p99_s > 0.020
+
+    run(check())
+
+
+def test_gauges_and_the_scaler_are_told() -> None:
+    async def check() -> None:
+        goal = SlaGoal(answer_s=0.0001, min_tokens=20)
+        async with World(SerialEngine(SLOWED), goal=goal).started() as world:
+            await flood(world, 1.0)
+            [lane] = snapshot(world.pipeline.models, None).lanes
+            assert lane.token_budget == lane_of(world).token_budget < 200
+            assert lane.pressure is not None
+            assert lane.pressure >= 0.9
+            demand = DemandMeter(world.pipeline.models).of(world.model)
+            assert demand.lanes[0].budget_at_floor
+            assert (demand.slo_s, demand.p99_s > 0.01) == (0.0001, True)
+
+    run(check())
+
+
+def test_without_a_promise_nothing_is_steered() -> None:
+    async def check() -> None:
+        async with World(SerialEngine(SLOWED, slowness=5.0)).started() as world:
+            await flood(world, 1.0)
+            assert lane_of(world).token_budget == 800
+            [lane] = snapshot(world.pipeline.models, None).lanes
+            assert lane.pressure is None
+
+    run(check())
+
+
+def test_settings_become_a_goal() -> None:
+    assert make_goal(SlaSettings()) is None
+    assert make_goal(SlaSettings(target_s=0.05)) == SlaGoal(step_s=0.05)
+    wanted = SlaGoal(answer_s=0.2, form=Form.PAPER, min_tokens=10, max_tokens=900)
+    assert make_goal(SlaSettings(latency_s=0.2, form="paper", min_tokens=10, max_tokens=900)) == wanted
+
+
+def test_settings_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(ValidationError, match="not both"):
+        SlaSettings(target_s=0.1, latency_s=0.2)
+    with pytest.raises(ValidationError, match="is less than"):
+        SlaSettings(target_s=0.1, max_tokens=10)

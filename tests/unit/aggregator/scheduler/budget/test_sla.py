@@ -1,0 +1,509 @@
+"""The SLA controller holds its target under noise, follows a pod that changes, and survives what fools the paper's."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aggregator.scheduler.budget.saturation import Curve, Rule
+from aggregator.scheduler.budget.sla import Form, SlaController, SlaPolicy, Verdict, step_target_s
+
+SEEDS = range(200)
+NOISE = 0.10
+POLICY = SlaPolicy(min_tokens=64, max_tokens=4096, start_tokens=4096)
+PAPER = replace(POLICY, form=Form.PAPER)
+
+A100 = Curve(0.020, 0.0, 0.020 / 600, 600, Rule.HINGE, 8192)
+CPU = Curve(0.004, 0.004, 73e-6, 463, Rule.THROUGHPUT, 8192)
+HEAVY = Curve(0.020, 0.020, 20e-6, 3600, Rule.THROUGHPUT, 8192)
+
+
+class Moment(NamedTuple):
+    """The lane before one step: its budget, and the noise-free time of a step that fills it."""
+
+    budget: int
+    full_step_s: float
+
+
+class Pod:
+    """A model server behind one lane: noisy steps, reported after the next batch was cut already (one is staged)."""
+
+    def __init__(self, curve: Curve, seed: int, *, staged: int = 1) -> None:
+        self.curve = curve
+        self.slowness = 1.0
+        self.noise = random.Random(seed)
+        self.reports: deque[tuple[int, float, int]] = deque()
+        self.staged = staged
+
+    def run(self, lane: SlaController, steps: int, fill: tuple[float, float] = (0.93, 1.0)) -> Iterator[Moment]:
+        for _ in range(steps):
+            budget = lane.token_budget
+            yield Moment(budget, self.slowness * self.curve.time_s(budget))
+            tokens = max(1, int(budget * self.noise.uniform(*fill)))
+            duration_s = self.slowness * self.curve.time_s(tokens) * max(0.3, 1.0 + NOISE * self.noise.gauss(0.0, 1.0))
+            self.reports.append((tokens, duration_s, budget))
+            if len(self.reports) > self.staged:
+                lane.observe(*self.reports.popleft())
+
+
+def warmed_up(pod: Pod, policy: SlaPolicy, target_s: float, steps: int = 100) -> SlaController:
+    lane = SlaController(policy, target_s)
+    for _ in pod.run(lane, steps):
+        pass
+    return lane
+
+
+def steps_to_recover(pod: Pod, lane: SlaController, steps: int = 100) -> int:
+    """Steps until a full step's noise-free time lies within D +- 2 epsilon, or the budget is as far as it may go."""
+    for count, moment in enumerate(pod.run(lane, steps)):
+        if moment.full_step_s == pytest.approx(lane.target_s, rel=0.10):
+            return count
+    return steps
+
+
+CASES = [
+    (curve, share)
+    for curve in (A100, CPU, HEAVY)
+    for share in (0.08, 0.25, 0.5, 0.95)
+    if curve is not A100 or share > 0.15  # below its knee the A100's time does not depend on the budget
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("curve", "share"), CASES)
+def test_under_noise_a_step_at_the_budget_takes_the_target_time_from_the_twentieth_step_on(
+    curve: Curve, share: float
+) -> None:
+    target_s = curve.time_s(int(share * POLICY.max_tokens))
+    inside = total = 0
+    for seed in SEEDS:
+        lane = SlaController(POLICY, target_s)
+        late = list(Pod(curve, seed).run(lane, 200))[20:]
+        inside += sum(abs(moment.full_step_s / target_s - 1.0) <= 0.10 for moment in late)
+        total += len(late)
+    assert inside >= 0.95 * total
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("share", [0.15, 0.25])
+def test_the_papers_search_with_its_fixed_steps_does_not(share: float) -> None:
+    target_s = CPU.time_s(int(share * POLICY.max_tokens))
+    inside = total = 0
+    for seed in range(40):
+        lane = SlaController(PAPER, target_s)
+        late = list(Pod(CPU, seed).run(lane, 200))[20:]
+        inside += sum(abs(moment.full_step_s / target_s - 1.0) <= 0.10 for moment in late)
+        total += len(late)
+    assert inside < 0.80 * total
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("factor", [2.0, 0.5], ids=["slows", "quickens"])
+@pytest.mark.parametrize(("curve", "share"), [(A100, 0.5), (CPU, 0.15), (CPU, 0.25), (CPU, 0.5)])
+def test_thirty_steps_after_a_pod_changed_its_speed_by_half_the_target_holds_again(
+    curve: Curve, share: float, factor: float
+) -> None:
+    target_s = curve.time_s(int(share * POLICY.max_tokens))
+    for seed in SEEDS:
+        pod = Pod(curve, seed)
+        lane = warmed_up(pod, POLICY, target_s)
+        pod.slowness = factor
+        assert steps_to_recover(pod, lane) <= 30
+
+
+def test_a_target_that_no_budget_meets_gives_the_floor_and_a_slack_one_the_ceiling() -> None:
+    assert warmed_up(Pod(A100, 0), POLICY, 0.010).token_budget == POLICY.min_tokens
+    assert warmed_up(Pod(A100, 0), POLICY, 1.0).token_budget == POLICY.max_tokens
+
+
+@pytest.mark.slow
+def test_from_its_floor_it_finds_the_target_again() -> None:
+    target_s = CPU.time_s(2000)
+    for seed in SEEDS:
+        lane = SlaController(replace(POLICY, start_tokens=POLICY.min_tokens), target_s)
+        assert steps_to_recover(Pod(CPU, seed), lane) <= 30
+
+
+steps = st.tuples(st.integers(-5, 9000), st.floats(allow_nan=True), st.integers(-5, 9000))
+
+
+@pytest.mark.slow
+@given(st.sampled_from(Form), st.lists(steps, max_size=60), st.floats(1e-3, 10.0))
+def test_the_budget_never_leaves_its_bounds(form: Form, reports: list[tuple[int, float, int]], target_s: float) -> None:
+    lane = SlaController(replace(POLICY, form=form), target_s)
+    for report in reports:
+        lane.observe(*report, running_tokens=report[0])
+        assert POLICY.min_tokens <= lane.token_budget <= POLICY.max_tokens
+
+
+@pytest.mark.slow
+@given(st.lists(st.floats(0.951, 1.049), min_size=1, max_size=60), st.integers(64, 4096))
+def test_inside_the_tolerance_the_budget_stays(times: list[float], start: int) -> None:
+    lane = SlaController(replace(POLICY, start_tokens=start), 0.050)
+    for time in times:
+        lane.observe(start, 0.050 * time, start)
+    assert lane.token_budget == start
+
+
+def test_the_papers_recentring_inside_the_tolerance_walks_down_to_the_floor() -> None:
+    """Why ours stays put there: batches fill 90 % of a budget, so each recentring on them takes a tenth off."""
+    flat = Curve(0.020, 0.020, 0.0, 8192, Rule.FLAT, 8192)
+    lanes = {}
+    for form in Form:
+        lanes[form] = lane = SlaController(replace(POLICY, form=form), 0.020)
+        for _ in range(100):
+            lane.observe(int(0.9 * lane.token_budget), flat.time_s(lane.token_budget), lane.token_budget)
+    assert lanes[Form.PAPER].token_budget <= POLICY.min_tokens + POLICY.alpha_tokens
+    assert lanes[Form.OURS].token_budget == POLICY.max_tokens
+
+
+def test_the_papers_maximum_with_what_runs_makes_the_budget_run_away() -> None:
+    """Why ours has none: two batches are out, so what runs is always more than one budget, however slow it is."""
+    lanes = {}
+    for form in Form:
+        lanes[form] = lane = SlaController(replace(POLICY, form=form, start_tokens=1000), CPU.time_s(500))
+        for _ in range(100):
+            budget = lane.token_budget
+            lane.observe(budget, CPU.time_s(budget), budget, running_tokens=2 * budget)
+    assert lanes[Form.PAPER].token_budget == POLICY.max_tokens
+    assert CPU.time_s(lanes[Form.OURS].token_budget) == pytest.approx(CPU.time_s(500), rel=0.06)
+
+
+class Overload:
+    """A lane's queue through an overload: 20 % too much for five seconds, then 70 % of what the lane can do."""
+
+    def __init__(self, seed: int) -> None:
+        self.pod = Pod(CPU, seed)
+        self.lane = SlaController(replace(POLICY, start_tokens=600, max_tokens=600), 0.095)
+        self.queue = 0.0
+
+    def run(self, overhead_s: Callable[[float], float]) -> None:
+        now_s = 0.0
+        while now_s < 20.0:
+            self.lane.retarget(step_target_s(0.200, overhead_s(self.queue), CPU.time_s(POLICY.min_tokens)))
+            budget = self.lane.token_budget
+            tokens = max(1, int(min(budget, self.queue)))
+            duration_s = CPU.time_s(tokens) * (1.0 + NOISE * self.pod.noise.uniform(-1.0, 1.0))
+            load = 1.2 if 5.0 <= now_s < 10.0 else 0.7
+            self.queue = max(0.0, self.queue + load * CPU.throughput(600) * duration_s - tokens)
+            self.lane.observe(tokens, duration_s, budget)
+            now_s += duration_s
+
+
+@pytest.mark.slow
+def test_after_an_overload_the_queue_drains() -> None:
+    for seed in SEEDS:
+        overload = Overload(seed)
+        overload.run(lambda _: 0.010)
+        assert overload.queue < 2 * 600
+        assert overload.lane.token_budget == 600
+
+
+def test_with_queueing_in_the_overhead_an_overload_never_ends() -> None:
+    """Why the target leaves queueing out: it takes the budget to the floor, where the lane is slowest."""
+    overload = Overload(0)
+    overload.run(lambda queue: 0.010 + queue / CPU.throughput(600))
+    assert overload.lane.at_floor
+    assert overload.queue > 10 * 600
+
+
+def test_oversized_inputs_that_go_alone_teach_nothing() -> None:
+    lane = warmed_up(Pod(CPU, 1), POLICY, CPU.time_s(600))
+    before = lane.token_budget
+    for _ in range(50):
+        assert lane.observe(5000, CPU.time_s(5000), lane.token_budget) is Verdict.NO_EVIDENCE
+    assert lane.token_budget == before
+
+
+@pytest.mark.slow
+def test_a_burst_of_long_requests_does_not_poison_it() -> None:
+    """Long inputs cost more per token: the budget gives way while they come, and is back thirty steps later."""
+    for seed in SEEDS:
+        pod = Pod(CPU, seed)
+        lane = warmed_up(pod, POLICY, CPU.time_s(1000))
+        pod.slowness = 3.0
+        for _ in pod.run(lane, 15):
+            pass
+        assert CPU.time_s(lane.token_budget) < 0.7 * lane.target_s
+        pod.slowness = 1.0
+        assert steps_to_recover(pod, lane) <= 30
+
+
+def test_one_stray_step_moves_nothing() -> None:
+    lane = SlaController(POLICY, CPU.time_s(POLICY.max_tokens))
+    for count in range(40):
+        lane.observe(4096, 60.0 if count == 20 else CPU.time_s(4096), 4096)
+        assert lane.token_budget == 4096
+
+
+def test_low_load_never_raises_the_budget() -> None:
+    lane = SlaController(replace(POLICY, start_tokens=600), 0.100)
+    for _ in range(100):
+        assert lane.observe(int(0.79 * 600), 0.001, 600) is Verdict.NO_EVIDENCE
+    assert lane.token_budget == 600
+
+
+def test_rare_hiccups_at_low_load_do_not_wear_the_budget_down() -> None:
+    lane = SlaController(replace(POLICY, start_tokens=600), 0.050)
+    for count in range(1000):
+        lane.observe(100, 0.500 if count % 10 == 0 else 0.020, 600)
+    assert lane.token_budget == 600
+
+
+def test_steps_far_from_full_that_are_too_slow_lower_it_all_the_same() -> None:
+    lane = SlaController(replace(POLICY, start_tokens=600), 0.050)
+    verdicts = [lane.observe(200, 0.100, 600) for _ in range(5)]
+    assert verdicts == [*[Verdict.NO_EVIDENCE] * 3, Verdict.LOWERED, Verdict.HELD]
+    assert lane.token_budget == 100
+
+
+@pytest.mark.parametrize("duration_s", [0.0, -1.0, math.nan, math.inf])
+def test_a_duration_that_is_none_is_no_evidence(duration_s: float) -> None:
+    lane = SlaController(POLICY, 0.050)
+    for _ in range(10):
+        assert lane.observe(4096, duration_s, 4096) is Verdict.NO_EVIDENCE
+
+
+def test_each_step_says_what_it_taught() -> None:
+    lane = SlaController(replace(POLICY, start_tokens=1000), 0.050)
+    assert [lane.observe(1000, 0.025, 1000) for _ in range(5)] == [
+        *[Verdict.NO_EVIDENCE] * 3,
+        Verdict.RAISED,
+        Verdict.HELD,
+    ]
+    assert lane.token_budget == 2000
+    lane.retarget(0.025)
+    assert lane.observe(1000, 0.025, 1000) is Verdict.LOWERED
+    assert (lane.token_budget, lane.target_s) == (1000, 0.025)
+
+
+def test_at_its_floor_means_within_one_alpha_of_the_least_budget() -> None:
+    lane = SlaController(replace(POLICY, start_tokens=64 + 512), 0.050)
+    assert lane.at_floor
+    assert not SlaController(replace(POLICY, start_tokens=64 + 513), 0.050).at_floor
+
+
+def test_the_paper_form_follows_algorithm_2_line_by_line() -> None:
+    policy = SlaPolicy(min_tokens=100, max_tokens=900, start_tokens=900, form=Form.PAPER, paper_window=1)
+    alpha, delta = policy.alpha_tokens, policy.delta_tokens
+    assert (alpha, delta) == (112, 28)
+    lane = SlaController(policy, 1.0)
+    lane.observe(900, 2.0, 900)  # too slow: high = max(900, 100 + alpha), low = max(100 - delta, 100)
+    assert lane.token_budget == (100 + 900) // 2
+    lane.observe(500, 2.0, 500)  # high = 500
+    assert lane.token_budget == (100 + 500) // 2
+    lane.observe(300, 0.5, 300)  # too fast: low = min(300, 500 - alpha), high = 500 + delta
+    assert lane.token_budget == (300 + 528) // 2
+    lane.observe(400, 1.0, 414)  # inside: 400 +- alpha / 2
+    assert lane.token_budget == 400
+
+
+def test_the_target_is_half_of_what_the_overhead_leaves_and_never_below_the_shortest_step() -> None:
+    assert step_target_s(0.200, 0.020, 0.005) == pytest.approx(0.090)
+    assert step_target_s(0.100, 0.095, 0.005) == pytest.approx(0.005)
+    assert step_target_s(0.100, 0.500, 0.005) == pytest.approx(0.005)
+
+
+@pytest.mark.parametrize(("sla_s", "overhead_s"), [(0.0, 0.0), (math.nan, 0.0), (0.1, -0.1), (0.1, math.nan)])
+def test_times_that_are_none_give_no_target(sla_s: float, overhead_s: float) -> None:
+    with pytest.raises(ValueError, match="not times"):
+        step_target_s(sla_s, overhead_s, 0.005)
+
+
+@pytest.mark.parametrize("target_s", [0.0, -1.0, math.nan, math.inf])
+def test_a_target_that_is_none_is_refused(target_s: float) -> None:
+    with pytest.raises(ValueError, match="not a target"):
+        SlaController(POLICY, target_s)
+    with pytest.raises(ValueError, match="not a target"):
+        SlaController(POLICY, 1.0).retarget(target_s)
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"min_tokens": 0}, "out of order"),
+        ({"start_tokens": 5000}, "out of order"),
+        ({"start_tokens": 63}, "out of order"),
+        ({"tolerance": 0.0}, "not shares"),
+        ({"fill": 1.5}, "not shares"),
+        ({"window": 3}, "too short"),
+        ({"paper_window": 0}, "too short"),
+    ],
+)
+def test_a_policy_that_makes_no_sense_is_refused(settings: dict[str, float], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        replace(POLICY, **settings)  # type: ignore[arg-type]
+
+
+class Paper:
+    """Algorithm 2 of seed 001 as it is printed, with tokens for requests and real numbers until the last line."""
+
+    def __init__(self, policy: SlaPolicy, target_s: float) -> None:
+        self.policy = policy
+        self.target_s = target_s
+        self.low, self.high = float(policy.min_tokens), float(policy.max_tokens)
+        self.steps: list[tuple[int, float]] = []
+
+    def budget(self, tokens: int, step_s: float, running: int) -> int:
+        policy, alpha, delta = self.policy, self.policy.max_tokens // 8, self.policy.max_tokens // 8 // 4
+        self.steps = [*self.steps, (tokens, step_s)][-policy.paper_window :]
+        tau = sum(step_s for _, step_s in self.steps) / len(self.steps)
+        batch = sum(tokens for tokens, _ in self.steps) / len(self.steps)
+        epsilon_s = policy.tolerance * self.target_s
+        if tau > self.target_s + epsilon_s:
+            self.high = max(batch, self.low + alpha)
+            self.low = max(self.low - delta, policy.min_tokens)
+        elif tau < self.target_s - epsilon_s:
+            self.low = min(batch, self.high - alpha)
+            self.high = min(self.high + delta, policy.max_tokens)
+        else:
+            self.high = min(batch + alpha // 2, policy.max_tokens)
+            self.low = max(batch - alpha // 2, policy.min_tokens)
+        wanted = max((self.low + self.high) // 2, running)
+        return int(min(max(wanted, policy.min_tokens), policy.max_tokens))
+
+
+@pytest.mark.parametrize("window", [1, 4])
+@pytest.mark.parametrize("seed", range(5))
+def test_the_paper_form_does_what_is_printed_step_by_step(seed: int, window: int) -> None:
+    chance = random.Random(seed)
+    policy = SlaPolicy(min_tokens=100, max_tokens=908, start_tokens=500, form=Form.PAPER, paper_window=window)
+    lane, paper = SlaController(policy, 1.0), Paper(policy, 1.0)
+    for _ in range(150):
+        tokens, step_s = chance.randint(1, 908), chance.choice((0.4, 0.9, 0.97, 1.0, 1.03, 1.1, 2.5))
+        running = chance.choice((0, 0, 0, 400))
+        lane.observe(tokens, step_s, 908, running_tokens=running)
+        assert lane.token_budget == paper.budget(tokens, step_s, running)
+
+
+def test_the_papers_steps_are_never_less_than_one_token() -> None:
+    tiny = SlaPolicy(1, 4, 4)
+    assert (tiny.alpha_tokens, tiny.delta_tokens) == (1, 1)
+    assert (replace(PAPER, max_tokens=8 * 4100).alpha_tokens, replace(PAPER, max_tokens=8 * 4100).delta_tokens) == (
+        4100,
+        1025,
+    )
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"min_tokens": 1, "start_tokens": 1},
+        {"start_tokens": 64},
+        {"min_tokens": 4096},
+        {"fill": 1.0},
+        {"fill": 0.01},
+        {"tolerance": 0.01},
+        {"tolerance": 0.99},
+        {"window": 4},
+        {"paper_window": 1},
+    ],
+)
+def test_a_policy_may_go_to_the_edge_of_what_makes_sense(settings: dict[str, float]) -> None:
+    policy = replace(POLICY, **settings)  # type: ignore[arg-type]
+    assert SlaController(policy, 0.5).token_budget == policy.start_tokens
+
+
+@pytest.mark.parametrize("settings", [{"fill": 0.0}, {"tolerance": 1.0}, {"min_tokens": -1}])
+def test_a_policy_beyond_the_edge_is_refused(settings: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=r"not shares|out of order"):
+        replace(POLICY, **settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("sla_s", "overhead_s"), [(math.inf, 0.0), (0.1, math.inf)])
+def test_times_without_end_give_no_target(sla_s: float, overhead_s: float) -> None:
+    with pytest.raises(ValueError, match="not times"):
+        step_target_s(sla_s, overhead_s, 0.005)
+
+
+@pytest.mark.parametrize(("slower", "verdict"), [(1.04, Verdict.HELD), (1.06, Verdict.LOWERED)])
+def test_a_step_counts_as_too_slow_a_twentieth_above_the_target(slower: float, verdict: Verdict) -> None:
+    lane = SlaController(replace(POLICY, start_tokens=1000), 0.100)
+    taught = [lane.observe(1000, 0.100 * slower, 1000) for _ in range(4)]
+    assert taught == [*[Verdict.NO_EVIDENCE] * 3, verdict]
+    if verdict is Verdict.LOWERED:
+        assert lane.token_budget == math.floor(1000 / 1.06)
+
+
+@pytest.mark.parametrize(("faster", "verdict"), [(0.96, Verdict.HELD), (0.94, Verdict.RAISED)])
+def test_a_budget_is_raised_where_a_twentieth_more_would_still_meet_the_target(faster: float, verdict: Verdict) -> None:
+    lane = SlaController(replace(POLICY, start_tokens=1000), 0.100)
+    assert [lane.observe(1000, 0.100 * faster, 1000) for _ in range(4)][-1] is verdict
+    if verdict is Verdict.RAISED:
+        assert lane.token_budget == math.floor(1000 / 0.94)
+
+
+@pytest.mark.parametrize(("filled", "verdict"), [(800, Verdict.RAISED), (799, Verdict.NO_EVIDENCE)])
+def test_only_steps_four_fifths_full_teach_anything_about_raising(filled: int, verdict: Verdict) -> None:
+    lane = SlaController(replace(POLICY, start_tokens=1000), 0.100)
+    assert [lane.observe(filled, 0.010, 1000) for _ in range(4)][-1] is verdict
+
+
+def test_a_filled_step_is_judged_by_what_a_budget_as_full_as_usual_would_take() -> None:
+    lane = SlaController(replace(POLICY, start_tokens=1000), 0.100)
+    for _ in range(4):
+        lane.observe(800, 0.100, 1000)  # at a fifth less than the budget it takes the target
+    assert lane.token_budget == 1000
+
+
+def test_the_largest_and_the_smallest_value_of_six_count_for_nothing() -> None:
+    lane = SlaController(replace(POLICY, start_tokens=1000), 0.100)
+    for step_s in (0.100, 0.100, 0.100, 0.100, 9.0, 0.001):
+        lane.observe(1000, step_s, 1000)
+    assert lane.token_budget == 1000
+
+
+@pytest.mark.parametrize("nothing", [(0, 0.1, 1000), (10, 0.1, 0), (10, math.inf, 1000), (10, 0.0, 1000)])
+def test_a_report_that_says_nothing_teaches_nothing(nothing: tuple[int, float, int]) -> None:
+    lane = SlaController(replace(POLICY, start_tokens=1000), 0.100)
+    assert lane.observe(*nothing) is Verdict.NO_EVIDENCE
+    assert lane.pressure is None
+
+
+def test_one_token_in_a_budget_of_one_is_evidence() -> None:
+    lane = SlaController(SlaPolicy(1, 100, 1), 0.100)
+    assert [lane.observe(1, 0.001, 1) for _ in range(4)][-1] is Verdict.RAISED
+
+
+def test_steps_far_from_full_lower_the_budget_to_where_they_would_meet_the_target() -> None:
+    lane = SlaController(replace(POLICY, start_tokens=1000), 0.100)
+    taught = [lane.observe(500, 0.200, 1000) for _ in range(4)]
+    assert taught == [*[Verdict.NO_EVIDENCE] * 3, Verdict.LOWERED]
+    assert lane.token_budget == 250
+    assert lane.pressure == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(("slower", "verdict"), [(1.04, Verdict.NO_EVIDENCE), (1.06, Verdict.LOWERED)])
+def test_steps_far_from_full_count_only_a_twentieth_above_the_target(slower: float, verdict: Verdict) -> None:
+    lane = SlaController(replace(POLICY, start_tokens=1000), 0.100)
+    assert [lane.observe(500, 0.100 * slower, 1000) for _ in range(4)][-1] is verdict
+
+
+def test_the_papers_search_may_begin_with_a_step_that_is_too_fast() -> None:
+    policy = SlaPolicy(min_tokens=100, max_tokens=900, start_tokens=500, form=Form.PAPER, paper_window=1)
+    lane, paper = SlaController(policy, 1.0), Paper(policy, 1.0)
+    lane.observe(300, 0.5, 900)
+    assert lane.token_budget == paper.budget(300, 0.5, 0) == (300 + 900) // 2
+
+
+@pytest.mark.parametrize(("form", "steps"), [(Form.OURS, 6), (Form.PAPER, 4)])
+def test_pressure_is_the_mean_of_the_latest_steps(form: Form, steps: int) -> None:
+    lane = SlaController(replace(POLICY, form=form), 0.100)
+    for number in range(1, 11):
+        lane.observe(1000, 0.010 * number, 4096)
+    latest = range(11 - steps, 11)
+    assert lane.pressure == pytest.approx(0.010 * sum(latest) / steps / 0.100)
+
+
+def test_of_four_steps_the_two_in_the_middle_count() -> None:
+    lane = SlaController(replace(POLICY, start_tokens=1000), 0.100)
+    taught = [lane.observe(1000, step_s, 1000) for step_s in (0.200, 0.080, 0.110, 0.090)]
+    assert (taught[-1], lane.token_budget) == (Verdict.HELD, 1000)

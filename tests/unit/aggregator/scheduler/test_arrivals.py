@@ -1,0 +1,157 @@
+"""Arrivals are measured in tokens per second, whatever becomes of them."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aggregator.scheduler.rates import ArrivalPolicy, Arrivals, BusyShare
+
+
+def steady(rate: int, seconds: int, tokens: int, arrivals: Arrivals) -> None:
+    """`rate` inputs of `tokens` tokens every second."""
+    for second in range(seconds):
+        arrivals.arrived(rate, float(second))
+        arrivals.counted(rate, rate, rate * tokens)
+
+
+def test_a_steady_stream_has_its_rate() -> None:
+    arrivals = Arrivals(ArrivalPolicy(), 0.0)
+    steady(100, 120, 12, arrivals)
+    assert arrivals.tokens_per_s(119.5) == pytest.approx(1200, rel=0.05)
+
+
+def test_the_first_seconds_are_not_averaged_with_a_past_that_was_not_seen() -> None:
+    arrivals = Arrivals(ArrivalPolicy(window_s=60.0), 0.0)
+    steady(100, 5, 10, arrivals)
+    assert arrivals.tokens_per_s(5.0) == pytest.approx(1000, rel=0.1)
+
+
+def test_a_burst_in_the_first_moment_is_no_infinite_rate() -> None:
+    arrivals = Arrivals(ArrivalPolicy(), 0.0)
+    arrivals.arrived(1000, 0.0)
+    arrivals.counted(1000, 1000, 5000)
+    assert arrivals.tokens_per_s(0.0) == pytest.approx(5000 / (15.0 * (1.0 - math.exp(-1 / 15))))
+
+
+def test_what_is_refused_is_demand_all_the_same() -> None:
+    """Only a tenth is admitted, and counted: the rate is that of all."""
+    arrivals = Arrivals(ArrivalPolicy(), 0.0)
+    for second in range(100):
+        arrivals.arrived(100, float(second))
+        arrivals.counted(10, 10, 120)
+    assert arrivals.tokens_per_s(99.5) == pytest.approx(1200, rel=0.05)
+
+
+def test_the_rate_falls_when_nothing_comes_any_more() -> None:
+    arrivals = Arrivals(ArrivalPolicy(window_s=15.0), 0.0)
+    steady(100, 60, 10, arrivals)
+    assert arrivals.tokens_per_s(75.0) < 400
+    assert arrivals.tokens_per_s(300.0) < 1
+
+
+def test_nothing_is_known_of_lengths_before_any_was_counted() -> None:
+    arrivals = Arrivals(ArrivalPolicy(), 0.0)
+    arrivals.arrived(10, 0.0)
+    arrivals.counted(0, 0, 0)
+    assert arrivals.tokens_per_s(1.0) == 0.0
+    assert arrivals.tokens_per_request == 0.0
+
+
+def test_the_mean_length_follows_a_change() -> None:
+    arrivals = Arrivals(ArrivalPolicy(memory_requests=100.0), 0.0)
+    for _ in range(100):
+        arrivals.counted(10, 20, 100)
+    assert arrivals.tokens_per_request == pytest.approx(10)
+    for _ in range(100):
+        arrivals.counted(10, 10, 300)
+    assert arrivals.tokens_per_request == pytest.approx(30, rel=0.01)
+
+
+def test_a_clock_that_steps_back_changes_nothing() -> None:
+    arrivals = Arrivals(ArrivalPolicy(), 10.0)
+    arrivals.counted(1, 1, 10)
+    arrivals.arrived(5, 20.0)
+    before = arrivals.tokens_per_s(20.0)
+    arrivals.arrived(0, 15.0)
+    assert arrivals.tokens_per_s(20.0) == before
+
+
+@pytest.mark.slow
+@given(st.lists(st.tuples(st.floats(0, 100), st.integers(0, 10_000), st.integers(1, 500)), max_size=50))
+def test_a_rate_is_never_negative_and_never_infinite(events: list[tuple[float, int, int]]) -> None:
+    arrivals = Arrivals(ArrivalPolicy(), 0.0)
+    for now_s, inputs, tokens in events:
+        arrivals.arrived(inputs, now_s)
+        arrivals.counted(inputs, inputs, inputs * tokens)
+        assert 0.0 <= arrivals.tokens_per_s(now_s) < 1e12
+
+
+def test_the_busy_share_is_computing_time_over_time() -> None:
+    busy = BusyShare(window_s=15.0)
+    assert busy.observe(100.0, 5.0) == 0.0
+    assert busy.observe(110.0, 8.0) == pytest.approx(0.3)
+    assert busy.observe(120.0, 17.0) == pytest.approx(0.6)
+
+
+def test_the_busy_share_forgets_what_is_older_than_its_window() -> None:
+    busy = BusyShare(window_s=15.0)
+    for second in range(0, 100, 5):
+        busy.observe(float(second), 0.0)
+    shares = [busy.observe(95.0 + 5 * step, 5.0 * step) for step in range(1, 5)]
+    assert shares[-1] == pytest.approx(1.0, abs=0.01)
+
+
+def test_two_readings_in_one_moment_are_no_division_by_zero() -> None:
+    busy = BusyShare()
+    busy.observe(1.0, 1.0)
+    assert busy.observe(1.0, 1.0) == 0.0
+
+
+def test_the_busy_share_is_that_of_the_last_fifteen_seconds_unless_told_otherwise() -> None:
+    busy = BusyShare()
+    for now_s, cpu_s in ((0.0, 0.0), (1.0, 1.0), (15.9, 1.0)):
+        busy.observe(now_s, cpu_s)
+    assert busy.observe(16.0, 1.0) == 0.0  # what was busy is older than the window by now
+    busy = BusyShare()
+    for now_s, cpu_s in ((0.0, 0.0), (1.0, 1.0), (14.9, 1.0)):
+        busy.observe(now_s, cpu_s)
+    assert busy.observe(15.9, 1.0) == pytest.approx(1 / 15.9)
+
+
+def test_rare_readings_still_span_the_window() -> None:
+    busy = BusyShare(window_s=15.0)
+    shares = [busy.observe(60.0 * minute, cpu_s) for minute, cpu_s in enumerate((0.0, 15.0, 45.0, 45.0, 51.0))]
+    assert shares == [0.0, 0.25, 0.5, 0.0, 0.1]
+
+
+@pytest.mark.parametrize(("cpu_s", "share"), [(30.0, 1.0), (-5.0, 0.0)])
+def test_clocks_that_disagree_give_a_share_all_the_same(cpu_s: float, share: float) -> None:
+    busy = BusyShare()
+    busy.observe(0.0, 0.0)
+    assert busy.observe(10.0, cpu_s) == share
+
+
+def test_a_request_of_several_inputs_counts_with_all_of_them() -> None:
+    arrivals = Arrivals(ArrivalPolicy(window_s=15.0), 0.0)
+    for second in range(120):
+        arrivals.arrived(40, float(second))
+        arrivals.counted(10, 40, 480)
+    assert arrivals.tokens_per_request == pytest.approx(48.0)
+    assert arrivals.tokens_per_s(119.5) == pytest.approx(480, rel=0.05)
+
+
+def test_requests_without_inputs_teach_nothing() -> None:
+    arrivals = Arrivals(ArrivalPolicy(), 0.0)
+    arrivals.counted(1, 1, 10)
+    arrivals.counted(3, 0, 0)
+    assert arrivals.tokens_per_request == 10.0
+
+
+def test_the_rate_is_that_of_an_exponential_window() -> None:
+    arrivals = Arrivals(ArrivalPolicy(window_s=10.0), 0.0)
+    arrivals.counted(1, 1, 8)
+    arrivals.arrived(100, 5.0)
+    seen_s = 10.0 * (1.0 - math.exp(-2.0))
+    assert arrivals.tokens_per_s(20.0) == pytest.approx(800 * math.exp(-1.5) / seen_s)

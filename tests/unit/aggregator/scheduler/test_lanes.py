@@ -1,0 +1,285 @@
+"""Lanes: when the next batch is due, what is predicted for it, and who gets it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typing_extensions import override
+
+from aggregator.scheduler.budget.controller import RecentQuantile, SlaGoal, Steering, StepLimits
+from aggregator.scheduler.budget.sla import Verdict
+from aggregator.scheduler.replica import UNMEASURED, Lane, StepReport
+from aggregator.scheduler.replica_choice import next_turn
+from tests.fakes.lanes import CURVE, POLICY, lane
+
+
+def report(
+    tokens: int, duration_s: float | None = None, *, queued: int = 0, idle_s: float = 0.0, staged_s: float = 0.0
+) -> StepReport:
+    return StepReport(tokens, CURVE.time_s(tokens) if duration_s is None else duration_s, queued, idle_s, staged_s)
+
+
+def test_an_idle_lane_is_due_at_once() -> None:
+    assert lane().due_s(5.0) == 5.0
+
+
+def test_a_running_lane_is_due_a_lead_before_its_predicted_end() -> None:
+    one = lane()
+    one.sent("1", 100, 5.0)
+    assert one.due_s(5.0) == pytest.approx(5.0 + 0.014 - one.lead_s)
+
+
+def test_a_lane_with_one_running_and_one_staged_takes_no_more() -> None:
+    one = lane()
+    one.sent("1", 100, 5.0)
+    one.sent("2", 60, 5.010)
+    assert (one.due_s(5.010), one.batches_out, one.tokens_out) == (inf, 2, 160)
+    one.ended("1", 5.014, report(100))
+    assert one.due_s(5.014) == pytest.approx(5.014 + 0.010 - one.lead_s)
+
+
+class Pool:
+    """Lanes under any order of sends and replies."""
+
+    def __init__(self, count: int) -> None:
+        self.lanes = [lane(str(number), slower=1.0 + number) for number in range(count)]
+        self.out: dict[str, Lane] = {}
+        self.sent = 0
+
+    def step(self, now_s: float, queued_tokens: int) -> float:
+        turn = next_turn(self.lanes, now_s, queued_tokens)
+        if turn.lane is None:
+            return turn.wake_s
+        assert turn.lane.due_s(now_s) <= now_s
+        self.sent += 1
+        assert turn.lane.sent(str(self.sent), min(queued_tokens, 100), now_s) >= POLICY.min_timeout_s
+        self.out[str(self.sent)] = turn.lane
+        return now_s
+
+    def reply(self, number: int, now_s: float, ok: bool) -> None:
+        batch_id = sorted(self.out)[number % len(self.out)]
+        one = self.out.pop(batch_id)
+        one.ended(batch_id, now_s, report(100, queued=one.tokens_out) if ok else None)
+
+
+@settings(max_examples=60)
+@given(
+    st.integers(1, 3),
+    st.lists(
+        st.tuples(st.sampled_from(["send", "reply", "fail", "hold"]), st.integers(0, 5), st.floats(0.0, 0.05)),
+        max_size=60,
+    ),
+)
+def test_never_more_than_two_are_out_and_somebody_is_always_waited_for(
+    count: int, moves: list[tuple[str, int, float]]
+) -> None:
+    pool = Pool(count)
+    now_s = 1.0
+    for move, number, passing_s in moves:
+        now_s += passing_s
+        if move == "send":
+            wake_s = pool.step(now_s, 1 + 50 * number)
+            assert wake_s >= now_s
+            assert pool.out or wake_s < inf  # else nothing would ever happen
+        elif move == "hold":
+            pool.lanes[number % count].hold_until(now_s + 0.01)
+        elif pool.out:
+            pool.reply(number, now_s, ok=move == "reply")
+        for one in pool.lanes:
+            assert one.batches_out == sum(where is one for where in pool.out.values()) <= 2
+
+
+def test_a_batch_that_is_not_out_cannot_come_back() -> None:
+    with pytest.raises(AssertionError, match="This is a bug"):
+        lane().ended("1", 5.0, None)
+
+
+def test_a_suspect_runs_alone() -> None:
+    one = lane()
+    one.exclusive = True
+    assert one.due_s(5.0) == 5.0  # free for it
+    one.sent("1", 10, 5.0)
+    assert one.due_s(99.0) == inf
+    one.ended("1", 5.01, None)
+    assert not one.exclusive
+
+
+def test_a_lane_that_is_held_waits_and_finishes_later() -> None:
+    one = lane()
+    one.hold_until(6.0)
+    one.hold_until(5.5)
+    assert one.due_s(5.0) == 6.0
+    assert one.finish_s(10, 5.0) == pytest.approx(6.010)
+    one.sent("1", 10, 6.0)
+    one.hold_until(7.0)
+    assert one.due_s(6.0) == 7.0
+
+
+def test_what_others_queued_delays_a_lane_until_it_is_done() -> None:
+    one = lane()
+    one.sent("1", 10, 5.0)
+    one.ended("1", 5.01, report(10, queued=200))
+    assert one.foreign_tokens == 200
+    assert one.free_s(5.01) == pytest.approx(5.01 + 0.024)
+    assert one.free_s(5.03) == pytest.approx(5.034)
+    assert one.free_s(60.0) == 60.0  # what was queued then is long done
+
+
+def test_what_this_aggregator_queued_is_not_somebody_elses() -> None:
+    one = lane()
+    one.sent("1", 10, 5.0)
+    one.sent("2", 80, 5.005)
+    one.ended("1", 5.01, report(10, queued=80))
+    assert one.foreign_tokens == 0
+    assert one.free_s(5.01) == pytest.approx(5.01 + 0.012)
+
+
+def test_what_is_overdue_is_expected_to_last_as_long_again() -> None:
+    one = lane()
+    one.sent("1", 10, 5.0)
+    assert one.free_s(5.0) == pytest.approx(5.010)
+    assert one.free_s(5.030) == pytest.approx(5.050)
+
+
+def test_a_failed_batch_teaches_nothing_but_frees_its_lane() -> None:
+    one = lane()
+    one.sent("1", 10, 5.0)
+    one.sent("2", 10, 5.009)
+    one.ended("1", 6.0, None)
+    assert one.free_s(6.0) == pytest.approx(6.010)
+    assert not one.has_evidence(6.0)
+
+
+def test_a_time_out_is_four_times_the_prediction_and_room_for_a_step_of_somebody_elses() -> None:
+    one = lane(token_budget=1000, warm=True)
+    assert one.sent("1", 1000, 5.0) == pytest.approx(4 * 2 * 0.104)
+    one.ended("1", 5.104, report(1000))
+    assert lane(token_budget=10, warm=True).sent("1", 10, 5.0) == pytest.approx(4 * 2 * 0.010)
+    quick = lane(slower=0.1, warm=True)
+    assert quick.sent("1", 10, 5.0) == POLICY.min_timeout_s
+
+
+def test_before_the_first_reply_a_time_out_trusts_no_prediction() -> None:
+    assert lane().sent("1", 10, 5.0) == POLICY.first_timeout_s
+
+
+def test_the_first_reply_of_a_server_that_did_not_measure_itself_replaces_the_guess() -> None:
+    one = Lane("a", None, 500, POLICY)
+    assert one.step_time_s(500) == UNMEASURED.time_s(500)
+    one.sent("1", 500, 5.0)
+    one.ended("1", 8.0, report(500, 3.0))
+    assert one.step_time_s(500) == pytest.approx(3.0)
+    one.sent("2", 500, 8.0)
+    one.ended("2", 11.0, report(500, 3.3))
+    assert 3.0 < one.step_time_s(500) < 3.3
+
+
+@pytest.mark.parametrize("duration_s", [0.0, inf])
+def test_a_step_without_a_duration_teaches_nothing(duration_s: float) -> None:
+    one = Lane("a", None, 500, POLICY)
+    one.sent("1", 500, 5.0)
+    one.ended("1", 8.0, report(500, duration_s))
+    assert one.step_time_s(500) == UNMEASURED.time_s(500)
+
+
+class ByOwnSize(Lane):
+    """Takes a step for as large as the own batch in it."""
+
+    @override
+    def ended(self, batch_id: str, now_s: float, report: StepReport | None) -> None:
+        super().ended(batch_id, now_s, report and replace(report, step_tokens=self.tokens_out))
+
+
+@pytest.mark.parametrize(("kind", "factor"), [(Lane, 1.0), (ByOwnSize, 5.0)])
+def test_a_prediction_from_the_own_batchs_size_is_misled_by_steps_shared_with_others(
+    kind: type[Lane], factor: float
+) -> None:
+    one = kind("a", CURVE, 600, POLICY)
+    for number in range(60):
+        one.sent(str(number), 50, number)
+        one.ended(str(number), number + 0.064, report(600))  # 550 tokens of somebody else's with it
+    assert one.step_time_s(600) == pytest.approx(factor * CURVE.time_s(600), rel=0.3)
+
+
+def budgets_seen(report_of: StepReport, *, resized_to: int) -> tuple[int, float, int]:
+    """What a lane's steering hears of a batch of 50 tokens, cut for 100, when the budget changed meanwhile."""
+    heard: list[tuple[int, float, int]] = []
+
+    class Heard(Steering):
+        @property
+        @override
+        def token_budget(self) -> int:
+            return 100
+
+        @override
+        def observe(self, step_tokens: int, step_s: float, cut_budget: int, shortest_step_s: float) -> Verdict:
+            heard.append((step_tokens, step_s, cut_budget))
+            return Verdict.HELD
+
+    steering = Heard(SlaGoal(step_s=0.05), StepLimits(100, 4096, 32), 0.01, RecentQuantile(0.95))
+    one = Lane("a", CURVE, 100, POLICY, steering)
+    one.sent("1", 50, 5.0)
+    one.token_budget = resized_to
+    one.ended("1", 5.064, report_of)
+    return heard[0]
+
+
+def test_a_lane_is_steered_by_the_whole_steps_size_and_the_budget_its_batch_was_cut_for() -> None:
+    """Neither by its own batch, which was a part of the step, nor by the budget of today."""
+    assert budgets_seen(report(600, 0.064), resized_to=77) == (600, 0.064, 100)
+
+
+def test_evidence_is_a_reply_not_older_than_five_seconds() -> None:
+    one = lane()
+    assert not one.has_evidence(0.0)
+    one.sent("1", 10, 5.0)
+    one.ended("1", 5.01, report(10))
+    assert one.has_evidence(10.01)
+    assert not one.has_evidence(10.02)
+
+
+def test_a_reply_that_belies_the_prediction_is_no_evidence() -> None:
+    one = lane(slower=10.0)
+    one.sent("1", 10, 5.0)
+    one.ended("1", 5.01, report(10, 0.01))
+    assert not one.has_evidence(5.01)
+
+
+def test_the_lead_grows_by_what_the_engine_idled_and_shrinks_by_what_a_batch_waited() -> None:
+    one = lane()
+    first_s = one.lead_s
+
+    def staged(now_s: float, told: StepReport) -> float:
+        one.sent("1", 100, now_s)
+        one.sent("2", 100, now_s)
+        one.ended("1", now_s, report(100, idle_s=9.0))  # it was not staged: the engine had nothing to do
+        one.ended("2", now_s, told)
+        return one.lead_s
+
+    grown_s = staged(5.0, report(100, idle_s=0.003))
+    assert grown_s == pytest.approx(first_s + 0.003)
+    assert staged(6.0, report(100, idle_s=0.0001, staged_s=0.001)) == grown_s  # both are good enough
+    shorter_s = staged(7.0, report(100, staged_s=0.012))
+    assert shorter_s == pytest.approx(grown_s - POLICY.lead_decay * 0.010)
+    assert staged(8.0, report(100, idle_s=1.0)) == pytest.approx(0.014)  # never more than a step
+    assert staged(9.0, report(100, staged_s=10.0)) == POLICY.min_lead_s
+
+
+def test_a_lane_promises_whole_steps_of_its_budget_until_a_time() -> None:
+    one = lane()
+    one.sent("1", 100, 5.0)  # ends at 5.014
+    assert [one.finishes_by(by_s, 500, 5.0) for by_s in (5.014, 5.0279, 5.0281, 5.0421, 6.0)] == [0, 0, 100, 200, 500]
+    assert one.finishes_by(5.0241, 60, 5.0) == 60
+
+
+def test_a_lane_that_is_idle_overdue_or_kept_for_a_suspect_promises_nothing() -> None:
+    one = lane()
+    assert one.finishes_by(9.0, 100, 5.0) == 0
+    one.sent("1", 100, 5.0)
+    assert one.finishes_by(9.0, 100, 5.1) == 0
+    one.exclusive = True
+    assert one.finishes_by(9.0, 100, 5.0) == 0

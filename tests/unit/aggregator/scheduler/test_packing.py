@@ -1,0 +1,298 @@
+"""Batches: full but never over their budget, fair to classes, and closed to nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aggregator.scheduler.packing import Cut, Packer, PackPolicy
+from aggregator.scheduler.queue import QueuePolicy, TokenQueue
+from aggregator.scheduler.work_item import Priority
+from tests.fakes.queries import Filler
+
+INTERACTIVE, DEFAULT, BACKGROUND = Priority
+
+
+def filled(token_counts: Sequence[int], policy: PackPolicy | None = None) -> tuple[Filler, Packer]:
+    queue = TokenQueue(QueuePolicy())
+    put = Filler(queue)
+    for tokens in token_counts:
+        put(tokens)
+    return put, Packer(queue, policy or PackPolicy())
+
+
+def sizes(cut: Cut) -> list[int]:
+    return [entry.token_count for entry in cut.entries]
+
+
+def pack(packer: Packer, token_budget: int = 100, now_s: float = 0.0, finish_s: float | None = None) -> Cut:
+    return packer.pack(token_budget, now_s, max_entries=1000, finish_s=finish_s)
+
+
+lengths = st.lists(st.integers(1, 60), max_size=120)
+
+
+@pytest.mark.slow
+@settings(max_examples=60)
+@given(lengths, st.integers(1, 100), st.integers(1, 20), st.integers(0, 70))
+def test_packing_loses_nothing_and_never_overshoots_the_budget_or_the_entries(
+    token_counts: list[int], token_budget: int, max_entries: int, lookahead: int
+) -> None:
+    put, packer = filled(token_counts, PackPolicy(lookahead=lookahead))
+    packed: list[int] = []
+    while len(put.queue):
+        cut = packer.pack(token_budget, 0.0, max_entries=max_entries)
+        assert 0 < len(cut.entries) <= max_entries
+        assert cut.token_count == sum(sizes(cut))
+        assert cut.token_count <= token_budget or (cut.oversized and len(cut.entries) == 1)
+        packed += sizes(cut)
+    assert sorted(packed) == sorted(token_counts)
+
+
+@pytest.mark.slow
+@settings(max_examples=60)
+@given(lengths, st.integers(60, 100))
+def test_a_batch_is_left_with_room_only_where_nothing_in_reach_fits(token_counts: list[int], token_budget: int) -> None:
+    put, packer = filled(token_counts, PackPolicy(lookahead=1000))
+    while len(put.queue):
+        room = token_budget - pack(packer, token_budget).token_count
+        assert all(entry.token_count > room for entry in put.queue.entries())
+
+
+def test_past_the_first_misfit_no_more_than_the_lookahead_is_examined() -> None:
+    _, packer = filled([60, 50, 70, 40], PackPolicy(lookahead=1))
+    assert sizes(pack(packer)) == [60]
+    _, packer = filled([60, 50, 70, 40], PackPolicy(lookahead=2))
+    assert sizes(pack(packer)) == [60, 40]
+    _, packer = filled([60, 50, 30], PackPolicy(lookahead=0))
+    assert sizes(pack(packer)) == [60]
+
+
+def test_the_lookahead_is_of_all_classes_together() -> None:
+    put, packer = filled([60, 50, 70], PackPolicy(lookahead=1))
+    put(40, BACKGROUND)
+    assert sizes(pack(packer)) == [60]
+
+
+def test_what_was_passed_over_opens_the_next_batch() -> None:
+    _, packer = filled([60, 50, 40, 45])
+    assert sizes(pack(packer)) == [60, 40]
+    assert sizes(pack(packer)) == [50, 45]
+
+
+def test_what_was_passed_over_opens_the_next_batch_though_others_are_more_urgent() -> None:
+    put, packer = filled([60, 50])
+    assert sizes(pack(packer)) == [60]
+    put(70, deadline_s=1.0)
+    put(70, tenant="who had nothing yet")
+    assert sizes(pack(packer)) == [50]
+
+
+def test_several_that_were_passed_over_keep_their_order() -> None:
+    _, packer = filled([80, 70, 60, 20, 30, 40])
+    assert sizes(pack(packer)) == [80, 20]
+    assert sizes(pack(packer)) == [70, 30]
+    assert sizes(pack(packer)) == [60, 40]
+
+
+def test_unless_told_otherwise_64_more_are_examined_past_the_first_misfit() -> None:
+    _, packer = filled([60, *[50] * 64, 40])
+    assert sizes(pack(packer)) == [60, 40]
+    _, packer = filled([60, *[50] * 65, 40])
+    assert sizes(pack(packer)) == [60]
+
+
+def test_a_batch_of_as_many_entries_as_a_server_takes_ends_there() -> None:
+    put, packer = filled([10] * 5)
+    put(10, BACKGROUND)
+    assert sizes(packer.pack(100, 0.0, max_entries=3)) == [10] * 3
+    assert len(packer.pack(100, 0.0, max_entries=3).entries) == 3
+
+
+def test_a_tenant_pays_for_what_was_passed_over_once() -> None:
+    """What opens a batch was charged when its place was popped."""
+    put, packer = filled([])
+    for tenant in ("a", "a", "b"):
+        put(60, tenant=tenant)
+    assert [entry.waiters[0].tenant for entry in pack(packer, 60).entries] == ["a"]
+    assert [entry.waiters[0].tenant for entry in pack(packer, 50).entries] == ["b"]
+    assert [entry.waiters[0].tenant for entry in pack(packer, 60).entries] == ["a"]
+
+
+def test_lower_classes_fill_what_the_higher_leave() -> None:
+    put, packer = filled([60])
+    put(30, INTERACTIVE)
+    put(10, BACKGROUND)
+    assert sizes(pack(packer)) == [30, 60, 10]
+
+
+def test_a_place_passed_over_in_a_lower_class_does_not_go_before_a_higher_class() -> None:
+    put, packer = filled([80])
+    put(50, INTERACTIVE)
+    assert sizes(pack(packer)) == [50]
+    put(90, INTERACTIVE)
+    assert sizes(pack(packer)) == [90]
+
+
+def test_one_longer_than_the_budget_goes_alone() -> None:
+    _, packer = filled([250, 10])
+    cut = pack(packer)
+    assert (sizes(cut), cut.oversized) == ([250], True)
+    cut = pack(packer)
+    assert (sizes(cut), cut.oversized) == ([10], False)
+
+
+def test_one_longer_than_the_budget_is_next_when_it_was_passed_over() -> None:
+    _, packer = filled([10, 250, 20, 30])
+    assert sizes(pack(packer)) == [10, 20, 30]
+    assert sizes(pack(packer)) == [250]
+
+
+def test_expired_queries_never_reach_an_engine() -> None:
+    put, packer = filled([])
+    expired, lasting = put(10, deadline_s=5.0)[0], put(10, deadline_s=5.1)[1]
+    cut = pack(packer, now_s=5.0)
+    assert (cut.late, cut.entries) == ([expired], [lasting])
+
+
+def test_what_cannot_be_in_time_is_refused_and_costs_its_tenant_nothing() -> None:
+    put, packer = filled([])
+    late = [put(10, tenant="tight", deadline_s=6.0)[0] for _ in range(20)]
+    for tenant in ("tight", "other") * 10:
+        put(10, tenant=tenant, deadline_s=9.0)
+    cut = pack(packer, finish_s=6.5)
+    assert cut.late == late
+    assert [entry.waiters[0].tenant for entry in cut.entries].count("tight") == 5
+
+
+def test_a_shared_entry_is_computed_for_those_who_can_wait() -> None:
+    put, packer = filled([])
+    hurried, entry = put(10, ids=b"same", deadline_s=1.0)
+    patient, _ = put(10, ids=b"same", deadline_s=9.0)
+    cut = pack(packer, finish_s=2.0)
+    assert (cut.late, cut.entries, entry.waiters) == ([hurried], [entry], [patient])
+
+
+def test_at_least_one_aged_entry_goes_with_each_batch_though_it_is_more_than_their_share() -> None:
+    put, packer = filled([])
+    for _ in range(10):
+        put(30, BACKGROUND)
+    for _ in range(100):
+        put(10, INTERACTIVE, at_s=10.0)
+    cut = pack(packer, now_s=10.0)
+    assert (sizes(cut), cut.aged) == ([30] + [10] * 7, True)
+
+
+def test_aged_entries_fill_no_more_than_their_share() -> None:
+    put, packer = filled([])
+    for _ in range(10):
+        put(4, BACKGROUND)
+    for _ in range(100):
+        put(10, INTERACTIVE, at_s=10.0)
+    assert sizes(pack(packer, now_s=10.0)) == [4, 4] + [10] * 9
+
+
+class AgedFirst(Packer):
+    """Aged entries outrank all others, without a share."""
+
+    def __init__(self, queue: TokenQueue, policy: PackPolicy) -> None:
+        super().__init__(queue, PackPolicy(policy.lookahead, aged_share=1.0))
+
+
+def interactive_waits_s(packer: type[Packer]) -> list[float]:
+    """How long interactive calls wait, two a step of 0.1 s, while background work of an hour ago fills the queue."""
+    put, _ = filled([])
+    packs = packer(put.queue, PackPolicy())
+    for _ in range(2000):
+        put(10, BACKGROUND, at_s=-3600.0)
+    waits_s: list[float] = []
+    for step in range(100):
+        now_s = step * 0.1
+        for _ in range(2):
+            put(10, INTERACTIVE, at_s=now_s)
+        served = [entry.waiters[0] for entry in pack(packs, now_s=now_s).entries]
+        waits_s += [now_s - query.enqueued_s for query in served if query.priority is INTERACTIVE]
+    return waits_s
+
+
+def test_if_the_aged_simply_outranked_the_others_a_backlog_would_starve_interactive_calls() -> None:
+    assert interactive_waits_s(AgedFirst) == []
+    ours = interactive_waits_s(Packer)
+    assert len(ours) == 200
+    assert max(ours) == 0.0
+
+
+def test_background_work_goes_on_under_a_flood_of_interactive_calls() -> None:
+    put, packer = filled([])
+    for _ in range(50):
+        put(10, BACKGROUND)
+    for step in range(100):
+        for _ in range(10):
+            put(10, INTERACTIVE, at_s=step)
+        pack(packer, now_s=step)
+    assert put.queue.classes[BACKGROUND].entries == 0
+
+
+def test_an_urged_entry_goes_with_the_next_batch() -> None:
+    put, packer = filled([])
+    _, entry = put(10, BACKGROUND)
+    for _ in range(100):
+        put(10, INTERACTIVE)
+    put.queue.urge(entry)
+    assert entry in pack(packer).entries
+
+
+@pytest.mark.parametrize("tokens", [96, 250])
+def test_a_large_input_is_not_kept_out_by_the_aged_that_go_with_each_batch(tokens: int) -> None:
+    put, packer = filled([])
+    for _ in range(10):
+        put(5, BACKGROUND, at_s=-3600.0)
+    for _ in range(100):
+        put(10, INTERACTIVE)
+    _, entry = put(tokens, INTERACTIVE, deadline_s=9.0)  # at the head
+    batches = [pack(packer) for _ in range(3)]
+    assert any(entry in cut.entries for cut in batches)
+
+
+@pytest.mark.parametrize("tokens", [96, 250])
+def test_aged_and_passed_over_inputs_take_turns(tokens: int) -> None:
+    put, packer = filled([])
+    for _ in range(5):
+        put(tokens, BACKGROUND, at_s=-3600.0)
+        put(tokens, INTERACTIVE)
+    taken = [cut.entries[0].priority for _ in range(10) for cut in [pack(packer)]]
+    assert taken.count(BACKGROUND) == taken.count(INTERACTIVE) == 5
+    assert all(BACKGROUND in taken[step : step + 3] for step in range(8))
+
+
+def test_ordinary_work_goes_in_between_two_aged_inputs_that_fill_their_batch() -> None:
+    put, packer = filled([])
+    for _ in range(3):
+        put(250, BACKGROUND, at_s=-3600.0)
+    for _ in range(100):
+        put(10, INTERACTIVE)
+    assert [pack(packer).oversized for _ in range(6)] == [False, True] * 3
+
+
+def test_a_batch_of_few_entries_may_be_all_aged() -> None:
+    put, packer = filled([])
+    for _ in range(3):
+        put(2, BACKGROUND, at_s=-3600.0)
+    put(2, INTERACTIVE)
+    assert packer.pack(100, 0.0, max_entries=2).aged
+    assert len(put.queue) == 2
+
+
+def test_an_empty_queue_gives_an_empty_cut() -> None:
+    _, packer = filled([])
+    assert pack(packer) == Cut()
+
+
+@pytest.mark.parametrize(("token_budget", "max_entries"), [(0, 1), (1, 0)])
+def test_a_lane_without_room_is_a_bug(token_budget: int, max_entries: int) -> None:
+    _, packer = filled([10])
+    with pytest.raises(AssertionError, match="This is a bug"):
+        packer.pack(token_budget, 0.0, max_entries=max_entries)

@@ -1,0 +1,391 @@
+"""The queue: what waits, in which order it is owed, and that every query leaves exactly once."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from aggregator.scheduler.packing import Packer, PackPolicy
+from aggregator.scheduler.queue import QueuePolicy, TokenQueue
+from aggregator.scheduler.work_item import Entry, Priority, Query
+from tests.fakes.queries import Filler
+
+INTERACTIVE, DEFAULT, BACKGROUND = Priority
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A queue, how to fill it, and batches of it."""
+
+    queue: TokenQueue
+    put: Filler
+    packer: Packer
+
+    def packed(self, token_budget: int = 100, now_s: float = 0.0) -> list[Query]:
+        """The queries of the next batch, each with its entry's first waiter."""
+        cut = self.packer.pack(token_budget, now_s, max_entries=1000)
+        return [entry.waiters[0] for entry in cut.entries]
+
+
+def setting(policy: QueuePolicy | None = None) -> Setting:
+    queue = TokenQueue(policy or QueuePolicy())
+    return Setting(queue, Filler(queue), Packer(queue, PackPolicy()))
+
+
+def test_classes_are_served_in_order_of_rank_and_counted_apart() -> None:
+    here = setting()
+    queries = [here.put(tokens, priority)[0] for priority, tokens in zip(reversed(Priority), (3, 4, 5), strict=True)]
+    assert [waiting.tokens for waiting in here.queue.classes] == [5, 4, 3]
+    assert (len(here.queue), here.queue.tokens) == (3, 12)
+    assert here.packed() == queries[::-1]
+    assert (len(here.queue), here.queue.tokens) == (0, 0)
+
+
+def test_equal_inputs_share_one_entry_which_has_the_best_class_and_the_earliest_deadline() -> None:
+    here = setting()
+    first = here.put(5, DEFAULT)
+    shared = [
+        here.put(5, BACKGROUND, ids=b"same"),
+        here.put(5, DEFAULT, ids=b"same", deadline_s=9.0),
+        here.put(5, INTERACTIVE, ids=b"same", deadline_s=8.0),
+    ]
+    assert len({entry for _, entry in shared}) == 1
+    assert (len(here.queue), here.queue.tokens, here.queue.coalesced) == (2, 10, 2)
+    assert [waiting.entries for waiting in here.queue.classes] == [1, 1, 0]
+    entry = shared[0][1]
+    assert here.queue.cancel(*shared[2])
+    assert [waiting.tokens for waiting in here.queue.classes] == [0, 10, 0]
+    assert here.packed(5) == [shared[0][0]]  # by the deadline of the one in its own class
+    assert entry.waiters == [shared[0][0], shared[1][0]]
+    assert here.packed() == [first[0]]
+
+
+def test_a_waiter_that_leaves_takes_its_rank_along_and_the_last_one_the_entry() -> None:
+    here = setting()
+    background = here.put(5, BACKGROUND, ids=b"same")
+    interactive = here.put(5, INTERACTIVE, ids=b"same")
+    other = here.put(5, DEFAULT)
+    assert here.queue.cancel(*interactive)
+    assert here.packed(5) == [other[0]]
+    assert here.queue.cancel(*background)
+    assert not here.queue.cancel(*background)
+    assert len(here.queue) == here.queue.tokens == 0
+    assert here.packed() == []
+
+
+def test_a_waiter_of_another_tenant_is_served_in_the_turn_of_its_own() -> None:
+    here = setting()
+    for _ in range(50):
+        here.put(10, tenant="flood")
+    _, entry = here.put(10, tenant="flood", ids=b"same")
+    here.put(10, tenant="small", ids=b"same")
+    cut = here.packer.pack(20, 0.0, max_entries=10)
+    assert entry in cut.entries
+
+
+def test_each_waiters_tenant_pays_for_a_shared_entry() -> None:
+    here = setting()
+    for tenant in "ab":
+        here.put(60, tenant=tenant, ids=b"same")
+    for tenant in "abc" * 5:
+        here.put(10, tenant=tenant)
+    assert [query.tenant for query in here.packed(60)] == ["a"]
+    assert {query.tenant for query in here.packed(50)} == {"c"}
+
+
+def test_a_joined_entry_does_not_lose_its_place_when_the_one_who_joined_goes() -> None:
+    here = setting()
+    first = here.put(5, BACKGROUND, ids=b"same")
+    here.put(5, BACKGROUND)
+    assert here.queue.cancel(*here.put(5, INTERACTIVE, ids=b"same"))
+    assert here.packed(5) == [first[0]]
+
+
+def test_without_coalescing_equal_inputs_are_computed_apart() -> None:
+    here = setting(QueuePolicy(coalesce=False))
+    entries = {here.put(5, ids=b"same")[1] for _ in range(3)}
+    assert len(entries) == len(here.queue) == 3
+    assert here.queue.coalesced == 0
+
+
+def test_a_taken_entry_is_not_joined_any_more() -> None:
+    here = setting()
+    _, under_way = here.put(5, ids=b"same")
+    here.packed()
+    _, entry = here.put(5, ids=b"same")
+    assert entry is not under_way
+
+
+def test_cancelling_what_is_under_way_or_settled_says_so() -> None:
+    here = setting()
+    query, entry = here.put(5)
+    here.packed()
+    assert not here.queue.cancel(query, entry)
+    assert query.done
+    assert not here.queue.cancel(query, entry)
+
+
+def test_deadlines_fire_though_nothing_is_packed() -> None:
+    here = setting()
+    late = [here.put(5, deadline_s=deadline_s)[0] for deadline_s in (2.0, 1.0)]
+    here.put(5)
+    assert here.queue.next_deadline_s() == 1.0
+    assert here.queue.expire(0.999) == []
+    assert here.queue.expire(2.0) == late[::-1]
+    assert all(query.done for query in late)
+    assert here.queue.next_deadline_s() == inf
+    assert (len(here.queue), here.queue.tokens) == (1, 5)
+
+
+def test_the_next_deadline_is_of_one_that_still_waits() -> None:
+    here = setting()
+    places = [here.put(5, deadline_s=float(number)) for number in (1, 2, 3)]
+    here.queue.cancel(*places[0])
+    assert here.packed(5) == [places[1][0]]
+    assert here.queue.next_deadline_s() == 3.0
+    here.queue.cancel(*places[2])
+    assert here.queue.expire(5.0) == []
+
+
+def test_an_entry_expires_waiter_by_waiter() -> None:
+    here = setting()
+    first = here.put(5, ids=b"same", deadline_s=1.0)[0]
+    second, entry = here.put(5, ids=b"same")
+    assert here.queue.expire(1.0) == [first]
+    assert (entry.waiters, entry.alive) == ([second], True)
+    here.queue.cancel(second, entry)
+    assert not entry.alive
+
+
+def test_the_aged_are_found_by_class_in_order_of_arrival_after_the_urged() -> None:
+    here = setting()
+    interactive = here.put(5, INTERACTIVE, at_s=4.0)[1]
+    default = here.put(5, DEFAULT, at_s=3.0)[1]
+    background = here.put(5, BACKGROUND, at_s=2.0)[1]
+    urged = here.put(5, BACKGROUND, at_s=5.0)[1]
+    assert here.queue.aged(3.5) is None
+    assert here.queue.aged(3.6) is default
+    assert here.queue.aged(7.1) is background
+    here.queue.urge(urged)
+    here.queue.urge(urged)
+    assert here.queue.aged(0.0) is urged
+    here.queue.take(urged, None)
+    here.queue.urge(urged)
+    here.queue.take(background, None)
+    here.queue.take(default, None)
+    assert here.queue.aged(7.0) is interactive
+    assert here.queue.oldest_wait_s(7.0) == 3.0
+    here.queue.take(interactive, None)
+    assert here.queue.aged(99.0) is None
+    assert here.queue.oldest_wait_s(99.0) == 0.0
+
+
+def test_a_better_deadline_does_not_make_a_shared_entry_younger() -> None:
+    here = setting()
+    _, entry = here.put(5, at_s=0.0, ids=b"same")
+    here.put(5, at_s=0.1)
+    here.put(5, at_s=0.2, ids=b"same", deadline_s=9.0)
+    assert here.queue.aged(0.55) is entry
+
+
+def test_of_those_aged_at_once_the_better_class_goes_first() -> None:
+    here = setting()
+    background, interactive = here.put(5, BACKGROUND)[1], here.put(5, INTERACTIVE)[1]
+    assert here.queue.aged(9.0) is interactive
+    here.queue.take(interactive, None)
+    assert here.queue.aged(9.0) is background
+
+
+def test_an_input_is_aged_only_after_the_whole_of_what_its_class_may_wait() -> None:
+    here = setting(QueuePolicy(max_wait_s=(1.0, 2.0, 4.0)))
+    for priority, max_wait_s in zip(Priority, (1.0, 2.0, 4.0), strict=True):
+        entry = here.put(5, priority)[1]
+        assert here.queue.aged(max_wait_s) is None
+        assert here.queue.aged(max_wait_s + 0.001) is entry
+        here.queue.take(entry, None)
+
+
+def test_the_urged_are_aged_in_the_order_in_which_they_were_urged() -> None:
+    here = setting()
+    first, second = here.put(5)[1], here.put(5)[1]
+    here.queue.urge(second)
+    here.queue.urge(first)
+    assert here.queue.aged(0.0) is second
+    here.queue.take(second, None)
+    assert here.queue.aged(0.0) is first
+
+
+def test_a_sweep_finds_every_entry_once() -> None:
+    here = setting()
+    entries = [here.put(5, priority, ids=ids)[1] for priority in Priority for ids in (b"a", b"b")]
+    entries.append(here.put(5, tenant="another")[1])
+    assert sorted(map(id, here.queue.entries())) == sorted(map(id, set(entries)))
+
+
+def test_an_entry_cannot_leave_twice() -> None:
+    here = setting()
+    _, entry = here.put(5)
+    here.queue.take(entry, None)
+    with pytest.raises(AssertionError, match="This is a bug"):
+        here.queue.take(entry, None)
+
+
+@pytest.mark.parametrize("how", [pytest.param("expire", marks=pytest.mark.slow), "cancel"])
+def test_memory_follows_what_waits_though_nothing_is_packed_for_hours(how: str) -> None:
+    here = setting()
+    lasting = here.put(5)
+    for number in range(15_000):
+        query, entry = here.put(5, deadline_s=number * 0.001, tenant=str(number))
+        if how == "cancel":
+            here.queue.cancel(query, entry)
+        else:
+            here.queue.expire(number * 0.001)
+        here.queue.oldest_wait_s(0.0)
+    assert places(here.queue) < 20_000
+    assert here.packed() == [lasting[0]]
+
+
+def places(queue: TokenQueue) -> int:
+    """Places kept anywhere, valid or not."""
+    return len(queue._deadlines) + sum(len(each._arrivals) + len(each.fair) for each in queue.classes)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+
+
+def test_thousands_of_waiters_of_one_entry_leave_quickly() -> None:
+    here = setting()
+    steps = 0
+    for number in range(5000):
+        here.put(5, ids=b"same", deadline_s=1.0 + number)
+    while here.queue.next_deadline_s() < inf:
+        here.queue.expire(here.queue.next_deadline_s())
+        steps += 1
+    assert (steps, len(here.queue)) == (5000, 0)
+
+
+class EveryQueryLeavesOnce(RuleBasedStateMachine):
+    """Puts, cancels, expires, urges and packs in any order, beside a model that knows who waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s = 0.0
+        self.waiting: dict[Query, Entry] = {}
+        self.left: list[Query] = []
+        self.put_queries: list[Query] = []
+        self.queue = TokenQueue(QueuePolicy(max_wait_s=(0.5, 1.0, 3.0)))
+        self.packer = Packer(self.queue, PackPolicy(lookahead=3))
+        self.fill = Filler(self.queue)
+
+    @rule(
+        number=st.integers(0, 12),
+        priority=st.sampled_from(Priority),
+        tenant=st.sampled_from("ab"),
+        within_s=st.sampled_from([0.2, 1.0, 4.0, inf, inf]),
+    )
+    def put(self, number: int, priority: Priority, tenant: str, within_s: float) -> None:
+        query, entry = self.fill(
+            1 + number * 3,
+            priority,
+            tenant=tenant,
+            at_s=self.now_s,
+            deadline_s=self.now_s + within_s,
+            ids=bytes([number]),
+        )
+        self.put_queries.append(query)
+        self.waiting[query] = entry
+
+    @precondition(lambda self: self.waiting)
+    @rule(chosen=st.randoms(use_true_random=False))
+    def cancel(self, chosen: random.Random) -> None:
+        query = chosen.choice(list(self.waiting))
+        assert self.queue.cancel(query, self.waiting[query])
+        self.leave([query])
+
+    @precondition(lambda self: self.waiting)
+    @rule(chosen=st.randoms(use_true_random=False))
+    def urge(self, chosen: random.Random) -> None:
+        self.queue.urge(chosen.choice(list(self.waiting.values())))
+
+    @rule(passing_s=st.sampled_from([0.1, 0.6, 2.0]))
+    def expire(self, passing_s: float) -> None:
+        self.now_s += passing_s
+        expired = self.queue.expire(self.now_s)
+        assert set(expired) == self.waiting_where(lambda query: query.deadline_s <= self.now_s)
+        self.leave(expired)
+
+    @rule(tenant=st.sampled_from("ab"))
+    def cancel_all_of(self, tenant: str) -> None:
+        if self.now_s > 5.0:
+            waiting = [(query, entry) for entry in list(self.queue.entries()) for query in list(entry.waiters)]
+            self.leave(
+                [query for query, entry in waiting if query.tenant == tenant and self.queue.cancel(query, entry)]
+            )
+
+    @rule(
+        token_budget=st.integers(1, 90),
+        max_entries=st.integers(1, 8),
+        runs_s=st.sampled_from([None, 0.3, 2.0]),
+    )
+    def pack(self, token_budget: int, max_entries: int, runs_s: float | None) -> None:
+        before = len(self.waiting)
+        ends_s = None if runs_s is None else self.now_s + runs_s
+        cut = self.packer.pack(token_budget, self.now_s, max_entries=max_entries, finish_s=ends_s)
+        assert cut.token_count == sum(entry.token_count for entry in cut.entries)
+        assert len(cut.entries) <= max_entries
+        assert cut.token_count <= token_budget or (cut.oversized and len(cut.entries) == 1)
+        bound_s = self.now_s if ends_s is None else ends_s
+        assert set(cut.late) == self.waiting_where(lambda query: query.deadline_s <= bound_s)
+        self.leave(cut.late)
+        for entry in cut.entries:
+            self.leave([query for query in self.waiting if self.waiting[query] is entry])
+        assert not before or len(self.waiting) < before
+
+    @invariant()
+    def counts_are_exact(self) -> None:
+        entries = set(self.waiting.values())
+        assert set(self.queue.entries()) == entries
+        for priority, each in zip(Priority, self.queue.classes, strict=True):
+            of_class = [entry for entry in entries if min(query.priority for query in entry.waiters) == priority]
+            assert each.entries == len(of_class)
+            assert each.tokens == sum(entry.token_count for entry in of_class)
+        assert self.queue.next_deadline_s() == min((query.deadline_s for query in self.waiting), default=inf)
+        assert self.queue.oldest_wait_s(self.now_s) == max(
+            (self.now_s - query.enqueued_s for query in self.waiting), default=0.0
+        )
+
+    def waiting_where(self, holds: Callable[[Query], bool]) -> set[Query]:
+        return {query for query in self.waiting if holds(query)}
+
+    def leave(self, queries: list[Query]) -> None:
+        for query in queries:
+            del self.waiting[query]
+            self.left.append(query)
+
+    def teardown(self) -> None:
+        while self.waiting:
+            self.pack(40, 5, None)
+        assert len(self.queue) == self.queue.tokens == 0
+        assert len(self.left) == len(set(self.left)) == len(self.put_queries)
+
+
+TestEveryQueryLeavesOnce = EveryQueryLeavesOnce.TestCase
+TestEveryQueryLeavesOnce.settings = settings(max_examples=40, stateful_step_count=30)
+
+
+def test_deadlines_of_what_was_taken_long_ago_are_forgotten_and_those_of_what_waits_are_not() -> None:
+    here = setting()
+    lasting = here.put(5, tenant="lasting", deadline_s=50.0)[0]
+    here.put(5, BACKGROUND, ids=b"shared", deadline_s=60.0)
+    for number in range(9000):
+        _, entry = here.put(5, tenant=str(number % 10), deadline_s=100.0 + number)
+        here.queue.take(entry, None)
+    assert places(here.queue) < 20_000
+    assert len(here.queue._deadlines) < 9000  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    assert here.queue.next_deadline_s() == 50.0
+    assert here.queue.expire(50.0) == [lasting]
+    assert here.queue.next_deadline_s() == 60.0

@@ -1,0 +1,204 @@
+"""The roster: few lanes are all in use, of very many as many as there is work for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aggregator.scheduler import replica_choice as module
+from aggregator.scheduler.dispatcher import Dispatcher, DispatchPolicy
+from aggregator.scheduler.queue import QueuePolicy
+from aggregator.scheduler.replica import Lane
+from aggregator.scheduler.replica_choice import ENOUGH, Roster
+from tests.fakes.lanes import POLICY, lane
+from tests.fakes.simulation import CURVE, Server, Simulation, ignore
+
+MANY = 100
+NOW_S = 5.0
+
+
+def roster_of(count: int, dispatcher: str = "m") -> Roster:
+    roster = Roster(dispatcher)
+    for number in range(count):
+        roster[str(number)] = lane(str(number))
+    return roster
+
+
+def test_few_lanes_are_all_in_use() -> None:
+    roster = roster_of(ENOUGH)
+    assert list(roster.in_use.values()) == list(roster.values())
+    assert not roster.widen()
+
+
+def test_of_many_lanes_enough_are_in_use_and_others_once_those_are_busy() -> None:
+    roster = roster_of(MANY)
+    assert len(roster) == MANY
+    assert len(roster.in_use) == ENOUGH
+    while roster.widen():
+        pass
+    assert roster.in_use.keys() == set(roster)
+
+
+def test_which_are_in_use_is_the_same_in_whatever_order_they_come_and_differs_between_dispatchers() -> None:
+    forwards, backwards = Roster("m"), Roster("m")
+    for number in range(MANY):
+        forwards[str(number)] = lane(str(number))
+        backwards[str(MANY - 1 - number)] = lane(str(MANY - 1 - number))
+    assert forwards.in_use.keys() == backwards.in_use.keys()
+    used = {name for dispatcher in range(40) for name in roster_of(MANY, str(dispatcher)).in_use}
+    assert len(used) == MANY
+
+
+def test_whoever_comes_back_first_those_that_were_in_use_at_first_stay_so() -> None:
+    roster = roster_of(MANY)
+    at_first = set(roster.in_use)
+    while roster.widen():
+        pass
+    for one in roster.values():
+        one.sent("1", 10, NOW_S)
+        one.sent("2", 10, NOW_S)
+    for one in roster.values():
+        one.ended("1", NOW_S + 0.01, None)
+        roster.returned(one)
+    assert len(roster.in_use) == MANY, "none is idle"
+    for one in roster.values():
+        one.ended("2", NOW_S + 0.02, None)
+        roster.returned(one)
+    assert roster.in_use.keys() == at_first
+    roster.returned(lane("0"))
+    assert roster.in_use.keys() == at_first, "that one is nobody's"
+
+
+def test_a_spare_one_takes_the_place_of_one_that_leaves() -> None:
+    roster = roster_of(ENOUGH + 1)
+    [spare] = set(roster) - roster.in_use.keys()
+    gone = next(iter(roster.in_use))
+    del roster[gone]
+    assert spare in roster.in_use
+    assert gone not in roster
+    with pytest.raises(KeyError):
+        del roster[gone]
+
+
+def test_a_spare_one_may_leave_too() -> None:
+    roster = roster_of(ENOUGH + 1)
+    [spare] = set(roster) - roster.in_use.keys()
+    del roster[spare]
+    assert len(roster) == len(roster.in_use) == ENOUGH
+    assert not roster.widen()
+
+
+def test_the_first_turn_is_now_while_there_is_a_spare_lane() -> None:
+    assert Roster("m").due_s(NOW_S) == inf
+    roster = roster_of(ENOUGH + 1)
+    for one in roster.in_use.values():
+        one.sent("1", 100, NOW_S)
+    assert roster.due_s(NOW_S) == NOW_S
+    roster.widen()
+    for one in roster.in_use.values():
+        one.hold_until(NOW_S + 2.0)
+    assert roster.due_s(NOW_S) == NOW_S + 2.0
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["join", "leave", "send", "end", "widen"]), st.integers(0, ENOUGH + 13)), max_size=300
+    )
+)
+def test_whatever_happens_each_lane_is_in_use_or_spare_once(acts: list[tuple[str, int]]) -> None:
+    roster = roster_of(ENOUGH)
+    for act, number in acts:
+        name = str(number)
+        one = roster.get(name)
+        match act:
+            case "join":
+                roster[name] = lane(name)
+            case "leave":
+                roster.pop(name, None)
+            case "widen":
+                roster.widen()
+            case "send" if one is not None and not one.batches_out:
+                one.sent("batch", 10, NOW_S)
+            case "end" if one is not None and one.batches_out:
+                one.ended("batch", NOW_S + 0.01, None)
+                roster.returned(one)
+            case _:
+                pass
+        assert all(roster[name] is one for name, one in roster.in_use.items())
+        assert len(roster.in_use) >= min(ENOUGH, len(roster))
+    spare = set(roster) - roster.in_use.keys()
+    widened = 0
+    while roster.widen():
+        widened += 1
+    assert widened == len(spare)
+    assert roster.in_use.keys() == set(roster)
+
+
+def pool() -> tuple[Dispatcher, list[Server]]:
+    servers = [Server(str(number)) for number in range(MANY)]
+    dispatcher = Dispatcher("m", DispatchPolicy(queue=QueuePolicy(coalesce=False)))
+    for server in servers:
+        dispatcher.lanes[server.name] = Lane(server.name, server.measured, 600, POLICY)
+    return dispatcher, servers
+
+
+def test_a_queue_that_enough_lanes_cannot_take_goes_to_more() -> None:
+    dispatcher, servers = pool()
+    sim = Simulation(dispatcher, servers)
+    for _ in range(50 * 30):
+        sim.put(20)
+    batches = dispatcher.due(sim.now_s, max_entries=1024).batches
+    assert [batch.token_count for batch in batches] == [600] * 50
+    assert len({batch.lane.name for batch in batches}) == len(dispatcher.lanes.in_use) == 50
+
+
+def test_a_spare_lane_takes_what_a_slow_one_is_passed_by_for() -> None:
+    dispatcher, servers = pool()
+    slow, *others = dispatcher.lanes.in_use
+    dispatcher.lanes[slow] = Lane(slow, replace(CURVE, floor_s=1.0), 600, POLICY)
+    assert slow in dispatcher.lanes.in_use
+    sim = Simulation(dispatcher, servers)
+    for name in others:
+        dispatcher.lanes[name].sent(name, 600, sim.now_s)
+    sim.put(20)
+    [batch] = dispatcher.due(sim.now_s, max_entries=1024).batches
+    assert batch.lane.name not in {slow, *others}
+
+
+@pytest.mark.parametrize("count", [ENOUGH, ENOUGH + 1])
+def test_nothing_is_refused_as_late_that_a_spare_lane_could_answer_in_time(count: int) -> None:
+    dispatcher = Dispatcher("m", DispatchPolicy())
+    for number in range(count):
+        dispatcher.lanes[str(number)] = lane(str(number), warm=True)
+    for one in dispatcher.lanes.in_use.values():
+        one.sent("1", 100, 0.02)
+    sim = Simulation(dispatcher, [])
+    sim.now_s = now_s = 0.031  # all are to be staged to
+    sim.put(20, within_s=0.012)
+    due = dispatcher.due(now_s, max_entries=1024)
+    assert len(due.late) == (count == ENOUGH)
+    assert len(due.batches) == (count > ENOUGH)
+
+
+def wave() -> tuple[list[float], int]:
+    """Seconds that each of 3,000 queries of 12 tokens waits, fifty a millisecond, sorted; and how many batches went."""
+    dispatcher, servers = pool()
+    sim = Simulation(dispatcher, servers, seed=1, network_s=0.001)
+    for number in range(3000):
+        sim.at(100.0 + 0.001 * number / 50, lambda: ignore(sim.put(12)))
+    sim.run(130.0)
+    return sorted(sim.latency_s.values()), sum(len(server.sent) for server in servers)
+
+
+@pytest.mark.slow
+def test_with_as_many_lanes_in_use_as_there_is_work_for_batches_are_fuller(monkeypatch: pytest.MonkeyPatch) -> None:
+    some_s, some_batches = wave()
+    monkeypatch.setattr(module, "ENOUGH", MANY)
+    every_s, every_batches = wave()
+    assert len(some_s) == len(every_s) == 3000
+    assert 2 * some_batches < every_batches
+    assert some_s[2970] < 1.1 * every_s[2970]

@@ -1,0 +1,211 @@
+"""Turns: which lane gets the next batch, and when a batch that is not full waits for company."""
+
+from __future__ import annotations
+
+import random
+from math import inf
+
+import numpy as np
+import pytest
+
+from aggregator.scheduler.dispatcher import Dispatcher, DispatchPolicy
+from aggregator.scheduler.queue import QueuePolicy
+from aggregator.scheduler.replica import Lane, SendReason, StepReport
+from aggregator.scheduler.replica_choice import Pace, next_turn
+from tests.fakes.lanes import POLICY, lane
+from tests.fakes.simulation import Server, Simulation
+
+
+def test_the_lane_that_finishes_first_has_its_turn_and_the_reason_is_told() -> None:
+    slow, fast = lane("slow", slower=2.0), lane("fast")
+    turn = next_turn([slow, fast], 5.0, 50)
+    assert (turn.lane, turn.reason, turn.wake_s, turn.finish_s) == (fast, SendReason.IDLE, inf, None)
+    assert next_turn([slow, fast], 5.0, 100).reason is SendReason.FULL
+    fast.sent("1", 100, 5.0)
+    assert next_turn([fast], 5.013, 500).reason is SendReason.STAGED
+
+
+def test_lanes_are_compared_by_the_same_tokens() -> None:
+    large, small = lane("large", token_budget=1000), lane("small", slower=1.5, token_budget=50)
+    assert next_turn([small, large], 5.0, 1000).lane is large
+
+
+def test_when_it_is_nobodys_turn_the_next_one_is_told() -> None:
+    one, other = lane("one"), lane("other")
+    one.sent("1", 100, 5.0)
+    other.sent("2", 200, 5.0)
+    turn = next_turn([one, other], 5.0, 50)
+    assert (turn.lane, turn.wake_s) == (None, one.due_s(5.0))
+    assert next_turn([], 5.0, 50).wake_s == inf
+
+
+def test_an_idle_lane_is_passed_by_while_another_would_finish_sooner() -> None:
+    slow, fast = lane("slow", slower=10.0), lane("fast")
+    fast.sent("1", 100, 5.0)
+    turn = next_turn([slow, fast], 5.0, 50)
+    assert (turn.lane, turn.wake_s) == (None, fast.due_s(5.0))
+    fast.sent("2", 100, 5.012)
+    turn = next_turn([slow, fast], 5.012, 50)
+    assert turn.lane is None
+    assert turn.wake_s == pytest.approx(5.028)  # when both are promised to have ended
+    assert next_turn([slow, fast], turn.wake_s, 50).lane is slow
+
+
+def test_an_idle_lane_that_would_finish_sooner_is_not_passed_by() -> None:
+    slower, fast = lane("slower", slower=1.5), lane("fast")
+    fast.sent("1", 100, 5.0)
+    assert next_turn([slower, fast], 5.0, 50).lane is slower
+
+
+def test_a_slow_lane_takes_its_part_of_what_others_would_not_finish_sooner() -> None:
+    slow, fast = lane("slow", slower=10.0), lane("fast")
+    fast.sent("1", 100, 5.0)
+    assert next_turn([slow, fast], 5.0, 800).lane is None
+    assert next_turn([slow, fast], 5.0, 1000).lane is slow
+
+
+def test_another_lane_is_wanted_when_it_is_no_lanes_turn_or_others_are_waited_for_for_long() -> None:
+    slow, fast = lane("slow", slower=10.0), lane("fast")
+    fast.sent("1", 50, 5.0)
+    assert next_turn([slow, fast], 5.0, 50).lacks_lane
+    assert next_turn([fast], 5.0, 50).lacks_lane
+    slower = lane("slower", slower=1.9)
+    turn = next_turn([slower, fast], 5.005, 50)
+    assert turn.lane is None
+    assert not turn.lacks_lane
+
+
+def test_nobody_waits_for_a_lane_that_a_suspect_has() -> None:
+    slow, fast = lane("slow", slower=10.0), lane("fast")
+    fast.sent("1", 10, 5.0)
+    fast.exclusive = True
+    assert next_turn([slow, fast], 5.0, 50).lane is slow
+
+
+def test_a_turn_tells_when_the_soonest_lane_with_evidence_would_finish_if_its_own_would_miss_a_deadline() -> None:
+    slow, fast = lane("slow", slower=10.0, warm=True), lane("fast", warm=True)
+    fast.sent("1", 100, 5.0)
+    fast.sent("2", 100, 5.0)
+    turn = next_turn([slow, fast], 5.0, 2000, deadline_s=5.1)
+    assert turn.lane is slow
+    assert turn.finish_s == pytest.approx(5.042)
+    assert next_turn([slow, fast], 5.0, 2000, deadline_s=5.15).finish_s == pytest.approx(5.14)
+    stale = lane("stale")
+    assert next_turn([stale, fast], 5.0, 2000).finish_s is None
+
+
+def busy_pace(*, sent_s: float = 5.0) -> Pace:
+    """Ten queries a millisecond."""
+    pace = Pace()
+    pace.sent(10, sent_s - 0.001)
+    pace.sent(10, sent_s)
+    return pace
+
+
+def test_the_time_until_a_lane_comes_free_is_divided_between_those_that_are() -> None:
+    pace = busy_pace()
+    assert pace.next_s(3, 5.020, 1.0) == pytest.approx(5.005)
+    assert pace.next_s(1, 5.020, 1.0) == pytest.approx(5.010)
+    assert pace.next_s(3, 5.020, 0.2) == pytest.approx(5.001)  # where company saves little
+
+
+def test_nothing_waits_before_the_first_batch_nor_while_fewer_queries_come_than_lanes_are_free() -> None:
+    assert Pace().next_s(1, 5.0, 1.0) == -inf
+    rare = Pace()
+    for number in range(50):
+        rare.sent(1, 0.1 * number)
+    assert rare.next_s(1, 4.920, 1.0) == -inf
+    assert busy_pace().next_s(3, 4.9, 1.0) == -inf  # all that is out should be back
+
+
+def test_as_many_queries_as_lanes_come_free_are_spread_over_the_time_until_the_next_one_does() -> None:
+    pace = Pace()
+    pace.sent(10, 4.0)
+    pace.sent(10, 5.0)
+    assert pace.next_s(10, 6.0, 1.0) == pytest.approx(5.0 + 1.0 / 11)
+    assert pace.next_s(11, 6.0, 1.0) == -inf
+
+
+def test_a_rate_is_soon_forgotten() -> None:
+    pace = busy_pace()
+    pace.sent(1, 6.0)
+    assert pace.next_s(1, 6.020, 1.0) == -inf
+
+
+def test_a_small_batch_waits_its_time_while_another_lane_runs() -> None:
+    lanes = [lane("a"), lane("b"), lane("c")]
+    lanes[0].sent("1", 50, 5.0)
+    turn = next_turn(lanes, 5.001, 30, busy_pace())
+    assert turn.lane is None
+    assert turn.wake_s == pytest.approx(5.0 + 0.010 / 3)
+    assert next_turn(lanes, turn.wake_s, 30, busy_pace()).lane is lanes[1]
+    assert next_turn(lanes, 5.001, 30).lane is lanes[1]
+
+
+def test_neither_a_full_batch_nor_one_that_could_come_too_late_waits_nor_one_that_no_lane_is_busy_for() -> None:
+    lanes = [lane("a"), lane("b"), lane("c")]
+    assert next_turn(lanes, 5.001, 30, busy_pace()).lane is lanes[0]
+    lanes[0].sent("1", 50, 5.0)
+    assert next_turn(lanes, 5.001, 100, busy_pace()).lane is lanes[1]
+    assert next_turn(lanes, 5.001, 30, busy_pace(), deadline_s=5.012).lane is lanes[1]
+    assert next_turn(lanes, 5.001, 30, busy_pace(), deadline_s=5.020).lane is None
+
+
+def waits_at_four_servers(*, paced: bool) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Latencies in seconds at six tenths of what four servers do, once they are warm."""
+    dispatcher = Dispatcher("m", DispatchPolicy(queue=QueuePolicy(coalesce=False), paced=paced))
+    servers = [Server(name) for name in "abcd"]
+    for server in servers:
+        dispatcher.lanes[server.name] = Lane(server.name, server.measured, 600, POLICY)
+    sim = Simulation(dispatcher, servers, network_s=0.0005)
+    times = random.Random(5)
+    at_s = sim.now_s
+    while at_s < sim.now_s + 0.6:
+        at_s += times.expovariate(0.6 * 4 * 50 / 0.010)
+        sim.at(at_s, lambda: _ignore(sim.put(12)))
+    sim.run()
+    return np.array([wait_s for index, wait_s in sim.latency_s.items() if index > sim.asked // 3])
+
+
+def _ignore(_: object) -> None:
+    """What a query's index is good for when nobody asks for it."""
+
+
+@pytest.mark.slow
+def test_lanes_that_are_not_paced_start_together_and_everybody_waits_for_all_of_them() -> None:
+    paced, hasty = (waits_at_four_servers(paced=paced) for paced in (True, False))
+    assert np.percentile(paced, 99) < 0.9 * np.percentile(hasty, 99)
+    assert np.median(paced) < np.median(hasty)
+
+
+def sharing(count: int = 10) -> Lane:
+    """A lane whose server merges this one's batches with another's."""
+    one = lane()
+    for number in range(count):
+        one.sent(str(number), 40, 0.0)
+        one.ended(str(number), 0.01, StepReport(80, 0.012, 0, 0.0, 0.0))
+    return one
+
+
+@pytest.mark.parametrize(("queued", "cut"), [(30, 100), (50, 100), (51, 50), (99, 50), (100, 100), (900, 100)])
+def test_where_others_send_too_a_batch_is_cut_so_that_two_fit_one_step(queued: int, cut: int) -> None:
+    assert sharing().cut_tokens(queued) == cut
+    assert lane(warm=True).cut_tokens(queued) == 100
+
+
+def test_what_others_have_queued_tells_of_them_too_and_one_reply_of_theirs_does_not() -> None:
+    one = lane()
+    for number in range(10):
+        one.sent(str(number), 60, 0.0)
+        one.ended(str(number), 0.01, StepReport(60, 0.010, 70, 0.0, 0.0))
+    assert one.cut_tokens(70) == 50
+    assert sharing(1).cut_tokens(70) == 100
+
+
+def test_an_answer_at_the_very_deadline_is_too_late() -> None:
+    slow, fast = lane("slow", slower=10.0, warm=True), lane("fast", warm=True)
+    fast.sent("1", 100, 5.0)
+    fast.sent("2", 100, 5.0)
+    at_s = slow.answer_s(100, 5.0)
+    assert next_turn([slow, fast], 5.0, 2000, deadline_s=at_s).finish_s == pytest.approx(5.042)
+    assert next_turn([slow, fast], 5.0, 2000, deadline_s=at_s + 1e-9).finish_s == at_s

@@ -1,0 +1,438 @@
+"""Records become requests by one set of rules, or are refused with a named error; never anything else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Mapping
+from functools import cache
+from math import inf
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aggregator.errors import InvalidRequest, RequestError, Undecodable
+from aggregator.request import Failure, Request
+from aggregator.scheduler.work_item import Priority, Source
+from aggregator.settings import KafkaSettings, TopicSettings
+from aggregator.sources.kafka import codec as kafka_codec
+from aggregator.sources.kafka import json_codec as kafka_json
+from aggregator.sources.kafka.codec import Header, Intake, Refused, decode, decode_all, decode_large, intakes
+from aggregator.sources.kafka.consumer.committed_offset import Lease
+from aggregator.sources.kafka.large_records import Fetched
+from protos.embedding.v1 import embedding_pb2 as pb
+from tests.fakes.records import lease_of
+
+SETTINGS = KafkaSettings(
+    topics=(
+        TopicSettings(name="embed.requests.v1"),
+        TopicSettings(name="team-b.in", model="large", priority="background", tenant="team-b"),
+    ),
+    allowed_reply_topics=("team-a.*", "exact", "embed.*"),
+    max_record_bytes=1000,
+)
+WALL_S = 1_767_225_600.0  # 2026-01-01T00:00:00Z
+RECEIVED_S = 5000.0
+QUESTION = pb.EmbedRequest(request_id="q-1", inputs=[pb.Input(text="why is the sky blue")])
+
+
+@cache
+def topics(*, trusts_tenant: bool = True) -> Mapping[str, Intake]:
+    return intakes(SETTINGS, "small", trusts_tenant=trusts_tenant)
+
+
+def read(lease: Lease) -> Request | Refused:
+    return decode(lease, topics()[lease.record.topic], received_s=RECEIVED_S, wall_s=WALL_S)
+
+
+def request_of(value: bytes | None, *headers: Header, topic: str = "embed.requests.v1") -> Request:
+    result = read(lease_of(value, headers, topic=topic))
+    assert isinstance(result, Request), result
+    return result
+
+
+def refused(value: bytes | None, *headers: Header) -> Refused:
+    result = read(lease_of(value, headers))
+    assert isinstance(result, Refused), result
+    return result
+
+
+def test_a_bare_protobuf_record_takes_everything_else_from_its_topic() -> None:
+    lease = lease_of(QUESTION.SerializeToString())
+    request = read(lease)
+    assert isinstance(request, Request)
+    assert (request.request_id, request.model, list(request.inputs)) == ("q-1", "small", ["why is the sky blue"])
+    assert (request.priority, request.source, request.tenant) == (Priority.DEFAULT, Source.KAFKA, "")
+    assert (request.received_s, request.deadline_s) == (RECEIVED_S, inf)
+    route = request.origin
+    assert (route.lease, route.topic, route.partition, route.json) == (lease, "embed.replies.v1", None, False)
+    assert route.headers == [("content-type", b"application/x-protobuf")]
+
+
+def test_a_topic_of_one_tenant_decides_model_class_and_tenant() -> None:
+    claimed = pb.EmbedRequest(inputs=[pb.Input(text="a")], tenant="somebody else")
+    request = request_of(claimed.SerializeToString(), topic="team-b.in")
+    assert (request.model, request.priority, request.tenant) == ("large", Priority.BACKGROUND, "team-b")
+
+
+def test_a_request_may_name_its_tenant_where_the_topic_has_none() -> None:
+    claimed = pb.EmbedRequest(inputs=[pb.Input(text="a")], tenant="team-a")
+    assert request_of(claimed.SerializeToString()).tenant == "team-a"
+
+
+def test_a_request_without_an_id_gets_one_that_a_replay_repeats() -> None:
+    value = pb.EmbedRequest(inputs=[pb.Input(text="a")]).SerializeToString()
+    assert request_of(value).request_id == "embed.requests.v1-3-42"
+    assert request_of(value, ("ce_id", b"event-7")).request_id == "event-7"
+    assert request_of(QUESTION.SerializeToString(), ("ce_id", b"event-7")).request_id == "q-1"
+
+
+@pytest.mark.parametrize("document", [{"requestId": "j"}, {"request_id": "j"}])
+def test_json_is_read_in_either_spelling_and_answered_in_json(document: dict[str, object]) -> None:
+    value = json.dumps(document | {"inputs": [{"text": "ein Text"}], "encoding": "ENCODING_INT8"}).encode()
+    request = request_of(value, ("content-type", b"application/json; charset=UTF-8"))
+    assert (request.request_id, list(request.inputs), request.options.encoding) == ("j", ["ein Text"], pb.ENCODING_INT8)
+    assert request.origin.json
+    assert request.origin.headers == [("content-type", b"application/json")]
+
+
+def test_plain_text_is_one_query_answered_in_json() -> None:
+    request = request_of("où est la gare ?".encode(), ("content-type", b"text/plain"))
+    assert list(request.inputs) == ["où est la gare ?"]
+    assert request.origin.json
+
+
+def test_an_empty_text_is_a_request_with_a_failed_input() -> None:
+    request = request_of(b"", ("content-type", b"text/plain"))
+    assert request.remaining == 0
+    assert isinstance(request.outcomes[0], Failure)
+
+
+@pytest.mark.parametrize(
+    ("given_time", "left_s"),
+    [
+        (b"2026-01-01T00:00:10Z", 10.0),
+        (b"2026-01-01t00:00:10.250z", 10.25),
+        (b"2026-01-01T01:00:30+01:00", 30.0),
+        (b"2025-12-31T23:59:00.123456789Z", -59.876544),
+    ],
+)
+def test_an_expiry_becomes_a_monotonic_deadline(given_time: bytes, left_s: float) -> None:
+    request = request_of(QUESTION.SerializeToString(), ("ce_expirytime", given_time))
+    assert request.deadline_s == pytest.approx(RECEIVED_S + left_s)
+
+
+def test_the_earlier_of_two_deadlines_holds() -> None:
+    message = pb.EmbedRequest(inputs=[pb.Input(text="a")])
+    message.expire_time.FromSeconds(int(WALL_S) + 5)
+    for expiry, left_s in ((b"2026-01-01T00:00:10Z", 5.0), (b"2026-01-01T00:00:01Z", 1.0)):
+        request = request_of(message.SerializeToString(), ("ce_expirytime", expiry))
+        assert request.deadline_s == RECEIVED_S + left_s
+
+
+async def test_a_record_whose_time_is_in_doubt_does_not_expire() -> None:
+    late, plain = lease_of(QUESTION.SerializeToString(), [("ce_expirytime", b"2025-12-31T23:00:00Z")]), lease_of(b"")
+    asked: list[Lease] = []
+
+    def doubts(lease: Lease) -> bool:
+        asked.append(lease)
+        return True
+
+    (first, *_), _ = await decode_all([late, plain], topics(), received_s=RECEIVED_S, wall_s=WALL_S, doubts=doubts)
+    assert first.deadline_s == inf
+    assert asked == [late]
+    (first,), _ = await decode_all([late], topics(), received_s=RECEIVED_S, wall_s=WALL_S)
+    assert first.deadline_s == RECEIVED_S - 3600.0
+
+
+@pytest.mark.parametrize("header", [("ce_expirytime", b"tomorrow"), ("ce_expirytime", b"20260101T000000Z")])
+def test_a_malformed_expiry_is_answered_by_its_request_s_id(header: Header) -> None:
+    result = refused(QUESTION.SerializeToString(), header, ("ce_id", b"event-7"), ("correlation_id", b"c"))
+    assert isinstance(result.error, InvalidRequest)
+    assert (result.request_id, result.dead_letter) == ("q-1", False)
+    assert result.route is not None
+    assert ("correlation_id", b"c") in result.route.headers
+
+
+@pytest.mark.parametrize(
+    ("value", "content_type"),
+    [
+        (None, b""),
+        (b"\xff\xff\xff", b""),
+        (b"\x0a\x02\xff\xfe", b""),  # a string that is not UTF-8
+        (b"", b"application/json"),
+        (b"[1, 2]", b"application/json"),
+        (b'{"a": \xff}', b"application/json"),
+        (b"[" * 900, b"application/json"),
+        (b'{"n": ' + b"9" * 5000 + b"}", b"application/json"),
+        (b"\xff", b"text/plain"),
+        (b"<a/>", b"application/xml"),
+        (b"text", b"text/plain; charset=latin-1"),
+        (b"text", b"\xff"),
+    ],
+)
+def test_bytes_that_are_no_request_are_answered_and_kept(value: bytes | None, content_type: bytes) -> None:
+    lease = lease_of(value, [("content-type", content_type), ("ce_id", b"event-7")])
+    result = decode(lease, intakes(KafkaSettings(), "small")["embed.requests.v1"], received_s=0, wall_s=0)
+    assert isinstance(result, Refused)
+    assert isinstance(result.error, Undecodable | InvalidRequest)
+    assert result.route is not None
+    assert result.dead_letter
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"inputs": [{"text": "a"}], "unheard": 1},
+        {"inputs": "a"},
+        {"inputs": [None]},
+        {"inputs": [{"text": 7}]},
+        {"inputs": [{"text": "\ud800"}]},
+        {"inputs": [{"tokenIds": {"ids": [-1]}}]},
+        {"inputs": [{"tokenIds": {"ids": [1e300]}}]},
+        {"encoding": "ENCODING_MORSE"},
+        {"expireTime": "tomorrow"},
+        {"\ud800": 1},  # half a surrogate pair, at which protobuf raises SystemError
+        {"encoding": "\udfff"},
+    ],
+)
+def test_json_that_says_what_no_request_can_is_invalid(document: object) -> None:
+    result = refused(json.dumps(document).encode(), ("content-type", b"application/json"))
+    assert isinstance(result.error, InvalidRequest)
+    str(result.error).encode()
+
+
+@pytest.mark.parametrize("name", ["requestId", "request_id"])
+def test_json_that_is_no_request_is_refused_under_its_own_id(name: str) -> None:
+    document = json.dumps({"dimensions": "many", name: "mine"}).encode()
+    assert refused(document, ("content-type", b"application/json")).request_id == "mine"
+
+
+async def test_a_record_that_nobody_thought_of_is_kept_and_harms_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka_json, "parse", lambda *_: 1 / 0)
+    leases = [
+        lease_of(b"{}", [("content-type", b"application/json")]),
+        lease_of(b"x", [("content-type", b"text/plain")]),
+    ]
+    requests, kept = await decode_all(leases, topics(), received_s=RECEIVED_S, wall_s=WALL_S)
+    assert [request.inputs for request in requests] == [["x"]]
+    assert [(each.error.code.name, each.route, each.dead_letter) for each in kept] == [("DATA_LOSS", None, True)]
+
+
+def test_a_request_without_inputs_is_answered_by_its_id_and_not_kept() -> None:
+    result = refused(pb.EmbedRequest(request_id="q-9").SerializeToString())
+    assert isinstance(result.error, InvalidRequest)
+    assert (result.request_id, result.dead_letter) == ("q-9", False)
+    assert result.route is not None
+
+
+def test_a_record_too_large_is_not_parsed() -> None:
+    result = refused(pb.EmbedRequest(inputs=[pb.Input(text="a" * 1000)]).SerializeToString())
+    assert isinstance(result.error, InvalidRequest)
+    assert "1000" in str(result.error)
+    assert result.dead_letter
+
+
+async def test_one_bad_record_harms_no_other() -> None:
+    good = QUESTION.SerializeToString()
+    leases = [lease_of(good), lease_of(b"\xff"), lease_of(good, topic="team-b.in")]
+    requests, bad = await decode_all(leases, topics(), received_s=RECEIVED_S, wall_s=WALL_S)
+    assert [request.origin.lease for request in requests] == [leases[0], leases[2]]
+    assert [each.lease for each in bad] == [leases[1]]
+
+
+async def test_many_records_are_read_in_slices_and_in_order() -> None:
+    leases = [lease_of(QUESTION.SerializeToString(), offset=offset) for offset in range(1000)]
+    rounds = 0
+
+    async def go_round() -> None:
+        nonlocal rounds
+        while True:
+            await asyncio.sleep(0)
+            rounds += 1
+
+    going = asyncio.create_task(go_round())
+    requests, _ = await decode_all(leases, topics(), received_s=RECEIVED_S, wall_s=WALL_S)
+    going.cancel()
+    assert [request.origin.lease for request in requests] == leases
+    assert 8 <= rounds <= 10
+
+
+async def test_large_records_are_read_beside_the_event_loop_and_in_their_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def noted(lease: Lease, *arguments: Any, **named: Any) -> Request | Refused:
+        threads.append(threading.current_thread())
+        return decode(lease, *arguments, **named)
+
+    monkeypatch.setattr(kafka_codec, "decode", noted)
+    long = {"requestId": "long", "inputs": [{"tokenIds": {"ids": list(range(50_000))}}]}
+    plain = pb.EmbedRequest(request_id="protobuf", inputs=[pb.Input(text="a" * 50_000)])
+    json_type = ("content-type", b"Application/JSON")
+    leases = [
+        lease_of(json.dumps(long).encode(), [json_type]),
+        lease_of(plain.SerializeToString(), [("ce_expirytime", b"2025-12-31T23:00:00Z")]),
+        lease_of(b'{"requestId": "odd"}'.ljust(50_000), [json_type]),
+    ]
+    fetched = [Fetched(lease, RECEIVED_S + number, WALL_S) for number, lease in enumerate(leases)]
+    requests, bad = await decode_large(fetched, intakes(KafkaSettings(), "small"), lambda lease: lease is leases[1])
+    assert [(request.request_id, request.received_s) for request in requests] == [
+        ("long", RECEIVED_S),
+        ("protobuf", RECEIVED_S + 1),
+    ]
+    assert [request.deadline_s for request in requests] == [inf, inf]
+    assert [each.request_id for each in bad] == ["odd"]
+    assert len(threads) == 3
+    assert threading.current_thread() not in threads
+
+
+NAMES = st.sampled_from(
+    [
+        *("content-type", "ce_id", "ce_expirytime", "kafka_replyTopic"),
+        *("kafka_replyPartition", "kafka_correlationId", "reply_to", "other"),
+    ]
+)
+FIELDS = st.sampled_from(
+    ["requestId", "inputs", "text", "tokenIds", "ids", "priority", "expireTime", "normalize", "dimensions", "x"]
+)
+CONTENTS = st.one_of(
+    st.binary(max_size=40),
+    st.sampled_from([b"application/json", b"text/plain", b"exact", b"2026-01-01T00:00:10Z", b"\0\0\0\1"]),
+)
+JSON_LIKE = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(FIELDS, inner),
+    max_leaves=8,
+)
+
+
+@given(
+    st.none() | st.binary(max_size=200) | JSON_LIKE.map(lambda document: json.dumps(document).encode()),
+    st.lists(st.tuples(NAMES, CONTENTS | st.none()), max_size=5),
+)
+def test_any_bytes_give_a_request_or_a_named_error(value: bytes | None, headers: list[Header]) -> None:
+    result = read(lease_of(value, headers))
+    if isinstance(result, Refused):
+        assert isinstance(result.error, RequestError)
+        assert result.dead_letter or result.route is not None
+    else:
+        assert result.request_id
+        assert len(result.inputs) == len(result.outcomes) > 0
+
+
+async def rounds_of_the_loop(records: int, size_bytes: int) -> int:
+    """How often others get a turn while so many records of so many bytes are read."""
+    leases = [lease_of(b"\x0a" * size_bytes, offset=offset) for offset in range(records)]
+    turns = 0
+
+    async def go_round() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    going = asyncio.create_task(go_round())
+    await decode_all(leases, topics(), received_s=RECEIVED_S, wall_s=WALL_S)
+    going.cancel()
+    return turns
+
+
+@pytest.mark.parametrize(
+    ("records", "size_bytes", "turns"),
+    [
+        *((100, 1, 0), (101, 1, 1), (200, 1, 1), (201, 1, 2), (16, 1024, 0), (17, 1024, 1), (32, 1024, 1)),
+        *((33, 1024, 2), (2, 20_000, 1), (3, 20_000, 2)),
+    ],
+)
+async def test_others_have_a_turn_after_100_records_or_16_kib(records: int, size_bytes: int, turns: int) -> None:
+    assert await rounds_of_the_loop(records, size_bytes) == turns
+
+
+async def test_what_nobody_thought_of_is_named_by_its_kind_and_place_only(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: Any, **__: Any) -> Request | Refused:
+        raise ZeroDivisionError("the text of a query")
+
+    monkeypatch.setattr(kafka_codec, "decode", broken)
+    lease = lease_of(QUESTION.SerializeToString(), partition=5, offset=17)
+    _, [kept] = await decode_all([lease], topics(), received_s=RECEIVED_S, wall_s=WALL_S)
+    assert (kept.lease, kept.request_id, kept.route, kept.dead_letter) == (lease, "", None, True)
+    [told] = caplog.records
+    assert (told.__dict__["error"], told.__dict__["partition"], told.__dict__["offset"]) == ("ZeroDivisionError", 5, 17)
+    assert "text of a query" not in caplog.text
+
+
+def test_a_tenant_named_by_a_request_counts_only_where_callers_are_trusted_and_the_topic_has_none() -> None:
+    claimed = pb.EmbedRequest(inputs=[pb.Input(text="a")], tenant="claimed").SerializeToString()
+    found: list[str] = []
+    for trusts_tenant in (True, False):
+        for topic in ("embed.requests.v1", "team-b.in"):
+            intake = topics(trusts_tenant=trusts_tenant)[topic]
+            request = decode(lease_of(claimed, topic=topic), intake, received_s=0.0, wall_s=0.0)
+            assert isinstance(request, Request)
+            found.append(request.tenant)
+    assert found == ["claimed", "team-b", "", "team-b"]
+
+
+def test_a_tenant_is_trusted_unless_told_otherwise_but_never_on_the_topic_of_another() -> None:
+    unnamed = intakes(SETTINGS, "small")
+    assert [unnamed[topic].defaults.trusts_tenant for topic in ("embed.requests.v1", "team-b.in")] == [True, False]
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    [
+        *(b'text/plain; charset="utf-8"', b"text/plain;charset=UTF8", b"Text/Plain ; charset= us-ascii "),
+        *(b"text/plain; format=flowed", b"text/plain;", b'text/plain; format=flowed; charset="utf8"'),
+    ],
+)
+def test_parameters_of_a_content_type_that_mean_utf8_are_taken(content_type: bytes) -> None:
+    assert list(request_of(b"a text", ("content-type", content_type)).inputs) == ["a text"]
+
+
+@pytest.mark.parametrize("content_type", [b"text/plain; charset=latin-1", b"text/html", b"json", b"; charset=utf-8"])
+def test_another_content_type_or_charset_is_undecodable(content_type: bytes) -> None:
+    assert isinstance(refused(b"a text", ("content-type", content_type)).error, Undecodable)
+
+
+@pytest.mark.parametrize("given_time", [b"2026-13-01T00:00:00Z", b"2026-02-30T00:00:00Z"])
+def test_a_time_that_there_is_not_is_invalid(given_time: bytes) -> None:
+    result = refused(QUESTION.SerializeToString(), ("ce_expirytime", given_time))
+    assert isinstance(result.error, InvalidRequest)
+    assert "RFC 3339" in str(result.error)
+
+
+def test_a_record_of_the_greatest_size_is_read() -> None:
+    for more, kind in ((0, Request), (1, Refused)):
+        text = "a" * (1000 - 6 + more)
+        value = pb.EmbedRequest(inputs=[pb.Input(text=text)]).SerializeToString()
+        assert (len(value), type(read(lease_of(value)))) == (1000 + more, kind)
+
+
+@pytest.mark.parametrize(
+    ("value", "content_type", "request_id"),
+    [
+        (b"\x0a\x03abc\xff", b"application/x-protobuf", "abc"),
+        (b"\x0a\x03abc\xff", b"text/plain", ""),
+        (b'{"requestId": "abc"', b"application/json", "abc"),
+        (None, b"application/json", ""),
+        (None, b"application/x-protobuf", ""),
+    ],
+)
+def test_who_sent_what_cannot_be_read_is_told_under_its_id_where_one_is_found(
+    value: bytes | None, content_type: bytes, request_id: str
+) -> None:
+    assert refused(value, ("content-type", content_type)).request_id == request_id
+
+
+def test_a_cloudevents_id_names_a_request_without_one_of_its_own() -> None:
+    nameless = pb.EmbedRequest(inputs=[pb.Input(text="a")]).SerializeToString()
+    assert request_of(nameless, ("ce_id", b"event-1")).request_id == "event-1"
+    assert request_of(QUESTION.SerializeToString(), ("ce_id", b"event-1")).request_id == "q-1"
+    assert refused(b"\xff", ("ce_id", b"event-1")).request_id == "event-1"

@@ -1,0 +1,76 @@
+"""What clients are told of the cluster's security, and what is said when a file or a name is missing."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+
+from aggregator.errors import StartError
+from aggregator.settings import KafkaSettings
+from aggregator.sources.kafka.connection import client_options
+
+SASL: dict[str, Any] = {"security_protocol": "SASL_PLAINTEXT", "sasl_username": "app"}
+
+
+def options(**changes: Any) -> dict[str, Any]:
+    return client_options(KafkaSettings.model_validate(changes))
+
+
+def test_several_brokers_are_separated_by_commas() -> None:
+    assert options(bootstrap_servers="a:1, b:2,")["bootstrap_servers"] == ["a:1", "b:2"]
+
+
+def test_without_security_nothing_is_said_of_it() -> None:
+    assert set(options()) == {"bootstrap_servers", "client_id", "security_protocol"}
+
+
+def test_tls_verifies_the_broker() -> None:
+    context = options(security_protocol="SSL")["ssl_context"]
+    assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)
+
+
+@pytest.mark.parametrize("name", ["ssl_ca_file", "ssl_cert_file"])
+def test_a_certificate_that_cannot_be_read_stops_the_start(name: str, tmp_path: Path) -> None:
+    empty = tmp_path / "empty.pem"
+    empty.write_text("")
+    for path in (empty, tmp_path / "missing.pem"):
+        with pytest.raises(StartError, match="security file"):
+            options(security_protocol="SASL_SSL", **{name: path})
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
+def test_a_password_comes_from_the_settings_or_better_from_a_file(mechanism: str, tmp_path: Path) -> None:
+    secret = tmp_path / "password"
+    secret.write_text(" from file \r\n")
+    given = SecretStr("from settings")
+    assert options(**SASL, sasl_mechanism=mechanism, sasl_password=given)["sasl_plain_password"] == "from settings"
+    both = options(**SASL, sasl_mechanism=mechanism, sasl_password=given, sasl_password_file=secret)
+    assert (both["sasl_plain_username"], both["sasl_plain_password"]) == ("app", " from file ")
+
+
+@pytest.mark.parametrize("changes", [{}, {"sasl_username": "", "sasl_password": "x"}])
+def test_a_name_and_a_password_are_needed(changes: dict[str, str]) -> None:
+    with pytest.raises(StartError, match=r"needs kafka\.sasl_username and a password"):
+        options(**{**SASL, **changes})
+
+
+async def test_a_bearer_token_is_read_anew_for_each_connection(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("first\n")
+    provider = options(security_protocol="SASL_SSL", sasl_mechanism="OAUTHBEARER", sasl_token_file=file)[
+        "sasl_oauth_token_provider"
+    ]
+    assert await provider.token() == "first"
+    file.write_text("second\n")
+    assert await provider.token() == "second"
+
+
+def test_a_bearer_token_needs_its_file(tmp_path: Path) -> None:
+    with pytest.raises(StartError, match="sasl_token_file"):
+        options(security_protocol="SASL_SSL", sasl_mechanism="OAUTHBEARER")
+    with pytest.raises(StartError, match="security file"):
+        options(security_protocol="SASL_SSL", sasl_mechanism="OAUTHBEARER", sasl_token_file=tmp_path / "none")

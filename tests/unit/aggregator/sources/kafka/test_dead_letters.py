@@ -1,0 +1,74 @@
+"""A dead letter is written whenever it comes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from aggregator.errors import Code
+from aggregator.observability.gathered import Gatherer
+from aggregator.observability.metrics import Metrics
+from aggregator.settings import KafkaSettings
+from aggregator.sources.kafka.consumer.committed_offset import Watermark
+from aggregator.sources.kafka.dead_letters import DeadLetter, DeadLetters
+from aggregator.sources.kafka.records import Heard, OutgoingRecord
+from tests.fakes.clock import run
+from tests.fakes.records import FakeRecord
+
+
+class LateCompany:
+    """A producer that has the next letter added just when the writing of the first has ended."""
+
+    def __init__(self) -> None:
+        self.watermark = Watermark("in", 0, 0)
+        self.letters = DeadLetters(KafkaSettings(), self, Metrics(Gatherer()), on_full_changed=lambda: None)
+
+    def add(self, offset: int) -> None:
+        lease = self.watermark.deliver(offset, FakeRecord("in", 0, offset, 0, None, b"x"))
+        self.letters.add(DeadLetter(lease, Code.DATA_LOSS, "no message"))
+
+    async def send(self, records: Sequence[OutgoingRecord], heard: Heard | None = None) -> Sequence[Exception | None]:
+        """Acknowledge all; between the writer's last look and the end of its task, the second letter comes."""
+        del heard
+        loop = asyncio.get_running_loop()
+        acknowledged = loop.create_future()
+        loop.call_soon(acknowledged.set_result, None)
+        if self.watermark.position == 0 and self.watermark.unsettled == 1:
+            loop.call_soon(loop.call_soon, self.add, 1)
+        await acknowledged
+        return [None] * len(records)
+
+
+async def test_a_letter_that_comes_as_the_writing_ends_is_written_too() -> None:
+    company = LateCompany()
+    company.add(0)
+    async with asyncio.timeout(30):
+        while company.watermark.position < 2:  # noqa: ASYNC110 - a watermark calls nobody
+            await asyncio.sleep(0)
+
+
+class Startled:
+    """A producer that raises once, then acknowledges all."""
+
+    def __init__(self) -> None:
+        self.sent: list[int] = []
+
+    async def send(self, records: Sequence[OutgoingRecord], heard: Heard | None = None) -> Sequence[Exception | None]:
+        del heard
+        self.sent.append(len(records))
+        if len(self.sent) == 1:
+            raise RuntimeError("never seen before")
+        return [None] * len(records)
+
+
+def test_letters_are_written_again_after_an_error_that_nobody_knows() -> None:
+    async def scenario() -> None:
+        producer, watermark = Startled(), Watermark("in", 0, 0)
+        letters = DeadLetters(KafkaSettings(), producer, Metrics(Gatherer()), on_full_changed=lambda: None)
+        for offset in range(3):
+            lease = watermark.deliver(offset, FakeRecord("in", 0, offset, 0, None, b"x"))
+            letters.add(DeadLetter(lease, Code.DATA_LOSS, "no message"))
+        await letters.written()
+        assert (producer.sent, watermark.position) == ([3, 3], 3)
+
+    run(scenario())

@@ -1,0 +1,182 @@
+"""JSON is read as protobuf's own rules say, but bounded; what is wrong is told by its place, never by its content."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+from google.protobuf.json_format import ParseDict
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aggregator.errors import InvalidRequest, RequestError
+from aggregator.sources.kafka import json_codec as kafka_json
+from protos.embedding.v1 import embedding_pb2 as pb
+
+MAX_INPUTS = 8
+
+
+def parse(document: Any) -> pb.EmbedRequest:
+    return kafka_json.parse(json.dumps(document).encode(), MAX_INPUTS)
+
+
+def by_protobuf(document: Any) -> pb.EmbedRequest | None:
+    try:
+        return ParseDict(document, pb.EmbedRequest())
+    except Exception:  # noqa: BLE001 - it raises SystemError, too
+        return None
+
+
+ODD = ["1", "1.0", " 1", "\ud800", "ENCODING_INT8", "2026-01-01T00:00:00Z", 1.0, 2, 7.5]
+NUMBERS = st.booleans() | st.integers(-(2**33), 2**33) | st.floats()
+SCALARS = st.none() | NUMBERS | st.text(max_size=4) | st.sampled_from(ODD)
+IDS = st.lists(st.integers(0, 5) | SCALARS, max_size=3) | SCALARS
+TOKEN_IDS = st.dictionaries(st.sampled_from(["ids", "x"]), IDS, max_size=2) | SCALARS
+INPUT = st.dictionaries(st.sampled_from(["text", "tokenIds", "token_ids", "y"]), SCALARS | TOKEN_IDS, max_size=2)
+DOCUMENTS = st.dictionaries(
+    st.sampled_from(
+        [
+            *("requestId", "request_id", "model", "encoding", "expireTime", "normalize", "dimensions", "truncate"),
+            *("inputs", "[a.b]", "\ud800"),
+        ]
+    ),
+    SCALARS | st.lists(INPUT | SCALARS, max_size=3),
+    max_size=4,
+)
+
+
+@given(DOCUMENTS)
+def test_json_is_read_as_protobuf_s_own_rules_say(document: Any) -> None:
+    expected = by_protobuf(document)
+    if expected is not None:
+        assert parse(document) == expected
+    else:
+        with pytest.raises(RequestError):
+            parse(document)
+
+
+@pytest.mark.parametrize(
+    ("document", "place"),
+    [
+        ({"inputs": "SECRET"}, "inputs is not a list"),
+        ({"inputs": ["SECRET"]}, "inputs[0]"),
+        ({"inputs": [{"text": "fine"}, {"text": ["SECRET"]}]}, "inputs[1]"),
+        ({"inputs": [{"text": "fine"}, {"SECRET": "SECRET"}]}, "inputs[1]"),
+        ({"inputs": [{"text": "SECRET\ud800"}]}, "inputs[0].text"),
+        ({"inputs": [{"token_ids": {"ids": [1, "SECRET"]}}]}, "inputs[0].token_ids.ids"),
+        ({"inputs": [{"tokenIds": {"ids": [-77]}}]}, "inputs[0].tokenIds.ids"),
+        ({"inputs": [{"tokenIds": "SECRET"}]}, "inputs[0]"),
+        ({"dimensions": "SECRET"}, "dimensions"),
+        ({"encoding": "SECRET"}, "encoding"),
+        ({"expireTime": "SECRET"}, "expireTime"),
+        ({"model": "m", "SECRET": "SECRET"}, "field number 2"),
+        ({"\ud800": "SECRET"}, "field number 1"),
+        (["SECRET"], "not a JSON object"),
+    ],
+)
+def test_a_fault_is_told_by_its_place_and_never_by_its_content(document: Any, place: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse(document)
+    assert place in str(caught.value)
+    assert "SECRET" not in str(caught.value)
+    assert "77" not in str(caught.value)
+
+
+def test_of_a_field_with_few_values_those_are_named() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse({"truncate": "SECRET"})
+    choices = "TRUNCATE_UNSPECIFIED, TRUNCATE_NONE, TRUNCATE_START, TRUNCATE_END"
+    assert str(caught.value).endswith(f"truncate has no value that it can have: use one of {choices}")
+    with pytest.raises(InvalidRequest, match=r"dimensions has no value that it can have$"):
+        parse({"dimensions": "SECRET"})
+
+
+def test_what_is_wrong_beside_the_inputs_is_told_before_what_is_wrong_with_them() -> None:
+    with pytest.raises(InvalidRequest, match="encoding has no value"):
+        parse({"inputs": [{"text": 5}], "encoding": "SECRET"})
+
+
+@pytest.mark.parametrize(
+    ("item", "read"),
+    [
+        ({"text": "a", "tokenIds": None}, pb.Input(text="a")),
+        ({"text": None, "token_ids": {"ids": [7]}}, pb.Input(token_ids=pb.TokenIds(ids=[7]))),
+        ({}, pb.Input()),
+    ],
+)
+def test_an_input_that_is_written_otherwise_is_read_by_protobuf_s_rules(item: Any, read: pb.Input) -> None:
+    assert list(parse({"inputs": [item]}).inputs) == [read]
+
+
+def test_bytes_that_are_no_json_are_not_quoted() -> None:
+    with pytest.raises(RequestError, match="not JSON in UTF-8") as caught:
+        kafka_json.parse(b'{"inputs": SECRET', MAX_INPUTS)
+    assert "SECRET" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        json.dumps({"requestId": "mine", "inputs": [{"text": "a"}] * 65_000}).encode(),
+        json.dumps({"requestId": "mine", "inputs": [[]] * 300_000}).encode(),
+        json.dumps({"requestId": "mine", "inputs": ["a"] * 200_000}).encode(),
+        b'{"requestId": "mine", "inputs": [' + b'{"text":"\\"{[' * 70_000,
+        b'{"requestId": "mine"' + b"[" * 900_000,
+    ],
+)
+def test_more_than_can_be_is_refused_before_it_is_parsed_and_under_its_id(
+    monkeypatch: pytest.MonkeyPatch, value: bytes
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(json, "loads", None)
+        with pytest.raises(InvalidRequest, match="at most 8 inputs are taken"):
+            kafka_json.parse(value, MAX_INPUTS)
+    assert kafka_json.request_id(value) == "mine"
+
+
+def test_too_many_inputs_are_counted() -> None:
+    with pytest.raises(InvalidRequest, match=r"^9 inputs: at most 8 are taken$"):
+        parse({"inputs": [{"text": "a"}] * 9})
+
+
+def test_texts_may_hold_whatever_json_is_made_of() -> None:
+    text = '{"inputs": [{"text": "\\"}]}' * 10_000
+    assert parse({"inputs": [{"text": text}] * 8}).inputs[7].text == text
+
+
+def test_many_token_ids_cost_little_more_than_json_itself() -> None:
+    ids = list(range(100_000))
+    value = json.dumps({"inputs": [{"tokenIds": {"ids": ids}}]}).encode()
+    started_s = time.thread_time()
+    json.loads(value)
+    by_json_s = time.thread_time() - started_s
+    started_s = time.thread_time()
+    assert list(kafka_json.parse(value, MAX_INPUTS).inputs[0].token_ids.ids) == ids
+    assert time.thread_time() - started_s < 10 * by_json_s
+
+
+def test_ids_that_are_written_otherwise_are_taken_only_in_small_numbers() -> None:
+    def asking(count: int) -> Any:
+        return {"inputs": [{"tokenIds": {"ids": [7.0] * count}}]}
+
+    assert list(parse(asking(4096)).inputs[0].token_ids.ids) == [7] * 4096
+    with pytest.raises(InvalidRequest, match=r"inputs\[0\].tokenIds.ids holds what is no whole number"):
+        parse(asking(4097))
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        (b'{"requestId": "a b"}', "a b"),
+        (b'{"inputs": [{"text": "\\"requestId\\": \\"x\\""}], "request_id" : "y\\"z"}', 'y"z'),
+        (b'{"requestId": "\\ud800"}', "?"),
+        (b'{"requestId": 7}', ""),
+        (b'{"requestId": "never ends', ""),
+        (b'{"requestId": "\xff"}', ""),
+        (b"", ""),
+    ],
+)
+def test_the_id_of_what_is_no_request_is_found_where_there_is_one(value: bytes, found: str) -> None:
+    assert kafka_json.request_id(value) == found

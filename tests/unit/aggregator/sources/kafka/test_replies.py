@@ -1,0 +1,392 @@
+"""Replies say what the public message says, whatever their format; dead letters keep the record."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from math import inf
+from typing import Any
+
+import numpy as np
+import pytest
+from google.protobuf.json_format import MessageToDict
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aggregator.errors import Code, InvalidRequest, Undecodable
+from aggregator.replicas.results import CompletedBatch, Vector
+from aggregator.request import Failure, Options, Outcome, Request
+from aggregator.scheduler.work_item import Priority, Source
+from aggregator.sources.kafka.codec import JSON, PROTOBUF, Header, Refused, ReplyRoute
+from aggregator.sources.kafka.records import OutgoingRecord
+from aggregator.sources.kafka.replies import check_reply_fits, dead_letter, encode_refusal, encode_replies, reply_id
+from aggregator.sources.response import response
+from protos.embedding.v1 import embedding_pb2 as pb
+from tests.fakes.records import lease_of
+
+GROUP = "group"
+DIMENSIONS = 4
+ROWS = 2
+
+
+def batch_of(attempt: int = 0, batched_s: float = 0.001) -> CompletedBatch:
+    matrix = np.random.default_rng(attempt).standard_normal((ROWS, DIMENSIONS), dtype=np.float32)
+    return CompletedBatch(f"batch-{attempt}", "small", "r1", attempt, matrix, batched_s, 0.02)
+
+
+def request_of(
+    outcomes: list[Outcome | None],
+    options: Options | None = None,
+    *,
+    json: bool = False,
+    request_id: str = "q",
+    offset: int = 42,
+    headers: tuple[Header, ...] = (),
+) -> Request:
+    content_type: list[Header] = [("content-type", JSON if json else PROTOBUF), *headers]
+    route = ReplyRoute(lease_of(b"", offset=offset), "replies", None, json, content_type)
+    inputs = ["a"] * len(outcomes)
+    return Request(
+        request_id,
+        "small",
+        "",
+        inputs,
+        options or Options(),
+        Priority.DEFAULT,
+        Source.KAFKA,
+        "",
+        0.0,
+        inf,
+        route,
+        outcomes,
+        0,
+    )
+
+
+def expected(request: Request) -> pb.EmbedResponse:
+    return response(request, reply_id(request.origin.lease, request.request_id, GROUP))
+
+
+BATCHES = (batch_of(), batch_of(2, batched_s=0.0))
+VECTORS = st.builds(
+    Vector,
+    batch=st.sampled_from(BATCHES),
+    row=st.integers(0, ROWS - 1),
+    token_count=st.integers(0, 10_000),
+    queued_s=st.floats(0, 5000),
+)
+FAILURES = st.builds(
+    Failure, code=st.sampled_from(list(Code)[1:]), message=st.text(max_size=20), retryable=st.booleans()
+)
+OPTIONS = st.builds(
+    Options,
+    dimensions=st.sampled_from([0, 1, 3, DIMENSIONS]),
+    encoding=st.sampled_from([pb.ENCODING_FLOAT32, pb.ENCODING_FLOAT16, pb.ENCODING_INT8, pb.ENCODING_BINARY]),
+    normalize=st.sampled_from([None, True, False]),
+)
+REQUESTS = st.builds(
+    request_of,
+    st.lists(VECTORS | FAILURES, min_size=1, max_size=3),
+    OPTIONS,
+    json=st.booleans(),
+    request_id=st.text(min_size=1, max_size=12),
+    offset=st.integers(0, 2**40),
+)
+
+
+@given(st.lists(REQUESTS, max_size=4))
+def test_every_reply_equals_the_public_message(requests: list[Request]) -> None:
+    replies = encode_replies(requests, GROUP)
+    assert len(replies) == len(requests)
+    for request, reply in zip(requests, replies, strict=True):
+        route = request.origin
+        if route.json:
+            assert json.loads(reply.value) == MessageToDict(expected(request))
+        else:
+            assert pb.EmbedResponse.FromString(reply.value) == expected(request)
+        assert (reply.topic, reply.partition, reply.key) == (route.topic, route.partition, b"key")
+        assert reply.headers is route.headers
+
+
+@given(st.lists(st.tuples(VECTORS, st.booleans()), min_size=2, max_size=6), OPTIONS)
+def test_requests_of_one_batch_do_not_see_each_other(vectors: list[tuple[Vector, bool]], options: Options) -> None:
+    requests = [
+        request_of([vector], options, json=as_json, request_id=f"q{at}") for at, (vector, as_json) in enumerate(vectors)
+    ]
+    for request, reply in zip(requests, encode_replies(requests, GROUP), strict=True):
+        got: Any = json.loads(reply.value) if request.origin.json else pb.EmbedResponse.FromString(reply.value)
+        assert got == (MessageToDict(expected(request)) if request.origin.json else expected(request))
+
+
+def test_a_reply_that_cannot_be_encoded_is_an_error_to_its_sender_and_harms_no_other() -> None:
+    broken = CompletedBatch("b", "small", "r1", 0, np.zeros(3, np.float32), 0.0, 0.0)
+    requests = [request_of([Vector(batch, 0, 3, 0.0)], Options(dimensions=1)) for batch in (broken, batch_of())]
+    first, second = (pb.EmbedResponse.FromString(reply.value) for reply in encode_replies(requests, GROUP))
+    assert (first.request_id, first.status.code, len(first.embeddings)) == ("q", Code.INTERNAL, 0)
+    assert second == expected(requests[1])
+
+
+def test_a_reply_id_is_the_record_s_the_request_s_and_the_group_s_own() -> None:
+    def identity(*place: Any) -> str:
+        topic, topic_id, partition, offset, request_id, group_id = place
+        lease = lease_of(b"", topic=topic, topic_id=topic_id, partition=partition, offset=offset)
+        return reply_id(lease, request_id, group_id)
+
+    mine = ("t", "first", 1, 23, "q", "g")
+    assert len(identity(*mine)) == 32
+    others = [
+        ("u", "first", 1, 23, "q", "g"),
+        ("t", "second", 1, 23, "q", "g"),  # deleted and made again
+        ("t", "first", 2, 23, "q", "g"),
+        ("t", "first", 1, 24, "q", "g"),
+        ("t", "first", 1, 23, "r", "g"),
+        ("t", "first", 12, 3, "q", "g"),
+        ("t", "first", 1, 23, "q", "h"),
+    ]
+    assert len({identity(*each) for each in [mine, mine, *others]}) == 8
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_refused_record_is_answered_with_its_code(*, as_json: bool) -> None:
+    lease = lease_of(b"\xff")
+    route = ReplyRoute(lease, "replies", 5, as_json, [("content-type", JSON if as_json else PROTOBUF)])
+    reply = encode_refusal(Refused(lease, Undecodable("no request"), "event-7", route, dead_letter=True), GROUP)
+    if as_json:
+        answer = json.loads(reply.value)
+        assert (answer["requestId"], answer["status"]["code"]) == ("event-7", Code.DATA_LOSS)
+    else:
+        message = pb.EmbedResponse.FromString(reply.value)
+        assert (message.request_id, message.status.code) == ("event-7", Code.DATA_LOSS)
+        assert message.reply_id == reply_id(lease, "event-7", GROUP)
+        assert (message.status.message, message.status.retryable) == ("no request", False)
+    assert (reply.topic, reply.partition, reply.key, reply.headers) == ("replies", 5, b"key", route.headers)
+
+
+def test_a_refused_record_s_endless_id_is_cut() -> None:
+    lease = lease_of(b"")
+    route = ReplyRoute(lease, "replies", None, json=False, headers=[])
+    reply = encode_refusal(Refused(lease, InvalidRequest("no"), "i" * 100_000, route, dead_letter=False), GROUP)
+    assert len(reply.value) < 2000
+
+
+def size_of(record: OutgoingRecord) -> int:
+    headers = sum(len(name) + len(content) for name, content in record.headers)
+    return len(record.value) + len(record.key or b"") + headers
+
+
+@given(REQUESTS, st.integers(0, 20_000))
+def test_a_reply_that_was_let_in_fits(request: Request, limit: int) -> None:
+    try:
+        check_reply_fits(request, DIMENSIONS, limit)
+    except InvalidRequest:
+        return
+    assert size_of(encode_replies([request], GROUP)[0]) <= limit
+
+
+@pytest.mark.parametrize(
+    ("inputs", "options", "dimensions", "fits"),
+    [
+        (1, Options(), 384, True),
+        (500, Options(), 384, True),
+        (1024, Options(), 384, False),
+        (1024, Options(encoding=pb.ENCODING_INT8), 384, True),
+        (1024, Options(dimensions=128), 384, True),
+    ],
+)
+def test_inputs_times_dimensions_times_width_is_bounded(
+    inputs: int, options: Options, dimensions: int, *, fits: bool
+) -> None:
+    request = request_of([None] * inputs, options)
+    if fits:
+        check_reply_fits(request, dimensions, 900_000)
+    else:
+        with pytest.raises(InvalidRequest, match="fewer inputs"):
+            check_reply_fits(request, dimensions, 900_000)
+
+
+def buried(
+    value: bytes | None, headers: list[Header], key: bytes | None = b"key", *, omit: bool = False
+) -> OutgoingRecord:
+    return dead_letter(
+        lease_of(value, headers, key=key),
+        Code.INTERNAL,
+        "broke the engine",
+        topic="embed.requests.v1-dlt",
+        group_id="tokenbatch",
+        attempts=3,
+        first_failure_unix_s=1_767_225_600.5,
+        omit_value=omit,
+    )
+
+
+def test_a_dead_letter_keeps_the_record_and_says_why() -> None:
+    letter = buried(b"\xff\x00", [("x", b"1"), ("x", b"2"), ("dlt-attempts", b"1")])
+    assert (letter.topic, letter.partition, letter.key, letter.value) == (
+        "embed.requests.v1-dlt",
+        None,
+        b"key",
+        b"\xff\x00",
+    )
+    assert letter.headers == [
+        ("x", b"1"),
+        ("x", b"2"),
+        ("dlt-original-topic", b"embed.requests.v1"),
+        ("dlt-original-partition", b"3"),
+        ("dlt-original-offset", b"42"),
+        ("dlt-original-timestamp", b"1700000000000"),
+        ("dlt-original-consumer-group", b"tokenbatch"),
+        ("dlt-error-code", b"INTERNAL"),
+        ("dlt-error-message", b"broke the engine"),
+        ("dlt-attempts", b"3"),
+        ("dlt-first-failure-time", b"2026-01-01T00:00:00.500+00:00"),
+    ]
+
+
+def test_a_value_too_large_for_the_dead_letter_topic_leaves_its_digest() -> None:
+    value = b"long" * 1000
+    letter = buried(value, [("x", b"1")], omit=True)
+    headers = dict(letter.headers)
+    assert (letter.value, letter.key, headers["x"]) == (b"", b"key", b"1")
+    assert headers["dlt-value-omitted"] == b"true"
+    assert headers["dlt-value-size"] == b"4000"
+    assert headers["dlt-value-sha256"] == hashlib.sha256(value).hexdigest().encode()
+
+
+@pytest.mark.parametrize(("key", "header"), [(b"k" * 40_000, b""), (b"k", b"h" * 40_000)])
+def test_so_do_a_key_and_headers_that_are_too_large(key: bytes, header: bytes) -> None:
+    letter = buried(b"v", [("x", header)], key, omit=True)
+    headers = dict(letter.headers)
+    assert letter.key is None
+    assert "x" not in headers
+    assert headers["dlt-headers-omitted"] == b"true"
+    assert headers["dlt-original-offset"] == b"42"
+
+
+def test_a_record_without_a_value_is_a_dead_letter_without_one() -> None:
+    assert buried(None, []).value == b""
+
+
+def fits(request: Request, limit: int, dimensions: int = DIMENSIONS) -> bool:
+    try:
+        check_reply_fits(request, dimensions, limit)
+    except InvalidRequest:
+        return False
+    return True
+
+
+def least_limit(request: Request, dimensions: int = DIMENSIONS) -> int:
+    """The smallest limit under which a request is let in."""
+    low, high = 0, 1 << 30
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(request, middle, dimensions) else (middle + 1, high)
+    return low
+
+
+@pytest.mark.parametrize("json", [False, True])
+@pytest.mark.parametrize("letter", ["x", "é", "漢", "🙂", "\x01", '"'])
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_reply_with_a_long_id_of_whatever_characters_fits_where_it_was_let_in(
+    count: int, letter: str, *, json: bool
+) -> None:
+    request = request_of([Vector(batch_of(), 0, 3, 0.5)] * count, json=json, request_id=letter * 50_000)
+    assert size_of(encode_replies([request], GROUP)[0]) <= least_limit(request)
+
+
+@pytest.mark.parametrize("json", [False, True])
+@pytest.mark.parametrize("size", [0, 50_000])
+def test_what_a_reply_echoes_is_allowed_for(size: int, *, json: bool) -> None:
+    many = tuple((f"header-{number}", b"v" * size) for number in range(4))
+    request = request_of([Vector(batch_of(), 0, 3, 0.5)], json=json, headers=many)
+    request.origin.lease = lease_of(b"", key=b"k" * size)
+    room = least_limit(request) - size_of(encode_replies([request], GROUP)[0])
+    assert 0 <= room <= 2000
+
+
+def test_a_record_without_a_key_and_headers_without_values_are_echoed_as_such() -> None:
+    request = request_of([Vector(batch_of(), 0, 3, 0.5)], headers=(("empty", b""),))
+    request.origin.lease = lease_of(b"", key=None)
+    assert size_of(encode_replies([request], GROUP)[0]) <= least_limit(request) <= 2000
+
+
+@pytest.mark.parametrize("json", [False, True])
+@pytest.mark.parametrize("encoding", [pb.ENCODING_FLOAT32, pb.ENCODING_FLOAT16, pb.ENCODING_INT8, pb.ENCODING_BINARY])
+def test_no_more_room_is_asked_for_than_large_vectors_take(encoding: int, *, json: bool) -> None:
+    count, dimensions = 200, 4096
+    of_batch = CompletedBatch("b", "small", "r1", 0, np.ones((1, dimensions), np.float32), 0.001, 0.02)
+    outcomes: list[Outcome | None] = [Vector(of_batch, 0, 10_000, 0.5)] * count
+    request = request_of(outcomes, Options(encoding=encoding), json=json)
+    size = size_of(encode_replies([request], GROUP)[0])
+    assert size <= least_limit(request, dimensions) <= 1.05 * size + 1024 + 200 * count
+
+
+@pytest.mark.parametrize("json", [False, True])
+def test_failures_in_the_place_of_small_vectors_fit(*, json: bool) -> None:
+    failure = Failure(Code.OUT_OF_RANGE, "x" * 150, retryable=True, retry_after_s=1.5)
+    request = request_of([failure] * 500, Options(encoding=pb.ENCODING_BINARY), json=json)
+    assert size_of(encode_replies([request], GROUP)[0]) <= least_limit(request, 8)
+
+
+def test_fewer_dimensions_are_what_counts_where_they_are_asked_for() -> None:
+    assert least_limit(request_of([None] * 100, Options(dimensions=128)), 4096) == least_limit(
+        request_of([None] * 100), 128
+    )
+
+
+def test_what_just_fits_is_let_in() -> None:
+    request = request_of([None] * 100)
+    limit = least_limit(request, 384)
+    assert fits(request, limit, 384)
+    assert not fits(request, limit - 1, 384)
+
+
+def test_key_and_headers_are_left_out_of_a_dead_letter_only_where_they_are_too_large_together() -> None:
+    for size, kept in ((32 * 1024 - 2, True), (32 * 1024 - 1, False)):
+        letter = buried(b"v", [("x", b"h" * (size - 1000))], b"k" * 1001, omit=True)
+        assert ("x" in dict(letter.headers)) == (letter.key is not None) == kept
+        assert ("dlt-headers-omitted" in dict(letter.headers)) != kept
+
+
+def test_a_small_record_is_kept_whole_however_large_its_headers() -> None:
+    letter = buried(b"v", [("x", b"h" * 40_000)])
+    assert (letter.value, dict(letter.headers)["x"]) == (b"v", b"h" * 40_000)
+    assert "dlt-value-omitted" not in dict(letter.headers)
+
+
+def test_the_size_that_is_told_of_no_value_is_none() -> None:
+    headers = dict(buried(None, [], None, omit=True).headers)
+    assert headers["dlt-value-size"] == b"0"
+    assert headers["dlt-value-sha256"] == hashlib.sha256(b"").hexdigest().encode()
+
+
+def test_a_refused_record_s_id_is_cut_to_1024_characters_and_no_sooner() -> None:
+    lease = lease_of(b"")
+    route = ReplyRoute(lease, "replies", None, json=False, headers=[])
+    for length, told in ((1024, 1024), (1025, 1024)):
+        refused = Refused(lease, InvalidRequest("no"), "i" * length, route, dead_letter=False)
+        answer = pb.EmbedResponse.FromString(encode_refusal(refused, GROUP).value)
+        assert len(answer.request_id) == told
+        assert answer.reply_id == reply_id(lease, "i" * length, GROUP)
+
+
+def test_a_reply_that_cannot_be_encoded_is_an_error_in_the_format_and_under_the_id_it_would_have_had() -> None:
+    broken = CompletedBatch("b", "small", "r1", 0, np.zeros(3, np.float32), 0.0, 0.0)
+    request = request_of([Vector(broken, 0, 3, 0.0)], Options(dimensions=1), json=True)
+    told = json.loads(encode_replies([request], GROUP)[0].value)
+    assert told["status"]["code"] == Code.INTERNAL
+    assert told["replyId"] == reply_id(request.origin.lease, "q", GROUP)
+
+
+def test_unless_told_otherwise_a_dead_letter_keeps_its_value() -> None:
+    letter = dead_letter(
+        lease_of(b"v"), Code.INTERNAL, "why", topic="dlt", group_id="g", attempts=1, first_failure_unix_s=0.0
+    )
+    assert letter.value == b"v"
+
+
+@pytest.mark.parametrize(("json", "each"), [(False, 4), (True, 6)])
+def test_no_more_room_is_asked_for_an_id_than_its_letters_can_take(each: int, *, json: bool) -> None:
+    short, long = (
+        least_limit(request_of([None], Options(dimensions=1), json=json, request_id="x" * size)) for size in (1, 10_001)
+    )
+    assert long - short == each * 10_000
