@@ -31,16 +31,14 @@ from aggregator.scheduler.budget.sla import Form
 from aggregator.scheduler.dispatcher import DispatchPolicy
 from aggregator.scheduler.packing import PackPolicy
 from aggregator.scheduler.queue import QueuePolicy
-from aggregator.scheduler.work_item import Source
 from aggregator.settings import AggregatorSettings, SlaSettings
-from aggregator.sources.grpc.source import make_front_door
-from aggregator.sources.kafka.codec import intakes
+from aggregator.sources.grpc.source import GrpcSource
 from aggregator.sources.kafka.connection import check as check_kafka
 from aggregator.sources.kafka.connection import prepare_topics
 from aggregator.sources.kafka.consumer.committed_offset import Lease
 from aggregator.sources.kafka.consumer.consumer import KafkaDeliveries
 from aggregator.sources.kafka.producer.producer import KafkaProducer
-from aggregator.sources.kafka.source import KafkaPath
+from aggregator.sources.kafka.source import KafkaSource
 
 _LOG = logging.getLogger(__name__)
 _CLOSE_TIMEOUT_S = 5.0
@@ -61,19 +59,6 @@ class Aggregator:
         tracing = Tracing(self._telemetry.tracer, enabled=self._telemetry.traces)
         self._workers = tuple(ThreadPoolExecutor(1, name) for name in ("tokenizer", "long-tokenizer"))
         self._models = make_models(settings, *self._workers)
-        self._deliveries: KafkaDeliveries | None = None
-        self._producer: KafkaProducer | None = None
-        self._kafka: KafkaPath | None = None
-        if settings.kafka.enabled:
-            self._deliveries = KafkaDeliveries(settings.kafka, self._on_fenced, self._metrics)
-            for topic in settings.kafka.topics:
-                self._metrics.records_lost(topic.name, 0)
-            self._producer = KafkaProducer(settings.kafka)
-            trusts_tenant = not settings.grpc.authentication.required
-            topics = intakes(settings.kafka, settings.models[0].name, trusts_tenant=trusts_tenant)
-            self._kafka = KafkaPath(
-                settings.kafka, topics, self._deliveries, self._producer, metrics=self._metrics, tracing=tracing
-            )
         cache = TokenizerCache(
             settings.tokenizer.cache, fast=settings.tokenizer.fast, on_check=self._metrics.tokenizer_checked
         )
@@ -83,18 +68,44 @@ class Aggregator:
         self._pipeline = Pipeline(
             self._models,
             pool,
-            self._kafka,
             self._metrics,
             tracing,
             gate=make_gate(settings, self._ready_aggregators),
             meter=meter,
             max_unavailable_s=settings.batching.max_unavailable_s,
         )
-        self._grpc = make_front_door(settings, self._pipeline, self._models, self._metrics, tracing)
+        self._deliveries: KafkaDeliveries | None = None
+        self._producer: KafkaProducer | None = None
+        self._grpc: GrpcSource | None = None
+        if settings.kafka.enabled:
+            self._open_kafka(settings, tracing)
+        if settings.grpc.enabled:
+            self._grpc = GrpcSource(settings, self._pipeline.give_up, self._models, self._metrics, tracing)
+            self._pipeline.sources.append(self._grpc)
         defaults = {topic.name: topic.model or settings.models[0].name for topic in settings.kafka.topics}
         self._report = DemandReport(self._models, meter, defaults, self._deliveries)
         self._demand = DemandServer(settings.demand.bind, self._report) if settings.demand.enabled else None
         self._work: list[asyncio.Task[None]] = []
+
+    def _open_kafka(self, settings: AggregatorSettings, tracing: Tracing) -> None:
+        def on_fenced(leases: Sequence[Lease]) -> None:
+            """Partitions were given back: their new owner redoes what has no reply."""
+            self._pipeline.forget(source.revoked(leases))
+
+        self._deliveries = KafkaDeliveries(settings.kafka, on_fenced, self._metrics)
+        self._producer = KafkaProducer(settings.kafka)
+        source = KafkaSource(
+            settings.kafka,
+            settings.models[0].name,
+            self._deliveries,
+            self._producer,
+            trusts_tenant=not settings.grpc.authentication.required,
+            metrics=self._metrics,
+            tracing=tracing,
+        )
+        self._pipeline.sources.append(source)
+        for topic in settings.kafka.topics:
+            self._metrics.records_lost(topic.name, 0)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Start, work until `stop` is set, drain within the grace period; a start that still waits is given up."""
@@ -130,12 +141,12 @@ class Aggregator:
             await self._producer.start()
             self._work.append(tasks.create_task(self._deliveries.run(), name="deliveries"))
         if self._grpc is not None:
-            await self._grpc.start()
-            await self._grpc.set_serving(serving=True)
+            await self._grpc.server.start()
+            await self._grpc.server.set_serving(serving=True)
         _LOG.info(
             "aggregator started",
             extra={
-                "grpc": self._grpc.address if self._grpc else None,
+                "grpc": self._grpc.server.address if self._grpc else None,
                 "demand": self._demand.address if self._demand else None,
                 "metrics": self._telemetry.metrics_address,
             },
@@ -160,11 +171,6 @@ class Aggregator:
             await self._deliveries.close(_CLOSE_TIMEOUT_S)
         if self._demand is not None:
             await self._demand.stop()
-
-    def _on_fenced(self, leases: Sequence[Lease]) -> None:
-        """Partitions were given back: their new owner redoes what nobody settled."""
-        gone = {id(lease) for lease in leases}
-        self._pipeline.forget(lambda request: request.source is Source.KAFKA and id(request.origin.lease) in gone)
 
     def _models_ready(self) -> str | None:
         """Ready when some model can be served: one that cannot must not take the others with it."""

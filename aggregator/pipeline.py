@@ -1,9 +1,9 @@
-"""Follow a request from intake to its settled answer: this file is the path, in the order of the data.
+"""Follow a request from its source to its reply: this file is the path, in the order of the data.
 
-    intake → admit → dispatch → run_batch → settle
+    receive → admit → dispatch → run_batch → complete
 
-Kafka records enter by `intake`, gRPC calls by `submit`; from `admit` on there is one path. Every request leaves
-by `Settling.settle`, exactly once, or is given up because its caller or its partition went away.
+Every source's requests take the same path. Each leaves by `Completion.complete`, exactly once, or is given up because
+its caller or its partition went away.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from math import inf
 from typing import Any
 
-from aggregator.admission.call_batcher import Gathering
 from aggregator.admission.enqueue import enqueue
+from aggregator.admission.held import release
 from aggregator.admission.limits import Gate
 from aggregator.admission.model_revision import Served
 from aggregator.admission.models import Model, Models
 from aggregator.admission.quotas import QuotaPolicy, Quotas
-from aggregator.admission.routing import UNQUEUED, route_all
+from aggregator.admission.routing import UNQUEUED, route_all, unroute
 from aggregator.admission.tokenizers.token_counts import apart
 from aggregator.admission.tokenizers.tokenizer import Tokenizer
 from aggregator.errors import BatchFailed, Code, ModelServerBusy, ModelServerLost, ModelUnavailable
@@ -32,11 +32,11 @@ from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
 from aggregator.replicas.batches import outgoing, settle_query, share_out
 from aggregator.replicas.engine import Engine, Pool, StepResult
-from aggregator.request import Failure, Request
+from aggregator.request import Failure, Request, request_of
 from aggregator.scheduler.dispatcher import Batch
-from aggregator.scheduler.work_item import Query, Source
-from aggregator.sources.completion import Settling
-from aggregator.sources.source import KafkaPath
+from aggregator.scheduler.work_item import Query
+from aggregator.sources.completion import Completion
+from aggregator.sources.source import Receive, Source
 
 _LOG = logging.getLogger(__name__)
 _CALLS_WAIT_S = 2.0
@@ -54,7 +54,6 @@ class Pipeline:
         self,
         models: Models,
         pool: Pool,
-        kafka: KafkaPath | None,
         metrics: Metrics,
         tracing: Tracing,
         *,
@@ -65,8 +64,8 @@ class Pipeline:
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self.models = models
+        self.sources: list[Source] = []
         self._pool = pool
-        self._kafka = kafka
         self._metrics = metrics
         self._tracing = tracing
         self._gate = gate or Gate(Quotas(QuotaPolicy()))
@@ -75,10 +74,9 @@ class Pipeline:
         self._clock = clock
         self._jitter = jitter
         self._tasks: asyncio.TaskGroup | None = None
-        self._intakes: tuple[asyncio.Task[None], ...] = ()
+        self._receiving: list[asyncio.Task[None]] = []
         self._something_changed = asyncio.Event()
-        self._settling = Settling(models, kafka, metrics, clock)
-        self._calls = Gathering(self._admit_calls, models.next_turn_s, clock)
+        self._completion = Completion(models, self.sources, metrics, clock)
         self._long_calls: dict[Request, asyncio.Task[None]] = {}
         self._draining = False
 
@@ -87,45 +85,35 @@ class Pipeline:
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             tasks.create_task(self._pool.run(self), name="pool")
-            tasks.create_task(self._calls.run(), name="admit calls")
             tasks.create_task(self.dispatch(), name="dispatch")
-            if self._kafka is not None:
-                self._intakes = (
-                    tasks.create_task(self.intake(self._kafka.receive), name="intake"),
-                    tasks.create_task(self.intake(self._kafka.receive_large), name="intake of large records"),
-                )
+            self._receiving = [
+                tasks.create_task(self.receive(source, receive), name=f"receive from {source.name}")
+                for source in self.sources
+                for receive in source.receivers
+            ]
 
     async def drain(self) -> None:
-        """Finish what was taken in, once fetching was stopped; batches go out with reason `drain`."""
+        """Finish what was received, once every source takes in no more; batches go out with reason `drain`."""
         self._draining = True
         self._something_changed.set()
-        if self._intakes:
-            await asyncio.wait(self._intakes)
-        await self._settling.drained()
+        if self._receiving:
+            await asyncio.wait(self._receiving)
+        await self._completion.drained()
 
-    # 1. In: records from Kafka, calls from gRPC.
+    # 1. Receive: records from Kafka, calls from gRPC.
 
-    async def intake(self, receive: Callable[[], Awaitable[Sequence[Request]]]) -> None:
-        """Take requests off Kafka, a fetch at a time, until fetching is stopped."""
+    async def receive(self, source: Source, receive: Receive) -> None:
+        """Take in requests, as many as come at once, until the source brings no more."""
         while requests := await receive():
-            self.meter.arrived(requests)
-            self._settling.expect(len(requests))
+            self.meter.arrived(source.name, requests)
+            self._completion.expect(len(requests))
             await self._admit(requests)
-
-    def submit(self, request: Request) -> None:
-        """Take a gRPC call's request, to be admitted with those that come before a server could take it."""
-        self._settling.expect(1)
-        self._calls.add(request)
-
-    async def _admit_calls(self, calls: Sequence[Request]) -> None:
-        self.meter.arrived(calls)
-        await self._admit(calls)
 
     # 2. Admit: route to a model, count tokens, queue.
 
     async def _admit(self, requests: Sequence[Request]) -> None:
-        """Queue requests of any source; what is refused is settled at once."""
-        routed = route_all(requests, self.models, self._kafka, self._clock())
+        """Queue requests of any source; what is refused is completed at once."""
+        routed = route_all(requests, self.models, self._clock())
         if routed.expired:
             self._metrics.expired(routed.expired)
         refused = routed.refused
@@ -133,7 +121,7 @@ class Pipeline:
         for served, (model, group) in routed.groups.items():
             portions, long = apart(group)
             for request in long:
-                if request.source is Source.KAFKA:
+                if not request.source.refusable:
                     long_records.append((served, model, request))
                 else:
                     self._long_calls[request] = self._spawn(self._queue_long(served, model, request), "queue long call")
@@ -147,14 +135,14 @@ class Pipeline:
             await self._queue_long(*record)
 
     async def _admitted(self, refused: Sequence[Request]) -> None:
-        """What was queued may be due, or too much; what was refused is settled."""
+        """What was queued may be due, or too much; what was refused is completed."""
         self._something_changed.set()
-        self._settling.hold_topics()
+        self._completion.pause_sources()
         if refused:
-            await self._settling.settle(refused)
+            await self._completion.complete(refused)
 
     async def _queue(self, served: Served, model: Model, requests: Sequence[Request]) -> list[Request]:
-        """Queue requests, all of them long or none; returns those that are settled already."""
+        """Queue requests, all of them long or none; returns those that are complete already."""
         queue = served.dispatcher.queue
         coalesced = queue.coalesced
         try:
@@ -203,8 +191,8 @@ class Pipeline:
                 self._spawn(self.run_batch(served, served.engines[lane.name], batch), f"batch {batch.batch_id}")
             if due.expired or due.late:
                 self._metrics.expired(len(due.expired) + len(due.late))
-                self._settle_failed(due.expired, _EXPIRED)
-                self._settle_failed(due.late, _LATE)
+                self._complete_failed(due.expired, _EXPIRED)
+                self._complete_failed(due.late, _LATE)
             wake_s = min(wake_s, due.wake_s)
         return wake_s
 
@@ -216,10 +204,10 @@ class Pipeline:
         if model.unavailable_since_s is None:
             return model.parked.next_deadline_s
         if self._draining:  # whoever reads their records next may have a server
-            self._settling.forget(model, lambda request: request.source is Source.KAFKA)
+            self._completion.forget(model, lambda request: request.source.replayed)
         calls_end_s = model.unavailable_since_s + _CALLS_WAIT_S
         if calls_end_s <= now_s and model.admission.holds_calls:
-            self._fail(model.take_out(lambda request: request.source is Source.GRPC), _UNAVAILABLE)
+            self._fail(model.take_out(lambda request: request.source.refusable), _UNAVAILABLE)
         give_up_s = inf if self._max_unavailable_s is None else model.unavailable_since_s + self._max_unavailable_s
         if self._draining or give_up_s <= now_s:
             self._fail(model.take_out(lambda _: True), _UNAVAILABLE)
@@ -229,7 +217,7 @@ class Pipeline:
     # 4. Run: one message to one model server, one back.
 
     async def run_batch(self, served: Served, engine: Engine, batch: Batch) -> None:
-        """Send a batch, share out what came back, and settle the requests it completed."""
+        """Send a batch, share out what came back, and complete the requests whose last input it was."""
         queries = (query for entry in batch.entries for query in entry.waiters)
         with self._tracing.process(
             served.description.model,
@@ -237,7 +225,7 @@ class Pipeline:
             queries=len(batch.entries),
             tokens=batch.token_count,
             attempt=batch.attempt,
-            parents=(query.owner.traceparent for query in queries),
+            parents=(request_of(query).traceparent for query in queries),
         ):
             served.under_way.add(batch)
             try:
@@ -249,10 +237,11 @@ class Pipeline:
             else:
                 served.under_way.remove(batch)
                 finished = self._batch_done(served, batch, result)
-            self._calls.end()  # a server is less busy now
             self._something_changed.set()
+            for source in self.sources:
+                source.receive_now()  # a server is less busy now
             if finished:
-                await self._settling.settle(finished)
+                await self._completion.complete(finished)
 
     def _batch_done(self, served: Served, batch: Batch, result: StepResult) -> list[Request]:
         now_s = self._clock()
@@ -279,23 +268,23 @@ class Pipeline:
                     settle_query(query, poison, finished)
         return finished
 
-    # 5. Settle: what ran is settled by `run_batch`; here is what never did.
+    # 5. Complete: what ran is completed by `run_batch`; here is what never did.
 
-    def _settle_failed(self, queries: Sequence[Query], failure: Failure) -> None:
+    def _complete_failed(self, queries: Sequence[Query], failure: Failure) -> None:
         finished: list[Request] = []
         for query in queries:
             settle_query(query, failure, finished)
         if finished:
-            self._spawn(self._settling.settle(finished), "settle failed")
+            self._spawn(self._completion.complete(finished), "complete failed")
 
     def _fail(self, requests: Sequence[Request], failure: Failure) -> None:
         failed = [request for request in requests if request.fail(failure)]
         if failed:
-            self._spawn(self._settling.settle(failed), "settle failed")
+            self._spawn(self._completion.complete(failed), "complete failed")
 
     def give_up(self, request: Request) -> asyncio.Future[None] | None:
         """A caller went away: nothing more is owed to it. Returns the work on it that has yet to end, if any."""
-        self._settling.give_up(request)
+        self._completion.give_up(request)
         counting = self._long_calls.pop(request, None)
         if counting is not None:
             counting.cancel()
@@ -303,10 +292,8 @@ class Pipeline:
 
     def forget(self, gone: Callable[[Request], bool]) -> None:
         """Drop waiting requests whose partition was given back: its new owner redoes them."""
-        if self._kafka is not None:
-            self._kafka.drop_fenced()
         for model in self.models:
-            self._settling.forget(model, gone)
+            self._completion.forget(model, gone)
 
     # Model servers come and go.
 
@@ -321,7 +308,7 @@ class Pipeline:
     def _servers_changed(self, model: Model) -> None:
         self._begin_anew(model.servers_changed(self._clock()))
         self._something_changed.set()
-        self._settling.hold_topics()
+        self._completion.pause_sources()
 
     def _leave_retired(self, served: Served) -> None:
         """Whatever came to wait for a revision after it was retired goes to the one that took over."""
@@ -331,8 +318,8 @@ class Pipeline:
     def _begin_anew(self, requests: Sequence[Request]) -> None:
         """Admit requests once more, from the start, so that no answer mixes revisions."""
         for request in requests:
-            request.release()
-            request.restart()
+            release(request)
+            unroute(request)
         if requests:
             self._spawn(self._admit(requests), "admit again")
 

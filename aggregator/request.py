@@ -1,19 +1,19 @@
-"""A request as every intake sees it: parsed from the public message, validated by one set of rules."""
+"""A request, its inputs' outcomes and why an input may have failed: data that every station hands on."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
-from aggregator.admission.bounds import Admission
 from aggregator.errors import Code, TokenbatchError
 from aggregator.replicas.results import Vector
-from aggregator.scheduler.budget.controller import Promise
-from aggregator.scheduler.outlook import Outlook
-from aggregator.scheduler.queue import TokenQueue
-from aggregator.scheduler.work_item import Entry, Priority, Query, Source
+from aggregator.scheduler.work_item import Entry, Priority, Query
 from protos.embedding.v1 import embedding_pb2 as pb
+
+if TYPE_CHECKING:
+    from aggregator.admission.held import Held
+    from aggregator.sources.source import Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +62,10 @@ class Defaults:
     trusts_tenant: bool = True
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Held:
-    """Where requests that were queued together, at `queued_s`, occupy something: their model's bounds and its queue."""
+class Origin:
+    """What its source needs to reply to a request; each source has its own kind."""
 
-    admission: Admission
-    outlook: Outlook
-    queue: TokenQueue
-    promise: Promise | None
-    queued_s: float
+    __slots__ = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -78,8 +73,8 @@ class Request:
     """One request until its last input settles.
 
     `inputs` hold texts, or token ids as little-endian int32. `outcomes` has one place per input; `remaining`
-    counts the empty ones. `origin` is what the answer goes back to: a Kafka delivery, or a waiting call.
-    From admission until its answer is acknowledged it occupies `token_count` tokens where `held` says; `places` are
+    counts the empty ones. Its reply goes to `source`, which finds in `origin` whom to reply to.
+    From admission until its reply is delivered it occupies `token_count` tokens where `held` says; `places` are
     its inputs' in the queue, kept only where a caller may go away (gRPC). Once `admitted` it is not refused again for
     want of room. `given_up`: nobody waits for it any more.
     Times are monotonic seconds; a deadline of `inf` means none.
@@ -95,7 +90,7 @@ class Request:
     tenant: str
     received_s: float
     deadline_s: float
-    origin: Any
+    origin: Origin
     outcomes: list[Outcome | None]
     remaining: int
     failed: bool = False
@@ -127,37 +122,6 @@ class Request:
             return None
         return next(outcome for outcome in self.outcomes if isinstance(outcome, Failure))
 
-    def hold(self, held: Held, token_count: int) -> None:
-        """Occupy so many tokens, until `release`."""
-        self.held = held
-        self.token_count = token_count
-        held.admission.charge(self.source, token_count, self.tenant)
-        held.outlook.charge(self.priority, self.tenant, self.deadline_s, token_count)
-
-    def release(self) -> None:
-        """Give back what is held; once. Places lead back to their request: kept, both would wait for a collection."""
-        held, self.held = self.held, None
-        self.places = ()
-        if held is not None:
-            held.admission.release(self.source, self.token_count, self.tenant)
-            held.outlook.release(self.priority, self.tenant, self.deadline_s, self.token_count)
-
-    def account(self, now_s: float) -> None:
-        """Tell the promise it was served under, if any, how long it took, and how much of that was overhead."""
-        if self.held is None or self.held.promise is None:
-            return
-        batches = [outcome.batch for outcome in self.outcomes if isinstance(outcome, Vector)]
-        if batches:
-            last = max(batches, key=lambda batch: batch.done_s)
-            overhead_s = self.held.queued_s - self.received_s + last.carried_s + now_s - last.done_s
-            self.held.promise.answered(now_s - self.received_s, overhead_s)
-
-    def restart(self) -> None:
-        """Forget every vector, and what the revision decided, so that no answer mixes revisions; failures stay."""
-        self.outcomes = [outcome if isinstance(outcome, Failure) else None for outcome in self.outcomes]
-        self.remaining = self.outcomes.count(None)
-        self.options = self.options.asked or self.options
-
     def overrule(self, failure: Failure) -> None:
         """Its answer, whatever it was, could not be given: that is what became of every input."""
         self.outcomes = [failure] * len(self.outcomes)
@@ -173,5 +137,6 @@ class Request:
         return True
 
 
-_EMPTY = Failure(Code.INVALID_ARGUMENT, "the input is empty: give text or token ids")
-_BAD_ID = Failure(Code.INVALID_ARGUMENT, "a token id does not fit 31 bits")
+def request_of(query: Query) -> Request:
+    """The request that an input in the queue belongs to; the scheduler knows it as an object only."""
+    return cast("Request", query.owner)

@@ -8,7 +8,7 @@ from enum import StrEnum
 from math import ceil
 
 from aggregator.scheduler.rates import Drain
-from aggregator.scheduler.work_item import Priority, Source
+from aggregator.scheduler.work_item import Priority
 
 FACTOR = 4.0
 
@@ -129,7 +129,7 @@ class Admission:
 
     @property
     def holds_calls(self) -> bool:
-        """Whether some of them came by gRPC."""
+        """Whether some of them belong to callers who wait."""
         return bool(self._called)
 
     def full(self, tenant: str, token_count: int) -> Full | None:
@@ -168,19 +168,19 @@ class Admission:
         """How fast tokens leave, to be asked whenever a call is refused; None until that is known."""
         return self._drain.tokens_per_s(self._left, now_s)
 
-    def charge(self, source: Source, token_count: int, tenant: str = "") -> None:
-        """Count a request's tokens in. What Kafka delivered is never refused: intake stops before."""
+    def charge(self, token_count: int, tenant: str = "", *, refusable: bool) -> None:
+        """Count a request's tokens in. What is not refusable never is: its source is paused before."""
         self._total += token_count
-        if source is Source.GRPC:
+        if refusable:
             self._called[tenant] = self._called.get(tenant, 0) + token_count
             self._called_total += token_count
 
-    def release(self, source: Source, token_count: int, tenant: str = "") -> None:
-        """Count a request's tokens out, once its answer is acknowledged."""
+    def release(self, token_count: int, tenant: str = "", *, refusable: bool) -> None:
+        """Count a request's tokens out, once its reply is delivered."""
         self._total -= token_count
         self._left += token_count
         assert self._total >= 0, "More tokens were released than were held. This is a bug."
-        if source is Source.GRPC:
+        if refusable:
             self._called_total -= token_count
             left = self._called.pop(tenant, 0) - token_count  # none is there after calls without a token
             if left:

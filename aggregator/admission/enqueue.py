@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from aggregator.admission.bounds import Admission
+from aggregator.admission.held import Held, hold
 from aggregator.admission.limits import Gate
 from aggregator.admission.model_revision import Served
 from aggregator.admission.tokenizers.token_counts import Counted, count_long, count_together, is_long, too_long
 from aggregator.errors import Code
-from aggregator.request import Failure, Held, Request
+from aggregator.request import Failure, Request
 from aggregator.scheduler.outlook import forecast
 from aggregator.scheduler.queue import TokenQueue
-from aggregator.scheduler.work_item import Entry, Query, Source
+from aggregator.scheduler.work_item import Entry, Query
 from protos.embedding.v1 import embedding_pb2 as pb
 
 _ID_BYTES = 4
@@ -38,9 +39,9 @@ async def enqueue(
             if not request.given_up:  # while its tokens were counted
                 settled.append(request)
             continue
-        called = request.source is Source.GRPC
+        refusable = request.source.refusable
         if not request.admitted:
-            if called:  # intake from Kafka stops before its bound instead
+            if refusable:  # the others are paused before their bound
                 refusal = gate.refusal(request, token_count, admission, served.outlook, found, lanes=lanes, now_s=now_s)
                 if refusal is not None:
                     request.fail(Failure.of(refusal))
@@ -49,9 +50,9 @@ async def enqueue(
             gate.charge(request, token_count, now_s)
             request.admitted = True
         places = _put(queue, request, inputs)
-        if called:
+        if refusable:
             request.places = places
-        request.hold(held, token_count)
+        hold(request, held, token_count)
     return settled
 
 

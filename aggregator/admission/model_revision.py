@@ -11,7 +11,7 @@ from typing import Protocol
 from aggregator.admission.tokenizers.tokenizer import TokenBatch, Tokenizer
 from aggregator.errors import InvalidRequest
 from aggregator.replicas.engine import Engine, ServerDescription
-from aggregator.request import Options, Request
+from aggregator.request import Options, Request, request_of
 from aggregator.scheduler.budget.controller import Promise, SlaGoal
 from aggregator.scheduler.dispatcher import Batch, Dispatcher, DispatchPolicy
 from aggregator.scheduler.outlook import Outlook
@@ -90,12 +90,12 @@ class Served:
         """Take out every request that waits here, whole: what is under way of it is computed for nobody."""
         dispatcher = self.dispatcher
         waiting = [(query, entry) for entry in dispatcher.waiting() for query in entry.waiters if not query.done]
-        requests = dict.fromkeys(query.owner for query, _ in waiting)
+        requests = dict.fromkeys(request_of(query) for query, _ in waiting)
         for query, entry in waiting:
             dispatcher.queue.cancel(query, entry)
         for batch in self.under_way if requests else ():
             for query in (query for entry in batch.entries for query in entry.waiters):
-                query.done = query.done or query.owner in requests
+                query.done = query.done or request_of(query) in requests
         return list(requests)
 
     def _resolve(self, options: Options) -> Options:

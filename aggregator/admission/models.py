@@ -12,7 +12,7 @@ from aggregator.admission.pending import Parked
 from aggregator.admission.tokenizers.tokenizer import Tokenizer
 from aggregator.errors import UnknownModel, shown
 from aggregator.replicas.engine import Engine, ServerDescription
-from aggregator.request import Request
+from aggregator.request import Request, request_of
 from aggregator.scheduler.budget.controller import Promise, SlaGoal, StepLimits
 from aggregator.scheduler.budget.memory import step_budget
 from aggregator.scheduler.dispatcher import DispatchPolicy
@@ -99,9 +99,9 @@ class Model:
         """Take the requests for which `gone` holds out of the queues; those under way come back on their own."""
         taken = dict.fromkeys(self.parked.take(gone))
         for query, (queue, entry) in self.waiting():
-            if gone(query.owner):
+            if gone(request_of(query)):
                 queue.cancel(query, entry)
-                taken[query.owner] = None
+                taken[request_of(query)] = None
         return list(taken)
 
 

@@ -11,8 +11,6 @@ from aggregator.admission.models import Model, Models
 from aggregator.admission.pending import Parked
 from aggregator.errors import Code, ModelUnavailable, TokenbatchError
 from aggregator.request import Failure, Options, Request
-from aggregator.scheduler.work_item import Source
-from aggregator.sources.source import KafkaPath
 
 _LOG = logging.getLogger(__name__)
 _EXPIRED_ON_ARRIVAL = Failure(Code.DEADLINE_EXCEEDED, "the deadline had passed on arrival")
@@ -32,17 +30,17 @@ class Routed:
     expired: int = 0
 
 
-def route_all(requests: Sequence[Request], models: Models, kafka: KafkaPath | None, now_s: float) -> Routed:
+def route_all(requests: Sequence[Request], models: Models, now_s: float) -> Routed:
     """Route requests of any source, at `now_s` (monotonic seconds); those that ask alike are looked up once."""
     routed = Routed()
-    routes: dict[tuple[str, str, Source, int], tuple[Options, Parked | list[Request]]] = {}
+    routes: dict[tuple[str, str, bool, int], tuple[Options, Parked | list[Request]]] = {}
     for request in requests:
         try:
             if request.remaining and request.deadline_s <= now_s:
                 routed.expired += 1
                 request.fail(_EXPIRED_ON_ARRIVAL)
             if request.remaining:
-                key = (request.model, request.model_revision, request.source, id(request.options))
+                key = (request.model, request.model_revision, request.source.refusable, id(request.options))
                 route = routes.get(key)
                 if route is None:
                     model, served, options = _route(request, models)
@@ -52,8 +50,7 @@ def route_all(requests: Sequence[Request], models: Models, kafka: KafkaPath | No
                         route = options, routed.groups.setdefault(served, (model, []))[1]
                     routes[key] = route
                 request.options, group = route
-                if kafka is not None and request.source is Source.KAFKA:
-                    kafka.accept(request)
+                request.source.accept(request)
                 group.append(request)
             elif not request.given_up:
                 routed.refused.append(request)
@@ -67,10 +64,17 @@ def route_all(requests: Sequence[Request], models: Models, kafka: KafkaPath | No
     return routed
 
 
+def unroute(request: Request) -> None:
+    """Forget every vector, and what the revision decided, so that no reply mixes revisions; failures stay."""
+    request.outcomes = [outcome if isinstance(outcome, Failure) else None for outcome in request.outcomes]
+    request.remaining = request.outcomes.count(None)
+    request.options = request.options.asked or request.options
+
+
 def _route(request: Request, models: Models) -> tuple[Model, Served | None, Options]:
     """The model, the revision to serve the request (None: none is known yet), and its options made definite."""
     model = models.find(request.model)
     served = model.choose(request.model_revision)
-    if request.source is Source.GRPC and (served is None or not served.engines):
+    if request.source.refusable and (served is None or not served.engines):
         raise ModelUnavailable(f"no server of {model.name} is available")
     return model, served, request.options if served is None else served.resolve(request.options)

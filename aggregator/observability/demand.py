@@ -15,7 +15,7 @@ from aggregator.admission.models import Model, Models
 from aggregator.errors import StartError, UnknownModel
 from aggregator.request import Request
 from aggregator.scheduler.rates import ArrivalPolicy, Arrivals, BusyShare
-from aggregator.scheduler.work_item import Source
+from aggregator.sources.source import GRPC, KAFKA
 from protos.aggregator.v1 import aggregator_pb2 as pb
 from protos.aggregator.v1 import aggregator_pb2_grpc as pb_grpc
 
@@ -48,7 +48,7 @@ class DemandMeter:
         self._arrivals = {
             (model.name, source): Arrivals(policy or ArrivalPolicy(), self._started_s)
             for model in models
-            for source in Source
+            for source in (KAFKA, GRPC)
         }
 
     @property
@@ -56,14 +56,13 @@ class DemandMeter:
         """Seconds since the start."""
         return self._clock() - self._started_s
 
-    def arrived(self, requests: Sequence[Request]) -> None:
-        """Requests came in, whatever becomes of them; each is to be said once."""
-        inputs: dict[Source, dict[str, int]] = {source: {} for source in Source}
+    def arrived(self, source: str, requests: Sequence[Request]) -> None:
+        """Requests came in from a source, whatever becomes of them; each is to be said once."""
+        inputs: dict[str, int] = {}
         for request in requests:
-            counts = inputs[request.source]
-            counts[request.model] = counts.get(request.model, 0) + len(request.inputs)
+            inputs[request.model] = inputs.get(request.model, 0) + len(request.inputs)
         now_s = self._clock()
-        for source, name, count in ((source, *each) for source, counts in inputs.items() for each in counts.items()):
+        for name, count in inputs.items():
             try:
                 model = self._models.find(name)
             except UnknownModel:
@@ -72,10 +71,10 @@ class DemandMeter:
 
     def counted(self, model: Model, requests: Sequence[Request]) -> None:
         """These requests' tokens are known now; those that hold none teach nothing."""
-        sums = {source: [0, 0, 0] for source in Source}
+        sums = {source: [0, 0, 0] for source in (KAFKA, GRPC)}
         for request in requests:
             if request.held is not None:
-                of_source = sums[request.source]
+                of_source = sums[request.source.name]
                 of_source[0] += 1
                 of_source[1] += len(request.inputs)
                 of_source[2] += request.token_count
@@ -84,13 +83,13 @@ class DemandMeter:
 
     def tokens_per_record(self, name: str) -> float:
         """Of the Kafka requests that name this model, or no other."""
-        return self._arrivals[self._models.find(name).name, Source.KAFKA].tokens_per_request
+        return self._arrivals[self._models.find(name).name, KAFKA].tokens_per_request
 
     def of(self, model: Model) -> pb.ModelDemand:
         """One model's demand and lanes at this moment."""
         now_s = self._clock()
         promises = [served.promise for served in model.revisions.values() if served.promise is not None]
-        kafka, grpc = (self._arrivals[model.name, source] for source in (Source.KAFKA, Source.GRPC))
+        kafka, grpc = (self._arrivals[model.name, source] for source in (KAFKA, GRPC))
         return pb.ModelDemand(
             model=model.name,
             grpc_tokens_per_s=grpc.tokens_per_s(now_s),

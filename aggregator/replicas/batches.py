@@ -8,7 +8,7 @@ from aggregator.admission.model_revision import Served
 from aggregator.errors import Code
 from aggregator.replicas.engine import OutgoingBatch, StepResult
 from aggregator.replicas.results import CompletedBatch, Vector
-from aggregator.request import Failure, Outcome, Request
+from aggregator.request import Failure, Outcome, Request, request_of
 from aggregator.scheduler.dispatcher import Batch
 from aggregator.scheduler.work_item import Query
 
@@ -57,6 +57,6 @@ def share_out(served: Served, batch: Batch, result: StepResult, now_s: float) ->
 def settle_query(query: Query, outcome: Outcome, finished: list[Request]) -> None:
     """Give one query its outcome, unless its request was given up; note the request that this completes."""
     query.done = True
-    request: Request = query.owner
+    request = request_of(query)
     if request.remaining and request.settle_input(query.index, outcome):
         finished.append(request)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum, StrEnum
-from typing import Any
+from enum import IntEnum
 
 
 class Priority(IntEnum):
@@ -15,18 +14,14 @@ class Priority(IntEnum):
     BACKGROUND = 2
 
 
-class Source(StrEnum):
-    """Where a request came from; bounds and metrics are kept apart by it."""
-
-    KAFKA = "kafka"
-    GRPC = "grpc"
-
-
 @dataclass(slots=True, eq=False)
 class Query:
-    """One input of a request, waiting for its vector. Times are monotonic seconds; a deadline of `inf` means none."""
+    """One input of a request, its `owner`, waiting for its vector.
 
-    owner: Any
+    Times are monotonic seconds; a deadline of `inf` means none.
+    """
+
+    owner: object
     index: int
     priority: Priority
     tenant: str

@@ -1,4 +1,4 @@
-"""Settle requests: answer, have it acknowledged, let go of what they held; and know what is not settled yet."""
+"""Complete requests: reply, release what they held once the reply is delivered, and know which are still open."""
 
 from __future__ import annotations
 
@@ -6,53 +6,50 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from aggregator.admission.held import release
 from aggregator.admission.models import Model, Models
 from aggregator.errors import Code
 from aggregator.observability.metrics import Metrics
-from aggregator.request import Failure, Request
-from aggregator.scheduler.work_item import Source
-from aggregator.sources.kafka.consumer.committed_offset import Lease
-from aggregator.sources.source import KafkaPath
+from aggregator.replicas.results import Vector
+from aggregator.request import Failure, Request, request_of
+from aggregator.sources.source import Source
 
 _GONE = Failure(Code.CANCELLED, "the caller went away")
 _LEFT = Failure(Code.CANCELLED, "the record is left to whoever reads it next")
 
 
-class Settling:
-    """The end of every request that was taken in, and what its end frees: bounds, offsets, topics that were held."""
+class Completion:
+    """The end of every request that was received, and what its end frees: bounds, offsets, sources that were paused."""
 
-    def __init__(self, models: Models, kafka: KafkaPath | None, metrics: Metrics, clock: Callable[[], float]) -> None:
+    def __init__(self, models: Models, sources: Sequence[Source], metrics: Metrics, clock: Callable[[], float]) -> None:
         self._models = models
-        self._kafka = kafka
+        self._sources = sources
         self._metrics = metrics
         self._clock = clock
-        self._unsettled = 0
-        self._all_settled = asyncio.Event()
-        self._all_settled.set()
-        self._urged: frozenset[int] = frozenset()
+        self._open = 0
+        self._none_open = asyncio.Event()
+        self._none_open.set()
 
     def expect(self, count: int) -> None:
-        """So many requests were taken in; each is to be settled, given up or forgotten, once."""
-        self._unsettled += count
-        self._all_settled.clear()
+        """So many requests were received; each is to be completed, given up or forgotten, once."""
+        self._open += count
+        if self._open:
+            self._none_open.clear()
+        else:
+            self._none_open.set()
 
     async def drained(self) -> None:
-        """Until none is left that was taken in, and everything is written."""
-        await self._all_settled.wait()
-        if self._kafka is not None:
-            await self._kafka.written()
+        """Until no request is open, and everything is written."""
+        await self._none_open.wait()
+        for source in self._sources:
+            await source.delivered()
 
-    async def settle(self, requests: Sequence[Request]) -> None:
-        """Answer requests whose every input has an outcome; a Kafka offset is freed once its reply is acknowledged."""
-        calls = [request for request in requests if request.source is Source.GRPC]
-        for call in calls:
-            call.origin.settle()
-        if calls:
-            self._let_go(calls)
-        if len(calls) < len(requests):
-            records = [request for request in requests if request.source is Source.KAFKA] if calls else requests
-            if self._kafka is not None:
-                await self._kafka.settle(records, self._let_go)
+    async def complete(self, requests: Sequence[Request]) -> None:
+        """Reply to requests whose every input has an outcome; to callers first, who wait for no broker."""
+        for source in sorted(self._sources, key=lambda source: source.replayed):
+            mine = [request for request in requests if request.source is source]
+            if mine:
+                await source.reply(mine, self._release)
 
     def give_up(self, request: Request) -> None:
         """A caller went away: take its inputs out of the queue; what is under way is computed for nobody."""
@@ -63,48 +60,57 @@ class Settling:
             if request.held is not None:
                 for query, entry in request.places:
                     request.held.queue.cancel(query, entry)
-            self._let_go([request])
+            self._release([request])
 
     def forget(self, model: Model, gone: Callable[[Request], bool]) -> None:
-        """Drop waiting requests of a model without an answer: whoever reads their records next redoes them."""
+        """Drop waiting requests of a model without a reply: whoever reads their records next redoes them."""
         forgotten = model.take_out(gone)
         for request in forgotten:
             request.fail(_LEFT)
-        self._let_go(forgotten)
+        self._release(forgotten)
 
-    def hold_topics(self) -> None:
-        """Hold the topics whose models can take no more of their class, and no others."""
-        if self._kafka is not None:
-            find, full = self._models.find, {model.name: model.full() for model in self._models}
-            self._kafka.hold(
+    def pause_sources(self) -> None:
+        """Pause the sources of models that can take no more of their class, and no others."""
+        find, full = self._models.find, {model.name: model.full() for model in self._models}
+        for source in self._sources:
+            source.pause(
                 lambda name: not find(name).available, lambda name, priority: priority in full[find(name).name]
             )
 
-    def _let_go(self, requests: Sequence[Request]) -> None:
-        """Free what settled requests held, and count them."""
+    def _release(self, requests: Sequence[Request]) -> None:
+        """Free what completed requests held, and count them."""
         now_s = self._clock()
-        for source in Source:
-            answered = [request for request in requests if request.source is source]
-            if answered:
-                failed = Counter(request.code for request in answered if request.failed)
-                codes = {Code.OK: len(answered) - failed.total(), **failed}
-                self._metrics.answered(source, codes, [now_s - request.received_s for request in answered])
+        for source in self._sources:
+            mine = [request for request in requests if request.source is source]
+            if mine:
+                failed = Counter(request.code for request in mine if request.failed)
+                codes = {Code.OK: len(mine) - failed.total(), **failed}
+                self._metrics.answered(source.name, codes, [now_s - request.received_s for request in mine])
         for request in requests:
-            request.account(now_s)
-            request.release()
-        self._unsettled -= len(requests)
-        if not self._unsettled:
-            self._all_settled.set()
-        self.hold_topics()
-        if self._kafka is not None:
-            self._urge(self._kafka.stuck())
+            account(request, now_s)
+            release(request)
+        self.expect(-len(requests))
+        self.pause_sources()
+        self._promote_stuck()
 
-    def _urge(self, stuck: Sequence[Lease]) -> None:
-        """Age the inputs that hold a partition's watermark back."""
-        leases = frozenset(id(lease) for lease in stuck)
-        if leases != self._urged:
-            self._urged = leases
+    def _promote_stuck(self) -> None:
+        """Promote the inputs that hold a partition's committed offset back."""
+        for source in self._sources:
+            is_stuck = source.newly_stuck()
+            if is_stuck is None:
+                continue
             for model in self._models:
                 for query, (queue, entry) in model.waiting():
-                    if query.owner.source is Source.KAFKA and id(query.owner.origin.lease) in leases:
+                    if request_of(query).source is source and is_stuck(request_of(query)):
                         queue.urge(entry)
+
+
+def account(request: Request, now_s: float) -> None:
+    """Tell the promise it was served under, if any, how long it took, and how much of that was overhead."""
+    if request.held is None or request.held.promise is None:
+        return
+    batches = [outcome.batch for outcome in request.outcomes if isinstance(outcome, Vector)]
+    if batches:
+        last = max(batches, key=lambda batch: batch.done_s)
+        overhead_s = request.held.queued_s - request.received_s + last.carried_s + now_s - last.done_s
+        request.held.promise.answered(now_s - request.received_s, overhead_s)

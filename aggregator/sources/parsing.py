@@ -11,13 +11,12 @@ import uuid
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from math import inf
-from typing import Any
 
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from aggregator.errors import InvalidRequest
-from aggregator.request import _BAD_ID, _EMPTY, Defaults, Options, Outcome, Request
+from aggregator.errors import Code, InvalidRequest
+from aggregator.request import Defaults, Failure, Options, Origin, Outcome, Request
 from aggregator.scheduler.work_item import Priority
 from protos.embedding.v1 import embedding_pb2 as pb
 
@@ -130,6 +129,8 @@ _PRIORITIES: dict[int, Priority] = {
 }
 _MAX_TOKEN_ID = 2**31 - 1
 _PACKED_AT_ONCE = 8192
+_EMPTY = Failure(Code.INVALID_ARGUMENT, "the input is empty: give text or token ids")
+_BAD_ID = Failure(Code.INVALID_ARGUMENT, "a token id does not fit 31 bits")
 _FLOAT32, _NO_TRUNCATION = int(pb.ENCODING_FLOAT32), int(pb.TRUNCATE_NONE)
 
 
@@ -145,7 +146,7 @@ def decode(data: bytes, max_inputs: int) -> pb.EmbedRequest:
 def parse(
     message: pb.EmbedRequest,
     defaults: Defaults,
-    origin: Any,
+    origin: Origin,
     *,
     received_s: float,
     wall_s: float,

@@ -1,62 +1,72 @@
-"""What the pipeline asks of the world, in the order of the data: records, token counts, engines, replies."""
+"""What a source of requests is to the pipeline. Kafka and gRPC are two."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from aggregator.request import Request
 from aggregator.scheduler.work_item import Priority
-from aggregator.sources.kafka.consumer.committed_offset import Lease
 
-LetGo = Callable[[Sequence[Request]], None]
-"""Frees what settled requests held."""
+KAFKA, GRPC = "kafka", "grpc"
+"""Their names."""
+
+Receive = Callable[[], Awaitable[Sequence[Request]]]
+"""Waits for the next requests, at least one; none once the source takes in no more."""
+
+Release = Callable[[Sequence[Request]], None]
+"""Frees what requests held whose replies are delivered."""
 
 
-class KafkaPath(Protocol):
-    """The Kafka side of the pipeline: requests in, answers and commits out."""
+class Source(Protocol):
+    """Where requests come from, and where their replies go."""
 
-    async def receive(self) -> Sequence[Request]:
-        """The next requests, at least one; empty once fetching has been stopped.
-
-        What could not be decoded comes as a request whose every input has failed already.
-        """
+    @property
+    def name(self) -> str:
+        """As metrics call it."""
         ...
 
-    async def receive_large(self) -> Sequence[Request]:
-        """The same of those that are large, which take longer and hold up no others; none of topics that are held."""
+    @property
+    def refusable(self) -> bool:
+        """Whether its senders wait, so that they are refused at a bound; else it is paused there."""
+        ...
+
+    @property
+    def replayed(self) -> bool:
+        """Whether a request that is left without a reply comes again, to whoever reads it next."""
+        ...
+
+    @property
+    def receivers(self) -> Sequence[Receive]:
+        """Each brings requests beside the others."""
+        ...
+
+    def receive_now(self) -> None:
+        """A model server became less busy: requests that wait to be received together wait no longer."""
         ...
 
     def accept(self, request: Request) -> None:
-        """Note which model its topic's records ask for.
+        """A request is routed. Raises InvalidRequest if its reply could not be written, however it turns out."""
+        ...
 
-        Raises InvalidRequest for a request whose reply could not be written, however it turns out.
+    async def reply(self, requests: Sequence[Request], release: Release) -> None:
+        """Reply to completed requests of this source; `release` is told of each once its reply is delivered.
+
+        A request whose reply can never be delivered has failed from then on, whatever its outcome was.
         """
         ...
 
-    async def settle(self, requests: Sequence[Request], let_go: LetGo) -> None:
-        """Reply, wait for the broker's word on each, then free the offsets; what is to be kept is written after.
-
-        A request whose reply can never be written has failed from then on, whatever its outcome was. `let_go` is
-        told of each once its word has come, of all together unless some are waited for.
-        """
+    async def delivered(self) -> None:
+        """Wait for what is still to be written after `reply`."""
         ...
 
-    async def written(self) -> None:
-        """Wait for what is still to be written after `settle`."""
+    def newly_stuck(self) -> Callable[[Request], bool] | None:
+        """Which requests hold back so much that their inputs are to be promoted; None: the same as last time."""
         ...
 
-    def stuck(self) -> Sequence[Lease]:
-        """Leases that hold their partition's watermark so far back that their inputs are to be aged."""
-        ...
+    def pause(self, away: Callable[[str], bool], full: Callable[[str, Priority], bool]) -> None:
+        """Take in no more where the own model is `away`, or where a model that is asked for is `full` for the class.
 
-    def drop_fenced(self) -> None:
-        """Forget what was not yet received of partitions that were given back: whoever reads it next redoes it."""
-        ...
-
-    def hold(self, away: Callable[[str], bool], full: Callable[[str, Priority], bool]) -> None:
-        """Pause exactly the topics whose own model is `away`, or of whose models one is `full` for their class.
-
-        Models are given by name or alias; a topic's are its own, and those that its records asked for.
+        Models are given by name or alias.
         """
         ...

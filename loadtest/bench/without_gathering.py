@@ -7,21 +7,20 @@ from unittest.mock import patch
 
 from typing_extensions import override
 
-from aggregator import pipeline
 from aggregator.__main__ import main
-from aggregator.admission.call_batcher import Gathering
 from aggregator.request import Request
+from aggregator.sources.grpc.call_batcher import CallBatcher
 
 
-class WithoutWaiting(Gathering):
+class WithoutWaiting(CallBatcher):
     """Calls are admitted at once, whether or not a model server could take them."""
 
     @override
     def add(self, call: Request) -> None:
-        self._calls.append(call)
-        self._due.set()
+        super().add(call)
+        self.receive_now()
 
 
 if __name__ == "__main__":
-    with patch.object(pipeline, "Gathering", WithoutWaiting):
+    with patch("aggregator.sources.grpc.source.CallBatcher", WithoutWaiting):
         sys.exit(main([]))

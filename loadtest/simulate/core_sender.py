@@ -11,7 +11,7 @@ from aggregator.scheduler.budget.memory import step_budget
 from aggregator.scheduler.dispatcher import Batch, Dispatcher, DispatchPolicy
 from aggregator.scheduler.queue import QueuePolicy
 from aggregator.scheduler.replica import StepReport
-from aggregator.scheduler.work_item import Priority, Query, Source
+from aggregator.scheduler.work_item import Priority, Query
 from loadtest.simulate.mechanisms import Mechanism, lanes_without, policy_without, roster_without
 from loadtest.simulate.parcel import Parcel
 from loadtest.simulate.pod import Engine
@@ -62,7 +62,7 @@ class CoreSender:
         del now_s
         if self.admission.full("", token_count) is not None:
             return False
-        self.admission.charge(Source.GRPC, token_count)
+        self.admission.charge(token_count, refusable=True)
         query = Query(None, token_count, Priority.INTERACTIVE, "", arrived_s, deadline_s)
         self.dispatcher.queue.put(query, b"", token_count)
         return True
@@ -92,7 +92,7 @@ class CoreSender:
                     tokens += query.index
                     answered.append(query.enqueued_s)
         if tokens:
-            self.admission.release(Source.GRPC, tokens)
+            self.admission.release(tokens, refusable=True)
         return answered
 
     def failed(self, parcel: Parcel, now_s: float, jitter: float) -> None:
@@ -105,7 +105,7 @@ class CoreSender:
         for query in queries:
             query.done = True
             self.expired += 1
-            self.admission.release(Source.GRPC, query.index)
+            self.admission.release(query.index, refusable=True)
 
     def join(self, pod: int) -> None:
         """A lane of its own for each pod."""

@@ -31,8 +31,8 @@ BUILDS = (
         "acknowledges-before-the-broker",
         "a record is settled once the broker has acknowledged its reply, not when the reply is sent",
         "aggregator/sources/kafka/source.py",
-        "                await self._producer.send(encode_replies(live, self._settings.group_id), heard)\n",
-        "                heard(range(len(live)), [None] * len(live))\n"
+        "                await self._producer.send(encode_replies(live, self._settings.group_id), on_delivered)\n",
+        "                on_delivered(range(len(live)), [None] * len(live))\n"
         "                await self._producer.send(encode_replies(live, self._settings.group_id))\n",
         (f"{_WAY}::test_a_record_is_committed_once_the_broker_has_its_reply_and_not_before",),
     ),
@@ -100,7 +100,7 @@ BUILDS = (
         "answers-what-it-gave-back",
         "a record whose partition was given back is left to the new owner",
         "aggregator/sources/kafka/source.py",
-        "        live = [request for request in requests if not request.origin.lease.watermark.fenced]\n",
+        "        live = [request for request in requests if not route_of(request).lease.watermark.fenced]\n",
         "        live = list(requests)\n",
         (f"{_PATH}::test_what_was_given_back_is_left_unanswered_to_its_new_owner",),
     ),

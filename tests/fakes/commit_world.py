@@ -13,9 +13,9 @@ from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
 from aggregator.request import Failure, Request
 from aggregator.settings import KafkaSettings, TopicSettings
-from aggregator.sources.kafka.codec import intakes
+from aggregator.sources.kafka.codec import route_of
 from aggregator.sources.kafka.consumer.consumer import KafkaDeliveries
-from aggregator.sources.kafka.source import KafkaPath
+from aggregator.sources.kafka.source import KafkaSource
 from tests.fakes.clock import AutojumpLoop
 from tests.fakes.flights import Broker, FlightProducer
 from tests.fakes.group import SESSION_S, Commit, FakeGroup, FakeMember, Log, Words
@@ -38,7 +38,7 @@ _TICKS = 10
 class Process:
     """One aggregator's Kafka side. `taken` are the requests that the pipeline has under way."""
 
-    def __init__(self, world: World, name: str, path_type: type[KafkaPath]) -> None:
+    def __init__(self, world: World, name: str, path_type: type[KafkaSource]) -> None:
         settings = SETTINGS.model_copy(update={"client_id": name})
         self.name = name
         self.taken: list[Request] = []
@@ -46,7 +46,7 @@ class Process:
         self.producer = FlightProducer(world.broker)
         self.path = path_type(
             settings,
-            intakes(settings, "m"),
+            "m",
             self.deliveries,
             self.producer,
             metrics=_METRICS,
@@ -62,7 +62,7 @@ class Process:
         for request in requests:
             self.taken.remove(request)
             request.fail(failure)
-        self._tasks.append(self._loop.create_task(self.path.settle(requests, lambda _: None)))
+        self._tasks.append(self._loop.create_task(self.path.reply(requests, lambda _: None)))
 
     async def kill(self) -> None:
         """The process is gone with all that it held."""
@@ -83,7 +83,7 @@ class Process:
 class World:
     """Logs, a group, a broker and processes. `violations` are the promises that were broken, in words."""
 
-    def __init__(self, member_type: type[FakeMember] = FakeMember, path_type: type[KafkaPath] = KafkaPath) -> None:
+    def __init__(self, member_type: type[FakeMember] = FakeMember, path_type: type[KafkaSource] = KafkaSource) -> None:
         self.loop = AutojumpLoop()
         self.loop.set_exception_handler(self._broke)
         self.group = FakeGroup({tp: Log() for tp in TPS})
@@ -182,7 +182,7 @@ class World:
 
     def abandoned(self, process: Process) -> list[Request]:
         """Requests whose partitions were given back."""
-        return [request for request in process.taken if request.origin.lease.watermark.fenced]
+        return [request for request in process.taken if route_of(request).lease.watermark.fenced]
 
     def recover(self, failure: Failure) -> None:
         """Heal everything: in the end all must be committed."""
@@ -196,7 +196,7 @@ class World:
             for flight in tuple(self.broker.under_way):
                 self.broker.acknowledge(flight)
             for process in self.processes:
-                process.path.hold(lambda _model: False, lambda _model, _priority: False)
+                process.path.pause(lambda _model: False, lambda _model, _priority: False)
                 if process.taken:
                     process.settle(tuple(process.taken), failure)
             self.run(2.0)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from aiokafka.errors import ProducerClosed
 
-from aggregator.sources.kafka.records import Heard, OutgoingRecord
+from aggregator.sources.kafka.records import OnDelivered, OutgoingRecord
 
 
 @dataclass(slots=True, eq=False)
@@ -39,7 +39,7 @@ class Broker:
         errors = [*refusals, *([None] * len(flight.records))][: len(flight.records)]
         self.write(flight, [error is not None for error in errors])
         self.under_way.remove(flight)
-        flight.producer.heard(flight, errors)
+        flight.producer.tell(flight, errors)
 
 
 class FlightProducer:
@@ -53,7 +53,9 @@ class FlightProducer:
     async def start(self) -> None:
         """Nothing to do."""
 
-    async def send(self, records: Sequence[OutgoingRecord], heard: Heard | None = None) -> Sequence[Exception | None]:
+    async def send(
+        self, records: Sequence[OutgoingRecord], on_delivered: OnDelivered | None = None
+    ) -> Sequence[Exception | None]:
         """Wait for the word on each record. Raises ProducerClosed."""
         if self._closed:
             raise ProducerClosed
@@ -62,8 +64,8 @@ class FlightProducer:
         if not self._broker.held:
             self._broker.acknowledge(flight)
         words = await flight.landed
-        if heard is not None:
-            heard(range(len(records)), words)
+        if on_delivered is not None:
+            on_delivered(range(len(records)), words)
         return words
 
     async def close(self, timeout_s: float) -> None:
@@ -74,7 +76,7 @@ class FlightProducer:
             if flight.producer is self and not flight.landed.done():
                 flight.landed.set_exception(ProducerClosed())
 
-    def heard(self, flight: Flight, errors: Sequence[Exception | None]) -> None:
+    def tell(self, flight: Flight, errors: Sequence[Exception | None]) -> None:
         """The broker's word came; whoever sent may wait for it no more."""
         if not flight.landed.done():
             for record, error in zip(flight.records, errors, strict=True):

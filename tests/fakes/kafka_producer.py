@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from aiokafka import errors as kafka_errors
 from aiokafka.partitioner import murmur2
 
-from aggregator.sources.kafka.records import Heard, OutgoingRecord
+from aggregator.sources.kafka.records import OnDelivered, OutgoingRecord
 from tests.fakes.kafka import FakeKafka
 
 
@@ -22,7 +22,9 @@ class FakeProducer:
     async def start(self) -> None:
         """Nothing to do."""
 
-    async def send(self, records: Sequence[OutgoingRecord], heard: Heard | None = None) -> Sequence[Exception | None]:
+    async def send(
+        self, records: Sequence[OutgoingRecord], on_delivered: OnDelivered | None = None
+    ) -> Sequence[Exception | None]:
         """Append each record, or say why not; waits while the broker is down, and for partitions without a leader."""
         while self._kafka.down and not self._closed:  # noqa: ASYNC110 - a switch calls nobody
             await asyncio.sleep(0.001)
@@ -35,8 +37,8 @@ class FakeProducer:
             for position in now:
                 words[position] = self._append(records[position])
             left = [position for position in left if position not in now]
-            if now and heard is not None:
-                heard(now, [words[position] for position in now])
+            if now and on_delivered is not None:
+                on_delivered(now, [words[position] for position in now])
             if not left:
                 return words
             await asyncio.sleep(0.1)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
 from aggregator.admission.bounds import Admission, AdmissionPolicy
 from aggregator.admission.models import Model, Models
@@ -20,18 +21,21 @@ from aggregator.observability.tracing import Tracing
 from aggregator.pipeline import Pipeline
 from aggregator.replicas.engine import Engine, OutgoingBatch, PoolMembers, ServerDescription, StepResult
 from aggregator.replicas.results import Vector
-from aggregator.request import Defaults, Failure, Request
+from aggregator.request import Defaults, Failure, Origin, Request
 from aggregator.scheduler.budget.controller import SlaGoal
 from aggregator.scheduler.budget.saturation import Curve, Rule
 from aggregator.scheduler.dispatcher import DispatchPolicy
 from aggregator.scheduler.replica import StepReport
-from aggregator.scheduler.work_item import Priority, Source
-from aggregator.sources.grpc.calls import Call
+from aggregator.scheduler.work_item import Priority
+from aggregator.sources import source
+from aggregator.sources.grpc.call_batcher import CallBatcher
+from aggregator.sources.grpc.calls import Call, call_of
 from aggregator.sources.grpc.load import Load, LoadLimits
 from aggregator.sources.kafka.consumer.committed_offset import Lease, Watermark
 from aggregator.sources.parsing import parse
-from aggregator.sources.source import LetGo
+from aggregator.sources.source import Receive, Release
 from protos.embedding.v1 import embedding_pb2 as pb
+from tests.fakes.sources import GRPC, KAFKA, FakeSource, kafka
 from tests.fakes.tokenizers import FakeTokenizer
 
 MODEL = "test-model"
@@ -135,49 +139,31 @@ class FakePool:
         asyncio.get_running_loop().call_later(1.0, self.members.join, engine, WordTokenizer())
 
 
-@dataclass(eq=False)
-class FakeKafka:
-    """What the pipeline receives from, settles to and holds on Kafka."""
+class FakeGrpc(FakeSource):
+    """Callers who wait, batched as the real ones are."""
 
-    incoming: asyncio.Queue[Sequence[Request]] = field(default_factory=asyncio.Queue[Sequence[Request]])
-    incoming_large: asyncio.Queue[Sequence[Request]] = field(default_factory=asyncio.Queue[Sequence[Request]])
-    settled: list[Request] = field(default_factory=list[Request])
-    held: Callable[[str, Priority], bool] = field(default=lambda _, __: False)
-    held_back: list[Lease] = field(default_factory=list[Lease])
-    acknowledging: asyncio.Event = field(default_factory=asyncio.Event)
+    def __init__(self, batcher: CallBatcher) -> None:
+        super().__init__(source.GRPC, refusable=True, replayed=False)
+        self.batcher = batcher
 
-    def __post_init__(self) -> None:
-        self.acknowledging.set()
+    @property
+    @override
+    def receivers(self) -> Sequence[Receive]:
+        return (self.batcher.receive,)
 
-    async def receive(self) -> Sequence[Request]:
-        return await self.incoming.get()
+    @override
+    def receive_now(self) -> None:
+        self.batcher.receive_now()
 
-    async def receive_large(self) -> Sequence[Request]:
-        return await self.incoming_large.get()
-
-    async def written(self) -> None:
-        pass
-
-    def drop_fenced(self) -> None:
-        pass
-
-    def accept(self, request: Request) -> None:
-        del request
-
-    async def settle(self, requests: Sequence[Request], let_go: LetGo) -> None:
-        await self.acknowledging.wait()
-        self.settled += requests
-        let_go(requests)
-
-    def stuck(self) -> Sequence[Lease]:
-        return self.held_back
-
-    def hold(self, away: Callable[[str], bool], full: Callable[[str, Priority], bool]) -> None:
-        self.held = lambda model, priority: away(model) or full(model, priority)
+    @override
+    async def reply(self, requests: Sequence[Request], release: Release) -> None:
+        for request in requests:
+            call_of(request).complete()
+        release(requests)
 
 
 @dataclass(eq=False)
-class Route:
+class Route(Origin):
     """The origin of a request that came by Kafka, as far as the pipeline looks at it."""
 
     lease: Lease
@@ -194,7 +180,7 @@ class World:
         goal: SlaGoal | None = None,
         **policy: Any,
     ) -> None:
-        self.kafka = FakeKafka()
+        self.kafka = kafka()
         self.pool = FakePool(list(engines))
         self.model = Model(MODEL, ("alias",), Admission(AdmissionPolicy(max_held_tokens)))
         dispatch = replace(DispatchPolicy(), **policy)
@@ -202,13 +188,14 @@ class World:
         self.pipeline = Pipeline(
             models,
             self.pool,
-            self.kafka,
             Metrics(Gatherer()),
             Tracing(),
             max_unavailable_s=max_unavailable_s,
             clock=lambda: asyncio.get_running_loop().time(),
             jitter=lambda: 0.5,
         )
+        self.grpc = FakeGrpc(CallBatcher(models.next_turn_s, lambda: asyncio.get_running_loop().time()))
+        self.pipeline.sources += [self.kafka, self.grpc]
         self.watermark = Watermark("requests", 0, 0)
         self._offset = 0
         self._load = Load(LoadLimits(100_000, 1, 1), Metrics(Gatherer()))
@@ -223,12 +210,14 @@ class World:
             yield self
             task.cancel()
 
-    def request(self, *texts: str, source: Source = Source.GRPC, in_s: float | None = None, **fields: Any) -> Request:
+    def request(self, *texts: str, source: FakeSource = GRPC, in_s: float | None = None, **fields: Any) -> Request:
         """A request of these texts; `in_s`: seconds until its deadline."""
         now_s = asyncio.get_running_loop().time()
         message = pb.EmbedRequest(inputs=[pb.Input(text=text) for text in texts], **fields)
-        defaults = Defaults(source, MODEL, Priority.INTERACTIVE if source is Source.GRPC else Priority.DEFAULT)
-        origin = Call(self._load.enter(("caller",))) if source is Source.GRPC else self._route()
+        called = source is GRPC
+        mine = self.grpc if called else self.kafka
+        defaults = Defaults(mine, MODEL, Priority.INTERACTIVE if called else Priority.DEFAULT)
+        origin = Call(self._load.enter(("caller",))) if called else self._route()
         deadline_s = float("inf") if in_s is None else now_s + in_s
         return parse(message, defaults, origin, received_s=now_s, wall_s=0.0, deadline_s=deadline_s)
 
@@ -239,9 +228,9 @@ class World:
     async def embed(self, *texts: str, in_s: float | None = None, **fields: Any) -> Request:
         """Call over gRPC and wait for the answer."""
         request = self.request(*texts, in_s=in_s, **fields)
-        self.pipeline.submit(request)
+        self.grpc.batcher.add(request)
         try:
-            await request.origin.wait()
+            await call_of(request).wait()
         except asyncio.CancelledError:
             self.pipeline.give_up(request)
             raise
@@ -249,7 +238,7 @@ class World:
 
     async def occupy(self) -> list[Request]:
         """Give the only engine a batch to run and one to stage, so that whatever comes next waits in the queue."""
-        requests = [self.request(text, source=Source.KAFKA) for text in ("1", "2")]
+        requests = [self.request(text, source=KAFKA) for text in ("1", "2")]
         for request in requests:
             self.produce(request)
             await asyncio.sleep(0.005)
@@ -257,13 +246,14 @@ class World:
 
     async def drain(self) -> None:
         """Stop fetching, and finish what was taken in."""
-        self.kafka.incoming.put_nowait(())
-        self.kafka.incoming_large.put_nowait(())
+        for incoming in self.kafka.incoming:
+            incoming.put_nowait(())
+        self.grpc.batcher.close()
         await self.pipeline.drain()
 
     def produce(self, *requests: Request, large: bool = False) -> None:
         """Let requests arrive by Kafka, in one fetch."""
-        (self.kafka.incoming_large if large else self.kafka.incoming).put_nowait(requests)
+        self.kafka.incoming[large].put_nowait(requests)
 
 
 def vectors(request: Request) -> list[list[float] | str]:

@@ -25,11 +25,12 @@ from aggregator.sources.kafka.consumer import corrupt as kafka_corrupt
 from aggregator.sources.kafka.replies import check_reply_fits, dead_letter, encode_refusal, encode_replies
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.fakes.records import lease_of
+from tests.fakes.sources import KAFKA
 from tests.fuzz.target import Cut, Target, field
 
 _NOW_S = 1_700_000_000.0
 _SETTINGS = KafkaSettings(allowed_reply_topics=("team-*",), max_record_bytes=3000)
-_TOPIC = intakes(_SETTINGS, "m")["embed.requests.v1"]
+_TOPIC = intakes(_SETTINGS, KAFKA, "m")["embed.requests.v1"]
 _INTAKE = replace(_TOPIC, defaults=replace(_TOPIC.defaults, max_inputs=8))
 _TEXT = "the text of a query"
 _HEADERS = (

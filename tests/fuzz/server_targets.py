@@ -13,6 +13,7 @@ from typing import cast
 
 import numpy as np
 from google.protobuf.message import DecodeError
+from typing_extensions import override
 
 from aggregator.errors import Code, InvalidRequest, ModelServerLost, TokenbatchError
 from aggregator.observability.gathered import Gatherer
@@ -21,15 +22,16 @@ from aggregator.replicas import answers as modelserver_answers
 from aggregator.replicas.answers import BadDescription, checked_description, checked_result, differences
 from aggregator.replicas.engine import OutgoingBatch
 from aggregator.request import Defaults, Failure, Request
-from aggregator.scheduler.work_item import Priority, Source
+from aggregator.scheduler.work_item import Priority
 from aggregator.sources import parsing as wire_scan
 from aggregator.sources.grpc import bearer_tokens
 from aggregator.sources.grpc import callers as authentication
 from aggregator.sources.grpc import callers as grpc_callers
 from aggregator.sources.grpc import calls as grpc_calls
 from aggregator.sources.grpc.bearer_tokens import Caller
+from aggregator.sources.grpc.call_batcher import CallBatcher
 from aggregator.sources.grpc.callers import Authentication, Callers
-from aggregator.sources.grpc.calls import Call, Calls, refusal
+from aggregator.sources.grpc.calls import Call, Calls, call_of, refusal
 from aggregator.sources.grpc.load import Load, LoadLimits, Room
 from aggregator.sources.grpc.reading import Reading
 from aggregator.sources.grpc.refusals import Context
@@ -40,6 +42,7 @@ from modelserver.errors import InvalidBatch
 from modelserver.synthetic_engine import synthetic_facts
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.modelserver.v1 import modelserver_pb2 as ms
+from tests.fakes.sources import GRPC
 from tests.fuzz.target import Cut, Target, field
 
 _CERTIFICATE = ("x509_common_name", "peer_spiffe_id", "peer_dns")
@@ -58,20 +61,25 @@ class _OneToken:
         return Caller("tenant") if token == "secret" else None
 
 
-class _Embedder:
-    def submit(self, request: Request) -> None:
-        request.fail(Failure(Code.INTERNAL, "it broke"))
-        request.origin.settle()
+class _Batcher(CallBatcher):
+    """Fails every call."""
 
-    def give_up(self, request: Request) -> None:
-        raise AssertionError(f"{request.request_id} was given up.")
+    @override
+    def add(self, call: Request) -> None:
+        call.fail(Failure(Code.INTERNAL, "it broke"))
+        call_of(call).complete()
+
+
+def _give_up(request: Request) -> None:
+    raise AssertionError(f"{request.request_id} was given up.")
 
 
 def _calls(known: Authentication | None) -> Calls:
-    defaults = Defaults(Source.GRPC, "m", Priority.INTERACTIVE, max_inputs=4)
+    defaults = Defaults(GRPC, "m", Priority.INTERACTIVE, max_inputs=4)
     load = Load(LoadLimits(2, 100_000, 1), Metrics(Gatherer()), lambda: 0.5)
     return Calls(
-        _Embedder(),
+        _Batcher(lambda now_s: now_s),
+        _give_up,
         Callers(defaults, known, traced=True),
         load,
         Reading(1, load),

@@ -15,8 +15,9 @@ from aggregator.sources import parsing as wire_scan
 from aggregator.sources.kafka.codec import Refused, decode, intakes
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.fakes.records import lease_of
+from tests.fakes.sources import KAFKA
 
-_INTAKE = intakes(KafkaSettings(), "m")["embed.requests.v1"]
+_INTAKE = intakes(KafkaSettings(), KAFKA, "m")["embed.requests.v1"]
 _JSON = [("content-type", b"application/json")]
 _LONGEST_S = 2.0
 

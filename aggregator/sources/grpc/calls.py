@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from sys import getsizeof
-from typing import Protocol
+from typing import cast
 
 from aggregator.errors import TokenbatchError
-from aggregator.request import Failure, Request
+from aggregator.request import Failure, Origin, Request
+from aggregator.sources.grpc.call_batcher import CallBatcher
 from aggregator.sources.grpc.callers import Callers, Identity, tenant_holder
 from aggregator.sources.grpc.load import Holders, Load, Room
 from aggregator.sources.grpc.reading import Reading
@@ -18,40 +19,36 @@ from aggregator.sources.parsing import SMALL_BYTES, decode, head, parse
 from aggregator.sources.response import MAX_ECHOED, fill_status
 from protos.embedding.v1 import embedding_pb2 as pb
 
-
-class Embedder(Protocol):
-    """The pipeline, as gRPC sees it."""
-
-    def submit(self, request: Request) -> None:
-        """Take a request; its origin's `settle` is called once every input has its outcome."""
-        ...
-
-    def give_up(self, request: Request) -> asyncio.Future[None] | None:
-        """Its caller went away: nothing more is owed. Returns the work on it that has yet to end, if any."""
-        ...
+GiveUp = Callable[[Request], "asyncio.Future[None] | None"]
+"""Tells the pipeline that a caller went away. Returns the work on its request that has yet to end, if any."""
 
 
-class Call:
-    """The `origin` of a request that came by gRPC: its caller waits here. `room` is what it takes."""
+class Call(Origin):
+    """The origin of a request that came by gRPC: its caller waits here. `room` is what it takes."""
 
-    __slots__ = ("_settled", "_waiter", "room")
+    __slots__ = ("_completed", "_waiter", "room")
 
     def __init__(self, room: Room) -> None:
         self.room = room
-        self._settled = False
+        self._completed = False
         self._waiter: asyncio.Future[None] | None = None
 
-    def settle(self) -> None:
+    def complete(self) -> None:
         """Every input has its outcome."""
-        self._settled = True
+        self._completed = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     async def wait(self) -> None:
         """Until then."""
-        if not self._settled:
+        if not self._completed:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
+
+
+def call_of(request: Request) -> Call:
+    """The call that a request came by."""
+    return cast("Call", request.origin)
 
 
 _Times = tuple[float, float, float]
@@ -63,7 +60,8 @@ class Calls:
 
     def __init__(
         self,
-        embedder: Embedder,
+        batcher: CallBatcher,
+        give_up: GiveUp,
         callers: Callers,
         load: Load,
         reading: Reading,
@@ -75,7 +73,8 @@ class Calls:
         self.load = load
         self.reading = reading
         self.clock = clock
-        self._embedder = embedder
+        self._batcher = batcher
+        self._give_up = give_up
         self._wall_clock = wall_clock
         self._parser = ThreadPoolExecutor(1, "parser")
 
@@ -109,20 +108,20 @@ class Calls:
         return request
 
     def submit(self, request: Request) -> None:
-        """Hand it to the pipeline."""
-        self._embedder.submit(request)
+        """Let the pipeline receive it."""
+        self._batcher.add(request)
 
     def give_up(self, request: Request) -> None:
         """Nobody waits for its answer any more; it holds its room as long as there is work on it."""
-        work = self._embedder.give_up(request)
+        work = self._give_up(request)
         if work is not None:
-            request.origin.room.keep_until(work)
+            call_of(request).room.keep_until(work)
 
     async def embed(self, request: Request) -> None:
-        """Wait until every input is settled; cancelled, the request leaves the queue."""
+        """Wait until every input has its outcome; cancelled, the request leaves the queue."""
         self.submit(request)
         try:
-            await request.origin.wait()
+            await call_of(request).wait()
         except asyncio.CancelledError:
             self.give_up(request)
             raise

@@ -1,19 +1,23 @@
-"""Make the gRPC front door, and the gate that all requests pass, from settings."""
+"""gRPC as a source: calls become requests, completed requests become answers."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 
 from aggregator.admission.models import Models
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
-from aggregator.request import Defaults
-from aggregator.scheduler.work_item import Priority, Source
+from aggregator.request import Defaults, Request
+from aggregator.scheduler.work_item import Priority
 from aggregator.settings import AggregatorSettings
+from aggregator.sources.grpc.call_batcher import CallBatcher
 from aggregator.sources.grpc.callers import Callers, open_authentication
-from aggregator.sources.grpc.calls import Calls, Embedder
+from aggregator.sources.grpc.calls import Calls, GiveUp, call_of
 from aggregator.sources.grpc.listener import GrpcServer
 from aggregator.sources.grpc.load import Load, LoadLimits
 from aggregator.sources.grpc.reading import Reading
 from aggregator.sources.grpc.service import EmbeddingsService
+from aggregator.sources.source import GRPC, Receive, Release
 
 _STREAM_AGE_SHARE = 0.9
 """Of the grace that a connection's calls have: a stream opened just before it began ends by itself, not cut off."""
@@ -22,29 +26,67 @@ _FEWEST_PLACES = 4
 """For messages on their way in, each of which may be as large as any: together no more than what may be pending."""
 
 
-def make_front_door(
-    settings: AggregatorSettings, embedder: Embedder, models: Models, metrics: Metrics, tracing: Tracing
-) -> GrpcServer | None:
-    """The listener with all behind it; None where gRPC is not served. Raises StartError."""
-    grpc = settings.grpc
-    if not grpc.enabled:
-        return None
-    defaults = Defaults(
-        source=Source.GRPC,
-        model=grpc.model or settings.models[0].name,
-        priority=Priority[grpc.priority.upper()],
-        max_inputs=grpc.max_inputs,
-        trusts_tenant=not grpc.authentication.required,
-    )
-    callers = Callers(defaults, open_authentication(grpc.authentication), traced=tracing.enabled)
-    load = Load(LoadLimits(grpc.max_calls, grpc.max_pending_bytes, grpc.max_streams), metrics)
-    reading = Reading(max(_FEWEST_PLACES, grpc.max_pending_bytes // grpc.max_message_bytes), load)
-    calls = Calls(embedder, callers, load, reading)
-    service = EmbeddingsService(
-        calls,
-        models,
-        tracing,
-        stream_window=grpc.stream_window,
-        stream_age_s=_STREAM_AGE_SHARE * grpc.max_connection_grace_s,
-    )
-    return GrpcServer(service, calls, grpc)
+class GrpcSource:
+    """A Source over a gRPC server. Its callers wait: they are refused where a model is full."""
+
+    name = GRPC
+    refusable = True
+    replayed = False
+
+    def __init__(
+        self, settings: AggregatorSettings, give_up: GiveUp, models: Models, metrics: Metrics, tracing: Tracing
+    ) -> None:
+        """Raises StartError for credentials that cannot be read."""
+        grpc = settings.grpc
+        defaults = Defaults(
+            source=self,
+            model=grpc.model or settings.models[0].name,
+            priority=Priority[grpc.priority.upper()],
+            max_inputs=grpc.max_inputs,
+            trusts_tenant=not grpc.authentication.required,
+        )
+        callers = Callers(defaults, open_authentication(grpc.authentication), traced=tracing.enabled)
+        load = Load(LoadLimits(grpc.max_calls, grpc.max_pending_bytes, grpc.max_streams), metrics)
+        reading = Reading(max(_FEWEST_PLACES, grpc.max_pending_bytes // grpc.max_message_bytes), load)
+        self._batcher = CallBatcher(models.next_turn_s)
+        calls = Calls(self._batcher, give_up, callers, load, reading)
+        service = EmbeddingsService(
+            calls,
+            models,
+            tracing,
+            stream_window=grpc.stream_window,
+            stream_age_s=_STREAM_AGE_SHARE * grpc.max_connection_grace_s,
+        )
+        self.server = GrpcServer(service, calls, grpc)
+
+    @property
+    def receivers(self) -> Sequence[Receive]:
+        """Calls, several at a time while all model servers are busy."""
+        return (self._batcher.receive,)
+
+    def receive_now(self) -> None:
+        """A model server became less busy: calls wait no longer."""
+        self._batcher.receive_now()
+
+    def accept(self, request: Request) -> None:
+        """An answer's size is bounded when its tokens are counted."""
+
+    async def reply(self, requests: Sequence[Request], release: Release) -> None:
+        """Wake the callers."""
+        for request in requests:
+            call_of(request).complete()
+        release(requests)
+
+    async def delivered(self) -> None:
+        """Nothing is written after `reply`."""
+
+    def newly_stuck(self) -> None:
+        """No call holds back another."""
+
+    def pause(self, away: Callable[[str], bool], full: Callable[[str, Priority], bool]) -> None:
+        """Callers are refused instead."""
+
+    async def stop(self, grace_s: float) -> None:
+        """Take no more calls, and end those that are open after so long."""
+        await self.server.stop(grace_s)
+        self._batcher.close()

@@ -6,13 +6,14 @@ import asyncio
 import logging
 
 import grpc.aio
+from typing_extensions import override
 
 from aggregator.admission.models import Models
 from aggregator.errors import Code, TokenbatchError
 from aggregator.replicas.results import vector_bytes
 from aggregator.request import Failure, Request
 from aggregator.sources.grpc.callers import Identity
-from aggregator.sources.grpc.calls import Call, Calls, refusal
+from aggregator.sources.grpc.calls import Call, Calls, call_of, refusal
 from aggregator.sources.grpc.load import Room
 from aggregator.sources.grpc.refusals import Context
 from aggregator.sources.response import is_large, to_protobuf
@@ -25,7 +26,7 @@ OVER = Failure(Code.UNAVAILABLE, "this stream is over: open a new one, and send 
 
 
 class _StreamedCall(Call):
-    """The `origin` of a request that came on a stream."""
+    """The origin of a request that came on a stream."""
 
     __slots__ = ("_stream", "request")
 
@@ -34,10 +35,11 @@ class _StreamedCall(Call):
         self._stream = stream
         self.request: Request | None = None
 
-    def settle(self) -> None:
+    @override
+    def complete(self) -> None:
         """Its answer may be written."""
-        assert self.request is not None, "A request was settled before it was taken. This is a bug."
-        self._stream.settled(self.request)
+        assert self.request is not None, "A request was completed before it was taken. This is a bug."
+        self._stream.completed(self.request)
 
 
 _Answer = tuple[Request | bytes, Room | None]
@@ -90,7 +92,7 @@ class Stream:
                 room.leave()
             self._rooms.clear()
 
-    def settled(self, request: Request) -> None:
+    def completed(self, request: Request) -> None:
         """A request has all its outcomes; after the stream's end nobody asks for them.
 
         Unless that takes long its answer is made now: the outcomes would keep all of their batches' vectors.
@@ -98,7 +100,7 @@ class Stream:
         if request not in self._under_way:
             return
         self._under_way.remove(request)
-        self._answers.put_nowait((request if is_large(request) else _written(request), request.origin.room))
+        self._answers.put_nowait((request if is_large(request) else _written(request), call_of(request).room))
         self._end_if_done()
 
     async def _write(self, answer: Request | bytes, room: Room | None, context: Context) -> None:

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 from math import inf
-from typing import Final
+from typing import Final, cast
 
 from google.protobuf.message import DecodeError
 
 from aggregator.errors import InvalidRequest, NotPermitted, RequestError, Undecodable
-from aggregator.request import Defaults, Request
-from aggregator.scheduler.work_item import Priority, Source
+from aggregator.request import Defaults, Origin, Request
+from aggregator.scheduler.work_item import Priority
 from aggregator.settings import KafkaSettings, TopicSettings
 from aggregator.sources import parsing as wire_scan
 from aggregator.sources.kafka import json_codec as kafka_json
@@ -26,6 +26,7 @@ from aggregator.sources.kafka.consumer.committed_offset import Lease
 from aggregator.sources.kafka.large_records import Fetched
 from aggregator.sources.kafka.records import Record
 from aggregator.sources.parsing import parse
+from aggregator.sources.source import Source
 from protos.embedding.v1 import embedding_pb2 as pb
 
 _LOG = logging.getLogger(__name__)
@@ -58,8 +59,8 @@ _SLICE_BYTES = 16 * 1024
 
 
 @dataclass(slots=True, eq=False)
-class ReplyRoute:
-    """Where the answer to one record goes: the `origin` of every request that came by Kafka.
+class ReplyRoute(Origin):
+    """Where the reply to one record goes: the origin of every request that came by Kafka.
 
     `headers` are the reply's: its content type, then the routing and trace headers as they came.
     """
@@ -96,18 +97,25 @@ class Refused:
     dead_letter: bool
 
 
+def route_of(request: Request) -> ReplyRoute:
+    """Where the reply to a request goes that came by Kafka."""
+    return cast("ReplyRoute", request.origin)
+
+
 Decoded = tuple[list[Request], list[Refused]]
 
 
-def intakes(settings: KafkaSettings, default_model: str, *, trusts_tenant: bool = True) -> Mapping[str, Intake]:
-    """How each query topic is read; `default_model` is for topics that name none.
+def intakes(
+    settings: KafkaSettings, source: Source, default_model: str, *, trusts_tenant: bool = True
+) -> Mapping[str, Intake]:
+    """How `source` reads each query topic; `default_model` is for topics that name none.
 
     `trusts_tenant`: a request may name its tenant where its topic has none.
     """
     permits = _reply_topics(settings)
     return {
         topic.name: Intake(
-            _defaults(topic, default_model, trusts_tenant=trusts_tenant and not topic.tenant),
+            _defaults(topic, source, default_model, trusts_tenant=trusts_tenant and not topic.tenant),
             settings.reply_topic,
             permits,
             settings.max_record_bytes,
@@ -167,7 +175,7 @@ def _sorted(results: Sequence[Request | Refused], doubts: Callable[[Lease], bool
         if isinstance(result, Refused):
             refused.append(result)
             continue
-        if result.deadline_s != inf and doubts(result.origin.lease):
+        if result.deadline_s != inf and doubts(route_of(result).lease):
             result.deadline_s = inf
         requests.append(result)
     return requests, refused
@@ -217,9 +225,9 @@ def decode(lease: Lease, intake: Intake, *, received_s: float, wall_s: float) ->
         return Refused(lease, error, request_id, route, dead_letter=route is None or message is None)
 
 
-def _defaults(topic: TopicSettings, default_model: str, *, trusts_tenant: bool) -> Defaults:
+def _defaults(topic: TopicSettings, source: Source, default_model: str, *, trusts_tenant: bool) -> Defaults:
     return Defaults(
-        source=Source.KAFKA,
+        source=source,
         model=topic.model or default_model,
         priority=Priority[topic.priority.upper()],
         tenant=topic.tenant,

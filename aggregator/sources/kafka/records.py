@@ -52,18 +52,20 @@ class OutgoingRecord:
     headers: Sequence[tuple[str, bytes]]
 
 
-Heard = Callable[[Sequence[int], Sequence[Exception | None]], None]
-"""Hears the broker's words on some of the records sent: where these stand, and the words."""
+OnDelivered = Callable[[Sequence[int], Sequence[Exception | None]], None]
+"""Is told of the delivery of some of the records sent: where these stand, and None or an error for each."""
 
 
 class Producer(Protocol):
     """Kafka output: idempotent, acks=all, in batches."""
 
-    async def send(self, records: Sequence[OutgoingRecord], heard: Heard | None = None) -> Sequence[Exception | None]:
-        """Send and wait for the broker's word on each: None when acknowledged.
+    async def send(
+        self, records: Sequence[OutgoingRecord], on_delivered: OnDelivered | None = None
+    ) -> Sequence[Exception | None]:
+        """Send and wait for the delivery result of each: None when acknowledged.
 
         An exception is final for its record (topic missing, not authorised, too large); what can pass (no
-        leader, broker away) is waited for. `heard` hears of each record once: of all at the end, but while some are
-        waited for, once a second of the others.
+        leader, broker away) is waited for. `on_delivered` is told of each record once: of all at the end, but while
+        some are waited for, once a second of the others.
         """
         ...

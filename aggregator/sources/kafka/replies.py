@@ -11,7 +11,7 @@ from functools import lru_cache
 from aggregator.errors import Code, InvalidRequest
 from aggregator.replicas.results import vector_bytes
 from aggregator.request import Failure, Request
-from aggregator.sources.kafka.codec import Header, Refused, ReplyRoute
+from aggregator.sources.kafka.codec import Header, Refused, route_of
 from aggregator.sources.kafka.consumer.committed_offset import Lease
 from aggregator.sources.kafka.records import OutgoingRecord, Record
 from aggregator.sources.response import MAX_ECHOED, fill_status, json_of, to_json, to_protobuf
@@ -39,7 +39,7 @@ def encode_replies(requests: Sequence[Request], group_id: str) -> list[OutgoingR
     """The reply of a consumer group to each settled request, in its format, to its route, under its key."""
     replies: list[OutgoingRecord] = []
     for request in requests:
-        route: ReplyRoute = request.origin
+        route = route_of(request)
         record: Record = route.lease.record
         identity = reply_id(route.lease, request.request_id, group_id)
         try:
@@ -73,7 +73,7 @@ def check_reply_fits(request: Request, dimensions: int, max_reply_bytes: int) ->
 
     Raises InvalidRequest.
     """
-    route: ReplyRoute = request.origin
+    route = route_of(request)
     count = len(request.inputs)
     each = _most_bytes_each(request.options.dimensions or dimensions, request.options.encoding, route.json)
     echoed = len(route.lease.record.key or b"")

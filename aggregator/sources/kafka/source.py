@@ -1,4 +1,4 @@
-"""The Kafka side of the pipeline: records become requests, settled requests become replies and freed offsets."""
+"""Kafka as a source: records become requests, completed requests become replies and freed offsets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from aiokafka.errors import (
     MessageSizeTooLargeError,
@@ -21,16 +21,16 @@ from aggregator.errors import Code
 from aggregator.observability.metrics import Metrics, Unwritten
 from aggregator.observability.tracing import Tracing
 from aggregator.request import Failure, Request
-from aggregator.scheduler.work_item import Priority, Source
+from aggregator.scheduler.work_item import Priority
 from aggregator.settings import KafkaSettings
 from aggregator.sources.kafka.clock_skew import ClockSkew
-from aggregator.sources.kafka.codec import Intake, Refused, decode_all, decode_large
+from aggregator.sources.kafka.codec import Refused, decode_all, decode_large, intakes, route_of
 from aggregator.sources.kafka.consumer.committed_offset import Lease
 from aggregator.sources.kafka.dead_letters import DeadLetter, DeadLetters
 from aggregator.sources.kafka.large_records import LARGE_BYTES, Fetched, LargeRecords, size_bytes
 from aggregator.sources.kafka.records import Deliveries, Producer
 from aggregator.sources.kafka.replies import check_reply_fits, encode_refusal, encode_replies
-from aggregator.sources.source import LetGo
+from aggregator.sources.source import KAFKA, Receive, Release
 
 _LOG = logging.getLogger(__name__)
 _UNWRITTEN: dict[type[Exception], Unwritten] = {
@@ -41,26 +41,31 @@ _UNWRITTEN: dict[type[Exception], Unwritten] = {
 }
 
 
-class KafkaPath:
-    """ports.KafkaPath over deliveries in and a producer out.
+class KafkaSource:
+    """A Source over deliveries in and a producer out. Its senders do not wait: it is paused where a model is full.
 
     A lease settles only when the broker has acknowledged what answers it: a reply, a dead letter, or both.
     """
 
+    name = KAFKA
+    refusable = False
+    replayed = True
+
     def __init__(
         self,
         settings: KafkaSettings,
-        intakes: Mapping[str, Intake],
+        default_model: str,
         deliveries: Deliveries,
         producer: Producer,
         *,
+        trusts_tenant: bool = True,
         metrics: Metrics,
         tracing: Tracing,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._settings = settings
-        self._intakes = intakes
+        self._intakes = intakes(settings, self, default_model, trusts_tenant=trusts_tenant)
         self._deliveries = deliveries
         self._producer = producer
         self._metrics = metrics
@@ -70,11 +75,20 @@ class KafkaPath:
         self._dead_letters = DeadLetters(settings, producer, metrics, on_full_changed=self._hold, wall_clock=wall_clock)
         self._skew = ClockSkew(_tell_doubt)
         metrics.watch_clock(lambda: self._skew.shown_s(clock()))
-        self._asked = {name: {intake.defaults.model} for name, intake in intakes.items()}
+        self._asked = {name: {intake.defaults.model} for name, intake in self._intakes.items()}
         self._stopped: frozenset[str] = frozenset()
         self._held: frozenset[str] = frozenset()
         self._large = LargeRecords(on_full_changed=self._hold)
         self._refusing: asyncio.Task[None] | None = None
+        self._stuck: frozenset[int] = frozenset()
+
+    @property
+    def receivers(self) -> Sequence[Receive]:
+        """Small records, and large ones beside them."""
+        return self.receive, self.receive_large
+
+    def receive_now(self) -> None:
+        """Records do not wait to be received."""
 
     async def receive(self) -> Sequence[Request]:
         """The next requests with small values; records that are none are refused beside them.
@@ -117,47 +131,48 @@ class KafkaPath:
 
     def accept(self, request: Request) -> None:
         """Note which model its topic's records ask for. Raises InvalidRequest if its reply would not fit its topic."""
-        self._asked[request.origin.lease.watermark.topic].add(request.model)
+        self._asked[route_of(request).lease.watermark.topic].add(request.model)
         check_reply_fits(request, request.options.dimensions, self._settings.max_reply_bytes)
 
-    async def settle(self, requests: Sequence[Request], let_go: LetGo) -> None:
-        """Reply to settled requests and free their offsets; a reply that cannot be written becomes a dead letter.
+    async def reply(self, requests: Sequence[Request], release: Release) -> None:
+        """Reply to completed requests and free their offsets; a reply that cannot be written becomes a dead letter.
 
         Requests that come after the producer was closed are left to whoever reads their records next.
         """
-        live = [request for request in requests if not request.origin.lease.watermark.fenced]
-        gone: list[Request] = []
+        live = [request for request in requests if not route_of(request).lease.watermark.fenced]
+        delivered: list[Request] = []
 
-        def heard(positions: Sequence[int], errors: Sequence[Exception | None]) -> None:
-            answered = [live[position] for position in positions]
-            self._answered(answered, errors)
-            gone.extend(answered)
-            let_go(answered)
+        def on_delivered(positions: Sequence[int], errors: Sequence[Exception | None]) -> None:
+            replied = [live[position] for position in positions]
+            self._free_offsets(replied, errors)
+            delivered.extend(replied)
+            release(replied)
 
         if live:
             with contextlib.suppress(ProducerClosed), self._tracing.send(self._settings.reply_topic, len(live)):
-                await self._producer.send(encode_replies(live, self._settings.group_id), heard)
-        if len(gone) < len(requests):
-            answered = set(gone)
-            let_go([request for request in requests if request not in answered])
+                await self._producer.send(encode_replies(live, self._settings.group_id), on_delivered)
+        if len(delivered) < len(requests):
+            replied = set(delivered)
+            release([request for request in requests if request not in replied])
 
-    def _answered(self, requests: Sequence[Request], errors: Sequence[Exception | None]) -> None:
+    def _free_offsets(self, requests: Sequence[Request], errors: Sequence[Exception | None]) -> None:
         """The broker has, or refused, their replies."""
         for request, error in zip(requests, errors, strict=True):
-            lease: Lease = request.origin.lease
+            route = route_of(request)
+            lease = route.lease
             if error is not None:
-                letter = self._unwritten(lease, request.origin.topic, error)
+                letter = self._unwritten(lease, route.topic, error)
                 request.overrule(Failure(letter.code, letter.message))
             elif request.failed and (failure := _internal(request)) is not None:
                 self._dead_letters.add(DeadLetter(lease, failure.code, failure.message, failure.attempts))
             else:
                 lease.watermark.settle(lease)
 
-    async def written(self) -> None:
+    async def delivered(self) -> None:
         """Wait for the dead letters that are still to be written."""
         await self._dead_letters.written()
 
-    def hold(self, away: Callable[[str], bool], full: Callable[[str, Priority], bool]) -> None:
+    def pause(self, away: Callable[[str], bool], full: Callable[[str, Priority], bool]) -> None:
         """Pause the topics whose own model is away, or of whose models one is full for their class."""
         self._stopped = frozenset(
             name
@@ -166,9 +181,11 @@ class KafkaPath:
         )
         self._hold()
 
-    def drop_fenced(self) -> None:
-        """Forget what waits of partitions that were given back."""
+    def revoked(self, leases: Sequence[Lease]) -> Callable[[Request], bool]:
+        """Partitions were given back: which requests are to be forgotten, as their new owner redoes them."""
         self._large.drop_fenced()
+        gone = {id(lease) for lease in leases}
+        return lambda request: request.source is self and id(route_of(request).lease) in gone
 
     def _hold(self) -> None:
         stopped = self._stopped | self._dead_letters.full
@@ -179,9 +196,13 @@ class KafkaPath:
             self._held = held
             self._deliveries.hold(held)
 
-    def stuck(self) -> Sequence[Lease]:
-        """Leases that hold their partition's watermark so far back that they are to be aged."""
-        return self._deliveries.half_span_holders()
+    def newly_stuck(self) -> Callable[[Request], bool] | None:
+        """The requests whose leases hold their partition's watermark so far back that they are to be promoted."""
+        stuck = frozenset(id(lease) for lease in self._deliveries.half_span_holders())
+        if stuck == self._stuck:
+            return None
+        self._stuck = stuck
+        return lambda request: id(route_of(request).lease) in stuck
 
     async def _refuse(self, refused: Sequence[Refused]) -> None:
         """Answer records that are no requests, where somebody can be answered, and keep those nobody can read."""
@@ -204,7 +225,7 @@ class KafkaPath:
             else:
                 each.lease.watermark.settle(each.lease)
             codes[each.error.code] += 1
-        self._metrics.answered(Source.KAFKA, codes, [self._clock() - started_s] * len(refused))
+        self._metrics.answered(KAFKA, codes, [self._clock() - started_s] * len(refused))
 
     def _unwritten(self, lease: Lease, topic: str, error: Exception) -> DeadLetter:
         """Keep the record of a reply that Kafka refused for good."""

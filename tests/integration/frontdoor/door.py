@@ -34,7 +34,7 @@ from aggregator.scheduler.queue import QueuePolicy
 from aggregator.scheduler.replica import StepReport
 from aggregator.settings import AggregatorSettings, ModelSettings
 from aggregator.sources.grpc.listener import GrpcServer
-from aggregator.sources.grpc.source import make_front_door
+from aggregator.sources.grpc.source import GrpcSource
 from modelserver.synthetic_engine import vectors
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
@@ -174,9 +174,10 @@ async def front_door(
     gate = make_gate(configured, ready_aggregators)
     gatherer = Gatherer()
     metrics = Metrics(gatherer)
-    pipeline = Pipeline(models, pool, None, metrics, Tracing(), gate=gate)
-    server = make_front_door(configured, pipeline, models, metrics, Tracing())
-    assert server is not None
+    pipeline = Pipeline(models, pool, metrics, Tracing(), gate=gate)
+    source = GrpcSource(configured, pipeline.give_up, models, metrics, Tracing())
+    pipeline.sources.append(source)
+    server = source.server
     task = asyncio.create_task(pipeline.run())
     await server.start()
     await server.set_serving(serving=True)
@@ -186,7 +187,7 @@ async def front_door(
         yield Door(address, pb_grpc.EmbeddingsStub(channel), channel, pipeline, models, server, gatherer)
     finally:
         await channel.close()
-        await server.stop(0)
+        await source.stop(0)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         gc.collect()  # what gRPC drops is dropped inside this test's loop

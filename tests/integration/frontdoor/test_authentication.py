@@ -21,7 +21,8 @@ from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 from jwt.utils import base64url_encode
 
 from aggregator.request import Request
-from aggregator.scheduler.work_item import Source
+from aggregator.sources.grpc.call_batcher import CallBatcher
+from aggregator.sources.source import GRPC
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.fakes.certificates import Authority
 from tests.integration.frontdoor.door import Door, ask, front_door
@@ -36,19 +37,19 @@ def bearer(token: str) -> list[tuple[str, str]]:
 async def tenant_of(door: Door, metadata: Any = (), **fields: Any) -> str:
     """The tenant under which the pipeline takes a call, or the code of its refusal."""
     seen: list[Request] = []
-    submit = door.pipeline.submit
+    add = CallBatcher.add
 
-    def watched(request: Request) -> None:
+    def watched(batcher: CallBatcher, request: Request) -> None:
         seen.append(request)
-        submit(request)
+        add(batcher, request)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(door.pipeline, "submit", watched)
+        patch.setattr(CallBatcher, "add", watched)
         try:
             await door.stub.Embed(ask("rain", **fields), metadata=tuple(metadata))
         except grpc.aio.AioRpcError as error:
             return error.code().name
-    assert seen[0].source is Source.GRPC
+    assert seen[0].source.name == GRPC
     return seen[0].tenant
 
 

@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from aggregator.request import Request
+from aggregator.sources.grpc.calls import Calls
 from tests.integration.frontdoor.door import CURVE, DESCRIPTION, SlowEngine, ask, front_door, until
 
 FULL = "word " * 50
@@ -46,7 +47,7 @@ async def test_a_call_cancelled_while_its_tokens_are_counted_is_never_queued(mon
         counting, go_on = served.counting, asyncio.Event()
         asked: list[str] = []
         given_up: list[Request] = []
-        give_up = door.pipeline.give_up
+        give_up = Calls.give_up
 
         class Held:
             async def count(self, texts: Any, *, long: bool = False) -> Any:
@@ -54,12 +55,12 @@ async def test_a_call_cancelled_while_its_tokens_are_counted_is_never_queued(mon
                 await go_on.wait()
                 return await counting.count(texts, long=long)
 
-        def noted(request: Request) -> asyncio.Future[None] | None:
+        def noted(calls: Calls, request: Request) -> None:
+            give_up(calls, request)
             given_up.append(request)
-            return give_up(request)
 
         monkeypatch.setattr(served, "counting", Held())
-        monkeypatch.setattr(door.pipeline, "give_up", noted)
+        monkeypatch.setattr(Calls, "give_up", noted)
         call = door.stub.Embed(ask("gone"))
         await until(lambda: asked)
         other = door.stub.Embed(ask("stays"))

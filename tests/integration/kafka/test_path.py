@@ -17,11 +17,10 @@ from aggregator.observability.gathered import Gatherer
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
 from aggregator.request import Failure
-from aggregator.sources.kafka.codec import intakes
 from aggregator.sources.kafka.producer.producer import KafkaProducer
 from aggregator.sources.kafka.producer.writer import KafkaWriter
 from aggregator.sources.kafka.records import OutgoingRecord
-from aggregator.sources.kafka.source import KafkaPath
+from aggregator.sources.kafka.source import KafkaSource
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.fakes.kafka_clusters import RealCluster, produce, reading, until_committed
 
@@ -37,7 +36,7 @@ class Way:
     """The Kafka side of an aggregator, and its three topics."""
 
     cluster: RealCluster
-    path: KafkaPath
+    path: KafkaSource
     requests: str
     replies: str
     letters: str
@@ -51,8 +50,8 @@ class Way:
             taken += len(requests)
             for request in requests:
                 request.fail(failure)
-            await self.path.settle(requests, lambda _: None)
-        await self.path.written()
+            await self.path.reply(requests, lambda _: None)
+        await self.path.delivered()
 
 
 @asynccontextmanager
@@ -66,9 +65,7 @@ async def way(cluster: RealCluster, **reply_topic: str) -> AsyncGenerator[Way]:
     await producer.start()
     async with reading(cluster, settings) as intake:
         deliveries: Any = intake.deliveries
-        path = KafkaPath(
-            *(settings, intakes(settings, "m"), deliveries, producer), metrics=Metrics(Gatherer()), tracing=Tracing()
-        )
+        path = KafkaSource(*(settings, "m", deliveries, producer), metrics=Metrics(Gatherer()), tracing=Tracing())
         await until_committed(cluster, requests, {0: 0})
         yield Way(cluster, path, requests, replies, letters)
     await producer.close(2)

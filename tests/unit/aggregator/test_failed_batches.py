@@ -10,8 +10,8 @@ from typing_extensions import override
 from aggregator.errors import Code, EngineFailed, ModelServerBusy, ModelServerLost
 from aggregator.replicas.engine import OutgoingBatch, StepResult
 from aggregator.request import Failure
-from aggregator.scheduler.work_item import Source
 from tests.fakes.clock import run
+from tests.fakes.sources import KAFKA
 from tests.fakes.world import DESCRIPTION, SerialEngine, World
 
 
@@ -99,9 +99,9 @@ def test_an_engine_that_fails_for_everybody_ends_in_dead_letters_not_in_a_loop()
     async def check() -> None:
         engine = SerialEngine(failures=[EngineFailed("broken")] * 1000)
         async with World(engine).started() as world:
-            world.produce(*(world.request(str(number), source=Source.KAFKA) for number in range(8)))
+            world.produce(*(world.request(str(number), source=KAFKA) for number in range(8)))
             await asyncio.sleep(60)
-            assert {request.code for request in world.kafka.settled} == {Code.INTERNAL}
-            assert len(world.kafka.settled) == 8
+            assert {request.code for request in world.kafka.replied} == {Code.INTERNAL}
+            assert len(world.kafka.replied) == 8
 
     run(check())

@@ -12,8 +12,8 @@ from aggregator.admission.tokenizers.tokenizer import TokenBatch
 from aggregator.errors import Code
 from aggregator.replicas.results import Vector
 from aggregator.request import Request
-from aggregator.scheduler.work_item import Source
 from tests.fakes.clock import run
+from tests.fakes.sources import KAFKA
 from tests.fakes.world import FakeCounting, SerialEngine, WordTokenizer, World, vectors
 
 
@@ -75,9 +75,9 @@ def test_an_over_long_text_is_cut_where_the_request_allows_it() -> None:
 def test_a_text_that_the_tokenizer_cannot_take_harms_only_itself() -> None:
     async def check() -> None:
         async with World(SerialEngine()).started() as world:
-            world.produce(*(world.request(text, source=Source.KAFKA) for text in ("10", "uncountable", "20")))
+            world.produce(*(world.request(text, source=KAFKA) for text in ("10", "uncountable", "20")))
             await asyncio.sleep(1)
-        codes = sorted(request.code.name for request in world.kafka.settled)
+        codes = sorted(request.code.name for request in world.kafka.replied)
         assert codes == ["INVALID_ARGUMENT", "OK", "OK"]
 
     run(check())
@@ -87,13 +87,13 @@ def test_requests_that_cannot_be_queued_for_a_reason_nobody_thought_of_are_each_
     async def check() -> None:
         async with World(SerialEngine()).started() as world:
             world.model.revisions["r1"].prompts = {}
-            requests = [world.request(text, source=Source.KAFKA) for text in ("1", "2")]
-            requests.append(world.request("3", source=Source.KAFKA, model="unknown"))
+            requests = [world.request(text, source=KAFKA) for text in ("1", "2")]
+            requests.append(world.request("3", source=KAFKA, model="unknown"))
             world.produce(*requests)
             call = await world.embed("4")
             await world.drain()
             assert [request.code for request in (call, *requests)] == [Code.INTERNAL] * 3 + [Code.NOT_FOUND]
-            assert sorted(map(id, world.kafka.settled)) == sorted(map(id, requests))
+            assert sorted(map(id, world.kafka.replied)) == sorted(map(id, requests))
 
     run(check())
 
@@ -130,15 +130,15 @@ def test_a_text_that_takes_long_to_count_keeps_no_other_waiting() -> None:
         async with World(SerialEngine()).started() as world:
             world.model.revisions["r1"].counting = SlowForLong()
             texts = ("1 " * 50_000, "2", "3")
-            requests = [world.request(text, source=Source.KAFKA, truncate="TRUNCATE_END") for text in texts]
+            requests = [world.request(text, source=KAFKA, truncate="TRUNCATE_END") for text in texts]
             world.produce(requests[0], large=True)
             world.produce(*requests[1:])
             call = asyncio.create_task(world.embed("4", in_s=1))
             await asyncio.sleep(0.5)
-            assert world.kafka.settled == requests[1:]
+            assert world.kafka.replied == requests[1:]
             assert (await call).code is Code.OK
             await asyncio.sleep(6)
-            assert {request.code for request in world.kafka.settled} == {Code.OK}
+            assert {request.code for request in world.kafka.replied} == {Code.OK}
             await world.drain()
             assert world.model.admission.total == 0
 
@@ -150,7 +150,7 @@ def test_a_long_text_is_no_longer_counted_once_its_caller_has_gone() -> None:
         async with World(SerialEngine()).started() as world:
             world.model.revisions["r1"].counting = counting = SlowForLong()
             request = world.request(*("x" * 8000,) * 20)
-            world.pipeline.submit(request)
+            world.grpc.batcher.add(request)
             await asyncio.sleep(7)
             assert len(counting.long_calls) == 2
             work = world.pipeline.give_up(request)
@@ -254,10 +254,10 @@ def test_many_texts_that_come_together_are_counted_in_calls_between_which_others
     async def check() -> None:
         async with World(SerialEngine()).started() as world:
             world.model.revisions["r1"].counting = counting = NotingCounting()
-            requests = [world.request("1 " * 8000, source=Source.KAFKA, truncate="TRUNCATE_END") for _ in range(40)]
+            requests = [world.request("1 " * 8000, source=KAFKA, truncate="TRUNCATE_END") for _ in range(40)]
             world.produce(*requests)
             await asyncio.sleep(1)
-            assert {request.code for request in world.kafka.settled} == {Code.OK}
+            assert {request.code for request in world.kafka.replied} == {Code.OK}
             assert counting.counts == [4] * 10
 
     run(check())

@@ -11,8 +11,9 @@ from typing_extensions import override
 from aggregator.admission.tokenizers.tokenizer import TokenBatch
 from aggregator.errors import Code, ModelServerLost
 from aggregator.replicas.results import Vector
-from aggregator.scheduler.work_item import Priority, Source
+from aggregator.scheduler.work_item import Priority
 from tests.fakes.clock import run
+from tests.fakes.sources import KAFKA
 from tests.fakes.world import DESCRIPTION, MODEL, FakeCounting, SerialEngine, WordTokenizer, World
 
 
@@ -20,15 +21,15 @@ def test_kafka_waits_for_a_model_server_and_grpc_is_told_at_once() -> None:
     async def check() -> None:
         async with World().started() as world:
             assert (await world.embed("1")).code is Code.UNAVAILABLE
-            world.produce(world.request("1", source=Source.KAFKA))
+            world.produce(world.request("1", source=KAFKA))
             await asyncio.sleep(100)
-            assert not world.kafka.settled
-            assert world.kafka.held(MODEL, Priority.DEFAULT)
+            assert not world.kafka.replied
+            assert world.kafka.paused(MODEL, Priority.DEFAULT)
             assert world.pool.members is not None
             world.pool.members.join(SerialEngine(), WordTokenizer())
             await asyncio.sleep(1)
-            assert [request.code for request in world.kafka.settled] == [Code.OK]
-            assert not world.kafka.held(MODEL, Priority.DEFAULT)
+            assert [request.code for request in world.kafka.replied] == [Code.OK]
+            assert not world.kafka.paused(MODEL, Priority.DEFAULT)
 
     run(check())
 
@@ -39,7 +40,7 @@ def test_calls_that_were_queued_when_the_last_server_went_are_told_soon_and_reco
         async with World(engine).started() as world:
             assert world.pool.members is not None
             calls = [asyncio.create_task(world.embed(f"{number} 2 3")) for number in range(300)]
-            world.produce(world.request("1", source=Source.KAFKA))
+            world.produce(world.request("1", source=KAFKA))
             await asyncio.sleep(0.5)
             world.pool.members.leave(engine)
             await asyncio.sleep(1.9)
@@ -48,10 +49,10 @@ def test_calls_that_were_queued_when_the_last_server_went_are_told_soon_and_reco
             codes = [call.result().code for call in calls if call.done()]
             assert len(codes) >= 20  # the others are under way
             assert set(codes) == {Code.UNAVAILABLE}
-            assert not world.kafka.settled
+            assert not world.kafka.replied
             world.pool.members.join(SerialEngine(replace(DESCRIPTION, address="server-2:1")), WordTokenizer())
             await asyncio.sleep(1)
-            assert [request.code for request in world.kafka.settled] == [Code.OK]
+            assert [request.code for request in world.kafka.replied] == [Code.OK]
             for call in calls:
                 call.cancel()
 
@@ -64,11 +65,11 @@ def test_waiting_for_a_model_server_can_be_bounded() -> None:
         async with World(engine, max_unavailable_s=30.0).started() as world:
             assert world.pool.members is not None
             world.pool.members.leave(engine)
-            world.produce(world.request("1", source=Source.KAFKA))
+            world.produce(world.request("1", source=KAFKA))
             await asyncio.sleep(29)
-            assert not world.kafka.settled
+            assert not world.kafka.replied
             await asyncio.sleep(2)
-            assert [request.code for request in world.kafka.settled] == [Code.UNAVAILABLE]
+            assert [request.code for request in world.kafka.replied] == [Code.UNAVAILABLE]
 
     run(check())
 
@@ -76,9 +77,9 @@ def test_waiting_for_a_model_server_can_be_bounded() -> None:
 def test_a_parked_request_expires() -> None:
     async def check() -> None:
         async with World().started() as world:
-            world.produce(world.request("1", source=Source.KAFKA, in_s=5.0))
+            world.produce(world.request("1", source=KAFKA, in_s=5.0))
             await asyncio.sleep(6)
-            assert [request.code for request in world.kafka.settled] == [Code.DEADLINE_EXCEEDED]
+            assert [request.code for request in world.kafka.replied] == [Code.DEADLINE_EXCEEDED]
 
     run(check())
 
@@ -90,13 +91,13 @@ def test_a_new_revision_takes_over_what_waited_for_the_old_one_without_mixing() 
         async with World(old).started() as world:
             assert world.pool.members is not None
             await world.occupy()
-            waiting = world.request("3", "4", source=Source.KAFKA)
+            waiting = world.request("3", "4", source=KAFKA)
             world.produce(waiting)
             await asyncio.sleep(0.001)
             world.pool.members.join(new, WordTokenizer())
             world.pool.members.leave(old)
             await asyncio.sleep(0.5)
-            assert world.kafka.settled == [waiting]
+            assert world.kafka.replied == [waiting]
             revisions = {outcome.batch.model_revision for outcome in waiting.outcomes if isinstance(outcome, Vector)}
             assert revisions == {"r2"}
 
@@ -110,7 +111,7 @@ def test_what_a_revision_decided_is_decided_anew_by_the_one_that_takes_over() ->
         async with World(old).started() as world:
             assert world.pool.members is not None
             await world.occupy()
-            waiting = world.request("3", source=Source.KAFKA)
+            waiting = world.request("3", source=KAFKA)
             world.produce(waiting)
             await asyncio.sleep(0.001)
             world.pool.members.join(SerialEngine(wider), WordTokenizer())
@@ -129,7 +130,7 @@ def test_a_server_that_comes_back_under_its_revision_with_other_limits_is_taken_
             assert world.pool.members is not None
             assert (await world.embed("1 " * 40)).code is Code.OUT_OF_RANGE
             world.pool.members.leave(old)
-            waiting = world.request("1 " * 40, source=Source.KAFKA)
+            waiting = world.request("1 " * 40, source=KAFKA)
             world.produce(waiting)
             await asyncio.sleep(0.001)
             longer = SerialEngine(replace(DESCRIPTION, instance_id="2", max_input_tokens=64, step_query_capacity=1))
@@ -152,8 +153,8 @@ def test_what_fails_at_a_revision_that_was_taken_over_goes_to_the_new_one() -> N
             world.pool.members.join(new, WordTokenizer())
             world.pool.members.leave(old)
             await asyncio.sleep(10)
-            assert {request.code for request in world.kafka.settled} == {Code.OK}
-            assert sorted(map(id, world.kafka.settled)) == sorted(map(id, under_way))
+            assert {request.code for request in world.kafka.replied} == {Code.OK}
+            assert sorted(map(id, world.kafka.replied)) == sorted(map(id, under_way))
             await world.drain()
 
     run(check())
@@ -165,14 +166,14 @@ def test_a_request_that_is_half_under_way_when_another_revision_takes_over_begin
         new = SerialEngine(replace(DESCRIPTION, address="new:1", model_revision="r2"), slowness=300.0)
         async with World(old).started() as world:
             assert world.pool.members is not None
-            request = world.request(*(f"{number} 1 1 1 1 1 1 1" for number in range(25)), source=Source.KAFKA)
+            request = world.request(*(f"{number} 1 1 1 1 1 1 1" for number in range(25)), source=KAFKA)
             world.produce(request)
             await asyncio.sleep(0.001)
             assert sum(batch.query_count for batch in old.batches) == 20
             world.pool.members.join(new, WordTokenizer())
             world.pool.members.leave(old)
             await asyncio.sleep(30)
-            assert world.kafka.settled == [request]
+            assert world.kafka.replied == [request]
             revisions = {outcome.batch.model_revision for outcome in request.outcomes if isinstance(outcome, Vector)}
             assert revisions == {"r2"}
             assert world.model.admission.total == 0
@@ -187,7 +188,7 @@ def test_a_request_that_is_half_answered_when_another_revision_takes_over_begins
         new = SerialEngine(replace(DESCRIPTION, address="new:1", model_revision="r2"))
         async with World(old).started() as world:
             assert world.pool.members is not None
-            request = world.request(*(f"{number} 1 1 1 1 1 1 1" for number in range(50)), source=Source.KAFKA)
+            request = world.request(*(f"{number} 1 1 1 1 1 1 1" for number in range(50)), source=KAFKA)
             world.produce(request)
             async with asyncio.timeout(60):
                 while request.remaining == 50:  # noqa: ASYNC110 - nothing tells of a half
@@ -195,7 +196,7 @@ def test_a_request_that_is_half_answered_when_another_revision_takes_over_begins
             world.pool.members.join(new, WordTokenizer())
             world.pool.members.leave(old)
             await asyncio.sleep(30)
-            assert world.kafka.settled == [request]
+            assert world.kafka.replied == [request]
             revisions = {outcome.batch.model_revision for outcome in request.outcomes if isinstance(outcome, Vector)}
             assert revisions == {"r2"}
             await world.drain()

@@ -11,17 +11,22 @@ import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from aggregator.admission.bounds import Admission, AdmissionPolicy
+from aggregator.admission.held import Held, hold, release
+from aggregator.admission.routing import unroute
 from aggregator.errors import Code, InvalidRequest
 from aggregator.replicas.results import CompletedBatch, Vector
-from aggregator.request import Defaults, Failure, Held, Options, Request
+from aggregator.request import Defaults, Failure, Options, Origin, Request
 from aggregator.scheduler.budget.controller import Promise, SlaGoal, StepLimits
 from aggregator.scheduler.outlook import Outlook
 from aggregator.scheduler.queue import QueuePolicy, TokenQueue
-from aggregator.scheduler.work_item import Priority, Source
+from aggregator.scheduler.work_item import Priority
+from aggregator.sources.completion import account
 from aggregator.sources.parsing import decode, parse
 from protos.embedding.v1 import embedding_pb2 as pb
+from tests.fakes.sources import GRPC
 
-DEFAULTS = Defaults(Source.GRPC, "usual", Priority.DEFAULT, max_inputs=3)
+ORIGIN = Origin()
+DEFAULTS = Defaults(GRPC, "usual", Priority.DEFAULT, max_inputs=3)
 _LIMITS = StepLimits(100, 4096, 32)
 FIRST, SECOND = Failure(Code.INVALID_ARGUMENT, "first"), Failure(Code.INTERNAL, "second")
 
@@ -34,7 +39,7 @@ def message(*inputs: str | list[int], **fields: Any) -> pb.EmbedRequest:
 
 
 def parsed(*inputs: str | list[int], defaults: Defaults = DEFAULTS, deadline_s: float = inf, **fields: Any) -> Request:
-    return parse(message(*inputs, **fields), defaults, "origin", received_s=50.0, wall_s=1000.0, deadline_s=deadline_s)
+    return parse(message(*inputs, **fields), defaults, ORIGIN, received_s=50.0, wall_s=1000.0, deadline_s=deadline_s)
 
 
 def vector(done_s: float = 0.0, carried_s: float = 0.0) -> Vector:
@@ -50,8 +55,8 @@ def test_what_a_request_does_not_say_its_intake_says() -> None:
         Priority.DEFAULT,
         "",
     )
-    assert (request.source, request.received_s, request.deadline_s) == (Source.GRPC, 50.0, inf)
-    assert (request.origin, request.outcomes, request.remaining, request.failed) == ("origin", [None], 1, False)
+    assert (request.source, request.received_s, request.deadline_s) == (GRPC, 50.0, inf)
+    assert (request.origin, request.outcomes, request.remaining, request.failed) == (ORIGIN, [None], 1, False)
     assert request.options == Options(0, pb.ENCODING_FLOAT32, None, pb.TRUNCATE_NONE, pb.INPUT_TYPE_UNSPECIFIED)
     assert len(request.request_id) == 32
     assert request.request_id != parsed("a").request_id
@@ -85,7 +90,7 @@ def test_what_a_request_says_holds() -> None:
 def test_a_tenant_is_who_the_request_says_where_callers_are_trusted(
     own: str, claimed: str, tenant: str, *, trusts: bool
 ) -> None:
-    defaults = Defaults(Source.GRPC, "usual", Priority.DEFAULT, own, trusts_tenant=trusts)
+    defaults = Defaults(GRPC, "usual", Priority.DEFAULT, own, trusts_tenant=trusts)
     assert parsed("a", defaults=defaults, tenant=claimed).tenant == tenant
 
 
@@ -125,7 +130,7 @@ def test_an_empty_request_and_one_of_too_many_inputs_are_refused() -> None:
 @pytest.mark.parametrize(("name", "value"), [("encoding", 77), ("truncate", 78), ("input_type", 79), ("priority", 80)])
 def test_a_choice_that_there_is_not_is_refused_by_its_name(name: str, value: int) -> None:
     with pytest.raises(InvalidRequest, match=f"^{name} {value} is not known: use one of "):
-        parse(message("a", **{name: value}), DEFAULTS, None, received_s=0.0, wall_s=0.0)
+        parse(message("a", **{name: value}), DEFAULTS, ORIGIN, received_s=0.0, wall_s=0.0)
 
 
 @pytest.mark.parametrize(("outside_s", "held_s"), [(inf, 52.75), (52.0, 52.0), (60.0, 52.75)])
@@ -188,9 +193,9 @@ def test_who_begins_anew_keeps_failures_and_forgets_vectors_and_what_a_revision_
     request.options = Options(dimensions=384, asked=asked)
     request.settle_input(0, vector())
     request.settle_input(1, FIRST)
-    request.restart()
+    unroute(request)
     assert (request.outcomes, request.remaining, request.options) == ([None, FIRST, None], 2, asked)
-    request.restart()
+    unroute(request)
     assert request.options is asked
 
 
@@ -203,11 +208,11 @@ def held(promise: Promise | None = None) -> tuple[Held, Admission]:
 def test_what_is_held_is_given_back_once() -> None:
     where, admission = held()
     request = parsed("a", tenant="t")
-    request.hold(where, 12)
+    hold(request, where, 12)
     request.places = [("query", "entry")]  # type: ignore[list-item]
     assert (admission.total, request.token_count, request.held) == (12, 12, where)
     for _ in range(2):
-        request.release()
+        release(request)
         assert (admission.total, request.held, list(request.places)) == (0, None, [])
 
 
@@ -216,10 +221,10 @@ def test_an_answers_overhead_is_all_but_its_waiting_and_its_step() -> None:
     promise = Promise(SlaGoal(answer_s=100.0))
     where, _ = held(promise)
     request = parsed("a", "b")
-    request.hold(where, 12)
+    hold(request, where, 12)
     request.settle_input(0, vector(done_s=60.0, carried_s=9.0))
     request.settle_input(1, vector(done_s=90.0, carried_s=0.5))
-    request.account(92.0)
+    account(request, 92.0)
     assert promise.p99_s == 42.0
     steering = promise.steer(_LIMITS, 0.001)
     assert steering.target_s == pytest.approx((100.0 - (1.0 + 0.5 + 2.0)) / 2)
@@ -229,9 +234,9 @@ def test_neither_a_failure_nor_what_was_never_held_counts_as_an_answer() -> None
     promise = Promise(SlaGoal(answer_s=100.0))
     where, _ = held(promise)
     failed, never = parsed("a"), parsed("b")
-    failed.hold(where, 12)
+    hold(failed, where, 12)
     failed.fail(FIRST)
-    failed.account(92.0)
+    account(failed, 92.0)
     never.settle_input(0, vector())
-    never.account(92.0)
+    account(never, 92.0)
     assert promise.p99_s == 0.0

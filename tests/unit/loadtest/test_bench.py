@@ -2,19 +2,19 @@
 
 import asyncio
 import csv
-from collections.abc import Sequence
 from math import inf
 from pathlib import Path
 
 import pytest
 
-from aggregator.request import Options, Request
-from aggregator.scheduler.work_item import Priority, Source
+from aggregator.request import Options, Origin, Request
+from aggregator.scheduler.work_item import Priority
 from loadtest.bench.backlog import Progress, between, cpu_us_per_query
 from loadtest.bench.figures import Figure, append, commit, hardware
 from loadtest.bench.one_by_one import figures
 from loadtest.bench.without_gathering import WithoutWaiting
 from tests.fakes.clock import run
+from tests.fakes.sources import GRPC
 
 
 def test_cpu_time_is_taken_from_the_steady_part() -> None:
@@ -55,15 +55,14 @@ def test_what_gathering_is_measured_against_admits_a_call_at_once_though_every_s
     async def came() -> list[int]:
         admitted: list[int] = []
 
-        async def admit(calls: Sequence[Request]) -> None:
-            admitted.append(len(calls))
+        async def receive() -> None:
+            while received := await calls.receive():
+                admitted.append(len(received))
 
-        calls = WithoutWaiting(admit, lambda _: inf)
-        task = asyncio.create_task(calls.run())
+        calls = WithoutWaiting(lambda _: inf)
+        task = asyncio.create_task(receive())
         for _ in range(2):
-            calls.add(
-                Request("", "", "", [""], Options(), Priority.DEFAULT, Source.GRPC, "", 0.0, inf, None, [None], 1)
-            )
+            calls.add(Request("", "", "", [""], Options(), Priority.DEFAULT, GRPC, "", 0.0, inf, Origin(), [None], 1))
             await asyncio.sleep(0)
             await asyncio.sleep(0)
         task.cancel()

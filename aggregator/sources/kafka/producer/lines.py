@@ -19,19 +19,19 @@ from aggregator.sources.kafka.records import OutgoingRecord
 BATCH_BYTES = 256 * 1024
 _RECORD_OVERHEAD_BYTES = 100
 
-Word = Exception | None
-"""The broker's word on a record: None when acknowledged, else why it never will be."""
+DeliveryResult = Exception | None
+"""Of one record: None when the broker acknowledged it, else why it never will."""
 
-Write = Callable[[TopicPartition, Sequence[OutgoingRecord]], Awaitable[list[Word]]]
+Write = Callable[[TopicPartition, Sequence[OutgoingRecord]], Awaitable[list[DeliveryResult]]]
 
 
 @dataclass(slots=True, eq=False)
 class _Share:
-    """One sender's records for one partition; `turn` ends its wait, with its words or to write for all in line."""
+    """One sender's records for one partition; `turn` ends its wait, with its results or to write for all in line."""
 
     records: Sequence[OutgoingRecord]
     size_bytes: int
-    turn: asyncio.Future[list[Word] | None]
+    turn: asyncio.Future[list[DeliveryResult] | None]
 
 
 @dataclass(slots=True, eq=False)
@@ -43,30 +43,30 @@ class _Line:
 
 
 class PartitionLines:
-    """The lines of all partitions. `write` writes records to one partition until each has its word."""
+    """The lines of all partitions. `write` writes records to one partition until each has its result."""
 
     def __init__(self, write: Write) -> None:
         self._write = write
         self._lines: dict[TopicPartition, _Line] = {}
 
-    async def send(self, tp: TopicPartition, records: Sequence[OutgoingRecord]) -> list[Word]:
-        """The words on `records`, in their order. Raises what `write` raises."""
+    async def send(self, tp: TopicPartition, records: Sequence[OutgoingRecord]) -> list[DeliveryResult]:
+        """The delivery results of `records`, in their order. Raises what `write` raises."""
         line = self._lines.setdefault(tp, _Line())
         share = _Share(records, _total_bytes(records), asyncio.get_running_loop().create_future())
         if line.busy:
             line.waiting.append(share)
             try:
-                words = await share.turn
+                results = await share.turn
             except asyncio.CancelledError:
                 if share.turn.done() and not share.turn.cancelled() and share.turn.result() is None:
                     self._hand_on(tp, line)  # the turn had come already
                 raise
-            if words is not None:
-                return words
+            if results is not None:
+                return results
         line.busy = True
         return await self._write_for_all(tp, line, share)
 
-    async def _write_for_all(self, tp: TopicPartition, line: _Line, mine: _Share) -> list[Word]:
+    async def _write_for_all(self, tp: TopicPartition, line: _Line, mine: _Share) -> list[DeliveryResult]:
         """Write one's own records and those next in line, as many as fit one batch; then hand the turn on."""
         shares, size_bytes = [mine], mine.size_bytes
         while line.waiting and size_bytes + line.waiting[0].size_bytes <= BATCH_BYTES:
@@ -75,9 +75,9 @@ class PartitionLines:
         try:
             records = [record for share in shares for record in share.records] if len(shares) > 1 else mine.records
             if size_bytes <= BATCH_BYTES:
-                words = await self._write(tp, records)
+                results = await self._write(tp, records)
             else:
-                words = await self._write_in_parts(tp, records)
+                results = await self._write_in_parts(tp, records)
         except BaseException as error:
             failure = error if isinstance(error, Exception) else asyncio.CancelledError()
             for share in shares[1:]:
@@ -90,19 +90,19 @@ class PartitionLines:
         for share in shares[1:]:
             start, end = end, end + len(share.records)
             if not share.turn.done():
-                share.turn.set_result(words[start:end])
-        return words[: len(mine.records)]
+                share.turn.set_result(results[start:end])
+        return results[: len(mine.records)]
 
-    async def _write_in_parts(self, tp: TopicPartition, records: Sequence[OutgoingRecord]) -> list[Word]:
-        words: list[Word] = []
+    async def _write_in_parts(self, tp: TopicPartition, records: Sequence[OutgoingRecord]) -> list[DeliveryResult]:
+        results: list[DeliveryResult] = []
         start = size_bytes = 0
         for index, record in enumerate(records):
             more_bytes = _total_bytes([record])
             if size_bytes and size_bytes + more_bytes > BATCH_BYTES:
-                words += await self._write(tp, records[start:index])
+                results += await self._write(tp, records[start:index])
                 start, size_bytes = index, 0
             size_bytes += more_bytes
-        return words + await self._write(tp, records[start:] if start else records)
+        return results + await self._write(tp, records[start:] if start else records)
 
     def _hand_on(self, tp: TopicPartition, line: _Line) -> None:
         while line.waiting:

@@ -12,14 +12,14 @@ from aiokafka import TopicPartition
 from aiokafka import errors as kafka_errors
 
 from aggregator.settings import KafkaSettings
-from aggregator.sources.kafka.producer.lines import PartitionLines, Word
+from aggregator.sources.kafka.producer.lines import DeliveryResult, PartitionLines
 from aggregator.sources.kafka.producer.partitioner import partitions_by_key
 from aggregator.sources.kafka.producer.writer import RETRY_S, KafkaWriter
-from aggregator.sources.kafka.records import Heard, OutgoingRecord
+from aggregator.sources.kafka.records import OnDelivered, OutgoingRecord
 
 _ODD_TRIES = 4
 _PATIENCE_S = 1.0
-"""How long records that have their word wait for others sent with them."""
+"""How long records that have their result wait for others sent with them."""
 
 _TOPIC_REFUSED = (kafka_errors.TopicAuthorizationFailedError, kafka_errors.InvalidTopicError)
 _RECORD_REFUSED = (
@@ -41,18 +41,18 @@ _PASSES = (
 T = TypeVar("T")
 
 
-class _Words:
-    """The words on the records of one `send`, as they come; `heard` hears of them once a second, and at the end."""
+class _DeliveryResults:
+    """Of the records of one `send`, as they come; `on_delivered` is told of them once a second, and at the end."""
 
-    def __init__(self, count: int, heard: Heard | None) -> None:
-        self.all: list[Word] = [None] * count
-        self._heard = heard
+    def __init__(self, count: int, on_delivered: OnDelivered | None) -> None:
+        self.all: list[DeliveryResult] = [None] * count
+        self._on_delivered = on_delivered
         self._fresh: list[int] = []
         self._timer = asyncio.get_running_loop().call_later(_PATIENCE_S, self._go_on)
 
-    def put(self, positions: Sequence[int], words: Iterable[Word]) -> None:
+    def put(self, positions: Sequence[int], results: Iterable[DeliveryResult]) -> None:
         """Some came."""
-        for position, word in zip(positions, words, strict=True):
+        for position, word in zip(positions, results, strict=True):
             self.all[position] = word
         self._fresh += positions
 
@@ -67,8 +67,8 @@ class _Words:
 
     def _tell(self) -> None:
         fresh, self._fresh = self._fresh, []
-        if fresh and self._heard is not None:
-            self._heard(fresh, [self.all[position] for position in fresh])
+        if fresh and self._on_delivered is not None:
+            self._on_delivered(fresh, [self.all[position] for position in fresh])
 
 
 class KafkaProducer:
@@ -85,31 +85,33 @@ class KafkaProducer:
         """Connect; waits for a broker as long as that takes. Raises StartError for what waiting cannot cure."""
         await self._writer.start()
 
-    async def send(self, records: Sequence[OutgoingRecord], heard: Heard | None = None) -> Sequence[Word]:
-        """Send and wait for the broker's word on each: None when acknowledged.
+    async def send(
+        self, records: Sequence[OutgoingRecord], on_delivered: OnDelivered | None = None
+    ) -> Sequence[DeliveryResult]:
+        """Send and wait for the delivery result of each: None when acknowledged.
 
         A partition that has no leader must not hold up what the others took: while some records are waited for,
-        `heard` hears of the others once a second.
+        `on_delivered` is told of the others once a second.
 
         An exception is final for its record: UnknownTopicOrPartitionError, TopicAuthorizationFailedError,
         InvalidTopicError, MessageSizeTooLargeError and their like, of aiokafka.errors. What can pass is waited for.
-        Raises ProducerClosed when closed before every record has its word: nothing may be concluded of them.
+        Raises ProducerClosed when closed before every record has its result: nothing may be concluded of them.
         """
         self._writer.raise_if_closed()
-        words = _Words(len(records), heard)
+        results = _DeliveryResults(len(records), on_delivered)
         by_topic: dict[str, list[int]] = {}
         for position, record in enumerate(records):
             by_topic.setdefault(record.topic, []).append(position)
         self._sending += 1
         self._idle.clear()
         try:
-            await _all(self._send_topic(topic, positions, records, words) for topic, positions in by_topic.items())
+            await _all(self._send_topic(topic, positions, records, results) for topic, positions in by_topic.items())
         finally:
             self._sending -= 1
             if not self._sending:
                 self._idle.set()
-            words.end()
-        return words.all
+            results.end()
+        return results.all
 
     async def close(self, timeout_s: float) -> None:
         """Wait for what is out, at most this long, then disconnect."""
@@ -119,7 +121,7 @@ class KafkaProducer:
         await self._writer.close()
 
     async def _send_topic(
-        self, topic: str, positions: Sequence[int], records: Sequence[OutgoingRecord], words: _Words
+        self, topic: str, positions: Sequence[int], records: Sequence[OutgoingRecord], results: _DeliveryResults
     ) -> None:
         try:
             partitions = await self._writer.partitions(topic)
@@ -128,20 +130,20 @@ class KafkaProducer:
         except kafka_errors.ProducerClosed:
             raise
         except kafka_errors.KafkaError as error:
-            words.put(positions, [error] * len(positions))
+            results.put(positions, [error] * len(positions))
             return
         await _all(
-            self._write_to(TopicPartition(topic, partition), mine, records, words)
+            self._write_to(TopicPartition(topic, partition), mine, records, results)
             for partition, mine in _spread(positions, records, partitions).items()
         )
 
     async def _write_to(
-        self, tp: TopicPartition, positions: Sequence[int], records: Sequence[OutgoingRecord], words: _Words
+        self, tp: TopicPartition, positions: Sequence[int], records: Sequence[OutgoingRecord], results: _DeliveryResults
     ) -> None:
-        words.put(positions, await self._lines.send(tp, [records[position] for position in positions]))
+        results.put(positions, await self._lines.send(tp, [records[position] for position in positions]))
 
-    async def _write(self, tp: TopicPartition, records: Sequence[OutgoingRecord]) -> list[Word]:
-        """Write one batch until each record has its word; a refused one does not fail the others."""
+    async def _write(self, tp: TopicPartition, records: Sequence[OutgoingRecord]) -> list[DeliveryResult]:
+        """Write one batch until each record has its result; a refused one does not fail the others."""
         odd_tries = 0
         while True:
             refusal = await self._refusal(tp)
@@ -162,7 +164,7 @@ class KafkaProducer:
         half = len(records) // 2
         return await self._write(tp, records[:half]) + await self._write(tp, records[half:])
 
-    async def _refusal(self, tp: TopicPartition) -> Word:
+    async def _refusal(self, tp: TopicPartition) -> DeliveryResult:
         """Why nothing can be written to this partition, as far as the topic says; None if nothing speaks against it."""
         try:
             if tp.partition in await self._writer.partitions(tp.topic):

@@ -7,17 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aggregator.admission.bounds import Admission, AdmissionPolicy
-from aggregator.scheduler.work_item import Priority, Source
+from aggregator.scheduler.work_item import Priority
 
 INTERACTIVE, DEFAULT, BACKGROUND = Priority
-KAFKA, GRPC = Source
 
 
 def test_classes_of_kafka_stop_at_their_share_and_start_again_well_below_it() -> None:
     admission = Admission(AdmissionPolicy(1000))
     stopped: dict[int, frozenset[Priority]] = {}
     for held in (499, 500, 749, 750, 1000, 801, 799, 601, 599, 401, 399):
-        admission.charge(KAFKA, held - admission.total)
+        admission.charge(held - admission.total, refusable=False)
         stopped[held] = admission.stopped()
     assert stopped == {
         499: frozenset(),
@@ -36,20 +35,20 @@ def test_classes_of_kafka_stop_at_their_share_and_start_again_well_below_it() ->
 
 def test_what_is_held_is_counted_until_it_is_released() -> None:
     admission = Admission(AdmissionPolicy(1000))
-    admission.charge(KAFKA, 30)
-    admission.charge(GRPC, 20)
+    admission.charge(30, refusable=False)
+    admission.charge(20, refusable=True)
     assert admission.total == 50
-    admission.release(KAFKA, 30)
+    admission.release(30, refusable=False)
     assert admission.total == 20
     with pytest.raises(AssertionError, match="This is a bug"):
-        admission.release(KAFKA, 21)
+        admission.release(21, refusable=False)
 
 
 def admits_a_call_behind_a_backlog(policy: AdmissionPolicy) -> bool:
     """Whether a call fits after Kafka brought background work for as long as it was let."""
     admission = Admission(policy)
     while BACKGROUND not in admission.stopped():
-        admission.charge(KAFKA, 10)
+        admission.charge(10, refusable=False)
     return admission.full("", 10) is None
 
 
@@ -67,7 +66,7 @@ def test_intake_that_stops_when_told_overshoots_by_no_more_than_one_delivery(
     held = dict.fromkeys(Priority, 0)
     for priority, tokens in deliveries:
         if priority not in admission.stopped():
-            admission.charge(KAFKA, tokens)
+            admission.charge(tokens, refusable=False)
             held[priority] += tokens
         if BACKGROUND not in admission.stopped():
             assert not admission.stopped()  # lower classes stop first
@@ -78,8 +77,8 @@ def test_intake_that_stops_when_told_overshoots_by_no_more_than_one_delivery(
 
 def test_a_call_without_a_token_takes_and_leaves_nothing() -> None:
     admission = Admission(AdmissionPolicy(100))
-    admission.charge(GRPC, 0, "t")
-    admission.charge(GRPC, 5, "t")
-    admission.release(GRPC, 5, "t")
-    admission.release(GRPC, 0, "t")
+    admission.charge(0, "t", refusable=True)
+    admission.charge(5, "t", refusable=True)
+    admission.release(5, "t", refusable=True)
+    admission.release(0, "t", refusable=True)
     assert not admission.holds_calls

@@ -13,16 +13,18 @@ from typing_extensions import override
 
 from aggregator.admission.bounds import Admission, AdmissionPolicy
 from aggregator.admission.enqueue import enqueue
+from aggregator.admission.held import release
 from aggregator.admission.limits import Gate
 from aggregator.admission.model_revision import Served
 from aggregator.admission.quotas import QuotaPolicy, Quotas
 from aggregator.admission.tokenizers.tokenizer import TokenBatch
 from aggregator.errors import Code
-from aggregator.request import Failure, Options, Request
+from aggregator.request import Failure, Options, Origin, Request
 from aggregator.scheduler.budget.controller import SlaGoal
 from aggregator.scheduler.dispatcher import DispatchPolicy
-from aggregator.scheduler.work_item import Priority, Source
+from aggregator.scheduler.work_item import Priority
 from protos.embedding.v1 import embedding_pb2 as pb
+from tests.fakes.sources import GRPC, KAFKA, FakeSource
 from tests.fakes.world import DESCRIPTION, FakeCounting, WordTokenizer
 
 NOW_S = 200.0
@@ -67,7 +69,7 @@ class Desk:
 
 def request(
     *inputs: str | bytes,
-    source: Source = Source.GRPC,
+    source: FakeSource = GRPC,
     options: Options | None = None,
     tenant: str = "",
     in_s: float = inf,
@@ -83,7 +85,7 @@ def request(
         tenant,
         100.0,
         NOW_S + in_s,
-        None,
+        Origin(),
         [None] * len(inputs),
         len(inputs),
     )
@@ -108,7 +110,7 @@ def test_texts_are_counted_and_ids_are_taken_as_they_are_each_in_its_place() -> 
 
 def test_several_requests_are_counted_in_one_call_and_each_gets_its_own() -> None:
     desk = Desk()
-    first, second = request("10"), request("20 21", source=Source.KAFKA, in_s=5.0)
+    first, second = request("10"), request("20 21", source=KAFKA, in_s=5.0)
     desk.put(first, second)
     assert desk.counting.calls == [["10", "20 21"]]
     assert (first.token_count, second.token_count) == (3, 4)
@@ -201,7 +203,7 @@ def test_a_call_that_finds_no_room_is_refused_and_takes_none() -> None:
 
 def test_what_came_by_kafka_is_taken_without_room_and_counts_against_its_tenants_rate() -> None:
     desk = Desk(most=10, quotas=QuotaPolicy(10.0, burst_s=1.0))
-    records = [request("1 1 1 1", source=Source.KAFKA, tenant="a") for _ in range(4)]
+    records = [request("1 1 1 1", source=KAFKA, tenant="a") for _ in range(4)]
     assert desk.put(*records) == []
     assert desk.admission.total == 24
     assert desk.put(request("1", tenant="a")) != []
@@ -211,8 +213,8 @@ def test_what_was_admitted_once_is_neither_refused_nor_charged_again() -> None:
     desk = Desk(most=10, quotas=QuotaPolicy(10.0, burst_s=1.0))
     one = request("1 1 1 1 1 1", tenant="a")
     desk.put(one)
-    one.release()
-    desk.put(request("1", tenant="b", source=Source.KAFKA))
+    release(one)
+    desk.put(request("1", tenant="b", source=KAFKA))
     assert desk.put(one) == []
     roomy = Admission(AdmissionPolicy(1000))
     told = desk.gate.refusal(request("1", tenant="a"), 2, roomy, desk.served.outlook, None, lanes=(), now_s=NOW_S)

@@ -13,14 +13,15 @@ from aggregator.admission.bounds import Admission, AdmissionPolicy
 from aggregator.admission.limits import Gate
 from aggregator.admission.quotas import QuotaPolicy, Quotas
 from aggregator.errors import Code, Expired, InvalidRequest, Overloaded, TokenbatchError
-from aggregator.request import Failure, Options, Request
+from aggregator.request import Failure, Options, Origin, Request
 from aggregator.scheduler.budget.saturation import Curve, Rule
 from aggregator.scheduler.outlook import Outlook, forecast
 from aggregator.scheduler.queue import QueuePolicy, TokenQueue
 from aggregator.scheduler.replica import Lane, LanePolicy, StepReport
-from aggregator.scheduler.work_item import Priority, Query, Source
+from aggregator.scheduler.work_item import Priority, Query
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.fakes.clock import run
+from tests.fakes.sources import GRPC, KAFKA
 from tests.fakes.world import SerialEngine, World
 
 TEN_TOKENS = "5 " * 8
@@ -179,9 +180,9 @@ def test_what_came_by_kafka_counts_against_its_tenants_rate_and_is_never_refused
         world = World(SerialEngine(), queue=NO_SHARING)
         world.pipeline._gate = Gate(Quotas(QuotaPolicy(100.0, burst_s=1.0)))  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         async with world.started():
-            world.produce(*(world.request(TEN_TOKENS, source=Source.KAFKA, tenant="a") for _ in range(20)))
+            world.produce(*(world.request(TEN_TOKENS, source=KAFKA, tenant="a") for _ in range(20)))
             await asyncio.sleep(0.1)
-            assert [request.code for request in world.kafka.settled] == [Code.OK] * 20
+            assert [request.code for request in world.kafka.replied] == [Code.OK] * 20
             assert (await world.embed(TEN_TOKENS, tenant="a")).code is Code.RESOURCE_EXHAUSTED
 
     run(check())
@@ -246,11 +247,11 @@ def call(tenant: str = "a", inputs: int = 1, options: Options | None = None, *, 
         ["x"] * inputs,
         options or Options(dimensions=8),
         Priority.INTERACTIVE,
-        Source.GRPC,
+        GRPC,
         tenant,
         100.0,
         100.0 + in_s,
-        None,
+        Origin(),
         [None] * inputs,
         inputs,
     )
@@ -313,15 +314,15 @@ def test_unless_told_otherwise_the_vectors_of_one_answer_may_have_16_mib() -> No
 
 def test_a_full_model_and_a_full_tenants_share_are_told_apart() -> None:
     door = Door()
-    door.admission.charge(Source.GRPC, 800, "a")
+    door.admission.charge(800, "a", refusable=True)
     assert "tenant's share" in str(door.refusal(call("a"), 10))
-    door.admission.charge(Source.KAFKA, 200)
+    door.admission.charge(200, refusable=False)
     assert "the queue is full" in str(door.refusal(call("b"), 10))
 
 
 def test_who_finds_the_model_full_is_told_to_come_when_there_will_be_room() -> None:
     door = Door()
-    door.admission.charge(Source.KAFKA, 5000)
+    door.admission.charge(5000, refusable=False)
     assert door.retry_s(call("b"), 1000) == pytest.approx(5000 / 10_000)
     assert door.retry_s(call("b"), 1000, known=False) == pytest.approx(0.5)  # what a lane can do is known before
     door.lanes = []
@@ -331,17 +332,17 @@ def test_who_finds_the_model_full_is_told_to_come_when_there_will_be_room() -> N
 def test_who_was_refused_is_told_to_come_while_what_its_tenant_holds_is_served() -> None:
     for jitter in (0.0, 0.5, 1.0):
         door = Door(jitter=jitter)
-        door.admission.charge(Source.GRPC, 800, "a")
-        door.admission.charge(Source.GRPC, 100, "b")
+        door.admission.charge(800, "a", refusable=True)
+        door.admission.charge(100, "b", refusable=True)
         # 80 % of the share of 80 %; 1,600 tokens are served meanwhile, or all 900 that there are
         assert door.retry_s(call("a"), 10) == pytest.approx(0.0228 + jitter * 0.09, abs=1e-4)
 
 
 def test_what_leaves_while_callers_are_refused_says_more_than_what_lanes_could_do() -> None:
     door = Door()
-    door.admission.charge(Source.GRPC, 1000, "a")
+    door.admission.charge(1000, "a", refusable=True)
     assert door.retry_s(call("a"), 10) < 0.1
-    door.admission.release(Source.GRPC, 50, "a")
+    door.admission.release(50, "a", refusable=True)
     assert door.retry_s(call("a"), 310, now_s=100.5) == pytest.approx((0.36 * 1260 - 0.64 * 50) / 100, abs=0.01)
 
 
@@ -390,6 +391,6 @@ def test_a_deadline_that_cannot_be_met_is_refused_only_where_lanes_have_fresh_ev
 def test_a_rate_is_looked_at_before_the_bound_and_both_before_the_deadline() -> None:
     door = Door(QuotaPolicy(100.0, burst_s=1.0))
     door.gate.charge(call(), 100, 100.0)
-    door.admission.charge(Source.KAFKA, 1000)
+    door.admission.charge(1000, refusable=False)
     assert "rate" in str(door.refusal(call(in_s=0.0001)))
     assert "full" in str(door.refusal(call("b", in_s=0.0001)))

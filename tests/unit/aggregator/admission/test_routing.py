@@ -9,9 +9,9 @@ from typing_extensions import override
 from aggregator.admission.routing import route_all
 from aggregator.errors import Code, InvalidRequest
 from aggregator.request import Request
-from aggregator.scheduler.work_item import Source
 from tests.fakes.clock import run
-from tests.fakes.world import FakeKafka, SerialEngine, WordTokenizer, World, vectors
+from tests.fakes.sources import KAFKA, FakeSource
+from tests.fakes.world import SerialEngine, WordTokenizer, World, vectors
 
 
 def test_a_prompt_goes_before_the_text_of_a_query() -> None:
@@ -55,12 +55,15 @@ def test_what_expired_on_arrival_never_reaches_an_engine() -> None:
     run(check())
 
 
-class Accepting(FakeKafka):
-    """Notes what it accepts, and refuses what asks for 13 dimensions."""
+class Accepting(FakeSource):
+    """Like Kafka; notes what it accepts, and refuses what asks for 2 dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__("kafka", refusable=False, replayed=True)
 
     @override
     def accept(self, request: Request) -> None:
-        self.settled.append(request)
+        self.replied.append(request)
         if request.options.dimensions == 2:
             raise InvalidRequest("its reply would not fit")
 
@@ -72,37 +75,38 @@ def routing(check: Callable[[World, Accepting], None]) -> None:
         engine = SerialEngine()
         world = World(engine)
         world.pipeline.models.join(engine, WordTokenizer())
-        check(world, Accepting())
+        world.kafka = Accepting()
+        check(world, world.kafka)
 
     run(prepared())
 
 
 def test_requests_are_grouped_by_who_serves_them_in_their_order() -> None:
-    def check(world: World, kafka: Accepting) -> None:
-        requests = [world.request("1"), world.request("2", source=Source.KAFKA), world.request("3", model="alias")]
-        routed = route_all(requests, world.pipeline.models, kafka, 0.0)
+    def check(world: World, _: Accepting) -> None:
+        requests = [world.request("1"), world.request("2", source=KAFKA), world.request("3", model="alias")]
+        routed = route_all(requests, world.pipeline.models, 0.0)
         [(served, (model, group))] = routed.groups.items()
         assert (model, group, routed.refused, routed.expired) == (world.model, requests, [], 0)
         assert served is world.model.revisions["r1"]
-        assert kafka.settled == [requests[1]]
+        assert world.kafka.replied == [requests[1]]
 
     routing(check)
 
 
 def test_options_are_made_definite_for_each_request_as_it_asked() -> None:
-    def check(world: World, kafka: Accepting) -> None:
+    def check(world: World, _: Accepting) -> None:
         requests = [world.request("1"), world.request("2", dimensions=2), world.request("3")]
-        route_all(requests, world.pipeline.models, kafka, 0.0)
+        route_all(requests, world.pipeline.models, 0.0)
         assert [request.options.dimensions for request in requests] == [4, 2, 4]
 
     routing(check)
 
 
 def test_what_expired_on_arrival_is_counted_and_so_is_a_deadline_of_this_very_moment() -> None:
-    def check(world: World, kafka: Accepting) -> None:
+    def check(world: World, _: Accepting) -> None:
         requests = [world.request("1", in_s=in_s) for in_s in (-5.0, -1.0, 0.0, 1.0)]
         now_s = requests[3].deadline_s - 1.0
-        routed = route_all(requests, world.pipeline.models, kafka, now_s)
+        routed = route_all(requests, world.pipeline.models, now_s)
         assert (routed.refused, routed.expired) == (requests[:3], 3)
         assert {request.code for request in requests[:3]} == {Code.DEADLINE_EXCEEDED}
 
@@ -110,30 +114,28 @@ def test_what_expired_on_arrival_is_counted_and_so_is_a_deadline_of_this_very_mo
 
 
 def test_a_request_refused_by_its_topics_bounds_is_answered_and_the_next_is_served() -> None:
-    def check(world: World, kafka: Accepting) -> None:
-        refused, served = (world.request("1", source=Source.KAFKA, dimensions=size) for size in (2, 4))
-        routed = route_all([refused, served], world.pipeline.models, kafka, 0.0)
+    def check(world: World, _: Accepting) -> None:
+        refused, served = (world.request("1", source=KAFKA, dimensions=size) for size in (2, 4))
+        routed = route_all([refused, served], world.pipeline.models, 0.0)
         assert (routed.refused, refused.code) == ([refused], Code.INVALID_ARGUMENT)
         assert [group for _, group in routed.groups.values()] == [[served]]
 
     routing(check)
 
 
-def test_calls_are_not_kafkas_to_accept_and_without_kafka_nobody_is_asked() -> None:
+def test_each_source_is_asked_about_its_own_requests() -> None:
     def check(world: World, kafka: Accepting) -> None:
-        call, record = world.request("1"), world.request("2", source=Source.KAFKA)
-        route_all([call], world.pipeline.models, kafka, 0.0)
-        assert kafka.settled == []
-        assert route_all([record], world.pipeline.models, None, 0.0).refused == []
+        route_all([world.request("1")], world.pipeline.models, 0.0)
+        assert kafka.replied == []
 
     routing(check)
 
 
 def test_who_gave_up_is_neither_routed_nor_told() -> None:
-    def check(world: World, kafka: Accepting) -> None:
+    def check(world: World, _: Accepting) -> None:
         gone = world.request("1", in_s=-1.0)
         gone.given_up = True
-        routed = route_all([gone], world.pipeline.models, kafka, gone.deadline_s)
+        routed = route_all([gone], world.pipeline.models, gone.deadline_s)
         assert (routed.refused, len(routed.groups)) == ([], 0)
 
     routing(check)
@@ -146,8 +148,9 @@ def test_what_nobody_thought_of_harms_only_the_request_it_befell() -> None:
             raise ZeroDivisionError
 
     def check(world: World, _: Accepting) -> None:
-        record, call = world.request("1", source=Source.KAFKA), world.request("2")
-        routed = route_all([record, call], world.pipeline.models, Broken(), 0.0)
+        world.kafka = Broken()
+        record, call = world.request("1", source=KAFKA), world.request("2")
+        routed = route_all([record, call], world.pipeline.models, 0.0)
         assert (routed.refused, record.code) == ([record], Code.INTERNAL)
         assert [group for _, group in routed.groups.values()] == [[call]]
 
@@ -157,8 +160,8 @@ def test_what_nobody_thought_of_harms_only_the_request_it_befell() -> None:
 def test_records_wait_for_a_first_server_of_their_model_and_calls_are_told() -> None:
     async def check() -> None:
         world = World()
-        record, call = world.request("1", source=Source.KAFKA), world.request("2")
-        routed = route_all([record, call], world.pipeline.models, Accepting(), 0.0)
+        record, call = world.request("1", source=KAFKA), world.request("2")
+        routed = route_all([record, call], world.pipeline.models, 0.0)
         assert (routed.refused, call.code, len(routed.groups)) == ([call], Code.UNAVAILABLE, 0)
         assert list(world.model.parked) == [record]
 

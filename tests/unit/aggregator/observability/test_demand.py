@@ -9,17 +9,17 @@ from collections.abc import Mapping
 import grpc.aio
 import pytest
 
+from aggregator.admission.held import Held, hold
 from aggregator.errors import StartError
 from aggregator.observability.demand import DemandMeter, DemandReport, DemandServer
-from aggregator.request import Held
 from aggregator.scheduler.budget.controller import SlaGoal
 from aggregator.scheduler.outlook import Outlook
 from aggregator.scheduler.queue import QueuePolicy, TokenQueue
 from aggregator.scheduler.rates import ArrivalPolicy
-from aggregator.scheduler.work_item import Source
 from protos.aggregator.v1 import aggregator_pb2 as pb
 from protos.aggregator.v1 import aggregator_pb2_grpc as pb_grpc
 from tests.fakes.clock import run
+from tests.fakes.sources import KAFKA
 from tests.fakes.world import CURVE, MODEL, SerialEngine, World
 
 
@@ -52,7 +52,7 @@ def test_arrivals_are_kept_apart_by_source_and_counted_in_tokens() -> None:
     async def check() -> None:
         async with World(SerialEngine()).started() as world:
             for _ in range(20):
-                world.produce(world.request("1 2 3 4 5 6 7 8", source=Source.KAFKA))  # ten tokens
+                world.produce(world.request("1 2 3 4 5 6 7 8", source=KAFKA))  # ten tokens
                 await world.embed("1")  # three
                 await asyncio.sleep(0.5)
             model = report(world).models[0]
@@ -88,7 +88,7 @@ def test_an_unknown_model_is_nobodys_demand() -> None:
 def test_what_is_held_counts_until_it_is_answered() -> None:
     async def check() -> None:
         async with World(SerialEngine(slowness=1000.0)).started() as world:
-            world.produce(world.request("1 2 3", source=Source.KAFKA))
+            world.produce(world.request("1 2 3", source=KAFKA))
             await asyncio.sleep(0.01)
             model = report(world).models[0]
             assert model.held_tokens == 5
@@ -100,7 +100,7 @@ def test_what_is_held_counts_until_it_is_answered() -> None:
 def test_requests_that_wait_for_a_first_server_are_told() -> None:
     async def check() -> None:
         async with World().started() as world:
-            world.produce(world.request("1", source=Source.KAFKA), world.request("2", source=Source.KAFKA))
+            world.produce(world.request("1", source=KAFKA), world.request("2", source=KAFKA))
             await asyncio.sleep(0.01)
             model = report(world).models[0]
             assert model.parked_requests == 2
@@ -152,11 +152,12 @@ def test_requests_count_with_all_their_inputs_whatever_name_their_model_goes_by(
         clock = Clock()
         world, meter = metered(clock, window_s=1e6)  # long enough to forget nothing
         requests = [world.request("1", "2", "3"), world.request("4", model="alias"), world.request("5", model="none")]
-        requests.append(world.request("6", "7", source=Source.KAFKA))
-        meter.arrived(requests)
+        requests.append(world.request("6", "7", source=KAFKA))
+        meter.arrived("grpc", requests[:3])
+        meter.arrived("kafka", requests[3:])
         for request, tokens in zip(requests, (60, 20, 0, 10), strict=True):
             if tokens:
-                request.hold(Held(world.model.admission, Outlook(TokenQueue(QueuePolicy())), *_NOWHERE), tokens)
+                hold(request, Held(world.model.admission, Outlook(TokenQueue(QueuePolicy())), *_NOWHERE), tokens)
         meter.counted(world.model, [request for request in requests if request.held is not None])
         clock.now_s += 10.0
         told = meter.of(world.model)
@@ -177,8 +178,8 @@ def test_what_was_refused_is_counted_as_long_as_those_that_were_held() -> None:
         clock = Clock()
         world, meter = metered(clock, window_s=1e6)
         requests = [world.request("1") for _ in range(10)]
-        meter.arrived(requests)
-        requests[0].hold(Held(world.model.admission, Outlook(TokenQueue(QueuePolicy())), *_NOWHERE), 7)
+        meter.arrived("grpc", requests)
+        hold(requests[0], Held(world.model.admission, Outlook(TokenQueue(QueuePolicy())), *_NOWHERE), 7)
         meter.counted(world.model, requests)  # the other nine were refused: of them no tokens are known
         clock.now_s += 10.0
         assert meter.of(world.model).grpc_tokens_per_s == pytest.approx(7.0, rel=0.001)
@@ -189,9 +190,9 @@ def test_what_was_refused_is_counted_as_long_as_those_that_were_held() -> None:
 def test_the_length_of_a_topics_records_is_that_of_its_models() -> None:
     async def check() -> None:
         world, meter = metered(Clock())
-        record = world.request("1", source=Source.KAFKA)
-        meter.arrived([record])
-        record.hold(Held(world.model.admission, Outlook(TokenQueue(QueuePolicy())), *_NOWHERE), 25)
+        record = world.request("1", source=KAFKA)
+        meter.arrived("kafka", [record])
+        hold(record, Held(world.model.admission, Outlook(TokenQueue(QueuePolicy())), *_NOWHERE), 25)
         meter.counted(world.model, [record])
         told = DemandReport(world.pipeline.models, meter, {"requests": "alias"}, None)
         assert told.tokens_per_record("requests") == meter.tokens_per_record("alias") == 25.0

@@ -15,10 +15,11 @@ from aggregator.admission.model_revision import Served
 from aggregator.admission.tokenizers.token_counts import Counted, apart, count_long, count_together
 from aggregator.admission.tokenizers.tokenizer import TokenBatch
 from aggregator.errors import Code
-from aggregator.request import Failure, Options, Request
+from aggregator.request import Failure, Options, Origin, Request
 from aggregator.scheduler.dispatcher import DispatchPolicy
-from aggregator.scheduler.work_item import Priority, Source
+from aggregator.scheduler.work_item import Priority
 from protos.embedding.v1 import embedding_pb2 as pb
+from tests.fakes.sources import GRPC
 from tests.fakes.world import DESCRIPTION, FakeCounting, WordTokenizer
 
 CALL = 1 << 16
@@ -68,11 +69,11 @@ def request(*texts: str, truncate: int = pb.TRUNCATE_NONE) -> Request:
         [*texts],
         Options(truncate=truncate),
         Priority.DEFAULT,
-        Source.GRPC,
+        GRPC,
         "",
         0.0,
         inf,
-        None,
+        Origin(),
         [None] * len(texts),
         len(texts),
     )

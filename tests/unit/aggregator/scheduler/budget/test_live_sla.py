@@ -17,9 +17,9 @@ from aggregator.scheduler.budget.controller import Promise, SlaGoal
 from aggregator.scheduler.budget.saturation import Curve, Rule
 from aggregator.scheduler.budget.sla import Form
 from aggregator.scheduler.replica import Lane
-from aggregator.scheduler.work_item import Source
 from aggregator.settings import SlaSettings
 from tests.fakes.clock import run
+from tests.fakes.sources import KAFKA
 from tests.fakes.world import DESCRIPTION, SerialEngine, World
 
 SLOWED = replace(DESCRIPTION, curve=Curve(0.0, 0.002, 1e-5, 800, Rule.THROUGHPUT, 4096))
@@ -33,7 +33,7 @@ async def flood(world: World, seconds: float) -> None:
     while loop.time() < until_s:
         if world.model.admission.total < 6000:
             texts = [f"{number + index}{' 5' * 17}" for index in range(70)]
-            world.produce(*(world.request(text, source=Source.KAFKA) for text in texts))
+            world.produce(*(world.request(text, source=KAFKA) for text in texts))
             number += 70
         await asyncio.sleep(0.002)
 

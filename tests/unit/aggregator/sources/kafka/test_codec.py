@@ -16,15 +16,16 @@ from hypothesis import strategies as st
 
 from aggregator.errors import InvalidRequest, RequestError, Undecodable
 from aggregator.request import Failure, Request
-from aggregator.scheduler.work_item import Priority, Source
+from aggregator.scheduler.work_item import Priority
 from aggregator.settings import KafkaSettings, TopicSettings
 from aggregator.sources.kafka import codec as kafka_codec
 from aggregator.sources.kafka import json_codec as kafka_json
-from aggregator.sources.kafka.codec import Header, Intake, Refused, decode, decode_all, decode_large, intakes
+from aggregator.sources.kafka.codec import Header, Intake, Refused, decode, decode_all, decode_large, intakes, route_of
 from aggregator.sources.kafka.consumer.committed_offset import Lease
 from aggregator.sources.kafka.large_records import Fetched
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.fakes.records import lease_of
+from tests.fakes.sources import KAFKA
 
 SETTINGS = KafkaSettings(
     topics=(
@@ -41,7 +42,7 @@ QUESTION = pb.EmbedRequest(request_id="q-1", inputs=[pb.Input(text="why is the s
 
 @cache
 def topics(*, trusts_tenant: bool = True) -> Mapping[str, Intake]:
-    return intakes(SETTINGS, "small", trusts_tenant=trusts_tenant)
+    return intakes(SETTINGS, KAFKA, "small", trusts_tenant=trusts_tenant)
 
 
 def read(lease: Lease) -> Request | Refused:
@@ -65,9 +66,9 @@ def test_a_bare_protobuf_record_takes_everything_else_from_its_topic() -> None:
     request = read(lease)
     assert isinstance(request, Request)
     assert (request.request_id, request.model, list(request.inputs)) == ("q-1", "small", ["why is the sky blue"])
-    assert (request.priority, request.source, request.tenant) == (Priority.DEFAULT, Source.KAFKA, "")
+    assert (request.priority, request.source, request.tenant) == (Priority.DEFAULT, KAFKA, "")
     assert (request.received_s, request.deadline_s) == (RECEIVED_S, inf)
-    route = request.origin
+    route = route_of(request)
     assert (route.lease, route.topic, route.partition, route.json) == (lease, "embed.replies.v1", None, False)
     assert route.headers == [("content-type", b"application/x-protobuf")]
 
@@ -95,14 +96,14 @@ def test_json_is_read_in_either_spelling_and_answered_in_json(document: dict[str
     value = json.dumps(document | {"inputs": [{"text": "ein Text"}], "encoding": "ENCODING_INT8"}).encode()
     request = request_of(value, ("content-type", b"application/json; charset=UTF-8"))
     assert (request.request_id, list(request.inputs), request.options.encoding) == ("j", ["ein Text"], pb.ENCODING_INT8)
-    assert request.origin.json
-    assert request.origin.headers == [("content-type", b"application/json")]
+    assert route_of(request).json
+    assert route_of(request).headers == [("content-type", b"application/json")]
 
 
 def test_plain_text_is_one_query_answered_in_json() -> None:
     request = request_of("où est la gare ?".encode(), ("content-type", b"text/plain"))
     assert list(request.inputs) == ["où est la gare ?"]
-    assert request.origin.json
+    assert route_of(request).json
 
 
 def test_an_empty_text_is_a_request_with_a_failed_input() -> None:
@@ -176,7 +177,7 @@ def test_a_malformed_expiry_is_answered_by_its_request_s_id(header: Header) -> N
 )
 def test_bytes_that_are_no_request_are_answered_and_kept(value: bytes | None, content_type: bytes) -> None:
     lease = lease_of(value, [("content-type", content_type), ("ce_id", b"event-7")])
-    result = decode(lease, intakes(KafkaSettings(), "small")["embed.requests.v1"], received_s=0, wall_s=0)
+    result = decode(lease, intakes(KafkaSettings(), KAFKA, "small")["embed.requests.v1"], received_s=0, wall_s=0)
     assert isinstance(result, Refused)
     assert isinstance(result.error, Undecodable | InvalidRequest)
     assert result.route is not None
@@ -240,7 +241,7 @@ async def test_one_bad_record_harms_no_other() -> None:
     good = QUESTION.SerializeToString()
     leases = [lease_of(good), lease_of(b"\xff"), lease_of(good, topic="team-b.in")]
     requests, bad = await decode_all(leases, topics(), received_s=RECEIVED_S, wall_s=WALL_S)
-    assert [request.origin.lease for request in requests] == [leases[0], leases[2]]
+    assert [route_of(request).lease for request in requests] == [leases[0], leases[2]]
     assert [each.lease for each in bad] == [leases[1]]
 
 
@@ -257,7 +258,7 @@ async def test_many_records_are_read_in_slices_and_in_order() -> None:
     going = asyncio.create_task(go_round())
     requests, _ = await decode_all(leases, topics(), received_s=RECEIVED_S, wall_s=WALL_S)
     going.cancel()
-    assert [request.origin.lease for request in requests] == leases
+    assert [route_of(request).lease for request in requests] == leases
     assert 8 <= rounds <= 10
 
 
@@ -280,7 +281,9 @@ async def test_large_records_are_read_beside_the_event_loop_and_in_their_order(
         lease_of(b'{"requestId": "odd"}'.ljust(50_000), [json_type]),
     ]
     fetched = [Fetched(lease, RECEIVED_S + number, WALL_S) for number, lease in enumerate(leases)]
-    requests, bad = await decode_large(fetched, intakes(KafkaSettings(), "small"), lambda lease: lease is leases[1])
+    requests, bad = await decode_large(
+        fetched, intakes(KafkaSettings(), KAFKA, "small"), lambda lease: lease is leases[1]
+    )
     assert [(request.request_id, request.received_s) for request in requests] == [
         ("long", RECEIVED_S),
         ("protobuf", RECEIVED_S + 1),
@@ -381,7 +384,7 @@ def test_a_tenant_named_by_a_request_counts_only_where_callers_are_trusted_and_t
 
 
 def test_a_tenant_is_trusted_unless_told_otherwise_but_never_on_the_topic_of_another() -> None:
-    unnamed = intakes(SETTINGS, "small")
+    unnamed = intakes(SETTINGS, KAFKA, "small")
     assert [unnamed[topic].defaults.trusts_tenant for topic in ("embed.requests.v1", "team-b.in")] == [True, False]
 
 

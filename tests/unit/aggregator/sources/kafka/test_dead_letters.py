@@ -11,7 +11,7 @@ from aggregator.observability.metrics import Metrics
 from aggregator.settings import KafkaSettings
 from aggregator.sources.kafka.consumer.committed_offset import Watermark
 from aggregator.sources.kafka.dead_letters import DeadLetter, DeadLetters
-from aggregator.sources.kafka.records import Heard, OutgoingRecord
+from aggregator.sources.kafka.records import OnDelivered, OutgoingRecord
 from tests.fakes.clock import run
 from tests.fakes.records import FakeRecord
 
@@ -27,9 +27,11 @@ class LateCompany:
         lease = self.watermark.deliver(offset, FakeRecord("in", 0, offset, 0, None, b"x"))
         self.letters.add(DeadLetter(lease, Code.DATA_LOSS, "no message"))
 
-    async def send(self, records: Sequence[OutgoingRecord], heard: Heard | None = None) -> Sequence[Exception | None]:
+    async def send(
+        self, records: Sequence[OutgoingRecord], on_delivered: OnDelivered | None = None
+    ) -> Sequence[Exception | None]:
         """Acknowledge all; between the writer's last look and the end of its task, the second letter comes."""
-        del heard
+        del on_delivered
         loop = asyncio.get_running_loop()
         acknowledged = loop.create_future()
         loop.call_soon(acknowledged.set_result, None)
@@ -53,8 +55,10 @@ class Startled:
     def __init__(self) -> None:
         self.sent: list[int] = []
 
-    async def send(self, records: Sequence[OutgoingRecord], heard: Heard | None = None) -> Sequence[Exception | None]:
-        del heard
+    async def send(
+        self, records: Sequence[OutgoingRecord], on_delivered: OnDelivered | None = None
+    ) -> Sequence[Exception | None]:
+        del on_delivered
         self.sent.append(len(records))
         if len(self.sent) == 1:
             raise RuntimeError("never seen before")

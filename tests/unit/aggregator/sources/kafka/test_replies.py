@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 from aggregator.errors import Code, InvalidRequest, Undecodable
 from aggregator.replicas.results import CompletedBatch, Vector
 from aggregator.request import Failure, Options, Outcome, Request
-from aggregator.scheduler.work_item import Priority, Source
-from aggregator.sources.kafka.codec import JSON, PROTOBUF, Header, Refused, ReplyRoute
+from aggregator.scheduler.work_item import Priority
+from aggregator.sources.kafka.codec import JSON, PROTOBUF, Header, Refused, ReplyRoute, route_of
 from aggregator.sources.kafka.records import OutgoingRecord
 from aggregator.sources.kafka.replies import check_reply_fits, dead_letter, encode_refusal, encode_replies, reply_id
 from aggregator.sources.response import response
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.fakes.records import lease_of
+from tests.fakes.sources import KAFKA
 
 GROUP = "group"
 DIMENSIONS = 4
@@ -53,7 +54,7 @@ def request_of(
         inputs,
         options or Options(),
         Priority.DEFAULT,
-        Source.KAFKA,
+        KAFKA,
         "",
         0.0,
         inf,
@@ -64,7 +65,7 @@ def request_of(
 
 
 def expected(request: Request) -> pb.EmbedResponse:
-    return response(request, reply_id(request.origin.lease, request.request_id, GROUP))
+    return response(request, reply_id(route_of(request).lease, request.request_id, GROUP))
 
 
 BATCHES = (batch_of(), batch_of(2, batched_s=0.0))
@@ -99,7 +100,7 @@ def test_every_reply_equals_the_public_message(requests: list[Request]) -> None:
     replies = encode_replies(requests, GROUP)
     assert len(replies) == len(requests)
     for request, reply in zip(requests, replies, strict=True):
-        route = request.origin
+        route = route_of(request)
         if route.json:
             assert json.loads(reply.value) == MessageToDict(expected(request))
         else:
@@ -114,8 +115,8 @@ def test_requests_of_one_batch_do_not_see_each_other(vectors: list[tuple[Vector,
         request_of([vector], options, json=as_json, request_id=f"q{at}") for at, (vector, as_json) in enumerate(vectors)
     ]
     for request, reply in zip(requests, encode_replies(requests, GROUP), strict=True):
-        got: Any = json.loads(reply.value) if request.origin.json else pb.EmbedResponse.FromString(reply.value)
-        assert got == (MessageToDict(expected(request)) if request.origin.json else expected(request))
+        got: Any = json.loads(reply.value) if route_of(request).json else pb.EmbedResponse.FromString(reply.value)
+        assert got == (MessageToDict(expected(request)) if route_of(request).json else expected(request))
 
 
 def test_a_reply_that_cannot_be_encoded_is_an_error_to_its_sender_and_harms_no_other() -> None:
@@ -298,14 +299,14 @@ def test_a_reply_with_a_long_id_of_whatever_characters_fits_where_it_was_let_in(
 def test_what_a_reply_echoes_is_allowed_for(size: int, *, json: bool) -> None:
     many = tuple((f"header-{number}", b"v" * size) for number in range(4))
     request = request_of([Vector(batch_of(), 0, 3, 0.5)], json=json, headers=many)
-    request.origin.lease = lease_of(b"", key=b"k" * size)
+    route_of(request).lease = lease_of(b"", key=b"k" * size)
     room = least_limit(request) - size_of(encode_replies([request], GROUP)[0])
     assert 0 <= room <= 2000
 
 
 def test_a_record_without_a_key_and_headers_without_values_are_echoed_as_such() -> None:
     request = request_of([Vector(batch_of(), 0, 3, 0.5)], headers=(("empty", b""),))
-    request.origin.lease = lease_of(b"", key=None)
+    route_of(request).lease = lease_of(b"", key=None)
     assert size_of(encode_replies([request], GROUP)[0]) <= least_limit(request) <= 2000
 
 
@@ -374,7 +375,7 @@ def test_a_reply_that_cannot_be_encoded_is_an_error_in_the_format_and_under_the_
     request = request_of([Vector(broken, 0, 3, 0.0)], Options(dimensions=1), json=True)
     told = json.loads(encode_replies([request], GROUP)[0].value)
     assert told["status"]["code"] == Code.INTERNAL
-    assert told["replyId"] == reply_id(request.origin.lease, "q", GROUP)
+    assert told["replyId"] == reply_id(route_of(request).lease, "q", GROUP)
 
 
 def test_unless_told_otherwise_a_dead_letter_keeps_its_value() -> None:

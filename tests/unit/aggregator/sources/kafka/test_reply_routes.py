@@ -13,6 +13,7 @@ from aggregator.settings import KafkaSettings, TopicSettings
 from aggregator.sources.kafka.codec import Header, Intake, Refused, ReplyRoute, decode, intakes
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.fakes.records import lease_of
+from tests.fakes.sources import KAFKA
 
 SETTINGS = KafkaSettings(
     topics=(TopicSettings(name="embed.requests.v1"), TopicSettings(name="team-b.in")),
@@ -23,7 +24,7 @@ QUESTION = pb.EmbedRequest(inputs=[pb.Input(text="why is the sky blue")]).Serial
 
 @cache
 def intake() -> Intake:
-    return intakes(SETTINGS, "small")["embed.requests.v1"]
+    return intakes(SETTINGS, KAFKA, "small")["embed.requests.v1"]
 
 
 def route_of(*headers: Header) -> ReplyRoute:
@@ -99,11 +100,12 @@ def test_a_route_by_headers_is_answered_in_protobuf_unless_the_record_is_not() -
     assert route_of(("kafka_replyTopic", b"exact")).json is False
     plain = decode(lease_of(b"a", [("content-type", b"text/plain")]), intake(), received_s=0, wall_s=0)
     assert isinstance(plain, Request)
+    assert isinstance(plain.origin, ReplyRoute)
     assert plain.origin.json is True
 
 
 def test_where_no_topic_is_allowed_only_the_usual_one_is() -> None:
-    alone = intakes(KafkaSettings(topics=(TopicSettings(name="in"),)), "small")["in"]
+    alone = intakes(KafkaSettings(topics=(TopicSettings(name="in"),)), KAFKA, "small")["in"]
     assert [alone.permits(topic) for topic in ("embed.replies.v1", "exact", "in", "in-dlt")] == [
         True,
         False,

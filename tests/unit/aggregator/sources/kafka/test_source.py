@@ -16,9 +16,9 @@ from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
 from aggregator.request import Failure, Request
 from aggregator.settings import KafkaSettings, TopicSettings
-from aggregator.sources.kafka.codec import intakes
+from aggregator.sources.kafka.codec import route_of
 from aggregator.sources.kafka.records import OutgoingRecord
-from aggregator.sources.kafka.source import KafkaPath
+from aggregator.sources.kafka.source import KafkaSource
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.fakes.clock import run
 from tests.fakes.kafka import FakeDeliveries, FakeKafka
@@ -48,9 +48,9 @@ class Side:
         self.deliveries = FakeDeliveries(self.kafka, SETTINGS, lambda _: None)
         self.producer = FakeProducer(self.kafka)
         self.gatherer = Gatherer()
-        self.path = KafkaPath(
+        self.path = KafkaSource(
             SETTINGS,
-            intakes(SETTINGS, "m"),
+            "m",
             self.deliveries,
             self.producer,
             metrics=Metrics(self.gatherer),
@@ -65,7 +65,7 @@ class Side:
         (request,) = await self.path.receive()
         for index, outcome in enumerate(outcomes):
             request.settle_input(index, outcome)
-        await self.path.settle([request], lambda _: None)
+        await self.path.reply([request], lambda _: None)
         return request
 
     def counted(self, name: str) -> Mapping[str, float]:
@@ -98,7 +98,7 @@ def check(work: Callable[[Side], Coroutine[Any, Any, None]]) -> None:
 def test_what_failed_by_itself_is_answered_and_kept_with_the_number_of_tries() -> None:
     async def work(side: Side) -> None:
         await side.settle(Failure(Code.OUT_OF_RANGE, "too long"), POISON)
-        await side.path.written()
+        await side.path.delivered()
         (reply,) = side.written("out")
         answer = pb.EmbedResponse.FromString(reply.value or b"")
         assert [each.status.code for each in answer.embeddings] == [Code.OUT_OF_RANGE, Code.INTERNAL]
@@ -133,7 +133,7 @@ def test_a_reply_that_cannot_be_written_is_what_became_of_its_request(refusal: E
         request = await side.settle(Failure(Code.OUT_OF_RANGE, "too long"), Failure(Code.OUT_OF_RANGE, "too long"))
         assert request.code is Code.INTERNAL
         assert side.counted("embed.replies.unwritten") == {reason: 1}
-        await side.path.written()
+        await side.path.delivered()
         assert side.letter()["dlt-error-code"] == "INTERNAL"
         assert side.letter()["dlt-error-message"].startswith("the reply could not be written to out: ")
 
@@ -162,7 +162,7 @@ def test_a_dead_letter_that_cannot_be_written_holds_the_commit_and_tells_of_the_
         await asyncio.sleep(60)
         assert side.kafka.committed["in", 0] == 0
         side.kafka.refusals.clear()
-        await side.path.written()
+        await side.path.delivered()
         await asyncio.sleep(1)
         assert side.kafka.committed["in", 0] == 1
         first_s = datetime.fromisoformat(side.letter()["dlt-first-failure-time"]).timestamp()
@@ -180,11 +180,11 @@ def test_a_dead_letter_that_cannot_be_written_does_not_hold_what_was_settled_wit
         assert len(requests) == 2
         requests[0].fail(Failure(Code.OUT_OF_RANGE, "too long"))
         requests[1].fail(POISON)
-        await side.path.settle(requests, lambda _: None)
+        await side.path.reply(requests, lambda _: None)
         await asyncio.sleep(60)
         assert side.kafka.committed["in", 0] == 1
         side.kafka.refusals.clear()
-        await side.path.written()
+        await side.path.delivered()
         await asyncio.sleep(1)
         assert side.kafka.committed["in", 0] == 2
 
@@ -204,7 +204,7 @@ def test_a_topic_whose_dead_letters_cannot_be_written_is_held_and_no_other() -> 
         (request,) = await asyncio.wait_for(receiving, 10)
         assert request.request_id == "q"
         side.kafka.refusals.clear()
-        await side.path.written()
+        await side.path.delivered()
         await asyncio.sleep(10)
         assert not side.deliveries.paused()
 
@@ -220,7 +220,7 @@ def test_dead_letters_that_are_too_large_and_refused_ones_do_not_stop_each_other
         receiving = asyncio.create_task(side.path.receive())
         await asyncio.sleep(10)
         side.kafka.refusals.clear()
-        await side.path.written()
+        await side.path.delivered()
         sizes = [len(record.value or b"") for record in side.written("in-dlt")]
         assert sorted(sizes) == [0, 10, 900]
         receiving.cancel()
@@ -238,27 +238,27 @@ def test_replies_wait_for_no_other_partition_of_their_topic() -> None:
         requests = await side.path.receive()
         for request in requests:
             request.fail(Failure(Code.OUT_OF_RANGE, "too long"))
-        let_go: list[Request] = []
-        settling = asyncio.create_task(side.path.settle(requests, let_go.extend))
+        released: list[Request] = []
+        settling = asyncio.create_task(side.path.reply(requests, released.extend))
         await asyncio.sleep(10)
-        assert let_go == [requests[0], requests[2]]
+        assert released == [requests[0], requests[2]]
         assert side.kafka.committed["in", 0] == 1
         side.kafka.leaderless.clear()
         await settling
-        assert let_go == [requests[0], requests[2], requests[1]]
+        assert released == [requests[0], requests[2], requests[1]]
 
     check(work)
 
 
-def test_requests_that_nobody_waits_for_any_more_are_let_go_as_well() -> None:
+def test_requests_that_nobody_waits_for_any_more_are_released_as_well() -> None:
     async def work(side: Side) -> None:
         for _ in range(2):
             side.kafka.append(("in", 0), OutgoingRecord("in", 0, b"k", REQUEST, []))
         requests = await side.path.receive()
         await side.producer.close(0)
-        let_go: list[Request] = []
-        await side.path.settle(requests, let_go.extend)
-        assert let_go == list(requests)
+        released: list[Request] = []
+        await side.path.reply(requests, released.extend)
+        assert released == list(requests)
 
     check(work)
 
@@ -270,13 +270,13 @@ def test_what_was_given_back_is_left_unanswered_to_its_new_owner() -> None:
         requests = await side.path.receive()
         requests[0].fail(Failure(Code.OUT_OF_RANGE, "too long"))
         requests[1].fail(POISON)
-        requests[0].origin.lease.watermark.fence()
-        let_go: list[Request] = []
-        await side.path.settle(requests, let_go.extend)
-        await side.path.written()
+        route_of(requests[0]).lease.watermark.fence()
+        released: list[Request] = []
+        await side.path.reply(requests, released.extend)
+        await side.path.delivered()
         assert not side.written("out")
         assert not side.written("in-dlt")
-        assert let_go == list(requests)
+        assert released == list(requests)
 
     check(work)
 
@@ -304,14 +304,14 @@ def test_a_topic_is_held_for_every_model_that_its_records_asked_for_and_for_its_
     async def work(side: Side) -> None:
         side.kafka.append(("in", 0), OutgoingRecord("in", 0, b"k", NAMES_ANOTHER, []))
         (request,) = await side.path.receive()
-        side.path.hold(lambda _: False, lambda model, _: model == "n")
+        side.path.pause(lambda _: False, lambda model, _: model == "n")
         assert held(side) == set()
         side.path.accept(request)
-        side.path.hold(lambda _: False, lambda model, _: model == "n")
+        side.path.pause(lambda _: False, lambda model, _: model == "n")
         assert held(side) == {"in"}
-        side.path.hold(lambda model: model == "n", lambda *_: False)
+        side.path.pause(lambda model: model == "n", lambda *_: False)
         assert held(side) == set()
-        side.path.hold(lambda model: model == "m", lambda *_: False)
+        side.path.pause(lambda model: model == "m", lambda *_: False)
         assert held(side) == {"in", "other"}
 
     check(work)
@@ -327,7 +327,7 @@ def test_records_with_large_values_are_received_apart() -> None:
         small = await side.path.receive()
         assert [request.request_id for request in small] == ["q", "q"]
         assert [request.request_id for request in await side.path.receive_large()] == ["large", "large"]
-        await side.path.written()
+        await side.path.delivered()
         assert side.letter()["dlt-error-code"] == "DATA_LOSS"
 
     check(work)
@@ -339,11 +339,11 @@ def test_large_records_wait_as_long_as_their_topic_is_held_and_are_left_to_the_n
             side.kafka.append((topic, 0), OutgoingRecord(topic, 0, b"k", value, []))
         (request,) = await side.path.receive()
         side.path.accept(request)
-        side.path.hold(lambda _: False, lambda *_: True)
+        side.path.pause(lambda _: False, lambda *_: True)
         receiving = asyncio.create_task(side.path.receive_large())
         await asyncio.sleep(1)
         assert not receiving.done()
-        side.path.hold(lambda _: False, lambda *_: False)
+        side.path.pause(lambda _: False, lambda *_: False)
         assert {each.request_id for each in await receiving} == {"large"}
         side.kafka.append(("in", 0), OutgoingRecord("in", 0, b"k", LARGE, []))
         small = asyncio.create_task(side.path.receive())
@@ -378,7 +378,7 @@ def test_a_large_record_whose_partition_was_given_back_meanwhile_is_not_read() -
         side.kafka.append(("in", 0), OutgoingRecord("in", 0, b"k", value, []))
         side.kafka.append(("in", 0), OutgoingRecord("in", 0, b"k", REQUEST, []))
         (request,) = await side.path.receive()
-        request.origin.lease.watermark.fence()
+        route_of(request).lease.watermark.fence()
         side.deliveries.stop_fetching()
         await side.path.receive()
         assert not await side.path.receive_large()

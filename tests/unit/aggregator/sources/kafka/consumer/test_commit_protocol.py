@@ -19,7 +19,7 @@ from aggregator.sources.kafka.consumer import membership as kafka_membership
 from aggregator.sources.kafka.consumer import partitions as kafka_partitions
 from aggregator.sources.kafka.consumer.committed_offset import Watermark
 from aggregator.sources.kafka.consumer.partitions import Assignment, Partition
-from aggregator.sources.kafka.source import KafkaPath
+from aggregator.sources.kafka.source import KafkaSource
 from tests.fakes.commit_world import GAP, TPS, World
 from tests.fakes.group import Commit, FakeMember, Words
 
@@ -35,7 +35,7 @@ class CommitProtocol(RuleBasedStateMachine):
     """Deliver, settle in any order, fail, revoke, reassign, crash; commits and replies are late, lost or refused."""
 
     member_type: ClassVar[type[FakeMember]] = FakeMember
-    path_type: ClassVar[type[KafkaPath]] = KafkaPath
+    path_type: ClassVar[type[KafkaSource]] = KafkaSource
     patches: ClassVar[Mapping[str, tuple[Any, Any]]] = {}
     steps: ClassVar[int] = 0
 
@@ -91,7 +91,7 @@ class CommitProtocol(RuleBasedStateMachine):
             case "break" if members:
                 members[which % len(members)].failure = OSError("it broke")
             case _:
-                process.path.hold(lambda _model: what == "hold", lambda _model, _priority: False)
+                process.path.pause(lambda _model: what == "hold", lambda _model, _priority: False)
 
     @rule(commits=st.booleans(), replies=st.booleans(), poll_s=st.sampled_from((0.0, 0.0, 0.7)))
     def hold_answers(self, commits: bool, replies: bool, poll_s: float) -> None:
@@ -179,15 +179,15 @@ class NewestGeneration(FakeMember):
         return super().judged(commit)
 
 
-class Hasty(KafkaPath):
-    """Settles before the broker has the reply."""
+class Hasty(KafkaSource):
+    """Frees offsets before the broker has the reply."""
 
     @override
-    async def settle(self, requests: Any, let_go: Any) -> None:
+    async def reply(self, requests: Any, release: Any) -> None:
         for request in requests:
             lease = request.origin.lease
             lease.watermark.settle(lease)
-        await super().settle(requests, let_go)
+        await super().reply(requests, release)
 
 
 class Uncapped(Partition):

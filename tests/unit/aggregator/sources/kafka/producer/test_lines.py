@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 from aiokafka import TopicPartition
 
-from aggregator.sources.kafka.producer.lines import BATCH_BYTES, PartitionLines, Word
+from aggregator.sources.kafka.producer.lines import BATCH_BYTES, DeliveryResult, PartitionLines
 from aggregator.sources.kafka.records import OutgoingRecord
 from tests.fakes.clock import run
 
@@ -27,7 +27,7 @@ class _Log:
         self.running = self.most_running = 0
         self.failure = failure
 
-    async def write(self, tp: TopicPartition, records: Sequence[OutgoingRecord]) -> list[Word]:
+    async def write(self, tp: TopicPartition, records: Sequence[OutgoingRecord]) -> list[DeliveryResult]:
         del tp
         self.running += 1
         self.most_running = max(self.most_running, self.running)

@@ -1,4 +1,4 @@
-"""Calls are gathered only while no server could take them, and never long."""
+"""Calls are batched only while no server could take them, and never long."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from math import inf
 
 import pytest
 
-from aggregator.admission.call_batcher import ENOUGH_INPUTS, LONGEST_S, Gathering
-from aggregator.request import Options, Request
-from aggregator.scheduler.work_item import Priority, Source
+from aggregator.request import Options, Origin, Request
+from aggregator.scheduler.work_item import Priority
+from aggregator.sources.grpc.call_batcher import ENOUGH_INPUTS, LONGEST_S, CallBatcher
 from tests.fakes.clock import run
+from tests.fakes.sources import GRPC
 
 
 class Intake:
@@ -23,11 +24,15 @@ class Intake:
         loop = asyncio.get_running_loop()
         self._start_s = loop.time()
         self._turn_s = self._start_s + turn_s
-        self.gathering = Gathering(self._admit, self._next_turn_s, loop.time)
-        self._task = asyncio.create_task(self.gathering.run())
+        self.batcher = CallBatcher(self._next_turn_s, loop.time)
+        self._task = asyncio.create_task(self._run())
 
     def _next_turn_s(self, now_s: float) -> float:
         return max(now_s, self._turn_s)
+
+    async def _run(self) -> None:
+        while calls := await self.batcher.receive():
+            await self._admit(calls)
 
     async def _admit(self, calls: Sequence[Request]) -> None:
         self.admitted.append((round(asyncio.get_running_loop().time() - self._start_s, 6), len(calls)))
@@ -37,7 +42,7 @@ class Intake:
 def call(inputs: int = 1) -> Request:
     values = ["rain"] * inputs
     return Request(
-        "id", "", "", values, Options(), Priority.INTERACTIVE, Source.GRPC, "", 0.0, inf, None, [None] * inputs, inputs
+        "id", "", "", values, Options(), Priority.INTERACTIVE, GRPC, "", 0.0, inf, Origin(), [None] * inputs, inputs
     )
 
 
@@ -53,7 +58,7 @@ def admitted(
             if come_s > now_s:
                 await asyncio.sleep(come_s - now_s)
                 now_s = come_s
-            intake.gathering.add(call(inputs))
+            intake.batcher.add(call(inputs))
         if then is not None:
             then(intake)
         await asyncio.sleep(1.0)
@@ -66,7 +71,7 @@ def test_calls_of_one_moment_go_together_at_once_to_an_idle_server() -> None:
     assert admitted(0.0, [(0.0, 1)] * 5) == [(0.0, 5)]
 
 
-def test_calls_are_gathered_until_a_server_has_its_turn() -> None:
+def test_calls_are_batched_until_a_server_has_its_turn() -> None:
     assert admitted(0.004, [(0.0, 1), (0.001, 1), (0.003, 1)]) == [(0.004, 3)]
 
 
@@ -78,10 +83,20 @@ def test_enough_inputs_go_at_once() -> None:
     assert admitted(inf, [(0.0, 1), (0.002, ENOUGH_INPUTS - 1)]) == [(0.002, 2)]
 
 
-def test_a_server_that_is_done_early_ends_the_gathering() -> None:
-    assert admitted(inf, [(0.0, 1), (0.001, 1)], then=lambda intake: intake.gathering.end()) == [(0.001, 2)]
+def test_a_server_that_is_done_early_ends_the_wait() -> None:
+    assert admitted(inf, [(0.0, 1), (0.001, 1)], then=lambda intake: intake.batcher.receive_now()) == [(0.001, 2)]
 
 
 @pytest.mark.parametrize("inputs", [1, ENOUGH_INPUTS])
 def test_what_comes_during_an_admission_goes_right_after_it(inputs: int) -> None:
     assert admitted(0.0, [(0.0, 1), (0.01, inputs), (0.02, 1)], busy_s=0.05) == [(0.0, 1), (0.05, 2)]
+
+
+def test_once_closed_it_brings_what_came_before_and_then_nothing() -> None:
+    async def check() -> None:
+        batcher = CallBatcher(lambda _: inf, asyncio.get_running_loop().time)
+        batcher.add(call())
+        batcher.close()
+        assert [len(await batcher.receive()) for _ in range(2)] == [1, 0]
+
+    run(check())

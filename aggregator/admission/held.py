@@ -1,0 +1,39 @@
+"""What a queued request occupies: its model's bounds and places in its queue, until its reply is delivered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aggregator.admission.bounds import Admission
+from aggregator.request import Request
+from aggregator.scheduler.budget.controller import Promise
+from aggregator.scheduler.outlook import Outlook
+from aggregator.scheduler.queue import TokenQueue
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Held:
+    """Where requests that were queued together, at `queued_s`, occupy something."""
+
+    admission: Admission
+    outlook: Outlook
+    queue: TokenQueue
+    promise: Promise | None
+    queued_s: float
+
+
+def hold(request: Request, held: Held, token_count: int) -> None:
+    """Let a request occupy so many tokens, until `release`."""
+    request.held = held
+    request.token_count = token_count
+    held.admission.charge(token_count, request.tenant, refusable=request.source.refusable)
+    held.outlook.charge(request.priority, request.tenant, request.deadline_s, token_count)
+
+
+def release(request: Request) -> None:
+    """Give back what it holds; once. Places lead back to their request: kept, both would wait for a collection."""
+    held, request.held = request.held, None
+    request.places = ()
+    if held is not None:
+        held.admission.release(request.token_count, request.tenant, refusable=request.source.refusable)
+        held.outlook.release(request.priority, request.tenant, request.deadline_s, request.token_count)
