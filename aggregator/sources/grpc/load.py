@@ -103,12 +103,17 @@ class Room:
         self._load.bytes.take(self.holders, size_bytes)
 
     def put_down_to(self, holder: str) -> None:
-        """One more is found to answer for it; raises Overloaded when that one's share is used up."""
+        """One more is found to answer for it; raises Overloaded when that one's share is used up by others."""
         load = self._load
-        if not load.calls.fits_share((holder,), 1):
-            raise load.refusal(Limit.SHARE_OF_CALLS)
-        if not load.bytes.fits_share((holder,), self.size_bytes):
-            raise load.refusal(Limit.SHARE_OF_BYTES)
+        for bound, amount, limit in (
+            (load.calls, 1, Limit.SHARE_OF_CALLS),
+            (load.bytes, self.size_bytes, Limit.SHARE_OF_BYTES),
+        ):
+            bound.give_back(self.holders, amount)
+            fits = bound.fits_share((holder,), amount)
+            bound.take(self.holders, amount)
+            if not fits:
+                raise load.refusal(limit)
         load.calls.put_down_to(holder, 1)
         load.bytes.put_down_to(holder, self.size_bytes)
         self.holders += (holder,)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import logging
 import math
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -291,3 +292,12 @@ def test_the_smallest_step_of_a_profile_holds_eight_tokens_and_says_when_it_was_
 def test_ids_are_drawn_as_the_engine_takes_them() -> None:
     token_ids, lengths = production_mix(100, facts_of(2048, 2048, 12), np.random.default_rng(2))
     assert [values.dtype.name for values in (token_ids, lengths)] == ["int32", "int32"]
+
+
+def test_a_sweep_tells_of_itself_every_two_seconds(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    engine = TimedEngine(now_s=1000.0)
+    sweep(engine, (8,), replace(PLAN, runs=20, budget_s=900.0), engine.clock)
+    took_s = engine.clock() - 1000.0
+    told = sum(record.message == "measuring the saturation profile" for record in caplog.records)
+    assert told <= took_s / 2.0

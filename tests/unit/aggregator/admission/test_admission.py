@@ -82,3 +82,22 @@ def test_a_call_without_a_token_takes_and_leaves_nothing() -> None:
     admission.release(5, "t", refusable=True)
     admission.release(0, "t", refusable=True)
     assert not admission.holds_calls
+
+
+def test_a_class_starts_again_only_below_its_share() -> None:
+    admission = Admission(AdmissionPolicy(1000))
+    admission.charge(500, refusable=False)
+    assert admission.stopped() == {BACKGROUND}
+    admission.release(100, refusable=False)
+    assert admission.stopped() == {BACKGROUND}
+    admission.release(1, refusable=False)
+    assert admission.stopped() == frozenset()
+
+
+def test_all_that_leaves_counts_for_the_rate_at_which_it_does() -> None:
+    admission = Admission(AdmissionPolicy(1000))
+    admission.charge(900, refusable=True)
+    admission.tokens_per_s(10.0)
+    for _ in range(3):
+        admission.release(100, refusable=True)
+    assert admission.tokens_per_s(10.5) == pytest.approx(600.0)

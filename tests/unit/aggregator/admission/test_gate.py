@@ -394,3 +394,9 @@ def test_a_rate_is_looked_at_before_the_bound_and_both_before_the_deadline() -> 
     door.admission.charge(1000, refusable=False)
     assert "rate" in str(door.refusal(call(in_s=0.0001)))
     assert "full" in str(door.refusal(call("b", in_s=0.0001)))
+
+
+def test_who_has_used_its_rate_up_is_told_to_send_slower() -> None:
+    door = Door(QuotaPolicy(10.0, burst_s=1.0))
+    door.gate.charge(call("a"), 20, 100.0)
+    assert str(door.refusal(call("a"))) == "the tenant's rate of tokens is used up: send slower"

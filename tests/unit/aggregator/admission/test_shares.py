@@ -97,3 +97,11 @@ def test_who_took_nothing_gives_nothing_back() -> None:
     assert (bound.total, bound.holders) == (0, 1)
     bound.give_back(("b",), 0)
     assert bound.holders == 0
+
+
+def test_what_is_put_down_to_a_holder_adds_to_what_it_holds() -> None:
+    bound = SharedBound(100)
+    bound.take(("a",), 40)
+    bound.put_down_to("a", 40)
+    bound.give_back(("a",), 40)
+    assert bound.holders == 1

@@ -261,3 +261,30 @@ def test_batches_that_are_out_are_told() -> None:
             assert (lane.batches_out, lane.tokens_out) == (2, 6)
 
     run(check())
+
+
+def test_requests_of_a_model_that_is_not_there_keep_no_others_from_being_counted() -> None:
+    async def check() -> None:
+        clock = Clock()
+        world, meter = metered(clock, window_s=1e6)
+        requests = [world.request("1", model="none"), *(world.request(str(number)) for number in range(4))]
+        meter.arrived("grpc", requests)
+        for request in requests[1:]:
+            hold(request, Held(world.model.admission, Outlook(TokenQueue(QueuePolicy())), *_NOWHERE), 10)
+        meter.counted(world.model, requests[1:])
+        clock.now_s += 10.0
+        assert meter.of(world.model).grpc_tokens_per_s == pytest.approx(4.0, rel=0.001)
+
+    run(check())
+
+
+def test_the_mean_length_of_records_is_over_all_that_were_counted_at_once() -> None:
+    async def check() -> None:
+        world, meter = metered(Clock())
+        records = [world.request("1", source=KAFKA) for _ in range(4)]
+        for record in records:
+            hold(record, Held(world.model.admission, Outlook(TokenQueue(QueuePolicy())), *_NOWHERE), 10)
+        meter.counted(world.model, records)
+        assert meter.tokens_per_record("alias") == 10.0
+
+    run(check())

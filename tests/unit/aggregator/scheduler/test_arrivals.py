@@ -155,3 +155,12 @@ def test_the_rate_is_that_of_an_exponential_window() -> None:
     arrivals.arrived(100, 5.0)
     seen_s = 10.0 * (1.0 - math.exp(-2.0))
     assert arrivals.tokens_per_s(20.0) == pytest.approx(800 * math.exp(-1.5) / seen_s)
+
+
+def test_a_mean_length_forgets_old_requests_one_by_one() -> None:
+    arrivals = Arrivals(ArrivalPolicy(memory_requests=4.0), 0.0)
+    for tokens in (10, 20, 30):
+        arrivals.counted(1, 1, tokens)
+    assert arrivals.tokens_per_request == pytest.approx(20.0)
+    arrivals.counted(10, 10, 400)  # more than it remembers: they are all there is
+    assert arrivals.tokens_per_request == pytest.approx(40.0)

@@ -10,6 +10,7 @@ import pytest
 from aggregator.scheduler.dispatcher import Batch, Dispatcher, DispatchPolicy, Due
 from aggregator.scheduler.queue import QueuePolicy
 from aggregator.scheduler.replica import SendReason, StepReport
+from aggregator.scheduler.replica_choice import ENOUGH
 from aggregator.scheduler.work_item import Entry, Priority
 from tests.fakes.lanes import CURVE, lane
 from tests.fakes.queries import Filler
@@ -297,3 +298,67 @@ def test_equal_inputs_are_shared_or_not_as_the_policy_says() -> None:
         for _ in range(3):
             desk.put(10, ids=b"same")
         assert len(desk.batch().entries) == computed
+
+
+def test_what_is_late_for_each_of_several_batches_is_told() -> None:
+    desk = Desk("a", "b", warm=True)
+    for _ in range(2):
+        for _ in range(10):
+            desk.put(10)
+    late = [desk.put(10, deadline_s=NOW_S + 0.001)[0]]
+    due = desk.due()
+    assert len(due.batches) == 2
+    assert due.late == late
+
+
+def test_a_lane_that_comes_free_is_spare_again_where_there_are_many() -> None:
+    desk = Desk(*(str(number) for number in range(ENOUGH + 1)))
+    while desk.dispatcher.lanes.widen():
+        pass
+    for _ in range(ENOUGH + 1):
+        desk.put(100)
+    for batch in desk.due().batches:
+        desk.dispatcher.done(batch, report(100), NOW_S + 0.014)
+    assert len(desk.dispatcher.lanes.in_use) == ENOUGH
+
+
+def test_which_lanes_are_in_use_follows_from_the_dispatchers_name() -> None:
+    names = [str(number) for number in range(3 * ENOUGH)]
+
+    def used(name: str) -> frozenset[str]:
+        dispatcher = Dispatcher(name, ALONE)
+        for each in names:
+            dispatcher.lanes[each] = lane(each)
+        return frozenset(dispatcher.lanes.in_use)
+
+    assert used("one") != used("another")
+
+
+def test_a_shared_lane_is_sent_half_of_its_budget_where_more_waits() -> None:
+    desk = Desk("a", warm=True)
+    one = desk.dispatcher.lanes["a"]
+    for number in range(10):
+        one.sent(str(number), 10, NOW_S)
+        one.ended(str(number), NOW_S, report(20))
+    for _ in range(6):
+        desk.put(10)
+    assert desk.batch().token_count == 50
+
+
+def test_a_batch_that_is_not_full_is_paced_while_a_lane_runs_but_not_past_a_deadline_nor_at_the_end() -> None:
+    def ready() -> Desk:
+        desk = Desk("a", "b", policy=replace(ALONE, paced=True), warm=True)
+        for number in range(40):  # so much comes that no lane stays free
+            desk.dispatcher._pace.sent(5, NOW_S - 0.04 + 0.001 * number)  # noqa: SLF001 - a load, without its batches
+        desk.dispatcher.lanes["a"].sent("running", 100, NOW_S - 0.001)
+        return desk
+
+    paced = ready()
+    paced.put(10)
+    assert NOW_S < paced.nothing().wake_s < NOW_S + 0.013
+    urgent = ready()
+    urgent.put(10, deadline_s=NOW_S + 0.0101)
+    assert urgent.batch().token_count == 10
+    ending = ready()
+    ending.put(10)
+    assert len(ending.due(draining=True).batches) == 1

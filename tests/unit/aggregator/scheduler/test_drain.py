@@ -26,3 +26,11 @@ def test_what_was_measured_before_a_time_without_refusals_is_forgotten() -> None
     assert drain.tokens_per_s(100, 1.0) == 100.0
     assert drain.tokens_per_s(5000, 7.0) is None
     assert drain.tokens_per_s(5200, 8.0) == pytest.approx(200.0)
+
+
+def test_a_rate_is_forgotten_once_nobody_was_refused_for_five_seconds() -> None:
+    for pause_s, known in ((5.0, True), (5.5, False)):
+        drain = Drain()
+        for now_s, left in ((0.0, 0), (0.5, 100)):
+            drain.tokens_per_s(left, now_s)
+        assert (drain.tokens_per_s(100, 0.5 + pause_s) is not None) == known

@@ -283,3 +283,85 @@ def test_a_lane_that_is_idle_overdue_or_kept_for_a_suspect_promises_nothing() ->
     assert one.finishes_by(9.0, 100, 5.1) == 0
     one.exclusive = True
     assert one.finishes_by(9.0, 100, 5.0) == 0
+
+
+def shared_by(reports: list[StepReport], **policy: float) -> Lane:
+    """A lane of 100 tokens after its own batches of 40 were answered so."""
+    one = Lane("a", CURVE, 101, replace(POLICY, **policy))
+    for number, each in enumerate(reports):
+        one.sent(str(number), 40, 5.0 + number)
+        one.ended(str(number), 5.01 + number, each)
+    return one
+
+
+@pytest.mark.parametrize(
+    ("told", "shared"),
+    [
+        (report(40), False),  # its own batch, and nothing waits
+        (report(41), True),  # a token of somebody else's
+        (report(40, queued=1), True),  # somebody else's waits
+    ],
+)
+def test_a_lane_is_shared_where_replies_tell_of_others_batches(told: StepReport, shared: bool) -> None:
+    assert shared_by([told] * 10).cut_tokens(60) == (50 if shared else 101)
+
+
+def test_a_lane_counts_as_shared_from_a_fifth_of_replies_on() -> None:
+    half = shared_by([report(41)], sharing_gain=0.2).cut_tokens(60)
+    assert (half, type(half)) == (50, int)
+    assert shared_by([report(41), report(40), report(40)], sharing_gain=0.2).cut_tokens(60) == 101
+
+
+def test_a_full_batch_leads_as_long_as_ever() -> None:
+    one = lane()
+    one.light_lead.value_s = 0.001
+    one.sent("1", 100, 5.0)
+    assert one.due_s(5.0, 99) == pytest.approx(5.0 + 0.014 - 0.001)
+    assert one.due_s(5.0, 100) == pytest.approx(5.0 + 0.014 - one.lead_s)
+
+
+def test_a_lane_begins_with_its_controllers_budget() -> None:
+    steering = Steering(SlaGoal(step_s=0.05), StepLimits(77, 4096, 32), 0.01, RecentQuantile(0.95))
+    assert Lane("a", CURVE, 101, POLICY, steering).token_budget == steering.token_budget != 101
+
+
+def test_a_guess_is_corrected_by_the_first_reply_however_short_its_step() -> None:
+    one = Lane("a", None, 100, POLICY)
+    one.sent("1", 100, 5.0)
+    one.ended("1", 5.5, report(100, 0.5))
+    assert one.step_time_s(100) == pytest.approx(0.5)
+
+
+def test_what_is_staged_ends_after_what_others_have_queued() -> None:
+    one = lane(warm=True)
+    one.sent("1", 100, 5.0)
+    one.sent("2", 100, 5.010)
+    one.ended("1", 5.014, report(100, queued=160))  # 100 of them its own
+    assert one.end_s == pytest.approx(5.014 + CURVE.time_s(60) + CURVE.time_s(100))
+
+
+def staged(sent_s: float, told: StepReport) -> Lane:
+    """A lane whose second batch was sent at `sent_s`, while the first one ran until 5.014 s, and was answered so."""
+    one = lane()
+    one.sent("1", 100, 5.0)
+    one.sent("2", 100, sent_s)
+    one.ended("1", 5.014, report(100))
+    one.ended("2", 5.028, told)
+    return one
+
+
+def test_idle_time_up_to_its_target_leaves_the_lead_as_it_is() -> None:
+    exactly = POLICY.idle_target * 0.014
+    assert staged(5.009, report(100, idle_s=exactly)).lead_s == POLICY.first_lead_s
+    assert staged(5.009, report(100, idle_s=2 * exactly)).lead_s > POLICY.first_lead_s
+
+
+def test_the_lead_of_full_batches_learns_nothing_from_one_sent_later() -> None:
+    idle = report(100, idle_s=0.003)
+    assert staged(5.0135, idle).lead_s == POLICY.first_lead_s
+    assert staged(5.009, idle).lead_s == POLICY.first_lead_s + 0.003
+
+
+def test_the_lead_of_light_batches_learns_from_how_long_before_the_end_each_was_sent() -> None:
+    one = staged(5.011, report(100, idle_s=0.002))  # 3 ms before the end, and idle for 2: 5 would have been right
+    assert one.light_lead.value_s == pytest.approx(0.004 + 0.05 * (0.005 - 0.004))

@@ -296,3 +296,20 @@ def test_a_lane_without_room_is_a_bug(token_budget: int, max_entries: int) -> No
     _, packer = filled([10])
     with pytest.raises(AssertionError, match="This is a bug"):
         packer.pack(token_budget, 0.0, max_entries=max_entries)
+
+
+def test_what_opens_a_batch_and_just_fills_it_is_not_oversized() -> None:
+    _, packer = filled([60, 100])
+    assert sizes(pack(packer)) == [60]
+    cut = pack(packer)
+    assert (sizes(cut), cut.oversized) == ([100], False)
+
+
+def test_who_opens_a_batch_is_charged_once_and_whoever_shares_the_input_too() -> None:
+    put, packer = filled([60])
+    for tenant in ("a", "b"):
+        put(100, tenant=tenant, ids=b"same")
+    pack(packer)
+    pack(packer)
+    taken = [put(10, tenant=tenant)[1] for tenant in ("b", "a")]
+    assert pack(packer, 10).entries == taken[1:]  # a has paid and may begin anew, b pays now

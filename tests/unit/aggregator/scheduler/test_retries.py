@@ -463,3 +463,7 @@ def test_once_all_is_cleared_up_no_lane_is_waited_for() -> None:
     world.retries.succeeded(group)
     world.retries.lanes_changed(["a"], world.now_s)
     assert world.retries.next_due_s(world.now_s) == inf
+
+
+def test_where_nothing_failed_nothing_is_due() -> None:
+    assert Retries(RetryPolicy()).next_due_s(5.0) == inf

@@ -202,3 +202,29 @@ def test_with_as_many_lanes_in_use_as_there_is_work_for_batches_are_fuller(monke
     assert len(some_s) == len(every_s) == 3000
     assert 2 * some_batches < every_batches
     assert some_s[2970] < 1.1 * every_s[2970]
+
+
+def test_a_lane_that_comes_takes_no_other_out_of_use_than_the_one_whose_place_it_takes() -> None:
+    roster = roster_of(ENOUGH + 8)
+    while roster.widen():
+        pass
+    for newest in map(str, range(1000, 1040)):
+        before = {*roster.in_use, newest}
+        roster[newest] = lane(newest)
+        assert len(before - set(roster.in_use)) <= 1
+
+
+def test_a_batch_of_a_lane_that_was_replaced_leaves_its_successor_in_use() -> None:
+    roster = roster_of(MANY)
+    always = set(roster.in_use)
+    while roster.widen():
+        pass
+    name = next(name for name in roster if name not in always)
+    gone = roster[name]
+    roster[name] = lane(name)
+    while roster.widen():
+        pass
+    roster.returned(gone)
+    assert name in roster.in_use
+    roster.returned(roster[name])
+    assert name not in roster.in_use

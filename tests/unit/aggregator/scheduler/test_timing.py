@@ -106,3 +106,13 @@ def test_in_an_overload_promises_that_leave_out_the_way_back_are_broken() -> Non
         sim = served(lane, 6500.0, 0.060, seconds=3.0)
         in_time[lane] = sum(latency_s <= 0.060 for latency_s in sim.latency_s.values())
     assert in_time[Lane] > 1.03 * in_time[Hopeful]
+
+
+def test_an_early_reply_counts_for_a_step_at_the_most_and_one_without_a_step_for_nothing() -> None:
+    early, more = ReplyDelay(gain=1.0), ReplyDelay(gain=1.0)
+    early.observe(-0.010, 0.010)
+    more.observe(-0.100, 0.010)
+    assert early.value == more.value
+    none = ReplyDelay(gain=1.0)
+    none.observe(0.010, 0.0)
+    assert none.value == 0.0

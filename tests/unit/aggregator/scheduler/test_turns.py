@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from math import inf
 
 import numpy as np
 import pytest
+from typing_extensions import override
 
 from aggregator.scheduler.dispatcher import Dispatcher, DispatchPolicy
 from aggregator.scheduler.queue import QueuePolicy
 from aggregator.scheduler.replica import Lane, SendReason, StepReport
 from aggregator.scheduler.replica_choice import Pace, next_turn
-from tests.fakes.lanes import POLICY, lane
+from tests.fakes.lanes import CURVE, POLICY, lane
 from tests.fakes.simulation import Server, Simulation
 
 
@@ -209,3 +211,32 @@ def test_an_answer_at_the_very_deadline_is_too_late() -> None:
     at_s = slow.answer_s(100, 5.0)
     assert next_turn([slow, fast], 5.0, 2000, deadline_s=at_s).finish_s == pytest.approx(5.042)
     assert next_turn([slow, fast], 5.0, 2000, deadline_s=at_s + 1e-9).finish_s == at_s
+
+
+def test_a_turn_is_light_while_all_that_waits_fits_one_batch() -> None:
+    one = lane("one")
+    one.light_lead.value_s = 0.001
+    one.sent("1", 100, 5.0)
+    at_s = 5.014 - one.lead_s
+    assert next_turn([one], at_s, 50).lane is None
+    assert next_turn([one], at_s, 100).lane is one
+
+
+def test_what_waits_is_paced_by_what_it_saves_of_a_step() -> None:
+    """60 of 100 tokens take as long as one: all of a step is saved. Twice as many tokens in reach: less of it."""
+
+    class Asked(Pace):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gains: list[float] = []
+
+        @override
+        def next_s(self, free_lanes: int, next_free_s: float, gain: float) -> float:
+            self.gains.append(gain)
+            return -inf
+
+    pace = Asked()
+    slow, busy = Lane("slow", replace(CURVE, floor_s=0.0), 100, POLICY), lane("busy")
+    busy.sent("1", 100, 5.0)
+    next_turn([slow, busy], 5.0, 50, pace)
+    assert pace.gains == [pytest.approx((0.004 + 1e-4) / (0.004 + 50e-4))]

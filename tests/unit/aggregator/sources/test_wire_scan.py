@@ -142,6 +142,7 @@ def test_as_many_fields_as_a_request_can_have_are_walked_over() -> None:
 def test_numbers_of_fixed_width_are_stepped_over_wherever_they_stand() -> None:
     odd = (b"\x79" + bytes(8) + b"\x7d" + bytes(4)) * 3
     check(odd + FILLER + odd, 1)
+    check(FILLER + odd + b"\x79" + bytes(8), 1)
     with pytest.raises(DecodeError):
         check(FILLER + odd + b"\x79" + bytes(7), 1)
     with pytest.raises(DecodeError):

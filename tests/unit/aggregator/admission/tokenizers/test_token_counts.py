@@ -130,6 +130,7 @@ def test_of_a_text_that_the_tokenizer_cannot_take_no_more_is_read_and_the_others
     assert broken.code is Code.INVALID_ARGUMENT
     assert set(ids(fine)[1:-1]) == {9}
     assert sum("uncountable" in text for call in desk.counting.calls for text in call) == 2  # together, and alone
+    assert all(desk.counting.long)
     assert sum(len(call) == 1 for call in desk.counting.calls) == 2
 
 
@@ -164,3 +165,5 @@ def test_requests_are_counted_together_up_to_a_bound_and_long_ones_by_themselves
     portions, long = apart(requests)
     assert [[len(each.inputs[0]) for each in portion] for portion in portions] == [[CALL // 4] * 4, [1]]
     assert long == [requests[2], requests[6]]
+    least = [request("") for _ in range(2)]
+    assert apart(least) == ([least], [])

@@ -399,3 +399,14 @@ def test_a_hinge_may_lie_at_the_first_token() -> None:
     points = [(tokens, max(1.2, tokens) * 0.01) for tokens in (1, 2, 3, 4, 6, 8)]
     curve = fit(points, 8)
     assert (curve.saturation_point, curve.rule) == (1, Rule.HINGE)
+
+
+@pytest.mark.parametrize("unit", [1e-6, 1e6])
+def test_a_fit_does_not_depend_on_the_unit_of_time(unit: float) -> None:
+    points = [(tokens, max(0.010, 0.004 + 1e-5 * tokens)) for tokens in (8, 64, 256, 512, 640, 1024, 2048, 4096)]
+    seconds = fit(points, 8192)
+    other = fit([(tokens, unit * time_s) for tokens, time_s in points], 8192)
+    assert other.saturation_point == seconds.saturation_point
+    assert (other.floor_s, other.fixed_s, other.per_token_s) == pytest.approx(
+        (unit * seconds.floor_s, unit * seconds.fixed_s, unit * seconds.per_token_s), rel=1e-9
+    )

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
+from opentelemetry.sdk.metrics.export import NumberDataPoint
 
 from aggregator.errors import Overloaded
 from aggregator.observability.gathered import Gatherer
@@ -163,3 +164,34 @@ async def test_work_that_has_ended_already_keeps_nothing() -> None:
     room.keep_until(work)
     room.leave()
     assert here.held == (0, 0, 0)
+
+
+def test_what_calls_hold_is_shown() -> None:
+    gatherer = Gatherer()
+    load = Load(LoadLimits(10, 1000, 10), Metrics(gatherer), lambda: 0.0)
+    load.enter(("a",)).widen(30)
+    load.enter(("b",))
+    load.open_stream(("a",))
+    shown = {
+        metric.name: [point.value for point in metric.data.data_points if isinstance(point, NumberDataPoint)]
+        for metric in gatherer.collect().metrics
+    }
+    assert [shown[name] for name in ("embed.calls.open", "embed.calls.held", "embed.calls.streams")] == [[2], [30], [1]]
+
+
+def test_a_call_alone_fits_the_share_of_whoever_is_found_to_answer_for_it() -> None:
+    here = Listener()
+    room = here.load.enter(("connection",))
+    room.widen(1000)
+    room.put_down_to("tenant")
+    room.leave()
+    assert here.held == (0, 0, 0)
+
+
+def test_a_tenant_answers_for_as_many_calls_as_its_share() -> None:
+    here = Listener()
+    for number in range(8):
+        here.load.enter((f"connection {number}",)).put_down_to("tenant")
+    one_more = here.load.enter(("another",))
+    words, _ = here.refused(lambda: one_more.put_down_to("tenant"))
+    assert here.metrics.limits == [Limit.SHARE_OF_CALLS], words

@@ -391,3 +391,13 @@ def test_no_more_room_is_asked_for_an_id_than_its_letters_can_take(each: int, *,
         least_limit(request_of([None], Options(dimensions=1), json=json, request_id="x" * size)) for size in (1, 10_001)
     )
     assert long - short == each * 10_000
+
+
+@pytest.mark.parametrize(("json", "bytes_each"), [(False, 384 * 4 + 48), (True, (384 * 4 + 48) * 4 // 3 + 160)])
+def test_the_room_for_a_reply_grows_with_its_vectors_and_with_what_it_echoes(*, json: bool, bytes_each: int) -> None:
+    def least(count: int, header: bytes | None = None) -> int:
+        headers = () if header is None else (("tracestate", header),)
+        return least_limit(request_of([None] * count, json=json, headers=headers), 384)
+
+    assert least(7) - least(3) == 4 * bytes_each
+    assert least(3, b"value") - least(3) == len("tracestate") + len("value") + 8

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 import pytest
 from hypothesis import settings
@@ -160,3 +161,16 @@ class AnyOrder(RuleBasedStateMachine):
 
 TestAnyOrder = pytest.mark.slow(AnyOrder.TestCase)
 TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def test_only_the_last_three_ends_of_the_log_are_remembered() -> None:
+    watermark = Watermark("questions", 0, 0)
+    for end in (10, 20, 30, 40):
+        watermark.saw_log_end(end, float(end))
+    assert watermark.written_after_s(45) == 40.0
+    assert watermark.written_after_s(20) == 20.0
+    assert watermark.written_after_s(19) == -inf
+
+
+def test_a_topic_without_an_id_has_none() -> None:
+    assert Watermark("questions", 0, 0).topic_id == ""

@@ -6,6 +6,7 @@ from aiokafka import TopicPartition
 
 from aggregator.sources.kafka.consumer.committed_offset import Lease, Watermark
 from aggregator.sources.kafka.consumer.partitions import Assignment, Partition
+from aggregator.sources.kafka.consumer.topic_ids import NO_ID, id_text
 from tests.fakes.records import FakeRecord
 
 
@@ -157,3 +158,12 @@ def test_a_fenced_assignment_reads_nothing_commits_nothing_new_and_names_what_no
     for lease in leases[1:]:
         lease.watermark.settle(lease)
     assert [mark.position for mark in (first, second)] == [1, 0]
+
+
+def test_where_a_partition_is_placed_it_is_known_by_its_topics_id_and_no_longer_suspect() -> None:
+    partition = Partition(TopicPartition("requests", 0))
+    partition.suspect = True
+    partition.place(7, None, topic_id=bytes(range(16)))
+    assert partition.watermark is not None
+    assert (partition.topic_id, partition.suspect) == (bytes(range(16)), False)
+    assert partition.watermark.topic_id == id_text(bytes(range(16))) != id_text(NO_ID)
