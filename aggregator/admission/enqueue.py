@@ -11,7 +11,6 @@ from aggregator.admission.model_revision import Served
 from aggregator.admission.tokenizers.token_counts import Counted, count_long, count_together, is_long, too_long
 from aggregator.errors import Code
 from aggregator.request import Failure, Request
-from aggregator.scheduler.outlook import forecast
 from aggregator.scheduler.queue import TokenQueue
 from aggregator.scheduler.work_item import Entry, Query
 from protos.embedding.v1 import embedding_pb2 as pb
@@ -31,9 +30,8 @@ async def enqueue(
     settled: list[Request] = []
     queue = served.dispatcher.queue
     now_s = clock()
-    held = Held(admission, served.outlook, queue, served.promise, now_s)
+    held = Held(admission, queue, served.promise, now_s)
     lanes = served.dispatcher.lanes.values()
-    found = forecast(lanes, now_s)
     for request, inputs, token_count in counted:
         if not request.remaining:
             if not request.given_up:  # while its tokens were counted
@@ -42,7 +40,7 @@ async def enqueue(
         refusable = request.source.refusable
         if not request.admitted:
             if refusable:  # the others are paused before their bound
-                refusal = gate.refusal(request, token_count, admission, served.outlook, found, lanes=lanes, now_s=now_s)
+                refusal = gate.refusal(request, token_count, admission, lanes, now_s)
                 if refusal is not None:
                     request.fail(Failure.of(refusal))
                     settled.append(request)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from aggregator.admission.bounds import Admission
 from aggregator.request import Request
 from aggregator.scheduler.budget.controller import Promise
-from aggregator.scheduler.outlook import Outlook
 from aggregator.scheduler.queue import TokenQueue
 
 
@@ -16,7 +15,6 @@ class Held:
     """Where requests that were queued together, at `queued_s`, occupy something."""
 
     admission: Admission
-    outlook: Outlook
     queue: TokenQueue
     promise: Promise | None
     queued_s: float
@@ -27,7 +25,6 @@ def hold(request: Request, held: Held, token_count: int) -> None:
     request.held = held
     request.token_count = token_count
     held.admission.charge(token_count, request.tenant, refusable=request.source.refusable)
-    held.outlook.charge(request.priority, request.tenant, request.deadline_s, token_count)
 
 
 def release(request: Request) -> None:
@@ -36,4 +33,3 @@ def release(request: Request) -> None:
     request.places = ()
     if held is not None:
         held.admission.release(request.token_count, request.tenant, refusable=request.source.refusable)
-        held.outlook.release(request.priority, request.tenant, request.deadline_s, request.token_count)

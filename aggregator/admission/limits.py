@@ -1,4 +1,4 @@
-"""Decide whether a call whose tokens are counted is taken: by the bounds, the tenant's rate and the outlook."""
+"""Decide whether a call whose tokens are counted is taken: by the bounds and the tenant's rate."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from math import inf
 
 from aggregator.admission.bounds import Admission, Bound
 from aggregator.admission.quotas import QuotaPolicy, Quotas
-from aggregator.errors import Expired, InvalidRequest, Overloaded, TokenbatchError
+from aggregator.errors import InvalidRequest, Overloaded, TokenbatchError
 from aggregator.replicas.results import vector_bytes
 from aggregator.request import Request
-from aggregator.scheduler.outlook import Forecast, Outlook, speed
 from aggregator.scheduler.replica import Lane
 from aggregator.settings import AggregatorSettings
 
+_TICK_S = 1e-6
 _SHORTEST_RETRY_S, _LONGEST_RETRY_S = 0.02, 120.0
 _MESSAGES = {
     Bound.MODEL: "the queue is full: try again later",
@@ -34,15 +34,7 @@ class Gate:
         self._jitter = jitter
 
     def refusal(
-        self,
-        request: Request,
-        token_count: int,
-        admission: Admission,
-        outlook: Outlook,
-        found: Forecast | None,
-        *,
-        lanes: Collection[Lane],
-        now_s: float,
+        self, request: Request, token_count: int, admission: Admission, lanes: Collection[Lane], now_s: float
     ) -> TokenbatchError | None:
         """Why a call of so many tokens is not taken now; `lanes` are those that could serve it."""
         reply_bytes = len(request.inputs) * vector_bytes(request.options.dimensions, request.options.encoding)
@@ -58,12 +50,10 @@ class Gate:
             return self._overloaded("the tenant's rate of tokens is used up: send slower", wait_s, rested_s)
         full = admission.full(tenant, token_count)
         if full is not None:
-            tokens_per_s = admission.tokens_per_s(now_s) or speed(lanes) or inf
+            tokens_per_s = admission.tokens_per_s(now_s) or _tokens_per_s(lanes) or inf
             return self._overloaded(
                 _MESSAGES[full.bound], full.excess_tokens / tokens_per_s, full.ahead_tokens / tokens_per_s
             )
-        if found is not None and outlook.is_late(found, request.priority, tenant, request.deadline_s, token_count):
-            return Expired("the deadline cannot be met: what is queued before it takes longer")
         return None
 
     def charge(self, request: Request, token_count: int, now_s: float) -> None:
@@ -77,6 +67,11 @@ class Gate:
         """
         room_s = max(_SHORTEST_RETRY_S, room_s)
         return Overloaded(message, min(room_s + self._jitter() * max(room_s, open_s), _LONGEST_RETRY_S))
+
+
+def _tokens_per_s(lanes: Collection[Lane]) -> float:
+    """What all lanes do together in steps that are full, as far as is known."""
+    return sum(lane.token_budget / max(_TICK_S, lane.step_time_s(lane.token_budget)) for lane in lanes)
 
 
 def make_gate(settings: AggregatorSettings, ready_aggregators: Callable[[], int] = lambda: 1) -> Gate:

@@ -14,7 +14,6 @@ from aggregator.replicas.engine import Engine, ServerDescription
 from aggregator.request import Options, Request, request_of
 from aggregator.scheduler.budget.controller import Promise, SlaGoal
 from aggregator.scheduler.dispatcher import Batch, Dispatcher, DispatchPolicy
-from aggregator.scheduler.outlook import Outlook
 from aggregator.scheduler.replica import Lane
 from protos.embedding.v1 import embedding_pb2 as pb
 
@@ -54,7 +53,6 @@ class Served:
         self.tokenizer = tokenizer
         self.counting = counting
         self.dispatcher = Dispatcher(f"{description.model}-{uuid.uuid4().hex[:8]}", policy)
-        self.outlook = Outlook(self.dispatcher.queue)
         self.promise = Promise(goal) if goal is not None else None
         self.engines: dict[str, Engine] = {}
         self.under_way: set[Batch] = set()

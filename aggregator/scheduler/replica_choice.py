@@ -52,6 +52,9 @@ class Pace:
         return self._sent_s + gain * window_s / (free_lanes + 1)
 
 
+_QUICKER = 1.5
+"""A lane is passed by only for others whose steps take this much less time: alike, all would be, one for the other."""
+
 _PATIENCE = 2.0
 """What a lane is passed by with may wait for the others for so many of their steps, and is then worth one lane more."""
 
@@ -80,7 +83,7 @@ def next_turn(
 ) -> Turn:
     """Choose the lane with the smallest predicted finish among those whose turn it is.
 
-    It is passed by only while other lanes, after all that they have out, would finish everything that waits
+    It is passed by only while quicker lanes, after all that they have out, would finish everything that waits
     sooner than it would finish one batch (a pod ten times slower than its siblings must not hold a query for
     ten times as long, but in an overload it takes its part). With a `pace`, less than a full batch waits its time
     unless the earliest `deadline_s` of what waits could then be missed.
@@ -104,7 +107,7 @@ def next_turn(
     sooner = [
         (at_s, lane, lane.finishes_by(best_finish_s, queued_tokens, now_s))
         for at_s, lane in free_s
-        if at_s < best_finish_s
+        if at_s < best_finish_s and _QUICKER * lane.step_time_s(tokens) <= best.step_time_s(tokens)
     ]
     if sum(finished for _, _, finished in sooner) >= queued_tokens:
         # Ask again at the latest when one of these promises turns out to be broken.

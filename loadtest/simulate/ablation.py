@@ -5,14 +5,13 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields, replace
-from math import isfinite
 from pathlib import Path
 from statistics import mean
 
 from loadtest.simulate import cases
 from loadtest.simulate.mechanisms import Mechanism
 from loadtest.simulate.pool import Pool
-from loadtest.simulate.scenario import USUALLY_OFF, Kind, Policy, Scenario
+from loadtest.simulate.scenario import Kind, Policy, Scenario
 from loadtest.simulate.sweep import interval
 from loadtest.simulate.world import simulate
 
@@ -109,16 +108,13 @@ def bears_on(mechanism: Mechanism, scenario: Scenario) -> bool:
             return scenario.aggregators > 1
         case Mechanism.LIGHT_LEAD:
             return True
-        case Mechanism.OUTLOOK:
-            # Above that, some servers are spare nearly always, and nothing is forecast.
-            return isfinite(scenario.deadline_s) and scenario.pods <= _ENOUGH_SERVERS
 
 
 def policies(mechanism: Mechanism) -> tuple[Policy, Policy]:
     """With the mechanism, and without it."""
     return (
-        Policy(Kind.OURS, without=USUALLY_OFF - {mechanism}),
-        Policy(Kind.OURS, without=USUALLY_OFF | {mechanism}),
+        Policy(Kind.OURS),
+        Policy(Kind.OURS, without=frozenset({mechanism})),
     )
 
 

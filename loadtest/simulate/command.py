@@ -18,7 +18,7 @@ from loadtest.simulate import cases
 from loadtest.simulate.mechanisms import Mechanism
 from loadtest.simulate.outcome import Outcome
 from loadtest.simulate.pool import Pool
-from loadtest.simulate.scenario import USUALLY_OFF, Kind, Policy, Scenario
+from loadtest.simulate.scenario import Kind, Policy, Scenario
 from loadtest.simulate.sweep import best
 from loadtest.simulate.world import simulate
 
@@ -65,8 +65,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--size", type=positive_int, default=32, help="of request_count (%(default)s)")
     group.add_argument("--wait-ms", type=float, default=5.0, help="of request_count and time_window (%(default)s)")
     group.add_argument(
-        "--without", type=Mechanism, nargs="*", metavar="MECHANISM", default=list(USUALLY_OFF),
-        help=f"what ours lacks (outlook): {', '.join(each.value for each in Mechanism)}",
+        "--without", type=Mechanism, nargs="*", metavar="MECHANISM", default=[],
+        help=f"what ours lacks (nothing): {', '.join(each.value for each in Mechanism)}",
     )  # fmt: skip
     group.add_argument("--depth", type=positive_int, default=1, help="batches at a pod at once (%(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="every figure, one run a line, the same for one seed")

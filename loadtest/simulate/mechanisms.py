@@ -29,7 +29,6 @@ class Mechanism(StrEnum):
     HALF_BATCHES = "half-batches"  # where others send too, batches are cut so that two fit one step (ADR 11)
     LIGHT_LEAD = "light-lead"  # while all that waits fits one batch, it is staged later (ADR 9)
     SKIPPING = "skipping"  # a slow server that is idle is skipped while others would finish sooner (ADR 4)
-    OUTLOOK = "outlook"  # a call that cannot be answered in time is refused when it comes
 
 
 LaneMaker = Callable[[str, Curve, int, LanePolicy, Steering | None], Lane]

@@ -15,7 +15,6 @@ from loadtest.simulate.desk import Work
 from loadtest.simulate.hpa import HpaPolicy
 from loadtest.simulate.lengths import Lengths
 from loadtest.simulate.mechanisms import Mechanism
-from loadtest.simulate.outlook_sender import OutlookSender
 from loadtest.simulate.plain_sender import Closing, PlainSender
 from loadtest.simulate.pod import Engine
 from loadtest.simulate.sender import Sender
@@ -83,10 +82,6 @@ class Scenario:
     sample_s: float = 0.0
 
 
-USUALLY_OFF = frozenset({Mechanism.OUTLOOK})
-"""Of the core's mechanisms: its forecast for each query takes the simulator as long as all the rest."""
-
-
 class Kind(StrEnum):
     """A way of batching."""
 
@@ -105,7 +100,7 @@ class Policy:
     `tokens`: the budget of static_tokens, an override of ours. `size`, `wait_s`: of request_count; `wait_s` is the
     window of time_window. `depth`: batches at a pod, and `margin_s`: how long before its deadline a query is given up,
     for all but the two that run the core. `sla`: whether those steer by the scenario's service level; `without`: the
-    mechanisms of the core that are switched off, which the outlook is unless it is asked for.
+    mechanisms of the core that are switched off.
     """
 
     kind: Kind
@@ -115,7 +110,7 @@ class Policy:
     depth: int = 2
     margin_s: float = 0.0
     sla: bool = True
-    without: frozenset[Mechanism] = USUALLY_OFF
+    without: frozenset[Mechanism] = frozenset()
 
     @property
     def label(self) -> str:
@@ -139,16 +134,14 @@ class Policy:
 
     @property
     def _changed(self) -> str:
-        off = "".join(f" without {each.value}" for each in Mechanism if each in self.without - USUALLY_OFF)
-        return off + "".join(f" with {each.value}" for each in USUALLY_OFF - self.without)
+        return "".join(f" without {each.value}" for each in Mechanism if each in self.without)
 
     def sender(self, number: int, scenario: Scenario, engine: Engine) -> Sender:
         """One aggregator that follows it."""
         if self.kind in {Kind.OURS, Kind.SLA_PAPER}:
             form = Form.OURS if self.kind is Kind.OURS else Form.PAPER
             goal = SlaGoal(answer_s=scenario.slo_s, form=form) if self.sla and not self.tokens else None
-            core = CoreSender if Mechanism.OUTLOOK in self.without else OutlookSender
-            return core(
+            return CoreSender(
                 number,
                 engine,
                 token_budget=self.tokens or None,

@@ -17,7 +17,6 @@ from aggregator.errors import Code, InvalidRequest
 from aggregator.replicas.results import CompletedBatch, Vector
 from aggregator.request import Defaults, Failure, Options, Origin, Request
 from aggregator.scheduler.budget.controller import Promise, SlaGoal, StepLimits
-from aggregator.scheduler.outlook import Outlook
 from aggregator.scheduler.queue import QueuePolicy, TokenQueue
 from aggregator.scheduler.work_item import Priority
 from aggregator.sources.completion import account
@@ -202,7 +201,7 @@ def test_who_begins_anew_keeps_failures_and_forgets_vectors_and_what_a_revision_
 def held(promise: Promise | None = None) -> tuple[Held, Admission]:
     queue = TokenQueue(QueuePolicy())
     admission = Admission(AdmissionPolicy(1000))
-    return Held(admission, Outlook(queue), queue, promise, 51.0), admission
+    return Held(admission, queue, promise, 51.0), admission
 
 
 def test_what_is_held_is_given_back_once() -> None:

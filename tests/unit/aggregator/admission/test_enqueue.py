@@ -105,7 +105,7 @@ def test_texts_are_counted_and_ids_are_taken_as_they_are_each_in_its_place() -> 
     assert [entry.token_count for _, entry in one.places] == [4, 3, 3]
     assert (one.token_count, one.admitted, desk.admission.total) == (10, True, 10)
     assert one.held is not None
-    assert (one.held.queue, one.held.outlook, one.held.queued_s) == (desk.queue, desk.served.outlook, NOW_S)
+    assert (one.held.queue, one.held.queued_s) == (desk.queue, NOW_S)
 
 
 def test_several_requests_are_counted_in_one_call_and_each_gets_its_own() -> None:
@@ -217,7 +217,7 @@ def test_what_was_admitted_once_is_neither_refused_nor_charged_again() -> None:
     desk.put(request("1", tenant="b", source=KAFKA))
     assert desk.put(one) == []
     roomy = Admission(AdmissionPolicy(1000))
-    told = desk.gate.refusal(request("1", tenant="a"), 2, roomy, desk.served.outlook, None, lanes=(), now_s=NOW_S)
+    told = desk.gate.refusal(request("1", tenant="a"), 2, roomy, (), NOW_S)
     assert told is None, "its eight tokens were charged twice"
 
 

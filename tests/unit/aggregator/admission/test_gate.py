@@ -12,13 +12,12 @@ import pytest
 from aggregator.admission.bounds import Admission, AdmissionPolicy
 from aggregator.admission.limits import Gate
 from aggregator.admission.quotas import QuotaPolicy, Quotas
-from aggregator.errors import Code, Expired, InvalidRequest, Overloaded, TokenbatchError
+from aggregator.errors import Code, InvalidRequest, Overloaded, TokenbatchError
 from aggregator.request import Failure, Options, Origin, Request
 from aggregator.scheduler.budget.saturation import Curve, Rule
-from aggregator.scheduler.outlook import Outlook, forecast
-from aggregator.scheduler.queue import QueuePolicy, TokenQueue
+from aggregator.scheduler.queue import QueuePolicy
 from aggregator.scheduler.replica import Lane, LanePolicy, StepReport
-from aggregator.scheduler.work_item import Priority, Query
+from aggregator.scheduler.work_item import Priority
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.fakes.clock import run
 from tests.fakes.sources import GRPC, KAFKA
@@ -188,7 +187,7 @@ def test_what_came_by_kafka_counts_against_its_tenants_rate_and_is_never_refused
     run(check())
 
 
-def test_under_overload_deadlines_are_kept_or_refused_at_once() -> None:
+def test_under_overload_deadlines_are_kept_and_nothing_late_is_computed() -> None:
     async def check() -> None:
         engine = SerialEngine()  # 100 tokens take 3 ms: ten calls
         async with World(engine, queue=NO_SHARING).started() as world:
@@ -204,8 +203,7 @@ def test_under_overload_deadlines_are_kept_or_refused_at_once() -> None:
             await asyncio.gather(*(call() for _ in range(900)))
         assert len(ends[Code.OK]) > 250
         assert max(ends[Code.OK]) < 0.1
-        refused = sorted(ends[Code.DEADLINE_EXCEEDED])
-        assert refused[int(len(refused) * 0.9)] < 0.01
+        assert max(ends[Code.DEADLINE_EXCEEDED]) < 0.11
         computed = sum(batch.query_count for batch in engine.batches) - 1
         assert computed == len(ends[Code.OK])
 
@@ -258,30 +256,21 @@ def call(tenant: str = "a", inputs: int = 1, options: Options | None = None, *, 
 
 
 class Door:
-    """A gate with all it looks at: a bound of 1,000 tokens, one lane of 10,000 tokens/s with fresh evidence."""
+    """A gate with all it looks at: a bound of 1,000 tokens, one lane of 10,000 tokens/s."""
 
     def __init__(self, quotas: QuotaPolicy | None = None, *, jitter: float = 0.0, max_reply_bytes: int = 2**24) -> None:
         self.gate = Gate(Quotas(quotas or QuotaPolicy()), max_reply_bytes=max_reply_bytes, jitter=lambda: jitter)
         self.admission = Admission(AdmissionPolicy(1000))
-        self.queue = TokenQueue(QueuePolicy())
-        self.outlook = Outlook(self.queue)
         lane = Lane("a", Curve(0.0, 0.0, 1e-4, 100, Rule.THROUGHPUT, 1000), 100, LanePolicy())
         lane.sent("0", 100, 99.99)
         lane.ended("0", 100.0, StepReport(100, 0.01, 0, 0.0, 0.0))
         self.lanes = [lane]
-        self.found = forecast(self.lanes, 100.0)
-        assert self.found is not None
 
-    def refusal(
-        self, request: Request, token_count: int = 10, *, known: bool = True, now_s: float = 100.0
-    ) -> TokenbatchError | None:
-        found = self.found if known else None
-        return self.gate.refusal(
-            request, token_count, self.admission, self.outlook, found, lanes=self.lanes, now_s=now_s
-        )
+    def refusal(self, request: Request, token_count: int = 10, *, now_s: float = 100.0) -> TokenbatchError | None:
+        return self.gate.refusal(request, token_count, self.admission, self.lanes, now_s)
 
-    def retry_s(self, request: Request, token_count: int = 10, *, known: bool = True, now_s: float = 100.0) -> float:
-        told = self.refusal(request, token_count, known=known, now_s=now_s)
+    def retry_s(self, request: Request, token_count: int = 10, *, now_s: float = 100.0) -> float:
+        told = self.refusal(request, token_count, now_s=now_s)
         assert isinstance(told, Overloaded)
         return told.retry_after_s
 
@@ -324,7 +313,6 @@ def test_who_finds_the_model_full_is_told_to_come_when_there_will_be_room() -> N
     door = Door()
     door.admission.charge(5000, refusable=False)
     assert door.retry_s(call("b"), 1000) == pytest.approx(5000 / 10_000)
-    assert door.retry_s(call("b"), 1000, known=False) == pytest.approx(0.5)  # what a lane can do is known before
     door.lanes = []
     assert door.retry_s(call("b"), 1000) == pytest.approx(0.02)
 
@@ -378,17 +366,7 @@ def test_room_that_comes_after_the_deadline_is_told_as_well(left_s: float) -> No
     assert door.retry_s(call(in_s=left_s), 100) == pytest.approx(1.0)
 
 
-def test_a_deadline_that_cannot_be_met_is_refused_only_where_lanes_have_fresh_evidence() -> None:
-    door = Door()
-    query = Query(None, 0, Priority.INTERACTIVE, "a", 100.0, 100.05)
-    door.queue.put(query, b"", 500)
-    door.outlook.charge(Priority.INTERACTIVE, "a", 100.05, 500)
-    assert isinstance(door.refusal(call(in_s=0.055)), Expired)
-    assert door.refusal(call(in_s=0.055), known=False) is None
-    assert door.refusal(call(in_s=1.0)) is None
-
-
-def test_a_rate_is_looked_at_before_the_bound_and_both_before_the_deadline() -> None:
+def test_a_rate_is_looked_at_before_the_bound() -> None:
     door = Door(QuotaPolicy(100.0, burst_s=1.0))
     door.gate.charge(call(), 100, 100.0)
     door.admission.charge(1000, refusable=False)

@@ -13,7 +13,6 @@ from aggregator.admission.held import Held, hold
 from aggregator.errors import StartError
 from aggregator.observability.demand import DemandMeter, DemandReport, DemandServer
 from aggregator.scheduler.budget.controller import SlaGoal
-from aggregator.scheduler.outlook import Outlook
 from aggregator.scheduler.queue import QueuePolicy, TokenQueue
 from aggregator.scheduler.rates import ArrivalPolicy
 from protos.aggregator.v1 import aggregator_pb2 as pb
@@ -157,7 +156,7 @@ def test_requests_count_with_all_their_inputs_whatever_name_their_model_goes_by(
         meter.arrived("kafka", requests[3:])
         for request, tokens in zip(requests, (60, 20, 0, 10), strict=True):
             if tokens:
-                hold(request, Held(world.model.admission, Outlook(TokenQueue(QueuePolicy())), *_NOWHERE), tokens)
+                hold(request, Held(world.model.admission, *_NOWHERE), tokens)
         meter.counted(world.model, [request for request in requests if request.held is not None])
         clock.now_s += 10.0
         told = meter.of(world.model)
@@ -179,7 +178,7 @@ def test_what_was_refused_is_counted_as_long_as_those_that_were_held() -> None:
         world, meter = metered(clock, window_s=1e6)
         requests = [world.request("1") for _ in range(10)]
         meter.arrived("grpc", requests)
-        hold(requests[0], Held(world.model.admission, Outlook(TokenQueue(QueuePolicy())), *_NOWHERE), 7)
+        hold(requests[0], Held(world.model.admission, *_NOWHERE), 7)
         meter.counted(world.model, requests)  # the other nine were refused: of them no tokens are known
         clock.now_s += 10.0
         assert meter.of(world.model).grpc_tokens_per_s == pytest.approx(7.0, rel=0.001)
@@ -192,7 +191,7 @@ def test_the_length_of_a_topics_records_is_that_of_its_models() -> None:
         world, meter = metered(Clock())
         record = world.request("1", source=KAFKA)
         meter.arrived("kafka", [record])
-        hold(record, Held(world.model.admission, Outlook(TokenQueue(QueuePolicy())), *_NOWHERE), 25)
+        hold(record, Held(world.model.admission, *_NOWHERE), 25)
         meter.counted(world.model, [record])
         told = DemandReport(world.pipeline.models, meter, {"requests": "alias"}, None)
         assert told.tokens_per_record("requests") == meter.tokens_per_record("alias") == 25.0
@@ -270,7 +269,7 @@ def test_requests_of_a_model_that_is_not_there_keep_no_others_from_being_counted
         requests = [world.request("1", model="none"), *(world.request(str(number)) for number in range(4))]
         meter.arrived("grpc", requests)
         for request in requests[1:]:
-            hold(request, Held(world.model.admission, Outlook(TokenQueue(QueuePolicy())), *_NOWHERE), 10)
+            hold(request, Held(world.model.admission, *_NOWHERE), 10)
         meter.counted(world.model, requests[1:])
         clock.now_s += 10.0
         assert meter.of(world.model).grpc_tokens_per_s == pytest.approx(4.0, rel=0.001)
@@ -283,7 +282,7 @@ def test_the_mean_length_of_records_is_over_all_that_were_counted_at_once() -> N
         world, meter = metered(Clock())
         records = [world.request("1", source=KAFKA) for _ in range(4)]
         for record in records:
-            hold(record, Held(world.model.admission, Outlook(TokenQueue(QueuePolicy())), *_NOWHERE), 10)
+            hold(record, Held(world.model.admission, *_NOWHERE), 10)
         meter.counted(world.model, records)
         assert meter.tokens_per_record("alias") == 10.0
 

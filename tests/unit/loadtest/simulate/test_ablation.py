@@ -33,7 +33,6 @@ BEARS = {
     Mechanism.HALF_BATCHES: cases.case("shared"),
     Mechanism.LIGHT_LEAD: cases.case("steady"),
     Mechanism.SKIPPING: cases.case("slow-pod", seconds=1.5),
-    Mechanism.OUTLOOK: cases.case("overload"),
 }
 
 
@@ -56,16 +55,8 @@ def test_what_a_mechanism_does_not_bear_on_is_the_same_without_it(mechanism: Mec
         assert without_its_name(on) == without_its_name(off)
 
 
-def test_the_outlook_refuses_when_it_comes_what_would_be_late() -> None:
-    scenario = short(BEARS[Mechanism.OUTLOOK])
-    looking, usual = (simulate(scenario, policy, 1) for policy in policies(Mechanism.OUTLOOK))
-    assert looking.refused > looking.expired
-    assert usual.refused == 0 < usual.expired
-
-
 def test_what_is_switched_off_stands_in_the_policys_name() -> None:
     assert [policy.label for policy in policies(Mechanism.PACING)] == ["ours", "ours without pacing"]
-    assert [policy.label for policy in policies(Mechanism.OUTLOOK)] == ["ours with outlook", "ours"]
     assert Policy(Kind.SLA_PAPER, tokens=9).label == "sla_paper(9)"
 
 
@@ -98,9 +89,9 @@ def test_the_command_writes_the_table_and_goes_on_from_the_runs_that_there_are(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept, out = tmp_path / "runs.csv", tmp_path / "table.csv"
-    asked = ["ablate", "outlook", "--case", "overload-cpu", "steady-cpu", "--most-seeds", "2", "--processes", "0"]
+    asked = ["ablate", "light-lead", "--case", "overload-cpu", "steady-cpu", "--most-seeds", "2", "--processes", "0"]
     assert main([*asked, "--runs", str(kept), "--out", str(out)]) == 0
-    assert "outlook: " in capsys.readouterr().out
+    assert "light-lead: " in capsys.readouterr().out
     first = out.read_text()
     assert [row["case"] for row in csv.DictReader(first.splitlines())] == ["steady-cpu", "overload-cpu"]
     lines = kept.read_text().splitlines()
