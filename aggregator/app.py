@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from math import inf
 
 from aggregator.admission.bounds import Admission, AdmissionPolicy
-from aggregator.admission.limits import make_gate
+from aggregator.admission.limits import Gate
 from aggregator.admission.models import Model, Models
+from aggregator.admission.quotas import QuotaPolicy, Quotas
 from aggregator.admission.tokenizers.cache import TokenizerCache
 from aggregator.admission.tokenizers.counting import INLINE_CHARACTERS, Counting
 from aggregator.admission.tokenizers.tokenizer import Tokenizer
 from aggregator.errors import StartError, TokenbatchError
 from aggregator.observability import telemetry
-from aggregator.observability.demand import DemandMeter, DemandReport, DemandServer
+from aggregator.observability.demand import DemandMeter, DemandReport
+from aggregator.observability.demand_server import DemandServer
 from aggregator.observability.health import Heartbeat
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.snapshot import snapshot
@@ -236,3 +239,11 @@ async def check(settings: AggregatorSettings) -> int:
         print(f"problem: {problem}")
     print("ok" if not problems else f"{len(problems)} problems")
     return 1 if problems else 0
+
+
+def make_gate(settings: AggregatorSettings, ready_aggregators: Callable[[], int] = lambda: 1) -> Gate:
+    """The gate; a tenant's rate is divided among `ready_aggregators`."""
+    tenants = settings.tenants
+    rate = inf if tenants.tokens_per_s is None else tenants.tokens_per_s
+    quotas = Quotas(QuotaPolicy(rate, tenants.rates, tenants.burst_s), ready_aggregators)
+    return Gate(quotas, max_reply_bytes=settings.grpc.max_reply_bytes)

@@ -7,12 +7,11 @@ from collections.abc import Callable, Collection
 from math import inf
 
 from aggregator.admission.bounds import Admission, Bound
-from aggregator.admission.quotas import QuotaPolicy, Quotas
+from aggregator.admission.quotas import Quotas
 from aggregator.errors import InvalidRequest, Overloaded, TokenbatchError
 from aggregator.replicas.results import vector_bytes
 from aggregator.request import Request
 from aggregator.scheduler.replica import Lane
-from aggregator.settings import AggregatorSettings
 
 _TICK_S = 1e-6
 _SHORTEST_RETRY_S, _LONGEST_RETRY_S = 0.02, 120.0
@@ -72,11 +71,3 @@ class Gate:
 def _tokens_per_s(lanes: Collection[Lane]) -> float:
     """What all lanes do together in steps that are full, as far as is known."""
     return sum(lane.token_budget / max(_TICK_S, lane.step_time_s(lane.token_budget)) for lane in lanes)
-
-
-def make_gate(settings: AggregatorSettings, ready_aggregators: Callable[[], int] = lambda: 1) -> Gate:
-    """The gate; a tenant's rate is divided among `ready_aggregators`."""
-    tenants = settings.tenants
-    rate = inf if tenants.tokens_per_s is None else tenants.tokens_per_s
-    quotas = Quotas(QuotaPolicy(rate, tenants.rates, tenants.burst_s), ready_aggregators)
-    return Gate(quotas, max_reply_bytes=settings.grpc.max_reply_bytes)

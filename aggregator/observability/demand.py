@@ -5,19 +5,15 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
-
-import grpc.aio
-from typing_extensions import override
+from typing import Protocol
 
 from aggregator.admission.model_revision import Served
 from aggregator.admission.models import Model, Models
-from aggregator.errors import StartError, UnknownModel
+from aggregator.errors import UnknownModel
 from aggregator.request import Request
 from aggregator.scheduler.rates import ArrivalPolicy, Arrivals, BusyShare
 from aggregator.sources.source import GRPC, KAFKA
 from protos.aggregator.v1 import aggregator_pb2 as pb
-from protos.aggregator.v1 import aggregator_pb2_grpc as pb_grpc
 
 
 class Positions(Protocol):
@@ -156,33 +152,3 @@ def _lanes(served: Served) -> Iterator[pb.Lane]:
             tokens_out=lane.tokens_out,
             budget_at_floor=lane.steering is not None and lane.steering.at_floor,
         )
-
-
-class DemandServer(pb_grpc.DemandServicer):
-    """`aggregator.v1.Demand` over what `report` says."""
-
-    def __init__(self, bind: str, report: Callable[[], pb.GetDemandResponse]) -> None:
-        self._bind = bind
-        self._report = report
-        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-        self.address = ""
-        pb_grpc.add_DemandServicer_to_server(self, self._server)
-
-    @override
-    async def GetDemand(self, request: pb.GetDemandRequest, context: Any) -> pb.GetDemandResponse:
-        """How things stand now."""
-        del request, context
-        return self._report()
-
-    async def start(self) -> None:
-        """Listen. Raises StartError when the address cannot be bound."""
-        try:
-            port = self._server.add_insecure_port(self._bind)
-        except RuntimeError as error:
-            raise StartError(f"demand.bind {self._bind} cannot be bound: is another program using the port?") from error
-        self.address = f"{self._bind.rpartition(':')[0]}:{port}"
-        await self._server.start()
-
-    async def stop(self) -> None:
-        """Hang up."""
-        await self._server.stop(0)

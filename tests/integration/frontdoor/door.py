@@ -18,11 +18,11 @@ import numpy as np
 from opentelemetry.sdk.metrics.export import NumberDataPoint
 
 from aggregator.admission.bounds import Admission, AdmissionPolicy
-from aggregator.admission.limits import make_gate
 from aggregator.admission.models import Model, Models
 from aggregator.admission.tokenizers.counting import Counting
 from aggregator.admission.tokenizers.fast_tokenizer import FastTokenizer
 from aggregator.admission.tokenizers.tokenizer import Tokenizer
+from aggregator.app import make_gate
 from aggregator.observability.gathered import Gatherer
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing

@@ -12,7 +12,7 @@ import pytest
 from aiokafka.errors import KafkaConnectionError
 
 from aggregator.errors import StartError
-from aggregator.observability.demand import DemandServer
+from aggregator.observability.demand_server import DemandServer
 from aggregator.observability.telemetry import TelemetrySettings
 from aggregator.scheduler.demand import StaleInputError
 from k8s.api import Kubernetes, connect

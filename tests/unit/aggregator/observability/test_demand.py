@@ -11,7 +11,8 @@ import pytest
 
 from aggregator.admission.held import Held, hold
 from aggregator.errors import StartError
-from aggregator.observability.demand import DemandMeter, DemandReport, DemandServer
+from aggregator.observability.demand import DemandMeter, DemandReport
+from aggregator.observability.demand_server import DemandServer
 from aggregator.scheduler.budget.controller import SlaGoal
 from aggregator.scheduler.queue import QueuePolicy, TokenQueue
 from aggregator.scheduler.rates import ArrivalPolicy

@@ -306,10 +306,11 @@ def test_what_opens_a_batch_and_just_fills_it_is_not_oversized() -> None:
 
 
 def test_who_opens_a_batch_is_charged_once_and_whoever_shares_the_input_too() -> None:
-    put, packer = filled([60])
+    put, packer = filled([60], PackPolicy(lookahead=0))
     for tenant in ("a", "b"):
         put(100, tenant=tenant, ids=b"same")
+    waiting = {tenant: [put(60, tenant=tenant)[1] for _ in range(2)] for tenant in ("b", "a")}
     pack(packer)
     pack(packer)
-    taken = [put(10, tenant=tenant)[1] for tenant in ("b", "a")]
-    assert pack(packer, 10).entries == taken[1:]  # a has paid and may begin anew, b pays now
+    order = [pack(packer).entries for _ in range(4)]
+    assert [next(tenant for tenant, entries in waiting.items() if each[0] in entries) for each in order] == [*"baba"]

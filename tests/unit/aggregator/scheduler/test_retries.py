@@ -467,3 +467,14 @@ def test_once_all_is_cleared_up_no_lane_is_waited_for() -> None:
 
 def test_where_nothing_failed_nothing_is_due() -> None:
     assert Retries(RetryPolicy()).next_due_s(5.0) == inf
+
+
+def test_once_a_suspects_patience_has_ended_nothing_more_is_due_by_the_clock() -> None:
+    retries = Retries(RetryPolicy(patience_s=30.0))
+    entries = [Entry(b"1", 10, [query()], Priority.DEFAULT)]
+    retries.failed(entries, None, "a", 5.0, 0.0)
+    group = retries.next_for("b", token_budget=100, idle=True, others=True, now_s=5.0)
+    retries.failed(entries, group, "b", 5.0, 0.0)
+    retries.lanes_changed([], 5.0)
+    assert retries.next_due_s(34.0) == 35.0
+    assert retries.next_due_s(35.0) == inf

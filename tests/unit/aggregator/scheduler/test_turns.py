@@ -240,3 +240,11 @@ def test_what_waits_is_paced_by_what_it_saves_of_a_step() -> None:
     busy.sent("1", 100, 5.0)
     next_turn([slow, busy], 5.0, 50, pace)
     assert pace.gains == [pytest.approx((0.004 + 1e-4) / (0.004 + 50e-4))]
+
+
+def test_a_pace_knows_only_what_was_sent() -> None:
+    pace = Pace()
+    pace.sent(1, 0.0)
+    pace.sent(1, 1.0)  # one a second
+    assert pace.next_s(1, 1.9, 1.0) == -inf
+    assert pace.next_s(1, 2.1, 1.0) == pytest.approx(1.55)

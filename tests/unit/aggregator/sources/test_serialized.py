@@ -133,3 +133,22 @@ def test_times_of_many_seconds_are_told_to_the_nanosecond() -> None:
         5_125_000_000,
     ]
     assert json.loads(to_json(request, "reply"))["timings"]["batched"] == "7.250s"
+
+
+def test_what_failed_is_told_of_the_whole_wherever_it_stands_with_when_to_come_again() -> None:
+    vector = Vector(batch("b", 2), 0, 1, 0.0)
+    orders: tuple[list[Outcome | None], ...] = [vector, FAILED], [FAILED, vector]
+    for outcomes in orders:
+        answer = pb.EmbedResponse.FromString(to_protobuf(request_of(outcomes), "reply"))
+        assert (answer.status.code, answer.status.message) == (Code.RESOURCE_EXHAUSTED, "full")
+        assert answer.status.retry_delay.ToNanoseconds() == 250_000_000
+
+
+def test_who_got_no_vector_reads_the_name_that_it_asked_for() -> None:
+    assert pb.EmbedResponse.FromString(to_protobuf(request_of([FAILED]), "reply")).model == "alias"
+
+
+def test_json_of_two_vectors_holds_both() -> None:
+    both = batch("b", 2)
+    request = request_of([Vector(both, 0, 1, 0.0), Vector(both, 1, 1, 0.0)])
+    assert len(json.loads(to_json(request, "reply"))["embeddings"]) == 2

@@ -401,12 +401,23 @@ def test_a_hinge_may_lie_at_the_first_token() -> None:
     assert (curve.saturation_point, curve.rule) == (1, Rule.HINGE)
 
 
+@pytest.mark.parametrize(
+    "times_ms",
+    [
+        (10.0, 10.0, 10.0, 10.0, 10.4, 14.2, 24.5, 45.0),
+        (10.0, 10.0, 10.0, 10.0, 20.4, 24.2, 34.5, 55.0),
+        (16.3, 16.63, 16.65, 15.92, 16.82, 16.94, 18.62, 21.59),
+        (17.08, 15.28, 17.22, 14.75, 15.41, 22.91, 37.32, 77.5),
+    ],
+)
 @pytest.mark.parametrize("unit", [1e-6, 1e6])
-def test_a_fit_does_not_depend_on_the_unit_of_time(unit: float) -> None:
-    points = [(tokens, max(0.010, 0.004 + 1e-5 * tokens)) for tokens in (8, 64, 256, 512, 640, 1024, 2048, 4096)]
-    seconds = fit(points, 8192)
-    other = fit([(tokens, unit * time_s) for tokens, time_s in points], 8192)
-    assert other.saturation_point == seconds.saturation_point
+def test_a_fit_does_not_depend_on_the_unit_of_time(unit: float, times_ms: tuple[float, ...]) -> None:
+    totals = (8, 64, 256, 512, 640, 1024, 2048, 4096)
+    milliseconds, other = (
+        fit([(tokens, scale * time_ms) for tokens, time_ms in zip(totals, times_ms, strict=True)], 8192)
+        for scale in (1.0, unit)
+    )
+    assert other.saturation_point == milliseconds.saturation_point
     assert (other.floor_s, other.fixed_s, other.per_token_s) == pytest.approx(
-        (unit * seconds.floor_s, unit * seconds.fixed_s, unit * seconds.per_token_s), rel=1e-9
+        (unit * milliseconds.floor_s, unit * milliseconds.fixed_s, unit * milliseconds.per_token_s), rel=1e-6
     )
