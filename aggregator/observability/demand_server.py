@@ -40,4 +40,4 @@ class DemandServer(pb_grpc.DemandServicer):
 
     async def stop(self) -> None:
         """Hang up."""
-        await self._server.stop(0)
+        await self._server.stop(None)
