@@ -21,7 +21,7 @@ def save(profile: Profile, file: Path) -> None:
     """Write a profile as JSON; a reader never sees half of one."""
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_suffix(".part")
-    part.write_text(json.dumps({"format": _FORMAT, **asdict(profile)}, indent=2) + "\n", encoding="utf-8")
+    part.write_bytes(json.dumps({"format": _FORMAT, **asdict(profile)}, indent=2).encode() + b"\n")
     part.replace(file)
 
 

@@ -75,7 +75,7 @@ async def _count(served: Served, requests: Sequence[Request]) -> list[tuple[Requ
         for index, value in enumerate(request.inputs):
             if request.outcomes[index] is None:
                 if isinstance(value, str):
-                    texts.append(prompt + value if prompt else value)
+                    texts.append(prompt + value)
                     values.append((index, None))
                 else:
                     values.append((index, value))

@@ -62,21 +62,18 @@ class Packer:
         assert max_entries > 0, "A lane was given no room for entries. This is a bug."
         cut = Cut(late=self._queue.expire(now_s if finish_s is None else finish_s))
         if not self._aged_is_owed:
-            self._open(cut, token_budget)
-        if not cut.oversized:
-            self._add_aged(cut, token_budget, now_s, max_entries)
-        if not cut.oversized:
-            self._fill(cut, token_budget, max_entries)
+            self._open(cut)
+        self._add_aged(cut, token_budget, now_s, max_entries)
+        self._fill(cut, token_budget, max_entries)
         self._aged_is_owed = not cut.aged and self._queue.aged(now_s) is not None
         return cut
 
-    def _open(self, cut: Cut, token_budget: int) -> None:
+    def _open(self, cut: Cut) -> None:
         """Begin with the place at the head of the best class, if the last batch passed it over."""
         best = next((waiting for waiting in self._queue.classes if waiting.entries), None)
         if best is not None and (place := best.pop_passed()) is not None:
             self._queue.take(place[3], place[2])
             cut.add(place[3])
-            cut.oversized = cut.token_count > token_budget
 
     def _add_aged(self, cut: Cut, token_budget: int, now_s: float, max_entries: int) -> None:
         """Add aged entries up to their share, and at least one: they can neither starve nor take over."""
@@ -87,15 +84,12 @@ class Packer:
             if cut.token_count + entry.token_count > token_budget:
                 if not self._aged_is_owed or cut.entries:
                     return
-                cut.oversized = True
             elif aged_tokens and aged_tokens + entry.token_count > share:
                 return
             queue.take(entry, None)
             cut.add(entry)
             cut.aged = True
             aged_tokens += entry.token_count
-            if cut.oversized:
-                return
 
     def _fill(self, cut: Cut, token_budget: int, max_entries: int) -> None:
         """Add what fits, class by class; from the first misfit on, `lookahead` more places are examined."""

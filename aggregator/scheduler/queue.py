@@ -44,7 +44,7 @@ class ClassQueue:
 
     def pop(self) -> Place | None:
         """Take the place owed next."""
-        return (self.pop_passed() if self._passed else None) or self.fair.pop()
+        return self.pop_passed() or self.fair.pop()
 
     def pop_passed(self) -> Place | None:
         """Take the place at the head, if an earlier batch passed it over."""
@@ -118,7 +118,7 @@ class TokenQueue:
     def put(self, query: Query, token_ids: bytes, token_count: int) -> Entry:
         """Queue an input; an equal one that waits already is shared."""
         waiting = self.classes[query.priority]
-        entry = self._by_ids.get(token_ids) if self._coalesce else None
+        entry = self._by_ids.get(token_ids)
         if entry is None:
             entry = Entry(token_ids, token_count, [query], query.priority, True)
             if self._coalesce:

@@ -68,8 +68,8 @@ class Turn:
     """
 
     lane: Lane | None
-    reason: SendReason
     wake_s: float
+    reason: SendReason = SendReason.IDLE
     finish_s: float | None = None
     lacks_lane: bool = False
 
@@ -99,7 +99,7 @@ def next_turn(
             later.append(lane)
             wake_s = min(wake_s, due_s)
     if not ready:
-        return Turn(None, SendReason.IDLE, wake_s, lacks_lane=True)
+        return Turn(None, wake_s, lacks_lane=True)
     tokens = min(queued_tokens, *(lane.token_budget for lane in ready))
     best = min(ready, key=lambda lane: lane.finish_s(tokens, now_s))
     best_finish_s = best.finish_s(min(queued_tokens, best.token_budget), now_s)
@@ -113,19 +113,19 @@ def next_turn(
         # Ask again at the latest when one of these promises turns out to be broken.
         wake_s = min(wake_s, *(at_s for at_s, _, finished in sooner if finished))
         step_s = min(lane.step_time_s(tokens) for _, lane, finished in sooner if finished)
-        return Turn(None, SendReason.IDLE, wake_s, lacks_lane=best_finish_s - now_s > _PATIENCE * step_s)
+        return Turn(None, wake_s, lacks_lane=best_finish_s - now_s > _PATIENCE * step_s)
     full = queued_tokens >= best.token_budget
     if pace is not None and later and not full:
         # What a step costs whatever it holds is what a query saves that waits to share one.
         gain = best.step_time_s(1) / best.step_time_s(queued_tokens)
         paced_s = pace.next_s(len(ready), min(at_s for at_s, _ in free_s), gain)
-        if paced_s > now_s and best.answer_s(queued_tokens, paced_s) <= deadline_s:
-            return Turn(None, SendReason.IDLE, min(wake_s, paced_s))
+        if paced_s > now_s and best.answer_s(queued_tokens, paced_s) < deadline_s:
+            return Turn(None, min(wake_s, paced_s))
     reason = SendReason.FULL if full else SendReason.IDLE
     return Turn(
         best,
-        SendReason.STAGED if best.batches_out else reason,
         wake_s,
+        SendReason.STAGED if best.batches_out else reason,
         _answer_s(best, lanes, now_s, queued_tokens, deadline_s) if best.has_evidence(now_s) else None,
     )
 

@@ -11,7 +11,7 @@ from typing import Any
 from google.protobuf.json_format import MessageToDict, MessageToJson
 
 from aggregator.errors import Code
-from aggregator.replicas.results import CompletedBatch, EncodedRows, Vector, vector_bytes
+from aggregator.replicas.results import CompletedBatch, Vector, vector_bytes
 from aggregator.request import Failure, Options, Request
 from protos.embedding.v1 import embedding_pb2 as pb
 
@@ -102,13 +102,9 @@ def _pieces(request: Request, reply_id: str) -> Iterator[bytes]:
     """The answer to many inputs; protobuf would copy the vectors three times, and let no thread run meanwhile."""
     yield summary(request, reply_id).SerializeToString()
     options = request.options
-    batch: CompletedBatch | None = None
-    rows: EncodedRows | None = None
     for outcome in request.outcomes:
         if isinstance(outcome, Vector):
-            if rows is None or outcome.batch is not batch:
-                batch = outcome.batch
-                rows = batch.rows(options.dimensions, options.encoding, normalize=bool(options.normalize))
+            rows = outcome.batch.rows(options.dimensions, options.encoding, normalize=bool(options.normalize))
             around = _around_vector(rows.row_bytes, rows.dimensions, options.encoding, outcome.token_count, 0.0)
             yield around[0]
             yield rows.row(outcome.row)

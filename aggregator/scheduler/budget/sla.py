@@ -199,7 +199,7 @@ class SlaController:
         else:
             self._high = min(batch + alpha // 2, policy.max_tokens)
             self._low = max(batch - alpha // 2, policy.min_tokens)
-        return max((self._low + self._high) // 2, running_tokens)
+        return max((self._low + self._high) / 2, running_tokens)
 
     def _move_to(self, token_budget: float) -> Verdict:
         before = self._token_budget

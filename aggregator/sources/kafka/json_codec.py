@@ -65,17 +65,13 @@ def _check_size(value: bytes, max_inputs: int) -> None:
 
 def _without_inputs(document: Mapping[str, Any]) -> pb.EmbedRequest:
     """Everything but the inputs, by protobuf's own rules."""
-    rest = {name: value for name, value in document.items() if name != "inputs"}
-    try:
-        return ParseDict(rest, pb.EmbedRequest())
-    except Exception:  # noqa: BLE001, S110 - anything: SystemError for a name with half a surrogate pair in it
-        pass
+    message = pb.EmbedRequest()
     for number, (name, value) in enumerate(document.items(), 1):
         if name not in _FIELDS:
             raise InvalidRequest(f"{_WRONG}: its field number {number} is none that a request has")
-        if name != "inputs" and not _fits({name: value}, pb.EmbedRequest()):
+        if name != "inputs" and not _fits({name: value}, message):
             raise InvalidRequest(f"{_WRONG}: {name} has no value that it can have{_choices(name)}")
-    raise InvalidRequest(_WRONG)
+    return message
 
 
 def _choices(name: str) -> str:
@@ -121,6 +117,6 @@ def _fits(document: Any, message: pb.EmbedRequest | pb.Input | pb.TokenIds) -> b
     """Read a part into `message`, by protobuf's own rules."""
     try:
         ParseDict(document, message)
-    except Exception:  # noqa: BLE001 - anything, as above
+    except Exception:  # noqa: BLE001 - anything: SystemError for a name with half a surrogate pair in it
         return False
     return True

@@ -121,6 +121,12 @@ def test_the_sweep_stops_when_its_time_is_spent_but_not_before_its_least_rounds(
     assert {len(measured) for measured in times.values()} == {PLAN.min_runs}
 
 
+def test_a_sweep_may_spend_all_of_its_time() -> None:
+    engine = TimedEngine()
+    times = sweep(engine, (8,), replace(PLAN, budget_s=sum([FLOOR_S] * 5)), engine.clock)
+    assert len(times[8]) == 5
+
+
 def test_the_time_of_a_sweep_counts_from_its_start() -> None:
     engine = TimedEngine(now_s=1000.0)
     times = sweep(engine, (8, 16, 32, 64), replace(PLAN, budget_s=900.0), engine.clock)
@@ -208,6 +214,11 @@ def test_a_profile_comes_back_as_it_was_kept(profile: Profile, tmp_path: Path) -
     assert [kept.name for kept in file.parent.iterdir()] == ["profile.json"]
 
 
+def test_people_can_read_a_profile_that_is_kept(profile: Profile, tmp_path: Path) -> None:
+    profile_store.save(profile, tmp_path / "profile.json")
+    assert (tmp_path / "profile.json").read_text(encoding="utf-8").splitlines()[:2] == ["{", '  "format": 1,']
+
+
 def test_a_profile_may_begin_at_one_token_and_pay_from_there(profile: Profile, tmp_path: Path) -> None:
     smallest = replace(profile, curve=replace(profile.curve, saturation_point=1), points=((1, 0.5), *profile.points))
     profile_store.save(smallest, tmp_path / "profile.json")
@@ -265,6 +276,10 @@ def test_the_cache_knows_each_owner_and_each_total_apart(profile: Profile, tmp_p
     assert profile_store.cached(tmp_path, OWNER, replace(PLAN, max_tokens=2048)) is None
 
 
+def test_a_release_finds_what_an_earlier_one_kept(tmp_path: Path) -> None:
+    assert profile_store.cache_file(tmp_path, OWNER, PLAN) == tmp_path / "606b970f069dfb99233bfa395100c31b.json"
+
+
 def test_a_spoilt_cache_is_measured_anew(profile: Profile, tmp_path: Path) -> None:
     file = profile_store.cache_file(tmp_path, OWNER, PLAN)
     profile_store.save(profile, file)
@@ -294,6 +309,12 @@ def test_ids_are_drawn_as_the_engine_takes_them() -> None:
     assert [values.dtype.name for values in (token_ids, lengths)] == ["int32", "int32"]
 
 
+def test_ids_are_drawn_from_the_whole_vocabulary() -> None:
+    facts = facts_of(2048, 2048, 12)
+    token_ids, _ = production_mix(20_000, facts, np.random.default_rng(2))
+    assert (token_ids.min(), token_ids.max()) == (0, facts.vocabulary_size - 1)
+
+
 def test_a_sweep_tells_of_itself_every_two_seconds(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     engine = TimedEngine(now_s=1000.0)
@@ -301,3 +322,9 @@ def test_a_sweep_tells_of_itself_every_two_seconds(caplog: pytest.LogCaptureFixt
     took_s = engine.clock() - 1000.0
     told = sum(record.message == "measuring the saturation profile" for record in caplog.records)
     assert told <= took_s / 2.0
+    caplog.clear()
+    engine = TimedEngine()
+    assert curve_s(99_800) == 2.0
+    sweep(engine, (99_800,), replace(PLAN, runs=3), engine.clock)
+    told = sum(record.message == "measuring the saturation profile" for record in caplog.records)
+    assert told == 2, "every other round"

@@ -193,3 +193,10 @@ def test_only_calls_are_calls() -> None:
 def test_as_many_tokens_as_may_be_held_fill_a_model() -> None:
     admission = Admission(AdmissionPolicy(1000))
     assert [admission.is_filled(tokens) for tokens in (999, 1000, 1001)] == [False, True, True]
+
+
+def test_who_finds_model_and_share_full_alike_is_told_of_the_model() -> None:
+    admission = Admission(AdmissionPolicy(100))
+    admission.charge(50, "a", refusable=True)
+    admission.charge(20, refusable=False)
+    assert admission.full("a", 45) == Full(Bound.MODEL, 15, 50)

@@ -12,12 +12,14 @@ import pytest
 from aggregator.admission.bounds import Admission, AdmissionPolicy
 from aggregator.admission.limits import Gate
 from aggregator.admission.quotas import QuotaPolicy, Quotas
+from aggregator.app import make_gate
 from aggregator.errors import Code, InvalidRequest, Overloaded, TokenbatchError
 from aggregator.request import Failure, Options, Origin, Request
 from aggregator.scheduler.budget.saturation import Curve, Rule
 from aggregator.scheduler.queue import QueuePolicy
 from aggregator.scheduler.replica import Lane, LanePolicy, StepReport
 from aggregator.scheduler.work_item import Priority
+from aggregator.settings import AggregatorSettings
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.fakes.clock import run
 from tests.fakes.sources import GRPC, KAFKA
@@ -378,3 +380,22 @@ def test_who_has_used_its_rate_up_is_told_to_send_slower() -> None:
     door = Door(QuotaPolicy(10.0, burst_s=1.0))
     door.gate.charge(call("a"), 20, 100.0)
     assert str(door.refusal(call("a"))) == "the tenant's rate of tokens is used up: send slower"
+
+
+def test_a_gate_holds_each_tenant_to_its_part_of_the_rate_that_the_settings_give_it() -> None:
+    tenants = {"tokens_per_s": 100.0, "rates": {"b": 10.0}, "burst_s": 4.0}
+    settings = AggregatorSettings.model_validate({"tenants": tenants, "grpc": {"max_reply_bytes": 1024}})
+    door = Door()
+    door.gate = make_gate(settings, lambda: 2)
+    for tenant, burst in (("a", 200), ("b", 20)):
+        door.gate.charge(call(tenant), burst - 10, 100.0)
+        assert door.refusal(call(tenant), 10) is None
+        assert isinstance(door.refusal(call(tenant), 11), Overloaded)
+    assert isinstance(door.refusal(call("c", inputs=2, options=Options(dimensions=256))), InvalidRequest)
+
+
+def test_without_a_rate_in_the_settings_no_tenant_is_held_to_any() -> None:
+    door = Door()
+    door.gate = make_gate(AggregatorSettings())
+    door.gate.charge(call(), 10**9, 100.0)
+    assert door.refusal(call()) is None

@@ -121,8 +121,10 @@ def test_partitions_come_with_position_lag_and_model() -> None:
     run(check())
 
 
-async def test_the_scaler_is_answered_over_grpc() -> None:
-    server = DemandServer("127.0.0.1:0", lambda: pb.GetDemandResponse(instance_id="a"))
+@pytest.mark.parametrize("bind", ["127.0.0.1:0", "[::ffff:127.0.0.1]:0"])
+async def test_the_scaler_is_answered_over_grpc(bind: str) -> None:
+    server = DemandServer(bind, lambda: pb.GetDemandResponse(instance_id="a"))
+    assert server.address == ""
     await server.start()
     try:
         async with grpc.aio.insecure_channel(server.address) as channel:

@@ -252,6 +252,14 @@ def test_memory_follows_what_waits_though_nothing_is_packed_for_hours(how: str) 
     assert here.packed() == [lasting[0]]
 
 
+@pytest.mark.parametrize("deadline_s", [inf, 1e9])
+def test_what_nobody_waits_for_any_more_is_forgotten_to_the_last(deadline_s: float) -> None:
+    here = setting()
+    for _ in range(15_000):
+        here.queue.cancel(*here.put(5, deadline_s=deadline_s))
+    assert places(here.queue) < 20_000
+
+
 def places(queue: TokenQueue) -> int:
     """Places kept anywhere, valid or not."""
     return len(queue._deadlines) + sum(len(each._arrivals) + len(each.fair) for each in queue.classes)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]

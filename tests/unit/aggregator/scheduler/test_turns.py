@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from typing_extensions import override
 
+from aggregator.scheduler.budget.saturation import Curve, Rule
 from aggregator.scheduler.dispatcher import Dispatcher, DispatchPolicy
 from aggregator.scheduler.queue import QueuePolicy
 from aggregator.scheduler.replica import Lane, SendReason, StepReport
@@ -248,3 +249,30 @@ def test_a_pace_knows_only_what_was_sent() -> None:
     pace.sent(1, 1.0)  # one a second
     assert pace.next_s(1, 1.9, 1.0) == -inf
     assert pace.next_s(1, 2.1, 1.0) == pytest.approx(1.55)
+
+
+class Fixed(Pace):
+    """Lets the next batch go at one time."""
+
+    @override
+    def next_s(self, free_lanes: int, next_free_s: float, gain: float) -> float:
+        return 5.001
+
+
+def test_no_batch_waits_for_its_pace_until_an_answer_at_the_very_deadline() -> None:
+    idle, busy = lane("idle"), lane("busy")
+    busy.sent("1", 100, 5.0)
+    at_s = idle.answer_s(50, 5.001)
+    assert next_turn([idle, busy], 5.0, 50, Fixed(), at_s).lane is idle
+    assert next_turn([idle, busy], 5.0, 50, Fixed(), at_s + 1e-9).lane is None
+
+
+@pytest.mark.parametrize(("slower", "lacks"), [(2, False), (3, True)])
+def test_another_lane_is_worth_while_where_waiting_saves_more_than_two_steps(slower: int, *, lacks: bool) -> None:
+    quick, slow = (
+        Lane(name, Curve(0.0, 0.0, times * 2**-10, 1, Rule.THROUGHPUT, 1000), 100, POLICY)
+        for name, times in (("quick", 1), ("slow", slower))
+    )
+    quick.sent("1", 8, 0.0)
+    turn = next_turn([quick, slow], 0.0, 16)
+    assert (turn.lane, turn.lacks_lane) == (None, lacks)

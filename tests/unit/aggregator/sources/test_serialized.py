@@ -152,3 +152,19 @@ def test_json_of_two_vectors_holds_both() -> None:
     both = batch("b", 2)
     request = request_of([Vector(both, 0, 1, 0.0), Vector(both, 1, 1, 0.0)])
     assert len(json.loads(to_json(request, "reply"))["embeddings"]) == 2
+
+
+def test_json_goes_without_blanks() -> None:
+    assert b" " not in to_json(request_of([Vector(batch("b", 1), 0, 3, 0.5)]), "reply")
+
+
+@pytest.mark.parametrize("token_count", [255, 32767])
+def test_a_vector_of_one_byte_is_told_from_what_looks_like_it(token_count: int) -> None:
+    request = request_of([Vector(batch("b", 1), 0, token_count, 0.5)], pb.ENCODING_BINARY, 8)
+    assert pb.EmbedResponse.FromString(to_protobuf(request, "reply")) == response(request, "reply")
+
+
+def test_an_answer_tells_of_the_batch_that_was_waited_for_longest_and_of_the_first_such() -> None:
+    waits = (0.25, 0.5, 0.5)
+    outcomes: list[Outcome | None] = [Vector(batch(str(row), 1), 0, 3, wait_s) for row, wait_s in enumerate(waits)]
+    assert response(request_of(outcomes), "reply").batch_id == "1"

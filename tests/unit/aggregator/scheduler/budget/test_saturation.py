@@ -421,3 +421,16 @@ def test_a_fit_does_not_depend_on_the_unit_of_time(unit: float, times_ms: tuple[
     assert (other.floor_s, other.fixed_s, other.per_token_s) == pytest.approx(
         (unit * milliseconds.floor_s, unit * milliseconds.fixed_s, unit * milliseconds.per_token_s), rel=1e-6
     )
+
+
+def test_a_fit_begins_with_errors_that_count_by_their_share_of_the_time() -> None:
+    """Noise of a fifth, and a rise at the last point alone: weighed otherwise at first, it ends at no rise at all."""
+    curve = fit([(16, 8.6), (32, 9.5), (128, 6.8), (512, 8.3), (2048, 17.2)], 2048)
+    assert (curve.saturation_point, curve.rule) == (512, Rule.HINGE)
+
+
+def test_a_hinge_beyond_all_points_but_one_does_not_depend_on_the_unit_of_time() -> None:
+    points = [(16, 7.928), (32, 8.126), (64, 7.911), (128, 7.927), (2048, 17.991)]
+    seconds, milliseconds = fit(points, 2048), fit([(tokens, 1e3 * time_s) for tokens, time_s in points], 2048)
+    assert milliseconds.saturation_point == seconds.saturation_point
+    assert milliseconds.fixed_s == pytest.approx(1e3 * seconds.fixed_s)

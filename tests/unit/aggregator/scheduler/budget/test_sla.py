@@ -507,3 +507,12 @@ def test_of_four_steps_the_two_in_the_middle_count() -> None:
     lane = SlaController(replace(POLICY, start_tokens=1000), 0.100)
     taught = [lane.observe(1000, step_s, 1000) for step_s in (0.200, 0.080, 0.110, 0.090)]
     assert (taught[-1], lane.token_budget) == (Verdict.HELD, 1000)
+
+
+@pytest.mark.parametrize(("tokens", "step_s"), [(64, 0.625), (64, 0.5), (32, 0.625)])
+def test_at_the_very_edge_of_the_tolerance_nothing_moves(tokens: int, step_s: float) -> None:
+    policy = SlaPolicy(1, 1024, 64, tolerance=0.25)
+    lane = SlaController(policy, 0.5 if step_s == 0.625 else 0.5 / 0.75)
+    for _ in range(4):
+        assert lane.observe(tokens, step_s, 64) in {Verdict.HELD, Verdict.NO_EVIDENCE}
+    assert lane.token_budget == 64

@@ -336,7 +336,10 @@ def test_fewer_dimensions_are_what_counts_where_they_are_asked_for() -> None:
 
 def test_what_just_fits_is_let_in() -> None:
     request = request_of([None] * 100)
+    with pytest.raises(InvalidRequest) as told:
+        check_reply_fits(request, 384, 0)
     limit = least_limit(request, 384)
+    assert f"could have {limit} bytes" in str(told.value)
     assert fits(request, limit, 384)
     assert not fits(request, limit - 1, 384)
 
@@ -393,11 +396,11 @@ def test_no_more_room_is_asked_for_an_id_than_its_letters_can_take(each: int, *,
     assert long - short == each * 10_000
 
 
-@pytest.mark.parametrize(("json", "bytes_each"), [(False, 384 * 4 + 48), (True, (384 * 4 + 48) * 4 // 3 + 160)])
+@pytest.mark.parametrize(("json", "bytes_each"), [(False, 385 * 4 + 48), (True, (385 * 4 + 48) * 4 // 3 + 160)])
 def test_the_room_for_a_reply_grows_with_its_vectors_and_with_what_it_echoes(*, json: bool, bytes_each: int) -> None:
     def least(count: int, header: bytes | None = None) -> int:
         headers = () if header is None else (("tracestate", header),)
-        return least_limit(request_of([None] * count, json=json, headers=headers), 384)
+        return least_limit(request_of([None] * count, json=json, headers=headers), 385)
 
     assert least(7) - least(3) == 4 * bytes_each
     assert least(3, b"value") - least(3) == len("tracestate") + len("value") + 8
