@@ -107,7 +107,7 @@ def next_turn(
     sooner = [
         (at_s, lane, lane.finishes_by(best_finish_s, queued_tokens, now_s))
         for at_s, lane in free_s
-        if at_s < best_finish_s and _QUICKER * lane.step_time_s(tokens) <= best.step_time_s(tokens)
+        if _QUICKER * lane.step_time_s(tokens) <= best.step_time_s(tokens)
     ]
     if sum(finished for _, _, finished in sooner) >= queued_tokens:
         # Ask again at the latest when one of these promises turns out to be broken.

@@ -471,10 +471,11 @@ def test_where_nothing_failed_nothing_is_due() -> None:
 
 def test_once_a_suspects_patience_has_ended_nothing_more_is_due_by_the_clock() -> None:
     retries = Retries(RetryPolicy(patience_s=30.0))
-    entries = [Entry(b"1", 10, [query()], Priority.DEFAULT)]
-    retries.failed(entries, None, "a", 5.0, 0.0)
+    batch = entries(1, deadline_s=7.0)
+    retries.failed(batch, None, "a", 5.0, 0.0)
     group = retries.next_for("b", token_budget=100, idle=True, others=True, now_s=5.0)
-    retries.failed(entries, group, "b", 5.0, 0.0)
+    retries.failed(batch, group, "b", 5.0, 0.0)
     retries.lanes_changed([], 5.0)
+    assert retries.next_due_s(5.0) == 7.0
     assert retries.next_due_s(34.0) == 35.0
     assert retries.next_due_s(35.0) == inf

@@ -14,7 +14,7 @@ from aggregator.scheduler.budget.saturation import Curve, Rule
 from aggregator.scheduler.dispatcher import Dispatcher, DispatchPolicy
 from aggregator.scheduler.queue import QueuePolicy
 from aggregator.scheduler.replica import Lane, SendReason, StepReport
-from aggregator.scheduler.replica_choice import Pace, next_turn
+from aggregator.scheduler.replica_choice import Pace, Turn, next_turn
 from tests.fakes.lanes import CURVE, POLICY, lane
 from tests.fakes.simulation import Server, Simulation
 
@@ -267,12 +267,22 @@ def test_no_batch_waits_for_its_pace_until_an_answer_at_the_very_deadline() -> N
     assert next_turn([idle, busy], 5.0, 50, Fixed(), at_s + 1e-9).lane is None
 
 
-@pytest.mark.parametrize(("slower", "lacks"), [(2, False), (3, True)])
-def test_another_lane_is_worth_while_where_waiting_saves_more_than_two_steps(slower: int, *, lacks: bool) -> None:
-    quick, slow = (
-        Lane(name, Curve(0.0, 0.0, times * 2**-10, 1, Rule.THROUGHPUT, 1000), 100, POLICY)
-        for name, times in (("quick", 1), ("slow", slower))
-    )
-    quick.sent("1", 8, 0.0)
-    turn = next_turn([quick, slow], 0.0, 16)
+def idle_beside_busy(idle: int, busy: int) -> Turn:
+    """What becomes of 16 tokens, a moment before a busy lane is free, by what steps take on the idle one and on it."""
+    lanes = [
+        Lane(str(times), Curve(0.0, 0.0, times * 2**-10, 1, Rule.THROUGHPUT, 1000), 100, POLICY)
+        for times in (idle, busy)
+    ]
+    lanes[1].sent("1", 8 // busy, 0.0)
+    return next_turn(lanes, 0.0, 16)
+
+
+@pytest.mark.parametrize(("idle", "busy", "waits"), [(3, 2, True), (7, 5, False)])
+def test_a_lane_is_passed_by_only_for_others_that_are_half_as_quick_again(idle: int, busy: int, *, waits: bool) -> None:
+    assert (idle_beside_busy(idle, busy).lane is None) == waits
+
+
+@pytest.mark.parametrize(("idle", "lacks"), [(2, False), (3, True)])
+def test_another_lane_is_worth_while_where_waiting_saves_more_than_two_steps(idle: int, *, lacks: bool) -> None:
+    turn = idle_beside_busy(idle, 1)
     assert (turn.lane, turn.lacks_lane) == (None, lacks)

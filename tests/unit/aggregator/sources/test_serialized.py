@@ -142,6 +142,8 @@ def test_what_failed_is_told_of_the_whole_wherever_it_stands_with_when_to_come_a
         answer = pb.EmbedResponse.FromString(to_protobuf(request_of(outcomes), "reply"))
         assert (answer.status.code, answer.status.message) == (Code.RESOURCE_EXHAUSTED, "full")
         assert answer.status.retry_delay.ToNanoseconds() == 250_000_000
+    late = Failure(Code.RESOURCE_EXHAUSTED, "full", retryable=True, retry_after_s=2.5)
+    assert response(request_of([late]), "reply").status.retry_delay.ToNanoseconds() == 2_500_000_000
 
 
 def test_who_got_no_vector_reads_the_name_that_it_asked_for() -> None:
