@@ -30,12 +30,11 @@ from aggregator.errors import BatchFailed, Code, ModelServerBusy, ModelServerLos
 from aggregator.observability.demand import DemandMeter
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
-from aggregator.replicas.batches import outgoing, settle_query, share_out
-from aggregator.replicas.engine import Engine, Pool, StepResult
+from aggregator.replicas.engine import Engine, Pool, StepResult, outgoing
 from aggregator.request import Failure, Request, request_of
 from aggregator.scheduler.dispatcher import Batch
 from aggregator.scheduler.work_item import Query
-from aggregator.sources.completion import Completion
+from aggregator.sources.completion import Completion, complete_input, share_out
 from aggregator.sources.source import Receive, Source
 
 _LOG = logging.getLogger(__name__)
@@ -265,7 +264,7 @@ class Pipeline:
         for entry in served.dispatcher.failed(batch, now_s, self._jitter()):
             for query in entry.waiters:
                 if not query.done:
-                    settle_query(query, poison, finished)
+                    complete_input(query, poison, finished)
         return finished
 
     # 5. Complete: what ran is completed by `run_batch`; here is what never did.
@@ -273,7 +272,7 @@ class Pipeline:
     def _complete_failed(self, queries: Sequence[Query], failure: Failure) -> None:
         finished: list[Request] = []
         for query in queries:
-            settle_query(query, failure, finished)
+            complete_input(query, failure, finished)
         if finished:
             self._spawn(self._completion.complete(finished), "complete failed")
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from aggregator.admission.tokenizers.tokenizer import Tokenizer
 from aggregator.scheduler.budget.saturation import Curve
+from aggregator.scheduler.dispatcher import Batch
 from aggregator.scheduler.replica import StepReport
 
 
@@ -100,3 +101,17 @@ class PoolMembers(Protocol):
     def leave(self, engine: Engine) -> None:
         """A server is gone, or suspect; batches out to it end by themselves."""
         ...
+
+
+def outgoing(batch: Batch) -> OutgoingBatch:
+    """The batch as the wire carries it: ids and lengths end to end."""
+    return OutgoingBatch(
+        batch_id=batch.batch_id,
+        token_ids=b"".join([entry.token_ids for entry in batch.entries]),
+        lengths=np.array([entry.token_count for entry in batch.entries], dtype="<i4").tobytes(),
+        query_count=len(batch.entries),
+        token_count=batch.token_count,
+        attempt=batch.attempt,
+        isolate=batch.isolated,
+        max_step_tokens=max(batch.lane.token_budget, batch.token_count),
+    )

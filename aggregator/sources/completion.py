@@ -7,11 +7,15 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from aggregator.admission.held import release
+from aggregator.admission.model_revision import Served
 from aggregator.admission.models import Model, Models
 from aggregator.errors import Code
 from aggregator.observability.metrics import Metrics
-from aggregator.replicas.results import Vector
-from aggregator.request import Failure, Request, request_of
+from aggregator.replicas.engine import StepResult
+from aggregator.replicas.results import CompletedBatch, Vector
+from aggregator.request import Failure, Outcome, Request, request_of
+from aggregator.scheduler.dispatcher import Batch
+from aggregator.scheduler.work_item import Query
 from aggregator.sources.source import Source
 
 _GONE = Failure(Code.CANCELLED, "the caller went away")
@@ -114,3 +118,38 @@ def account(request: Request, now_s: float) -> None:
         last = max(batches, key=lambda batch: batch.done_s)
         overhead_s = request.held.queued_s - request.received_s + last.carried_s + now_s - last.done_s
         request.held.promise.answered(now_s - request.received_s, overhead_s)
+
+
+def share_out(served: Served, batch: Batch, result: StepResult, now_s: float) -> list[Request]:
+    """Give every waiting query its row, or its error; returns the requests that this completed."""
+    description, report = served.description, result.report
+    batched_s = max(0.0, now_s - batch.cut_s - report.step_duration_s)
+    completed = CompletedBatch(
+        batch_id=batch.batch_id,
+        model=description.model,
+        model_revision=description.model_revision,
+        attempt=batch.attempt,
+        matrix=result.matrix,
+        batched_s=batched_s,
+        inference_s=report.step_duration_s,
+        carried_s=max(0.0, batched_s - report.staged_s),
+        done_s=now_s,
+    )
+    failures = {row: Failure(Code(code), message) for row, code, message in result.errors}
+    cut_s = batch.cut_s
+    finished: list[Request] = []
+    for row, entry in enumerate(batch.entries):
+        failure = failures.get(row) if failures else None
+        for query in entry.waiters:
+            if not query.done:
+                outcome = failure or Vector(completed, row, entry.token_count, cut_s - query.enqueued_s)
+                complete_input(query, outcome, finished)
+    return finished
+
+
+def complete_input(query: Query, outcome: Outcome, finished: list[Request]) -> None:
+    """Give one query its outcome, unless its request was given up; note the request that this completes."""
+    query.done = True
+    request = request_of(query)
+    if request.remaining and request.settle_input(query.index, outcome):
+        finished.append(request)

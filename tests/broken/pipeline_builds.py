@@ -17,7 +17,7 @@ BUILDS = (
     Build(
         "swaps-two-results",
         "each input gets its own vector",
-        "aggregator/replicas/batches.py",
+        "aggregator/sources/completion.py",
         "Vector(completed, row, entry.token_count",
         "Vector(completed, (row + 1) % len(batch.entries), entry.token_count",
         ("tests/unit/aggregator/test_pipeline.py::test_every_input_of_a_request_is_answered_in_its_place",),
@@ -25,7 +25,7 @@ BUILDS = (
     Build(
         "drops-a-result-on-a-retry",
         "every entry of a batch that is sent again is answered",
-        "aggregator/replicas/batches.py",
+        "aggregator/sources/completion.py",
         "            if not query.done:\n                outcome",
         "            if not query.done and not (batch.attempt and row == 0):\n                outcome",
         (f"{_FAILED}::test_a_batch_whose_server_is_lost_is_answered_by_another_and_the_server_is_suspect",),
@@ -33,7 +33,7 @@ BUILDS = (
     Build(
         "retries-without-an-attempt-count",
         "a batch that is sent again says which attempt it is",
-        "aggregator/replicas/batches.py",
+        "aggregator/replicas/engine.py",
         "        attempt=batch.attempt,\n        isolate",
         "        attempt=0,\n        isolate",
         (f"{_FAILED}::test_a_batch_that_is_sent_again_says_which_attempt_it_is",),
@@ -41,7 +41,7 @@ BUILDS = (
     Build(
         "does-not-isolate-suspects",
         "part of a batch that failed twice goes to its server alone",
-        "aggregator/replicas/batches.py",
+        "aggregator/replicas/engine.py",
         "        isolate=batch.isolated,\n",
         "        isolate=False,\n",
         (f"{_FAILED}::test_what_failed_twice_asks_to_be_run_alone",),
@@ -89,7 +89,7 @@ BUILDS = (
     Build(
         "answers-an-error-as-a-success",
         "an error for one query of a batch reaches that query",
-        "aggregator/replicas/batches.py",
+        "aggregator/sources/completion.py",
         "                outcome = failure or Vector(",
         "                outcome = Vector(",
         (f"{_FAILED}::test_an_error_for_one_query_of_a_batch_reaches_that_query_only",),
