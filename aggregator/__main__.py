@@ -14,13 +14,11 @@ from pathlib import Path
 import uvloop
 
 from aggregator.app import Aggregator, check
-from aggregator.errors import StartError
-from aggregator.observability import logs
-from aggregator.runtime import heap
-from aggregator.runtime.groups import ungrouped
-from aggregator.runtime.settings import load
-from aggregator.runtime.settings_help import help_text
-from aggregator.settings import ENV_PREFIX, AggregatorSettings
+from aggregator.errors import StartError, ungrouped
+from aggregator.observability import heap, logs
+from aggregator.settings.aggregator import ENV_PREFIX, AggregatorSettings
+from aggregator.settings.help import help_text
+from aggregator.settings.strict import load
 
 _LOG = logging.getLogger(__name__)
 _BAD_START = 2

@@ -28,13 +28,13 @@ from aggregator.replicas.addresses import changes
 from aggregator.replicas.discovery import Discovered
 from aggregator.replicas.pool import ModelServers, describe
 from aggregator.replicas.ready_aggregators import ReadyAggregators
-from aggregator.runtime.settings import as_text
 from aggregator.scheduler.budget.controller import SlaGoal
 from aggregator.scheduler.budget.sla import Form
 from aggregator.scheduler.dispatcher import DispatchPolicy
 from aggregator.scheduler.packing import PackPolicy
 from aggregator.scheduler.queue import QueuePolicy
-from aggregator.settings import AggregatorSettings, SlaSettings
+from aggregator.settings.aggregator import AggregatorSettings, SlaSettings
+from aggregator.settings.strict import as_text
 from aggregator.sources.grpc.source import GrpcSource
 from aggregator.sources.kafka.connection import check as check_kafka
 from aggregator.sources.kafka.connection import prepare_topics

@@ -20,6 +20,9 @@ TokenbatchError
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Generator
+from contextlib import contextmanager
 from enum import IntEnum
 from typing import ClassVar
 
@@ -148,3 +151,33 @@ class EngineFailed(BatchFailed):
 
 class StartError(TokenbatchError):
     """Settings, brokers or topics do not allow a start; the message says what to do."""
+
+
+@contextmanager
+def ungrouped(*kinds: type[Exception]) -> Generator[None]:
+    """Errors of these kinds come as the first of them by itself; a group that holds others too stays one.
+
+    A `raise` inside `except*` does not do: before Python 3.11.4, so in Debian 12's, it is put into a group again.
+    """
+    try:
+        yield
+    except ExceptionGroup as group:
+        _, others = group.split(kinds)
+        if others is not None:
+            raise
+        raise _first(group) from None
+
+
+def _first(error: Exception) -> Exception:
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def is_cancelled() -> bool:
+    """Whether the running task was asked to end.
+
+    In Python 3.11 the errors of a TaskGroup, and the end of a gRPC connection, look the same or hide it.
+    """
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -23,8 +23,8 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.errors import KafkaError
 
 from aggregator.errors import StartError
-from aggregator.runtime.settings import load
-from aggregator.settings import ENV_PREFIX, AggregatorSettings, KafkaSettings, TopicSettings
+from aggregator.settings.aggregator import ENV_PREFIX, AggregatorSettings, KafkaSettings, TopicSettings
+from aggregator.settings.strict import load
 from aggregator.sources.kafka.connection import client_options
 from k8s.api import Kubernetes, KubernetesError, connect
 from k8s.scaler.documents import GROUP, VERSION

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
-from aggregator.runtime import heap
+from aggregator.observability import heap
 
 
 @dataclass(frozen=True, slots=True)

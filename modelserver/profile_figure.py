@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from aggregator.scheduler.budget.saturation import Curve
 from modelserver.profile import Profile
+from protos.modelserver.v1.curve import Curve
 
 _WIDTH, _PANEL, _LEFT, _RIGHT, _TOP = 720, 210, 80, 20, 56
 _INNER = 150

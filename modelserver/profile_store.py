@@ -10,9 +10,9 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from aggregator.scheduler.budget.saturation import Curve, Rule
 from modelserver.errors import CannotStart
 from modelserver.profile import Profile, ProfileOwner, SweepPlan
+from protos.modelserver.v1.curve import Curve, Rule
 
 _FORMAT = 1
 

@@ -12,9 +12,9 @@ from uuid import uuid4
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from aggregator.observability import heap
 from aggregator.observability.health import Health
 from aggregator.observability.telemetry import Telemetry
-from aggregator.runtime import heap, reflection
 from modelserver.description import describe
 from modelserver.engine import EngineFacts
 from modelserver.errors import CannotStart
@@ -27,6 +27,7 @@ from modelserver.startup import EngineStart
 from modelserver.step_queue import QueueBounds, StepQueue
 from modelserver.stepper import EngineState, Stepper, StepperEvents
 from modelserver.tracing import batch_spans, no_span
+from protos import reflection
 from protos.modelserver.v1 import modelserver_pb2 as pb
 from protos.modelserver.v1 import modelserver_pb2_grpc as pb_grpc
 

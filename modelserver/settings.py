@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from aggregator.observability.telemetry import TelemetrySettings
-from aggregator.runtime.settings import StrictSettings
+from aggregator.settings.strict import StrictSettings
 from modelserver.model_files import DEFAULT_MODEL_NAME
 
 ENV_PREFIX = "TOKENBATCH_MODELSERVER_"

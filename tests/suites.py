@@ -118,6 +118,8 @@ PURE = (
     "aggregator.admission.quotas",
     "aggregator.sources.kafka.clock_skew",
     "aggregator.sources.kafka.consumer.committed_offset",
+    "modelserver.saturation",
+    "protos.modelserver.v1.curve",
 )
 """What decides, and knows no clock, thread or network."""
 

@@ -9,9 +9,9 @@ import numpy.typing as npt
 
 from aggregator.errors import Code, ModelServerLost, TokenbatchError
 from aggregator.replicas.engine import OutgoingBatch, ServerDescription, StepResult
-from aggregator.scheduler.budget.saturation import Curve, Rule
 from aggregator.scheduler.replica import StepReport
 from protos.modelserver.v1 import modelserver_pb2 as pb
+from protos.modelserver.v1.curve import Curve, Rule
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """One batch, or its vectors, is one message; a model server takes and gives as much."""

@@ -11,11 +11,10 @@ import grpc.aio
 from google.protobuf.message import DecodeError, Message
 from grpc_health.v1 import health_pb2
 
-from aggregator.errors import BatchFailed, EngineFailed, ModelServerBusy, ModelServerLost
+from aggregator.errors import BatchFailed, EngineFailed, ModelServerBusy, ModelServerLost, is_cancelled
 from aggregator.observability.tracing import Tracing
 from aggregator.replicas.answers import MAX_MESSAGE_BYTES, BadDescription, checked_description, checked_result
 from aggregator.replicas.engine import OutgoingBatch, ServerDescription, StepResult
-from aggregator.runtime.cancellation import is_cancelled
 from protos.modelserver.v1 import modelserver_pb2 as pb
 
 M = TypeVar("M", bound=Message)

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from aggregator.admission.tokenizers.tokenizer import Tokenizer
-from aggregator.scheduler.budget.saturation import Curve
 from aggregator.scheduler.dispatcher import Batch
 from aggregator.scheduler.replica import StepReport
+from protos.modelserver.v1.curve import Curve
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,49 @@
-"""Two things that a lane learns from replies: when to send a batch that need not be full, and how late answers are."""
+"""One model server, as the aggregator sees it: what is out, when its next batch is due, how fast it is."""
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import inf
 
 from aggregator.scheduler.budget.controller import Steering
-from aggregator.scheduler.budget.saturation import Curve, LiveScale, Rule
+from protos.modelserver.v1.curve import Curve, Rule
+
+
+class LiveScale:
+    """How much slower (above 1) or faster one lane runs than its curve: a robust EWMA of measured over fitted time.
+
+    It averages logarithms, so that twice and half as fast weigh the same, and one stray step moves it by at
+    most `weight * clip`. The first steps weigh more, as in a plain mean that begins with one vote for 1.0.
+    """
+
+    __slots__ = ("_clip", "_count", "_log_scale", "_weight", "value")
+
+    def __init__(self, weight: float = 0.1, clip: float = 0.7) -> None:
+        """Weight: share of a new step once warm. Clip: the largest surprise, in natural logarithms, that counts.
+
+        `value` is the factor to multiply fitted times by; 1.0 before any step.
+        """
+        self.value = 1.0
+        self._weight = weight
+        self._clip = clip
+        self._count = 1
+        self._log_scale = 0.0
+
+    def observe(self, measured_s: float, fitted_s: float) -> None:
+        """Learn from one step.
+
+        A time that is not positive and finite teaches nothing: an engine may be quicker than its clock's tick.
+        """
+        if not (0.0 < measured_s < math.inf and 0.0 < fitted_s < math.inf):
+            return
+        self._count += 1
+        surprise = math.log(measured_s / fitted_s) - self._log_scale
+        weight = max(self._weight, 1.0 / self._count)
+        self._log_scale += weight * max(-self._clip, min(self._clip, surprise))
+        self.value = math.exp(self._log_scale)
 
 
 class LightLead:

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from pydantic import BaseModel
 
-from aggregator import settings as aggregator
-from aggregator.runtime.settings_fields import Leaf, element_of, leaves
-from aggregator.runtime.settings_help import described
+from aggregator.settings import aggregator
+from aggregator.settings.fields import Leaf, element_of, leaves
+from aggregator.settings.help import described
 from k8s.scaler import settings as scaler
 from modelserver import settings as modelserver
 

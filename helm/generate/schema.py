@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from aggregator.settings import AggregatorSettings, KafkaSettings
+from aggregator.settings.aggregator import AggregatorSettings, KafkaSettings
 from helm.generate.values import ChartValues
 from k8s.scaler.settings import ScalerSettings
 from modelserver.settings import ModelServerSettings

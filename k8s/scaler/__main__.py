@@ -10,11 +10,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from aggregator.errors import StartError
+from aggregator.errors import StartError, ungrouped
 from aggregator.observability import logs
-from aggregator.runtime.groups import ungrouped
-from aggregator.runtime.settings import as_text, load
-from aggregator.runtime.settings_help import help_text
+from aggregator.settings.help import help_text
+from aggregator.settings.strict import as_text, load
 from k8s.scaler.scaler import Scaler
 from k8s.scaler.settings import ENV_PREFIX, ScalerSettings
 

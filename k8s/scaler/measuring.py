@@ -10,7 +10,7 @@ from typing import Protocol
 from aiokafka.errors import KafkaError
 
 from aggregator.scheduler.demand import DemandPolicy, StaleInputError
-from aggregator.settings import KafkaSettings
+from aggregator.settings.aggregator import KafkaSettings
 from k8s.api import Kubernetes, KubernetesError
 from k8s.scaler.aggregators import Aggregators
 from k8s.scaler.figures import ModelFigures, Published, Replicas

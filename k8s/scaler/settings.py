@@ -8,9 +8,8 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat
 
 from aggregator.observability.telemetry import TelemetrySettings
-from aggregator.runtime.settings import StrictSettings
-from aggregator.settings import KafkaSettings
-from aggregator.settings_grpc import check_address
+from aggregator.settings.aggregator import KafkaSettings, check_address
+from aggregator.settings.strict import StrictSettings
 from k8s.endpoints import SCHEME
 
 ENV_PREFIX = "TOKENBATCH_SCALER_"

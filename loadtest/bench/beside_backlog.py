@@ -12,7 +12,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 
-from aggregator.runtime.groups import ungrouped
+from aggregator.errors import ungrouped
 from loadtest.bench.backlog import REQUESTS, create_topics, fill
 from loadtest.bench.figures import Figure
 from loadtest.bench.setting import Plan

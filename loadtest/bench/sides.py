@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 from typing_extensions import override
 
-from aggregator.runtime.groups import ungrouped
+from aggregator.errors import ungrouped
 from loadtest.bench.instant_modelserver import MODEL
 from loadtest.bench.setting import Plan
 from loadtest.bench.vllm_server import VllmServer

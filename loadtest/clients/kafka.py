@@ -13,7 +13,7 @@ from typing import Any
 from aiokafka import AIOKafkaConsumer
 from aiokafka.errors import KafkaError
 
-from aggregator.runtime.groups import ungrouped
+from aggregator.errors import ungrouped
 from loadtest.clients.kafka_connection import BATCH_BYTES, Connection, KafkaRunError, connected
 from loadtest.clients.messages import NO_WISHES, Format, Header, UnreadableReply, Wishes, answers, record, reply
 from loadtest.clients.pace import paced

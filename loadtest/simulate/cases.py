@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
-from aggregator.scheduler.budget.saturation import Curve
 from loadtest.simulate.arrivals import Bursts, Day, Replay, Steady, Steps
 from loadtest.simulate.curves import find
 from loadtest.simulate.hpa import HpaPolicy
 from loadtest.simulate.lengths import Kind, Lengths
 from loadtest.simulate.scenario import Autoscale, Mishap, Scenario, Trouble
+from protos.modelserver.v1.curve import Curve
 
 MIXED = Lengths(documents=0.1)
 SKEWED = Lengths(Kind.LOGNORMAL)

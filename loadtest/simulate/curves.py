@@ -7,7 +7,7 @@ from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
-from aggregator.scheduler.budget.saturation import Curve, Rule
+from protos.modelserver.v1.curve import Curve, Rule
 
 A100_LIKE = Curve(0.020, 0.0, 0.020 / 600, 600, Rule.HINGE, 8192)
 """Flat, then linear, with the knee at 600 tokens, after seed 000's figure 2.

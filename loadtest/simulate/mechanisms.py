@@ -15,10 +15,10 @@ from math import inf
 from typing_extensions import override
 
 from aggregator.scheduler.budget.controller import Steering
-from aggregator.scheduler.budget.saturation import Curve
 from aggregator.scheduler.dispatcher import DispatchPolicy
 from aggregator.scheduler.replica import Lane, LanePolicy, LightLead
 from aggregator.scheduler.replica_choice import Roster
+from protos.modelserver.v1.curve import Curve
 
 
 class Mechanism(StrEnum):

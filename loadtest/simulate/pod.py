@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from aggregator.scheduler.budget.saturation import Curve
 from aggregator.scheduler.replica import StepReport
 from loadtest.simulate.clock import Clock, Noise
 from loadtest.simulate.merging import chosen
 from loadtest.simulate.parcel import Parcel
+from protos.modelserver.v1.curve import Curve
 
 
 @dataclass(frozen=True, slots=True)

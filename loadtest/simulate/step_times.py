@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from aggregator.scheduler.budget.saturation import Curve
+from protos.modelserver.v1.curve import Curve
 
 _CLASSES, _LEAST = 8, 10
 """Of sizes, and the steps that a class needs: of fewer, all are one."""

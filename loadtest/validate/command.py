@@ -11,7 +11,6 @@ from statistics import median
 import numpy as np
 from rich.table import Table
 
-from aggregator.scheduler.budget.saturation import Curve
 from loadtest.options import fail, positive, positive_int
 from loadtest.screen import ERRORS, OUTPUT
 from loadtest.simulate.cases import capacity
@@ -23,6 +22,7 @@ from loadtest.stack.service import Aggregator, ModelServer
 from loadtest.validate import live, sla
 from loadtest.validate.compare import Repeat, Row, Run, row, simulated
 from loadtest.validate.costs import Costs, costs, read
+from protos.modelserver.v1.curve import Curve
 
 _COSTS_AT, _COSTS_S = 0.6, 8.0
 """The load, as a share of what the profile allows, and the seconds of it, from which costs are taken."""

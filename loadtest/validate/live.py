@@ -17,7 +17,7 @@ import grpc
 import numpy as np
 import numpy.typing as npt
 
-from aggregator.runtime.groups import ungrouped
+from aggregator.errors import ungrouped
 from loadtest.clients.messages import NO_WISHES, request
 from loadtest.questions import bundled_questions
 from loadtest.simulate.arrivals import Steady

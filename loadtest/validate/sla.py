@@ -13,7 +13,7 @@ from typing import TypeVar
 import grpc
 import numpy as np
 
-from aggregator.runtime.groups import ungrouped
+from aggregator.errors import ungrouped
 from loadtest.clients.messages import NO_WISHES, request
 from loadtest.questions import bundled_questions
 from loadtest.report.plots import draw_column

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from aggregator.runtime.settings import StrictSettings, load
-from aggregator.settings import ENV_PREFIX as AGGREGATOR
-from aggregator.settings import AggregatorSettings
+from aggregator.settings.aggregator import ENV_PREFIX as AGGREGATOR
+from aggregator.settings.aggregator import AggregatorSettings
+from aggregator.settings.strict import StrictSettings, load
 from k8s.scaler.settings import ENV_PREFIX as SCALER
 from k8s.scaler.settings import ScalerSettings
 from modelserver.settings import ENV_PREFIX as MODELSERVER

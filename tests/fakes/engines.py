@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from aggregator.errors import BatchFailed, ModelServerLost
 from aggregator.replicas.engine import OutgoingBatch, ServerDescription, StepResult
-from aggregator.scheduler.budget.saturation import Curve, Rule
 from aggregator.scheduler.replica import StepReport
+from protos.modelserver.v1.curve import Curve, Rule
 
 CURVE = Curve(floor_s=0.01, fixed_s=0.004, per_token_s=0.00001, saturation_point=600, rule=Rule.HINGE, max_tokens=8192)
 

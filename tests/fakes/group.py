@@ -11,7 +11,7 @@ from itertools import count
 from aiokafka import TopicPartition
 from aiokafka import errors as kafka_errors
 
-from aggregator.settings import KafkaSettings
+from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.consumer.group import OnAssigned, OnRevoked
 from aggregator.sources.kafka.records import Record
 from tests.fakes.records import FakeRecord

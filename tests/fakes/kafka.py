@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from aiokafka import errors as kafka_errors
 
-from aggregator.settings import KafkaSettings
+from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.consumer.committed_offset import Lease, Watermark
 from aggregator.sources.kafka.consumer.reader import IntakeCounts
 from aggregator.sources.kafka.records import OutgoingRecord

@@ -12,7 +12,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
 from aiokafka.errors import GroupCoordinatorNotAvailableError
 
-from aggregator.settings import KafkaSettings, TopicSettings
+from aggregator.settings.aggregator import KafkaSettings, TopicSettings
 from aggregator.sources.kafka.consumer.committed_offset import Lease
 from aggregator.sources.kafka.consumer.consumer import KafkaDeliveries
 from aggregator.sources.kafka.consumer.reader import IntakeCounts

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from aggregator.scheduler.budget.saturation import Curve, Rule
 from aggregator.scheduler.replica import Lane, LanePolicy, StepReport
+from protos.modelserver.v1.curve import Curve, Rule
 
 CURVE = Curve(0.010, 0.004, 1e-4, 60, Rule.HINGE, 8192)
 """10 ms up to 60 tokens, then 0.1 ms more per token: 100 tokens take 14 ms."""

@@ -10,10 +10,10 @@ from functools import partial
 from heapq import heappop, heappush
 from math import inf
 
-from aggregator.scheduler.budget.saturation import Curve, Rule
 from aggregator.scheduler.dispatcher import Batch, Dispatcher
 from aggregator.scheduler.replica import LanePolicy, StepReport
 from aggregator.scheduler.work_item import Entry, Priority, Query
+from protos.modelserver.v1.curve import Curve, Rule
 
 CURVE = Curve(floor_s=0.010, fixed_s=0.004, per_token_s=1e-5, saturation_point=600, rule=Rule.HINGE, max_tokens=8192)
 """A step takes 10 ms up to 600 tokens, then 10 µs more per token."""

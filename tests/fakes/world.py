@@ -23,7 +23,6 @@ from aggregator.replicas.engine import Engine, OutgoingBatch, PoolMembers, Serve
 from aggregator.replicas.results import Vector
 from aggregator.request import Defaults, Failure, Origin, Request
 from aggregator.scheduler.budget.controller import SlaGoal
-from aggregator.scheduler.budget.saturation import Curve, Rule
 from aggregator.scheduler.dispatcher import DispatchPolicy
 from aggregator.scheduler.replica import StepReport
 from aggregator.scheduler.work_item import Priority
@@ -35,6 +34,7 @@ from aggregator.sources.kafka.consumer.committed_offset import Lease, Watermark
 from aggregator.sources.parsing import parse
 from aggregator.sources.source import Receive, Release
 from protos.embedding.v1 import embedding_pb2 as pb
+from protos.modelserver.v1.curve import Curve, Rule
 from tests.fakes.sources import GRPC, KAFKA, FakeSource, kafka
 from tests.fakes.tokenizers import FakeTokenizer
 

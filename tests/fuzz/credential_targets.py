@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from jwt.algorithms import OKPAlgorithm
 from jwt.utils import base64url_encode
 
-from aggregator.settings_grpc import AuthenticationSettings
+from aggregator.settings.aggregator import AuthenticationSettings
 from aggregator.sources.grpc import bearer_tokens
 from aggregator.sources.grpc.bearer_tokens import JwtTokens, StaticTokens
 from tests.fuzz.target import Cut, Target, field

@@ -10,9 +10,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from aggregator import settings as aggregator_settings
-from aggregator.runtime import settings as runtime_settings
-from aggregator.runtime.settings import SettingsError, as_text
+from aggregator.settings import aggregator as aggregator_settings
+from aggregator.settings import strict as runtime_settings
+from aggregator.settings.strict import SettingsError, as_text
 from modelserver import profile_store
 from modelserver import settings as modelserver_settings
 from modelserver.errors import CannotStart

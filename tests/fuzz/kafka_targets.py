@@ -16,7 +16,7 @@ from google.protobuf import json_format
 from aggregator import request as request_module
 from aggregator.errors import Code, RequestError
 from aggregator.request import Failure, Request
-from aggregator.settings import KafkaSettings
+from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka import codec as kafka_codec
 from aggregator.sources.kafka import json_codec as kafka_json
 from aggregator.sources.kafka import replies as kafka_replies

@@ -33,8 +33,7 @@ from aggregator.sources.grpc.call_batcher import CallBatcher
 from aggregator.sources.grpc.callers import Authentication, Callers
 from aggregator.sources.grpc.calls import Call, Calls, call_of, refusal
 from aggregator.sources.grpc.load import Load, LoadLimits, Room
-from aggregator.sources.grpc.reading import Reading
-from aggregator.sources.grpc.refusals import Context
+from aggregator.sources.grpc.reading import Context, Reading
 from aggregator.sources.parsing import SMALL_BYTES, decode, head
 from aggregator.sources.response import response
 from modelserver import batch as batch_module

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from aggregator.errors import InvalidRequest
-from aggregator.settings import KafkaSettings
+from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources import parsing as wire_scan
 from aggregator.sources.kafka.codec import Refused, decode, intakes
 from protos.embedding.v1 import embedding_pb2 as pb

@@ -11,7 +11,7 @@ from threading import Lock
 
 from aggregator.admission.tokenizers.fast_path import OnCheck
 from aggregator.admission.tokenizers.fast_tokenizer import FastTokenizer, ignore_check
-from aggregator.scheduler.fingerprint import TOKENIZER_FILE, tokenizer_fingerprint
+from protos.modelserver.v1.fingerprint import TOKENIZER_FILE, tokenizer_fingerprint
 
 _LOG = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Reference
 from aggregator.admission.tokenizers.fast_path import FastPath, OnCheck, Packed, is_plain, open_fast_path, pack
 from aggregator.admission.tokenizers.text_cuts import find_cuts, part
 from aggregator.admission.tokenizers.tokenizer import TokenBatch
-from aggregator.scheduler.fingerprint import TOKENIZER_FILE
+from protos.modelserver.v1.fingerprint import TOKENIZER_FILE
 
 _INT32 = np.dtype("<i4")
 _SURROGATES = "utf-16-le", "surrogatepass"

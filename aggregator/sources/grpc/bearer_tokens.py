@@ -15,7 +15,7 @@ from typing import Any, TypeGuard
 import jwt
 from pydantic import BaseModel, ConfigDict, FiniteFloat
 
-from aggregator.settings_grpc import AuthenticationSettings
+from aggregator.settings.aggregator import AuthenticationSettings
 from aggregator.sources.grpc.certificates import WatchedFiles
 
 _LOG = logging.getLogger(__name__)

@@ -10,10 +10,10 @@ from typing import Protocol
 
 from aggregator.errors import StartError, Unauthenticated
 from aggregator.request import Defaults
-from aggregator.settings_grpc import AuthenticationSettings
+from aggregator.settings.aggregator import AuthenticationSettings
 from aggregator.sources.grpc.bearer_tokens import Caller, JwtTokens, StaticTokens, is_name
 from aggregator.sources.grpc.load import Holders
-from aggregator.sources.grpc.refusals import Context
+from aggregator.sources.grpc.reading import Context
 
 _MAX_REMEMBERED = 4096
 _CERTIFICATE_NAMES = ("peer_spiffe_id", "x509_common_name", "peer_dns")

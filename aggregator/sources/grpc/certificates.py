@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 import grpc
 
 from aggregator.errors import StartError
-from aggregator.settings_grpc import TlsSettings
+from aggregator.settings.aggregator import TlsSettings
 
 _LOG = logging.getLogger(__name__)
 

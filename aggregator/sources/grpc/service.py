@@ -16,8 +16,7 @@ from aggregator.observability.tracing import Tracing
 from aggregator.request import Failure, Request
 from aggregator.sources.grpc.calls import Call, Calls
 from aggregator.sources.grpc.load import Holders
-from aggregator.sources.grpc.reading import NO_MESSAGE
-from aggregator.sources.grpc.refusals import Context, abort
+from aggregator.sources.grpc.reading import NO_MESSAGE, Context, abort
 from aggregator.sources.grpc.stream import OVER, Stream
 from aggregator.sources.response import is_large, to_protobuf
 from protos.embedding.v1 import embedding_pb2 as pb

@@ -9,7 +9,7 @@ from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
 from aggregator.request import Defaults, Request
 from aggregator.scheduler.work_item import Priority
-from aggregator.settings import AggregatorSettings
+from aggregator.settings.aggregator import AggregatorSettings
 from aggregator.sources.grpc.call_batcher import CallBatcher
 from aggregator.sources.grpc.callers import Callers, open_authentication
 from aggregator.sources.grpc.calls import Calls, GiveUp, call_of

@@ -15,7 +15,7 @@ from aggregator.request import Failure, Request
 from aggregator.sources.grpc.callers import Identity
 from aggregator.sources.grpc.calls import Call, Calls, call_of, refusal
 from aggregator.sources.grpc.load import Room
-from aggregator.sources.grpc.refusals import Context
+from aggregator.sources.grpc.reading import Context
 from aggregator.sources.response import is_large, to_protobuf
 from protos.embedding.v1 import embedding_pb2 as pb
 

@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError
 from aggregator.errors import InvalidRequest, NotPermitted, RequestError, Undecodable
 from aggregator.request import Defaults, Origin, Request
 from aggregator.scheduler.work_item import Priority
-from aggregator.settings import KafkaSettings, TopicSettings
+from aggregator.settings.aggregator import KafkaSettings, TopicSettings
 from aggregator.sources import parsing as wire_scan
 from aggregator.sources.kafka import json_codec as kafka_json
 from aggregator.sources.kafka.consumer.committed_offset import Lease

@@ -18,7 +18,7 @@ from aiokafka.conn import collect_hosts, create_conn
 from typing_extensions import override
 
 from aggregator.errors import StartError
-from aggregator.settings import KafkaSettings
+from aggregator.settings.aggregator import KafkaSettings
 
 _RETRY_S = 0.5
 _DEAD_LETTER_MARGIN_BYTES = 64 * 1024

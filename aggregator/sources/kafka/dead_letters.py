@@ -14,7 +14,7 @@ from aiokafka.errors import MessageSizeTooLargeError, ProducerClosed, RecordTooL
 
 from aggregator.errors import Code
 from aggregator.observability.metrics import Metrics
-from aggregator.settings import KafkaSettings
+from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.consumer.committed_offset import Lease
 from aggregator.sources.kafka.records import OutgoingRecord, Producer
 from aggregator.sources.kafka.replies import dead_letter

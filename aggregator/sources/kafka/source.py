@@ -22,7 +22,7 @@ from aggregator.observability.metrics import Metrics, Unwritten
 from aggregator.observability.tracing import Tracing
 from aggregator.request import Failure, Request
 from aggregator.scheduler.work_item import Priority
-from aggregator.settings import KafkaSettings
+from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.clock_skew import ClockSkew
 from aggregator.sources.kafka.codec import Refused, decode_all, decode_large, intakes, route_of
 from aggregator.sources.kafka.consumer.committed_offset import Lease

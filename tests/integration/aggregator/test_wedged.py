@@ -11,7 +11,7 @@ import pytest
 
 from aggregator import app as composition
 from aggregator.app import Aggregator
-from aggregator.settings import AggregatorSettings
+from aggregator.settings.aggregator import AggregatorSettings
 from loadtest.stack.ports import free_ports
 from tests.integration.aggregator.scrape import page
 

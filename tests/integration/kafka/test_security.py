@@ -13,7 +13,7 @@ from aiokafka import errors as kafka_errors
 from aiokafka.protocol.admin import CreateAclsRequest, DeleteAclsRequest
 
 from aggregator.errors import StartError
-from aggregator.settings import KafkaSettings
+from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.connection import check, prepare_topics
 from aggregator.sources.kafka.consumer.consumer import KafkaDeliveries
 from aggregator.sources.kafka.producer.producer import KafkaProducer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aggregator.errors import StartError
-from aggregator.settings import KafkaSettings
+from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.connection import check, prepare_topics
 from loadtest.stack.ports import free_ports
 from tests.fakes.kafka_clusters import RealCluster

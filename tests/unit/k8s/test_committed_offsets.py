@@ -19,7 +19,7 @@ from aiokafka.errors import (
 from aiokafka.protocol.commit import OffsetFetchRequest, OffsetFetchResponse_v3
 from typing_extensions import override
 
-from aggregator.settings import KafkaSettings, TopicSettings
+from aggregator.settings.aggregator import KafkaSettings, TopicSettings
 from k8s.scaler import kafka_lag
 from k8s.scaler.kafka_lag import KafkaLag, LogEnds
 

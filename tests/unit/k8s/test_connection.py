@@ -178,7 +178,7 @@ def test_addresses_as_host_and_port_do_not_cost_the_clients_import() -> None:
     script = (
         "import sys, aggregator.__main__, k8s.scaler.__main__\n"
         "from aggregator.replicas.discovery import Discovered\n"
-        "from aggregator.settings import ModelSettings\n"
+        "from aggregator.settings.aggregator import ModelSettings\n"
         "Discovered([ModelSettings(name='a', servers=('x:1',))])\n"
         "sys.exit('kubernetes' in sys.modules)\n"
     )

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from typing_extensions import override
 
-from aggregator.settings import AggregatorSettings, KafkaSettings, ModelSettings
+from aggregator.settings.aggregator import AggregatorSettings, KafkaSettings, ModelSettings
 from k8s import smoke
 from k8s.scaler.registration import PATH
 from k8s.smoke import Failed, prove

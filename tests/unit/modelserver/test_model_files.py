@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from aggregator.scheduler.fingerprint import tokenizer_fingerprint
 from modelserver import model_files
 from modelserver.errors import CannotStart
+from protos.modelserver.v1.fingerprint import tokenizer_fingerprint
 
 TOKENIZER = json.dumps({"version": "1.0", "model": {"type": "WordLevel", "vocab": {"[UNK]": 0}, "unk_token": "[UNK]"}})
 

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from typing_extensions import override
 
-from aggregator.scheduler.budget.saturation import Rule
 from modelserver import profile_store
 from modelserver.engine import EngineFacts, IdArray, Matrix
 from modelserver.errors import CannotStart
@@ -30,6 +29,7 @@ from modelserver.profile import (
     summary,
     sweep,
 )
+from protos.modelserver.v1.curve import Rule
 from tests.unit.modelserver.fakes import facts_of
 
 OWNER = ProfileOwner("m", "r1", "float32", "direct", "0.32", "cpu")

@@ -9,9 +9,9 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from aggregator.scheduler.budget.saturation import Rule
 from modelserver.profile import ProfileOwner, known
 from modelserver.profile_figure import Work, draw, flops_per_token
+from protos.modelserver.v1.curve import Rule
 
 OWNER = ProfileOwner("a <model>", "r", "float32", "e", "1", "cpu")
 PROFILE = known(lambda tokens: max(0.01, 0.004 + 2e-5 * tokens), OWNER, 1024)

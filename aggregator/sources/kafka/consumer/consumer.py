@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 
 from aiokafka import errors as kafka_errors
 
-from aggregator.runtime.cancellation import is_cancelled
-from aggregator.settings import KafkaSettings
+from aggregator.errors import is_cancelled
+from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.consumer.committed_offset import Lease, Watermark
 from aggregator.sources.kafka.consumer.membership import Membership
 from aggregator.sources.kafka.consumer.partitions import Partition

@@ -22,7 +22,7 @@ from aiokafka.protocol.commit import OffsetCommitRequest
 from aiokafka.protocol.fetch import FetchRequest
 from typing_extensions import override
 
-from aggregator.settings import KafkaSettings
+from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.connection import client_options, close_client
 from aggregator.sources.kafka.consumer.corrupt import AbortedTransaction
 from aggregator.sources.kafka.consumer.offsets import committed_offsets, offsets_request, topic_note

@@ -12,7 +12,7 @@ from typing import TypeVar
 from aiokafka import TopicPartition
 from aiokafka import errors as kafka_errors
 
-from aggregator.settings import KafkaSettings
+from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.consumer.commits import Committer
 from aggregator.sources.kafka.consumer.group import GroupMember
 from aggregator.sources.kafka.consumer.partitions import Assignment, Partition

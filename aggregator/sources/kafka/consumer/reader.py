@@ -11,7 +11,7 @@ from typing import Protocol
 from aiokafka import TopicPartition
 from aiokafka import errors as kafka_errors
 
-from aggregator.settings import KafkaSettings
+from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.consumer.committed_offset import Lease, Watermark
 from aggregator.sources.kafka.consumer.corrupt import offset_after_batch, rescue_records
 from aggregator.sources.kafka.consumer.group import GroupMember

@@ -11,7 +11,7 @@ from typing import TypeVar
 from aiokafka import TopicPartition
 from aiokafka import errors as kafka_errors
 
-from aggregator.settings import KafkaSettings
+from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.producer.lines import DeliveryResult, PartitionLines
 from aggregator.sources.kafka.producer.partitioner import partitions_by_key
 from aggregator.sources.kafka.producer.writer import RETRY_S, KafkaWriter

@@ -22,7 +22,7 @@ from aiokafka import errors as kafka_errors
 from aiokafka.producer.transaction_manager import TransactionManager
 
 from aggregator.errors import StartError
-from aggregator.settings import KafkaSettings
+from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.connection import client_options, close_client
 from aggregator.sources.kafka.records import OutgoingRecord
 

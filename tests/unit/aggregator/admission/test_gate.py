@@ -15,12 +15,12 @@ from aggregator.admission.quotas import QuotaPolicy, Quotas
 from aggregator.app import make_gate
 from aggregator.errors import Code, InvalidRequest, Overloaded, TokenbatchError
 from aggregator.request import Failure, Options, Origin, Request
-from aggregator.scheduler.budget.saturation import Curve, Rule
 from aggregator.scheduler.queue import QueuePolicy
 from aggregator.scheduler.replica import Lane, LanePolicy, StepReport
 from aggregator.scheduler.work_item import Priority
 from aggregator.settings import AggregatorSettings
 from protos.embedding.v1 import embedding_pb2 as pb
+from protos.modelserver.v1.curve import Curve, Rule
 from tests.fakes.clock import run
 from tests.fakes.sources import GRPC, KAFKA
 from tests.fakes.world import SerialEngine, World

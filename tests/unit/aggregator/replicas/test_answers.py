@@ -11,8 +11,8 @@ import pytest
 
 from aggregator.errors import Code, ModelServerLost
 from aggregator.replicas.answers import BadDescription, checked_description, checked_result, differences
-from aggregator.scheduler.budget.saturation import Curve, Rule
 from protos.modelserver.v1 import modelserver_pb2 as pb
+from protos.modelserver.v1.curve import Curve, Rule
 from tests.fakes.engines import batch, description
 from tests.fakes.model_server import describe_response
 

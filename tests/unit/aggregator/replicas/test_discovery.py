@@ -11,7 +11,7 @@ from aggregator.errors import StartError
 from aggregator.replicas import dns
 from aggregator.replicas.discovery import Discovered
 from aggregator.replicas.watch import Target
-from aggregator.settings import ModelSettings
+from aggregator.settings.aggregator import ModelSettings
 from tests.fakes.kubernetes_api import SLICES, FakeKubernetesApi, slice_of
 
 PATH = f"{SLICES.format(namespace='ns')}/one"

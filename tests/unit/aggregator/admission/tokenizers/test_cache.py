@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from aggregator.admission.tokenizers.cache import TokenizerCache, TokenizerMismatch
-from aggregator.scheduler.fingerprint import tokenizer_fingerprint
+from protos.modelserver.v1.fingerprint import tokenizer_fingerprint
 from tests.fakes.tokenizers import wordpiece_files
 
 FILES = wordpiece_files()

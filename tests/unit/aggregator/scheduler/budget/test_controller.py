@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aggregator.scheduler.budget.controller import Promise, RecentQuantile, SlaGoal, Steering, StepLimits
-from aggregator.scheduler.budget.saturation import Curve, Rule
 from aggregator.scheduler.budget.sla import Form, Verdict
 from aggregator.scheduler.replica import Lane, LanePolicy, StepReport
+from protos.modelserver.v1.curve import Curve, Rule
 
 CURVE = Curve(0.004, 0.004, 1e-4, 1000, Rule.THROUGHPUT, 8192)
 LIMITS = StepLimits(saturation_point=1000, step_capacity=4096, longest_input=512)

@@ -14,10 +14,10 @@ from aggregator.observability.demand import DemandMeter
 from aggregator.observability.snapshot import snapshot
 from aggregator.replicas.engine import OutgoingBatch, StepResult
 from aggregator.scheduler.budget.controller import Promise, SlaGoal
-from aggregator.scheduler.budget.saturation import Curve, Rule
 from aggregator.scheduler.budget.sla import Form
 from aggregator.scheduler.replica import Lane
-from aggregator.settings import SlaSettings
+from aggregator.settings.aggregator import SlaSettings
+from protos.modelserver.v1.curve import Curve, Rule
 from tests.fakes.clock import run
 from tests.fakes.sources import KAFKA
 from tests.fakes.world import DESCRIPTION, SerialEngine, World

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.scheduler.budget.saturation import Curve, Rule
 from aggregator.scheduler.budget.sla import Form, SlaController, SlaPolicy, Verdict, step_target_s
+from protos.modelserver.v1.curve import Curve, Rule
 
 SEEDS = range(200)
 NOISE = 0.10

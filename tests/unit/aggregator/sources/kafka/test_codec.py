@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from aggregator.errors import InvalidRequest, RequestError, Undecodable
 from aggregator.request import Failure, Request
 from aggregator.scheduler.work_item import Priority
-from aggregator.settings import KafkaSettings, TopicSettings
+from aggregator.settings.aggregator import KafkaSettings, TopicSettings
 from aggregator.sources.kafka import codec as kafka_codec
 from aggregator.sources.kafka import json_codec as kafka_json
 from aggregator.sources.kafka.codec import Header, Intake, Refused, decode, decode_all, decode_large, intakes, route_of

@@ -10,7 +10,7 @@ import pytest
 from pydantic import SecretStr
 
 from aggregator.errors import StartError
-from aggregator.settings import KafkaSettings
+from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.connection import client_options
 
 SASL: dict[str, Any] = {"security_protocol": "SASL_PLAINTEXT", "sasl_username": "app"}

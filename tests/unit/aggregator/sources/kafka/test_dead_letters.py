@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from aggregator.errors import Code
 from aggregator.observability.gathered import Gatherer
 from aggregator.observability.metrics import Metrics
-from aggregator.settings import KafkaSettings
+from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.consumer.committed_offset import Watermark
 from aggregator.sources.kafka.dead_letters import DeadLetter, DeadLetters
 from aggregator.sources.kafka.records import OnDelivered, OutgoingRecord

@@ -9,7 +9,7 @@ import pytest
 
 from aggregator.errors import InvalidRequest, NotPermitted
 from aggregator.request import Request
-from aggregator.settings import KafkaSettings, TopicSettings
+from aggregator.settings.aggregator import KafkaSettings, TopicSettings
 from aggregator.sources.kafka.codec import Header, Intake, Refused, ReplyRoute, decode, intakes
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.fakes.records import lease_of

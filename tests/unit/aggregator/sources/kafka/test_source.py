@@ -15,7 +15,7 @@ from aggregator.observability.gathered import Gatherer
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
 from aggregator.request import Failure, Request
-from aggregator.settings import KafkaSettings, TopicSettings
+from aggregator.settings.aggregator import KafkaSettings, TopicSettings
 from aggregator.sources.kafka.codec import route_of
 from aggregator.sources.kafka.records import OutgoingRecord
 from aggregator.sources.kafka.source import KafkaSource

@@ -12,7 +12,7 @@ from aiokafka import TopicPartition
 from aiokafka.errors import GroupLoadInProgressError, KafkaError, NotCoordinatorForGroupError
 from aiokafka.protocol.commit import OffsetFetchResponse_v1, OffsetFetchResponse_v3
 
-from aggregator.settings import KafkaSettings
+from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.consumer import group as kafka_group
 from aggregator.sources.kafka.consumer.group import GroupMember
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import hashlib
 
-from aggregator.scheduler.fingerprint import tokenizer_fingerprint
+from protos.modelserver.v1.fingerprint import tokenizer_fingerprint
 
 
 def test_the_fingerprint_is_the_digest_of_names_sizes_and_contents() -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from aggregator.runtime.groups import ungrouped
+from aggregator.errors import ungrouped
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 
 
 async def failing(*errors: Exception) -> None:

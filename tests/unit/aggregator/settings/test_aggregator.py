@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from aggregator.runtime.settings import SettingsError, load
-from aggregator.settings import ENV_PREFIX, AggregatorSettings
-from aggregator.settings_grpc import TenantSettings
+from aggregator.settings.aggregator import ENV_PREFIX, AggregatorSettings, TenantSettings
+from aggregator.settings.strict import SettingsError, load
 
 AGGREGATORS = f"{ENV_PREFIX}TENANTS__AGGREGATORS"
 MODELS = f"{ENV_PREFIX}MODELS"

@@ -18,8 +18,8 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from typing_extensions import override
 
 from aggregator.errors import StartError
-from aggregator.runtime.settings_fields import element_of, field_at, group_of, leaves
-from aggregator.runtime.settings_help import help_text
+from aggregator.settings.fields import element_of, field_at, group_of, leaves
+from aggregator.settings.help import help_text
 
 __all__ = ["SettingsError", "StrictSettings", "as_text", "help_text", "load", "read_secret"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 
-from aggregator.runtime import heap
+from aggregator.observability import heap
 
 
 def test_the_collector_passes_over_what_was_there_for_as_long_as_it_is_settled() -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
+
+from protos.modelserver.v1.curve import Curve, Rule
 
 FLOOR_OVER_FIXED = 1.2
 """A floor counts as one when it lies above this multiple of the line's intercept."""
@@ -28,72 +28,6 @@ _CONSTANT, _LINE, _HINGE = 1, 2, 3
 """Parameters of a shape, by its kind."""
 _PENALTY_PER_PARAMETER = 6.0
 """In squared standard deviations: so much must a further parameter explain."""
-
-
-class Rule(StrEnum):
-    """Which rule gave the saturation point; part of the published profile."""
-
-    HINGE = "hinge"
-    THROUGHPUT = "throughput"
-    FLAT = "flat"
-
-
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """Step time by tokens, t(T) = max(floor, fixed + per_token * T), and its saturation point in tokens.
-
-    `max_tokens` is the T_max of the sweep, on which the throughput rule and the flat rule depend (seed 000,
-    figures 2 and 3).
-    """
-
-    floor_s: float
-    fixed_s: float
-    per_token_s: float
-    saturation_point: int
-    rule: Rule
-    max_tokens: int
-
-    def time_s(self, tokens: int) -> float:
-        """Seconds that one engine step over `tokens` tokens takes."""
-        return max(self.floor_s, self.fixed_s + self.per_token_s * tokens)
-
-    def throughput(self, tokens: int) -> float:
-        """Tokens per second when steps of `tokens` tokens follow each other without a gap."""
-        return tokens / self.time_s(tokens) if tokens else 0.0
-
-
-class LiveScale:
-    """How much slower (above 1) or faster one lane runs than its curve: a robust EWMA of measured over fitted time.
-
-    It averages logarithms, so that twice and half as fast weigh the same, and one stray step moves it by at
-    most `weight * clip`. The first steps weigh more, as in a plain mean that begins with one vote for 1.0.
-    """
-
-    __slots__ = ("_clip", "_count", "_log_scale", "_weight", "value")
-
-    def __init__(self, weight: float = 0.1, clip: float = 0.7) -> None:
-        """Weight: share of a new step once warm. Clip: the largest surprise, in natural logarithms, that counts.
-
-        `value` is the factor to multiply fitted times by; 1.0 before any step.
-        """
-        self.value = 1.0
-        self._weight = weight
-        self._clip = clip
-        self._count = 1
-        self._log_scale = 0.0
-
-    def observe(self, measured_s: float, fitted_s: float) -> None:
-        """Learn from one step.
-
-        A time that is not positive and finite teaches nothing: an engine may be quicker than its clock's tick.
-        """
-        if not (0.0 < measured_s < math.inf and 0.0 < fitted_s < math.inf):
-            return
-        self._count += 1
-        surprise = math.log(measured_s / fitted_s) - self._log_scale
-        weight = max(self._weight, 1.0 / self._count)
-        self._log_scale += weight * max(-self._clip, min(self._clip, surprise))
-        self.value = math.exp(self._log_scale)
 
 
 def sweep_tokens(max_tokens: int, min_tokens: int = 4) -> tuple[int, ...]:

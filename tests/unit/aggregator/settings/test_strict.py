@@ -6,8 +6,8 @@ from typing import Literal
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, SecretStr
 
-from aggregator.runtime.settings import SettingsError, StrictSettings, as_text, help_text, load, read_secret
-from aggregator.settings import ENV_PREFIX, AggregatorSettings
+from aggregator.settings.aggregator import ENV_PREFIX, AggregatorSettings
+from aggregator.settings.strict import SettingsError, StrictSettings, as_text, help_text, load, read_secret
 
 PREFIX = "APP_"
 

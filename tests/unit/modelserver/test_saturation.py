@@ -13,7 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.scheduler.budget.saturation import Curve, LiveScale, Rule, fit, sweep_tokens
+from aggregator.scheduler.replica import LiveScale
+from modelserver.saturation import fit, sweep_tokens
+from protos.modelserver.v1.curve import Curve, Rule
 
 T_MAX = 8192
 SEEDS = range(200)

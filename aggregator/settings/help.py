@@ -13,7 +13,7 @@ from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
-from aggregator.runtime.settings_fields import Leaf, element_of, leaves
+from aggregator.settings.fields import Leaf, element_of, leaves
 
 _WIDTH = 110
 _BOUNDS = {Gt: (">", "gt"), Ge: ("≥", "ge"), Lt: ("<", "lt"), Le: ("≤", "le")}

@@ -1,1 +1,0 @@
-"""What every tokenbatch process has in common: strict settings, JSON logs, telemetry, health."""

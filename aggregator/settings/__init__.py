@@ -1,0 +1,1 @@
+"""What an operator sets: read strictly, explained by --help."""

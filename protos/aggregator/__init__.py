@@ -1,0 +1,1 @@
+"""Generated from aggregator's .proto files."""

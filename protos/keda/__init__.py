@@ -1,0 +1,1 @@
+"""Generated from keda's .proto files."""

@@ -1,0 +1,1 @@
+"""Its first version: messages, and the curve and fingerprint that they carry."""
