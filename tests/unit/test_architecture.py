@@ -1,0 +1,71 @@
+"""docs/architecture.md says where a record and a call go, and that is where they go."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from aggregator.observability.gathered import Gatherer
+from aggregator.observability.metrics import Metrics
+from aggregator.observability.tracing import Tracing
+from aggregator.settings.aggregator import KafkaSettings, TopicSettings
+from aggregator.sources.kafka.records import OutgoingRecord
+from aggregator.sources.kafka.source import KafkaSource
+from protos.embedding.v1 import embedding_pb2 as pb
+from tests.fakes.clock import run
+from tests.fakes.kafka import FakeDeliveries, FakeKafka
+from tests.fakes.kafka_producer import FakeProducer
+from tests.fakes.way import ROOT, entered, listed
+from tests.fakes.world import MODEL, SerialEngine, World
+
+RECORD, CALL = "A record's way, file by file", "A call's way, file by file"
+ELSEWHERE = {
+    "aggregator/sources/kafka/consumer/consumer.py",
+    "aggregator/sources/kafka/producer/producer.py",
+    "aggregator/replicas/client.py",
+}
+"""Faked here; seen with a real broker and server in tests/integration."""
+
+
+@pytest.mark.parametrize("title", [RECORD, CALL])
+def test_the_way_is_short_and_each_file_is_there(title: str) -> None:
+    files = listed(title)
+    assert 5 < len(files) <= 15
+    assert all((ROOT / file).is_file() for file in files)
+
+
+def test_a_record_takes_the_way_that_is_told() -> None:
+    files = listed(RECORD)
+
+    async def check() -> None:
+        settings = KafkaSettings(topics=(TopicSettings(name="in"),), reply_topic="out", group_id="g")
+        kafka = FakeKafka()
+        for name in ("in", "out", "in-dlt"):
+            kafka.create_topic(name, 1)
+        world = World(SerialEngine())
+        deliveries = FakeDeliveries(kafka, settings, lambda _: None)
+        clock = asyncio.get_running_loop().time
+        source = KafkaSource(
+            settings,
+            MODEL,
+            deliveries,
+            FakeProducer(kafka),
+            metrics=Metrics(Gatherer()),
+            tracing=Tracing(),
+            clock=clock,
+            wall_clock=clock,
+        )
+        world.pipeline.sources[:] = [source]
+        async with world.started():
+            task = asyncio.create_task(deliveries.run())
+            await asyncio.sleep(1)
+            with entered(files) as found:
+                value = pb.EmbedRequest(inputs=[pb.Input(text="1 2")]).SerializeToString()
+                kafka.append(("in", 0), OutgoingRecord("in", 0, b"k", value, []))
+                await asyncio.sleep(1)
+            task.cancel()
+        assert kafka.logs["out", 0].records
+        assert found == set(files) - ELSEWHERE
+
+    run(check())
