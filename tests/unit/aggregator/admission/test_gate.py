@@ -18,7 +18,7 @@ from aggregator.request import Failure, Options, Origin, Request
 from aggregator.scheduler.queue import QueuePolicy
 from aggregator.scheduler.replica import Lane, LanePolicy, StepReport
 from aggregator.scheduler.work_item import Priority
-from aggregator.settings import AggregatorSettings
+from aggregator.settings.aggregator import AggregatorSettings
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.modelserver.v1.curve import Curve, Rule
 from tests.fakes.clock import run

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from typing_extensions import override
 
-from aggregator.scheduler.budget.saturation import Curve, Rule
 from aggregator.scheduler.dispatcher import Dispatcher, DispatchPolicy
 from aggregator.scheduler.queue import QueuePolicy
 from aggregator.scheduler.replica import Lane, SendReason, StepReport
 from aggregator.scheduler.replica_choice import Pace, Turn, next_turn
+from protos.modelserver.v1.curve import Curve, Rule
 from tests.fakes.lanes import CURVE, POLICY, lane
 from tests.fakes.simulation import Server, Simulation
 
