@@ -15,7 +15,11 @@ settings.register_profile(
 settings.load_profile("unit")
 
 _HERE = Path(__file__).parent
-_OF_THE_CORE = (_HERE / "core", _HERE / "aggregator" / "pipeline")
+_OF_THE_CORE = (
+    _HERE / "aggregator" / "admission",
+    _HERE / "aggregator" / "scheduler",
+    _HERE / "aggregator" / "sources" / "kafka",
+)
 
 
 @pytest.hookimpl(wrapper=True)
