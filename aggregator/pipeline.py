@@ -26,7 +26,7 @@ from aggregator.admission.quotas import QuotaPolicy, Quotas
 from aggregator.admission.routing import UNQUEUED, route_all, unroute
 from aggregator.admission.tokenizers.token_counts import apart
 from aggregator.admission.tokenizers.tokenizer import Tokenizer
-from aggregator.errors import BatchFailed, Code, ModelServerBusy, ModelServerLost, ModelUnavailable
+from aggregator.errors import BatchFailed, Code, EngineFailed, ModelServerBusy, ModelServerLost, ModelUnavailable
 from aggregator.observability.demand import DemandMeter
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
@@ -251,7 +251,9 @@ class Pipeline:
     def _batch_failed(self, served: Served, batch: Batch, engine: Engine, error: BatchFailed) -> list[Request]:
         """Its entries go again as `core.retries` says; returns the requests that a proven poison completed."""
         now_s = self._clock()
-        fields = {"batch_id": batch.batch_id, "lane": batch.lane.name, "code": error.code.name, "error": str(error)}
+        fields = {"batch_id": batch.batch_id, "lane": batch.lane.name, "code": error.code.name}
+        if not isinstance(error, EngineFailed):  # its words may tell a text
+            fields["error"] = str(error)
         _LOG.warning("batch failed", extra=fields)
         self._metrics.retried(error.code, len(batch.entries))
         finished: list[Request] = []

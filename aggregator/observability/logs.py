@@ -14,6 +14,9 @@ from typing import TextIO
 
 from typing_extensions import override
 
+_OF_CALLS = ("grpc", "aggregator.sources.grpc")
+"""Loggers that callers can have written to."""
+
 LEVELS = ("debug", "info", "warning", "error")
 
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -60,7 +63,7 @@ class Restraint(logging.Filter):
     @override
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether the record is written."""
-        if record.name.partition(".")[0] != "grpc":
+        if not record.name.startswith(_OF_CALLS):
             return True
         now_s = self._clock()
         period = self._periods.get(record.name)

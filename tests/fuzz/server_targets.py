@@ -125,7 +125,7 @@ async def _serve(calls: Calls, context: Context, data: bytes) -> None:
         await calls.embed(taken)
         response(taken, taken.request_id)
     except TokenbatchError as error:
-        refusal(data, error)
+        refusal(data, Failure.of(error))
     finally:
         if room is not None:
             room.leave()

@@ -154,6 +154,8 @@ def _read_keys(file: Path) -> dict[str | None, jwt.PyJWK]:
             extra = {"file": str(file), "key": number, "error": type(error).__name__}
             _LOG.warning("a key of the JSON Web Key Set cannot be used", extra=extra)
             continue
+        if key.key_id in keys:
+            raise ValueError(f"key {number} has the id of another, or both have none: give each a kid of its own")
         keys[key.key_id] = key
     if not keys:
         raise ValueError("it holds no key that can be used")

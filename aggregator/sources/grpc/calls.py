@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
+import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from sys import getsizeof
 from typing import cast
 
-from aggregator.errors import TokenbatchError
+from aggregator.errors import Code
 from aggregator.request import Failure, Origin, Request
 from aggregator.sources.grpc.call_batcher import CallBatcher
 from aggregator.sources.grpc.callers import Callers, Identity, tenant_holder
@@ -18,6 +21,8 @@ from aggregator.sources.grpc.reading import Reading
 from aggregator.sources.parsing import SMALL_BYTES, decode, head, parse
 from aggregator.sources.response import MAX_ECHOED, fill_status
 from protos.embedding.v1 import embedding_pb2 as pb
+
+_LOG = logging.getLogger(__name__)
 
 GiveUp = Callable[[Request], "asyncio.Future[None] | None"]
 """Tells the pipeline that a caller went away. Returns the work on its request that has yet to end, if any."""
@@ -136,9 +141,18 @@ def _request_in(data: bytes, identity: Identity, call: Call, times: _Times) -> R
     return request
 
 
-def refusal(data: bytes, error: TokenbatchError) -> pb.EmbedResponse:
+def fault(error: Exception) -> Failure:
+    """What a caller is told of an error that nobody thought of; the log says which, and where, but not its words."""
+    *_, innermost = traceback.walk_tb(error.__traceback__)
+    frame, line = innermost
+    place = f"{Path(frame.f_code.co_filename).name}:{line}"
+    _LOG.error("a call failed", extra={"error": type(error).__name__, "at": place})
+    return Failure(Code.INTERNAL, "a fault of the service: its log says more")
+
+
+def refusal(data: bytes, failure: Failure) -> pb.EmbedResponse:
     """The answer to a message that could not be taken at all."""
     asked = head(data)
     answer = pb.EmbedResponse(request_id=asked.request_id[:MAX_ECHOED], model=asked.model[:MAX_ECHOED])
-    fill_status(answer.status, Failure.of(error))
+    fill_status(answer.status, failure)
     return answer

@@ -38,7 +38,7 @@ _WORDS = {
     Limit.SHARE_OF_BYTES: "your share of the bytes under way is used up: try again later, or send less",
     Limit.SHARE_OF_STREAMS: "your share of the streams is open: use one of yours for more, or try again later",
     Limit.ARRIVING: "too many messages are on their way in: try again later",
-    Limit.SILENT: "no message came for seconds: the call is over",
+    Limit.SILENT: "the whole message did not come within 5 s: the call is over",
 }
 
 

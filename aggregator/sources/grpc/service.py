@@ -14,7 +14,7 @@ from aggregator.errors import InvalidRequest, TokenbatchError
 from aggregator.observability.metrics import Limit
 from aggregator.observability.tracing import Tracing
 from aggregator.request import Failure, Request
-from aggregator.sources.grpc.calls import Call, Calls
+from aggregator.sources.grpc.calls import Call, Calls, fault
 from aggregator.sources.grpc.load import Holders
 from aggregator.sources.grpc.reading import NO_MESSAGE, Context, abort
 from aggregator.sources.grpc.stream import OVER, Stream
@@ -48,7 +48,12 @@ class EmbeddingsService:
     async def Embed(self, messages: object, context: Context) -> bytes:
         """One call, one or many inputs."""
         del messages  # it leads to the call, which is not to lead back to itself: see `abort`
-        answer = await self._embed(context)
+        try:
+            answer: bytes | Failure = await self._embed(context)
+        except grpc.aio.BaseError:
+            raise  # the call is over
+        except Exception as error:  # noqa: BLE001 - told in the log, without its words, which may hold a text
+            answer = fault(error)
         if isinstance(answer, bytes):
             return answer
         ending = abort(context, answer)
@@ -83,7 +88,12 @@ class EmbeddingsService:
     async def EmbedStream(self, messages: object, context: Context) -> None:
         """Many requests on one stream, answered as they complete; reading pauses while the window is full."""
         del messages
-        failure = await self._stream(context)
+        try:
+            failure = await self._stream(context)
+        except grpc.aio.BaseError:
+            raise
+        except Exception as error:  # noqa: BLE001 - as above
+            failure = fault(error)
         if failure is not None:
             ending = abort(context, failure)
             del context

@@ -13,7 +13,7 @@ from aggregator.errors import Code, TokenbatchError
 from aggregator.replicas.results import vector_bytes
 from aggregator.request import Failure, Request
 from aggregator.sources.grpc.callers import Identity
-from aggregator.sources.grpc.calls import Call, Calls, call_of, refusal
+from aggregator.sources.grpc.calls import Call, Calls, call_of, fault, refusal
 from aggregator.sources.grpc.load import Room
 from aggregator.sources.grpc.reading import Context
 from aggregator.sources.response import is_large, to_protobuf
@@ -140,10 +140,11 @@ class Stream:
             call = _StreamedCall(self, room)
             request = await self._calls.take(message, self._identity, self._deadline_s, call)
             room.widen(self._answer_bytes(request))
-        except TokenbatchError as error:
+        except Exception as error:  # noqa: BLE001 - what nobody thought of must not end the stream for all the others
             if room is not None:
                 self._leave(room)
-            self._answers.put_nowait((refusal(message, error).SerializeToString(), None))
+            failure = Failure.of(error) if isinstance(error, TokenbatchError) else fault(error)
+            self._answers.put_nowait((refusal(message, failure).SerializeToString(), None))
             return
         self._unanswered_bytes += room.size_bytes
         call.request = request

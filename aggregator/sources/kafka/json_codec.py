@@ -14,6 +14,7 @@ from typing import Any
 from google.protobuf.json_format import ParseDict
 
 from aggregator.errors import InvalidRequest, Undecodable
+from aggregator.sources.parsing import MAX_TOKEN_IDS
 from protos.embedding.v1 import embedding_pb2 as pb
 
 _MARKS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{]', re.DOTALL)
@@ -42,6 +43,8 @@ def parse(value: bytes, max_inputs: int) -> pb.EmbedRequest:
         raise InvalidRequest(f"{len(inputs)} inputs: at most {max_inputs} are taken")
     message = _without_inputs(document)
     message.inputs.extend([_input(item, f"inputs[{index}]") for index, item in enumerate(inputs or ())])
+    if len(value) > MAX_TOKEN_IDS and sum(len(each.token_ids.ids) for each in message.inputs) > MAX_TOKEN_IDS:
+        raise InvalidRequest(f"more than {MAX_TOKEN_IDS} token ids: send fewer in one request")
     return message
 
 

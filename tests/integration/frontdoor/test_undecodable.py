@@ -14,6 +14,8 @@ import grpc
 import pytest
 
 from aggregator.observability import logs
+from aggregator.request import Request
+from aggregator.sources.grpc.calls import Calls
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.integration.frontdoor import raw_http2
 from tests.integration.frontdoor.door import Door, ask, front_door, until
@@ -124,3 +126,28 @@ async def test_the_core_of_grpc_writes_nothing_of_its_own() -> None:
     _, written = await process.communicate()
     assert process.returncode == 0
     assert b".cc:" not in written  # by itself it tells of each GOAWAY
+
+
+async def test_a_fault_that_nobody_thought_of_is_told_and_logged_without_its_words(
+    written: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = Calls.take
+
+    async def broken(calls: Calls, data: bytes, *about: Any) -> Request:
+        if b"strange" in data:
+            raise ZeroDivisionError("strange text")
+        return await take(calls, data, *about)
+
+    monkeypatch.setattr(Calls, "take", broken)
+    async with front_door() as door:
+        for _ in range(50):
+            assert (await refused(door.stub.Embed(ask("strange")))).code() is grpc.StatusCode.INTERNAL
+        asked = (ask("strange", request_id="1"), ask("rain", request_id="2"))
+        answers = [answer async for answer in door.stub.EmbedStream(iter(asked))]
+    assert sorted((answer.request_id, answer.status.code) for answer in answers) == [("1", 13), ("2", 0)]
+    assert "strange" not in written.getvalue()
+    lines = [json.loads(line) for line in written.getvalue().splitlines()]
+    told = [line for line in lines if line["event"] == "a call failed"]
+    assert 0 < len(told) <= logs.Restraint.LINES
+    assert told[0]["error"] == "ZeroDivisionError"
+    assert told[0]["at"].startswith("test_undecodable.py:")

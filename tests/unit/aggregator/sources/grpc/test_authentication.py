@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from aggregator.errors import Unauthenticated
+from aggregator.settings.aggregator import AuthenticationSettings
+from aggregator.sources.grpc.bearer_tokens import JwtTokens
 from aggregator.sources.grpc.callers import Authentication
 
 
@@ -17,3 +22,12 @@ def test_a_certificate_whose_name_is_no_text_is_refused() -> None:
     authentication = Authentication([], client_certificates=True)
     with pytest.raises(Unauthenticated, match="is not UTF-8"):
         authentication.by_certificate({"x509_common_name": [b"t\xffeam"]})
+
+
+@pytest.mark.parametrize("kid", [{}, {"kid": "same"}])
+def test_keys_that_cannot_be_told_apart_are_refused_with_what_to_do(tmp_path: Path, kid: dict[str, str]) -> None:
+    keys = [{"kty": "oct", "k": text, "alg": "HS256", **kid} for text in ("c2VjcmV0", "b3RoZXI")]
+    file = tmp_path / "jwks.json"
+    file.write_text(json.dumps({"keys": keys}))
+    with pytest.raises(ValueError, match="key 2 has the id of another, or both have none: give each a kid of its own"):
+        JwtTokens(file, AuthenticationSettings())

@@ -180,3 +180,12 @@ def test_ids_that_are_written_otherwise_are_taken_only_in_small_numbers() -> Non
 )
 def test_the_id_of_what_is_no_request_is_found_where_there_is_one(value: bytes, found: str) -> None:
     assert kafka_json.request_id(value) == found
+
+
+def test_token_ids_of_all_inputs_together_are_bounded_as_in_protobuf() -> None:
+    half = json.dumps({"tokenIds": {"ids": [1] * (kafka_json.MAX_TOKEN_IDS // 2)}})
+    most = f'{{"inputs":[{half},{half}]}}'.encode()
+    assert len(kafka_json.parse(most, 3).inputs) == 2
+    one_more = most.replace(b"]}}]}", b']}},{"tokenIds":{"ids":[1]}}]}')
+    with pytest.raises(InvalidRequest, match="more than 1048576 token ids"):
+        kafka_json.parse(one_more, 3)
