@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from aggregator.errors import InvalidRequest, RequestError
 from aggregator.sources.kafka import json_codec as kafka_json
+from aggregator.sources.parsing import MAX_TOKEN_IDS
 from protos.embedding.v1 import embedding_pb2 as pb
 
 MAX_INPUTS = 8
@@ -183,7 +184,7 @@ def test_the_id_of_what_is_no_request_is_found_where_there_is_one(value: bytes, 
 
 
 def test_token_ids_of_all_inputs_together_are_bounded_as_in_protobuf() -> None:
-    half = json.dumps({"tokenIds": {"ids": [1] * (kafka_json.MAX_TOKEN_IDS // 2)}})
+    half = json.dumps({"tokenIds": {"ids": [1] * (MAX_TOKEN_IDS // 2)}})
     most = f'{{"inputs":[{half},{half}]}}'.encode()
     assert len(kafka_json.parse(most, 3).inputs) == 2
     one_more = most.replace(b"]}}]}", b']}},{"tokenIds":{"ids":[1]}}]}')
