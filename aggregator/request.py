@@ -70,7 +70,7 @@ class Origin:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One request until its last input settles.
+    """One request until its last input is complete.
 
     `inputs` hold texts, or token ids as little-endian int32. `outcomes` has one place per input; `remaining`
     counts the empty ones. Its reply goes to `source`, which finds in `origin` whom to reply to.
@@ -101,9 +101,9 @@ class Request:
     admitted: bool = False
     given_up: bool = False
 
-    def settle_input(self, index: int, outcome: Outcome) -> bool:
+    def complete_input(self, index: int, outcome: Outcome) -> bool:
         """Record one input's outcome; True when that was the last one missing."""
-        assert self.outcomes[index] is None, "An input settled twice. This is a bug."
+        assert self.outcomes[index] is None, "An input was completed twice. This is a bug."
         self.outcomes[index] = outcome
         self.failed = self.failed or isinstance(outcome, Failure)
         self.remaining -= 1

@@ -24,10 +24,10 @@ async def enqueue(
 ) -> list[Request]:
     """Queue every input of `requests`, all of them long or none.
 
-    Returns the requests that are settled already, because nothing of them was queued.
+    Returns the requests that are complete already, because nothing of them was queued.
     """
     counted = await _count(served, requests)
-    settled: list[Request] = []
+    complete: list[Request] = []
     queue = served.dispatcher.queue
     now_s = clock()
     held = Held(admission, queue, served.promise, now_s)
@@ -35,7 +35,7 @@ async def enqueue(
     for request, inputs, token_count in counted:
         if not request.remaining:
             if not request.given_up:  # while its tokens were counted
-                settled.append(request)
+                complete.append(request)
             continue
         refusable = request.source.refusable
         if not request.admitted:
@@ -43,7 +43,7 @@ async def enqueue(
                 refusal = gate.refusal(request, token_count, admission, lanes, now_s)
                 if refusal is not None:
                     request.fail(Failure.of(refusal))
-                    settled.append(request)
+                    complete.append(request)
                     continue
             gate.charge(request, token_count, now_s)
             request.admitted = True
@@ -51,7 +51,7 @@ async def enqueue(
         if refusable:
             request.places = places
         hold(request, held, token_count)
-    return settled
+    return complete
 
 
 def _put(queue: TokenQueue, request: Request, inputs: Sequence[tuple[int, bytes]]) -> list[tuple[Query, Entry]]:
@@ -94,7 +94,7 @@ async def _count(served: Served, requests: Sequence[Request]) -> list[tuple[Requ
                     inputs.append((index, checked))
                     size_bytes += len(checked)
                 else:
-                    request.settle_input(index, checked)
+                    request.complete_input(index, checked)
         counted.append((request, inputs, size_bytes // _ID_BYTES))
     return counted
 

@@ -151,5 +151,5 @@ def complete_input(query: Query, outcome: Outcome, finished: list[Request]) -> N
     """Give one query its outcome, unless its request was given up; note the request that this completes."""
     query.done = True
     request = request_of(query)
-    if request.remaining and request.settle_input(query.index, outcome):
+    if request.remaining and request.complete_input(query.index, outcome):
         finished.append(request)

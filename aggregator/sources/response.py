@@ -1,4 +1,4 @@
-"""Turn a settled request into the public response message."""
+"""Turn a completed request into the public response message."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def summary(request: Request, reply_id: str) -> pb.EmbedResponse:
             if slowest is None or outcome.queued_s > slowest.queued_s:
                 slowest = outcome
             continue
-        assert outcome is not None, "A request was answered before its last input settled. This is a bug."
+        assert outcome is not None, "A request was answered before its last input was complete. This is a bug."
         if status.code == Code.OK:
             fill_status(status, outcome)
     if slowest is not None:
@@ -89,7 +89,7 @@ def is_large(request: Request) -> bool:
 
 
 def to_protobuf(request: Request, reply_id: str) -> bytes:
-    """The answer to a settled request, as protobuf."""
+    """The answer to a completed request, as protobuf."""
     outcome = request.outcomes[0]
     if len(request.outcomes) == 1 and isinstance(outcome, Vector):
         return _shared(outcome.batch, request.options).protobuf(request.request_id, outcome, reply_id)

@@ -137,7 +137,7 @@ class Promise:
         return self._latency.value
 
     def answered(self, latency_s: float, overhead_s: float) -> None:
-        """An answer was settled; `overhead_s` of its time was neither waiting nor its engine step."""
+        """An answer was delivered; `overhead_s` of its time was neither waiting nor its engine step."""
         self._latency.observe(latency_s)
         self._overhead.observe(max(0.0, overhead_s))
 

@@ -75,7 +75,7 @@ class SlaPolicy:
 def step_target_s(sla_s: float, overhead_p95_s: float, shortest_step_s: float) -> float:
     """Seconds that one engine step may take: (SLA - o) / 2, as a request waits for half a step in two and then runs.
 
-    `overhead_p95_s` is the p95 of network, tokenising, decoding and settling, **without queueing**: in an
+    `overhead_p95_s` is the p95 of network, tokenising, decoding and replying, **without queueing**: in an
     overload queueing would drive the budget to its floor, where the lane is slowest, and it would never come
     back. `shortest_step_s` is the lane's time at its smallest budget; the target is never below it. Raises
     ValueError for an SLA that is not positive or an overhead that is negative.

@@ -1,4 +1,4 @@
-"""Write settled requests as replies, and records that failed as dead letters: the wire format of the way back."""
+"""Write completed requests as replies, and records that failed as dead letters: the wire format of the way back."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def reply_id(lease: Lease, request_id: str, group_id: str) -> str:
 
 
 def encode_replies(requests: Sequence[Request], group_id: str) -> list[OutgoingRecord]:
-    """The reply of a consumer group to each settled request, in its format, to its route, under its key."""
+    """The reply of a consumer group to each completed request, in its format, to its route, under its key."""
     replies: list[OutgoingRecord] = []
     for request in requests:
         route = route_of(request)

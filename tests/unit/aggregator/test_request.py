@@ -149,29 +149,29 @@ def test_bytes_are_a_message_or_are_said_to_be_none() -> None:
 
 def test_the_last_input_that_settles_settles_the_request() -> None:
     request = parsed("a", "b")
-    assert request.settle_input(1, SECOND) is False
+    assert request.complete_input(1, SECOND) is False
     assert (request.failed, request.remaining) == (True, 1)
-    assert request.settle_input(0, vector()) is True
+    assert request.complete_input(0, vector()) is True
     assert (request.failed, request.remaining, request.code, request.failure) == (True, 0, Code.INTERNAL, SECOND)
 
 
 def test_a_request_without_a_failure_is_well() -> None:
     request = parsed("a")
-    request.settle_input(0, vector())
+    request.complete_input(0, vector())
     assert (request.failed, request.code, request.failure) == (False, Code.OK, None)
 
 
 def test_an_input_cannot_settle_twice() -> None:
     request = parsed("a", "b")
-    request.settle_input(0, FIRST)
+    request.complete_input(0, FIRST)
     with pytest.raises(AssertionError, match="This is a bug"):
-        request.settle_input(0, SECOND)
+        request.complete_input(0, SECOND)
 
 
 def test_a_request_that_fails_keeps_what_its_inputs_have_and_fails_once() -> None:
     request = parsed("a", "b", "c")
     found = vector()
-    request.settle_input(1, found)
+    request.complete_input(1, found)
     assert request.fail(FIRST) is True
     assert (request.outcomes, request.remaining, request.failed) == ([FIRST, found, FIRST], 0, True)
     assert request.fail(SECOND) is False
@@ -180,8 +180,8 @@ def test_a_request_that_fails_keeps_what_its_inputs_have_and_fails_once() -> Non
 
 def test_an_answer_that_cannot_be_given_is_overruled_whole() -> None:
     request = parsed("a", "b")
-    request.settle_input(0, vector())
-    request.settle_input(1, vector())
+    request.complete_input(0, vector())
+    request.complete_input(1, vector())
     request.overrule(FIRST)
     assert (request.outcomes, request.failed, request.code) == ([FIRST, FIRST], True, FIRST.code)
 
@@ -190,8 +190,8 @@ def test_who_begins_anew_keeps_failures_and_forgets_vectors_and_what_a_revision_
     request = parsed("a", "b", "c")
     asked = request.options
     request.options = Options(dimensions=384, asked=asked)
-    request.settle_input(0, vector())
-    request.settle_input(1, FIRST)
+    request.complete_input(0, vector())
+    request.complete_input(1, FIRST)
     unroute(request)
     assert (request.outcomes, request.remaining, request.options) == ([None, FIRST, None], 2, asked)
     unroute(request)
@@ -221,8 +221,8 @@ def test_an_answers_overhead_is_all_but_its_waiting_and_its_step() -> None:
     where, _ = held(promise)
     request = parsed("a", "b")
     hold(request, where, 12)
-    request.settle_input(0, vector(done_s=60.0, carried_s=9.0))
-    request.settle_input(1, vector(done_s=90.0, carried_s=0.5))
+    request.complete_input(0, vector(done_s=60.0, carried_s=9.0))
+    request.complete_input(1, vector(done_s=90.0, carried_s=0.5))
     account(request, 92.0)
     assert promise.p99_s == 42.0
     steering = promise.steer(_LIMITS, 0.001)
@@ -236,6 +236,6 @@ def test_neither_a_failure_nor_what_was_never_held_counts_as_an_answer() -> None
     hold(failed, where, 12)
     failed.fail(FIRST)
     account(failed, 92.0)
-    never.settle_input(0, vector())
+    never.complete_input(0, vector())
     account(never, 92.0)
     assert promise.p99_s == 0.0

@@ -178,7 +178,7 @@ def test_what_broke_the_engine_before_is_refused_and_its_neighbours_are_not() ->
 def test_inputs_that_had_their_outcome_are_neither_counted_nor_queued() -> None:
     desk = Desk()
     one = request("10", "20", "30")
-    one.settle_input(1, FULL)
+    one.complete_input(1, FULL)
     desk.put(one)
     assert desk.counting.calls == [["10", "30"]]
     assert desk.queued() == [ids(1, 10, 2), ids(1, 30, 2)]

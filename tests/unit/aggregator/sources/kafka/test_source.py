@@ -64,7 +64,7 @@ class Side:
         self.kafka.append(("in", 0), OutgoingRecord("in", 0, b"k", REQUEST, [("h", b"1")]))
         (request,) = await self.path.receive()
         for index, outcome in enumerate(outcomes):
-            request.settle_input(index, outcome)
+            request.complete_input(index, outcome)
         await self.path.reply([request], lambda _: None)
         return request
 
