@@ -27,8 +27,8 @@ from aggregator.settings.aggregator import ENV_PREFIX, AggregatorSettings, Kafka
 from aggregator.settings.strict import load
 from aggregator.sources.kafka.connection import client_options
 from k8s.api import Kubernetes, KubernetesError, connect
-from k8s.scaler.documents import GROUP, VERSION
-from k8s.scaler.registration import PATH, holder
+from k8s.scaler.external_metrics.discovery import GROUP, VERSION
+from k8s.scaler.external_metrics.registration import PATH, holder
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
 

@@ -14,7 +14,7 @@ from aggregator.errors import StartError, ungrouped
 from aggregator.observability import logs
 from aggregator.settings.help import help_text
 from aggregator.settings.strict import as_text, load
-from k8s.scaler.scaler import Scaler
+from k8s.scaler.app import Scaler
 from k8s.scaler.settings import ENV_PREFIX, ScalerSettings
 
 _BAD_START = 2

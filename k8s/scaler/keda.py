@@ -14,9 +14,9 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from typing_extensions import override
 
 from aggregator.errors import StartError
-from aggregator.scheduler.demand import StaleInputError
-from k8s.scaler.catalog import AGGREGATOR_BUSY, LAG, REQUIRED_REPLICAS, Catalog, UnknownMetric
+from k8s.scaler.measuring.demand import StaleInputError
 from k8s.scaler.metrics import ScalerMetrics
+from k8s.scaler.published import AGGREGATOR_BUSY, LAG, REQUIRED_REPLICAS, Published, UnknownMetric
 from protos.keda import externalscaler_pb2 as pb
 from protos.keda import externalscaler_pb2_grpc as pb_grpc
 
@@ -27,9 +27,9 @@ _TARGETS = {REQUIRED_REPLICAS: 1.0, LAG: 20_000.0, AGGREGATOR_BUSY: 0.6}
 class KedaScaler(pb_grpc.ExternalScalerServicer):
     """`externalscaler.ExternalScaler`. What is not known is an error to KEDA, which then falls back as it was told."""
 
-    def __init__(self, catalog: Catalog, metrics: ScalerMetrics, interval_s: float) -> None:
+    def __init__(self, published: Published, metrics: ScalerMetrics, interval_s: float) -> None:
         """`interval_s`: how often a stream looks whether there is something to do."""
-        self._catalog = catalog
+        self._published = published
         self._metrics = metrics
         self._interval_s = interval_s
 
@@ -93,7 +93,7 @@ class KedaScaler(pb_grpc.ExternalScalerServicer):
     def _value(self, reference: pb.ScaledObjectRef) -> float:
         model = reference.scalerMetadata.get("model", "")
         selector = f"model={model}" if model else ""
-        return max(each.value for each in self._catalog.query(_metric(reference), selector))
+        return max(each.value for each in self._published.query(_metric(reference), selector))
 
 
 class GrpcPort:

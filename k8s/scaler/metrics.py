@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from aggregator.observability.gathered import Gatherer, Instrument, Labels
-from k8s.scaler.catalog import Catalog
+from k8s.scaler.published import Published
 
 _MODEL = ("model",)
 _REPLICAS = Instrument("embed.required_replicas", "{replica}", "model servers the present load needs", _MODEL)
@@ -13,32 +13,28 @@ _AGE = Instrument("embed.scaler.input_age", "s", "age of the oldest input that a
 _KEYS = ("metric", "scaler", "model")
 _FIGURE = Instrument("embed.scaler.figure", "1", "what an autoscaler is told; absent while it cannot be told", _KEYS)
 
-Figures = Mapping[str, tuple[float | None, float]]
-"""By model: required replicas, where they can be told, and the age of the oldest input in seconds."""
-
 
 class ScalerMetrics:
     """The instruments of one scaler."""
 
-    def __init__(self, gatherer: Gatherer, figures: Callable[[], Figures]) -> None:
-        """`figures` is called on the reader's thread."""
+    def __init__(self, gatherer: Gatherer) -> None:
         self._errors = gatherer.counter(
             Instrument("embed.scaler.input.errors", "{error}", "inputs that could not be read", ("input",))
         )
         self._answers = gatherer.counter(
             Instrument("embed.scaler.answers", "{answer}", "figures asked for, by how it ended", ("by", "result"))
         )
-        gatherer.gauges((_REPLICAS, _AGE), lambda: _values(figures()))
         self._gatherer = gatherer
 
-    def show(self, catalog: Catalog) -> None:
-        """Every figure as autoscalers get it, by the labels that they name, for an adapter that reads Prometheus."""
+    def show(self, published: Published) -> None:
+        """What is published, read on the reader's thread; and every figure as autoscalers get it, for an adapter."""
+        self._gatherer.gauges((_REPLICAS, _AGE), lambda: _values(published.ages_s()))
         self._gatherer.gauges(
             (_FIGURE,),
             lambda: {
                 _FIGURE: {
                     (metric, *(each.labels.get(key, "") for key in _KEYS[1:])): each.value
-                    for metric, each in catalog.known()
+                    for metric, each in published.known()
                 }
             },
         )
@@ -52,7 +48,7 @@ class ScalerMetrics:
         self._answers.add(1, asker, result)
 
 
-def _values(figures: Figures) -> Mapping[Instrument, Mapping[Labels, float]]:
+def _values(figures: Mapping[str, tuple[float | None, float]]) -> Mapping[Instrument, Mapping[Labels, float]]:
     replicas: dict[Labels, float] = {(model,): value for model, (value, _) in figures.items() if value is not None}
     ages: dict[Labels, float] = {(model,): age_s for model, (_, age_s) in figures.items()}
     return {_REPLICAS: replicas, _AGE: ages}

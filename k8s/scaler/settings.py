@@ -60,7 +60,7 @@ class AggregatorsSettings(Group):
 
 
 class PolicySettings(Group):
-    """How demand becomes replicas; see aggregator.scheduler.demand."""
+    """How demand becomes replicas; see k8s.scaler.measuring.demand."""
 
     drain_s: PositiveFloat = Field(default=30.0, description="time in which a backlog is to be worked off")
     utilisation: Annotated[float, Field(gt=0, le=1)] = Field(

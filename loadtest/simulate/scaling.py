@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from aggregator.scheduler.demand import Demand, Load, pod_throughput
 from aggregator.scheduler.rates import ArrivalPolicy, Arrivals
+from k8s.scaler.measuring.demand import Demand, Load, pod_throughput
 from loadtest.simulate.clock import Clock
 from loadtest.simulate.fleet import Fleet
 from loadtest.simulate.hpa import Hpa

@@ -8,7 +8,7 @@ from math import inf
 
 from aggregator.scheduler.budget.controller import SlaGoal
 from aggregator.scheduler.budget.sla import Form
-from aggregator.scheduler.demand import DemandPolicy
+from k8s.scaler.measuring.demand import DemandPolicy
 from loadtest.simulate.arrivals import Arrivals
 from loadtest.simulate.core_sender import CoreSender
 from loadtest.simulate.desk import Work

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from aggregator.settings.aggregator import AggregatorSettings, KafkaSettings, ModelSettings
 from k8s import smoke
-from k8s.scaler.registration import PATH
+from k8s.scaler.external_metrics.registration import PATH
 from k8s.smoke import Failed, prove
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc

@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 from aggregator.admission import bounds as admission
-from aggregator.scheduler import demand, dispatcher
+from aggregator.scheduler import dispatcher
 from aggregator.scheduler import rates as core_arrivals
 from aggregator.scheduler import replica as lanes
 from aggregator.scheduler import replica_choice as roster
 from aggregator.scheduler.budget import controller as steering
 from aggregator.scheduler.budget import sla
+from k8s.scaler.measuring import demand
 from loadtest.__main__ import main
 from loadtest.simulate import cases, core_sender, curves, mechanisms, scaling
 from loadtest.simulate.arrivals import Steady, Steps
@@ -55,7 +56,7 @@ def test_it_is_the_production_core_that_is_driven() -> None:
         (scaling, "Arrivals", core_arrivals),
     ]:
         assert getattr(user, name) is getattr(home, name)
-        assert home.__name__.startswith(("aggregator.scheduler.", "aggregator.admission."))
+        assert home.__name__.startswith(("aggregator.scheduler.", "aggregator.admission.", "k8s.scaler."))
     sender = Policy(Kind.OURS).sender(0, SHORT, Engine(curves.A100_LIKE))
     assert isinstance(sender, CoreSender)
     assert type(sender.dispatcher) is dispatcher.Dispatcher

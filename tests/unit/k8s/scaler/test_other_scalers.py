@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator, Mapping
 import pytest
 
 from aggregator.observability.gathered import Gatherer
-from aggregator.scheduler.demand import StaleInputError
-from k8s.scaler.catalog import REQUIRED_REPLICAS, Catalog
-from k8s.scaler.figures import Figure, Published
 from k8s.scaler.keda import GrpcPort, KedaScaler
+from k8s.scaler.measuring.demand import StaleInputError
+from k8s.scaler.measuring.figures import Figure
 from k8s.scaler.metrics import ScalerMetrics
-from k8s.scaler.peers import Peers
+from k8s.scaler.other_scalers import Peers
+from k8s.scaler.published import REQUIRED_REPLICAS, Published
 
 LABELS = {"m": "org/m"}
 
@@ -21,9 +21,8 @@ class Replica:
     """One replica: what it came to itself, and what it publishes."""
 
     def __init__(self) -> None:
-        self.published = Published(20.0, lambda: 100.0)
-        self.catalog = Catalog(self.published, LABELS, "scaler")
-        self.port = GrpcPort(KedaScaler(self.catalog, ScalerMetrics(Gatherer(), dict), 1.0), "127.0.0.1:0")
+        self.published = Published(LABELS, "scaler", 20.0, lambda: 100.0)
+        self.port = GrpcPort(KedaScaler(self.published, ScalerMetrics(Gatherer()), 1.0), "127.0.0.1:0")
         self.peers = Peers(LABELS, 5.0)
 
     def comes_to(self, required: float, *, knows_what_for: bool = True) -> None:
@@ -31,7 +30,7 @@ class Replica:
 
     async def publishes(self) -> float:
         self.published.of_peers = await self.peers.required()
-        (value,) = self.catalog.query(REQUIRED_REPLICAS, "model=m")
+        (value,) = self.published.query(REQUIRED_REPLICAS, "model=m")
         return value.value
 
 

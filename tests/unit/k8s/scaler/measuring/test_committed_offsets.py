@@ -20,8 +20,8 @@ from aiokafka.protocol.commit import OffsetFetchRequest, OffsetFetchResponse_v3
 from typing_extensions import override
 
 from aggregator.settings.aggregator import KafkaSettings, TopicSettings
-from k8s.scaler import kafka_lag
-from k8s.scaler.kafka_lag import KafkaLag, LogEnds
+from k8s.scaler.measuring import kafka_lag
+from k8s.scaler.measuring.kafka_lag import KafkaLag, LogEnds
 
 Offsets = list[tuple[str, list[tuple[int, int, str, int]]]]
 """By topic: partition, offset, metadata, error code."""

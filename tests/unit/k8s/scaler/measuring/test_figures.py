@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from aggregator.scheduler.demand import DemandPolicy, StaleInputError
-from k8s.scaler.aggregators import Answers
-from k8s.scaler.catalog import AGGREGATOR_BUSY, LAG, REQUIRED_REPLICAS, Catalog, UnknownMetric
-from k8s.scaler.figures import Figure, ModelFigures, Published, Replicas, positions
-from k8s.scaler.kafka_lag import LogEnds
-from k8s.scaler.selectors import BadSelector, matches
-from k8s.scaler.shares import TopicShares
+from k8s.scaler.measuring.aggregators import Answers
+from k8s.scaler.measuring.demand import DemandPolicy, StaleInputError
+from k8s.scaler.measuring.figures import Figure, ModelFigures, Replicas, TopicShares, positions
+from k8s.scaler.measuring.kafka_lag import LogEnds
 from protos.aggregator.v1 import aggregator_pb2 as pb
 
 TOPIC = "requests"
@@ -199,112 +196,6 @@ def test_pressure_at_the_floor_asks_for_more() -> None:
     assert figures().update(Answers((pressed,), 0.0), ends(0.0, 0), None, 0.0).required_replicas == pytest.approx(1.5)
 
 
-class Clock:
-    now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-def catalog(clock: Clock) -> tuple[Published, Catalog]:
-    published = Published(20.0, clock)
-    return published, Catalog(published, {"m": "org/m", "n": "org/n"}, "scaler")
-
-
-def test_the_catalog_answers_by_name_and_label() -> None:
-    published, found = catalog(Clock())
-    published.figures = {"org/m": Figure(2.5, 7, 100.0), "org/n": Figure(1.0, 0, 100.0)}
-    published.busy = (1.5, 100.0)
-    assert [(each.labels, each.value) for each in found.query(REQUIRED_REPLICAS, "model=m")] == [
-        ({"scaler": "scaler", "model": "m"}, 2.5)
-    ]
-    assert [each.value for each in found.query(LAG)] == [7.0, 0.0]
-    assert [each.value for each in found.query(AGGREGATOR_BUSY)] == [1.5]
-
-
-def test_one_series_that_is_old_makes_the_whole_answer_an_error() -> None:
-    published, found = catalog(Clock())
-    published.figures = {"org/m": Figure(2.5, 7, 100.0), "org/n": Figure(1.0, 0, 70.0)}
-    published.explain = lambda: "Kafka does not answer"
-    assert len(found.query(REQUIRED_REPLICAS, "model=m")) == 1
-    with pytest.raises(StaleInputError, match="org/n is not known: Kafka does not answer"):
-        found.query(REQUIRED_REPLICAS)
-
-
-def test_a_figure_grows_old_while_nothing_replaces_it() -> None:
-    clock = Clock()
-    published, found = catalog(clock)
-    published.figures = {"org/m": Figure(2.5, 7, 100.0)}
-    published.busy = (0.5, 100.0)
-    clock.now_s = 121.0
-    for metric in (REQUIRED_REPLICAS, LAG, AGGREGATOR_BUSY):
-        with pytest.raises(StaleInputError):
-            found.query(metric, "model=m" if metric != AGGREGATOR_BUSY else "")
-    assert published.ages_s(["org/m"]) == {"org/m": (None, 21.0)}
-
-
-def test_a_figure_holds_until_it_is_older_than_it_may_be() -> None:
-    clock = Clock()
-    published, found = catalog(clock)
-    published.figures = {"org/m": Figure(2.5, 7, 100.0)}
-    published.busy = (0.5, 100.0)
-    clock.now_s = 120.0
-    assert [each.value for each in found.query(REQUIRED_REPLICAS, "model=m")] == [2.5]
-    assert published.busy_share() == 0.5
-    assert published.ages_s(["org/m", "org/n"]) == {"org/m": (2.5, 20.0), "org/n": (None, 20.0)}
-
-
-def test_before_anything_was_measured_there_is_no_figure() -> None:
-    _, found = catalog(Clock())
-    with pytest.raises(StaleInputError, match=r": nothing was measured yet$"):
-        found.query(REQUIRED_REPLICAS, "model=m")
-    with pytest.raises(StaleInputError):
-        found.query(AGGREGATOR_BUSY)
-
-
-def test_what_was_never_measured_is_as_old_as_the_process() -> None:
-    clock = Clock()
-    published, _ = catalog(clock)
-    assert published.ages_s(["org/m"]) == {"org/m": (None, 0.0)}
-    clock.now_s += 30.0
-    assert published.ages_s(["org/m"]) == {"org/m": (None, 30.0)}
-
-
-@pytest.mark.parametrize(("metric", "selector"), [("other", ""), (REQUIRED_REPLICAS, "model=x")])
-def test_what_there_is_not_is_unknown(metric: str, selector: str) -> None:
-    with pytest.raises(UnknownMetric):
-        catalog(Clock())[1].query(metric, selector)
-
-
-@pytest.mark.parametrize(
-    ("selector", "meets"),
-    [
-        ("", True),
-        ("model=m", True),
-        ("model==m", True),
-        ("model = m , zone=a", True),
-        ("model!=m", False),
-        ("model!=x,zone=a", True),
-        ("model in (m, n)", True),
-        ("model in (x,y),zone=a", False),
-        ("model notin (x,y)", True),
-        ("model", True),
-        ("!model", False),
-        ("!other", True),
-        ("other=m", False),
-        ("other!=m", True),
-    ],
-)
-def test_selectors_select(selector: str, meets: bool) -> None:
-    assert matches(selector, {"model": "m", "zone": "a"}) is meets
-
-
-@pytest.mark.parametrize("selector", ["model=m=n", "model in m", "a b", "model>3", "=m"])
-def test_what_is_no_selector_is_said_to_be_none(selector: str) -> None:
-    with pytest.raises(BadSelector):
-        matches(selector, {"model": "m"})
-
-
 def test_lanes_that_cannot_say_what_they_do_are_left_out() -> None:
     told = answer((0, 0), grpc_tokens_per_s=7500.0)
     told.models[0].lanes.append(pb.Lane(address="b", token_budget=0, step_time_s=0.05))
@@ -319,17 +210,3 @@ def test_the_one_who_is_further_counts_in_whatever_order_they_answer() -> None:
 def test_a_figure_says_when_it_does_not_know_what_its_pending_pods_are_for() -> None:
     figure = figures().update(Answers((answer((0, 0)),), 0.0), ends(0.0, 0), Replicas(2, 1, 0.0), 0.0)
     assert figure.knows_what_for is False
-
-
-@pytest.mark.parametrize(
-    ("own", "knows", "of_peers", "told"),
-    [(2.0, True, 3.0, 3.0), (3.0, True, 2.0, 3.0), (3.0, False, 2.0, 2.0), (3.0, False, None, 3.0)],
-)
-def test_the_most_that_any_replica_of_the_scaler_requires_is_told_of_those_that_know(
-    own: float, knows: bool, of_peers: float | None, told: float
-) -> None:
-    published = Published(20.0, Clock())
-    published.figures = {"m": Figure(own, 7, 90.0, knows_what_for=knows), "n": Figure(9.0, 0, 95.0)}
-    published.of_peers = {"n": 50.0} | ({"m": of_peers} if of_peers is not None else {})
-    assert published.required_replicas("m") == told
-    assert published.ages_s(["m"]) == {"m": (told, 10.0)}

@@ -10,8 +10,8 @@ import pytest
 from cryptography import x509
 
 from k8s.api import Kubernetes, KubernetesError
-from k8s.scaler.certificates import Certificates, is_due, make
-from k8s.scaler.shared_certificate import SharedCertificate
+from k8s.scaler.external_metrics.certificates import Certificates, is_due, make
+from k8s.scaler.external_metrics.identity import SharedCertificate
 from tests.fakes.kubernetes_api import FakeKubernetesApi
 
 NAMES = ("scaler.ns.svc", "scaler.ns.svc.cluster.local")

@@ -12,13 +12,13 @@ import pytest
 
 from aggregator.errors import StartError
 from aggregator.observability.gathered import Gatherer
-from k8s.scaler.catalog import Catalog
-from k8s.scaler.certificates import make, utc_now
-from k8s.scaler.external_metrics import ExternalMetricsApi, quantity
-from k8s.scaler.figures import Figure, Published
-from k8s.scaler.front_proxy import server_context
+from k8s.scaler.external_metrics.certificates import make, utc_now
+from k8s.scaler.external_metrics.identity import Identity
+from k8s.scaler.external_metrics.server import ExternalMetricsApi, quantity
 from k8s.scaler.keda import GrpcPort, KedaScaler
+from k8s.scaler.measuring.figures import Figure
 from k8s.scaler.metrics import ScalerMetrics
+from k8s.scaler.published import Published
 from tests.fakes.certificate_authority import CertificateAuthority
 
 NAME = "scaler.ns.svc"
@@ -32,17 +32,19 @@ class Server:
     def __init__(self, folder: Path) -> None:
         self.now_s = 100.0
         self.authority = CertificateAuthority(folder)
-        self.published = Published(20.0, lambda: self.now_s)
+        self.published = Published({"m": "org/m"}, "scaler", 20.0, lambda: self.now_s)
         self.published.figures = {"org/m": Figure(2.3456, 7, 100.0)}
-        metrics = ScalerMetrics(Gatherer(), dict)
+        metrics = ScalerMetrics(Gatherer())
         self.addresses: dict[tuple[str, str], str] = {}
-        catalog = Catalog(self.published, {"m": "org/m"}, "scaler")
-        self.api = ExternalMetricsApi(catalog, "ns", metrics, find=lambda *place: self.addresses[place])
+        self.api = ExternalMetricsApi(self.published, "ns", metrics, find=lambda *place: self.addresses[place])
         self.served = make([NAME], 90, utc_now())
 
     async def serve(self, *names: str) -> None:
-        tls = server_context(self.served.certificate, self.served.key, self.authority.pem)
-        await self.api.use("127.0.0.1:0", tls, names)
+        await self.api.use("127.0.0.1:0", self.tls(), names)
+
+    def tls(self) -> ssl.SSLContext:
+        made = self.served
+        return Identity(made.certificate, made.key, made.ca_bundle, self.authority.pem, ()).server_context()
 
     async def ask(self, path: str, common_name: str | None = "front-proxy", **headers: str) -> tuple[int, Any]:
         tls = self.authority.client(self.served.ca_bundle.decode(), common_name)
@@ -137,11 +139,10 @@ async def test_what_there_is_not_is_said_as_kubernetes_does(server: Server, path
 @pytest.fixture
 async def neighbour(server: Server) -> AsyncIterator[Published]:
     """The figures of another release, whose scaler `server` finds as the Service b-scaler of the namespace other."""
-    published = Published(20.0, lambda: 100.0)
+    published = Published({"m": "org/m"}, "b-scaler", 20.0, lambda: 100.0)
     published.figures = {"org/m": Figure(5.5, 9, 100.0)}
     published.busy = (0.25, 100.0)
-    catalog = Catalog(published, {"m": "org/m"}, "b-scaler")
-    port = GrpcPort(KedaScaler(catalog, ScalerMetrics(Gatherer(), dict), 1.0), "127.0.0.1:0")
+    port = GrpcPort(KedaScaler(published, ScalerMetrics(Gatherer()), 1.0), "127.0.0.1:0")
     await port.start()
     server.addresses["b-scaler", "other"] = server.addresses["b-scaler", "ns"] = port.address
     yield published
@@ -231,7 +232,6 @@ async def test_a_renewed_certificate_is_served_on_the_same_address(server: Serve
 
 async def test_a_port_in_use_is_said(server: Server, tmp_path: Path) -> None:
     other = Server(tmp_path)
-    tls = server_context(other.served.certificate, other.served.key, other.authority.pem)
     with pytest.raises(StartError, match="cannot be bound"):
-        await other.api.use(server.api.address, tls, ())
+        await other.api.use(server.api.address, other.tls(), ())
     await other.api.close()

@@ -1,15 +1,14 @@
-"""Put the inputs together into one figure per model, with the aggregators' own demand formula."""
+"""Put the inputs together into one figure per model, by the demand formula."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from aggregator.scheduler.demand import Demand, DemandPolicy, Load, StaleInputError, backlog_tokens, pod_throughput
-from k8s.scaler.aggregators import Answers
-from k8s.scaler.kafka_lag import LogEnds, Place
-from k8s.scaler.shares import TopicShares
+from k8s.scaler.measuring.aggregators import Answers
+from k8s.scaler.measuring.demand import Demand, DemandPolicy, Load, backlog_tokens, pod_throughput
+from k8s.scaler.measuring.kafka_lag import LogEnds, Place
 from protos.aggregator.v1 import aggregator_pb2 as pb
 
 
@@ -33,6 +32,34 @@ class Figure:
     lag_records: int
     measured_s: float
     knows_what_for: bool = True
+
+
+class TopicShares:
+    """Which share of each topic's records is for which model.
+
+    A topic's records are its own model's, less those for models without a topic: whatever these are sent by Kafka
+    names them on another's. How much that is, the aggregators say of all they fetch; by topic nobody does.
+    """
+
+    def __init__(self, topics: Mapping[str, Sequence[str]]) -> None:
+        """`topics`: by model, those whose records are its own when they name none."""
+        self._topics = {model: tuple(own) for model, own in topics.items()}
+        self._all = sorted({topic for own in self._topics.values() for topic in own})
+        self._guests: Mapping[str, float] = {model: 0.0 for model, own in self._topics.items() if not own}
+
+    def of(self, model: str, answers: Sequence[pb.GetDemandResponse]) -> Mapping[str, float]:
+        """By topic, the model's share of its records: 0 to 1; as it was last known while nothing is fetched."""
+        rates = dict.fromkeys(self._topics, 0.0)
+        for answer in answers:
+            for each in answer.models:
+                if each.model in rates and each.tokens_per_record > 0:
+                    rates[each.model] += each.kafka_tokens_per_s / each.tokens_per_record
+        total = sum(rates.values())
+        if total > 0:
+            self._guests = {guest: rates[guest] / total for guest in self._guests}
+        if model in self._guests:
+            return dict.fromkeys(self._all, self._guests[model])
+        return dict.fromkeys(self._topics[model], 1.0 - sum(self._guests.values()))
 
 
 class ModelFigures:
@@ -92,53 +119,6 @@ class ModelFigures:
             return calls + sum(model.kafka_tokens_per_s for model in models)
         records = sum(share * max(0, last[topic] - first[topic]) for topic, share in shares.items())
         return calls + records / (last_s - first_s) * self._tokens_per_record
-
-
-class Published:
-    """The latest figures, and why there are none: what every asker is answered from."""
-
-    def __init__(self, max_age_s: float, clock: Callable[[], float]) -> None:
-        self._max_age_s = max_age_s
-        self._clock = clock
-        self._started_s = clock()
-        self.figures: dict[str, Figure] = {}
-        self.of_peers: Mapping[str, float] = {}
-        self.busy: tuple[float, float] | None = None
-        self.explain: Callable[[], str] = lambda: "nothing was measured yet"
-
-    def figure(self, model: str) -> Figure:
-        """One model's. Raises StaleInputError, never giving an old figure for a new one."""
-        figure = self.figures.get(model)
-        if figure is None or self._clock() - figure.measured_s > self._max_age_s:
-            raise StaleInputError(f"the demand for {model} is not known: {self.explain()}")
-        return figure
-
-    def required_replicas(self, model: str) -> float:
-        """The most that one of the scaler's replicas requires that know. Raises StaleInputError, as `figure`."""
-        return self._highest(model, self.figure(model))
-
-    def _highest(self, model: str, figure: Figure) -> float:
-        of_peers = self.of_peers.get(model)
-        if of_peers is None:
-            return figure.required_replicas
-        return max(figure.required_replicas, of_peers) if figure.knows_what_for else of_peers
-
-    def busy_share(self) -> float:
-        """The aggregators' busy shares, summed. Raises StaleInputError."""
-        if self.busy is None or self._clock() - self.busy[1] > self._max_age_s:
-            raise StaleInputError(f"how busy the aggregators are is not known: {self.explain()}")
-        return self.busy[0]
-
-    def ages_s(self, models: Sequence[str]) -> Mapping[str, tuple[float | None, float]]:
-        """By model: required replicas where known, and the age of the oldest input, or of the process."""
-        now_s = self._clock()
-        found: dict[str, tuple[float | None, float]] = {}
-        for model in models:
-            figure = self.figures.get(model)
-            age_s = now_s - (figure.measured_s if figure is not None else self._started_s)
-            fresh = figure is not None and age_s <= self._max_age_s
-            found[model] = (self._highest(model, figure) if figure is not None and fresh else None, age_s)
-        return found
 
 
 def positions(answers: Sequence[pb.GetDemandResponse]) -> Mapping[Place, int]:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.scheduler.demand import (
+from k8s.scaler.measuring.demand import (
     Demand,
     DemandPolicy,
     Load,

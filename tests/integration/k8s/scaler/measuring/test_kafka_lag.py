@@ -10,7 +10,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import KafkaError, UnknownTopicOrPartitionError
 
 from aggregator.settings.aggregator import KafkaSettings, TopicSettings
-from k8s.scaler.kafka_lag import KafkaLag
+from k8s.scaler.measuring.kafka_lag import KafkaLag
 from loadtest.stack.kafka import KafkaBroker
 
 

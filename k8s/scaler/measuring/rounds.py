@@ -5,34 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from aiokafka.errors import KafkaError
 
-from aggregator.scheduler.demand import DemandPolicy, StaleInputError
 from aggregator.settings.aggregator import KafkaSettings
 from k8s.api import Kubernetes, KubernetesError
-from k8s.scaler.aggregators import Aggregators
-from k8s.scaler.figures import ModelFigures, Published, Replicas
-from k8s.scaler.kafka_lag import LogEnds
+from k8s.scaler.measuring.aggregators import Aggregators
+from k8s.scaler.measuring.demand import DemandPolicy, StaleInputError
+from k8s.scaler.measuring.figures import ModelFigures, Replicas, TopicShares
+from k8s.scaler.measuring.kafka_lag import KafkaLag, LogEnds
 from k8s.scaler.metrics import ScalerMetrics
-from k8s.scaler.peers import Peers
+from k8s.scaler.other_scalers import Peers
+from k8s.scaler.published import Published
 from k8s.scaler.settings import ModelSettings, ScalerSettings
-from k8s.scaler.shares import TopicShares
 
 _LOG = logging.getLogger(__name__)
-
-
-class Lag(Protocol):
-    """Kafka, as far as it is measured."""
-
-    async def read(self, measured_s: float) -> LogEnds:
-        """How things stand. Raises KafkaError, TimeoutError or OSError."""
-        ...
-
-    async def close(self) -> None:
-        """Hang up."""
-        ...
 
 
 class Measuring:
@@ -42,7 +29,7 @@ class Measuring:
         self,
         settings: ScalerSettings,
         aggregators: Aggregators,
-        kafka: Lag,
+        kafka: KafkaLag,
         peers: Peers,
         *,
         namespace: str,

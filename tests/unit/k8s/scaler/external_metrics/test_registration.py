@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from k8s.api import Kubernetes, KubernetesError
-from k8s.scaler.registration import PATH, Registration
+from k8s.scaler.external_metrics.registration import PATH, Registration
 from tests.fakes.kubernetes_api import FakeKubernetesApi
 
 ROLES = "/apis/rbac.authorization.k8s.io/v1/clusterroles"

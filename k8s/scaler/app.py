@@ -7,39 +7,25 @@ import logging
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
 
-from aggregator.errors import StartError
 from aggregator.observability import telemetry
 from k8s.api import Kubernetes, KubernetesError, connect, this_namespace
 from k8s.endpoints import SCHEME, ServiceAddress, serving
-from k8s.scaler.aggregators import Aggregators
-from k8s.scaler.catalog import Catalog
-from k8s.scaler.external_metrics import ExternalMetricsApi
-from k8s.scaler.figures import Published
-from k8s.scaler.front_proxy import FrontProxy, front_proxy, server_context
-from k8s.scaler.kafka_lag import KafkaLag
+from k8s.scaler.external_metrics.identity import Identity, current_identity
+from k8s.scaler.external_metrics.registration import Registration
+from k8s.scaler.external_metrics.server import ExternalMetricsApi
 from k8s.scaler.keda import GrpcPort, KedaScaler
-from k8s.scaler.measuring import Lag, Measuring
+from k8s.scaler.measuring.aggregators import Aggregators
+from k8s.scaler.measuring.kafka_lag import KafkaLag
+from k8s.scaler.measuring.rounds import Measuring
 from k8s.scaler.metrics import ScalerMetrics
-from k8s.scaler.peers import Peers
-from k8s.scaler.registration import Registration
+from k8s.scaler.other_scalers import Peers
+from k8s.scaler.published import Published
 from k8s.scaler.settings import ApiSettings, ScalerSettings
-from k8s.scaler.shared_certificate import SharedCertificate
 
 _LOG = logging.getLogger(__name__)
 _CERTIFICATES_INTERVAL_S = 30.0
 _GRACE_S = 3.0
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """What the API is served with: a certificate and its key (PEM), who signed it, and who may ask."""
-
-    certificate: bytes
-    key: bytes
-    ca_bundle: bytes
-    proxy: FrontProxy
 
 
 class Scaler:
@@ -49,7 +35,7 @@ class Scaler:
         self,
         settings: ScalerSettings,
         kubernetes: Kubernetes | None = None,
-        kafka: Lag | None = None,
+        kafka: KafkaLag | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -57,12 +43,10 @@ class Scaler:
         self._kubernetes = kubernetes or _kubernetes_for(settings)
         self.namespace = settings.namespace or this_namespace()
         self._telemetry = telemetry.start(settings.telemetry, "tokenbatch-scaler")
-        published = Published(settings.policy.max_age_s, clock)
-        models = [model.name for model in settings.models]
-        metrics = ScalerMetrics(self._telemetry.gatherer, lambda: published.ages_s(models))
         labels = {model.label or model.name: model.name for model in settings.models}
-        self.catalog = Catalog(published, labels, settings.api.service)
-        metrics.show(self.catalog)
+        self.published = Published(labels, settings.api.service, settings.policy.max_age_s, clock)
+        metrics = ScalerMetrics(self._telemetry.gatherer)
+        metrics.show(self.published)
         self._aggregators = Aggregators(settings.aggregators, clock, lambda: metrics.input_failed("aggregator"))
         self._kafka = kafka or KafkaLag(settings.kafka)
         self._peers = Peers(labels, settings.aggregators.timeout_s)
@@ -73,12 +57,12 @@ class Scaler:
             self._peers,
             namespace=self.namespace,
             kubernetes=self._kubernetes,
-            published=published,
+            published=self.published,
             metrics=metrics,
             clock=clock,
         )
-        self.port = GrpcPort(KedaScaler(self.catalog, metrics, 1.0), settings.keda.bind)
-        self.api = ExternalMetricsApi(self.catalog, self.namespace, metrics) if settings.api.enabled else None
+        self.port = GrpcPort(KedaScaler(self.published, metrics, 1.0), settings.keda.bind)
+        self.api = ExternalMetricsApi(self.published, self.namespace, metrics) if settings.api.enabled else None
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop` is set."""
@@ -135,10 +119,9 @@ class Scaler:
         registered = False
         while True:
             try:
-                identity = await self._identity(settings)
+                identity = await current_identity(settings, self.namespace, self._kubernetes)
                 if identity != used:
-                    tls = server_context(identity.certificate, identity.key, identity.proxy.client_ca)
-                    await api.use(settings.bind, tls, identity.proxy.names)
+                    await api.use(settings.bind, identity.server_context(), identity.client_names)
                     _LOG.info("external metrics are served", extra={"address": api.address})
                     used = identity
                     await self.port.set_ready(ready=True)
@@ -154,33 +137,6 @@ class Scaler:
         if self._kubernetes is None:
             return None
         return Registration(self._kubernetes, namespace=self.namespace, service=settings.service, owner=settings.owner)
-
-    async def _identity(self, settings: ApiSettings) -> Identity:
-        if settings.client_ca_file is not None:
-            proxy = FrontProxy(settings.client_ca_file.read_text(), settings.client_names)
-        else:
-            proxy = await front_proxy(self._cluster())
-        if settings.cert_file is not None and settings.key_file is not None:
-            authority = settings.ca_file
-            bundle = authority.read_bytes() if authority is not None and authority.exists() else b""
-            return Identity(settings.cert_file.read_bytes(), settings.key_file.read_bytes(), bundle, proxy)
-        shared = SharedCertificate(
-            self._cluster(),
-            namespace=self.namespace,
-            secret=settings.secret,
-            names=[
-                f"{settings.service}.{self.namespace}.svc",
-                f"{settings.service}.{self.namespace}.svc.cluster.local",
-            ],
-            days=settings.certificate_days,
-        )
-        found = await shared.current()
-        return Identity(found.certificate, found.key, found.ca_bundle, proxy)
-
-    def _cluster(self) -> Kubernetes:
-        if self._kubernetes is None:
-            raise StartError("outside of Kubernetes api.cert_file, api.key_file and api.client_ca_file must be set")
-        return self._kubernetes
 
 
 def _kubernetes_for(settings: ScalerSettings) -> Kubernetes | None:

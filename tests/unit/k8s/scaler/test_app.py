@@ -10,16 +10,18 @@ from pathlib import Path
 import aiohttp
 import pytest
 from aiokafka.errors import KafkaConnectionError
+from typing_extensions import override
 
 from aggregator.errors import StartError
 from aggregator.observability.demand_server import DemandServer
 from aggregator.observability.telemetry import TelemetrySettings
-from aggregator.scheduler.demand import StaleInputError
+from aggregator.settings.aggregator import KafkaSettings
 from k8s.api import Kubernetes, connect
 from k8s.scaler.__main__ import main
-from k8s.scaler.kafka_lag import LogEnds
-from k8s.scaler.measuring import topics_by_model
-from k8s.scaler.scaler import Scaler
+from k8s.scaler.app import Scaler
+from k8s.scaler.measuring.demand import StaleInputError
+from k8s.scaler.measuring.kafka_lag import KafkaLag, LogEnds
+from k8s.scaler.measuring.rounds import topics_by_model
 from k8s.scaler.settings import (
     AggregatorsSettings,
     ApiSettings,
@@ -41,21 +43,22 @@ AUTHENTICATION = "/api/v1/namespaces/kube-system/configmaps/extension-apiserver-
 SECRET = "/api/v1/namespaces/ns/secrets/tokenbatch-scaler-tls"
 
 
-class FakeLag:
+class FakeLag(KafkaLag):
     """A topic that stands still; `away`: no broker answers. `reads` counts how often it was asked, once a round."""
 
     away = False
     end = 1000
     reads = 0
 
+    def __init__(self) -> None:
+        super().__init__(KafkaSettings())
+
+    @override
     async def read(self, measured_s: float) -> LogEnds:
         self.reads += 1
         if self.away:
             raise KafkaConnectionError
         return LogEnds({}, {("embed.requests.v1", 0): self.end}, {("embed.requests.v1", 0): 900}, measured_s)
-
-    async def close(self) -> None:
-        pass
 
 
 class Cluster:
@@ -109,11 +112,11 @@ class Cluster:
         await until(lambda: self.lag.reads >= begun)
 
     def value(self, scaler: Scaler) -> float:
-        (found,) = scaler.catalog.query("embed_required_replicas", "model=model")
+        (found,) = scaler.published.query("embed_required_replicas", "model=model")
         return found.value
 
     def busy(self, scaler: Scaler) -> float:
-        (found,) = scaler.catalog.query("embed_aggregator_busy")
+        (found,) = scaler.published.query("embed_aggregator_busy")
         return found.value
 
 
@@ -149,7 +152,7 @@ async def test_demand_becomes_replicas(cluster: Cluster) -> None:
         await until(lambda: cluster.value(scaler) == pytest.approx(3100 / 3000))
         cluster.calls_per_s = 30_000.0
         await until(lambda: cluster.value(scaler) == pytest.approx(30_100 / 3000))
-        assert scaler.catalog.query("embed_consumer_lag")[0].value == 100
+        assert scaler.published.query("embed_consumer_lag")[0].value == 100
         assert cluster.busy(scaler) == 0.5
 
 

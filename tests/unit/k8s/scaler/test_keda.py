@@ -13,10 +13,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from aggregator.errors import StartError
 from aggregator.observability.gathered import Gatherer
-from k8s.scaler.catalog import Catalog
-from k8s.scaler.figures import Figure, Published
 from k8s.scaler.keda import LIVENESS, GrpcPort, KedaScaler
+from k8s.scaler.measuring.figures import Figure
 from k8s.scaler.metrics import ScalerMetrics
+from k8s.scaler.published import Published
 from protos.keda import externalscaler_pb2 as pb
 from protos.keda import externalscaler_pb2_grpc as pb_grpc
 
@@ -26,11 +26,10 @@ class Operator:
 
     def __init__(self) -> None:
         self.now_s = 100.0
-        self.published = Published(20.0, lambda: self.now_s)
+        self.published = Published({"m": "org/m"}, "scaler", 20.0, lambda: self.now_s)
         self.show(0.0)
-        catalog = Catalog(self.published, {"m": "org/m"}, "scaler")
-        metrics = ScalerMetrics(Gatherer(), dict)
-        self.port = GrpcPort(KedaScaler(catalog, metrics, 0.01), "127.0.0.1:0")
+        metrics = ScalerMetrics(Gatherer())
+        self.port = GrpcPort(KedaScaler(self.published, metrics, 0.01), "127.0.0.1:0")
 
     def show(self, replicas: float, lag: int = 0) -> None:
         self.published.figures = {"org/m": Figure(replicas, lag, self.now_s)}
@@ -139,8 +138,8 @@ async def test_alive_is_not_ready(operator: Operator) -> None:
 
 
 async def test_a_port_in_use_is_said(operator: Operator) -> None:
-    metrics = ScalerMetrics(Gatherer(), dict)
-    scaler = KedaScaler(Catalog(operator.published, {}, "scaler"), metrics, 1.0)
+    metrics = ScalerMetrics(Gatherer())
+    scaler = KedaScaler(operator.published, metrics, 1.0)
     with pytest.raises(StartError, match="is another program using the port"):
         await GrpcPort(scaler, operator.port.address).start()
 

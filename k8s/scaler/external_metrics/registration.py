@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from k8s.api import Kubernetes, KubernetesError, Object
-from k8s.scaler.documents import GROUP, VERSION
+from k8s.scaler.external_metrics.discovery import GROUP, VERSION
 
 _LOG = logging.getLogger(__name__)
 NAME = f"{VERSION}.{GROUP}"

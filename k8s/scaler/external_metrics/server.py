@@ -15,16 +15,16 @@ from aiohttp import web
 
 from aggregator.errors import StartError
 from aggregator.observability.monitoring import split_address
-from aggregator.scheduler.demand import StaleInputError
-from k8s.scaler import documents
-from k8s.scaler.catalog import SCALER, Catalog, UnknownMetric, Value
-from k8s.scaler.certificates import utc_now
+from k8s.scaler.external_metrics import discovery
+from k8s.scaler.external_metrics.certificates import utc_now
+from k8s.scaler.measuring.demand import StaleInputError
 from k8s.scaler.metrics import ScalerMetrics
-from k8s.scaler.neighbours import Find, ask, in_cluster
+from k8s.scaler.other_scalers import Find, ask_release, in_cluster
+from k8s.scaler.published import SCALER, Published, UnknownMetric, Value
 from k8s.scaler.selectors import BadSelector, equalities
 
 _LOG = logging.getLogger(__name__)
-_BASE = f"/apis/{documents.GROUP}/{documents.VERSION}"
+_BASE = f"/apis/{discovery.GROUP}/{discovery.VERSION}"
 _OPEN = frozenset({"/healthz", "/livez", "/readyz"})
 _GRACE_S = 2.0
 
@@ -34,13 +34,13 @@ class ExternalMetricsApi:
 
     def __init__(
         self,
-        catalog: Catalog,
+        published: Published,
         namespace: str,
         metrics: ScalerMetrics,
         find: Find = in_cluster,
         clock: Callable[[], datetime] = utc_now,
     ) -> None:
-        self._catalog = catalog
+        self._published = published
         self._find = find
         self._namespace = namespace
         self._metrics = metrics
@@ -75,13 +75,13 @@ class ExternalMetricsApi:
 
     def _application(self) -> web.Application:
         application = web.Application(middlewares=[self._only_the_api_server])
-        fixed: dict[str, documents.Document] = {
-            "/apis": documents.groups(),
-            f"/apis/{documents.GROUP}": documents.group(),
-            _BASE: documents.resources(),
-            "/openapi/v2": documents.openapi_v2(),
-            "/openapi/v3": documents.openapi_v3_index(),
-            f"/openapi/v3{_BASE}": documents.openapi_v3(),
+        fixed: dict[str, discovery.Document] = {
+            "/apis": discovery.groups(),
+            f"/apis/{discovery.GROUP}": discovery.group(),
+            _BASE: discovery.resources(),
+            "/openapi/v2": discovery.openapi_v2(),
+            "/openapi/v3": discovery.openapi_v3_index(),
+            f"/openapi/v3{_BASE}": discovery.openapi_v3(),
         }
         for path, document in fixed.items():
             application.router.add_get(path, _fixed(document))
@@ -123,7 +123,7 @@ class ExternalMetricsApi:
         return _json(
             {
                 "kind": "ExternalMetricValueList",
-                "apiVersion": f"{documents.GROUP}/{documents.VERSION}",
+                "apiVersion": f"{discovery.GROUP}/{discovery.VERSION}",
                 "metadata": {},
                 "items": [_item(metric, value, timestamp) for value in values],
             }
@@ -131,10 +131,10 @@ class ExternalMetricsApi:
 
     async def _values(self, namespace: str, metric: str, selector: str) -> Sequence[Value]:
         """Our own; those of another release from its own scaler, which the selector names."""
-        ours = namespace == self._namespace and equalities(selector).get(SCALER, self._catalog.scaler)
-        if ours == self._catalog.scaler:
-            return self._catalog.query(metric, selector)
-        return await ask(self._find, namespace, metric, selector)
+        ours = namespace == self._namespace and equalities(selector).get(SCALER, self._published.scaler)
+        if ours == self._published.scaler:
+            return self._published.query(metric, selector)
+        return await ask_release(self._find, namespace, metric, selector)
 
     def _failed(self, code: int, reason: str, message: str) -> web.Response:
         self._metrics.answered("api", reason)
@@ -146,7 +146,7 @@ def quantity(value: float) -> str:
     return f"{math.ceil(value * 1000 - 1e-6)}m"
 
 
-def _item(metric: str, value: Value, timestamp: str) -> documents.Document:
+def _item(metric: str, value: Value, timestamp: str) -> discovery.Document:
     return {
         "metricName": metric,
         "metricLabels": dict(value.labels),
@@ -166,7 +166,7 @@ def _common_name(certificate: Any) -> str | None:
     return ""
 
 
-def _fixed(document: documents.Document) -> Callable[[web.Request], Awaitable[web.Response]]:
+def _fixed(document: discovery.Document) -> Callable[[web.Request], Awaitable[web.Response]]:
     text = json.dumps(document)
     tag = f'"{hashlib.sha256(text.encode()).hexdigest()}"'
 
@@ -183,9 +183,9 @@ async def _well(request: web.Request) -> web.Response:
     return web.Response(text="ok")
 
 
-def _json(document: documents.Document, code: int = 200) -> web.Response:
+def _json(document: discovery.Document, code: int = 200) -> web.Response:
     return web.Response(text=json.dumps(document), status=code, content_type="application/json")
 
 
 def _refusal(code: int, reason: str, message: str) -> web.Response:
-    return _json(documents.status(code, reason, message), code)
+    return _json(discovery.status(code, reason, message), code)

@@ -1,0 +1,1 @@
+"""The cluster's external metrics API: served over TLS, registered, described."""

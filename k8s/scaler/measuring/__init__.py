@@ -1,0 +1,1 @@
+"""What the scaler measures, and the formula that turns it into figures."""

@@ -1,0 +1,93 @@
+"""Ask other scalers for figures, by the protocol that they speak with KEDA.
+
+The replicas of one scaler agree: what any of them requires, all publish. Each remembers what it saw: a peak, what was
+waiting when pods were asked for, what a pod does. So one that has just started, or looked at another moment, comes to
+another figure from the same inputs; the higher is of who knows more. And as a cluster's registration of the metrics
+API leads to one scaler only, that one asks those of other releases.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+
+import grpc
+import grpc.aio
+
+from k8s.scaler.measuring.demand import StaleInputError
+from k8s.scaler.published import OWN_REQUIRED_REPLICAS, SCALER, UnknownMetric, Value
+from k8s.scaler.selectors import equalities
+from protos.keda import externalscaler_pb2 as pb
+from protos.keda import externalscaler_pb2_grpc as pb_grpc
+
+_TIMEOUT_S = 5.0
+_PORT = 50071
+_SERVICE = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
+
+Find = Callable[[str, str], str]
+"""The address of a Service of a namespace."""
+
+
+class Peers:
+    """The replicas of this scaler, this one among them, whose answer changes nothing."""
+
+    def __init__(self, labels: Mapping[str, str], timeout_s: float) -> None:
+        """`labels`: the label of each model, and its name."""
+        self._labels = labels
+        self._timeout_s = timeout_s
+        self._addresses: frozenset[str] = frozenset()
+
+    async def follow(self, found: AsyncIterator[Mapping[str, bool]]) -> None:
+        """Keep to the addresses that there are."""
+        async for addresses in found:
+            self._addresses = frozenset(addresses)
+
+    async def required(self) -> Mapping[str, float]:
+        """By model the most that one of them requires; left out where none knows."""
+        asked = [(address, label) for address in self._addresses for label in self._labels]
+        told = await asyncio.gather(*(self._ask(*each) for each in asked))
+        found: dict[str, float] = {}
+        for (_, label), required in zip(asked, told, strict=True):
+            name = self._labels[label]
+            if required:
+                found[name] = max(*required, found.get(name, 0.0))
+        return found
+
+    async def _ask(self, address: str, label: str) -> Sequence[float]:
+        try:
+            return await _values(address, OWN_REQUIRED_REPLICAS, {"model": label}, self._timeout_s)
+        except (StaleInputError, UnknownMetric):
+            return ()
+
+
+def in_cluster(service: str, namespace: str) -> str:
+    """Where a scaler answers KEDA, in each release of the chart."""
+    return f"{service}.{namespace}.svc:{_PORT}"
+
+
+async def ask_release(find: Find, namespace: str, metric: str, selector: str) -> Sequence[Value]:
+    """What the scaler that the selector names says.
+
+    Raises BadSelector, UnknownMetric, or StaleInputError where it does not answer or does not know.
+    """
+    labels = equalities(selector)
+    service = labels.get(SCALER, "")
+    if not _SERVICE.fullmatch(service):
+        raise UnknownMetric(f"whose, in the namespace {namespace}? say it by the selector: {SCALER}=tokenbatch-scaler")
+    told = {key: value for key, value in labels.items() if key != SCALER}
+    return [Value(labels, value) for value in await _values(find(service, namespace), metric, told, _TIMEOUT_S)]
+
+
+async def _values(address: str, metric: str, labels: Mapping[str, str], timeout_s: float) -> Sequence[float]:
+    """What the scaler at an address says, asked as KEDA asks it. Raises UnknownMetric, StaleInputError."""
+    reference = pb.ScaledObjectRef(scalerMetadata={**labels, "metric": metric})
+    request = pb.GetMetricsRequest(scaledObjectRef=reference, metricName=metric)
+    async with grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+        try:
+            answer = await pb_grpc.ExternalScalerStub(channel).GetMetrics(request, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
+                raise UnknownMetric(error.details() or metric) from error
+            raise StaleInputError(f"the scaler {address} says {error.code().name}: {error.details()}") from error
+    return [each.metricValueFloat for each in answer.metricValues]

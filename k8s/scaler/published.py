@@ -1,0 +1,117 @@
+"""The latest figures, by metric and labels: what the metrics API, KEDA and Prometheus are all answered from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+
+from k8s.scaler.measuring.demand import StaleInputError
+from k8s.scaler.measuring.figures import Figure
+from k8s.scaler.selectors import matches
+
+REQUIRED_REPLICAS = "embed_required_replicas"
+OWN_REQUIRED_REPLICAS = "own_required_replicas"
+"""What this replica of the scaler alone requires, for the others."""
+LAG = "embed_consumer_lag"
+AGGREGATOR_BUSY = "embed_aggregator_busy"
+METRICS = (REQUIRED_REPLICAS, LAG, AGGREGATOR_BUSY)
+SCALER = "scaler"
+"""The label that says which scaler's Service a figure is of."""
+
+
+class UnknownMetric(LookupError):
+    """No metric of that name, or no series that the selector means."""
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One series at this moment."""
+
+    labels: Mapping[str, str]
+    value: float
+
+
+class Published:
+    """The figures of one scaler; while they are too old there is an error, and never an old one for a new one."""
+
+    def __init__(self, models: Mapping[str, str], scaler: str, max_age_s: float, clock: Callable[[], float]) -> None:
+        """`models`: the label of each model, and its name; `scaler`: the Service of this one."""
+        self._models = models
+        self.scaler = scaler
+        self._max_age_s = max_age_s
+        self._clock = clock
+        self._started_s = clock()
+        self.figures: dict[str, Figure] = {}
+        self.of_peers: Mapping[str, float] = {}
+        self.busy: tuple[float, float] | None = None
+        self.explain: Callable[[], str] = lambda: "nothing was measured yet"
+
+    def query(self, metric: str, selector: str = "") -> Sequence[Value]:
+        """The series that a selector means. Raises UnknownMetric, BadSelector, StaleInputError."""
+        series = self._series(metric)
+        chosen = {label: read for label, read in series.items() if matches(selector, self._labels(label))}
+        if not chosen:
+            raise UnknownMetric(f"no series of {metric} has the labels {selector!r}")
+        return [Value(self._labels(label), read()) for label, read in chosen.items()]
+
+    def known(self) -> Iterator[tuple[str, Value]]:
+        """Every series with its metric, but those that cannot be told at this moment."""
+        for metric in METRICS:
+            for label, read in self._series(metric).items():
+                with suppress(StaleInputError):
+                    yield metric, Value(self._labels(label), read())
+
+    def ages_s(self) -> Mapping[str, tuple[float | None, float]]:
+        """By model: required replicas where known, and the age of the oldest input, or of the process."""
+        now_s = self._clock()
+        found: dict[str, tuple[float | None, float]] = {}
+        for model in self._models.values():
+            figure = self.figures.get(model)
+            age_s = now_s - (figure.measured_s if figure is not None else self._started_s)
+            fresh = figure is not None and age_s <= self._max_age_s
+            found[model] = (self._highest(model, figure) if figure is not None and fresh else None, age_s)
+        return found
+
+    def _labels(self, label: str) -> dict[str, str]:
+        return {SCALER: self.scaler} | ({"model": label} if label else {})
+
+    def _series(self, metric: str) -> Mapping[str, Callable[[], float]]:
+        of_models = {REQUIRED_REPLICAS: self._required, OWN_REQUIRED_REPLICAS: self._own, LAG: self._lag}
+        if metric == AGGREGATOR_BUSY:
+            return {"": self._busy_share}
+        if metric not in of_models:
+            raise UnknownMetric(f"there is no metric {metric}; there are {', '.join(METRICS)}")
+        return {label: partial(of_models[metric], name) for label, name in self._models.items()}
+
+    def _figure(self, model: str) -> Figure:
+        figure = self.figures.get(model)
+        if figure is None or self._clock() - figure.measured_s > self._max_age_s:
+            raise StaleInputError(f"the demand for {model} is not known: {self.explain()}")
+        return figure
+
+    def _required(self, model: str) -> float:
+        """The most that one of the scaler's replicas requires that know."""
+        return self._highest(model, self._figure(model))
+
+    def _own(self, model: str) -> float:
+        figure = self._figure(model)
+        if not figure.knows_what_for:
+            raise StaleInputError(f"this replica does not know what the pending pods of {model} were asked for")
+        return figure.required_replicas
+
+    def _lag(self, model: str) -> float:
+        return float(self._figure(model).lag_records)
+
+    def _busy_share(self) -> float:
+        """The aggregators' busy shares, summed."""
+        if self.busy is None or self._clock() - self.busy[1] > self._max_age_s:
+            raise StaleInputError(f"how busy the aggregators are is not known: {self.explain()}")
+        return self.busy[0]
+
+    def _highest(self, model: str, figure: Figure) -> float:
+        of_peers = self.of_peers.get(model)
+        if of_peers is None:
+            return figure.required_replicas
+        return max(figure.required_replicas, of_peers) if figure.knows_what_for else of_peers
