@@ -176,10 +176,12 @@ class Aggregator:
             await self._demand.stop()
 
     def _models_ready(self) -> str | None:
-        """Ready when some model can be served: one that cannot must not take the others with it."""
+        """Ready when some model can be served, or waits for its first pod: one that cannot must not take the others."""
         if self._draining:
             return "draining"
-        return None if any(model.available for model in self._models) else "no model server is available"
+        if any(model.available or model.scales_to_zero for model in self._models):
+            return None
+        return "no model server is available"
 
     def _kafka_ready(self) -> str | None:
         if self._deliveries is None or self._deliveries.healthy:
@@ -195,7 +197,10 @@ def make_models(settings: AggregatorSettings, worker: Executor, long_worker: Exe
         queue=QueuePolicy(batching.max_wait_s, batching.coalesce),
         pack=PackPolicy(batching.lookahead, batching.aged_share),
     )
-    models = [Model(model.name, model.aliases, Admission(admission)) for model in settings.models]
+    models = [
+        Model(model.name, model.aliases, Admission(admission), scales_to_zero=model.scales_to_zero)
+        for model in settings.models
+    ]
     goal = make_goal(settings.sla)
 
     def counting(tokenizer: Tokenizer) -> Counting:

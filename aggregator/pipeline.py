@@ -200,15 +200,17 @@ class Pipeline:
         late = model.parked.expire(now_s)
         self._metrics.expired(len(late))
         self._fail(late, _EXPIRED)
-        if model.unavailable_since_s is None:
+        if model.available or (model.unavailable_since_s is None and not self._draining):
             return model.parked.next_deadline_s
-        if self._draining:  # whoever reads their records next may have a server
+        if self._draining or model.unavailable_since_s is None:  # whoever reads their records next may have a server
             self._completion.forget(model, lambda request: request.source.replayed)
-        calls_end_s = model.unavailable_since_s + _CALLS_WAIT_S
+            self._fail(model.take_out(lambda _: True), _UNAVAILABLE)
+            return inf
+        calls_end_s = inf if model.scales_to_zero else model.unavailable_since_s + _CALLS_WAIT_S
         if calls_end_s <= now_s and model.admission.holds_calls:
             self._fail(model.take_out(lambda request: request.source.refusable), _UNAVAILABLE)
         give_up_s = inf if self._max_unavailable_s is None else model.unavailable_since_s + self._max_unavailable_s
-        if self._draining or give_up_s <= now_s:
+        if give_up_s <= now_s:
             self._fail(model.take_out(lambda _: True), _UNAVAILABLE)
             return inf
         return min(model.parked.next_deadline_s, give_up_s, calls_end_s if calls_end_s > now_s else inf)

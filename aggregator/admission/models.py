@@ -33,7 +33,8 @@ class CountingFactory(Protocol):
 class Model:
     """One configured model: its revisions in service, what it holds, and what waits for a first server.
 
-    `superseded` are revisions whose servers are gone while others of the same name are there.
+    `superseded` are revisions whose servers are gone while others of the same name are there. A model that
+    `scales_to_zero` is without servers on purpose at times: then calls wait for the first one, as records do.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Model:
     superseded: list[Served] = field(default_factory=list)
     parked: Parked = field(default_factory=Parked)
     unavailable_since_s: float | None = None
+    scales_to_zero: bool = False
 
     @property
     def available(self) -> bool:

@@ -5,27 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
 from itertools import count
+from math import inf
 
 from aggregator.request import Request
 
 _PER_TOKEN = 4
 """Characters of a token, in English; and the bytes of a token id."""
+_FEW = 64
 
 
 class Parked:
     """Requests in no queue, as nothing is known yet that could count their tokens."""
 
     def __init__(self) -> None:
-        self._places: list[tuple[float, int, Request]] = []
+        self._sizes: dict[Request, int] = {}
+        self._deadlines: list[tuple[float, int, Request]] = []
         self._numbers = count()
         self._size = 0
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._sizes)
 
     def __iter__(self) -> Iterator[Request]:
         """In the order of arrival."""
-        return (request for _, _, request in sorted(self._places, key=lambda place: place[1]))
+        return iter(self._sizes)
 
     @property
     def tokens(self) -> int:
@@ -35,30 +38,36 @@ class Parked:
     @property
     def next_deadline_s(self) -> float:
         """When `expire` has something to do next (monotonic seconds); `inf` when no deadline waits."""
-        return self._places[0][0] if self._places else float("inf")
+        while self._deadlines and self._deadlines[0][2] not in self._sizes:
+            heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else inf
 
     def append(self, request: Request) -> None:
         """One more."""
-        heappush(self._places, (request.deadline_s, next(self._numbers), request))
-        self._size += _size(request)
+        size = sum(map(len, request.inputs))
+        self._sizes[request] = size
+        self._size += size
+        if request.deadline_s < inf:
+            heappush(self._deadlines, (request.deadline_s, next(self._numbers), request))
+
+    def discard(self, request: Request) -> None:
+        """Take out one that nobody waits for any more, if it is here."""
+        self._size -= self._sizes.pop(request, 0)
+        if len(self._deadlines) > 2 * len(self._sizes) + _FEW:  # what is gone holds no memory for long
+            self._deadlines = [each for each in self._deadlines if each[2] in self._sizes]
+            heapify(self._deadlines)
 
     def expire(self, now_s: float) -> list[Request]:
         """Take out those whose deadline has passed."""
         late: list[Request] = []
-        while self._places and self._places[0][0] <= now_s:
-            late.append(heappop(self._places)[2])
-        self._size -= sum(map(_size, late))
+        while self.next_deadline_s <= now_s < inf:
+            late.append(heappop(self._deadlines)[2])
+            self._size -= self._sizes.pop(late[-1])
         return late
 
     def take(self, gone: Callable[[Request], bool]) -> list[Request]:
         """Take out those for which `gone` holds."""
         taken = [request for request in self if gone(request)]
-        left = set(taken)
-        self._places = [place for place in self._places if place[2] not in left]
-        heapify(self._places)
-        self._size -= sum(map(_size, taken))
+        for request in taken:
+            self.discard(request)
         return taken
-
-
-def _size(request: Request) -> int:
-    return sum(map(len, request.inputs))

@@ -75,6 +75,7 @@ def _route(request: Request, models: Models) -> tuple[Model, Served | None, Opti
     """The model, the revision to serve the request (None: none is known yet), and its options made definite."""
     model = models.find(request.model)
     served = model.choose(request.model_revision)
-    if request.source.refusable and (served is None or not served.engines):
+    waits = model.scales_to_zero or not request.source.refusable
+    if not waits and (served is None or not served.engines):
         raise ModelUnavailable(f"no server of {model.name} is available")
     return model, served, request.options if served is None else served.resolve(request.options)

@@ -9,10 +9,14 @@ from math import inf
 
 @dataclass(frozen=True, slots=True)
 class ArrivalPolicy:
-    """`window_s`: the time constant of the rate; `memory_requests`: of the mean length, in requests."""
+    """`window_s`: the time constant of the rate; `memory_requests`: of the mean length, in requests.
+
+    `first_tokens_per_input` is a guess, before any input was counted: what comes where no server is must wake one.
+    """
 
     window_s: float = 15.0
     memory_requests: float = 2000.0
+    first_tokens_per_input: float = 20.0
 
 
 class Arrivals:
@@ -60,7 +64,8 @@ class Arrivals:
         """
         self._decay(now_s)
         seen_s = self._policy.window_s * -math.expm1(-max(now_s - self._since_s, 1.0) / self._policy.window_s)
-        tokens_per_input = self._mean_tokens / self._mean_inputs if self._mean_inputs else 0.0
+        guess = self._policy.first_tokens_per_input
+        tokens_per_input = self._mean_tokens / self._mean_inputs if self._mean_inputs else guess
         return self._inputs / seen_s * tokens_per_input
 
     def _decay(self, now_s: float) -> None:

@@ -219,6 +219,11 @@ class ModelSettings(Group):
         " or dns://NAME:PORT for all addresses of a name, which is resolved every 2 s",
         min_length=1,
     )
+    scales_to_zero: bool = Field(
+        default=False,
+        description="an autoscaler takes its last server away when nothing comes: calls then wait for the first one"
+        " until their deadline, and the aggregator is ready without any",
+    )
 
     @field_validator("servers")
     @classmethod

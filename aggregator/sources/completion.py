@@ -59,6 +59,8 @@ class Completion:
         """A caller went away: take its inputs out of the queue; what is under way is computed for nobody."""
         if request.remaining:
             request.given_up = True
+            for model in self._models:
+                model.parked.discard(request)
             request.fail(_GONE)
             request.inputs = ()  # whoever still has the request at hand need not keep its texts
             if request.held is not None:

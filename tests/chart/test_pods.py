@@ -154,3 +154,22 @@ def test_a_model_overrides_the_defaults_of_its_own_and_no_other() -> None:
     assert "replicas" not in hub["spec"]
     assert house["spec"]["replicas"] == 2
     assert specs[1]["containers"][0]["resources"]["requests"] == {"cpu": "8", "memory": "8Gi"}
+
+
+@pytest.mark.parametrize(
+    ("case", "values", "zero"),
+    [
+        ("keda", "", True),
+        ("keda", "modelServer.autoscaling.minReplicas=1", False),
+        ("keda", "modelServer.autoscaling.enabled=false", False),
+        ("default", "", False),
+    ],
+)
+def test_aggregators_are_told_of_models_that_scale_to_zero_and_of_no_others(
+    case: str, values: str, zero: bool, tmp_path: Path
+) -> None:
+    objects = render(case, *(("--set", values) if values else ()))
+    file = tmp_path / "aggregator.yaml"
+    file.write_text(find(objects, "ConfigMap", "t-tokenbatch-aggregator")["data"]["aggregator.yaml"], encoding="utf-8")
+    settings = load(AggregatorSettings, prefix=AGGREGATOR, env={}, file=file)
+    assert [model.scales_to_zero for model in settings.models] == [zero]

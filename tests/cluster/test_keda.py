@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Generator
 
+import grpc.aio
 import pytest
 
 from loadtest.stack.kafka import KafkaBroker
+from protos.embedding.v1 import embedding_pb2 as pb
+from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
 from tests.chart.custom_resources import DEFINITIONS
 from tests.cluster import kafka_on_node
 from tests.cluster.conftest import NewRelease
 from tests.cluster.keda_operator import KedaOperator
-from tests.cluster.release import DEPLOYMENT, NAMESPACE, Release, get, kube, until
+from tests.cluster.release import DEPLOYMENT, NAME, NAMESPACE, Release, get, kube, until
 from tests.cluster.traffic import Calls, Traffic
 from tests.cluster.values import synthetic
 
@@ -60,6 +63,18 @@ async def test_from_none_to_several_and_back_to_none(release: Release) -> None:
     assert operator.replicas[:2] == [0, 1]
     assert max(operator.replicas) > 1
     assert operator.replicas[-1] == 0
+
+
+async def test_a_call_wakes_a_model_that_is_scaled_to_none_and_is_answered(release: Release) -> None:
+    operator = KedaOperator(get("scaledobject", DEPLOYMENT), 10.0, _by_cluster_ip)
+    address = _by_cluster_ip(f"{NAME}-aggregator.{NAMESPACE}.svc:50051")
+    async with operator.running(), grpc.aio.insecure_channel(address) as channel:
+        await asyncio.to_thread(until, lambda: not release.pods("model-server"), "none is left", 120.0)
+        assert len(release.ready("aggregator")) == len(release.pods("aggregator")) > 0
+        request = pb.EmbedRequest(inputs=[pb.Input(text="Who wakes a model?")])
+        answer = await pb_grpc.EmbeddingsStub(channel).Embed(request, timeout=60.0)
+    assert answer.embeddings[0].embedding
+    assert 1 in operator.replicas
 
 
 def _by_cluster_ip(address: str) -> str:

@@ -178,11 +178,14 @@ class World:
         max_held_tokens: int = 10_000,
         max_unavailable_s: float | None = None,
         goal: SlaGoal | None = None,
+        scales_to_zero: bool = False,
         **policy: Any,
     ) -> None:
         self.kafka = kafka()
         self.pool = FakePool(list(engines))
-        self.model = Model(MODEL, ("alias",), Admission(AdmissionPolicy(max_held_tokens)))
+        self.model = Model(
+            MODEL, ("alias",), Admission(AdmissionPolicy(max_held_tokens)), scales_to_zero=scales_to_zero
+        )
         dispatch = replace(DispatchPolicy(), **policy)
         models = Models([self.model], dispatch, None, FakeCounting, goal)
         self.pipeline = Pipeline(

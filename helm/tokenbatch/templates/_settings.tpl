@@ -5,7 +5,11 @@
 {{- $models := list -}}
 {{- range (include "tokenbatch.models" . | fromJson).items -}}
 {{- $address := printf "k8s://%s.%s:50061" .fullname $.Release.Namespace -}}
-{{- $models = append $models (dict "name" .name "aliases" .aliases "servers" (list $address)) -}}
+{{- $model := dict "name" .name "aliases" .aliases "servers" (list $address) -}}
+{{- if and (include "tokenbatch.scaled" (list $ .autoscaling)) (lt (int .autoscaling.minReplicas) 1) -}}
+{{- $_ := set $model "scales_to_zero" true -}}
+{{- end -}}
+{{- $models = append $models $model -}}
 {{- end -}}
 {{- $door := .Values.aggregator.frontDoor -}}
 {{- $tls := dict -}}

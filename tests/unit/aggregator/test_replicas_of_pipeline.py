@@ -59,6 +59,65 @@ def test_calls_that_were_queued_when_the_last_server_went_are_told_soon_and_reco
     run(check())
 
 
+def test_a_call_waits_for_the_first_server_of_a_model_that_scales_to_zero_and_is_seen_as_demand() -> None:
+    async def check() -> None:
+        async with World(scales_to_zero=True).started() as world:
+            waiting = [asyncio.create_task(world.embed(*texts, in_s=60.0)) for texts in (("1",), ("2", "3"))]
+            short = asyncio.create_task(world.embed("4", in_s=1.0))
+            await asyncio.sleep(0.5)
+            demand = world.pipeline.meter.of(world.model)
+            assert demand.parked_requests == 3
+            assert demand.grpc_tokens_per_s > 0.0
+            await asyncio.sleep(30)
+            assert (await short).code is Code.DEADLINE_EXCEEDED
+            assert not any(call.done() for call in waiting)
+            assert world.pool.members is not None
+            world.pool.members.join(SerialEngine(), WordTokenizer())
+            assert [(await call).code for call in waiting] == [Code.OK, Code.OK]
+
+    run(check())
+
+
+def test_a_call_that_outlives_the_last_server_of_a_model_that_scales_to_zero_waits_for_the_next() -> None:
+    async def check() -> None:
+        engine = SerialEngine()
+        async with World(engine, scales_to_zero=True).started() as world:
+            assert world.pool.members is not None
+            world.pool.members.leave(engine)
+            call = asyncio.create_task(world.embed("1", in_s=60.0))
+            await asyncio.sleep(30)
+            assert not call.done()
+            world.pool.members.join(SerialEngine(replace(DESCRIPTION, address="server-2:1")), WordTokenizer())
+            assert (await call).code is Code.OK
+
+    run(check())
+
+
+def test_a_caller_that_went_is_no_demand_for_a_model_that_scales_to_zero() -> None:
+    async def check() -> None:
+        async with World(scales_to_zero=True).started() as world:
+            call = asyncio.create_task(world.embed("1"))
+            await asyncio.sleep(0.5)
+            call.cancel()
+            await asyncio.sleep(0.5)
+            assert world.pipeline.meter.of(world.model).parked_requests == 0
+
+    run(check())
+
+
+def test_a_drain_tells_calls_that_wait_for_a_first_server_to_go_elsewhere() -> None:
+    async def check() -> None:
+        async with World(scales_to_zero=True).started() as world:
+            call = asyncio.create_task(world.embed("1"))
+            world.produce(world.request("1", source=KAFKA))
+            await asyncio.sleep(0.5)
+            await asyncio.wait_for(world.drain(), 10)
+            assert (await call).code is Code.UNAVAILABLE
+            assert not world.kafka.replied  # its next reader has it
+
+    run(check())
+
+
 def test_waiting_for_a_model_server_can_be_bounded() -> None:
     async def check() -> None:
         engine = SerialEngine()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from math import inf
 
 from aggregator.admission.bounds import Admission, AdmissionPolicy
@@ -52,3 +53,27 @@ def test_a_model_is_full_for_every_class_once_what_is_parked_would_fill_it() -> 
     assert model.full() == frozenset(Priority)
     model.parked.take(lambda _: True)
     assert model.full() == frozenset()
+
+
+def test_one_that_nobody_waits_for_any_more_is_taken_out_with_its_texts_and_its_deadline() -> None:
+    parked = Parked()
+    first, second = request("x" * 400, 1.0), request("y" * 80, 2.0)
+    for each in (first, second):
+        parked.append(each)
+    first.inputs = ()
+    parked.discard(first)
+    parked.discard(first)
+    assert (len(parked), parked.tokens, parked.next_deadline_s) == (1, 20, 2.0)
+    assert parked.expire(3.0) == [second]
+
+
+def test_those_that_went_leave_no_memory_behind() -> None:
+    parked = Parked()
+    gone: list[Request] = []
+    for number in range(1000):
+        each = request(str(number), 1e6)
+        gone.append(each)
+        parked.append(each)
+        parked.discard(each)
+    referred = [sys.getrefcount(each) for each in gone]
+    assert sum(count > min(referred) for count in referred) <= 100

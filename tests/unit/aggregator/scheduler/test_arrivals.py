@@ -51,11 +51,12 @@ def test_the_rate_falls_when_nothing_comes_any_more() -> None:
     assert arrivals.tokens_per_s(300.0) < 1
 
 
-def test_nothing_is_known_of_lengths_before_any_was_counted() -> None:
-    arrivals = Arrivals(ArrivalPolicy(), 0.0)
-    arrivals.arrived(10, 0.0)
-    arrivals.counted(0, 0, 0)
+def test_what_arrives_counts_by_a_guess_of_lengths_before_any_was_counted() -> None:
+    arrivals = Arrivals(ArrivalPolicy(first_tokens_per_input=7.0), 0.0)
     assert arrivals.tokens_per_s(1.0) == 0.0
+    arrivals.arrived(10, 1.0)
+    arrivals.counted(0, 0, 0)
+    assert arrivals.tokens_per_s(1.0) == pytest.approx(70.0, rel=0.05)
     assert arrivals.tokens_per_request == 0.0
 
 
