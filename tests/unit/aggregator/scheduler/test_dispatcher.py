@@ -349,7 +349,7 @@ def test_a_batch_that_is_not_full_is_paced_while_a_lane_runs_but_not_past_a_dead
     def ready() -> Desk:
         desk = Desk("a", "b", policy=replace(ALONE, paced=True), warm=True)
         for number in range(40):  # so much comes that no lane stays free
-            desk.dispatcher._pace.sent(5, NOW_S - 0.04 + 0.001 * number)  # noqa: SLF001 - a load, without its batches
+            desk.dispatcher._pace.sent(5, NOW_S - 0.04 + 0.001 * number)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         desk.dispatcher.lanes["a"].sent("running", 100, NOW_S - 0.001)
         return desk
 
