@@ -169,7 +169,7 @@ BUILDS = (
         "aggregator/admission/tokenizers/cache.py",
         "    if actual != fingerprint:\n",
         "    if False:\n",
-        (f"{_EJECTED}::test_a_server_of_another_model_or_tokenizer_gets_nothing_until_it_is_the_right_one",),
+        ("tests/unit/aggregator/admission/tokenizers/test_cache.py::test_files_of_another_fingerprint_are_refused",),
     ),
     Build(
         "takes-a-server-of-another-model",

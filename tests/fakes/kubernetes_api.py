@@ -111,15 +111,16 @@ class FakeKubernetesApi:
             return self._create(request.path, await request.json())
         if request.method == "PATCH" and request.content_type == "application/apply-patch+yaml":
             return self._apply(request.path, request.query, await request.json())
+        content = await request.json() if request.method in {"PUT", "PATCH"} else {}  # others may write meanwhile
         stored = self.objects.get(request.path)
         if stored is None:
             return _status(404, f"{request.path} not found")
         if request.method == "PUT":
-            return self._replace(request.path, stored, await request.json())
+            return self._replace(request.path, stored, content)
         if request.method == "PATCH":
             if request.content_type != "application/merge-patch+json":
                 return _status(415, "this fake merges, and knows no other patch")
-            self.put(request.path, _merged(stored, await request.json()))
+            self.put(request.path, _merged(stored, content))
         return web.json_response(self.objects[request.path])
 
     def _create(self, path: str, content: Object) -> web.Response:
