@@ -12,7 +12,6 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.record.util import calc_crc32c
 
-from aggregator.sources.kafka.consumer import group as kafka_group
 from tests.fakes.kafka_clusters import Reading, RealCluster, produce, reading, records_of, settle, until_committed
 from tests.integration.kafka.test_broken_logs import CHECKED_FROM, CRC_AT
 
@@ -92,19 +91,6 @@ async def test_what_was_committed_is_handed_out_and_what_was_aborted_is_not(shar
         await until_committed(shared, topic, {0: 15})
     if header != "n":
         assert [name for lease in intake.leases for name, _ in lease.record.headers].count("N\ufffdME") == 3
-
-
-async def test_a_build_that_reads_uncommitted_would_hand_out_what_was_aborted(shared: RealCluster) -> None:
-    topic = await shared.create_topic()
-    wanted = await written(shared, topic)
-    with patch.object(kafka_group, "_ISOLATION", "read_uncommitted"):
-        async with reading(shared, shared.settings(topic)) as intake:
-            settle(await intake.take(len(wanted) + 3))
-    assert [value for value in values(intake) if "aborted" in value] == [
-        "one-aborted",
-        "one-aborted-too",
-        "two-aborted",
-    ]
 
 
 async def test_what_stands_behind_a_transaction_that_hangs_waits_until_the_broker_has_ended_it(
