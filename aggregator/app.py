@@ -31,7 +31,6 @@ from aggregator.replicas.ready_aggregators import ReadyAggregators
 from aggregator.scheduler.budget.controller import SlaGoal
 from aggregator.scheduler.budget.sla import Form
 from aggregator.scheduler.dispatcher import DispatchPolicy
-from aggregator.scheduler.packing import PackPolicy
 from aggregator.scheduler.queue import QueuePolicy
 from aggregator.settings.aggregator import AggregatorSettings, SlaSettings
 from aggregator.settings.strict import as_text
@@ -44,6 +43,8 @@ from aggregator.sources.kafka.producer.producer import KafkaProducer
 from aggregator.sources.kafka.source import KafkaSource
 
 _LOG = logging.getLogger(__name__)
+_CONNECT_TIMEOUT_S = 30.0
+"""For brokers at start, and for each connection of --check."""
 _CLOSE_TIMEOUT_S = 5.0
 _UNREADY_S = 10.0
 """An event loop that has not come round for so long is sent no more work,"""
@@ -87,7 +88,7 @@ class Aggregator:
             self._pipeline.sources.append(self._grpc)
         defaults = {topic.name: topic.model or settings.models[0].name for topic in settings.kafka.topics}
         self._report = DemandReport(self._models, meter, defaults, self._deliveries)
-        self._demand = DemandServer(settings.demand.bind, self._report) if settings.demand.enabled else None
+        self._demand = DemandServer(settings.demand.bind, self._report) if settings.demand.bind else None
         self._work: list[asyncio.Task[None]] = []
 
     def _open_kafka(self, settings: AggregatorSettings, tracing: Tracing) -> None:
@@ -131,7 +132,7 @@ class Aggregator:
         """Take up work in `tasks`, once Kafka and every port can be had. Raises StartError."""
         settings = self._settings
         if settings.kafka.enabled:
-            await prepare_topics(settings.kafka, settings.lifecycle.connect_timeout_s)
+            await prepare_topics(settings.kafka, _CONNECT_TIMEOUT_S)
         self._metrics.watch(lambda: snapshot(self._models, self._deliveries, self._report.tokens_per_record))
         self._telemetry.health.ready.update(
             models=self._models_ready, kafka=self._kafka_ready, loop=heartbeat.within(_UNREADY_S)
@@ -193,10 +194,7 @@ def make_models(settings: AggregatorSettings, worker: Executor, long_worker: Exe
     """The configured models with the policy of their queues; the workers tokenize."""
     batching = settings.batching
     admission = AdmissionPolicy(batching.max_held_tokens)
-    policy = DispatchPolicy(
-        queue=QueuePolicy(batching.max_wait_s, batching.coalesce),
-        pack=PackPolicy(batching.lookahead, batching.aged_share),
-    )
+    policy = DispatchPolicy(queue=QueuePolicy(coalesce=batching.coalesce))
     models = [
         Model(model.name, model.aliases, Admission(admission), scales_to_zero=model.scales_to_zero)
         for model in settings.models
@@ -220,7 +218,7 @@ async def check(settings: AggregatorSettings) -> int:
     """Print the settings (secrets masked) and what every connection says; 0 when all is well, else 1."""
     print(as_text(settings))
     problems: list[str] = []
-    timeout_s = settings.lifecycle.connect_timeout_s
+    timeout_s = _CONNECT_TIMEOUT_S
     if settings.kafka.enabled:
         try:
             for warning in await check_kafka(settings.kafka, timeout_s):
@@ -250,5 +248,5 @@ def make_gate(settings: AggregatorSettings, ready_aggregators: Callable[[], int]
     """The gate; a tenant's rate is divided among `ready_aggregators`."""
     tenants = settings.tenants
     rate = inf if tenants.tokens_per_s is None else tenants.tokens_per_s
-    quotas = Quotas(QuotaPolicy(rate, tenants.rates, tenants.burst_s), ready_aggregators)
-    return Gate(quotas, max_reply_bytes=settings.grpc.max_reply_bytes)
+    quotas = Quotas(QuotaPolicy(rate, tenants.rates), ready_aggregators)
+    return Gate(quotas)

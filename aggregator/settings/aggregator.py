@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    NonNegativeFloat,
     PositiveFloat,
     PositiveInt,
     SecretStr,
@@ -59,9 +58,6 @@ class AuthenticationSettings(Group):
     jwt_issuer: str = Field(default="", description="the iss that a JWT must have; empty: any")
     jwt_audience: str = Field(default="", description="the aud that a JWT must have; empty: any")
     jwt_tenant_claim: str = Field(default="sub", description="the claim of a JWT that names the tenant")
-    jwt_algorithms: tuple[
-        Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"], ...
-    ] = Field(default=("RS256", "ES256", "EdDSA"), description="signatures that are accepted", min_length=1)
     client_certificates: bool = Field(
         default=False,
         description="the tenant is the client certificate's SPIFFE id, or else its common name, or else its first DNS"
@@ -79,35 +75,9 @@ class GrpcSettings(Group):
 
     enabled: bool = Field(default=True, description="serve gRPC at all")
     bind: str = Field(default="0.0.0.0:50051", description="host:port; port 0 picks a free one")
-    model: str = Field(default="", description="model of requests that name none; empty: the first one configured")
-    priority: Literal["interactive", "default", "background"] = Field(
-        default="interactive", description="class of requests that name none"
-    )
-    max_inputs: PositiveInt = Field(default=1024, description="inputs of one request")
     max_message_bytes: PositiveInt = Field(default=4 * 1024 * 1024, description="of one request")
-    max_reply_bytes: PositiveInt = Field(
-        default=16 * 1024 * 1024, description="a request whose vectors would need more is refused"
-    )
-    max_calls: PositiveInt = Field(
-        default=4096, description="requests under way, those on streams included; more get RESOURCE_EXHAUSTED"
-    )
-    max_pending_bytes: PositiveInt = Field(
-        default=64 * 1024 * 1024, description="bytes of the requests under way; more get RESOURCE_EXHAUSTED"
-    )
-    max_streams: PositiveInt = Field(
-        default=48,
-        description="open EmbedStream calls, each with room for one message on its way in; when one more comes,"
-        " one that has been silent for 5 s makes way",
-    )
-    stream_window: PositiveInt = Field(default=256, description="requests under way on one EmbedStream")
-    max_calls_per_connection: PositiveInt = Field(default=1024, description="HTTP/2 streams of one connection")
-    max_metadata_bytes: PositiveInt = Field(default=16 * 1024, description="metadata of one call")
     max_connection_age_s: PositiveFloat = Field(
         default=1800.0, description="a connection is closed at this age (give or take 10 %), so that load spreads anew"
-    )
-    max_connection_grace_s: PositiveFloat = Field(
-        default=300.0,
-        description="and its calls are given so long to end; a stream ends by itself after nine tenths of it",
     )
     reflection: bool | None = Field(
         default=None,
@@ -130,7 +100,6 @@ class TenantSettings(Group):
         default=None, description="of each tenant, at all aggregators together; empty: no limit"
     )
     rates: dict[str, PositiveFloat] = Field(default={}, description="tokens per second of single tenants")
-    burst_s: PositiveFloat = Field(default=2.0, description="seconds' worth of its rate that a tenant may take at once")
     aggregators: str = Field(
         default="1",
         coerce_numbers_to_str=True,
@@ -178,14 +147,12 @@ class KafkaSettings(Group):
     allowed_reply_topics: tuple[str, ...] = Field(
         default=(), description="further topics a request may name; shell patterns such as team-a.* are allowed"
     )
-    dead_letter_suffix: str = Field(default="-dlt", description="appended to the query topic's name")
     group_id: str = Field(default="tokenbatch", description="consumer group")
     client_id: str = Field(default="tokenbatch", description="client id, for the broker's logs and quotas")
     create_topics: bool = Field(default=False, description="create missing topics at start")
     partitions: PositiveInt = Field(default=8, description="of topics that are created")
     replication_factor: int = Field(default=-1, description="of topics that are created; -1: the broker's default")
     max_poll_records: PositiveInt = Field(default=1000, description="records taken per fetch at the most")
-    max_record_bytes: PositiveInt = Field(default=4 * 1024 * 1024, description="a larger record is refused, not parsed")
     max_reply_bytes: PositiveInt = Field(
         default=900_000, description="a request whose reply would be larger is refused"
     )
@@ -239,13 +206,6 @@ class BatchingSettings(Group):
     token_budget: PositiveInt | None = Field(
         default=None, description="tokens per batch; empty: the saturation point that each model server measured"
     )
-    lookahead: int = Field(default=64, ge=0, description="queries examined past the first that does not fit")
-    max_wait_s: tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeFloat] = Field(
-        default=(0.1, 0.5, 5.0), description="age at which interactive, default and background queries are aged"
-    )
-    aged_share: Annotated[float, Field(gt=0, le=1)] = Field(
-        default=0.1, description="of a batch's tokens, for aged queries"
-    )
     coalesce: bool = Field(default=True, description="compute identical inputs once")
     max_held_tokens: PositiveInt = Field(
         default=500_000,
@@ -281,8 +241,10 @@ class SlaSettings(Group):
 class DemandSettings(Group):
     """What the scaler asks: how much work there is, on a port of its own."""
 
-    enabled: bool = Field(default=False, description="answer the scaler; the Helm chart turns it on")
-    bind: str = Field(default="0.0.0.0:50052", description="host:port; port 0 picks a free one")
+    bind: str = Field(
+        default="",
+        description="host:port; port 0 picks a free one; empty: no scaler asks. The chart sets 0.0.0.0:50052",
+    )
 
 
 class TokenizerSettings(Group):
@@ -298,7 +260,6 @@ class LifecycleSettings(Group):
     grace_s: PositiveFloat = Field(
         default=25.0, description="from SIGTERM to the exit; what is unfinished then is replayed"
     )
-    connect_timeout_s: PositiveFloat = Field(default=30.0, description="for brokers at start")
 
 
 class AggregatorSettings(StrictSettings):

@@ -21,9 +21,9 @@ Every process takes settings from its environment, then from the YAML file of `-
 unknown name ends the start, with the nearest known one. In the file, groups are mappings and names are in lower case:
 
     batching:
-      lookahead: 128
+      token_budget: 1024
 
-In the environment the same setting is `TOKENBATCH_AGGREGATOR_BATCHING__LOOKAHEAD=128`; lists and mappings are JSON
+In the environment the same setting is `TOKENBATCH_AGGREGATOR_BATCHING__TOKEN_BUDGET=1024`; lists and mappings are JSON
 there. Each process says all of this with `--help`, and checks its file and its connections with `--check`.
 
 OpenTelemetry's own variables (`OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_SERVICE_NAME` and others) are understood as well.
@@ -51,6 +51,8 @@ def _process(title: str, command: str, settings: type[BaseModel], prefix: str) -
     yield f"`{command}`; variables begin with `{prefix}`."
     group: tuple[str, ...] | None = None
     for leaf in leaves(settings):
+        if title != "Aggregator" and leaf.path[0] == "kafka":
+            continue
         if leaf.path[:-1] != group:
             group = leaf.path[:-1]
             yield ""
@@ -60,6 +62,9 @@ def _process(title: str, command: str, settings: type[BaseModel], prefix: str) -
             yield "| setting | takes | default | what it is |"
             yield "|---|---|---|---|"
         yield from _rows(leaf)
+    if title != "Aggregator" and "kafka" in settings.model_fields:
+        yield ""
+        yield "The group `kafka` is the aggregator's: the scaler reads the same topics and its group's offsets."
 
 
 def _rows(leaf: Leaf) -> Iterator[str]:

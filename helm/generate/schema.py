@@ -28,7 +28,7 @@ CHART_SETS: dict[str, frozenset[str]] = {
         | {"ssl_ca_file", "ssl_cert_file", "ssl_key_file"}
     ),
     "aggregator": frozenset(
-        {"kafka", "models", "grpc.enabled", "grpc.bind", "grpc.tls", "demand.enabled", "demand.bind"}
+        {"kafka", "models", "grpc.enabled", "grpc.bind", "grpc.tls", "demand"}
         | {"grpc.authentication.tokens_file", "grpc.authentication.jwks_file"}
         | {"telemetry.metrics_bind", "tenants.aggregators", "tokenizer.cache"}
     ),
@@ -37,7 +37,7 @@ CHART_SETS: dict[str, frozenset[str]] = {
     ),
     "scaler": frozenset(
         {"kafka", "models", "namespace", "aggregators.addresses", "peers", "keda.bind", "telemetry.metrics_bind"}
-        | {"api.enabled", "api.bind", "api.service", "api.secret", "api.owner", "api.cert_file", "api.key_file"}
+        | {"api.bind", "api.service", "api.secret", "api.owner", "api.cert_file", "api.key_file"}
         | {"api.ca_file", "api.client_ca_file", "api.client_names"}
     ),
 }

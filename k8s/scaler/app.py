@@ -15,7 +15,7 @@ from k8s.scaler.external_metrics.identity import Identity, current_identity
 from k8s.scaler.external_metrics.registration import Registration
 from k8s.scaler.external_metrics.server import ExternalMetricsApi
 from k8s.scaler.keda import GrpcPort, KedaScaler
-from k8s.scaler.measuring.aggregators import Aggregators
+from k8s.scaler.measuring.aggregators import ANSWER_TIMEOUT_S, Aggregators
 from k8s.scaler.measuring.kafka_lag import KafkaLag
 from k8s.scaler.measuring.rounds import Measuring
 from k8s.scaler.metrics import ScalerMetrics
@@ -49,7 +49,7 @@ class Scaler:
         metrics.show(self.published)
         self._aggregators = Aggregators(settings.aggregators, clock, lambda: metrics.input_failed("aggregator"))
         self._kafka = kafka or KafkaLag(settings.kafka)
-        self._peers = Peers(labels, settings.aggregators.timeout_s)
+        self._peers = Peers(labels, ANSWER_TIMEOUT_S)
         self.measuring = Measuring(
             settings,
             self._aggregators,
@@ -62,7 +62,7 @@ class Scaler:
             clock=clock,
         )
         self.port = GrpcPort(KedaScaler(self.published, metrics, 1.0), settings.keda.bind)
-        self.api = ExternalMetricsApi(self.published, self.namespace, metrics) if settings.api.enabled else None
+        self.api = ExternalMetricsApi(self.published, self.namespace, metrics) if settings.api.bind else None
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop` is set."""
@@ -145,6 +145,6 @@ def _kubernetes_for(settings: ScalerSettings) -> Kubernetes | None:
     needed = (
         any(address.startswith(SCHEME) for address in (*settings.aggregators.addresses, *settings.peers))
         or any(model.deployment for model in settings.models)
-        or (api.enabled and (api.client_ca_file is None or api.cert_file is None))
+        or bool(api.bind and (api.client_ca_file is None or api.cert_file is None))
     )
     return connect() if needed else None

@@ -51,12 +51,6 @@ class AggregatorsSettings(Group):
         min_length=1,
     )
     interval_s: PositiveFloat = Field(default=5.0, description="between two questions")
-    timeout_s: PositiveFloat = Field(default=3.0, description="for an answer")
-    newcomer_s: PositiveFloat = Field(
-        default=30.0,
-        description="an aggregator that has never answered is overlooked this long, it may be starting; "
-        "one that has not answered for longer is overlooked while its pod is not Ready",
-    )
 
 
 class PolicySettings(Group):
@@ -72,17 +66,14 @@ class PolicySettings(Group):
     )
     peak_hold_s: NonNegativeFloat = Field(default=60.0, description="the highest figure of this time is published")
     max_age_s: PositiveFloat = Field(default=20.0, description="an older input is an error, never a zero")
-    max_hold_s: NonNegativeFloat = Field(
-        default=600.0, description="while pods are pending, the backlog counts as it was for this long at the most"
-    )
-    tokens_per_record: PositiveFloat = Field(default=20.0, description="guess, before any record was counted")
 
 
 class ApiSettings(Group):
     """The external metrics API, for a HorizontalPodAutoscaler."""
 
-    enabled: bool = Field(default=True, description="serve external.metrics.k8s.io")
-    bind: str = Field(default="0.0.0.0:8443", description="host:port; port 0 picks a free one")
+    bind: str = Field(
+        default="0.0.0.0:8443", description="host:port; port 0 picks a free one; empty: external metrics are not served"
+    )
     service: str = Field(default="tokenbatch-scaler", description="the Service before it: what its certificate names")
     secret: str = Field(
         default="tokenbatch-scaler-tls", description="the Secret in which the replicas share a certificate made by them"
@@ -95,7 +86,6 @@ class ApiSettings(Group):
         default=None, description="who signs the API server's client certificate; empty: as the cluster says"
     )
     client_names: tuple[str, ...] = Field(default=(), description="names that certificate may carry; empty: any")
-    certificate_days: PositiveFloat = Field(default=90.0, description="validity of a certificate; renewed at 2/3 of it")
 
 
 class KedaSettings(Group):

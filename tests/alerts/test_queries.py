@@ -66,7 +66,7 @@ def scaler(log_file: Path, kafka: str, demand: str) -> Service:
         "AGGREGATORS__ADDRESSES": json.dumps([demand]),
         "AGGREGATORS__INTERVAL_S": "1",
         "NAMESPACE": NAMESPACE,
-        "API__ENABLED": "false",
+        "API__BIND": "",
         "KEDA__BIND": f"127.0.0.1:{keda_port}",
         "TELEMETRY__METRICS_BIND": f"127.0.0.1:{metrics_port}",
     }
@@ -98,7 +98,6 @@ class Stack:
                 "KAFKA__PARTITIONS": "2",
                 "KAFKA__REPLICATION_FACTOR": "1",
                 "SLA__LATENCY_S": "2",  # without a promise nothing is late, and nothing counts it
-                "DEMAND__ENABLED": "true",
                 "DEMAND__BIND": f"127.0.0.1:{demand_port}",
             },
         )

@@ -135,7 +135,7 @@ def test_what_a_person_sets_reaches_the_process(tmp_path: Path) -> None:
     file = tmp_path / "aggregator.yaml"
     file.write_text(find(objects, "ConfigMap", "embed-aggregator")["data"]["aggregator.yaml"], encoding="utf-8")
     settings = load(AggregatorSettings, prefix=AGGREGATOR, env={}, file=file)
-    assert settings.batching.lookahead == 128
+    assert settings.batching.token_budget == 128
     assert settings.batching.coalesce is False
     assert settings.batching.max_held_tokens == 5_000_000
     assert settings.kafka.topics[1].tenant == "index"

@@ -18,8 +18,8 @@ NAMED = "networkPolicy.clients[0].podSelector.matchLabels.may=call"
     ("values", "says"),
     [
         ("kafka.bootstrapServer=x", "bootstrapServer"),
-        ("aggregator.config.batching.lookahed=3", "lookahed"),
-        ("aggregator.config.batching.lookahead=-1", "lookahead"),
+        ("aggregator.config.batching.token_bugdet=3", "token_bugdet"),
+        ("aggregator.config.batching.token_budget=-1", "token_budget"),
         ("modelServer.config.engine.kind=fast", "kind"),
         ("scaler.config.policy.utilisation=1.5", "utilisation"),
         ("kafka.config.bootstrap_servers=x", "bootstrap_servers"),
@@ -78,7 +78,7 @@ def checksums(objects: list[Object]) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("values", "rolled"),
     [
-        ("aggregator.config.batching.lookahead=7", {"aggregator"}),
+        ("aggregator.config.batching.token_budget=7", {"aggregator"}),
         ("modelServer.config.queue.merging=false", {"model-server"}),
         ("scaler.config.policy.drain_s=7", {"scaler"}),
         ("kafka.config.group_id=other", {"aggregator", "scaler"}),

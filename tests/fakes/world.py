@@ -29,7 +29,7 @@ from aggregator.scheduler.work_item import Priority
 from aggregator.sources import source
 from aggregator.sources.grpc.call_batcher import CallBatcher
 from aggregator.sources.grpc.calls import Call, call_of
-from aggregator.sources.grpc.load import Load, LoadLimits
+from aggregator.sources.grpc.load import Limits, Load
 from aggregator.sources.kafka.consumer.committed_offset import Lease, Watermark
 from aggregator.sources.parsing import parse
 from aggregator.sources.source import Receive, Release
@@ -201,7 +201,7 @@ class World:
         self.pipeline.sources += [self.kafka, self.grpc]
         self.watermark = Watermark("requests", 0, 0)
         self._offset = 0
-        self._load = Load(LoadLimits(100_000, 1, 1), Metrics(Gatherer()))
+        self._load = Load(Limits(100_000, 1, 1), Metrics(Gatherer()))
 
     @asynccontextmanager
     async def started(self) -> AsyncGenerator[World]:

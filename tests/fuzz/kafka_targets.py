@@ -29,9 +29,9 @@ from tests.fakes.sources import KAFKA
 from tests.fuzz.target import Cut, Target, field
 
 _NOW_S = 1_700_000_000.0
-_SETTINGS = KafkaSettings(allowed_reply_topics=("team-*",), max_record_bytes=3000)
+_SETTINGS = KafkaSettings(allowed_reply_topics=("team-*",))
 _TOPIC = intakes(_SETTINGS, KAFKA, "m")["embed.requests.v1"]
-_INTAKE = replace(_TOPIC, defaults=replace(_TOPIC.defaults, max_inputs=8))
+_INTAKE = replace(_TOPIC, defaults=replace(_TOPIC.defaults, max_inputs=8), max_record_bytes=3000)
 _TEXT = "the text of a query"
 _HEADERS = (
     *("content-type", "ce_id", "ce_expirytime", "kafka_replyTopic", "kafka_replyPartition", "reply_to"),

@@ -32,7 +32,7 @@ from aggregator.sources.grpc.bearer_tokens import Caller
 from aggregator.sources.grpc.call_batcher import CallBatcher
 from aggregator.sources.grpc.callers import Authentication, Callers
 from aggregator.sources.grpc.calls import Call, Calls, call_of, refusal
-from aggregator.sources.grpc.load import Load, LoadLimits, Room
+from aggregator.sources.grpc.load import Limits, Load, Room
 from aggregator.sources.grpc.reading import Context, Reading
 from aggregator.sources.parsing import SMALL_BYTES, decode, head
 from aggregator.sources.response import response
@@ -75,7 +75,7 @@ def _give_up(request: Request) -> None:
 
 def _calls(known: Authentication | None) -> Calls:
     defaults = Defaults(GRPC, "m", Priority.INTERACTIVE, max_inputs=4)
-    load = Load(LoadLimits(2, 100_000, 1), Metrics(Gatherer()), lambda: 0.5)
+    load = Load(Limits(2, 100_000, 1), Metrics(Gatherer()), lambda: 0.5)
     return Calls(
         _Batcher(lambda now_s: now_s),
         _give_up,

@@ -60,6 +60,10 @@ class StaticTokens:
         return Caller(known[1])
 
 
+_ALGORITHMS = ("RS256", "ES256", "EdDSA")
+"""Signatures with a public key that identity providers give; none that a shared secret makes."""
+
+
 class JwtTokens:
     """JSON Web Tokens signed by a key of a JWKS file; the key is chosen by the token's `kid`."""
 
@@ -82,7 +86,7 @@ class JwtTokens:
             claims: dict[str, Any] = jwt.decode(
                 token,
                 key,
-                algorithms=settings.jwt_algorithms,
+                algorithms=_ALGORITHMS,
                 issuer=settings.jwt_issuer or None,
                 audience=settings.jwt_audience or None,
                 leeway=_LEEWAY_S,

@@ -26,6 +26,7 @@ from grpc_health.v1 import health, health_pb2
 from aggregator.errors import StartError
 from aggregator.settings.aggregator import GrpcSettings
 from aggregator.sources.grpc.certificates import server_credentials
+from aggregator.sources.grpc.load import Limits
 from aggregator.sources.grpc.service import SERVICE, EmbeddingsService
 from protos import reflection
 
@@ -125,12 +126,12 @@ _LOOKAHEAD_BYTES = 16 * 1024
 class GrpcServer:
     """The listener. A name that health does not know is NOT_FOUND; the empty name is the whole server."""
 
-    def __init__(self, service: EmbeddingsService, calls: Calls, settings: GrpcSettings) -> None:
+    def __init__(self, service: EmbeddingsService, calls: Calls, settings: GrpcSettings, limits: Limits) -> None:
         """Raises StartError for certificates that cannot be used."""
         self._settings = settings
         self._service = service
         self._credentials = server_credentials(settings.tls)
-        self._server = grpc.aio.server(options=_options(settings))
+        self._server = grpc.aio.server(options=_options(settings, limits))
         self._health = _Health()
         self.address = ""
         others = Guarded(calls)
@@ -215,23 +216,23 @@ class _Health(health.aio.HealthServicer):
             watch.cancel()
 
 
-def _options(settings: GrpcSettings) -> list[tuple[str, Any]]:
+def _options(settings: GrpcSettings, limits: Limits) -> list[tuple[str, Any]]:
     return [
         ("grpc.max_receive_message_length", settings.max_message_bytes),
         ("grpc.max_send_message_length", -1),  # held to max_reply_bytes before
-        ("grpc.max_metadata_size", settings.max_metadata_bytes),
-        ("grpc.absolute_max_metadata_size", settings.max_metadata_bytes),
-        ("grpc.max_concurrent_streams", settings.max_calls_per_connection),
+        ("grpc.max_metadata_size", limits.max_metadata_bytes),
+        ("grpc.absolute_max_metadata_size", limits.max_metadata_bytes),
+        ("grpc.max_concurrent_streams", limits.max_calls_per_connection),
         # It also counts calls that are answered but not yet freed, and refuses clients that keep to the limit.
         ("grpc.http.overload_protection", 0),
         # Calls that the event loop has not seen yet: above a thousand of them gRPC would cancel some at random.
-        ("grpc.server.max_pending_requests", _MOST_UNSEEN * settings.max_calls),
-        ("grpc.server.max_pending_requests_hard_limit", _MOST_UNSEEN * settings.max_calls),
+        ("grpc.server.max_pending_requests", _MOST_UNSEEN * limits.max_calls),
+        ("grpc.server.max_pending_requests_hard_limit", _MOST_UNSEEN * limits.max_calls),
         # By itself gRPC lets clients send ever more, megabytes on every call, of what nobody has asked for yet.
         ("grpc.http2.bdp_probe", 0),
         ("grpc.http2.lookahead_bytes", _LOOKAHEAD_BYTES),
         ("grpc.max_connection_age_ms", int(settings.max_connection_age_s * 1000)),
-        ("grpc.max_connection_age_grace_ms", int(settings.max_connection_grace_s * 1000)),
+        ("grpc.max_connection_age_grace_ms", int(limits.connection_grace_s * 1000)),
         ("grpc.max_allowed_incoming_connections", _MOST_CONNECTIONS),
         ("grpc.server_handshake_timeout_ms", 20_000),
         ("grpc.keepalive_time_ms", 60_000),  # a peer that vanished frees what it held

@@ -22,12 +22,23 @@ _RETRY_AFTER_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class LoadLimits:
-    """Requests under way, their bytes, and open streams."""
+class Limits:
+    """What one listener takes on; more is refused with RESOURCE_EXHAUSTED, or waits where HTTP/2 has it wait.
 
-    max_calls: int
-    max_pending_bytes: int
-    max_streams: int
+    `max_calls`: requests under way, those on streams included. `max_pending_bytes`: of these requests together.
+    `max_streams`: open EmbedStream calls, each with room for one message on its way in; when one more comes, one that
+    has been silent for 5 s makes way. `stream_window`: requests under way on one of them. `max_inputs`: of one request.
+    `max_metadata_bytes`: of one call. `connection_grace_s`: what calls have to end on a connection that is to close.
+    """
+
+    max_calls: int = 4096
+    max_pending_bytes: int = 64 * 1024 * 1024
+    max_streams: int = 48
+    stream_window: int = 256
+    max_inputs: int = 1024
+    max_calls_per_connection: int = 1024
+    max_metadata_bytes: int = 16 * 1024
+    connection_grace_s: float = 300.0
 
 
 _WORDS = {
@@ -45,7 +56,7 @@ _WORDS = {
 class Load:
     """What is under way. `jitter` in [0, 1) spreads the retries of those that are refused."""
 
-    def __init__(self, limits: LoadLimits, metrics: Metrics, jitter: Callable[[], float] = random.random) -> None:
+    def __init__(self, limits: Limits, metrics: Metrics, jitter: Callable[[], float] = random.random) -> None:
         self.calls = SharedBound(limits.max_calls)
         self.bytes = SharedBound(limits.max_pending_bytes)
         self.streams = SharedBound(limits.max_streams)

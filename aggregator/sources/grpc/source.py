@@ -14,7 +14,7 @@ from aggregator.sources.grpc.call_batcher import CallBatcher
 from aggregator.sources.grpc.callers import Callers, open_authentication
 from aggregator.sources.grpc.calls import Calls, GiveUp, call_of
 from aggregator.sources.grpc.listener import GrpcServer
-from aggregator.sources.grpc.load import Load, LoadLimits
+from aggregator.sources.grpc.load import Limits, Load
 from aggregator.sources.grpc.reading import Reading
 from aggregator.sources.grpc.service import EmbeddingsService
 from aggregator.sources.source import GRPC, Receive, Release
@@ -22,6 +22,7 @@ from aggregator.sources.source import GRPC, Receive, Release
 _STREAM_AGE_SHARE = 0.9
 """Of the grace that a connection's calls have: a stream opened just before it began ends by itself, not cut off."""
 
+_LIMITS = Limits()
 _FEWEST_PLACES = 4
 """For messages on their way in, each of which may be as large as any: together no more than what may be pending."""
 
@@ -34,30 +35,37 @@ class GrpcSource:
     replayed = False
 
     def __init__(
-        self, settings: AggregatorSettings, give_up: GiveUp, models: Models, metrics: Metrics, tracing: Tracing
+        self,
+        settings: AggregatorSettings,
+        give_up: GiveUp,
+        models: Models,
+        metrics: Metrics,
+        tracing: Tracing,
+        *,
+        limits: Limits = _LIMITS,
     ) -> None:
         """Raises StartError for credentials that cannot be read."""
         grpc = settings.grpc
         defaults = Defaults(
             source=self,
-            model=grpc.model or settings.models[0].name,
-            priority=Priority[grpc.priority.upper()],
-            max_inputs=grpc.max_inputs,
+            model=settings.models[0].name,
+            priority=Priority.INTERACTIVE,
+            max_inputs=limits.max_inputs,
             trusts_tenant=not grpc.authentication.required,
         )
         callers = Callers(defaults, open_authentication(grpc.authentication), traced=tracing.enabled)
-        load = Load(LoadLimits(grpc.max_calls, grpc.max_pending_bytes, grpc.max_streams), metrics)
-        reading = Reading(max(_FEWEST_PLACES, grpc.max_pending_bytes // grpc.max_message_bytes), load)
+        load = Load(limits, metrics)
+        reading = Reading(max(_FEWEST_PLACES, limits.max_pending_bytes // grpc.max_message_bytes), load)
         self._batcher = CallBatcher(models.next_turn_s)
         calls = Calls(self._batcher, give_up, callers, load, reading)
         service = EmbeddingsService(
             calls,
             models,
             tracing,
-            stream_window=grpc.stream_window,
-            stream_age_s=_STREAM_AGE_SHARE * grpc.max_connection_grace_s,
+            stream_window=limits.stream_window,
+            stream_age_s=_STREAM_AGE_SHARE * limits.connection_grace_s,
         )
-        self.server = GrpcServer(service, calls, grpc)
+        self.server = GrpcServer(service, calls, grpc, limits)
 
     @property
     def receivers(self) -> Sequence[Receive]:

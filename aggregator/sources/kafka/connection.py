@@ -19,6 +19,7 @@ from typing_extensions import override
 
 from aggregator.errors import StartError
 from aggregator.settings.aggregator import KafkaSettings
+from aggregator.sources.kafka.records import DEAD_LETTER_SUFFIX
 
 _RETRY_S = 0.5
 _DEAD_LETTER_MARGIN_BYTES = 64 * 1024
@@ -105,7 +106,7 @@ async def check(settings: KafkaSettings, timeout_s: float) -> Sequence[str]:
             warnings.append(f"kafka: {_listed(missing)} not there yet, and will be created at start")
         limits = await _max_message_bytes(admin, [name for name in _wanted(settings) if name in partitions])
     for topic in settings.topics:
-        dead = topic.name + settings.dead_letter_suffix
+        dead = topic.name + DEAD_LETTER_SUFFIX
         if topic.name in limits and dead in limits and limits[dead] < limits[topic.name] + _DEAD_LETTER_MARGIN_BYTES:
             warnings.append(
                 f"kafka: max.message.bytes of {dead} is {limits[dead]}: make it {_DEAD_LETTER_MARGIN_BYTES} more than"
@@ -123,7 +124,7 @@ async def check(settings: KafkaSettings, timeout_s: float) -> Sequence[str]:
 
 def _wanted(settings: KafkaSettings) -> list[str]:
     names = [topic.name for topic in settings.topics]
-    return [*names, settings.reply_topic, *(name + settings.dead_letter_suffix for name in names)]
+    return [*names, settings.reply_topic, *(name + DEAD_LETTER_SUFFIX for name in names)]
 
 
 def _listed(names: Collection[str]) -> str:
@@ -211,8 +212,7 @@ async def _create(
     existing: Mapping[str, int],
     timeout_s: float,
 ) -> None:
-    suffix = settings.dead_letter_suffix
-    counts = [max(settings.partitions, existing.get(name.removesuffix(suffix), 0)) for name in names]
+    counts = [max(settings.partitions, existing.get(name.removesuffix(DEAD_LETTER_SUFFIX), 0)) for name in names]
     factor = settings.replication_factor
     assignment: dict[int, list[int]] | None = {} if factor == -1 else None  # aiokafka wants one beside a -1
     topics = [NewTopic(name, count, factor, assignment) for name, count in zip(names, counts, strict=True)]

@@ -16,7 +16,7 @@ from aggregator.errors import Code
 from aggregator.observability.metrics import Metrics
 from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.consumer.committed_offset import Lease
-from aggregator.sources.kafka.records import OutgoingRecord, Producer
+from aggregator.sources.kafka.records import DEAD_LETTER_SUFFIX, OutgoingRecord, Producer
 from aggregator.sources.kafka.replies import dead_letter
 
 _LOG = logging.getLogger(__name__)
@@ -127,7 +127,7 @@ class DeadLetters:
             else:
                 reason = error
         if reason is not None:
-            topic = letters[0].lease.record.topic + self._settings.dead_letter_suffix
+            topic = letters[0].lease.record.topic + DEAD_LETTER_SUFFIX
             details = {"topic": topic, "count": len(failed), "error": repr(reason)}
             _LOG.error("dead letters cannot be written, commits are held", extra=details)
             await asyncio.sleep(_PAUSE_S)
@@ -138,7 +138,7 @@ class DeadLetters:
             letter.lease,
             letter.code,
             letter.message,
-            topic=letter.lease.record.topic + self._settings.dead_letter_suffix,
+            topic=letter.lease.record.topic + DEAD_LETTER_SUFFIX,
             group_id=self._settings.group_id,
             attempts=letter.attempts,
             first_failure_unix_s=letter.since_unix_s,

@@ -8,6 +8,9 @@ from typing import Protocol
 
 from aggregator.sources.kafka.consumer.committed_offset import Lease
 
+DEAD_LETTER_SUFFIX = "-dlt"
+"""Appended to the name of a query topic."""
+
 
 class Record(Protocol):
     """One Kafka record as it was read; an aiokafka ConsumerRecord is one."""

@@ -38,7 +38,7 @@
   "kafka" (include "tokenbatch.kafkaSettings" . | fromYaml)
   "models" $models
   "tenants" (merge (dict "aggregators" $callers) (default dict $settings.tenants))
-  "demand" (dict "enabled" true "bind" "0.0.0.0:50052")
+  "demand" (dict "bind" "0.0.0.0:50052")
   "tokenizer" (merge (dict "cache" "/var/cache/tokenbatch/tokenizers") (default dict $settings.tokenizer)))) -}}
 {{- toYaml $settings -}}
 {{- end -}}
@@ -61,8 +61,9 @@
 {{- range (include "tokenbatch.models" . | fromJson).items -}}
 {{- $models = append $models (dict "name" .name "label" .slug "deployment" .fullname) -}}
 {{- end -}}
-{{- $api := dict "enabled" (eq .Values.autoscaling.mode "hpa") "service" (printf "%s-scaler" $name) "secret" (printf "%s-scaler-tls" $name) -}}
-{{- if and $api.enabled .Values.serviceAccounts.create -}}
+{{- $serves := eq .Values.autoscaling.mode "hpa" -}}
+{{- $api := dict "bind" (ternary "0.0.0.0:8443" "" $serves) "service" (printf "%s-scaler" $name) "secret" (printf "%s-scaler-tls" $name) -}}
+{{- if and $serves .Values.serviceAccounts.create -}}
 {{- $_ := set $api "owner" (printf "%s-scaler-%s" $name .Release.Namespace) -}}
 {{- end -}}
 {{- if .Values.scaler.certificates.certManager -}}

@@ -11,6 +11,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+_DAYS = 90.0
+"""Validity of the serving certificate."""
 _CA_DAYS = 3650.0
 _CA_RENEWED_DAYS_BEFORE = 365.0
 _SKEW = timedelta(minutes=5)
@@ -27,7 +29,7 @@ class Certificates:
     key: bytes
 
 
-def make(names: Sequence[str], days: float, now: datetime, old: Certificates | None = None) -> Certificates:
+def make(names: Sequence[str], now: datetime, old: Certificates | None = None) -> Certificates:
     """New certificates for these DNS names; an authority that is good for another year is kept."""
     authority = _kept_authority(old, now) if old is not None else None
     bundle = old.ca_bundle if authority is not None and old is not None else b""
@@ -44,7 +46,7 @@ def make(names: Sequence[str], days: float, now: datetime, old: Certificates | N
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - _SKEW)
-        .not_valid_after(now + timedelta(days=days))
+        .not_valid_after(now + timedelta(days=_DAYS))
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(name) for name in names]), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)

@@ -69,7 +69,6 @@ async def current_identity(settings: ApiSettings, namespace: str, kubernetes: Ku
         namespace=namespace,
         secret=settings.secret,
         names=[host, f"{host}.cluster.local"],
-        days=settings.certificate_days,
     )
     found = await shared.current()
     return Identity(found.certificate, found.key, found.ca_bundle, client_ca, client_names)
@@ -88,13 +87,11 @@ class SharedCertificate:
         namespace: str,
         secret: str,
         names: Sequence[str],
-        days: float,
         clock: Callable[[], datetime] = utc_now,
     ) -> None:
         self._kubernetes = kubernetes
         self._path = f"/api/v1/namespaces/{namespace}/secrets/{secret}"
         self._names = tuple(names)
-        self._days = days
         self._clock = clock
 
     async def current(self) -> Certificates:
@@ -104,7 +101,7 @@ class SharedCertificate:
             found = _read(secret)
             if found is not None and not is_due(found, self._names, self._clock()):
                 break
-            found = make(self._names, self._days, self._clock(), found)
+            found = make(self._names, self._clock(), found)
             try:
                 await self._kubernetes.update(self._path, secret | {"data": _data(found)})
             except KubernetesError as error:

@@ -15,6 +15,10 @@ from protos.aggregator.v1 import aggregator_pb2 as pb
 from protos.aggregator.v1 import aggregator_pb2_grpc as pb_grpc
 
 _LOG = logging.getLogger(__name__)
+ANSWER_TIMEOUT_S = 3.0
+"""For an aggregator's, or another scaler's, answer."""
+_NEWCOMER_S = 30.0
+"""One that has not answered for so long is left out while its pod is not Ready: it may be starting, or be gone."""
 _OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2_000),
@@ -80,7 +84,7 @@ class Aggregators:
 
     def silent(self) -> list[str]:
         """The addresses that have not answered lately."""
-        limit_s = self._clock() - 2 * self._settings.interval_s - self._settings.timeout_s
+        limit_s = self._clock() - 2 * self._settings.interval_s - ANSWER_TIMEOUT_S
         return sorted(address for address, asked in self._asked.items() if asked.answered_s < limit_s)
 
     async def close(self) -> None:
@@ -91,13 +95,13 @@ class Aggregators:
 
     def _is_expected(self, asked: Asked) -> bool:
         """Not of a newcomer that may be starting still, nor of one that is down: silent for as long, and not Ready."""
-        is_silent = self._clock() - max(asked.since_s, asked.answered_s) > self._settings.newcomer_s
+        is_silent = self._clock() - max(asked.since_s, asked.answered_s) > _NEWCOMER_S
         return asked.serving if is_silent else asked.answer is not None
 
     async def _ask(self, address: str, asked: Asked) -> None:
         stub = pb_grpc.DemandStub(asked.channel)
         try:
-            asked.answer = await stub.GetDemand(pb.GetDemandRequest(), timeout=self._settings.timeout_s)
+            asked.answer = await stub.GetDemand(pb.GetDemandRequest(), timeout=ANSWER_TIMEOUT_S)
             asked.answered_s = self._clock()
         except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
             self._on_failure()

@@ -71,8 +71,8 @@ class ModelFigures:
         shares: TopicShares,
         policy: DemandPolicy,
         *,
-        first_tokens_per_record: float,
         arrival_window_s: float,
+        first_tokens_per_record: float = 20.0,
     ) -> None:
         self._name = name
         self._arrival_window_s = arrival_window_s

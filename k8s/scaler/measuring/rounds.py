@@ -52,17 +52,9 @@ class Measuring:
         self._replicas: dict[str, Replicas] = {}
         shares = TopicShares(topics_by_model(settings.kafka, settings.models))
         policy = settings.policy
-        demand = DemandPolicy(
-            policy.drain_s, policy.utilisation, policy.peak_hold_s, policy.max_age_s, policy.max_hold_s
-        )
+        demand = DemandPolicy(policy.drain_s, policy.utilisation, policy.peak_hold_s, policy.max_age_s)
         self._figures = {
-            model.name: ModelFigures(
-                model.name,
-                shares,
-                demand,
-                first_tokens_per_record=policy.tokens_per_record,
-                arrival_window_s=policy.arrival_window_s,
-            )
+            model.name: ModelFigures(model.name, shares, demand, arrival_window_s=policy.arrival_window_s)
             for model in settings.models
         }
 

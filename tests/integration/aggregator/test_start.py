@@ -163,7 +163,6 @@ def test_a_port_that_is_taken_ends_the_start(kafka: KafkaBroker, taken_port: int
         **topics("ports", create=True),
         KAFKA__BOOTSTRAP_SERVERS=kafka.bootstrap,
         KAFKA__REPLICATION_FACTOR="1",
-        DEMAND__ENABLED="true",
         **{"DEMAND__BIND": "127.0.0.1:0", setting: f"127.0.0.1:{taken_port}"},
     )
     assert ended.returncode == 2

@@ -33,6 +33,7 @@ from aggregator.scheduler.queue import QueuePolicy
 from aggregator.scheduler.replica import StepReport
 from aggregator.settings.aggregator import AggregatorSettings, ModelSettings
 from aggregator.sources.grpc.listener import GrpcServer
+from aggregator.sources.grpc.load import Limits
 from aggregator.sources.grpc.source import GrpcSource
 from modelserver.synthetic_engine import vectors
 from protos.embedding.v1 import embedding_pb2 as pb
@@ -151,11 +152,15 @@ class Door:
 async def front_door(
     *engines: SlowEngine,
     settings: Mapping[str, Any] | None = None,
+    limits: Mapping[str, Any] | None = None,
     max_held_tokens: int = 100_000,
     ready_aggregators: Callable[[], int] = lambda: 1,
     credentials: grpc.ChannelCredentials | None = None,
 ) -> AsyncGenerator[Door]:
-    """A front door over `engines` (one quick one when none is given); `settings` as in the aggregator's file."""
+    """A front door over `engines` (one quick one when none is given).
+
+    `settings` are those of the aggregator's file, `limits` those of the listener.
+    """
     pooled = engines or (SlowEngine(),)
     chosen: dict[str, Any] = {
         "models": [ModelSettings(name="minilm", aliases=("alias",), servers=("server-1:1",))],
@@ -175,7 +180,7 @@ async def front_door(
     gatherer = Gatherer()
     metrics = Metrics(gatherer)
     pipeline = Pipeline(models, pool, metrics, Tracing(), gate=gate)
-    source = GrpcSource(configured, pipeline.give_up, models, metrics, Tracing())
+    source = GrpcSource(configured, pipeline.give_up, models, metrics, Tracing(), limits=Limits(**(limits or {})))
     pipeline.sources.append(source)
     server = source.server
     task = asyncio.create_task(pipeline.run())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 from typing import Any
 
 import grpc
@@ -11,6 +12,8 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from aggregator import app
+from aggregator.admission.limits import Gate
 from aggregator.request import Request
 from aggregator.sources import response as serialized
 from modelserver.synthetic_engine import vectors
@@ -169,15 +172,18 @@ async def test_one_and_many_inputs_are_refused_by_the_same_rules(
 
 
 async def test_no_input_and_too_many_are_refused() -> None:
-    async with front_door(settings={"grpc": {"max_inputs": 3}}) as door:
+    async with front_door(limits={"max_inputs": 3}) as door:
         assert (await failure(door.stub.Embed(ask())))[0] is grpc.StatusCode.INVALID_ARGUMENT
         assert (await failure(door.stub.Embed(ask(*"abcd"))))[0] is grpc.StatusCode.INVALID_ARGUMENT
         assert len((await door.stub.Embed(ask(*"abc"))).embeddings) == 3
 
 
-async def test_vectors_that_no_answer_may_hold_are_refused_before_they_are_computed() -> None:
+async def test_vectors_that_no_answer_may_hold_are_refused_before_they_are_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(app, "Gate", partial(Gate, max_reply_bytes=1000))
     engine = SlowEngine()
-    async with front_door(engine, settings={"grpc": {"max_reply_bytes": 1000}}) as door:
+    async with front_door(engine) as door:
         code, message = await failure(door.stub.Embed(ask(*"abc")))
         answer = await door.stub.Embed(ask(*"abc", encoding="ENCODING_INT8"))
     assert code is grpc.StatusCode.INVALID_ARGUMENT

@@ -109,7 +109,7 @@ async def hold(channel: grpc.aio.Channel, method: str, count: int) -> list[Any]:
 @pytest.mark.parametrize("method", [EMBED, STREAM])
 async def test_calls_that_send_no_message_lock_nobody_out(method: str) -> None:
     limits = {"max_calls": 200, "max_streams": 50}
-    async with front_door(settings={"grpc": limits}) as door, connection(door) as one, connection(door) as other:
+    async with front_door(limits=limits) as door, connection(door) as one, connection(door) as other:
         held = [*await hold(one, method, 500), *await hold(other, method, 500)]
         await until(lambda: door.figure("embed.calls.open") + door.figure("embed.calls.streams") >= 40)
         for _ in range(50):
@@ -155,7 +155,7 @@ async def test_a_call_without_a_message_is_told_so() -> None:
 
 
 async def test_other_services_are_held_to_the_same_bounds() -> None:
-    async with front_door(settings={"grpc": {"max_calls": 50}}) as door, connection(door) as channel:
+    async with front_door(limits={"max_calls": 50}) as door, connection(door) as channel:
         watch_health: Any = channel.unary_stream("/grpc.health.v1.Health/Watch")
         watches = [watch_health(b"") for _ in range(60)]
         await until(lambda: door.figure("embed.calls.refused", limit="share_of_calls") == 20)
@@ -186,7 +186,7 @@ async def test_a_tenant_with_many_calls_leaves_room_for_another(by: By) -> None:
             return error.details() or ""
         return "OK"
 
-    async with front_door(engine, settings={"grpc": {"max_calls": 50, "max_calls_per_connection": 4096}}) as door:
+    async with front_door(engine, limits={"max_calls": 50, "max_calls_per_connection": 4096}) as door:
         engine.gate.clear()
         flood = [asyncio.create_task(call(door, "a", f"a {number}")) for number in range(200)]
         await until(lambda: sum(task.done() for task in flood) > 150)
@@ -202,7 +202,7 @@ async def test_a_tenant_with_many_calls_leaves_room_for_another(by: By) -> None:
 
 
 async def test_a_tenant_with_many_streams_leaves_room_for_another() -> None:
-    async with front_door(settings={"grpc": {"max_streams": 20}}) as door:
+    async with front_door(limits={"max_streams": 20}) as door:
         held: list[Any] = [door.channel.stream_stream(STREAM)(metadata=[("x-tenant", "a")]) for _ in range(40)]
         await until(lambda: door.figure("embed.calls.refused", limit="share_of_streams"))
         async with connection(door) as channel:
@@ -216,7 +216,7 @@ async def test_a_tenant_with_many_streams_leaves_room_for_another() -> None:
 async def test_a_silent_stream_makes_way_for_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpc_server, "_SILENT_S", 0.3)
     engine = SlowEngine()
-    async with front_door(engine, settings={"grpc": {"max_streams": 4}}) as door, connection(door) as channel:
+    async with front_door(engine, limits={"max_streams": 4}) as door, connection(door) as channel:
         engine.gate.clear()
         busy = door.stub.EmbedStream(iter([ask("rain")]))
         await until(lambda: engine.queries)

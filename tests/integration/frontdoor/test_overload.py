@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -11,6 +12,8 @@ import grpc
 import psutil
 import pytest
 
+from aggregator import app
+from aggregator.admission.quotas import QuotaPolicy
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.integration.frontdoor.door import Door, SlowEngine, ask, front_door, retry_delay_s, until
 
@@ -105,7 +108,7 @@ async def test_who_comes_again_when_told_asks_a_few_times_beside_a_deep_queue_of
 @pytest.mark.parametrize("limit", [{"max_calls": 6}, {"max_pending_bytes": 1600}])
 async def test_calls_under_way_are_bounded_in_number_and_bytes(limit: dict[str, int]) -> None:
     engine = SlowEngine()
-    async with front_door(engine, settings={"grpc": limit}) as door:
+    async with front_door(engine, limits=limit) as door:
         calls = await fill(door, engine, 5)
         error = await refusal(door.stub.Embed(ask(FULL)))
         assert "under way" in (error.details() or "")
@@ -115,9 +118,10 @@ async def test_calls_under_way_are_bounded_in_number_and_bytes(limit: dict[str, 
         await door.stub.Embed(ask(FULL))  # what has left makes room
 
 
-async def test_a_rate_of_tokens_is_divided_among_the_ready_aggregators() -> None:
+async def test_a_rate_of_tokens_is_divided_among_the_ready_aggregators(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "QuotaPolicy", partial(QuotaPolicy, burst_s=500.0))
     ready = 2
-    settings = {"tenants": {"tokens_per_s": 2, "rates": {"big": 1e6}, "burst_s": 500.0}}
+    settings = {"tenants": {"tokens_per_s": 2, "rates": {"big": 1e6}}}
     async with front_door(settings=settings, ready_aggregators=lambda: ready) as door:
         for _ in range(9):
             await door.stub.Embed(ask(FULL, tenant="a"))
@@ -128,7 +132,9 @@ async def test_a_rate_of_tokens_is_divided_among_the_ready_aggregators() -> None
 
 
 async def test_a_message_or_metadata_too_large_is_refused() -> None:
-    async with front_door(settings={"grpc": {"max_message_bytes": 10_000, "max_metadata_bytes": 4_000}}) as door:
+    async with front_door(
+        settings={"grpc": {"max_message_bytes": 10_000}}, limits={"max_metadata_bytes": 4_000}
+    ) as door:
         await refusal(door.stub.Embed(ask("x" * 20_000)))
         with pytest.raises(grpc.aio.AioRpcError):
             await door.stub.Embed(ask("x"), metadata=[("x-large", "x" * 8_000)])
@@ -136,7 +142,7 @@ async def test_a_message_or_metadata_too_large_is_refused() -> None:
 
 
 async def test_a_connection_is_renewed_at_its_age_and_no_call_is_lost() -> None:
-    settings = {"grpc": {"max_connection_age_s": 0.2, "max_connection_grace_s": 5.0}}
+    settings = {"grpc": {"max_connection_age_s": 0.2}}
     async with front_door(settings=settings) as door:
         seen: set[grpc.ChannelConnectivity] = set()
 
@@ -158,7 +164,7 @@ async def test_memory_stays_flat_in_a_flood() -> None:
     engine = SlowEngine()
     process = psutil.Process()
     text = "word " * 60
-    async with front_door(engine, max_held_tokens=2000, settings={"grpc": {"max_pending_bytes": MIB}}) as door:
+    async with front_door(engine, max_held_tokens=2000, limits={"max_pending_bytes": MIB}) as door:
         engine.gate.clear()
         refused = 0
 
@@ -215,10 +221,10 @@ async def codes(door: Door, callers: int, calls: int) -> Counter[str]:
 
 
 async def test_calls_above_a_connection_s_limit_wait_their_turn() -> None:
-    async with front_door(settings={"grpc": {"max_calls_per_connection": 16}}) as door:
+    async with front_door(limits={"max_calls_per_connection": 16}) as door:
         assert await codes(door, callers=100, calls=5) == {"OK": 500}
 
 
 async def test_a_burst_of_calls_is_answered_to_the_last() -> None:
-    async with front_door(settings={"grpc": {"max_calls_per_connection": 4096}}) as door:
+    async with front_door(limits={"max_calls_per_connection": 4096}) as door:
         assert await codes(door, callers=2500, calls=1) == {"OK": 2500}

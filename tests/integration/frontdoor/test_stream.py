@@ -111,7 +111,7 @@ async def test_an_answer_that_cannot_be_made_harms_only_its_request(monkeypatch:
 
 async def test_nothing_more_is_read_than_the_window_while_nobody_takes_answers() -> None:
     engine = SlowEngine()
-    async with front_door(engine, settings={"grpc": {"stream_window": 8}}) as door:
+    async with front_door(engine, limits={"stream_window": 8}) as door:
         engine.gate.clear()
         sent, seen, last = 0, -1, 20_000
 
@@ -175,7 +175,7 @@ async def test_requests_expire_one_by_one_on_a_stream_that_stays() -> None:
 
 async def test_only_so_many_streams_are_open() -> None:
     engine = SlowEngine()
-    async with front_door(engine, settings={"grpc": {"max_streams": 2}}) as door:
+    async with front_door(engine, limits={"max_streams": 2}) as door:
         engine.gate.clear()
         open_streams = [door.stub.EmbedStream(iter([ask("rain")])) for _ in range(2)]
         readers = [asyncio.ensure_future(anext(aiter(stream))) for stream in open_streams]
@@ -238,7 +238,7 @@ async def test_a_stop_leaves_streams_whose_client_said_all_to_end_well() -> None
 
 
 async def test_a_stream_is_over_before_its_connection_is_cut_off() -> None:
-    async with front_door(settings={"grpc": {"max_connection_grace_s": 2.0}}) as door:
+    async with front_door(limits={"connection_grace_s": 2.0}) as door:
         stream, started_s = Asking(door), time.monotonic()
         stream.ask("rain")
         code, words = await stream.ended()

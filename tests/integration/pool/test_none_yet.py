@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 async def test_a_call_asks_for_a_first_server_and_waits_for_it(new_server: NewServer, pool: Pool) -> None:
     server, (port,) = new_server(), free_ports(1)
     model = {"name": DEFAULT_MODEL_NAME, "servers": [server.address], "scales_to_zero": True}
-    aggregator = pool(models=[model], DEMAND__ENABLED="true", DEMAND__BIND=f"127.0.0.1:{port}")  # once it is ready
+    aggregator = pool(models=[model], DEMAND__BIND=f"127.0.0.1:{port}")  # once it is ready
     async with (
         grpc.aio.insecure_channel(aggregator.address) as channel,
         grpc.aio.insecure_channel(f"127.0.0.1:{port}") as scaler,

@@ -83,12 +83,11 @@ class Cluster:
 
     def settings(self, *ports: int) -> ScalerSettings:
         """Of a scaler that listens on the first port, with replicas on all of them; none: on a free one, alone."""
-        timing = {"interval_s": 0.05, "timeout_s": 10.0, "newcomer_s": NEWCOMER_S}
         port = self.aggregator.address.rpartition(":")[2]
         return ScalerSettings(
             namespace="ns",
             models=(ModelSettings(name=MODEL, label="model", deployment="model"),),
-            aggregators=AggregatorsSettings(addresses=(f"k8s://aggregators.ns:{port}",), **timing),
+            aggregators=AggregatorsSettings(addresses=(f"k8s://aggregators.ns:{port}",), interval_s=0.05),
             policy=PolicySettings(max_age_s=MAX_AGE_S, peak_hold_s=0.0),
             api=ApiSettings(bind="127.0.0.1:0"),
             keda=KedaSettings(bind=f"127.0.0.1:{ports[0] if ports else 0}"),

@@ -11,7 +11,7 @@ from opentelemetry.sdk.metrics.export import NumberDataPoint
 from aggregator.errors import Overloaded
 from aggregator.observability.gathered import Gatherer
 from aggregator.observability.metrics import Limit, Metrics
-from aggregator.sources.grpc.load import Load, LoadLimits
+from aggregator.sources.grpc.load import Limits, Load
 
 
 class Refused(Metrics):
@@ -30,7 +30,7 @@ class Listener:
 
     def __init__(self, jitter: float = 0.0) -> None:
         self.metrics = Refused()
-        self.load = Load(LoadLimits(10, 1000, 10), self.metrics, lambda: jitter)
+        self.load = Load(Limits(10, 1000, 10), self.metrics, lambda: jitter)
 
     def refused(self, what: Callable[[], object]) -> tuple[str, float]:
         """The words and the pause of a refusal."""
@@ -168,7 +168,7 @@ async def test_work_that_has_ended_already_keeps_nothing() -> None:
 
 def test_what_calls_hold_is_shown() -> None:
     gatherer = Gatherer()
-    load = Load(LoadLimits(10, 1000, 10), Metrics(gatherer), lambda: 0.0)
+    load = Load(Limits(10, 1000, 10), Metrics(gatherer), lambda: 0.0)
     load.enter(("a",)).widen(30)
     load.enter(("b",))
     load.open_stream(("a",))

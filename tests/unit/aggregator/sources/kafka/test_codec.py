@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from math import inf
 from typing import Any
@@ -33,7 +34,6 @@ SETTINGS = KafkaSettings(
         TopicSettings(name="team-b.in", model="large", priority="background", tenant="team-b"),
     ),
     allowed_reply_topics=("team-a.*", "exact", "embed.*"),
-    max_record_bytes=1000,
 )
 WALL_S = 1_767_225_600.0  # 2026-01-01T00:00:00Z
 RECEIVED_S = 5000.0
@@ -42,7 +42,8 @@ QUESTION = pb.EmbedRequest(request_id="q-1", inputs=[pb.Input(text="why is the s
 
 @cache
 def topics(*, trusts_tenant: bool = True) -> Mapping[str, Intake]:
-    return intakes(SETTINGS, KAFKA, "small", trusts_tenant=trusts_tenant)
+    known = intakes(SETTINGS, KAFKA, "small", trusts_tenant=trusts_tenant)
+    return {topic: replace(intake, max_record_bytes=1000) for topic, intake in known.items()}
 
 
 def read(lease: Lease) -> Request | Refused:

@@ -35,58 +35,58 @@ def trusted(certificates: Certificates, bundle: bytes) -> bool:
 
 
 def test_a_certificate_names_the_service_and_is_signed_by_the_authority() -> None:
-    made = make(NAMES, 90, NOW)
+    made = make(NAMES, NOW)
     assert trusted(made, made.ca_bundle)
     assert not is_due(made, NAMES, NOW)
 
 
 def test_a_certificate_is_due_at_two_thirds_of_its_time() -> None:
-    made = make(NAMES, 90, NOW)
+    made = make(NAMES, NOW)
     assert not is_due(made, NAMES, NOW + timedelta(days=59))
     assert is_due(made, NAMES, NOW + timedelta(days=61))
 
 
 def test_a_certificate_without_one_of_the_names_is_due() -> None:
-    assert is_due(make(NAMES[:1], 90, NOW), NAMES, NOW)
+    assert is_due(make(NAMES[:1], NOW), NAMES, NOW)
 
 
 @pytest.mark.parametrize("field", ["ca_bundle", "certificate"])
 def test_a_damaged_certificate_is_due(field: str) -> None:
-    made = make(NAMES, 90, NOW)
+    made = make(NAMES, NOW)
     parts = {name: getattr(made, name) for name in ("ca_bundle", "ca_key", "certificate", "key")}
     assert is_due(Certificates(**{**parts, field: b"nonsense"}), NAMES, NOW)
 
 
 def test_a_renewal_keeps_the_authority_so_that_nobody_has_to_learn_a_new_one() -> None:
-    first = make(NAMES, 90, NOW)
-    second = make(NAMES, 90, NOW + timedelta(days=61), first)
+    first = make(NAMES, NOW)
+    second = make(NAMES, NOW + timedelta(days=61), first)
     assert second.ca_bundle == first.ca_bundle
     assert second.certificate != first.certificate
     assert trusted(second, first.ca_bundle)
 
 
 def test_a_new_authority_is_bundled_with_the_old_one_while_that_is_still_served() -> None:
-    first = make(NAMES, 90, NOW)
+    first = make(NAMES, NOW)
     later = NOW + timedelta(days=3650 - 300)
-    second = make(NAMES, 90, later, first)
+    second = make(NAMES, later, first)
     assert len(authorities(second.ca_bundle)) == 2
     assert trusted(first, second.ca_bundle)
     assert trusted(second, second.ca_bundle)
-    third = make(NAMES, 90, later + timedelta(days=61), second)
+    third = make(NAMES, later + timedelta(days=61), second)
     assert third.ca_bundle == second.ca_bundle
 
 
 def test_a_damaged_authority_is_replaced() -> None:
-    first = make(NAMES, 90, NOW)
-    second = make(NAMES, 90, NOW, Certificates(first.ca_bundle, b"nonsense", first.certificate, first.key))
+    first = make(NAMES, NOW)
+    second = make(NAMES, NOW, Certificates(first.ca_bundle, b"nonsense", first.certificate, first.key))
     assert trusted(second, second.ca_bundle)
     assert not trusted(second, first.ca_bundle)
-    third = make(NAMES, 90, NOW, Certificates(b"nonsense", first.ca_key, first.certificate, first.key))
+    third = make(NAMES, NOW, Certificates(b"nonsense", first.ca_key, first.certificate, first.key))
     assert len(authorities(third.ca_bundle)) == 1
 
 
 def shared(kubernetes: Kubernetes, now: datetime = NOW) -> SharedCertificate:
-    return SharedCertificate(kubernetes, namespace="ns", secret="tls", names=NAMES, days=90, clock=lambda: now)
+    return SharedCertificate(kubernetes, namespace="ns", secret="tls", names=NAMES, clock=lambda: now)
 
 
 def api() -> FakeKubernetesApi:

@@ -37,7 +37,7 @@ class Server:
         metrics = ScalerMetrics(Gatherer())
         self.addresses: dict[tuple[str, str], str] = {}
         self.api = ExternalMetricsApi(self.published, "ns", metrics, find=lambda *place: self.addresses[place])
-        self.served = make([NAME], 90, utc_now())
+        self.served = make([NAME], utc_now())
 
     async def serve(self, *names: str) -> None:
         await self.api.use("127.0.0.1:0", self.tls(), names)
@@ -224,7 +224,7 @@ async def test_metrics_can_only_be_read(server: Server) -> None:
 
 async def test_a_renewed_certificate_is_served_on_the_same_address(server: Server) -> None:
     address = server.api.address
-    server.served = make([NAME], 90, utc_now())
+    server.served = make([NAME], utc_now())
     await server.serve("front-proxy")
     assert server.api.address == address
     assert (await server.ask(METRIC))[0] == 200
