@@ -29,7 +29,6 @@ from aggregator.replicas.discovery import Discovered
 from aggregator.replicas.pool import ModelServers, describe
 from aggregator.replicas.ready_aggregators import ReadyAggregators
 from aggregator.scheduler.budget.controller import SlaGoal
-from aggregator.scheduler.budget.sla import Form
 from aggregator.scheduler.dispatcher import DispatchPolicy
 from aggregator.scheduler.queue import QueuePolicy
 from aggregator.settings.aggregator import AggregatorSettings, SlaSettings
@@ -211,7 +210,7 @@ def make_goal(sla: SlaSettings) -> SlaGoal | None:
     """What token budgets are steered by; None: by nothing."""
     if sla.target_s is None and sla.latency_s is None:
         return None
-    return SlaGoal(sla.target_s, sla.latency_s, Form(sla.form), sla.min_tokens, sla.max_tokens)
+    return SlaGoal(sla.target_s, sla.latency_s)
 
 
 async def check(settings: AggregatorSettings) -> int:

@@ -185,7 +185,7 @@ class Pipeline:
             for batch in due.batches:
                 lane = batch.lane
                 self._metrics.batch_sent(
-                    lane.name, batch.reason, batch.token_count, len(batch.entries), lane.token_budget
+                    lane.name, batch.reason, batch.token_count, len(batch.entries), batch.token_budget
                 )
                 self._spawn(self.run_batch(served, served.engines[lane.name], batch), f"batch {batch.batch_id}")
             if due.expired or due.late:

@@ -65,4 +65,5 @@ def _saturation(profile: Profile) -> pb.SaturationProfile:
         max_tokens=curve.max_tokens,
         points=[pb.ProfilePoint(step_tokens=tokens, step_duration_s=time_s) for tokens, time_s in profile.points],
         measured_at=profile.measured_at,
+        backlog_tokens=curve.backlog_tokens,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from statistics import median
 
@@ -22,6 +22,9 @@ _SEED = 20_240_501
 _SMALLEST_TOTAL = 8
 _SHORTEST_S = 1e-9
 _LOG_EVERY_S = 2.0
+_SIZES = 6
+_WORTH = 0.99
+"""Of the best throughput. Where larger batches gain nothing, as past a hinge, this is met at the saturation point."""
 PRODUCTION_LENGTHS = (10, 10, 10, 10, 10, 10, 11, 11, 11, 11, 11, 12, 12, 12, 12, 13, 13, 14, 15, 17)
 """Lengths in tokens of short queries, as twenty quantiles: the NQ-open questions, as MiniLM's tokenizer counts."""
 
@@ -80,10 +83,34 @@ def measure(
     return profile
 
 
-def known(step_s: Callable[[int], float], owner: ProfileOwner, max_tokens: int) -> Profile:
-    """The profile of an engine whose step time follows from a formula: nothing is run."""
+def known(step_s: Callable[[int], float], owner: ProfileOwner, max_tokens: int, capacity: int = 0) -> Profile:
+    """The profile of an engine whose step time follows from a formula: nothing is run.
+
+    `capacity`: tokens that a step holds; 0: as many as are measured.
+    """
     points = tuple((total, max(step_s(total), _SHORTEST_S)) for total in sweep_tokens(max_tokens, _SMALLEST_TOTAL))
-    return Profile(owner, fit(points, max_tokens), points, runs=0, measured_at=_now())
+    curve = fit(points, max_tokens)
+    backlog = backlog_tokens(
+        [(size, curve.time_s(size)) for size in batch_sizes(curve.saturation_point, capacity or max_tokens)]
+    )
+    return Profile(owner, replace(curve, backlog_tokens=backlog), points, runs=0, measured_at=_now())
+
+
+def batch_sizes(saturation_point: int, capacity: int) -> tuple[int, ...]:
+    """Sizes in tokens from the saturation point to what a step holds, each larger by the same factor; one if equal."""
+    grid = np.geomspace(min(saturation_point, capacity), capacity, _SIZES)
+    return tuple(dict.fromkeys(grid.round().astype(int).tolist()))
+
+
+def backlog_tokens(points: Sequence[tuple[int, float]]) -> int:
+    """The least size with 99 % of the best throughput, by a curve through (tokens, seconds a batch) of ever more."""
+    most = points[-1][0]
+    if len(points) < _SIZES:
+        return most
+    curve = fit(points, most)
+    best = max(curve.throughput(size) for size, _ in points)
+    enough = (size for size in range(points[0][0], most) if curve.throughput(size) >= _WORTH * best)
+    return next(enough, most)
 
 
 def sweep(

@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import time
+from functools import partial
 from pathlib import Path
 
 from modelserver import profile_figure, profile_store
+from modelserver.description import describe
+from modelserver.engine import Engine
 from modelserver.engines import build
 from modelserver.model_files import ModelFiles
-from modelserver.profile import measure
+from modelserver.profile import Profile, measure
 from modelserver.settings import ModelServerSettings
-from modelserver.startup import profile_owner, sweep_plan
+from modelserver.startup import profile_owner, queue_bounds, sweep_plan
+from modelserver.step_queue import StepQueue
+from modelserver.stepper import EngineState, Stepper, StepperEvents
+from modelserver.throughput import with_backlog
 from modelserver.warm_up import warm_up
 
 _log = logging.getLogger(__name__)
+
+_CLOSE_S = 30.0
 
 
 def write_profile(
     settings: ModelServerSettings, files: ModelFiles, out: Path, peak_flops_per_s: float | None = None
 ) -> None:
     """Write `profile.json`, `profile.csv` and `profile.svg` into the folder `out`. Raises CannotStart."""
-    engine = build(settings, files).engine
-    warm_up(engine)
-    owner = profile_owner(settings, engine.facts, files)
-    profile = measure(engine, owner, sweep_plan(settings, engine.facts))
+    profile = asyncio.run(_measured(settings, files))
     out.mkdir(parents=True, exist_ok=True)
     profile_store.save(profile, out / "profile.json")
     profile_store.save_csv(profile, out / "profile.csv")
@@ -31,4 +38,40 @@ def write_profile(
     work = profile_figure.Work(flops, peak_flops_per_s) if flops is not None else None
     (out / "profile.svg").write_text(profile_figure.draw(profile, work), encoding="utf-8")
     _log.info("wrote the profile", extra={"folder": str(out)})
-    engine.close()
+
+
+async def _measured(settings: ModelServerSettings, files: ModelFiles) -> Profile:
+    """On an engine of its own: its steps on its thread, then batches through the service."""
+    loop = asyncio.get_running_loop()
+    serving: asyncio.Future[tuple[Engine, Profile]] = loop.create_future()
+    made: list[tuple[Engine, Profile]] = []
+
+    def start() -> Engine:
+        engine = build(settings, files).engine
+        warm_up(engine)
+        profile = measure(engine, profile_owner(settings, engine.facts, files), sweep_plan(settings, engine.facts))
+        made.append((engine, profile))
+        return engine
+
+    def show(state: EngineState, error: Exception | None) -> None:
+        if serving.done():
+            return
+        if error is not None:
+            serving.set_exception(error)
+        elif state is EngineState.SERVING:
+            serving.set_result(made[-1])
+
+    queue = StepQueue(time.monotonic)
+
+    def post(state: EngineState, error: Exception | None) -> None:
+        loop.call_soon_threadsafe(show, state, error)
+
+    events = StepperEvents(post, lambda _: None, lambda _: None)
+    stepper = Stepper(start, queue, partial(queue_bounds, settings), events)
+    stepper.start()
+    engine, profile = await serving
+    described = describe(settings.served_name, engine.facts, files, profile, "")
+    profile = await with_backlog(profile, queue, described)
+    queue.close()
+    await asyncio.to_thread(stepper.join, _CLOSE_S)
+    return profile

@@ -80,11 +80,22 @@ def _parsed(content: dict[str, Any]) -> Profile:
 
 
 def _curve(
-    *, floor_s: float, fixed_s: float, per_token_s: float, saturation_point: int, rule: str, max_tokens: int
+    *,
+    floor_s: float,
+    fixed_s: float,
+    per_token_s: float,
+    saturation_point: int,
+    rule: str,
+    max_tokens: int,
+    backlog_tokens: int = 0,
 ) -> Curve:
     """Raises ValueError, TypeError or OverflowError for what no step could follow."""
     times = (float(floor_s), float(fixed_s), float(per_token_s))
-    curve = Curve(*times, int(saturation_point), Rule(rule), int(max_tokens))
-    if any(not 0.0 <= seconds < math.inf for seconds in times) or not any(times) or curve.saturation_point < 1:
+    curve = Curve(*times, int(saturation_point), Rule(rule), int(max_tokens), int(backlog_tokens))
+    if (
+        any(not 0.0 <= seconds < math.inf for seconds in times)
+        or not any(times)
+        or min(curve.saturation_point, 1 + curve.backlog_tokens) < 1
+    ):
         raise ValueError("its curve gives no time that a step could take")
     return curve

@@ -7,6 +7,7 @@ import logging
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from uuid import uuid4
 
 import grpc
@@ -15,17 +16,17 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from aggregator.observability import heap
 from aggregator.observability.health import Health
 from aggregator.observability.telemetry import Telemetry
-from modelserver.description import describe
-from modelserver.engine import EngineFacts
+from modelserver.description import Description, describe
 from modelserver.errors import CannotStart
-from modelserver.merge import MergeLimits
 from modelserver.metrics import Metrics
 from modelserver.model_files import ModelFiles
 from modelserver.servicer import ModelServerServicer, Serving, tokenizer_chunks
 from modelserver.settings import ModelServerSettings
-from modelserver.startup import EngineStart
-from modelserver.step_queue import QueueBounds, StepQueue
+from modelserver.startup import EngineStart, keep_profile, queue_bounds
+from modelserver.step_queue import StepQueue
 from modelserver.stepper import EngineState, Stepper, StepperEvents
+from modelserver.throughput import with_backlog
+from modelserver.tickets import StepReport
 from modelserver.tracing import batch_spans, no_span
 from protos import reflection
 from protos.modelserver.v1 import modelserver_pb2 as pb
@@ -34,7 +35,6 @@ from protos.modelserver.v1 import modelserver_pb2_grpc as pb_grpc
 _log = logging.getLogger(__name__)
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["ModelServer"].full_name
-_QUEUE_STEPS = 8
 _STUCK_S = 120.0
 _GOODBYE_S = 0.5
 
@@ -62,7 +62,7 @@ class Server:
         self._failure: Exception | None = None
         self._loop = asyncio.get_running_loop()
         self._start = EngineStart(settings, files, lambda: self._post(self._metrics.fallback))
-        self._stepper = Stepper(self._start, self._queue, self._bounds, self._events())
+        self._stepper = Stepper(self._start, self._queue, partial(queue_bounds, settings), self._events())
         self._metrics_address = telemetry.metrics_address
         self._watch_over(telemetry.health)
 
@@ -123,9 +123,13 @@ class Server:
     def _events(self) -> StepperEvents:
         return StepperEvents(
             on_state=lambda state, error: self._post(lambda: self._states.put_nowait((state, error))),
-            on_step=lambda report: self._post(lambda: self._metrics.step(report)),
+            on_step=lambda report: self._post(lambda: self._count(report)),
             on_failed_step=lambda composition: self._post(lambda: self._metrics.failed_step(composition)),
         )
+
+    def _count(self, report: StepReport) -> None:
+        if self._serving.description is not None:  # else it was a step of the profile
+            self._metrics.step(report)
 
     def _post(self, action: Callable[[], None]) -> None:
         self._loop.call_soon_threadsafe(action)
@@ -138,6 +142,7 @@ class Server:
     async def _show(self, state: EngineState, error: Exception | None) -> None:
         serving = state is EngineState.SERVING and not self._stop.is_set()
         if serving:
+            await self._measure_backlog()
             heap.settle()
             self._announce()
         await self._set_health(serving=serving)
@@ -151,12 +156,22 @@ class Server:
             self._failure = error
             self._ended.set()
 
-    def _announce(self) -> None:
+    async def _measure_backlog(self) -> None:
+        """Complete a profile that was measured here, before anybody is served; others' stay as they are."""
+        profile = self._start.profile
+        if profile is None or profile.curve.backlog_tokens or self._settings.profile.file is not None:
+            return
+        self._start.profile = await with_backlog(profile, self._queue, self._described())
+        keep_profile(self._start.profile, self._settings, self._described().facts)
+
+    def _described(self) -> Description:
         facts = self._start.facts
         assert facts is not None, "an engine serves whose facts are not known. This is a bug."
-        self._serving.description = describe(
-            self._settings.served_name, facts, self._files, self._start.profile, self._instance_id
-        )
+        return describe(self._settings.served_name, facts, self._files, self._start.profile, self._instance_id)
+
+    def _announce(self) -> None:
+        self._serving.description = self._described()
+        facts = self._serving.description.facts
         _log.info(
             "serving",
             extra={"stage": "serving", "port": self._port, "model": self._settings.served_name,
@@ -167,11 +182,6 @@ class Server:
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         for name in ("", _SERVICE):
             await self._health.set(name, status)
-
-    def _bounds(self, facts: EngineFacts) -> QueueBounds:
-        queue = self._settings.queue
-        limits = MergeLimits(facts.step_token_capacity, facts.step_query_capacity, queue.merging)
-        return QueueBounds(limits, queue.max_tokens or _QUEUE_STEPS * facts.step_token_capacity)
 
     def _watch_over(self, checks: Health) -> None:
         def stuck() -> str | None:

@@ -10,13 +10,17 @@ from dataclasses import dataclass, field
 from modelserver import profile_store
 from modelserver.engine import Engine, EngineFacts
 from modelserver.engines import build
+from modelserver.merge import MergeLimits
 from modelserver.model_files import ModelFiles
 from modelserver.profile import Profile, ProfileOwner, SweepPlan, known, measure, summary
 from modelserver.settings import ModelServerSettings
+from modelserver.step_queue import QueueBounds
 from modelserver.synthetic_engine import SyntheticEngine
 from modelserver.warm_up import warm_up
 
 _log = logging.getLogger(__name__)
+
+_QUEUE_STEPS = 8
 
 
 @dataclass(slots=True)
@@ -27,6 +31,7 @@ class EngineStart:
     files: ModelFiles
     on_fallback: Callable[[], None]
     profile: Profile | None = field(default=None, init=False)
+    """Its `backlog_tokens` are measured later, through the server."""
     facts: EngineFacts | None = field(default=None, init=False)
 
     def __call__(self) -> Engine:
@@ -68,7 +73,7 @@ def had_profile(engine: Engine, settings: ModelServerSettings, files: ModelFiles
         _log.info("took the supplied profile", extra={"stage": "profile", **summary(profile)})
         return profile
     if isinstance(engine, SyntheticEngine):
-        return known(engine.step_s, owner, plan.max_tokens)
+        return known(engine.step_s, owner, plan.max_tokens, engine.facts.step_token_capacity)
     cached = profile_store.cached(wanted.cache, owner, plan)
     if cached is not None:
         _log.info("took the cached profile", extra={"stage": "profile", **summary(cached)})
@@ -76,12 +81,16 @@ def had_profile(engine: Engine, settings: ModelServerSettings, files: ModelFiles
     if not wanted.enabled:
         return None
     _log.info("measuring the saturation profile", extra={"stage": "profile", "max_tokens": plan.max_tokens})
-    profile = measure(engine, owner, plan)
+    return measure(engine, owner, plan)
+
+
+def keep_profile(profile: Profile, settings: ModelServerSettings, facts: EngineFacts) -> None:
+    """Cache a profile that was measured, for the next start."""
+    file = profile_store.cache_file(settings.profile.cache, profile.owner, sweep_plan(settings, facts))
     try:
-        profile_store.save(profile, profile_store.cache_file(wanted.cache, owner, plan))
+        profile_store.save(profile, file)
     except OSError as error:
         _log.warning("the profile cannot be cached", extra={"error": str(error)})
-    return profile
 
 
 def profile_owner(settings: ModelServerSettings, facts: EngineFacts, files: ModelFiles) -> ProfileOwner:
@@ -94,6 +103,13 @@ def profile_owner(settings: ModelServerSettings, facts: EngineFacts, files: Mode
         engine_version=facts.version,
         device=facts.device,
     )
+
+
+def queue_bounds(settings: ModelServerSettings, facts: EngineFacts) -> QueueBounds:
+    """What a step of this engine holds, and how many tokens may wait for one."""
+    queue = settings.queue
+    limits = MergeLimits(facts.step_token_capacity, facts.step_query_capacity, queue.merging)
+    return QueueBounds(limits, queue.max_tokens or _QUEUE_STEPS * facts.step_token_capacity)
 
 
 def sweep_plan(settings: ModelServerSettings, facts: EngineFacts) -> SweepPlan:

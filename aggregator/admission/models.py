@@ -14,7 +14,6 @@ from aggregator.errors import UnknownModel, shown
 from aggregator.replicas.engine import Engine, ServerDescription
 from aggregator.request import Request, request_of
 from aggregator.scheduler.budget.controller import Promise, SlaGoal, StepLimits
-from aggregator.scheduler.budget.memory import step_budget
 from aggregator.scheduler.dispatcher import DispatchPolicy
 from aggregator.scheduler.queue import TokenQueue
 from aggregator.scheduler.replica import UNMEASURED, Lane
@@ -171,10 +170,11 @@ class Models:
         curve, capacity = description.curve or UNMEASURED, description.step_token_capacity
         steering = None
         if promise is not None:
-            limits = StepLimits(curve.saturation_point, capacity, description.max_input_tokens)
+            limits = StepLimits(curve.saturation_point, capacity)
             steering = promise.steer(limits, curve.time_s(promise.goal.min_tokens))
-        budget = step_budget(self._token_budget or curve.saturation_point, capacity)
-        return Lane(description.address, description.curve, budget, self._policy.lane, steering)
+        budget = min(self._token_budget or curve.saturation_point, capacity)
+        most = 0 if self._token_budget else min(curve.backlog_tokens, capacity)
+        return Lane(description.address, description.curve, budget, self._policy.lane, steering, capacity=most)
 
     def leave(self, engine: Engine) -> Model:
         """A server is gone; its revision stays as long as no other can take over what waits for it."""

@@ -103,7 +103,8 @@ def _curve(profile: pb.SaturationProfile) -> Curve | None:
         return None
     if profile.saturation_point < 1 or profile.rule not in _RULES:
         return None
-    return Curve(*times, profile.saturation_point, Rule(profile.rule), profile.max_tokens)
+    rule = Rule(profile.rule)
+    return Curve(*times, profile.saturation_point, rule, profile.max_tokens, profile.backlog_tokens)
 
 
 def _errors(batch: OutgoingBatch, answer: pb.EmbedBatchResponse) -> tuple[tuple[int, int, str], ...]:

@@ -113,5 +113,5 @@ def outgoing(batch: Batch) -> OutgoingBatch:
         token_count=batch.token_count,
         attempt=batch.attempt,
         isolate=batch.isolated,
-        max_step_tokens=max(batch.lane.token_budget, batch.token_count),
+        max_step_tokens=max(batch.token_budget, batch.token_count),
     )

@@ -33,7 +33,10 @@ class DispatchPolicy:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """Entries cut for one lane; `group` is set when they failed before. The time-out counts from `cut_s`."""
+    """Entries cut for one lane; `group` is set when they failed before. The time-out counts from `cut_s`.
+
+    `token_budget`: what their step may hold, others' batches included.
+    """
 
     batch_id: str
     entries: list[Entry]
@@ -43,6 +46,7 @@ class Batch:
     group: Group | None
     cut_s: float
     timeout_s: float
+    token_budget: int
 
     @property
     def attempt(self) -> int:
@@ -140,21 +144,39 @@ class Dispatcher:
                     continue
                 due.wake_s = min(due.wake_s, turn.wake_s)
                 return
-            finish_s = None if self.lanes.has_spare else turn.finish_s  # a spare lane might be sooner
-            cut = self._packer.pack(lane.cut_tokens(queue.tokens), now_s, max_entries=max_entries, finish_s=finish_s)
+            budget = self._budget(lane, now_s)
+            # A spare lane might be sooner; and a longer step than usual is one that every deadline allows.
+            finish_s = None if self.lanes.has_spare or budget > lane.token_budget else turn.finish_s
+            cut = self._packer.pack(budget, now_s, max_entries=max_entries, finish_s=finish_s)
             due.late += cut.late
             if cut.entries:
                 self._pace.sent(len(cut.entries), now_s)
                 reason = SendReason.OVERSIZED if cut.oversized else SendReason.AGED if cut.aged else turn.reason
-                due.batches.append(self._cut(lane, cut.entries, always or reason, None, now_s))
+                due.batches.append(self._cut(lane, cut.entries, always or reason, None, now_s, budget=budget))
 
-    def _cut(self, lane: Lane, entries: list[Entry], reason: SendReason, group: Group | None, now_s: float) -> Batch:
+    def _budget(self, lane: Lane, now_s: float) -> int:
+        """Tokens that the lane's next batch may hold: more than usual of a backlog whose deadlines allow it."""
+        backlog_tokens, within_s = self.queue.backlog(now_s)
+        left_s = lane.answered_within_s(self.queue.next_deadline_s(), now_s)
+        return lane.cut_tokens(self.queue.tokens, backlog_tokens, min(within_s, left_s))
+
+    def _cut(
+        self,
+        lane: Lane,
+        entries: list[Entry],
+        reason: SendReason,
+        group: Group | None,
+        now_s: float,
+        *,
+        budget: int = 0,
+    ) -> Batch:
         token_count = sum(entry.token_count for entry in entries)
+        budget = max(budget, lane.token_budget)
         batch_id = next(self._batch_ids)
-        timeout_s = lane.sent(batch_id, token_count, now_s)
+        timeout_s = lane.sent(batch_id, token_count, now_s, budget)
         if len(self.lanes) == 1:
             timeout_s = max(timeout_s, self._policy.lone_timeout_s)
-        return Batch(batch_id, entries, token_count, lane, reason, group, now_s, timeout_s)
+        return Batch(batch_id, entries, token_count, lane, reason, group, now_s, timeout_s, budget)
 
     def _ended(self, batch: Batch, now_s: float, report: StepReport | None) -> None:
         batch.lane.ended(batch.batch_id, now_s, report)

@@ -12,6 +12,8 @@ from aggregator.scheduler.fairness import FairQueue
 from aggregator.scheduler.work_item import Entry, Place, Priority, Query
 
 _PUTS_PER_SWEEP = 4096
+_RECENT_S = 10.0
+"""A class of which something came within this time is in use: steps stay short for what is to come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +35,14 @@ class ClassQueue:
         self.max_wait_s = max_wait_s
         self.tokens = 0
         self.entries = 0
+        self.in_use_until_s = -inf
         self._arrivals: deque[Place] = deque()
         self._passed: deque[Place] = deque()
         self._sweep_at = _PUTS_PER_SWEEP
 
     def push(self, place: Place) -> None:
         """Add a place."""
+        self.in_use_until_s = place[2].enqueued_s + _RECENT_S
         self._arrivals.append(place)
         self.fair.push(place)
 
@@ -109,6 +113,17 @@ class TokenQueue:
         """Tokens waiting, all classes."""
         first, second, third = self.classes
         return first.tokens + second.tokens + third.tokens
+
+    def backlog(self, now_s: float) -> tuple[int, float]:
+        """Tokens of the most urgent class in use that may go in one batch, and how long its step may take (seconds).
+
+        They are all that wait; of interactive ones half, so that the other half is cut while these run. A step longer
+        than its class may wait would make the ones behind it late.
+        """
+        for priority, waiting in zip(Priority, self.classes, strict=True):
+            if waiting.entries or now_s < waiting.in_use_until_s:
+                return waiting.tokens // (2 if priority is Priority.INTERACTIVE else 1), waiting.max_wait_s
+        return 0, 0.0
 
     def __len__(self) -> int:
         """Entries waiting, all classes."""

@@ -169,15 +169,26 @@ class Lane:
     """One model server, as this aggregator sees it: what is out, how fast it is, when the next batch is due.
 
     `exclusive`: a suspect runs here, or waits to run here, alone. `foreign_tokens`: what others had queued here
-    when the last reply came. `token_budget` stays as given, unless there is `steering`.
+    when the last reply came. `token_budget` is what a batch holds while no more waits: as given, or what `steering`
+    allows if that is less. `largest` is what one may hold where more waits.
     """
 
     def __init__(
-        self, name: str, curve: Curve | None, token_budget: int, policy: LanePolicy, steering: Steering | None = None
+        self,
+        name: str,
+        curve: Curve | None,
+        token_budget: int,
+        policy: LanePolicy,
+        steering: Steering | None = None,
+        *,
+        capacity: int = 0,
     ) -> None:
+        """`capacity`: tokens that a batch of a backlog may hold; 0: no more than the budget."""
         self.name = name
-        self.token_budget = token_budget if steering is None else steering.token_budget
         self.steering = steering
+        self._usual = token_budget
+        self._capacity = max(token_budget, capacity)
+        self._follow_steering()
         self.lead_s = policy.first_lead_s
         self.light_lead = LightLead(policy.first_lead_s, policy.min_lead_s)
         self.reply_delay = ReplyDelay()
@@ -231,6 +242,10 @@ class Lane:
         step_s = self.step_time_s(tokens)
         return self.free_s(now_s) + step_s + self.reply_delay.value * step_s
 
+    def answered_within_s(self, by_s: float, now_s: float) -> float:
+        """How many seconds a step sent now may take that is likely to be answered by then."""
+        return (by_s - self.free_s(now_s)) / (1.0 + self.reply_delay.value)
+
     def finishes_by(self, by_s: float, tokens: int, now_s: float) -> int:
         """How many of `tokens` waiting tokens this lane is predicted to finish by `by_s`, in steps of its budget.
 
@@ -242,13 +257,17 @@ class Lane:
         step_tokens = min(tokens, self.token_budget)
         return min(tokens, int(left_s / self.step_time_s(step_tokens)) * step_tokens)
 
-    def cut_tokens(self, queued_tokens: int) -> int:
-        """Tokens that the next batch may hold here: half the budget where more than half of one waits, and others send.
+    def cut_tokens(self, queued_tokens: int, backlog_tokens: int = 0, within_s: float = 0.0) -> int:
+        """Tokens that the next batch may hold here, in a step that takes no longer than `within_s`.
 
-        The server merges batches into one step while they fit the budget together. Two that are a little longer than
-        half of it do not, and each runs alone in a step that could have held more.
+        A backlog goes in larger ones than the budget, because what a batch costs besides its tokens is then paid for
+        more of them. Else it is the budget, or half of it where more than half of one waits and others send: the server
+        merges batches into one step while they fit the budget together. Two that are a little longer than half of it
+        do not, and each runs alone in a step that could have held more.
         """
         budget = self.token_budget
+        if backlog_tokens > budget:
+            return max(budget, min(backlog_tokens, self._tokens_within(within_s)))
         if self._sharing < self._policy.shared_from or not budget // 2 < queued_tokens < budget:
             return budget
         return budget // 2
@@ -272,8 +291,8 @@ class Lane:
             lead_s = min(lead_s, self.light_lead.value_s)
         return max(out[-1].end_s - lead_s, self.not_before_s)
 
-    def sent(self, batch_id: str, token_count: int, now_s: float) -> float:
-        """Note a batch that goes out; returns its time-out in seconds from now.
+    def sent(self, batch_id: str, token_count: int, now_s: float, step_budget: int = 0) -> float:
+        """Note a batch whose step may hold so many tokens (0: the budget); returns its time-out in seconds from now.
 
         The time-out allows for a full step of somebody else's, which a lane cannot see coming.
         """
@@ -282,8 +301,10 @@ class Lane:
         staged = bool(self._out)
         lead_s = self.end_s - now_s
         light = staged and now_s > self.end_s - self.lead_s
-        self._out.append(_Out(batch_id, token_count, self.token_budget, end_s, end_s, staged, light, lead_s))
-        longest_s = end_s - now_s + self.step_time_s(self.token_budget)
+        self._out.append(
+            _Out(batch_id, token_count, step_budget or self.token_budget, end_s, end_s, staged, light, lead_s)
+        )
+        longest_s = end_s - now_s + self.step_time_s(self.largest)
         least_s = policy.min_timeout_s if self._replied_s > -inf else policy.first_timeout_s
         return max(least_s, policy.timeout_factor * longest_s)
 
@@ -337,7 +358,18 @@ class Lane:
         if steering is not None:
             shortest_s = self.step_time_s(steering.min_tokens)
             steering.observe(report.step_tokens, report.step_duration_s, out.token_budget, shortest_s)
-            self.token_budget = steering.token_budget
+            self._follow_steering()
+
+    def _follow_steering(self) -> None:
+        allowed = self._capacity if self.steering is None else self.steering.token_budget
+        self.token_budget, self.largest = min(self._usual, allowed), min(self._capacity, allowed)
+
+    def _tokens_within(self, seconds: float) -> int:
+        """How many tokens a step of so many seconds is predicted to hold, up to the largest."""
+        curve = self._curve
+        if curve.per_token_s <= 0.0:
+            return self.largest
+        return int(min(self.largest, (seconds / self._scale.value - curve.fixed_s) / curve.per_token_s))
 
     def _observe(self, report: StepReport) -> None:
         curve = self._curve

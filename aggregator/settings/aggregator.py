@@ -223,18 +223,11 @@ class SlaSettings(Group):
     latency_s: PositiveFloat | None = Field(
         default=None, description="of a whole answer, from which the step's time follows; or give target_s"
     )
-    min_tokens: PositiveInt = Field(default=64, description="the least budget; longer inputs go alone")
-    max_tokens: PositiveInt | None = Field(
-        default=None, description="the largest; empty: the saturation point, or the longest input if that is larger"
-    )
-    form: Literal["ours", "paper"] = Field(default="ours", description="the controller; paper is for comparison")
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:
         if self.target_s is not None and self.latency_s is not None:
             raise ValueError("give target_s or latency_s, not both")
-        if self.max_tokens is not None and self.max_tokens < self.min_tokens:
-            raise ValueError(f"max_tokens {self.max_tokens} is less than min_tokens {self.min_tokens}")
         return self
 
 

@@ -7,10 +7,12 @@ from collections.abc import Callable
 
 from rich.table import Table
 
-from aggregator.scheduler.budget.sla import Form
 from loadtest.generation.lengths_vary import MOST, Way, latency, throughput
-from loadtest.generation.memory_and_sla import TABLE_1, TABLE_2, figure_3, table_1, table_2
+from loadtest.generation.limits import ByPaper, BySla
+from loadtest.generation.memory_and_sla import TABLE_1, TABLE_2, SlaLimit, figure_3, table_1, table_2
 from loadtest.screen import OUTPUT
+
+_FORMS: dict[str, SlaLimit] = {"paper": ByPaper, "ours": BySla}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "what", choices=list(_SHOWN), help="seed 001: table1, table2, figure3; seed 002: lengths, latency"
     )
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="(%(default)s)")
-    parser.add_argument("--form", choices=list(Form), default=Form.PAPER, help="the controller of table2 (%(default)s)")
+    parser.add_argument("--form", choices=list(_FORMS), default="paper", help="the controller of table2 (%(default)s)")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -58,7 +60,7 @@ def _table_2(options: argparse.Namespace) -> Table:
     titles = ("printed fixed", "dynamic", "gain", "here fixed", "dynamic", "gain", "at once fixed", "dynamic")
     table = _table("queries/s of model, prompt, output", *titles)
     for row in TABLE_2:
-        found = table_2(row, Form(options.form), options.seed)
+        found = table_2(row, _FORMS[options.form], options.seed)
         table.add_row(
             f"{row.model}, {row.prompt:g}, {row.output:g}",
             f"{row.static:.2f}",

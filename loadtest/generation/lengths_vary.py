@@ -13,10 +13,10 @@ from enum import StrEnum
 
 import numpy as np
 
-from aggregator.scheduler.budget.memory import MemoryPolicy
 from loadtest.generation.decode import DecodeCurve
 from loadtest.generation.engine import Generated, Server, generate
 from loadtest.generation.limits import ByMemory, Fixed, Limit
+from loadtest.generation.memory import MemoryPolicy
 from loadtest.generation.work import Work, at_once, exponential, poisson
 
 CACHE_TOKENS = 14_000

@@ -1,12 +1,13 @@
-"""How many requests may run at once: a fixed number, or what the aggregator's own controllers say."""
+"""How many requests may run at once: a fixed number, or what the paper's and our controllers say."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Protocol
 
-from aggregator.scheduler.budget.memory import MemoryController, MemoryPolicy
-from aggregator.scheduler.budget.sla import Form, SlaController, SlaPolicy
+from aggregator.scheduler.budget.sla import SlaController, SlaPolicy
+from loadtest.generation.memory import MemoryController, MemoryPolicy
+from loadtest.generation.paper_sla import PaperController, PaperPolicy
 
 
 class Limit(Protocol):
@@ -44,7 +45,7 @@ class Fixed:
 
 
 class ByMemory:
-    """Algorithm 1 of seed 001, as the aggregator's core has it."""
+    """Algorithm 1 of seed 001."""
 
     def __init__(self, policy: MemoryPolicy) -> None:
         self.controller = MemoryController(policy)
@@ -61,13 +62,32 @@ class ByMemory:
         self.controller.observe(tokens)
 
 
-class BySla:
-    """Algorithm 2 of seed 001, or ours, as the aggregator's core has them, with requests for its tokens."""
+class ByPaper:
+    """Algorithm 2 of seed 001."""
 
-    def __init__(self, target_s: float, max_requests: int, form: Form) -> None:
+    def __init__(self, target_s: float, max_requests: int) -> None:
         """`target_s`: what a step may take, D_SLA. The search begins in the middle, as the paper's does."""
-        policy = SlaPolicy(1, max_requests, max(1, max_requests // 2), form)
-        self.controller = SlaController(policy, target_s)
+        self.controller = PaperController(PaperPolicy(1, max_requests, max(1, max_requests // 2)), target_s)
+
+    def limit(self, waiting: int, running: int, now_s: float) -> int:
+        """What meets the target."""
+        del waiting, running, now_s
+        return self.controller.size
+
+    def stepped(self, running: int, duration_s: float) -> None:
+        """The step's time is learnt; those that run cannot be put back, the paper's N^d."""
+        self.controller.observe(running, duration_s, running)
+
+    def finished(self, tokens: int) -> None:
+        """Lengths do not matter here."""
+
+
+class BySla:
+    """Our controller of embedding steps, with requests for its tokens."""
+
+    def __init__(self, target_s: float, max_requests: int) -> None:
+        """`target_s`: what a step may take."""
+        self.controller = SlaController(SlaPolicy(1, max_requests, max(1, max_requests // 2)), target_s)
 
     def limit(self, waiting: int, running: int, now_s: float) -> int:
         """What meets the target."""
@@ -75,9 +95,8 @@ class BySla:
         return self.controller.token_budget
 
     def stepped(self, running: int, duration_s: float) -> None:
-        """The step's time is learnt; those that run cannot be put back, the paper's N^d."""
-        budget = self.controller.token_budget
-        self.controller.observe(running, duration_s, budget, running_tokens=running)
+        """The step's time is learnt."""
+        self.controller.observe(running, duration_s, self.controller.token_budget)
 
     def finished(self, tokens: int) -> None:
         """Lengths do not matter here."""

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from aggregator.scheduler.budget.memory import MemoryPolicy
-from aggregator.scheduler.budget.sla import Form
 from loadtest.generation.decode import DecodeCurve, through
 from loadtest.generation.engine import Generated, Server, generate
-from loadtest.generation.limits import ByMemory, BySla, Fixed, Least, Limit
+from loadtest.generation.limits import ByMemory, ByPaper, BySla, Fixed, Least, Limit
+from loadtest.generation.memory import MemoryPolicy
 from loadtest.generation.work import Ints, Work, around, at_once, poisson
 
 _LINE = through((100, 0.050), (230, 0.080))
@@ -25,6 +24,7 @@ FIGURE_3 = DecodeCurve(_LINE.fixed_s, _LINE.per_request_s, 0.00012)
 FIXED_BATCH = 256
 """What vLLM ran at once unless told otherwise, at the time of the paper."""
 TARGET_S = 0.050
+SlaLimit = type[ByPaper] | type[BySla]
 _SPREAD = 0.5
 _LONGEST = 2048
 _MAX_BATCH = 256
@@ -114,15 +114,15 @@ def table_1(row: Row, seed: int = 1) -> Compared:
 
 
 def memory_limit(cache_tokens: int, most: int) -> ByMemory:
-    """Algorithm 1 as the core runs it, one request in a hundred allowed to overflow."""
+    """Algorithm 1 with one request in a hundred allowed to overflow."""
     return ByMemory(MemoryPolicy(cache_tokens, min(2 * _LONGEST, cache_tokens), most))
 
 
-def table_2(row: SlaRow, form: Form, seed: int = 1) -> Compared:
+def table_2(row: SlaRow, controller: SlaLimit = ByPaper, seed: int = 1) -> Compared:
     """The highest rates at which steps take 50 ms in the mean and half of the requests wait less than 2 s."""
     curve = _fitted(row, seed)
     static_qps, static = capacity(row, curve, lambda: Fixed(row.fixed), seed, within_target=False)
-    dynamic_qps, dynamic = capacity(row, curve, lambda: sla_limit(form), seed)
+    dynamic_qps, dynamic = capacity(row, curve, lambda: sla_limit(controller), seed)
     return Compared(static_qps, dynamic_qps, static.running, dynamic.running, 0)
 
 
@@ -149,9 +149,9 @@ def _coming(row: SlaRow, rate: float, seed: int) -> Work:
     return poisson(rate, *_lengths(row, rng), rng)
 
 
-def sla_limit(form: Form) -> Limit:
+def sla_limit(controller: SlaLimit) -> Limit:
     """Algorithm 2, bounded by Algorithm 1 on a cache that is large enough."""
-    return Least([BySla(TARGET_S, _MAX_BATCH, form), memory_limit(1_300_000, _MAX_BATCH)])
+    return Least([controller(TARGET_S, _MAX_BATCH), memory_limit(1_300_000, _MAX_BATCH)])
 
 
 def _fitted(row: SlaRow, seed: int) -> DecodeCurve:

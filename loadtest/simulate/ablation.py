@@ -84,10 +84,13 @@ class Trial:
         return any(gain <= -WORTH_WHILE and -gain > half for gain, half in (self.p99_gain, self.goodput_gain))
 
 
+_NAMES = (*cases.NAMES, *cases.BACKLOGS)
+
+
 def all_cases() -> dict[str, Case]:
     """Every case by name; those that take long on few seeds, with so many servers only for the mechanism about them."""
-    scenarios = [cases.case(name, seconds=10.0) for name in cases.NAMES]
-    scenarios += [replace(cases.case(name, curve=_CPU, seconds=60.0), name=f"{name}-cpu") for name in cases.NAMES]
+    scenarios = [cases.case(name, seconds=10.0) for name in _NAMES]
+    scenarios += [replace(cases.case(name, curve=_CPU, seconds=60.0), name=f"{name}-cpu") for name in _NAMES]
     found = [Case(scenario, MANY_SEEDS) for scenario in (*scenarios, cases.pool(2, 2, 0.8))]
     found += [Case(cases.pool(*pool), FEW_SEEDS) for pool in _POOLS]
     found += [Case(cases.pool(32, 4, 0.8, _LARGE_POOL_S), FEW_SEEDS, _SEVERAL)]
@@ -106,6 +109,8 @@ def bears_on(mechanism: Mechanism, scenario: Scenario) -> bool:
             return several
         case Mechanism.HALF_BATCHES:
             return scenario.aggregators > 1
+        case Mechanism.LARGE_STEPS:
+            return scenario.backlog > 0
         case Mechanism.LIGHT_LEAD:
             return True
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from math import inf
 
+from aggregator.scheduler.work_item import Priority
 from loadtest.simulate.arrivals import Bursts, Day, Replay, Steady, Steps
 from loadtest.simulate.curves import find
+from loadtest.simulate.desk import Work
 from loadtest.simulate.hpa import HpaPolicy
 from loadtest.simulate.lengths import Kind, Lengths
 from loadtest.simulate.scenario import Autoscale, Mishap, Scenario, Trouble
@@ -14,6 +17,8 @@ from protos.modelserver.v1.curve import Curve
 
 MIXED = Lengths(documents=0.1)
 SKEWED = Lengths(Kind.LOGNORMAL)
+_BATCH_COSTS = Work(step_s=0.004)
+"""What a batch costs a server on two processors besides its step, which no other batch's step hides."""
 
 
 def capacity(curve: Curve, lengths: Lengths, pods: int = 1) -> float:
@@ -42,6 +47,17 @@ def case(name: str, *, curve: str = "a100-like", seconds: float = 20.0) -> Scena
         "pod-dies": replace(base, arrivals=Steady(0.6 * 4 * one), pods=4, troubles=(_death(seconds),)),
         "step": replace(base, arrivals=Steps(((0.0, 0.3 * one), (0.4 * seconds, 0.95 * one)))),
         "shared": replace(base, arrivals=Steady(0.8 * 4 * one), pods=4, aggregators=4),
+        "backlog": replace(
+            base,
+            arrivals=Steady(0.05 * one),
+            deadline_s=inf,
+            backlog=round(1.5 * seconds * one),
+            work=_BATCH_COSTS,
+            priority=Priority.DEFAULT,
+        ),
+        "beside-backlog": replace(
+            base, arrivals=Steady(0.2 * one), backlog=round(1.5 * seconds * one), work=_BATCH_COSTS
+        ),
     }
     return cases[name]
 
@@ -59,6 +75,7 @@ NAMES = (
     "step",
     "shared",
 )
+BACKLOGS = ("backlog", "beside-backlog")
 
 
 def trace_hour(copies: int = 20, *, seconds: float = 3600.0) -> Scenario:

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 
 from aggregator.admission.bounds import Admission, AdmissionPolicy
-from aggregator.scheduler.budget.controller import Promise, SlaGoal, StepLimits
-from aggregator.scheduler.budget.memory import step_budget
+from aggregator.scheduler.budget.controller import Promise, SlaGoal, Steering, StepLimits
 from aggregator.scheduler.dispatcher import Batch, Dispatcher, DispatchPolicy
 from aggregator.scheduler.queue import QueuePolicy
 from aggregator.scheduler.replica import StepReport
@@ -32,6 +31,7 @@ class CoreSender:
         max_held_tokens: int = 500_000,
         overhead_s: float = 0.0,
         without: AbstractSet[Mechanism] = frozenset(),
+        steering: type[Steering] = Steering,
     ) -> None:
         """`overhead_s`: what an answer takes besides queue, network and step (tokenizing, settling)."""
         self._policy = policy_without(without, _POLICY)
@@ -46,6 +46,7 @@ class CoreSender:
         self._token_budget = token_budget
         self._overhead_s = overhead_s
         self._waits = False
+        self._steering = steering
 
     @property
     def held_tokens(self) -> int:
@@ -57,13 +58,20 @@ class CoreSender:
         """Whether every lane is busy until then, however much waits."""
         return self._waits
 
-    def put(self, now_s: float, arrived_s: float, deadline_s: float, token_count: int) -> bool:
+    def put(
+        self,
+        now_s: float,
+        arrived_s: float,
+        deadline_s: float,
+        token_count: int,
+        priority: Priority = Priority.INTERACTIVE,
+    ) -> bool:
         """Take a query in, or refuse it as the front door does."""
         del now_s
         if self.admission.full("", token_count) is not None:
             return False
         self.admission.charge(token_count, refusable=True)
-        query = Query(None, token_count, Priority.INTERACTIVE, "", arrived_s, deadline_s)
+        query = Query(None, token_count, priority, "", arrived_s, deadline_s)
         self.dispatcher.queue.put(query, b"", token_count)
         return True
 
@@ -112,10 +120,13 @@ class CoreSender:
         engine, curve = self._engine, self._engine.curve
         steering = None
         if self.promise is not None:
-            limits = StepLimits(curve.saturation_point, engine.step_tokens, engine.longest_input)
-            steering = self.promise.steer(limits, curve.time_s(self.promise.goal.min_tokens))
-        budget = step_budget(self._token_budget or curve.saturation_point, engine.step_tokens)
-        self.dispatcher.lanes[str(pod)] = self._lane(str(pod), curve, budget, self._policy.lane, steering)
+            limits = StepLimits(curve.saturation_point, engine.step_tokens)
+            steering = self.promise.steer(limits, curve.time_s(self.promise.goal.min_tokens), self._steering)
+        budget = min(self._token_budget or curve.saturation_point, engine.step_tokens)
+        most = 0 if self._token_budget else engine.backlog_tokens
+        self.dispatcher.lanes[str(pod)] = self._lane(
+            str(pod), curve, budget, self._policy.lane, steering, capacity=most
+        )
 
     def leave(self, pod: int) -> None:
         """The pod's lane goes."""
@@ -132,7 +143,7 @@ class CoreSender:
         return bool(steered) and all(steering.at_floor for steering in steered)
 
     def _parcel(self, batch: Batch) -> Parcel:
-        budget = batch.lane.token_budget
+        budget = batch.token_budget
         return Parcel(
             self._number,
             int(batch.lane.name),

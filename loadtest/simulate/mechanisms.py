@@ -28,10 +28,11 @@ class Mechanism(StrEnum):
     PACING = "pacing"  # batches that are not full keep their distance in time (ADR 11)
     HALF_BATCHES = "half-batches"  # where others send too, batches are cut so that two fit one step (ADR 11)
     LIGHT_LEAD = "light-lead"  # while all that waits fits one batch, it is staged later (ADR 9)
+    LARGE_STEPS = "large-steps"  # of a backlog, more is cut than a batch usually holds (ADR 15)
     SKIPPING = "skipping"  # a slow server that is idle is skipped while others would finish sooner (ADR 4)
 
 
-LaneMaker = Callable[[str, Curve, int, LanePolicy, Steering | None], Lane]
+LaneMaker = Callable[..., Lane]
 
 
 def policy_without(off: AbstractSet[Mechanism], policy: DispatchPolicy) -> DispatchPolicy:
@@ -46,17 +47,17 @@ def policy_without(off: AbstractSet[Mechanism], policy: DispatchPolicy) -> Dispa
 def lanes_without(off: AbstractSet[Mechanism]) -> LaneMaker:
     """What makes lanes that lack these mechanisms."""
     kind = _NeverSkipped if Mechanism.SKIPPING in off else Lane
-    if Mechanism.LIGHT_LEAD not in off:
-        return kind
 
-    def with_one_lead(
-        name: str, curve: Curve, token_budget: int, policy: LanePolicy, steering: Steering | None
+    def make(
+        name: str, curve: Curve, token_budget: int, policy: LanePolicy, steering: Steering | None, *, capacity: int
     ) -> Lane:
-        lane = kind(name, curve, token_budget, policy, steering)
-        lane.light_lead = _NeverShorter(inf, 0.0)
+        most = 0 if Mechanism.LARGE_STEPS in off else capacity
+        lane = kind(name, curve, token_budget, policy, steering, capacity=most)
+        if Mechanism.LIGHT_LEAD in off:
+            lane.light_lead = _NeverShorter(inf, 0.0)
         return lane
 
-    return with_one_lead
+    return make
 
 
 def roster_without(off: AbstractSet[Mechanism], name: str) -> Roster:

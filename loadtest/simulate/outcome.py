@@ -18,6 +18,7 @@ class Record:
 
     from_s: float
     arrived: int = 0
+    backlog_answered: int = 0
     refused: int = 0
     came_s: array[float] = field(default_factory=lambda: array("d"))
     latency_s: array[float] = field(default_factory=lambda: array("d"))
@@ -64,6 +65,7 @@ class Outcome:
     fill: tuple[int, ...]
     batch_tokens: tuple[tuple[int, int], ...]
     trace: tuple[dict[str, float], ...] = ()
+    backlog_per_s: float = 0.0
 
     def to_json(self) -> str:
         """One line, the same for the same run."""
@@ -101,7 +103,7 @@ def summarise(
         p99_s=p99,
         slo_s=slo_s,
         in_time=in_time / max(1, record.arrived),
-        goodput=in_time / seconds,
+        goodput=(in_time + record.backlog_answered) / seconds,
         mean_batch_tokens=record.tokens / max(1, record.batches),
         mean_fill=fills / max(1, record.batches),
         utilisation=busy[0] / max(1e-9, busy[1]),
@@ -109,4 +111,5 @@ def summarise(
         fill=bins,
         batch_tokens=tuple(sorted(record.batch_tokens.items())),
         trace=tuple(record.trace),
+        backlog_per_s=record.backlog_answered / seconds,
     )

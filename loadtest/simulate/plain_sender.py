@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import inf
 
 from aggregator.scheduler.replica import StepReport
+from aggregator.scheduler.work_item import Priority
 from loadtest.simulate.parcel import Parcel
 from loadtest.simulate.pod import Engine
 
@@ -55,9 +56,16 @@ class PlainSender:
         """Whether no pod has room."""
         return all(out >= self._closing.depth for out in self._out.values())
 
-    def put(self, now_s: float, arrived_s: float, deadline_s: float, token_count: int) -> bool:
+    def put(
+        self,
+        now_s: float,
+        arrived_s: float,
+        deadline_s: float,
+        token_count: int,
+        priority: Priority = Priority.INTERACTIVE,
+    ) -> bool:
         """Take a query in; `now_s` orders it, as it came through the front door only then."""
-        del now_s
+        del now_s, priority
         if self.held_tokens + token_count > self._max_held_tokens:
             return False
         self._queue.append((arrived_s, deadline_s, token_count))

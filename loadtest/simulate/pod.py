@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from aggregator.scheduler.replica import StepReport
 from loadtest.simulate.clock import Clock, Noise
@@ -12,7 +13,7 @@ from loadtest.simulate.parcel import Parcel
 from protos.modelserver.v1.curve import Curve
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Engine:
     """What every pod runs: its curve, what one step may hold, and the server's own time before each (`overhead_s`)."""
 
@@ -21,6 +22,14 @@ class Engine:
     step_queries: int = 1024
     longest_input: int = 512
     overhead_s: float = 0.0
+
+    @cached_property
+    def backlog_tokens(self) -> int:
+        """What the server would have measured: the least size of batches with 99 % of the best throughput."""
+        sizes = range(min(self.curve.saturation_point, self.step_tokens), self.step_tokens + 1)
+        tokens_per_s = {size: size / (self.curve.time_s(size) + self.overhead_s) for size in sizes}
+        enough = 0.99 * max(tokens_per_s.values())
+        return next(size for size in sizes if tokens_per_s[size] >= enough)
 
 
 @dataclass(slots=True, eq=False)

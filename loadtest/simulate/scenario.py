@@ -6,9 +6,10 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import inf
 
-from aggregator.scheduler.budget.controller import SlaGoal
-from aggregator.scheduler.budget.sla import Form
+from aggregator.scheduler.budget.controller import SlaGoal, Steering
+from aggregator.scheduler.work_item import Priority
 from k8s.scaler.measuring.demand import DemandPolicy
+from loadtest.generation.paper_sla import PaperSteering
 from loadtest.simulate.arrivals import Arrivals
 from loadtest.simulate.core_sender import CoreSender
 from loadtest.simulate.desk import Work
@@ -57,7 +58,8 @@ class Scenario:
 
     `intake_s`: receiving, counting tokens; `network_s`: mean of one way to a pod; `settle_s`: answering;
     `work`: what of all that keeps a core busy besides. `noise`: how far steps of as many tokens scatter, as a share;
-    with `step_times` they scatter as steps did elsewhere instead.
+    with `step_times` they scatter as steps did elsewhere instead. `backlog`: queries of the default class without
+    deadline that wait at each aggregator from the start; `priority` is the class of those that arrive.
     """
 
     name: str
@@ -77,6 +79,8 @@ class Scenario:
     step_times: StepTimes | None = None
     warm_up_s: float = 2.0
     max_held_tokens: int = 500_000
+    backlog: int = 0
+    priority: Priority = Priority.INTERACTIVE
     troubles: tuple[Trouble, ...] = ()
     autoscale: Autoscale | None = None
     sample_s: float = 0.0
@@ -139,8 +143,7 @@ class Policy:
     def sender(self, number: int, scenario: Scenario, engine: Engine) -> Sender:
         """One aggregator that follows it."""
         if self.kind in {Kind.OURS, Kind.SLA_PAPER}:
-            form = Form.OURS if self.kind is Kind.OURS else Form.PAPER
-            goal = SlaGoal(answer_s=scenario.slo_s, form=form) if self.sla and not self.tokens else None
+            goal = SlaGoal(answer_s=scenario.slo_s) if self.sla and not self.tokens else None
             return CoreSender(
                 number,
                 engine,
@@ -149,6 +152,7 @@ class Policy:
                 max_held_tokens=scenario.max_held_tokens,
                 overhead_s=scenario.intake_s + scenario.settle_s,
                 without=self.without,
+                steering=Steering if self.kind is Kind.OURS else PaperSteering,
             )
         return PlainSender(number, engine, self._closing(engine), scenario.max_held_tokens)
 

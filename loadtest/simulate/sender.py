@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from aggregator.scheduler.replica import StepReport
+from aggregator.scheduler.work_item import Priority
 from loadtest.simulate.parcel import Parcel
 
 
@@ -20,7 +21,9 @@ class Sender(Protocol):
         """Tokens taken in and not answered."""
         ...
 
-    def put(self, now_s: float, arrived_s: float, deadline_s: float, token_count: int) -> bool:
+    def put(
+        self, now_s: float, arrived_s: float, deadline_s: float, token_count: int, priority: Priority = ...
+    ) -> bool:
         """Take a query in; False when it is refused for want of room."""
         ...
 

@@ -9,6 +9,7 @@ from math import inf
 import numpy as np
 
 from aggregator.scheduler.replica import StepReport
+from aggregator.scheduler.work_item import Priority
 from loadtest.simulate.clock import Clock, Noise
 from loadtest.simulate.curves import find
 from loadtest.simulate.desk import Desk
@@ -20,6 +21,8 @@ from loadtest.simulate.scaling import Scaling
 from loadtest.simulate.scenario import Mishap, Policy, Scenario, Trouble
 from loadtest.simulate.sender import Sender
 
+_BEFORE_S = -1.0
+"""When a backlog came: before the first arrival, so that its answers count by themselves."""
 _TAIL_S = 120.0
 """How long after the last arrival answers are waited for."""
 
@@ -65,6 +68,7 @@ class World:
         lengths = scenario.lengths.draw(len(times), self._rng).tolist()
         which = self._rng.integers(0, scenario.aggregators, len(times)).tolist()
         intake_s, from_s, take, work = scenario.intake_s, scenario.warm_up_s, self._take, scenario.work
+        self._queue_backlog()
         places, scaling, next_s, step = self._places, self._scaling, clock.next_s, clock.step
         for came_s, tokens, number in zip(times.tolist(), lengths, which, strict=True):
             now_s = came_s + intake_s
@@ -83,9 +87,18 @@ class World:
             step()
         return self._outcome()
 
+    def _queue_backlog(self) -> None:
+        for place in self._places:
+            for tokens in self._scenario.lengths.draw(self._scenario.backlog, self._rng).tolist():
+                place.sender.put(0.0, _BEFORE_S, inf, tokens, Priority.DEFAULT)
+            if self._scenario.backlog:
+                self.clock.at(0.0, self._look, place)
+
     def _take(self, came: tuple[_Place, float, int]) -> None:
         place, came_s, tokens = came
-        if not place.sender.put(self.clock.now_s, came_s, came_s + self._scenario.deadline_s, tokens):
+        if not place.sender.put(
+            self.clock.now_s, came_s, came_s + self._scenario.deadline_s, tokens, self._scenario.priority
+        ):
             self.record.refused += came_s >= self.record.from_s
         elif not place.waits:
             self._look(place)
@@ -136,6 +149,8 @@ class World:
         self._look(place)  # the next batch first: these are answered while the engine runs it
         work, done_s, settle_s, from_s = scenario.work, place.desk.done_s, scenario.settle_s, record.from_s
         done_s(now_s, 0.5 * work.query_s * len(answered))
+        if scenario.backlog and from_s <= now_s <= scenario.duration_s:
+            record.backlog_answered += sum(came_s < 0.0 for came_s in answered)
         for came_s in answered:
             read_s = done_s(now_s, 0.5 * work.call_s) + settle_s
             if came_s >= from_s:

@@ -6,30 +6,26 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-from aggregator.scheduler.budget.memory import step_budget
-from aggregator.scheduler.budget.sla import Form, SlaController, SlaPolicy, Verdict, step_target_s
+from aggregator.scheduler.budget.sla import SlaController, SlaPolicy, step_target_s
 
 
 @dataclass(frozen=True, slots=True)
 class SlaGoal:
     """What is promised: seconds of an engine step (`step_s`), or of a whole answer (`answer_s`); exactly one of them.
 
-    `min_tokens` is the least budget: longer inputs go alone once it is reached. `max_tokens` of None is the larger
-    of the saturation point and the longest input; more is by choice, as more does not pay.
+    `min_tokens` is the least budget: longer inputs go alone once it is reached.
     """
 
     step_s: float | None = None
     answer_s: float | None = None
-    form: Form = Form.OURS
     min_tokens: int = 64
-    max_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        """Raise ValueError unless exactly one time is given and the budgets are in order."""
+        """Raise ValueError unless exactly one time is given, and a budget."""
         if (self.step_s is None) == (self.answer_s is None):
             raise ValueError("give the time of a step or that of an answer, not both and not neither")
-        if not 1 <= self.min_tokens <= (self.max_tokens or self.min_tokens):
-            raise ValueError(f"out of order: {self.min_tokens} <= {self.max_tokens} tokens")
+        if self.min_tokens < 1:
+            raise ValueError(f"not a budget: {self.min_tokens} tokens")
 
     def target_s(self, overhead_s: float, shortest_step_s: float) -> float:
         """Seconds that a step may take, given the p95 of all else but queueing, and the shortest step there is."""
@@ -68,34 +64,29 @@ class RecentQuantile:
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """What a model server can do, in tokens: where more stops paying, what fits a step, and its longest input."""
+    """What a model server can do, in tokens: from where on more gains little, and what fits a step."""
 
     saturation_point: int
     step_capacity: int
-    longest_input: int
 
 
 class Steering:
-    """One lane's budget, min(b_SLA, b_mem), renewed with every step that its server reports (algorithms §4, §5)."""
+    """What one lane's steps may hold, renewed with every step that its server reports (algorithms §4)."""
 
     def __init__(self, goal: SlaGoal, limits: StepLimits, shortest_step_s: float, overhead: RecentQuantile) -> None:
         """`overhead`: the live p95 of what an answer takes besides queueing and its step; used with `answer_s` only."""
         self.goal = goal
-        self._limits = limits
         self._overhead = overhead
-        highest = goal.max_tokens or max(limits.saturation_point, limits.longest_input)
-        highest = step_budget(highest, limits.step_capacity)
-        lowest = min(goal.min_tokens, highest)
-        start = min(max(limits.saturation_point, lowest), highest)
-        self.min_tokens = lowest
-        self._controller = SlaController(
-            SlaPolicy(lowest, highest, start, goal.form), goal.target_s(self._overhead.value, shortest_step_s)
-        )
+        highest = limits.step_capacity
+        self.min_tokens = min(goal.min_tokens, highest)
+        start = min(max(limits.saturation_point, self.min_tokens), highest)
+        target_s = goal.target_s(self._overhead.value, shortest_step_s)
+        self._controller = SlaController(SlaPolicy(self.min_tokens, highest, start), target_s)
 
     @property
     def token_budget(self) -> int:
         """Tokens that the next batch may hold."""
-        return step_budget(self._controller.token_budget, self._limits.step_capacity)
+        return self._controller.token_budget
 
     @property
     def target_s(self) -> float:
@@ -112,13 +103,13 @@ class Steering:
         """Recent step time over its target; above 1 it is missed. None before any step."""
         return self._controller.pressure
 
-    def observe(self, step_tokens: int, step_s: float, cut_budget: int, shortest_step_s: float) -> Verdict:
+    def observe(self, step_tokens: int, step_s: float, cut_budget: int, shortest_step_s: float) -> None:
         """Learn from one step of a batch that was cut for `cut_budget` tokens.
 
         `shortest_step_s` is what a step of `min_tokens` takes now: no target asks for less.
         """
         self._controller.retarget(self.goal.target_s(self._overhead.value, shortest_step_s))
-        return self._controller.observe(step_tokens, step_s, cut_budget)
+        self._controller.observe(step_tokens, step_s, cut_budget)
 
 
 class Promise:
@@ -141,6 +132,6 @@ class Promise:
         self._latency.observe(latency_s)
         self._overhead.observe(max(0.0, overhead_s))
 
-    def steer(self, limits: StepLimits, shortest_step_s: float) -> Steering:
+    def steer(self, limits: StepLimits, shortest_step_s: float, kind: type[Steering] = Steering) -> Steering:
         """The steering of one lane; `shortest_step_s`: a step of the goal's `min_tokens`, as the server measured it."""
-        return Steering(self.goal, limits, shortest_step_s, self._overhead)
+        return kind(self.goal, limits, shortest_step_s, self._overhead)

@@ -13,44 +13,25 @@ import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import StrEnum
 
 _MIN_EVIDENCE = 4
-
-
-class Form(StrEnum):
-    """Which controller runs."""
-
-    OURS = "ours"
-    PAPER = "paper"
-
-
-class Verdict(StrEnum):
-    """What one step taught the controller; a metric's label."""
-
-    RAISED = "raised"
-    LOWERED = "lowered"
-    HELD = "held"
-    NO_EVIDENCE = "no_evidence"
 
 
 @dataclass(frozen=True, slots=True)
 class SlaPolicy:
     """Settings of one lane's controller, in tokens (B_min, B_max and the first budget) and shares.
 
-    `min_tokens` should be at least the longest admissible input, or such inputs go alone; `max_tokens` the
-    larger of the saturation point and that length; `start_tokens` the saturation point. `tolerance` is epsilon as
+    `min_tokens` should be at least the longest admissible input, or such inputs go alone; `max_tokens` is what the
+    engine holds; `start_tokens` the saturation point. `tolerance` is epsilon as
     a share of the target, `fill` the share of its budget that a step must hold to teach anything about raising.
     """
 
     min_tokens: int
     max_tokens: int
     start_tokens: int
-    form: Form = Form.OURS
     tolerance: float = 0.05
     fill: float = 0.8
     window: int = 6
-    paper_window: int = 4
 
     def __post_init__(self) -> None:
         """Raise ValueError when the budgets are out of order or a share is none."""
@@ -58,18 +39,8 @@ class SlaPolicy:
             raise ValueError(f"out of order: {self.min_tokens} <= {self.start_tokens} <= {self.max_tokens} tokens")
         if not (0.0 < self.tolerance < 1.0 and 0.0 < self.fill <= 1.0):
             raise ValueError(f"not shares: tolerance {self.tolerance}, fill {self.fill}")
-        if self.window < _MIN_EVIDENCE or self.paper_window < 1:
-            raise ValueError(f"too short: {self.window} and {self.paper_window} steps")
-
-    @property
-    def alpha_tokens(self) -> int:
-        """The least width of the paper's search interval, and how near to its floor a budget counts as at it."""
-        return max(1, self.max_tokens // 8)
-
-    @property
-    def delta_tokens(self) -> int:
-        """How far the paper's search widens in one step."""
-        return max(1, self.alpha_tokens // 4)
+        if self.window < _MIN_EVIDENCE:
+            raise ValueError(f"too short: {self.window} steps")
 
 
 def step_target_s(sla_s: float, overhead_p95_s: float, shortest_step_s: float) -> float:
@@ -100,16 +71,14 @@ class SlaController:
     oversized input). See `observe` for what counts as evidence.
     """
 
-    __slots__ = ("_filled", "_high", "_low", "_policy", "_recent", "_target_s", "_token_budget")
+    __slots__ = ("_filled", "_policy", "_recent", "_target_s", "_token_budget")
 
     def __init__(self, policy: SlaPolicy, target_s: float) -> None:
         self._policy = policy
         self._token_budget = policy.start_tokens
         self._target_s = _checked(target_s)
-        self._recent: deque[_Step] = deque(maxlen=policy.window if policy.form is Form.OURS else policy.paper_window)
+        self._recent: deque[_Step] = deque(maxlen=policy.window)
         self._filled: deque[_Step] = deque(maxlen=policy.window)
-        self._low: float = policy.min_tokens
-        self._high: float = policy.max_tokens
 
     @property
     def token_budget(self) -> int:
@@ -124,7 +93,7 @@ class SlaController:
     @property
     def at_floor(self) -> bool:
         """Whether latency can no longer be bought with throughput, so that only more pods help (demand)."""
-        return self._token_budget <= self._policy.min_tokens + self._policy.alpha_tokens
+        return self._token_budget <= self._policy.min_tokens + max(1, self._policy.start_tokens // 8)
 
     @property
     def pressure(self) -> float | None:
@@ -140,73 +109,45 @@ class SlaController:
         """
         self._target_s = _checked(target_s)
 
-    def observe(self, step_tokens: int, step_duration_s: float, cut_budget: int, *, running_tokens: int = 0) -> Verdict:
+    def observe(self, step_tokens: int, step_duration_s: float, cut_budget: int) -> None:
         """Learn from one engine step of `step_tokens` tokens (merged batches included) and set the next budget.
 
         `cut_budget` is the budget that its batch was cut for, which may be an older one. A step at least `fill`
         full counts both ways; one emptier than that only when the latest steps of any fill, taken together, were
-        too slow (low load teaches nothing about raising, and rare hiccups in it nothing at all).
-        `running_tokens`, the paper's N^d, is used by the paper's form only. A duration that is not positive and
-        finite is no evidence.
+        too slow (low load teaches nothing about raising, and rare hiccups in it nothing at all). A step larger than
+        its budget teaches nothing, nor does a duration that is not positive and finite.
         """
-        if step_tokens < 1 or cut_budget < 1 or not 0.0 < step_duration_s < math.inf:
-            return Verdict.NO_EVIDENCE
+        if not 1 <= step_tokens <= cut_budget or not 0.0 < step_duration_s < math.inf:
+            return
         step = _Step(step_tokens, step_duration_s, cut_budget)
-        if self._policy.form is Form.PAPER:
-            return self._move_to(self._search(step, running_tokens))
-        if step_tokens > cut_budget:
-            return Verdict.NO_EVIDENCE
         self._recent.append(step)
         if step_tokens >= self._policy.fill * cut_budget:
-            return self._judge_filled(step)
-        return self._judge_unfilled()
+            self._judge_filled(step)
+        else:
+            self._judge_unfilled()
 
-    def _judge_filled(self, step: _Step) -> Verdict:
+    def _judge_filled(self, step: _Step) -> None:
         self._filled.append(step)
         if len(self._filled) < _MIN_EVIDENCE:
-            return Verdict.NO_EVIDENCE
+            return
         # Seconds per token of budget tell how long a step at today's budget, as full as usual, takes.
         step_s = self._token_budget * _mean(step.duration_s / step.cut_budget for step in self._filled)
         bound = self._target_s / _mean(step.duration_s / step.tokens for step in self._filled)
         if step_s > self._target_s * (1.0 + self._policy.tolerance):
-            return self._move_to(min(bound, self._token_budget))
-        if bound * (1.0 - self._policy.tolerance) > self._token_budget:
-            return self._move_to(bound)
-        return Verdict.HELD
+            self._move_to(min(bound, self._token_budget))
+        elif bound * (1.0 - self._policy.tolerance) > self._token_budget:
+            self._move_to(bound)
 
-    def _judge_unfilled(self) -> Verdict:
+    def _judge_unfilled(self) -> None:
         if len(self._recent) < _MIN_EVIDENCE:
-            return Verdict.NO_EVIDENCE
+            return
         if _mean(step.duration_s for step in self._recent) <= self._target_s * (1.0 + self._policy.tolerance):
-            return Verdict.NO_EVIDENCE
+            return
         bound = self._target_s / _mean(step.duration_s / step.tokens for step in self._recent)
-        return self._move_to(min(bound, self._token_budget))
+        self._move_to(min(bound, self._token_budget))
 
-    def _search(self, step: _Step, running_tokens: int) -> float:
-        """Algorithm 2 of seed 001, line by line, with tokens for requests."""
-        policy = self._policy
-        self._recent.append(step)
-        latency_s = sum(step.duration_s for step in self._recent) / len(self._recent)
-        batch = sum(step.tokens for step in self._recent) / len(self._recent)
-        margin_s = policy.tolerance * self._target_s
-        alpha, delta = policy.alpha_tokens, policy.delta_tokens
-        if latency_s > self._target_s + margin_s:
-            self._high = max(batch, self._low + alpha)
-            self._low = max(self._low - delta, policy.min_tokens)
-        elif latency_s < self._target_s - margin_s:
-            self._low = min(batch, self._high - alpha)
-            self._high = min(self._high + delta, policy.max_tokens)
-        else:
-            self._high = min(batch + alpha // 2, policy.max_tokens)
-            self._low = max(batch - alpha // 2, policy.min_tokens)
-        return max((self._low + self._high) / 2, running_tokens)
-
-    def _move_to(self, token_budget: float) -> Verdict:
-        before = self._token_budget
+    def _move_to(self, token_budget: float) -> None:
         self._token_budget = min(max(math.floor(token_budget), self._policy.min_tokens), self._policy.max_tokens)
-        if self._token_budget == before:
-            return Verdict.HELD
-        return Verdict.RAISED if self._token_budget > before else Verdict.LOWERED
 
 
 def _checked(target_s: float) -> float:

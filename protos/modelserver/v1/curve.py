@@ -19,7 +19,8 @@ class Curve:
     """Step time by tokens, t(T) = max(floor, fixed + per_token * T), and its saturation point in tokens.
 
     `max_tokens` is the T_max of the sweep, on which the throughput rule and the flat rule depend (seed 000,
-    figures 2 and 3).
+    figures 2 and 3). `backlog_tokens`: the size of batches from which on a backlog gains no more, by what they cost
+    the whole server; 0 where that was not measured.
     """
 
     floor_s: float
@@ -28,6 +29,7 @@ class Curve:
     saturation_point: int
     rule: Rule
     max_tokens: int
+    backlog_tokens: int = 0
 
     def time_s(self, tokens: int) -> float:
         """Seconds that one engine step over `tokens` tokens takes."""

@@ -69,7 +69,7 @@ class ProfilePoint(_message.Message):
     def __init__(self, step_tokens: _Optional[int] = ..., step_duration_s: _Optional[float] = ...) -> None: ...
 
 class SaturationProfile(_message.Message):
-    __slots__ = ("floor_s", "fixed_s", "per_token_s", "saturation_point", "rule", "max_tokens", "points", "measured_at")
+    __slots__ = ("floor_s", "fixed_s", "per_token_s", "saturation_point", "rule", "max_tokens", "points", "measured_at", "backlog_tokens")
     FLOOR_S_FIELD_NUMBER: _ClassVar[int]
     FIXED_S_FIELD_NUMBER: _ClassVar[int]
     PER_TOKEN_S_FIELD_NUMBER: _ClassVar[int]
@@ -78,6 +78,7 @@ class SaturationProfile(_message.Message):
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     POINTS_FIELD_NUMBER: _ClassVar[int]
     MEASURED_AT_FIELD_NUMBER: _ClassVar[int]
+    BACKLOG_TOKENS_FIELD_NUMBER: _ClassVar[int]
     floor_s: float
     fixed_s: float
     per_token_s: float
@@ -86,7 +87,8 @@ class SaturationProfile(_message.Message):
     max_tokens: int
     points: _containers.RepeatedCompositeFieldContainer[ProfilePoint]
     measured_at: str
-    def __init__(self, floor_s: _Optional[float] = ..., fixed_s: _Optional[float] = ..., per_token_s: _Optional[float] = ..., saturation_point: _Optional[int] = ..., rule: _Optional[str] = ..., max_tokens: _Optional[int] = ..., points: _Optional[_Iterable[_Union[ProfilePoint, _Mapping]]] = ..., measured_at: _Optional[str] = ...) -> None: ...
+    backlog_tokens: int
+    def __init__(self, floor_s: _Optional[float] = ..., fixed_s: _Optional[float] = ..., per_token_s: _Optional[float] = ..., saturation_point: _Optional[int] = ..., rule: _Optional[str] = ..., max_tokens: _Optional[int] = ..., points: _Optional[_Iterable[_Union[ProfilePoint, _Mapping]]] = ..., measured_at: _Optional[str] = ..., backlog_tokens: _Optional[int] = ...) -> None: ...
 
 class DescribeResponse(_message.Message):
     __slots__ = ("model", "model_revision", "tokenizer_fingerprint", "dimensions", "matryoshka_dimensions", "max_input_tokens", "step_token_capacity", "step_query_capacity", "normalizes", "query_prompt", "document_prompt", "profile", "engine", "engine_version", "dtype", "device", "vocabulary_size", "instance_id")

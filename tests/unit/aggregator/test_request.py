@@ -26,7 +26,7 @@ from tests.fakes.sources import GRPC
 
 ORIGIN = Origin()
 DEFAULTS = Defaults(GRPC, "usual", Priority.DEFAULT, max_inputs=3)
-_LIMITS = StepLimits(100, 4096, 32)
+_LIMITS = StepLimits(100, 4096)
 FIRST, SECOND = Failure(Code.INVALID_ARGUMENT, "first"), Failure(Code.INTERNAL, "second")
 
 

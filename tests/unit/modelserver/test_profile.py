@@ -23,6 +23,8 @@ from modelserver.profile import (
     Profile,
     ProfileOwner,
     SweepPlan,
+    backlog_tokens,
+    batch_sizes,
     known,
     measure,
     production_mix,
@@ -328,3 +330,21 @@ def test_a_sweep_tells_of_itself_every_two_seconds(caplog: pytest.LogCaptureFixt
     sweep(engine, (99_800,), replace(PLAN, runs=3), engine.clock)
     told = sum(record.message == "measuring the saturation profile" for record in caplog.records)
     assert told == 2, "every other round"
+
+
+def test_a_backlog_gains_from_batches_until_a_hundredth_is_left_to_gain() -> None:
+    sizes = batch_sizes(300, 4096)
+    assert (len(sizes), sizes[0], sizes[-1]) == (6, 300, 4096)
+    found = backlog_tokens([(size, 0.006 + 33e-6 * size) for size in sizes])
+    best = 4096 / (0.006 + 33e-6 * 4096)
+    assert found / (0.006 + 33e-6 * found) == pytest.approx(0.99 * best, rel=0.001)
+
+
+def test_past_a_hinge_a_backlog_gains_nothing() -> None:
+    sizes = batch_sizes(600, 16384)
+    assert backlog_tokens([(size, 0.020 / 600 * size) for size in sizes]) == 600
+
+
+def test_where_a_step_holds_no_more_than_the_saturation_point_nor_does_a_batch_of_a_backlog() -> None:
+    assert batch_sizes(5000, 4096) == (4096,)
+    assert backlog_tokens([(4096, 0.1)]) == 4096

@@ -13,7 +13,7 @@ from modelserver.engines import Choice
 from modelserver.errors import CannotStart
 from modelserver.model_files import ModelFiles
 from modelserver.settings import EngineSettings, ModelServerSettings, ModelSettings, ProfileSettings, SyntheticSettings
-from modelserver.startup import EngineStart, had_profile, profile_owner, sweep_plan
+from modelserver.startup import EngineStart, had_profile, keep_profile, profile_owner, sweep_plan
 from tests.unit.modelserver.fakes import FakeEngine, facts_of
 
 
@@ -41,6 +41,7 @@ def test_a_measured_profile_is_cached_and_not_measured_again(
     measured = had_profile(engine, settings, files)
     assert measured is not None
     assert measured.curve.max_tokens == 64
+    keep_profile(measured, settings, engine.facts)
     steps = len(engine.steps)
     assert had_profile(engine, settings, files) == measured
     assert len(engine.steps) == steps
@@ -50,7 +51,10 @@ def test_a_cache_that_cannot_be_written_is_no_reason_not_to_serve(
     tmp_path: Path, files: ModelFiles, engine: FakeEngine
 ) -> None:
     (tmp_path / "file").touch()
-    assert had_profile(engine, settings_of(tmp_path / "file" / "folder"), files) is not None
+    settings = settings_of(tmp_path / "file" / "folder")
+    measured = had_profile(engine, settings, files)
+    assert measured is not None
+    keep_profile(measured, settings, engine.facts)
 
 
 def test_a_supplied_profile_is_taken_and_a_foreign_one_refused(

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import inf
+from typing import Any
 
 import pytest
 
 from aggregator.scheduler.dispatcher import Batch, Dispatcher, DispatchPolicy, Due
 from aggregator.scheduler.queue import QueuePolicy
-from aggregator.scheduler.replica import SendReason, StepReport
+from aggregator.scheduler.replica import Lane, SendReason, StepReport
 from aggregator.scheduler.replica_choice import ENOUGH
 from aggregator.scheduler.work_item import Entry, Priority
-from tests.fakes.lanes import CURVE, lane
+from tests.fakes.lanes import CURVE, POLICY, lane
 from tests.fakes.queries import Filler
 
 NOW_S = 5.0
@@ -362,3 +363,31 @@ def test_a_batch_that_is_not_full_is_paced_while_a_lane_runs_but_not_past_a_dead
     ending = ready()
     ending.put(10)
     assert len(ending.due(draining=True).batches) == 1
+
+
+def backlogged(count: int = 50, capacity: int = 300, **query: Any) -> Desk:
+    """One lane of 100 tokens that gains from batches of up to 300, and `count` entries of 10 tokens."""
+    desk = Desk()
+    desk.dispatcher.lanes["a"] = Lane("a", CURVE, 100, POLICY, capacity=capacity)
+    for _ in range(count):
+        desk.put(10, Priority.DEFAULT, **query)
+    return desk
+
+
+def test_a_backlog_goes_in_larger_batches_whose_steps_may_hold_as_much() -> None:
+    batch = backlogged().batch()
+    assert (batch.token_count, batch.token_budget, batch.reason) == (300, 300, SendReason.FULL)
+    few = backlogged(8).batch()
+    assert (few.token_count, few.token_budget) == (80, 100)
+
+
+def test_a_backlog_whose_deadlines_are_near_goes_in_batches_of_the_usual_size() -> None:
+    assert backlogged(deadline_s=NOW_S + CURVE.time_s(300) + 1e-6).batch().token_count == 300
+    assert backlogged(deadline_s=NOW_S + CURVE.time_s(200) + 1e-6).batch().token_count == 200
+    assert backlogged(deadline_s=NOW_S + CURVE.time_s(50)).batch().token_count == 100
+
+
+def test_beside_what_is_urgent_a_backlog_goes_in_batches_of_the_usual_size() -> None:
+    desk = backlogged()
+    desk.put(10, Priority.INTERACTIVE)
+    assert desk.batch().token_count == 100

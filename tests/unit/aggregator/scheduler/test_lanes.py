@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from typing_extensions import override
 
 from aggregator.scheduler.budget.controller import RecentQuantile, SlaGoal, Steering, StepLimits
-from aggregator.scheduler.budget.sla import Verdict
 from aggregator.scheduler.replica import UNMEASURED, Lane, StepReport
 from aggregator.scheduler.replica_choice import next_turn
 from tests.fakes.lanes import CURVE, POLICY, lane
@@ -216,11 +215,10 @@ def budgets_seen(report_of: StepReport, *, resized_to: int) -> tuple[int, float,
             return 100
 
         @override
-        def observe(self, step_tokens: int, step_s: float, cut_budget: int, shortest_step_s: float) -> Verdict:
+        def observe(self, step_tokens: int, step_s: float, cut_budget: int, shortest_step_s: float) -> None:
             heard.append((step_tokens, step_s, cut_budget))
-            return Verdict.HELD
 
-    steering = Heard(SlaGoal(step_s=0.05), StepLimits(100, 4096, 32), 0.01, RecentQuantile(0.95))
+    steering = Heard(SlaGoal(step_s=0.05), StepLimits(100, 4096), 0.01, RecentQuantile(0.95))
     one = Lane("a", CURVE, 100, POLICY, steering)
     one.sent("1", 50, 5.0)
     one.token_budget = resized_to
@@ -321,7 +319,7 @@ def test_a_full_batch_leads_as_long_as_ever() -> None:
 
 
 def test_a_lane_begins_with_its_controllers_budget() -> None:
-    steering = Steering(SlaGoal(step_s=0.05), StepLimits(77, 4096, 32), 0.01, RecentQuantile(0.95))
+    steering = Steering(SlaGoal(step_s=0.05), StepLimits(77, 4096), 0.01, RecentQuantile(0.95))
     assert Lane("a", CURVE, 101, POLICY, steering).token_budget == steering.token_budget != 101
 
 
@@ -365,3 +363,50 @@ def test_the_lead_of_full_batches_learns_nothing_from_one_sent_later() -> None:
 def test_the_lead_of_light_batches_learns_from_how_long_before_the_end_each_was_sent() -> None:
     one = staged(5.011, report(100, idle_s=0.002))  # 3 ms before the end, and idle for 2: 5 would have been right
     assert one.light_lead.value_s == pytest.approx(0.004 + 0.05 * (0.005 - 0.004))
+
+
+def roomy(capacity: int = 1000, steering: Steering | None = None) -> Lane:
+    """A lane of 100 tokens whose server gains from batches of up to `capacity`."""
+    return Lane("a", CURVE, 100, POLICY, steering, capacity=capacity)
+
+
+@pytest.mark.parametrize(("backlog", "cut"), [(0, 100), (100, 100), (101, 101), (700, 700), (1000, 1000), (5000, 1000)])
+def test_of_a_backlog_as_much_is_cut_as_waits_up_to_what_the_server_gains_from(backlog: int, cut: int) -> None:
+    assert roomy().cut_tokens(9000, backlog, inf) == cut
+
+
+def test_a_batch_of_a_backlog_takes_no_longer_than_it_may_and_never_less_than_the_budget() -> None:
+    one = roomy()
+    within_s = one.step_time_s(400)
+    assert one.cut_tokens(9000, 9000, within_s + 1e-9) == 400
+    assert one.cut_tokens(9000, 9000, one.step_time_s(50)) == 100
+    assert one.cut_tokens(9000, 9000, -1.0) == 100
+
+
+def test_where_a_steps_time_does_not_depend_on_its_tokens_any_number_is_in_time() -> None:
+    flat = replace(CURVE, per_token_s=0.0)
+    assert Lane("a", flat, 100, POLICY, capacity=1000).cut_tokens(9000, 9000, 1e-9) == 1000
+
+
+def test_a_server_that_measured_no_gain_or_a_controller_that_allows_less_bounds_a_backlogs_batches() -> None:
+    assert roomy(capacity=0).cut_tokens(9000, 9000, inf) == 100
+    steering = Steering(SlaGoal(step_s=0.05), StepLimits(300, 4096), 0.01, RecentQuantile(0.95))
+    assert roomy(steering=steering).cut_tokens(9000, 9000, inf) == 300
+
+
+def test_a_time_out_allows_for_the_largest_step_of_somebody_else() -> None:
+    plain, large = roomy(capacity=0), roomy()
+    for one in (plain, large):
+        one.sent("0", 100, 4.0)
+        one.ended("0", 4.01, report(100))
+    more_s = large.step_time_s(1000) - large.step_time_s(100)
+    assert large.sent("1", 100, 5.0) - plain.sent("1", 100, 5.0) == pytest.approx(POLICY.timeout_factor * more_s)
+
+
+def test_a_step_may_take_what_is_left_until_then_less_what_replies_are_late_by() -> None:
+    one = lane()
+    assert one.answered_within_s(5.5, 5.0) == pytest.approx(0.5)
+    one.sent("1", 100, 5.0)
+    assert one.answered_within_s(5.5, 5.0) == pytest.approx(0.486)
+    one.reply_delay.observe(0.007, 0.014)
+    assert one.answered_within_s(5.5, 5.0) == pytest.approx(0.486 / (1.0 + one.reply_delay.value))

@@ -397,3 +397,23 @@ def test_deadlines_of_what_was_taken_long_ago_are_forgotten_and_those_of_what_wa
     assert here.queue.next_deadline_s() == 50.0
     assert here.queue.expire(50.0) == [lasting]
     assert here.queue.next_deadline_s() == 60.0
+
+
+def test_a_backlog_is_what_waits_in_the_most_urgent_class_in_use_of_interactive_half() -> None:
+    here = setting()
+    assert here.queue.backlog(0.0) == (0, 0.0)
+    here.put(9, BACKGROUND)
+    assert here.queue.backlog(0.0) == (9, 5.0)
+    here.put(7, DEFAULT)
+    assert here.queue.backlog(0.0) == (7, 0.5)
+    here.put(5, INTERACTIVE)
+    assert here.queue.backlog(0.0) == (2, 0.1)
+
+
+def test_a_class_is_in_use_for_ten_seconds_after_something_of_it_came() -> None:
+    here = setting()
+    here.put(9, DEFAULT)
+    query, entry = here.put(5, INTERACTIVE)
+    here.queue.cancel(query, entry)
+    assert here.queue.backlog(query.enqueued_s + 9.99) == (0, 0.1)
+    assert here.queue.backlog(query.enqueued_s + 10.0) == (9, 0.5)

@@ -1,4 +1,4 @@
-"""What the sources' experiments give here, on the core's own controllers."""
+"""What the sources' experiments give here."""
 
 from __future__ import annotations
 
@@ -7,21 +7,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from aggregator.scheduler.budget import memory, sla
-from aggregator.scheduler.budget.sla import Form
 from loadtest.__main__ import main
-from loadtest.generation import limits
 from loadtest.generation.engine import Server, generate
 from loadtest.generation.lengths_vary import Way, latency, throughput
-from loadtest.generation.limits import BySla, Fixed
+from loadtest.generation.limits import ByPaper, Fixed
 from loadtest.generation.memory_and_sla import FIGURE_3, TABLE_1, TARGET_S, figure_3, memory_limit, table_1
 from loadtest.generation.work import around, at_once
-
-
-def test_it_is_the_production_core_that_limits() -> None:
-    for name, home in [("MemoryController", memory), ("SlaController", sla)]:
-        assert getattr(limits, name) is getattr(home, name)
-        assert home.__name__.startswith("aggregator.scheduler.")
 
 
 def test_figure_3_rises_ever_more_slowly_and_passes_through_what_is_printed() -> None:
@@ -54,7 +45,7 @@ def test_the_memory_limit_hardly_ever_overflows_where_twice_as_many_requests_do_
 def test_the_papers_controller_brings_steps_to_their_target() -> None:
     rng = np.random.default_rng(1)
     work = at_once(around(1.0, 0.0, 2000, rng), around(200.0, 0.5, 2000, rng))
-    found = generate(Server(FIGURE_3), BySla(TARGET_S, 256, Form.PAPER), work)
+    found = generate(Server(FIGURE_3), ByPaper(TARGET_S, 256), work)
     assert found.step_s == pytest.approx(TARGET_S, rel=0.15)
     assert generate(Server(FIGURE_3), Fixed(256), work).step_s > 1.5 * TARGET_S
 

@@ -32,6 +32,7 @@ BEARS = {
     Mechanism.PACING: cases.case("shared"),
     Mechanism.HALF_BATCHES: cases.case("shared"),
     Mechanism.LIGHT_LEAD: cases.case("steady"),
+    Mechanism.LARGE_STEPS: cases.case("backlog"),
     Mechanism.SKIPPING: cases.case("slow-pod", seconds=1.5),
 }
 

@@ -14,7 +14,6 @@ from aggregator.observability.demand import DemandMeter
 from aggregator.observability.snapshot import snapshot
 from aggregator.replicas.engine import OutgoingBatch, StepResult
 from aggregator.scheduler.budget.controller import Promise, SlaGoal
-from aggregator.scheduler.budget.sla import Form
 from aggregator.scheduler.replica import Lane
 from aggregator.settings.aggregator import SlaSettings
 from protos.modelserver.v1.curve import Curve, Rule
@@ -116,12 +115,9 @@ def test_without_a_promise_nothing_is_steered() -> None:
 def test_settings_become_a_goal() -> None:
     assert make_goal(SlaSettings()) is None
     assert make_goal(SlaSettings(target_s=0.05)) == SlaGoal(step_s=0.05)
-    wanted = SlaGoal(answer_s=0.2, form=Form.PAPER, min_tokens=10, max_tokens=900)
-    assert make_goal(SlaSettings(latency_s=0.2, form="paper", min_tokens=10, max_tokens=900)) == wanted
+    assert make_goal(SlaSettings(latency_s=0.2)) == SlaGoal(answer_s=0.2)
 
 
 def test_settings_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(ValidationError, match="not both"):
         SlaSettings(target_s=0.1, latency_s=0.2)
-    with pytest.raises(ValidationError, match="is less than"):
-        SlaSettings(target_s=0.1, max_tokens=10)

@@ -1,4 +1,4 @@
-"""The SLA controller holds its target under noise, follows a pod that changes, and survives what fools the paper's."""
+"""The SLA controller holds its target under noise and follows a pod that changes."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.scheduler.budget.sla import Form, SlaController, SlaPolicy, Verdict, step_target_s
+from aggregator.scheduler.budget.sla import SlaController, SlaPolicy, step_target_s
 from protos.modelserver.v1.curve import Curve, Rule
 
 SEEDS = range(200)
 NOISE = 0.10
 POLICY = SlaPolicy(min_tokens=64, max_tokens=4096, start_tokens=4096)
-PAPER = replace(POLICY, form=Form.PAPER)
 
 A100 = Curve(0.020, 0.0, 0.020 / 600, 600, Rule.HINGE, 8192)
 CPU = Curve(0.004, 0.004, 73e-6, 463, Rule.THROUGHPUT, 8192)
@@ -93,19 +92,6 @@ def test_under_noise_a_step_at_the_budget_takes_the_target_time_from_the_twentie
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("share", [0.15, 0.25])
-def test_the_papers_search_with_its_fixed_steps_does_not(share: float) -> None:
-    target_s = CPU.time_s(int(share * POLICY.max_tokens))
-    inside = total = 0
-    for seed in range(40):
-        lane = SlaController(PAPER, target_s)
-        late = list(Pod(CPU, seed).run(lane, 200))[20:]
-        inside += sum(abs(moment.full_step_s / target_s - 1.0) <= 0.10 for moment in late)
-        total += len(late)
-    assert inside < 0.80 * total
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("factor", [2.0, 0.5], ids=["slows", "quickens"])
 @pytest.mark.parametrize(("curve", "share"), [(A100, 0.5), (CPU, 0.15), (CPU, 0.25), (CPU, 0.5)])
 def test_thirty_steps_after_a_pod_changed_its_speed_by_half_the_target_holds_again(
@@ -132,15 +118,24 @@ def test_from_its_floor_it_finds_the_target_again() -> None:
         assert steps_to_recover(Pod(CPU, seed), lane) <= 30
 
 
+def budgets(lane: SlaController, count: int, *step: Any) -> list[int]:
+    """The budget after each of so many steps alike."""
+    found: list[int] = []
+    for _ in range(count):
+        lane.observe(*step)
+        found.append(lane.token_budget)
+    return found
+
+
 steps = st.tuples(st.integers(-5, 9000), st.floats(allow_nan=True), st.integers(-5, 9000))
 
 
 @pytest.mark.slow
-@given(st.sampled_from(Form), st.lists(steps, max_size=60), st.floats(1e-3, 10.0))
-def test_the_budget_never_leaves_its_bounds(form: Form, reports: list[tuple[int, float, int]], target_s: float) -> None:
-    lane = SlaController(replace(POLICY, form=form), target_s)
+@given(st.lists(steps, max_size=60), st.floats(1e-3, 10.0))
+def test_the_budget_never_leaves_its_bounds(reports: list[tuple[int, float, int]], target_s: float) -> None:
+    lane = SlaController(POLICY, target_s)
     for report in reports:
-        lane.observe(*report, running_tokens=report[0])
+        lane.observe(*report)
         assert POLICY.min_tokens <= lane.token_budget <= POLICY.max_tokens
 
 
@@ -151,30 +146,6 @@ def test_inside_the_tolerance_the_budget_stays(times: list[float], start: int) -
     for time in times:
         lane.observe(start, 0.050 * time, start)
     assert lane.token_budget == start
-
-
-def test_the_papers_recentring_inside_the_tolerance_walks_down_to_the_floor() -> None:
-    """Why ours stays put there: batches fill 90 % of a budget, so each recentring on them takes a tenth off."""
-    flat = Curve(0.020, 0.020, 0.0, 8192, Rule.FLAT, 8192)
-    lanes = {}
-    for form in Form:
-        lanes[form] = lane = SlaController(replace(POLICY, form=form), 0.020)
-        for _ in range(100):
-            lane.observe(int(0.9 * lane.token_budget), flat.time_s(lane.token_budget), lane.token_budget)
-    assert lanes[Form.PAPER].token_budget <= POLICY.min_tokens + POLICY.alpha_tokens
-    assert lanes[Form.OURS].token_budget == POLICY.max_tokens
-
-
-def test_the_papers_maximum_with_what_runs_makes_the_budget_run_away() -> None:
-    """Why ours has none: two batches are out, so what runs is always more than one budget, however slow it is."""
-    lanes = {}
-    for form in Form:
-        lanes[form] = lane = SlaController(replace(POLICY, form=form, start_tokens=1000), CPU.time_s(500))
-        for _ in range(100):
-            budget = lane.token_budget
-            lane.observe(budget, CPU.time_s(budget), budget, running_tokens=2 * budget)
-    assert lanes[Form.PAPER].token_budget == POLICY.max_tokens
-    assert CPU.time_s(lanes[Form.OURS].token_budget) == pytest.approx(CPU.time_s(500), rel=0.06)
 
 
 class Overload:
@@ -219,7 +190,7 @@ def test_oversized_inputs_that_go_alone_teach_nothing() -> None:
     lane = warmed_up(Pod(CPU, 1), POLICY, CPU.time_s(600))
     before = lane.token_budget
     for _ in range(50):
-        assert lane.observe(5000, CPU.time_s(5000), lane.token_budget) is Verdict.NO_EVIDENCE
+        lane.observe(5000, CPU.time_s(5000), lane.token_budget)
     assert lane.token_budget == before
 
 
@@ -247,7 +218,7 @@ def test_one_stray_step_moves_nothing() -> None:
 def test_low_load_never_raises_the_budget() -> None:
     lane = SlaController(replace(POLICY, start_tokens=600), 0.100)
     for _ in range(100):
-        assert lane.observe(int(0.79 * 600), 0.001, 600) is Verdict.NO_EVIDENCE
+        lane.observe(int(0.79 * 600), 0.001, 600)
     assert lane.token_budget == 600
 
 
@@ -260,50 +231,32 @@ def test_rare_hiccups_at_low_load_do_not_wear_the_budget_down() -> None:
 
 def test_steps_far_from_full_that_are_too_slow_lower_it_all_the_same() -> None:
     lane = SlaController(replace(POLICY, start_tokens=600), 0.050)
-    verdicts = [lane.observe(200, 0.100, 600) for _ in range(5)]
-    assert verdicts == [*[Verdict.NO_EVIDENCE] * 3, Verdict.LOWERED, Verdict.HELD]
-    assert lane.token_budget == 100
+    assert budgets(lane, 5, 200, 0.100, 600) == [600, 600, 600, 100, 100]
 
 
 @pytest.mark.parametrize("duration_s", [0.0, -1.0, math.nan, math.inf])
 def test_a_duration_that_is_none_is_no_evidence(duration_s: float) -> None:
     lane = SlaController(POLICY, 0.050)
     for _ in range(10):
-        assert lane.observe(4096, duration_s, 4096) is Verdict.NO_EVIDENCE
+        lane.observe(4096, duration_s, 4096)
+    assert (lane.token_budget, lane.pressure) == (4096, None)
 
 
-def test_each_step_says_what_it_taught() -> None:
+def test_it_moves_from_the_fourth_step_on_and_judges_by_the_target_of_the_moment() -> None:
     lane = SlaController(replace(POLICY, start_tokens=1000), 0.050)
-    assert [lane.observe(1000, 0.025, 1000) for _ in range(5)] == [
-        *[Verdict.NO_EVIDENCE] * 3,
-        Verdict.RAISED,
-        Verdict.HELD,
-    ]
-    assert lane.token_budget == 2000
+    assert budgets(lane, 5, 1000, 0.025, 1000) == [1000, 1000, 1000, 2000, 2000]
     lane.retarget(0.025)
-    assert lane.observe(1000, 0.025, 1000) is Verdict.LOWERED
-    assert (lane.token_budget, lane.target_s) == (1000, 0.025)
+    assert budgets(lane, 1, 1000, 0.025, 1000) == [1000]
+    assert lane.target_s == 0.025
 
 
-def test_at_its_floor_means_within_one_alpha_of_the_least_budget() -> None:
-    lane = SlaController(replace(POLICY, start_tokens=64 + 512), 0.050)
-    assert lane.at_floor
-    assert not SlaController(replace(POLICY, start_tokens=64 + 513), 0.050).at_floor
-
-
-def test_the_paper_form_follows_algorithm_2_line_by_line() -> None:
-    policy = SlaPolicy(min_tokens=100, max_tokens=900, start_tokens=900, form=Form.PAPER, paper_window=1)
-    alpha, delta = policy.alpha_tokens, policy.delta_tokens
-    assert (alpha, delta) == (112, 28)
-    lane = SlaController(policy, 1.0)
-    lane.observe(900, 2.0, 900)  # too slow: high = max(900, 100 + alpha), low = max(100 - delta, 100)
-    assert lane.token_budget == (100 + 900) // 2
-    lane.observe(500, 2.0, 500)  # high = 500
-    assert lane.token_budget == (100 + 500) // 2
-    lane.observe(300, 0.5, 300)  # too fast: low = min(300, 500 - alpha), high = 500 + delta
-    assert lane.token_budget == (300 + 528) // 2
-    lane.observe(400, 1.0, 414)  # inside: 400 +- alpha / 2
-    assert lane.token_budget == 400
+def test_at_its_floor_means_within_an_eighth_of_the_saturation_point_of_the_least_budget() -> None:
+    for budget in (165, 164):
+        lane = SlaController(SlaPolicy(64, 4096, 800), 0.010)
+        assert not lane.at_floor
+        for _ in range(30):
+            lane.observe(lane.token_budget, 0.010 * lane.token_budget / budget, lane.token_budget)
+        assert (lane.token_budget, lane.at_floor) == (budget, budget <= 64 + 800 // 8)
 
 
 def test_the_target_is_half_of_what_the_overhead_leaves_and_never_below_the_shortest_step() -> None:
@@ -335,62 +288,11 @@ def test_a_target_that_is_none_is_refused(target_s: float) -> None:
         ({"tolerance": 0.0}, "not shares"),
         ({"fill": 1.5}, "not shares"),
         ({"window": 3}, "too short"),
-        ({"paper_window": 0}, "too short"),
     ],
 )
 def test_a_policy_that_makes_no_sense_is_refused(settings: dict[str, float], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         replace(POLICY, **settings)  # type: ignore[arg-type]
-
-
-class Paper:
-    """Algorithm 2 of seed 001 as it is printed, with tokens for requests and real numbers until the last line."""
-
-    def __init__(self, policy: SlaPolicy, target_s: float) -> None:
-        self.policy = policy
-        self.target_s = target_s
-        self.low, self.high = float(policy.min_tokens), float(policy.max_tokens)
-        self.steps: list[tuple[int, float]] = []
-
-    def budget(self, tokens: int, step_s: float, running: int) -> int:
-        policy, alpha, delta = self.policy, self.policy.max_tokens // 8, self.policy.max_tokens // 8 // 4
-        self.steps = [*self.steps, (tokens, step_s)][-policy.paper_window :]
-        tau = sum(step_s for _, step_s in self.steps) / len(self.steps)
-        batch = sum(tokens for tokens, _ in self.steps) / len(self.steps)
-        epsilon_s = policy.tolerance * self.target_s
-        if tau > self.target_s + epsilon_s:
-            self.high = max(batch, self.low + alpha)
-            self.low = max(self.low - delta, policy.min_tokens)
-        elif tau < self.target_s - epsilon_s:
-            self.low = min(batch, self.high - alpha)
-            self.high = min(self.high + delta, policy.max_tokens)
-        else:
-            self.high = min(batch + alpha // 2, policy.max_tokens)
-            self.low = max(batch - alpha // 2, policy.min_tokens)
-        wanted = max((self.low + self.high) // 2, running)
-        return int(min(max(wanted, policy.min_tokens), policy.max_tokens))
-
-
-@pytest.mark.parametrize("window", [1, 4])
-@pytest.mark.parametrize("seed", range(5))
-def test_the_paper_form_does_what_is_printed_step_by_step(seed: int, window: int) -> None:
-    chance = random.Random(seed)
-    policy = SlaPolicy(min_tokens=100, max_tokens=908, start_tokens=500, form=Form.PAPER, paper_window=window)
-    lane, paper = SlaController(policy, 1.0), Paper(policy, 1.0)
-    for _ in range(150):
-        tokens, step_s = chance.randint(1, 908), chance.choice((0.4, 0.9, 0.97, 1.0, 1.03, 1.1, 2.5))
-        running = chance.choice((0, 0, 0, 400))
-        lane.observe(tokens, step_s, 908, running_tokens=running)
-        assert lane.token_budget == paper.budget(tokens, step_s, running)
-
-
-def test_the_papers_steps_are_never_less_than_one_token() -> None:
-    tiny = SlaPolicy(1, 4, 4)
-    assert (tiny.alpha_tokens, tiny.delta_tokens) == (1, 1)
-    assert (replace(PAPER, max_tokens=8 * 4100).alpha_tokens, replace(PAPER, max_tokens=8 * 4100).delta_tokens) == (
-        4100,
-        1025,
-    )
 
 
 @pytest.mark.parametrize(
@@ -404,7 +306,6 @@ def test_the_papers_steps_are_never_less_than_one_token() -> None:
         {"tolerance": 0.01},
         {"tolerance": 0.99},
         {"window": 4},
-        {"paper_window": 1},
     ],
 )
 def test_a_policy_may_go_to_the_edge_of_what_makes_sense(settings: dict[str, float]) -> None:
@@ -424,27 +325,22 @@ def test_times_without_end_give_no_target(sla_s: float, overhead_s: float) -> No
         step_target_s(sla_s, overhead_s, 0.005)
 
 
-@pytest.mark.parametrize(("slower", "verdict"), [(1.04, Verdict.HELD), (1.06, Verdict.LOWERED)])
-def test_a_step_counts_as_too_slow_a_twentieth_above_the_target(slower: float, verdict: Verdict) -> None:
+@pytest.mark.parametrize(("slower", "budget"), [(1.04, 1000), (1.06, math.floor(1000 / 1.06))])
+def test_a_step_counts_as_too_slow_a_twentieth_above_the_target(slower: float, budget: int) -> None:
     lane = SlaController(replace(POLICY, start_tokens=1000), 0.100)
-    taught = [lane.observe(1000, 0.100 * slower, 1000) for _ in range(4)]
-    assert taught == [*[Verdict.NO_EVIDENCE] * 3, verdict]
-    if verdict is Verdict.LOWERED:
-        assert lane.token_budget == math.floor(1000 / 1.06)
+    assert budgets(lane, 4, 1000, 0.100 * slower, 1000) == [1000, 1000, 1000, budget]
 
 
-@pytest.mark.parametrize(("faster", "verdict"), [(0.96, Verdict.HELD), (0.94, Verdict.RAISED)])
-def test_a_budget_is_raised_where_a_twentieth_more_would_still_meet_the_target(faster: float, verdict: Verdict) -> None:
+@pytest.mark.parametrize(("faster", "budget"), [(0.96, 1000), (0.94, math.floor(1000 / 0.94))])
+def test_a_budget_is_raised_where_a_twentieth_more_would_still_meet_the_target(faster: float, budget: int) -> None:
     lane = SlaController(replace(POLICY, start_tokens=1000), 0.100)
-    assert [lane.observe(1000, 0.100 * faster, 1000) for _ in range(4)][-1] is verdict
-    if verdict is Verdict.RAISED:
-        assert lane.token_budget == math.floor(1000 / 0.94)
+    assert budgets(lane, 4, 1000, 0.100 * faster, 1000)[-1] == budget
 
 
-@pytest.mark.parametrize(("filled", "verdict"), [(800, Verdict.RAISED), (799, Verdict.NO_EVIDENCE)])
-def test_only_steps_four_fifths_full_teach_anything_about_raising(filled: int, verdict: Verdict) -> None:
+@pytest.mark.parametrize(("filled", "raised"), [(800, True), (799, False)])
+def test_only_steps_four_fifths_full_teach_anything_about_raising(filled: int, *, raised: bool) -> None:
     lane = SlaController(replace(POLICY, start_tokens=1000), 0.100)
-    assert [lane.observe(filled, 0.010, 1000) for _ in range(4)][-1] is verdict
+    assert (budgets(lane, 4, filled, 0.010, 1000)[-1] > 1000) == raised
 
 
 def test_a_filled_step_is_judged_by_what_a_budget_as_full_as_usual_would_take() -> None:
@@ -464,49 +360,39 @@ def test_the_largest_and_the_smallest_value_of_six_count_for_nothing() -> None:
 @pytest.mark.parametrize("nothing", [(0, 0.1, 1000), (10, 0.1, 0), (10, math.inf, 1000), (10, 0.0, 1000)])
 def test_a_report_that_says_nothing_teaches_nothing(nothing: tuple[int, float, int]) -> None:
     lane = SlaController(replace(POLICY, start_tokens=1000), 0.100)
-    assert lane.observe(*nothing) is Verdict.NO_EVIDENCE
+    lane.observe(*nothing)
     assert lane.pressure is None
 
 
 def test_one_token_in_a_budget_of_one_is_evidence() -> None:
     lane = SlaController(SlaPolicy(1, 100, 1), 0.100)
-    assert [lane.observe(1, 0.001, 1) for _ in range(4)][-1] is Verdict.RAISED
+    assert budgets(lane, 4, 1, 0.001, 1)[-1] == 100
 
 
 def test_steps_far_from_full_lower_the_budget_to_where_they_would_meet_the_target() -> None:
     lane = SlaController(replace(POLICY, start_tokens=1000), 0.100)
-    taught = [lane.observe(500, 0.200, 1000) for _ in range(4)]
-    assert taught == [*[Verdict.NO_EVIDENCE] * 3, Verdict.LOWERED]
-    assert lane.token_budget == 250
+    assert budgets(lane, 4, 500, 0.200, 1000) == [1000, 1000, 1000, 250]
     assert lane.pressure == pytest.approx(2.0)
 
 
-@pytest.mark.parametrize(("slower", "verdict"), [(1.04, Verdict.NO_EVIDENCE), (1.06, Verdict.LOWERED)])
-def test_steps_far_from_full_count_only_a_twentieth_above_the_target(slower: float, verdict: Verdict) -> None:
+@pytest.mark.parametrize(("slower", "budget"), [(1.04, 1000), (1.06, math.floor(500 / 1.06))])
+def test_steps_far_from_full_count_only_a_twentieth_above_the_target(slower: float, budget: int) -> None:
     lane = SlaController(replace(POLICY, start_tokens=1000), 0.100)
-    assert [lane.observe(500, 0.100 * slower, 1000) for _ in range(4)][-1] is verdict
+    assert budgets(lane, 4, 500, 0.100 * slower, 1000)[-1] == budget
 
 
-def test_the_papers_search_may_begin_with_a_step_that_is_too_fast() -> None:
-    policy = SlaPolicy(min_tokens=100, max_tokens=900, start_tokens=500, form=Form.PAPER, paper_window=1)
-    lane, paper = SlaController(policy, 1.0), Paper(policy, 1.0)
-    lane.observe(300, 0.5, 900)
-    assert lane.token_budget == paper.budget(300, 0.5, 0) == (300 + 900) // 2
-
-
-@pytest.mark.parametrize(("form", "steps"), [(Form.OURS, 6), (Form.PAPER, 4)])
-def test_pressure_is_the_mean_of_the_latest_steps(form: Form, steps: int) -> None:
-    lane = SlaController(replace(POLICY, form=form), 0.100)
+def test_pressure_is_the_mean_of_the_latest_six_steps() -> None:
+    lane = SlaController(POLICY, 0.100)
     for number in range(1, 11):
         lane.observe(1000, 0.010 * number, 4096)
-    latest = range(11 - steps, 11)
-    assert lane.pressure == pytest.approx(0.010 * sum(latest) / steps / 0.100)
+    assert lane.pressure == pytest.approx(0.010 * sum(range(5, 11)) / 6 / 0.100)
 
 
 def test_of_four_steps_the_two_in_the_middle_count() -> None:
     lane = SlaController(replace(POLICY, start_tokens=1000), 0.100)
-    taught = [lane.observe(1000, step_s, 1000) for step_s in (0.200, 0.080, 0.110, 0.090)]
-    assert (taught[-1], lane.token_budget) == (Verdict.HELD, 1000)
+    for step_s in (0.200, 0.080, 0.110, 0.090):
+        lane.observe(1000, step_s, 1000)
+    assert lane.token_budget == 1000
 
 
 @pytest.mark.parametrize(("tokens", "step_s"), [(64, 0.625), (64, 0.5), (32, 0.625)])
@@ -514,5 +400,5 @@ def test_at_the_very_edge_of_the_tolerance_nothing_moves(tokens: int, step_s: fl
     policy = SlaPolicy(1, 1024, 64, tolerance=0.25)
     lane = SlaController(policy, 0.5 if step_s == 0.625 else 0.5 / 0.75)
     for _ in range(4):
-        assert lane.observe(tokens, step_s, 64) in {Verdict.HELD, Verdict.NO_EVIDENCE}
+        lane.observe(tokens, step_s, 64)
     assert lane.token_budget == 64

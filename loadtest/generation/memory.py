@@ -1,8 +1,8 @@
-"""Bound a batch by memory: by the engine's step capacity for embeddings, by overflow probability for generation.
+"""Bound the requests that a generating engine runs at once by memory: by the probability that it overflows.
 
-An embedding's tokens are known before it runs, so its bound is a capacity. A generation's output length is not:
-with b requests of mean length m and variance v (input plus output) in a capacity of eta tokens, the sum is
-nearly normal (seed 001, equations 7 to 10), and b is the largest with P(sum > eta) <= epsilon_M (equation 11).
+A request's output length is not known before it has run: with b requests of mean length m and variance v (input plus
+output) in a capacity of eta tokens, the sum is nearly normal (seed 001, equations 7 to 10), and b is the largest with
+P(sum > eta) <= epsilon_M (equation 11).
 """
 
 from __future__ import annotations
@@ -21,11 +21,6 @@ class MemoryForm(StrEnum):
 
     EXACT = "exact"
     LINEAR = "linear"
-
-
-def step_budget(sla_tokens: int, step_capacity_tokens: int) -> int:
-    """Tokens that a batch of embeddings may hold: min(b_mem, b_SLA), where b_mem is the engine's step capacity."""
-    return min(sla_tokens, step_capacity_tokens)
 
 
 def exact_batch(capacity_tokens: float, mean_tokens: float, variance: float, overflow: float) -> float:

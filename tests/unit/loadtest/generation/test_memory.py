@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.scheduler.budget.memory import (
+from loadtest.generation.memory import (
     LengthMoments,
     MemoryController,
     MemoryForm,
@@ -20,7 +20,6 @@ from aggregator.scheduler.budget.memory import (
     exact_batch,
     linear_batch,
     safety_buffer_tokens,
-    step_budget,
 )
 
 Length = Callable[[random.Random], float]
@@ -140,11 +139,6 @@ def test_a_probability_that_is_none_is_refused(overflow: float) -> None:
         exact_batch(1000.0, 10.0, 10.0, overflow)
     with pytest.raises(ValueError, match="probability"):
         MemoryPolicy(1000, 100, 10, overflow=overflow)
-
-
-def test_an_embedding_batch_is_bounded_by_the_tighter_of_service_level_and_engine() -> None:
-    assert step_budget(600, 8192) == 600
-    assert step_budget(9000, 8192) == 8192
 
 
 @pytest.mark.parametrize("form", MemoryForm)
