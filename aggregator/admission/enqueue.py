@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from aggregator.admission.bounds import Admission
 from aggregator.admission.held import Held, hold
@@ -16,7 +16,10 @@ from aggregator.scheduler.work_item import Entry, Query
 from protos.embedding.v1 import embedding_pb2 as pb
 
 _ID_BYTES = 4
+_FIRST = (0,)
 _POISONED = Failure(Code.INTERNAL, "this input broke the engine before: it is not tried again")
+_Waiting = tuple[Request, Sequence[str | bytes], Sequence[int]]
+"""A request, its inputs, and the positions of those that have no outcome yet."""
 
 
 async def enqueue(
@@ -26,13 +29,13 @@ async def enqueue(
 
     Returns the requests that are complete already, because nothing of them was queued.
     """
-    counted = await _count(served, requests)
+    waiting, found = await _count(served, requests)
     complete: list[Request] = []
     queue = served.dispatcher.queue
     now_s = clock()
     held = Held(admission, queue, served.promise, now_s)
     lanes = served.dispatcher.lanes.values()
-    for request, inputs, token_count in counted:
+    for request, inputs, token_count in _counted(served, waiting, found):
         if not request.remaining:
             if not request.given_up:  # while its tokens were counted
                 complete.append(request)
@@ -62,32 +65,33 @@ def _put(queue: TokenQueue, request: Request, inputs: Sequence[tuple[int, bytes]
     return places
 
 
-async def _count(served: Served, requests: Sequence[Request]) -> list[tuple[Request, list[tuple[int, bytes]], int]]:
-    """Each request with the (index, token ids) of its inputs that have no outcome yet, and those inputs' tokens.
+async def _count(served: Served, requests: Sequence[Request]) -> tuple[list[_Waiting], list[Counted]]:
+    """What each request waits for, and the token ids of all texts among that, in their order."""
+    texts: list[str] = []
+    waiting: list[_Waiting] = []
+    for request in requests:
+        prompt, values = served.prompts[request.options.input_type], request.inputs
+        indexes = _FIRST if len(values) == 1 else [i for i, found in enumerate(request.outcomes) if found is None]
+        texts += [prompt + text for index in indexes if isinstance(text := values[index], str)]
+        waiting.append((request, values, indexes))
+    count = count_long(served, requests[0], texts) if is_long(requests) else count_together(served, texts)
+    return waiting, await count
+
+
+def _counted(
+    served: Served, waiting: Sequence[_Waiting], found: Sequence[Counted]
+) -> Iterator[tuple[Request, list[tuple[int, bytes]], int]]:
+    """Each request with the (index, token ids) of its inputs that go to the engine, and those inputs' tokens.
 
     What exceeds the model's limit is cut, or has its outcome.
     """
-    texts: list[str] = []
-    taken: list[tuple[Request, list[tuple[int, bytes | None]]]] = []
-    for request in requests:
-        prompt = served.prompts[request.options.input_type]
-        values: list[tuple[int, bytes | None]] = []
-        for index, value in enumerate(request.inputs):
-            if request.outcomes[index] is None:
-                if isinstance(value, str):
-                    texts.append(prompt + value)
-                    values.append((index, None))
-                else:
-                    values.append((index, value))
-        taken.append((request, values))
-    found = await (count_long(served, requests[0], texts) if is_long(requests) else count_together(served, texts))
     slices = iter(found)
-    counted: list[tuple[Request, list[tuple[int, bytes]], int]] = []
-    for request, values in taken:
+    for request, values, indexes in waiting:
         inputs: list[tuple[int, bytes]] = []
         size_bytes = 0
-        for index, given in values:
-            token_ids = next(slices) if given is None else given  # even for those that were given up meanwhile
+        for index in indexes:
+            given = values[index]
+            token_ids = given if isinstance(given, bytes) else next(slices)  # even of those given up meanwhile
             if request.remaining:
                 checked = _checked(served, request, token_ids)
                 if isinstance(checked, bytes):
@@ -95,8 +99,7 @@ async def _count(served: Served, requests: Sequence[Request]) -> list[tuple[Requ
                     size_bytes += len(checked)
                 else:
                     request.complete_input(index, checked)
-        counted.append((request, inputs, size_bytes // _ID_BYTES))
-    return counted
+        yield request, inputs, size_bytes // _ID_BYTES
 
 
 def _checked(served: Served, request: Request, counted: Counted) -> Counted:

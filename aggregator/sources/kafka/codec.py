@@ -219,7 +219,7 @@ def decode(lease: Lease, intake: Intake, *, received_s: float, wall_s: float) ->
         message = _message(record.value, content_type, intake.max_record_bytes, intake.defaults.max_inputs)
         if not message.request_id:
             message.request_id = ce_id or f"{record.topic}-{record.partition}-{record.offset}"
-        deadline_s = _deadline_s(found, received_s - wall_s)
+        deadline_s = _deadline_s(found, received_s - wall_s) if found else inf
         return parse(message, intake.defaults, route, received_s=received_s, wall_s=wall_s, deadline_s=deadline_s)
     except RequestError as error:
         request_id = message.request_id if message is not None else ce_id or _found_id(record.value, content_type)
