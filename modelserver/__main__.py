@@ -13,17 +13,15 @@ from pathlib import Path
 
 import uvloop
 
-from aggregator.errors import StartError
-from aggregator.observability import logs, telemetry
-from aggregator.settings import strict as settings_files
-from modelserver import model_files, process_env
+from modelserver import logs, model_files, process_env
+from modelserver import settings as all_settings
 from modelserver.errors import CannotStart
 from modelserver.model_files import ModelFiles
-from modelserver.settings import ENV_PREFIX, ModelServerSettings
+from modelserver.settings import ModelServerSettings
+from modelserver.telemetry import Telemetry
 
 _log = logging.getLogger("modelserver")
 
-_SERVICE = "modelserver"
 _SWITCH_S = 0.0005
 
 
@@ -31,9 +29,9 @@ def main(arguments: Sequence[str]) -> int:
     """Run one command; the exit code."""
     options = _parser().parse_args(arguments)
     try:
-        settings = _settings(options)
-        logs.configure(_SERVICE, settings.telemetry.log_level)
-        logging.getLogger("vllm").setLevel(settings.engine.log_level.upper())
+        settings = all_settings.load(options.config, bind=options.bind)
+        logs.configure(settings.telemetry.log_level)
+        logging.getLogger("vllm").setLevel("ERROR")
         if options.check:
             return _check(settings)
         if settings.engine.kind != "synthetic":
@@ -44,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
         if options.command == "forward":
             return _forward(settings, files, options.queries, options.tokens)
         return _serve(settings, files)
-    except (CannotStart, StartError) as error:
+    except CannotStart as error:
         print(f"modelserver: {error}", file=sys.stderr)  # noqa: T201 - to the person who started it
         return 2
 
@@ -53,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m modelserver",
         description=__doc__,
-        epilog=settings_files.help_text(ModelServerSettings, ENV_PREFIX),
+        epilog=all_settings.help_text(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--config", type=Path, help="YAML file with settings")
@@ -70,20 +68,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _settings(options: argparse.Namespace) -> ModelServerSettings:
-    env = dict(os.environ)
-    if options.bind:
-        env[f"{ENV_PREFIX}GRPC__BIND"] = options.bind
-    return settings_files.load(ModelServerSettings, prefix=ENV_PREFIX, env=env, file=options.config)
-
-
 def _prepare(settings: ModelServerSettings) -> ModelFiles:
     """Check the installation, find the model and read its files; all that comes before torch is imported."""
     if settings.engine.kind != "synthetic":
         _log.info("checked the installation", extra={"stage": "install", "engine": process_env.check_installation()})
     local = not settings.model.path or Path(settings.model.path).expanduser().is_dir()
     warnings.filterwarnings("ignore", module=r"vllm\.")
-    process_env.prepare_engine_env(os.environ, local_model=local, cpu_cache_gib=settings.engine.cpu_cache_gib)
+    process_env.prepare_engine_env(os.environ, local_model=local)
     path = model_files.locate(settings.model.path, settings.model.revision)
     return model_files.read(path, settings.model.revision)
 
@@ -91,7 +82,7 @@ def _prepare(settings: ModelServerSettings) -> ModelFiles:
 def _check(settings: ModelServerSettings) -> int:
     files = _prepare(settings)
     model_files.check_tokenizer(files)
-    print(settings_files.as_text(settings), end="")  # noqa: T201 - to the person who asked
+    print(all_settings.as_text(settings), end="")  # noqa: T201 - to the person who asked
     print(f"# model {settings.served_name}, revision {files.revision}, from {files.path}")  # noqa: T201
     return 0
 
@@ -115,7 +106,7 @@ def _serve(settings: ModelServerSettings, files: ModelFiles) -> int:
 
     # Between its kernels the engine's thread needs the interpreter lock, which others hold for so long at the most.
     sys.setswitchinterval(_SWITCH_S)
-    monitoring = telemetry.start(settings.telemetry, _SERVICE)
+    monitoring = Telemetry(settings.telemetry.metrics_bind)
 
     async def run() -> int:
         return await Server(settings, files, monitoring).run()

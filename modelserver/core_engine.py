@@ -31,6 +31,8 @@ _log = logging.getLogger(__name__)
 
 _TOKENS_PER_QUERY = 3
 """The shortest query there is, two special tokens around one: so many queries may fill a step."""
+_CPU_BLOCK_SIZE = 32
+"""Of the key-value cache; on a GPU vLLM's attention kernel decides."""
 _MULTIPLIES_BF16 = ("avx512_bf16", "amx_bf16", "bf16")
 """As torch names what Intel, AMD and ARM have; without it bfloat16 is emulated, several times slower than float32."""
 
@@ -47,10 +49,7 @@ class LoadOptions:
     model_tokens: int
     max_input_tokens: int | None
     step_tokens: int | None
-    step_queries: int | None
-    block_size: int | None
     memory_share: float
-    eager: bool | None
     trust_remote_code: bool
     options: Mapping[str, Any]
 
@@ -168,8 +167,8 @@ def _config(options: LoadOptions) -> VllmConfig:
         "dtype": options.dtype or chosen_dtype(),
         "max_model_len": _max_model_len(options, step_tokens),
         "max_num_batched_tokens": step_tokens,
-        "max_num_seqs": options.step_queries or math.ceil(step_tokens / _TOKENS_PER_QUERY),
-        "enforce_eager": cpu if options.eager is None else options.eager,
+        "max_num_seqs": math.ceil(step_tokens / _TOKENS_PER_QUERY),
+        "enforce_eager": cpu,
         "gpu_memory_utilization": options.memory_share,
         "trust_remote_code": options.trust_remote_code,
         "skip_tokenizer_init": True,
@@ -177,12 +176,10 @@ def _config(options: LoadOptions) -> VllmConfig:
         "enable_prefix_caching": False,
         "async_scheduling": False,
         "use_tqdm_on_load": False,
-        **options.options,
     }
-    block_size = options.block_size or (32 if cpu else None)
-    if block_size is not None:
-        arguments["block_size"] = block_size
-    return EngineArgs(**arguments).create_engine_config(UsageContext.ENGINE_CONTEXT)
+    if cpu:
+        arguments["block_size"] = _CPU_BLOCK_SIZE
+    return EngineArgs(**(arguments | dict(options.options))).create_engine_config(UsageContext.ENGINE_CONTEXT)
 
 
 def _max_model_len(options: LoadOptions, step_tokens: int) -> int | None:

@@ -70,10 +70,7 @@ def _core(settings: ModelServerSettings, files: ModelFiles) -> Engine:
         model_tokens=files.max_input_tokens,
         max_input_tokens=settings.model.max_input_tokens,
         step_tokens=engine.step_tokens,
-        step_queries=engine.step_queries,
-        block_size=engine.block_size,
         memory_share=engine.memory_share,
-        eager=engine.eager,
         trust_remote_code=settings.model.trust_remote_code,
         options=engine.vllm_options,
     )
@@ -111,6 +108,6 @@ def _synthetic(settings: ModelServerSettings, files: ModelFiles) -> Engine:
         max_input_tokens=min(settings.model.max_input_tokens or files.max_input_tokens, step_tokens),
         vocabulary_size=files.vocabulary_size,
         step_tokens=step_tokens,
-        step_queries=engine.step_queries or step_tokens,
+        step_queries=step_tokens,
     )
     return synthetic_engine.SyntheticEngine(facts, synthetic.fixed_s, synthetic.per_token_s, poison)

@@ -1,12 +1,12 @@
-"""The model server's metrics, gathered once per step on the event loop."""
+"""The model server's metrics, recorded once per step on the event loop."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import grpc
+from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
-from aggregator.observability.gathered import Gatherer, Instrument
 from modelserver.merge import Composition
 from modelserver.tickets import StepReport
 
@@ -18,46 +18,60 @@ _IDLE_BOUNDS_S = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05,
 
 
 class Metrics:
-    """Everything measured here; all methods but the gauge's are called on the event loop."""
+    """Everything measured here; all methods are called on the event loop."""
 
-    def __init__(self, gatherer: Gatherer, queued_tokens: Callable[[], int]) -> None:
-        """`queued_tokens` is read whenever somebody collects."""
-        composed = ("composition",)
-        self._duration = gatherer.histogram(
-            Instrument("embed.engine.duration", "s", "time of one engine step", composed), _DURATION_BOUNDS_S
+    def __init__(self, meter: Meter, queued_tokens: Callable[[], int]) -> None:
+        """`queued_tokens` is read whenever somebody collects, on the collecting thread."""
+        self._duration = meter.create_histogram(
+            "embed.engine.duration",
+            "s",
+            "time of one engine step",
+            explicit_bucket_boundaries_advisory=_DURATION_BOUNDS_S,
         )
-        self._tokens = gatherer.histogram(
-            Instrument("embed.engine.step.tokens", "{token}", "tokens of one engine step", composed), _TOKEN_BOUNDS
+        self._tokens = meter.create_histogram(
+            "embed.engine.step.tokens",
+            "{token}",
+            "tokens of one engine step",
+            explicit_bucket_boundaries_advisory=_TOKEN_BOUNDS,
         )
-        self._idle = gatherer.histogram(
-            Instrument("embed.engine.idle", "s", "the engine's idle time before a step"), _IDLE_BOUNDS_S
+        self._idle = meter.create_histogram(
+            "embed.engine.idle",
+            "s",
+            "the engine's idle time before a step",
+            explicit_bucket_boundaries_advisory=_IDLE_BOUNDS_S,
         )
-        self._queries = gatherer.counter(Instrument("embed.engine.queries", "{query}", "queries computed"))
-        self._batches = gatherer.counter(Instrument("embed.engine.batches", "{batch}", "batches computed"))
-        self._failed = gatherer.counter(
-            Instrument("embed.engine.failed_steps", "{step}", "steps that the engine raised on", composed)
+        self._queries = meter.create_counter("embed.engine.queries", "{query}", "queries computed")
+        self._batches = meter.create_counter("embed.engine.batches", "{batch}", "batches computed")
+        self._failed = meter.create_counter("embed.engine.failed_steps", "{step}", "steps that the engine raised on")
+        self._rebuilds = meter.create_counter("embed.engine.rebuilds", "{rebuild}", "engines that broke")
+        self._fallbacks = meter.create_counter(
+            "embed.engine.fallbacks", "{fallback}", "starts with the general engine instead of the direct"
         )
-        self._rebuilds = gatherer.counter(Instrument("embed.engine.rebuilds", "{rebuild}", "engines that broke"))
-        self._fallbacks = gatherer.counter(
-            Instrument("embed.engine.fallbacks", "{fallback}", "starts with the general engine instead of the direct")
+        self._refused = meter.create_counter(
+            "embed.engine.refused", "{refusal}", "batches and queries refused or failed"
         )
-        self._refused = gatherer.counter(
-            Instrument("embed.engine.refused", "{refusal}", "batches and queries refused or failed", ("what", "code"))
+
+        def waiting(_: CallbackOptions) -> Iterable[Observation]:
+            yield Observation(queued_tokens())
+
+        meter.create_observable_gauge(
+            "embed.engine.queued_tokens", [waiting], "{token}", "tokens that wait for the engine"
         )
-        queued = Instrument("embed.engine.queued_tokens", "{token}", "tokens that wait for the engine")
-        gatherer.gauges([queued], lambda: {queued: {(): queued_tokens()}})
+        for counter in (self._queries, self._batches, self._rebuilds, self._fallbacks):
+            counter.add(0)  # a rate needs the zero before the first
 
     def step(self, report: StepReport) -> None:
         """One step that answered its batches."""
-        self._duration.record(report.duration_s, report.composition.value)
-        self._tokens.record(report.tokens, report.composition.value)
+        composition = {"composition": report.composition.value}
+        self._duration.record(report.duration_s, composition)
+        self._tokens.record(report.tokens, composition)
         self._idle.record(report.idle_before_s)
         self._queries.add(report.queries)
         self._batches.add(report.batches)
 
     def failed_step(self, composition: Composition) -> None:
         """One step that the engine raised on."""
-        self._failed.add(1, composition.value)
+        self._failed.add(1, {"composition": composition.value})
 
     def rebuild(self) -> None:
         """The engine broke."""
@@ -69,4 +83,4 @@ class Metrics:
 
     def refused(self, code: grpc.StatusCode, queries: int) -> None:
         """A batch (`queries` 0), or so many of a batch's queries."""
-        self._refused.add(queries or 1, "query" if queries else "batch", code.name)
+        self._refused.add(queries or 1, {"what": "query" if queries else "batch", "code": code.name})

@@ -18,6 +18,7 @@ MALLOC = {"MALLOC_MMAP_THRESHOLD_": "4294967296", "MALLOC_TRIM_THRESHOLD_": "171
 
 _GUARD = "_TOKENBATCH_EXECUTED_AGAIN"
 
+_CPU_CACHE_GIB = "2"  # of decoder models' keys and values; encoders need none
 _ENGINE = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # through another process a batch is split over several steps
     "VLLM_USE_V2_MODEL_RUNNER": "0",  # the runner whose parts the direct engine knows
@@ -43,11 +44,11 @@ def ensure_malloc(arguments: Sequence[str], execve: Callable[..., object] = os.e
         execve(sys.executable, [sys.executable, "-m", "modelserver", *arguments], env)
 
 
-def prepare_engine_env(env: MutableMapping[str, str], *, local_model: bool, cpu_cache_gib: int) -> None:
+def prepare_engine_env(env: MutableMapping[str, str], *, local_model: bool) -> None:
     """Set what vLLM reads when it is imported; what the environment says already stays."""
     for name, value in _ENGINE.items():
         env.setdefault(name, value)
-    env.setdefault("VLLM_CPU_KVCACHE_SPACE", str(cpu_cache_gib))
+    env.setdefault("VLLM_CPU_KVCACHE_SPACE", _CPU_CACHE_GIB)
     if local_model:
         env.setdefault("HF_HUB_OFFLINE", "1")
     threads = cpu_quota()

@@ -2,16 +2,41 @@
 
 from __future__ import annotations
 
+import os
+import re
+from collections.abc import Iterator
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from textwrap import fill
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+import yaml
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+)
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    YamlConfigSettingsSource,
+)
+from typing_extensions import override
 
-from aggregator.observability.telemetry import TelemetrySettings
-from aggregator.settings.strict import StrictSettings
+from modelserver.errors import CannotStart
 from modelserver.model_files import DEFAULT_MODEL_NAME
 
 ENV_PREFIX = "TOKENBATCH_MODELSERVER_"
+_SERVICE_LINK = re.compile(f"^{ENV_PREFIX}(SERVICE_(HOST|PORT)|PORT)(_|$)")
+"""What Kubernetes puts into a pod's environment for a Service of the same name."""
 
 
 class Group(BaseModel):
@@ -52,18 +77,7 @@ class EngineSettings(Group):
     step_tokens: PositiveInt | None = Field(
         default=None, description="tokens that one step holds; empty: 4096 on a CPU, 16384 on a GPU"
     )
-    step_queries: PositiveInt | None = Field(
-        default=None, description="queries that one step holds; empty: step_tokens / 3"
-    )
-    block_size: PositiveInt | None = Field(
-        default=None, description="vLLM's; empty: 32 on a CPU, vLLM's own choice on a GPU"
-    )
     memory_share: Annotated[float, Field(gt=0, lt=1)] = Field(default=0.8, description="of the GPU's memory for vLLM")
-    cpu_cache_gib: PositiveInt = Field(default=2, description="key-value cache of decoder models on a CPU")
-    eager: bool | None = Field(default=None, description="run without compilation; empty: on a CPU yes, on a GPU no")
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        default="error", description="the least grave of vLLM's"
-    )
     vllm_options: dict[str, Any] = Field(default={}, description="further arguments of vLLM's EngineArgs, as they are")
 
 
@@ -80,7 +94,6 @@ class GrpcSettings(Group):
     """The gRPC port."""
 
     bind: str = Field(default="0.0.0.0:50061", description="host:port; port 0 picks a free one")
-    max_message_bytes: PositiveInt = Field(default=64 * 1024 * 1024)
     drain_timeout_s: PositiveFloat = Field(
         default=20.0, description="from SIGTERM, to finish the batches that were accepted"
     )
@@ -98,11 +111,7 @@ class ProfileSettings(Group):
         default=None,
         description="largest total measured, published with the curve; empty: 1024 on a CPU, 8192 on a GPU",
     )
-    budget_s: PositiveFloat = Field(
-        default=15.0, description="time for the sweep, which makes at least min_runs rounds"
-    )
-    runs: PositiveInt = Field(default=15, description="rounds over all totals, if the time allows")
-    min_runs: PositiveInt = Field(default=3, description="rounds over all totals at the least")
+    budget_s: PositiveFloat = Field(default=15.0, description="time for the sweep, which makes at least three rounds")
 
 
 class SyntheticSettings(Group):
@@ -115,7 +124,18 @@ class SyntheticSettings(Group):
     poison_mode: Literal["error", "exit"] = Field(default="error", description="raise in the step, or end the process")
 
 
-class ModelServerSettings(StrictSettings):
+class TelemetrySettings(Group):
+    """Logs, metrics, health. OTLP is set by OpenTelemetry's own variables, OTEL_EXPORTER_OTLP_ENDPOINT and others."""
+
+    metrics_bind: str = Field(
+        default="0.0.0.0:9465", description="host:port of /metrics, /livez and /readyz; port 0 picks a free one"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="the least grave to log"
+    )
+
+
+class ModelServerSettings(Group):
     """Everything the model server can be told."""
 
     model: ModelSettings = ModelSettings()
@@ -124,7 +144,7 @@ class ModelServerSettings(StrictSettings):
     grpc: GrpcSettings = GrpcSettings()
     profile: ProfileSettings = ProfileSettings()
     synthetic: SyntheticSettings = SyntheticSettings()
-    telemetry: TelemetrySettings = TelemetrySettings(metrics_bind="0.0.0.0:9465")
+    telemetry: TelemetrySettings = TelemetrySettings()
 
     @property
     def served_name(self) -> str:
@@ -132,3 +152,86 @@ class ModelServerSettings(StrictSettings):
         if self.model.name:
             return self.model.name
         return self.model.path.rstrip("/").rpartition("/")[2] or DEFAULT_MODEL_NAME
+
+
+def load(file: Path | None = None, *, bind: str | None = None) -> ModelServerSettings:
+    """Settings from `bind` over the environment over the YAML `file` over defaults.
+
+    An empty variable counts as not set. Raises CannotStart with a line per problem: an unknown name (with the nearest
+    known one), a value that does not fit, a file that cannot be read.
+    """
+
+    class Loaded(ModelServerSettings, BaseSettings):
+        model_config = SettingsConfigDict(
+            env_prefix=ENV_PREFIX, env_nested_delimiter="__", env_ignore_empty=True, yaml_file=file
+        )
+
+        @classmethod
+        @override
+        def settings_customise_sources(
+            cls,
+            settings_cls: type[BaseSettings],
+            init_settings: PydanticBaseSettingsSource,
+            env_settings: PydanticBaseSettingsSource,
+            dotenv_settings: PydanticBaseSettingsSource,
+            file_secret_settings: PydanticBaseSettingsSource,
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            return init_settings, env_settings, YamlConfigSettingsSource(settings_cls)
+
+    if file is not None and not file.is_file():
+        raise CannotStart(f"{file}: there is no such file")
+    if unknown := "\n".join(_unknown_variables()):
+        raise CannotStart(unknown)
+    try:
+        given: dict[str, Any] = {"grpc": {"bind": bind}} if bind else {}
+        loaded = Loaded(**given)
+    except ValidationError as error:
+        raise CannotStart("\n".join(map(_problem, error.errors()))) from error
+    except Exception as error:  # what YAML and JSON raise, down to a date in month 13
+        raise CannotStart(f"{file or 'the environment'}: {error} {error.__cause__ or ''}".rstrip()) from error
+    return ModelServerSettings.model_validate(loaded.model_dump())
+
+
+def as_text(settings: ModelServerSettings) -> str:
+    """The settings in force as YAML."""
+    return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def help_text() -> str:
+    """Every setting, for `--help`."""
+    lines = ["Settings come from the environment, then from the file of --config (YAML), then from these defaults."]
+    for path, field in _settings():
+        choices = "|".join(map(str, get_args(field.annotation))) if "Literal" in str(field.annotation) else ""
+        shown = "empty" if field.default is None or field.default == "" else str(field.default)
+        lines.append(f"{_variable(path)}  {choices and f'<{choices}>  '}[default {shown}]")
+        lines.append(fill(field.description or "", 110, initial_indent="    ", subsequent_indent="    "))
+    return "\n".join(lines) + "\n"
+
+
+def _settings() -> Iterator[tuple[tuple[str, str], FieldInfo]]:
+    """Group and name of every setting."""
+    for group, outer in ModelServerSettings.model_fields.items():
+        assert isinstance(outer.default, Group), "a setting stands outside of a group. This is a bug."
+        for name, field in type(outer.default).model_fields.items():
+            yield (group, name), field
+
+
+def _variable(path: tuple[str, ...]) -> str:
+    return ENV_PREFIX + "__".join(path).upper()
+
+
+def _unknown_variables() -> Iterator[str]:
+    known = {_variable(path) for path, _ in _settings()}
+    known |= {_variable((group,)) for group in ModelServerSettings.model_fields}
+    for name in os.environ:
+        if name.upper().startswith(ENV_PREFIX) and name.upper() not in known and not _SERVICE_LINK.search(name):
+            nearest = get_close_matches(name, known, n=1)
+            yield f"{name} is not a setting" + (f": did you mean {nearest[0]}?" if nearest else "")
+
+
+def _problem(error: ErrorDetails) -> str:
+    key = ".".join(map(str, error["loc"]))
+    if error["type"] != "extra_forbidden":
+        return f"{key}: {error['msg']}"
+    nearest = get_close_matches(key, [".".join(path) for path, _ in _settings()], n=1)
+    return f"{key} is not a setting" + (f": did you mean {nearest[0]}?" if nearest else "; --help lists all")

@@ -21,6 +21,8 @@ from modelserver.warm_up import warm_up
 _log = logging.getLogger(__name__)
 
 _QUEUE_STEPS = 8
+_RUNS, _MIN_RUNS = 15, 3
+"""Rounds over all totals: medians of 15 no longer move, those of fewer than 3 are no medians."""
 
 
 @dataclass(slots=True)
@@ -116,4 +118,4 @@ def sweep_plan(settings: ModelServerSettings, facts: EngineFacts) -> SweepPlan:
     """How much to measure on this engine."""
     wanted = settings.profile
     largest = wanted.max_tokens or (1024 if facts.on_cpu else 8192)
-    return SweepPlan(min(largest, facts.step_token_capacity), wanted.budget_s, wanted.runs, wanted.min_runs)
+    return SweepPlan(min(largest, facts.step_token_capacity), wanted.budget_s, _RUNS, _MIN_RUNS)

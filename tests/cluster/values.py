@@ -30,7 +30,7 @@ def synthetic(kafka: str, **more: Any) -> dict[str, Any]:
             "config": {
                 "engine": {"kind": "synthetic"},
                 "synthetic": {"fixed_s": FIXED_S, "per_token_s": PER_TOKEN_S, "dimensions": DIMENSIONS},
-                "profile": {"budget_s": 2, "min_runs": 1, "max_tokens": TOKEN_BUDGET},
+                "profile": {"budget_s": 2, "max_tokens": TOKEN_BUDGET},
             },
         },
         "aggregator": {"resources": deepcopy(_SMALL), "preStopSeconds": 2},

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from aggregator.settings import aggregator as aggregator_settings
 from aggregator.settings import strict as runtime_settings
@@ -21,10 +23,7 @@ from tests.fuzz.target import Cut, Target, field
 
 _FOLDER = Path(tempfile.mkdtemp(prefix="fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))  # noqa: S108 - memory
 _OWNER = ProfileOwner("m", "r", "float32", "synthetic", "1", "cpu")
-_KINDS = (
-    (aggregator_settings.AggregatorSettings, aggregator_settings.ENV_PREFIX),
-    (modelserver_settings.ModelServerSettings, modelserver_settings.ENV_PREFIX),
-)
+_PREFIXES = (aggregator_settings.ENV_PREFIX, modelserver_settings.ENV_PREFIX)
 _NAMES = (
     *("KAFKA__TOPICS", "KAFKA__BOOTSTRAP_SERVERS", "KAFKA__MAX_COMMIT_SPAN", "MODELS", "BATCHING__COALESCE"),
     *("KAFKA", "GRPC__ENABLED", "ENGINE__KIND", "ENGINE__STEP_TOKENS", "MODEL__PATH", "PROFILE"),
@@ -32,12 +31,22 @@ _NAMES = (
 
 
 def _load(kind: int, file: Path | None, env: dict[str, str]) -> None:
-    settings_type, prefix = _KINDS[kind % 2]
     try:
-        settings = runtime_settings.load(settings_type, prefix=prefix, env=env, file=file)
-    except SettingsError:
+        if kind % 2:
+            with patch.dict(os.environ, {name: value for name, value in env.items() if _may_be_set(name, value)}):
+                modelserver_settings.as_text(modelserver_settings.load(file))
+        else:
+            settings = runtime_settings.load(
+                aggregator_settings.AggregatorSettings, prefix=_PREFIXES[0], env=env, file=file
+            )
+            as_text(settings)
+    except (CannotStart, SettingsError):
         return
-    as_text(settings)
+
+
+def _may_be_set(name: str, value: str) -> bool:
+    """Whether the system takes it for a variable at all."""
+    return "\0" not in name + value and "=" not in name
 
 
 def check_settings_file(data: bytes) -> None:
@@ -55,7 +64,7 @@ def check_environment(data: bytes) -> None:
     for _ in range(cut.byte() % 8):
         which, value = cut.byte(), cut.field()
         name = _NAMES[which] if which < len(_NAMES) else cut.field().decode("latin-1").upper()
-        env[_KINDS[kind % 2][1] + name] = value.decode(errors="surrogateescape")  # as the process finds it
+        env[_PREFIXES[kind % 2] + name] = value.decode(errors="surrogateescape")  # as the process finds it
     _load(kind, None, env)
 
 

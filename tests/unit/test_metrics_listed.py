@@ -7,11 +7,18 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import Histogram, InMemoryMetricReader, Sum
+
+from modelserver.merge import Composition
+from modelserver.metrics import Metrics
+from modelserver.tickets import StepReport
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "metrics.md"
-PROCESSES = {"Aggregator": "aggregator", "Model server": "modelserver", "Scaler": "k8s"}
+PROCESSES = {"Aggregator": "aggregator", "Scaler": "k8s"}
 
 
 def rows_of(folder: str) -> Iterator[str]:
@@ -58,3 +65,22 @@ def listed(title: str) -> list[str]:
 @pytest.mark.parametrize("title", PROCESSES)
 def test_every_metric_is_listed_as_it_is(title: str) -> None:
     assert listed(title) == sorted(rows_of(PROCESSES[title]))
+
+
+def test_every_metric_of_the_model_server_is_listed_as_it_is_measured() -> None:
+    reader = InMemoryMetricReader()
+    metrics = Metrics(MeterProvider([reader]).get_meter("test"), queued_tokens=lambda: 3)
+    metrics.step(StepReport(7, 2, 1, Composition.SINGLE, duration_s=0.1, idle_before_s=0.2))
+    metrics.failed_step(Composition.SINGLE)
+    metrics.rebuild()
+    metrics.fallback()
+    metrics.refused(grpc.StatusCode.INTERNAL, 0)
+    data = reader.get_metrics_data()
+    assert data is not None
+    measured = data.resource_metrics[0].scope_metrics[0].metrics
+    rows: list[str] = []
+    for metric in measured:
+        kind = {Sum: "counter", Histogram: "histogram"}.get(type(metric.data), "gauge")
+        labels = ", ".join(metric.data.data_points[0].attributes or ())
+        rows.append(f"| `{metric.name}` | {kind} | {metric.unit} | {labels} | {metric.description} |")
+    assert listed("Model server") == sorted(rows)

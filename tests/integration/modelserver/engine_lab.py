@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 from modelserver.process_env import prepare_engine_env
 
-prepare_engine_env(os.environ, local_model=True, cpu_cache_gib=1)
+prepare_engine_env(os.environ, local_model=True)
 
 import numpy as np  # noqa: E402 - vLLM reads its environment when it is imported
 import numpy.typing as npt  # noqa: E402
@@ -52,10 +52,7 @@ def options(path: str, dtype: str = "float32") -> LoadOptions:
         model_tokens=256,
         max_input_tokens=None,
         step_tokens=STEP_TOKENS,
-        step_queries=None,
-        block_size=None,
         memory_share=0.5,
-        eager=None,
         trust_remote_code=False,
         options={},
     )

@@ -21,8 +21,6 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from aggregator.observability import telemetry
-from aggregator.observability.telemetry import TelemetrySettings
 from modelserver import model_files, startup
 from modelserver.engine import Engine
 from modelserver.engines import Choice
@@ -30,6 +28,7 @@ from modelserver.errors import CannotStart
 from modelserver.model_files import ModelFiles
 from modelserver.server import Server
 from modelserver.settings import EngineSettings, GrpcSettings, ModelServerSettings, ProfileSettings
+from modelserver.telemetry import Telemetry
 from modelserver.tracing import batch_spans
 from protos.modelserver.v1 import modelserver_pb2 as pb
 from protos.modelserver.v1 import modelserver_pb2_grpc as pb_grpc
@@ -109,7 +108,7 @@ async def running(
         return Choice(engine, fallback)
 
     monkeypatch.setattr(startup, "build", build)
-    monitoring = telemetry.start(TelemetrySettings(metrics_bind="127.0.0.1:0"), "modelserver")
+    monitoring = Telemetry("127.0.0.1:0")
     server = Server(settings_of(tmp_path), files, monitoring)
     ended = asyncio.create_task(server.run())
     async with grpc.aio.insecure_channel(f"unix:{tmp_path}/server.sock") as channel:
@@ -209,7 +208,7 @@ async def test_an_engine_that_cannot_be_built_ends_the_start(
         raise CannotStart("no such model")
 
     monkeypatch.setattr(startup, "build", build)
-    monitoring = telemetry.start(TelemetrySettings(metrics_bind="127.0.0.1:0"), "modelserver")
+    monitoring = Telemetry("127.0.0.1:0")
     with pytest.raises(CannotStart, match="no such model"):
         await Server(settings_of(tmp_path), files, monitoring).run()
     monitoring.shutdown()

@@ -50,16 +50,16 @@ def test_starting_again_keeps_the_command_line(monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_engine_runs_in_this_process_and_local_models_need_no_network() -> None:
     env = {"VLLM_NO_USAGE_STATS": "0"}
-    process_env.prepare_engine_env(env, local_model=True, cpu_cache_gib=3)
+    process_env.prepare_engine_env(env, local_model=True)
     assert env["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
-    assert env["VLLM_CPU_KVCACHE_SPACE"] == "3"
+    assert env["VLLM_CPU_KVCACHE_SPACE"] == "2"
     assert env["HF_HUB_OFFLINE"] == "1"
     assert env["VLLM_NO_USAGE_STATS"] == "0", "what the environment says stays"
 
 
 def test_a_model_from_the_hub_may_use_the_network() -> None:
     env: dict[str, str] = {}
-    process_env.prepare_engine_env(env, local_model=False, cpu_cache_gib=2)
+    process_env.prepare_engine_env(env, local_model=False)
     assert "HF_HUB_OFFLINE" not in env
 
 
@@ -79,7 +79,7 @@ def test_torch_gets_no_more_threads_than_the_container_has_cores(
 def test_the_quota_goes_to_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_env, "cpu_quota", lambda: 3)
     env: dict[str, str] = {}
-    process_env.prepare_engine_env(env, local_model=True, cpu_cache_gib=2)
+    process_env.prepare_engine_env(env, local_model=True)
     assert env["OMP_NUM_THREADS"] == "3"
 
 

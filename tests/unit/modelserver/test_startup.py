@@ -30,7 +30,7 @@ def engine() -> FakeEngine:
 
 
 def settings_of(folder: Path, **changes: object) -> ModelServerSettings:
-    fields: dict[str, object] = {"cache": folder, "budget_s": 0.001, "min_runs": 1, "runs": 1, **changes}
+    fields: dict[str, object] = {"cache": folder, "budget_s": 0.001, **changes}
     return ModelServerSettings(profile=ProfileSettings.model_validate(fields))
 
 
