@@ -42,8 +42,6 @@ from aggregator.sources.kafka.producer.producer import KafkaProducer
 from aggregator.sources.kafka.source import KafkaSource
 
 _LOG = logging.getLogger(__name__)
-_CONNECT_TIMEOUT_S = 30.0
-"""For brokers at start, and for each connection of --check."""
 _CLOSE_TIMEOUT_S = 5.0
 _UNREADY_S = 10.0
 """An event loop that has not come round for so long is sent no more work,"""
@@ -131,7 +129,7 @@ class Aggregator:
         """Take up work in `tasks`, once Kafka and every port can be had. Raises StartError."""
         settings = self._settings
         if settings.kafka.enabled:
-            await prepare_topics(settings.kafka, _CONNECT_TIMEOUT_S)
+            await prepare_topics(settings.kafka, settings.lifecycle.connect_timeout_s)
         self._metrics.watch(lambda: snapshot(self._models, self._deliveries, self._report.tokens_per_record))
         self._telemetry.health.ready.update(
             models=self._models_ready, kafka=self._kafka_ready, loop=heartbeat.within(_UNREADY_S)
@@ -217,7 +215,7 @@ async def check(settings: AggregatorSettings) -> int:
     """Print the settings (secrets masked) and what every connection says; 0 when all is well, else 1."""
     print(as_text(settings))
     problems: list[str] = []
-    timeout_s = _CONNECT_TIMEOUT_S
+    timeout_s = settings.lifecycle.connect_timeout_s
     if settings.kafka.enabled:
         try:
             for warning in await check_kafka(settings.kafka, timeout_s):

@@ -253,6 +253,7 @@ class LifecycleSettings(Group):
     grace_s: PositiveFloat = Field(
         default=25.0, description="from SIGTERM to the exit; what is unfinished then is replayed"
     )
+    connect_timeout_s: PositiveFloat = Field(default=30.0, description="for brokers at start")
 
 
 class AggregatorSettings(StrictSettings):
