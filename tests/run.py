@@ -3,6 +3,8 @@
     python -m tests.run [--strict] [SUITE ...]
 
 In a strict run a suite (or a single test) that is left out is a failure, unless it is bound to absent hardware.
+
+Suites that mostly wait run beside the others, one after another; what they print is shown whole between two others.
 """
 
 import argparse
@@ -11,9 +13,11 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ET
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from tests.suites import SUITES, Suite
 
@@ -33,8 +37,41 @@ class Result:
     why: str = ""
 
 
-def run(suite: Suite, *, strict: bool) -> Result:
-    """Run one suite's commands, all of them whatever the first says, with their output to the terminal."""
+def run_all(suites: Sequence[Suite], *, strict: bool) -> Iterator[Result]:
+    """Run suites, those that wait beside the others; a result each, after what the suite printed."""
+    waiting = [suite for suite in suites if suite.waits]
+    working = [suite for suite in suites if not suite.waits]
+    if not working:  # one way is enough, and it may have the terminal
+        waiting, working = working, waiting
+    with ThreadPoolExecutor(1, thread_name_prefix="beside") as beside:
+        ending = [(suite, beside.submit(_run_to_log, suite, strict=strict)) for suite in waiting]
+        try:
+            for suite in working:
+                print(f"\n=== {suite.name}", flush=True)
+                yield run(suite, strict=strict)
+                while ending and ending[0][1].done():
+                    yield _shown(*ending.pop(0))
+            for suite, result in ending:
+                yield _shown(suite, result)
+        finally:
+            beside.shutdown(cancel_futures=True)
+
+
+def _run_to_log(suite: Suite, *, strict: bool) -> Result:
+    suite.log.parent.mkdir(parents=True, exist_ok=True)
+    with suite.log.open("wb") as log:
+        return run(suite, strict=strict, output=log)
+
+
+def _shown(suite: Suite, ending: Future[Result]) -> Result:
+    """A suite's result, once it ended and its output stands on the terminal."""
+    result = ending.result()
+    print(f"\n=== {suite.name}\n{suite.log.read_text(errors='replace')}", flush=True)
+    return result
+
+
+def run(suite: Suite, *, strict: bool, output: IO[bytes] | None = None) -> Result:
+    """Run one suite's commands, all of them whatever the first says; they print to the terminal, or to `output`."""
     for need in suite.needs:
         if why := need.why_absent():
             outcome = FAILED if strict and not need.hardware else LEFT_OUT
@@ -42,7 +79,11 @@ def run(suite: Suite, *, strict: bool) -> Result:
     suite.report.parent.mkdir(parents=True, exist_ok=True)
     suite.report.unlink(missing_ok=True)
     start = time.monotonic()
-    broken = [command for command in suite.commands if subprocess.run(command, check=False).returncode != 0]
+    broken = [
+        command
+        for command in suite.commands
+        if subprocess.run(command, check=False, stdout=output, stderr=output).returncode != 0
+    ]
     seconds = time.monotonic() - start
     passed, failed, skipped = _counts(suite.report) or (len(suite.commands) - len(broken), len(broken), 0)
     why = "; ".join(_named(command) for command in broken)
@@ -103,11 +144,8 @@ def main(arguments: Sequence[str]) -> int:
     if unknown := sorted(set(options.suites) - set(names)):
         parser.error(f"no suite {', '.join(unknown)}; there are {', '.join(names)}")
 
-    results: list[Result] = []
-    for suite in SUITES:
-        if not options.suites or suite.name in options.suites:
-            print(f"\n=== {suite.name}", flush=True)
-            results.append(run(suite, strict=options.strict))
+    chosen = [suite for suite in SUITES if not options.suites or suite.name in options.suites]
+    results = sorted(run_all(chosen, strict=options.strict), key=lambda result: names.index(result.suite))
     print(f"\n{table(results)}\n")
     totals = [sum(r.passed for r in results), sum(r.failed for r in results), sum(r.skipped for r in results)]
     print(f"{totals[0]} passed, {totals[1]} failed, {totals[2]} skipped")

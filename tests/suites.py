@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 REPORTS = Path(".run/tests")
-IN_TWO = ("-n", "2", "--dist", "loadfile")  # processes: most tests wait more than they work
+IN_TWO = ("-n", "2")  # processes
+BY_FILE = ("--dist", "loadfile")  # the tests of a file share what it starts
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,16 +25,25 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """A named part of the checks: passed when all of its commands exit with 0."""
+    """A named part of the checks: passed when all of its commands exit with 0.
+
+    One that `waits` more than it works, such as for pods or for timeouts, runs beside those that do not.
+    """
 
     name: str
     commands: tuple[tuple[str, ...], ...]
     needs: tuple[Need, ...] = ()
+    waits: bool = False
 
     @property
     def report(self) -> Path:
         """Where the suite's pytest, if it has one, leaves its counts."""
         return REPORTS / f"{self.name}.xml"
+
+    @property
+    def log(self) -> Path:
+        """Where the suite's output goes while another one has the terminal."""
+        return REPORTS / f"{self.name}.log"
 
 
 def _java_absent() -> str | None:
@@ -108,8 +118,9 @@ def _python(module: str, *arguments: str) -> tuple[str, ...]:
     return (sys.executable, "-m", module, *arguments)
 
 
-def _pytest(name: str, *arguments: str, needs: tuple[Need, ...] = ()) -> Suite:
-    return Suite(name, (_python("pytest", f"tests/{name}", f"--junitxml={REPORTS}/{name}.xml", *arguments),), needs)
+def _pytest(name: str, *arguments: str, needs: tuple[Need, ...] = (), waits: bool = False) -> Suite:
+    command = _python("pytest", f"tests/{name}", f"--junitxml={REPORTS}/{name}.xml", *arguments)
+    return Suite(name, (command,), needs, waits)
 
 
 PURE = (
@@ -135,15 +146,15 @@ SUITES = (
     Suite("imports", ((f"{sys.prefix}/bin/lint-imports",),)),
     Suite("proto", ((".ci/proto", "--check"),)),
     Suite("types", (_python("mypy"), _python("pyright"))),
-    _pytest("unit", "-n", "2", *(f"--cov={package}" for package in PURE), "--cov-branch", "--cov-fail-under=100"),
+    _pytest("unit", *IN_TWO, *(f"--cov={package}" for package in PURE), "--cov-branch", "--cov-fail-under=100"),
     _pytest("fuzz"),
-    Suite("chart", (_python("helm.generate", "--check"), *_pytest("chart", *IN_TWO).commands), (HELM,)),
-    _pytest("alerts", needs=(PROMETHEUS, JAVA)),
-    _pytest("contract", needs=(JAVA, ENGINE)),
-    _pytest("integration", *IN_TWO, needs=(JAVA, ENGINE)),
-    _pytest("faults", "-m", "short", *IN_TWO, needs=(JAVA, ENGINE)),
+    Suite("chart", (_python("helm.generate", "--check"), *_pytest("chart", *IN_TWO, *BY_FILE).commands), (HELM,)),
+    _pytest("alerts", needs=(PROMETHEUS, JAVA), waits=True),
+    _pytest("contract", needs=(JAVA, ENGINE), waits=True),
+    _pytest("integration", *IN_TWO, *BY_FILE, needs=(JAVA, ENGINE)),
+    _pytest("faults", "-m", "short", *IN_TWO, *BY_FILE, needs=(JAVA, ENGINE), waits=True),
     _pytest("clients", needs=(JAVA, ENGINE, *TOOLCHAINS)),
-    _pytest("e2e", needs=(JAVA, ENGINE)),
-    _pytest("cluster", "-m", "short", needs=(NAMESPACES, JAVA, HELM, ENGINE)),
+    _pytest("e2e", needs=(JAVA, ENGINE), waits=True),
+    _pytest("cluster", "-m", "short", needs=(NAMESPACES, JAVA, HELM, ENGINE), waits=True),
     _pytest("gpu", needs=(GPU,)),
 )

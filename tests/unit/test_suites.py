@@ -80,6 +80,34 @@ def test_a_skipped_test_fails_a_strict_run(run: Callable[..., Result]) -> None:
     assert run(skips, strict=True).outcome == "failed"
 
 
+def python(code: str) -> tuple[tuple[str, ...], ...]:
+    return ((sys.executable, "-c", code),)
+
+
+UNTIL_MET = "import os, time\nwhile not os.path.exists('met'): time.sleep(0.01)"
+
+
+def test_a_suite_that_waits_runs_beside_the_others_and_its_output_is_shown_whole_when_none_prints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    waits = Suite("waits", python(f"print('begun', flush=True)\n{UNTIL_MET}\nprint('met'); exit(1)"), waits=True)
+    meets = Suite("meets", python("print('one', flush=True)\nopen('met', 'w').close()\nprint('two')"))
+    results = {result.suite: result.outcome for result in runner.run_all([waits, meets], strict=True)}
+    assert results == {"waits": "failed", "meets": "passed"}
+    assert " ".join(capfd.readouterr().out.split()) == "=== meets one two === waits begun met"
+
+
+def test_suites_that_wait_have_the_terminal_when_there_are_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    suites = [Suite(name, python(f"print('of {name}')"), waits=True) for name in ("one", "two")]
+    assert [result.outcome for result in runner.run_all(suites, strict=True)] == ["passed", "passed"]
+    assert " ".join(capfd.readouterr().out.split()) == "=== one of one === two of two"
+    assert not list(Path(".run").rglob("*.log"))
+
+
 def test_the_table_gives_the_reason_for_what_was_left_out() -> None:
     lines = table([Result("unit", "passed", passed=12, seconds=3.21), Result("gpu", "left out", why="no NVIDIA GPU")])
     assert [line.split() for line in lines.splitlines()[1:]] == [
