@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 REPORTS = Path(".run/tests")
-IN_TWO = ("-n", "2")  # processes
+IN_TWO, IN_FOUR = ("-n", "2"), ("-n", "4")  # processes; four where tests wait more than they work
 BY_FILE = ("--dist", "loadfile")  # the tests of a file share what it starts
 
 
@@ -151,8 +151,8 @@ SUITES = (
     Suite("chart", (_python("helm.generate", "--check"), *_pytest("chart", *IN_TWO, *BY_FILE).commands), (HELM,)),
     _pytest("alerts", needs=(PROMETHEUS, JAVA), waits=True),
     _pytest("contract", needs=(JAVA, ENGINE), waits=True),
-    _pytest("integration", *IN_TWO, *BY_FILE, needs=(JAVA, ENGINE)),
-    _pytest("faults", "-m", "short", *IN_TWO, *BY_FILE, needs=(JAVA, ENGINE), waits=True),
+    _pytest("integration", *IN_FOUR, *BY_FILE, needs=(JAVA, ENGINE)),
+    _pytest("faults", "-m", "short", *IN_FOUR, needs=(JAVA, ENGINE), waits=True),
     _pytest("clients", needs=(JAVA, ENGINE, *TOOLCHAINS)),
     _pytest("e2e", needs=(JAVA, ENGINE), waits=True),
     _pytest("cluster", "-m", "short", needs=(NAMESPACES, JAVA, HELM, ENGINE), waits=True),
