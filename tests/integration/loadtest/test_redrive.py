@@ -142,17 +142,17 @@ async def test_what_cannot_go_back_stays_and_is_told(kafka: KafkaBroker, tmp_pat
     large = [("dlt-original-topic", desk.queries.encode())]
     await desk.write(desk.letters, [(b"y", b"", absent), (b"z", secrets.token_bytes(5000), large)])
     await desk.fail(4, start=10)
-    for _ in range(2):
-        assert await desk.redrive("--json", str(summary)) == 1
-        assert figures(summary)["stuck"] == {
-            "value omitted": 2,
-            "put back too often": 3,
-            "no original topic": 1,
-            "topic absent cannot be used: UnknownTopicOrPartitionError": 1,
-            "MessageSizeTooLargeError": 1,
-        }
-        assert await desk.keys() == Counter(range(10, 14))
-    assert await desk.redrive("--max-redrives", "4") == 1
+    stuck = {
+        "value omitted": 2,
+        "no original topic": 1,
+        "topic absent cannot be used: UnknownTopicOrPartitionError": 1,
+        "MessageSizeTooLargeError": 1,
+    }
+    assert await desk.redrive("--json", str(summary)) == 1
+    assert figures(summary)["stuck"] == {**stuck, "put back too often": 3}
+    assert await desk.keys() == Counter(range(10, 14))
+    assert await desk.redrive("--max-redrives", "4", "--json", str(summary)) == 1
+    assert figures(summary)["stuck"] == stuck
     assert await desk.keys() == Counter([2, 3, 4, *range(10, 14)])
 
 
@@ -176,7 +176,6 @@ async def test_a_run_that_is_killed_loses_nothing_and_the_next_one_goes_on(desk:
     ("options", "message"),
     [
         (["--bootstrap", "localhost:1"], "Kafka at localhost:1 failed"),
-        (["--from", "absent-dlt"], "topic absent-dlt cannot be used"),
         (["--from", "a-dlt", "--to", "a-dlt"], "the letters would only go round in their own topic"),
     ],
 )
