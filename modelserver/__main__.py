@@ -13,11 +13,11 @@ from pathlib import Path
 
 import uvloop
 
-from modelserver import logs, model_files, process_env
-from modelserver import settings as all_settings
+from modelserver import logs, model_files
+from modelserver.engines import process_env
 from modelserver.errors import CannotStart
 from modelserver.model_files import ModelFiles
-from modelserver.settings import ModelServerSettings
+from modelserver.settings import ModelServerSettings, as_text, help_text, load
 from modelserver.telemetry import Telemetry
 
 _log = logging.getLogger("modelserver")
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run one command; the exit code."""
     options = _parser().parse_args(arguments)
     try:
-        settings = all_settings.load(options.config, bind=options.bind)
+        settings = load(options.config, bind=options.bind)
         logs.configure(settings.telemetry.log_level)
         logging.getLogger("vllm").setLevel("ERROR")
         if options.check:
@@ -51,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m modelserver",
         description=__doc__,
-        epilog=all_settings.help_text(),
+        epilog=help_text(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--config", type=Path, help="YAML file with settings")
@@ -82,27 +82,27 @@ def _prepare(settings: ModelServerSettings) -> ModelFiles:
 def _check(settings: ModelServerSettings) -> int:
     files = _prepare(settings)
     model_files.check_tokenizer(files)
-    print(all_settings.as_text(settings), end="")  # noqa: T201 - to the person who asked
+    print(as_text(settings), end="")  # noqa: T201 - to the person who asked
     print(f"# model {settings.served_name}, revision {files.revision}, from {files.path}")  # noqa: T201
     return 0
 
 
 def _profile(settings: ModelServerSettings, files: ModelFiles, out: Path, peak_tflops: float | None) -> int:
-    from modelserver.profile_command import write_profile  # noqa: PLC0415 - what only this command needs
+    from modelserver.profile.command import write_profile  # noqa: PLC0415 - what only this command needs
 
     write_profile(settings, files, out, peak_tflops * 1e12 if peak_tflops else None)
     return 0
 
 
 def _forward(settings: ModelServerSettings, files: ModelFiles, queries: int, tokens: int) -> int:
-    from modelserver.forward_command import time_forward  # noqa: PLC0415 - what only this command needs
+    from modelserver.engines.forward import time_forward  # noqa: PLC0415 - what only this command needs
 
     time_forward(settings, files, queries=queries, tokens=tokens, asked=sys.stdin, told=sys.stdout)
     return 0
 
 
 def _serve(settings: ModelServerSettings, files: ModelFiles) -> int:
-    from modelserver.server import Server  # noqa: PLC0415 - what only this command needs
+    from modelserver.app import Server  # noqa: PLC0415 - what only this command needs
 
     # Between its kernels the engine's thread needs the interpreter lock, which others hold for so long at the most.
     sys.setswitchinterval(_SWITCH_S)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 import grpc
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
-from modelserver.merge import Composition
-from modelserver.tickets import StepReport
+from modelserver.scheduler.merge import Composition
+from modelserver.scheduler.queued_batch import StepReport
 
 _DURATION_BOUNDS_S = (
     0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0,

@@ -7,16 +7,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from modelserver import profile_store
-from modelserver.engine import Engine, EngineFacts
-from modelserver.engines import build
-from modelserver.merge import MergeLimits
+from modelserver.engines.choice import build
+from modelserver.engines.engine import Engine, EngineFacts
+from modelserver.engines.synthetic import SyntheticEngine
+from modelserver.engines.warm_up import warm_up
 from modelserver.model_files import ModelFiles
-from modelserver.profile import Profile, ProfileOwner, SweepPlan, known, measure, summary
+from modelserver.profile import store
+from modelserver.profile.measure import Profile, ProfileOwner, SweepPlan, known, measure, summary
+from modelserver.scheduler.merge import MergeLimits
+from modelserver.scheduler.step_queue import QueueBounds
 from modelserver.settings import ModelServerSettings
-from modelserver.step_queue import QueueBounds
-from modelserver.synthetic_engine import SyntheticEngine
-from modelserver.warm_up import warm_up
 
 _log = logging.getLogger(__name__)
 
@@ -71,12 +71,12 @@ def had_profile(engine: Engine, settings: ModelServerSettings, files: ModelFiles
     wanted, plan = settings.profile, sweep_plan(settings, engine.facts)
     owner = profile_owner(settings, engine.facts, files)
     if wanted.file is not None:
-        profile = profile_store.load(wanted.file, owner)
+        profile = store.load(wanted.file, owner)
         _log.info("took the supplied profile", extra={"stage": "profile", **summary(profile)})
         return profile
     if isinstance(engine, SyntheticEngine):
         return known(engine.step_s, owner, plan.max_tokens, engine.facts.step_token_capacity)
-    cached = profile_store.cached(wanted.cache, owner, plan)
+    cached = store.cached(wanted.cache, owner, plan)
     if cached is not None:
         _log.info("took the cached profile", extra={"stage": "profile", **summary(cached)})
         return cached
@@ -88,9 +88,9 @@ def had_profile(engine: Engine, settings: ModelServerSettings, files: ModelFiles
 
 def keep_profile(profile: Profile, settings: ModelServerSettings, facts: EngineFacts) -> None:
     """Cache a profile that was measured, for the next start."""
-    file = profile_store.cache_file(settings.profile.cache, profile.owner, sweep_plan(settings, facts))
+    file = store.cache_file(settings.profile.cache, profile.owner, sweep_plan(settings, facts))
     try:
-        profile_store.save(profile, file)
+        store.save(profile, file)
     except OSError as error:
         _log.warning("the profile cannot be cached", extra={"error": str(error)})
 

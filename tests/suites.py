@@ -129,7 +129,7 @@ PURE = (
     "aggregator.admission.quotas",
     "aggregator.sources.kafka.clock_skew",
     "aggregator.sources.kafka.consumer.committed_offset",
-    "modelserver.saturation",
+    "modelserver.profile.saturation",
     "protos.modelserver.v1.curve",
 )
 """What decides, and knows no clock, thread or network."""

@@ -1,4 +1,4 @@
-"""Choose the batches of one engine step, as modelserver/merge.py does (a test holds the two together)."""
+"""Choose the batches of one engine step, as modelserver/scheduler/merge.py does (a test holds the two together)."""
 
 from __future__ import annotations
 

@@ -7,18 +7,18 @@ from tests.broken.build import Build
 _CONTRACT = "tests/integration/modelserver/test_contract.py"
 _PROCESS = "tests/integration/modelserver/test_process.py"
 _SERVER = "tests/integration/modelserver/test_server.py"
-_MERGE = "tests/unit/modelserver/test_merge.py"
-_STEPPER = "tests/unit/modelserver/test_stepper.py"
-_PROFILE = "tests/unit/modelserver/test_profile.py"
-_BATCH = "tests/unit/modelserver/test_batch.py"
+_MERGE = "tests/unit/modelserver/scheduler/test_merge.py"
+_LOOP = "tests/unit/modelserver/test_loop.py"
+_PROFILE = "tests/unit/modelserver/profile/test_measure.py"
+_BATCH = "tests/unit/modelserver/service/test_batch.py"
 
 BUILDS = (
     Build(
         "mixes-owners-results",
         "batches that share a step are answered apart, each with its own vectors",
-        "modelserver/stepper.py",
-        "    for ticket in tickets:\n        rows = matrix[first",
-        "    for ticket in reversed(tickets):\n        rows = matrix[first",
+        "modelserver/loop.py",
+        "    for queued in queued_batches:\n        rows = matrix[first",
+        "    for queued in reversed(queued_batches):\n        rows = matrix[first",
         (
             f"{_CONTRACT}::test_batches_sent_at_once_are_merged_within_the_smallest_budget_and_answered_apart[synthetic]",
         ),
@@ -26,7 +26,7 @@ BUILDS = (
     Build(
         "ignores-a-sender-s-step-limit",
         "a merged step stays within the smallest budget among its senders'",
-        "modelserver/merge.py",
+        "modelserver/scheduler/merge.py",
         "        allowed = min(budget, batch.max_step_tokens)\n",
         "        allowed = limits.step_tokens\n",
         (
@@ -36,7 +36,7 @@ BUILDS = (
     Build(
         "ignores-the-engine-s-step-limit",
         "a step holds no more tokens than the engine does",
-        "modelserver/merge.py",
+        "modelserver/scheduler/merge.py",
         "    budget = min(head.max_step_tokens, limits.step_tokens)\n",
         "    budget = head.max_step_tokens\n",
         (f"{_MERGE}::test_a_step_holds_no_more_tokens_than_the_engine_does",),
@@ -44,7 +44,7 @@ BUILDS = (
     Build(
         "merges-a-second-attempt",
         "a batch that is sent again is never merged",
-        "modelserver/servicer.py",
+        "modelserver/service/servicer.py",
         "alone=request.attempt > 0 or request.isolate",
         "alone=request.isolate",
         (f"{_CONTRACT}::test_a_second_attempt_and_an_isolated_batch_are_never_merged[synthetic]",),
@@ -52,7 +52,7 @@ BUILDS = (
     Build(
         "merges-what-is-isolated",
         "a batch that asks to run alone is never merged",
-        "modelserver/servicer.py",
+        "modelserver/service/servicer.py",
         "alone=request.attempt > 0 or request.isolate",
         "alone=request.attempt > 0",
         (f"{_CONTRACT}::test_a_second_attempt_and_an_isolated_batch_are_never_merged[synthetic]",),
@@ -60,23 +60,23 @@ BUILDS = (
     Build(
         "blames-all-of-a-merged-step",
         "when a merged step fails, its batches run again apart and the innocent are answered",
-        "modelserver/stepper.py",
-        "        if merged:\n            self._queue.put_back_apart",
-        "        if False:\n            self._queue.put_back_apart",
+        "modelserver/loop.py",
+        "        if merged:\n            self._queue.put_back_isolated",
+        "        if False:\n            self._queue.put_back_isolated",
         (f"{_PROCESS}::test_poison_merged_with_innocents_fails_alone",),
     ),
     Build(
         "blames-a-sender-for-a-merged-break",
         "of a merged step that breaks the engine, nobody is blamed",
-        "modelserver/stepper.py",
+        "modelserver/loop.py",
         '            _deliver(batches, broken if merged else StepFailed(f"the engine broke: {error}"))\n',
         '            _deliver(batches, StepFailed(f"the engine broke: {error}"))\n',
-        (f"{_STEPPER}::test_of_a_merged_step_that_breaks_the_engine_nobody_is_blamed",),
+        (f"{_LOOP}::test_of_a_merged_step_that_breaks_the_engine_nobody_is_blamed",),
     ),
     Build(
         "answers-a-failed-step-with-zeros",
         "a step that failed is told as a failure",
-        "modelserver/servicer.py",
+        "modelserver/service/servicer.py",
         "    if isinstance(outcome, ModelServerError):\n        raise outcome\n    return outcome\n",
         "    if isinstance(outcome, ModelServerError):\n        return None\n    return outcome\n",
         (f"{_SERVER}::test_poison_is_internal_and_the_next_batch_is_fine",),
@@ -84,7 +84,7 @@ BUILDS = (
     Build(
         "answers-numbers-that-are-none",
         "a vector that is not finite is a fault of its query",
-        "modelserver/batch.py",
+        "modelserver/service/batch.py",
         "        faults += tuple(\n",
         "        _ = tuple(\n",
         (f"{_BATCH}::test_a_vector_that_is_not_finite_is_a_fault_of_its_query_alone",),
@@ -92,15 +92,15 @@ BUILDS = (
     Build(
         "answers-fewer-vectors-than-queries",
         "an engine that loses a vector has failed its step",
-        "modelserver/stepper.py",
+        "modelserver/loop.py",
         "            _check(matrix, selection)\n",
         "",
-        (f"{_STEPPER}::test_an_engine_that_loses_a_vector_has_failed_its_step",),
+        (f"{_LOOP}::test_an_engine_that_loses_a_vector_has_failed_its_step",),
     ),
     Build(
         "puts-vectors-in-the-wrong-places",
         "bad queries of a batch fail alone, and the others keep their places",
-        "modelserver/batch.py",
+        "modelserver/service/batch.py",
         "        whole[batch.positions] = matrix\n",
         "        whole[: len(matrix)] = matrix\n",
         (f"{_CONTRACT}::test_bad_queries_fail_alone[synthetic]",),
@@ -108,7 +108,7 @@ BUILDS = (
     Build(
         "takes-ids-outside-the-vocabulary",
         "an id outside the vocabulary never reaches an engine",
-        "modelserver/batch.py",
+        "modelserver/service/batch.py",
         "    bad = empty | too_long | foreign\n",
         "    bad = empty | too_long\n",
         (f"{_CONTRACT}::test_bad_queries_fail_alone[synthetic]",),
@@ -116,7 +116,7 @@ BUILDS = (
     Build(
         "serves-a-revision-that-it-has-not",
         "a batch for another revision is refused",
-        "modelserver/servicer.py",
+        "modelserver/service/servicer.py",
         "    if request.model_revision != served.model_revision:\n",
         "    if False:\n",
         (f"{_CONTRACT}::test_what_is_not_a_batch_for_it_is_refused_whole[synthetic-another revision]",),
@@ -124,7 +124,7 @@ BUILDS = (
     Build(
         "takes-more-than-its-queue-holds",
         "above its bound a server refuses batches",
-        "modelserver/step_queue.py",
+        "modelserver/scheduler/step_queue.py",
         '                raise QueueFull(f"{self._queued_tokens} tokens wait already")\n',
         "                pass\n",
         (f"{_PROCESS}::test_above_its_bound_it_refuses_and_later_takes_again",),
@@ -132,7 +132,7 @@ BUILDS = (
     Build(
         "computes-for-callers-who-have-gone",
         "a batch whose deadline has passed never runs",
-        "modelserver/tickets.py",
+        "modelserver/scheduler/queued_batch.py",
         "        return not self.withdrawn and now_s < self.deadline_s\n",
         "        return True\n",
         (f"{_PROCESS}::test_a_batch_whose_deadline_passes_while_it_waits_never_runs",),
@@ -140,7 +140,7 @@ BUILDS = (
     Build(
         "drops-what-waits-when-it-stops",
         "on SIGTERM what was accepted is answered",
-        "modelserver/step_queue.py",
+        "modelserver/scheduler/step_queue.py",
         "            self._closed = True\n            self._changed.notify_all()\n",
         "            self._closed = True\n            self._waiting.clear()\n            self._changed.notify_all()\n",
         (f"{_PROCESS}::test_on_sigterm_it_answers_what_it_accepted_refuses_the_rest_and_exits_with_0",),
@@ -148,7 +148,7 @@ BUILDS = (
     Build(
         "hangs-up-before-it-has-answered",
         "on SIGTERM a server waits for the answers that it owes",
-        "modelserver/server.py",
+        "modelserver/app.py",
         "                await self._servicer.idle()\n                if self._serving.description is not None:",
         "                if False:",
         (f"{_PROCESS}::test_on_sigterm_it_answers_what_it_accepted_refuses_the_rest_and_exits_with_0",),
@@ -156,7 +156,7 @@ BUILDS = (
     Build(
         "says-that-it-serves-before-it-does",
         "until the engine is ready, health says NOT_SERVING",
-        "modelserver/server.py",
+        "modelserver/app.py",
         "        await self._set_health(serving=False)\n",
         "        await self._set_health(serving=True)\n",
         (f"{_SERVER}::test_until_the_engine_is_ready_it_refuses_but_gives_the_tokenizer",),
@@ -164,7 +164,7 @@ BUILDS = (
     Build(
         "uses-a-stale-profile",
         "a profile of something else is refused",
-        "modelserver/profile_store.py",
+        "modelserver/profile/store.py",
         "    if foreign:\n",
         "    if False:\n",
         (f"{_PROFILE}::test_a_profile_of_something_else_is_refused_and_says_what_differs",),

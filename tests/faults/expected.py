@@ -7,7 +7,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from loadtest.bench.instant_modelserver import tokenizer_folder
-from modelserver.synthetic_engine import vectors
+from modelserver.engines.synthetic import vectors
 from protos.modelserver.v1.fingerprint import TOKENIZER_FILE
 
 DIMENSIONS = 64

@@ -15,10 +15,10 @@ from unittest.mock import patch
 from aggregator.settings import aggregator as aggregator_settings
 from aggregator.settings import strict as runtime_settings
 from aggregator.settings.strict import SettingsError, as_text
-from modelserver import profile_store
 from modelserver import settings as modelserver_settings
 from modelserver.errors import CannotStart
-from modelserver.profile import ProfileOwner, known, summary
+from modelserver.profile import store as profile_store
+from modelserver.profile.measure import ProfileOwner, known, summary
 from tests.fuzz.target import Cut, Target, field
 
 _FOLDER = Path(tempfile.mkdtemp(prefix="fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))  # noqa: S108 - memory

@@ -36,9 +36,9 @@ from aggregator.sources.grpc.load import Limits, Load, Room
 from aggregator.sources.grpc.reading import Context, Reading
 from aggregator.sources.parsing import SMALL_BYTES, decode, head
 from aggregator.sources.response import response
-from modelserver import batch as batch_module
+from modelserver.engines.synthetic import synthetic_facts
 from modelserver.errors import InvalidBatch
-from modelserver.synthetic_engine import synthetic_facts
+from modelserver.service import batch as batch_module
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.modelserver.v1 import modelserver_pb2 as ms
 from tests.fakes.sources import GRPC

@@ -12,9 +12,9 @@ import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import Histogram, InMemoryMetricReader, Sum
 
-from modelserver.merge import Composition
 from modelserver.metrics import Metrics
-from modelserver.tickets import StepReport
+from modelserver.scheduler.merge import Composition
+from modelserver.scheduler.queued_batch import StepReport
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "metrics.md"

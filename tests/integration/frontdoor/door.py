@@ -35,7 +35,7 @@ from aggregator.settings.aggregator import AggregatorSettings, ModelSettings
 from aggregator.sources.grpc.listener import GrpcServer
 from aggregator.sources.grpc.load import Limits
 from aggregator.sources.grpc.source import GrpcSource
-from modelserver.synthetic_engine import vectors
+from modelserver.engines.synthetic import vectors
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
 from protos.modelserver.v1.curve import Curve, Rule

@@ -16,7 +16,7 @@ from aggregator import app
 from aggregator.admission.limits import Gate
 from aggregator.request import Request
 from aggregator.sources import response as serialized
-from modelserver.synthetic_engine import vectors
+from modelserver.engines.synthetic import vectors
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.integration.frontdoor.door import DESCRIPTION, MODEL_FOLDER, SlowEngine, ask, floats, front_door
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from modelserver.process_env import prepare_engine_env
+from modelserver.engines.process_env import prepare_engine_env
 
 prepare_engine_env(os.environ, local_model=True)
 
@@ -24,12 +24,12 @@ import numpy.typing as npt  # noqa: E402
 import torch  # noqa: E402
 from vllm import LLM, TokensPrompt  # noqa: E402
 
-from modelserver.core_engine import CoreEngine, LoadOptions, chosen_dtype, load  # noqa: E402
-from modelserver.direct_engine import DirectEngine  # noqa: E402
-from modelserver.engine import Engine  # noqa: E402
+from modelserver.engines.core import CoreEngine, LoadOptions, chosen_dtype, load  # noqa: E402
+from modelserver.engines.direct import DirectEngine  # noqa: E402
+from modelserver.engines.engine import Engine  # noqa: E402
+from modelserver.engines.self_check import compare  # noqa: E402
 from modelserver.errors import EngineBroken  # noqa: E402
 from modelserver.model_files import locate  # noqa: E402
-from modelserver.self_check import compare  # noqa: E402
 from tests.integration.modelserver import tiny_models  # noqa: E402
 from tests.integration.modelserver.texts import generated, questions, token_ids  # noqa: E402
 

@@ -22,14 +22,14 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from modelserver import model_files, startup
-from modelserver.engine import Engine
-from modelserver.engines import Choice
+from modelserver.app import Server
+from modelserver.engines.choice import Choice
+from modelserver.engines.engine import Engine
 from modelserver.errors import CannotStart
 from modelserver.model_files import ModelFiles
-from modelserver.server import Server
+from modelserver.service.tracing import batch_spans
 from modelserver.settings import EngineSettings, GrpcSettings, ModelServerSettings, ProfileSettings
 from modelserver.telemetry import Telemetry
-from modelserver.tracing import batch_spans
 from protos.modelserver.v1 import modelserver_pb2 as pb
 from protos.modelserver.v1 import modelserver_pb2_grpc as pb_grpc
 from tests.unit.modelserver.fakes import DEADLY, POISON, WAIT_S, FakeEngine

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from modelserver.batch import Batch
-from modelserver.engine import EngineFacts, IdArray, Matrix
+from modelserver.engines.engine import EngineFacts, IdArray, Matrix
+from modelserver.engines.synthetic import synthetic_facts
 from modelserver.errors import EngineBroken
-from modelserver.synthetic_engine import synthetic_facts
-from modelserver.tickets import Outcome, Ticket
+from modelserver.scheduler.queued_batch import Outcome, QueuedBatch
+from modelserver.service.batch import Batch
 
 POISON = 13
 DEADLY = 66
@@ -108,7 +108,7 @@ class Client:
         self._changed = threading.Condition()
         self._sent = 0
 
-    def ticket(self, batch: Batch, *, ready_s: float = 0.0, deadline_s: float = float("inf")) -> Ticket:
+    def queued(self, batch: Batch, *, ready_s: float = 0.0, deadline_s: float = float("inf")) -> QueuedBatch:
         number, self._sent = self._sent, self._sent + 1
 
         def deliver(outcome: Outcome) -> None:
@@ -117,7 +117,7 @@ class Client:
                 self.outcomes[number] = outcome
                 self._changed.notify_all()
 
-        return Ticket(batch, deliver, ready_s, deadline_s)
+        return QueuedBatch(batch, deliver, ready_s, deadline_s)
 
     def wait(self, count: int) -> list[Outcome]:
         """The outcomes of the first `count` batches."""

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from modelserver import model_files, profile_store, startup
-from modelserver.description import describe
-from modelserver.engines import Choice
+from modelserver import model_files, startup
+from modelserver.engines.choice import Choice
 from modelserver.errors import CannotStart
 from modelserver.model_files import ModelFiles
+from modelserver.profile import store
+from modelserver.service.description import describe
 from modelserver.settings import EngineSettings, ModelServerSettings, ModelSettings, ProfileSettings, SyntheticSettings
 from modelserver.startup import EngineStart, had_profile, keep_profile, profile_owner, sweep_plan
 from tests.unit.modelserver.fakes import FakeEngine, facts_of
@@ -62,7 +63,7 @@ def test_a_supplied_profile_is_taken_and_a_foreign_one_refused(
 ) -> None:
     measured = had_profile(engine, settings_of(tmp_path / "cache"), files)
     assert measured is not None
-    profile_store.save(measured, tmp_path / "profile.json")
+    store.save(measured, tmp_path / "profile.json")
     supplied = settings_of(tmp_path / "other", file=tmp_path / "profile.json")
     assert had_profile(engine, supplied, files) == measured
     foreign = ModelServerSettings(profile=supplied.profile, model=ModelSettings(name="another"))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from loadtest.simulate.merging import chosen
 from loadtest.simulate.parcel import Parcel
-from modelserver.merge import MergeLimits, select
+from modelserver.scheduler.merge import MergeLimits, select
 
 
 @dataclass(frozen=True, eq=False)

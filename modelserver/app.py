@@ -1,0 +1,200 @@
+"""Put the parts of one model server together, run them, and stop them in order."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import signal
+import time
+from collections.abc import Callable
+from functools import partial
+from uuid import uuid4
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from modelserver.errors import CannotStart
+from modelserver.loop import EngineLoop, EngineLoopEvents, EngineState
+from modelserver.metrics import Metrics
+from modelserver.model_files import ModelFiles
+from modelserver.profile.throughput import with_backlog
+from modelserver.scheduler.queued_batch import StepReport
+from modelserver.scheduler.step_queue import StepQueue
+from modelserver.service.description import Description, describe
+from modelserver.service.servicer import ModelServerServicer, Serving, tokenizer_chunks
+from modelserver.service.tracing import batch_spans, no_span
+from modelserver.settings import ModelServerSettings
+from modelserver.startup import EngineStart, keep_profile, queue_bounds
+from modelserver.telemetry import Telemetry
+from protos import reflection
+from protos.modelserver.v1 import modelserver_pb2 as pb
+from protos.modelserver.v1 import modelserver_pb2_grpc as pb_grpc
+
+_log = logging.getLogger(__name__)
+
+_SERVICE = pb.DESCRIPTOR.services_by_name["ModelServer"].full_name
+_MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+"""The vectors of a step of 16,384 queries of 1,024 dimensions."""
+_GC_THRESHOLDS = (10_000, 4, 1_000)
+"""Each call leaves cycles of gRPC's: at 10,000 objects a collection's pause is under a millisecond."""
+_STUCK_S = 120.0
+_GOODBYE_S = 0.5
+
+
+class Server:
+    """One model server, from the first log line to the exit code."""
+
+    def __init__(self, settings: ModelServerSettings, files: ModelFiles, telemetry: Telemetry) -> None:
+        self._settings = settings
+        self._files = files
+        self._queue = StepQueue(time.monotonic)
+        self._serving = Serving(self._queue)
+        self._metrics = Metrics(telemetry.meter, lambda: self._queue.queued_tokens)
+        self._servicer = ModelServerServicer(
+            self._serving,
+            tokenizer_chunks(files.tokenizer),
+            self._metrics.refused,
+            batch_spans(telemetry.tracer) if telemetry.traces else no_span,
+        )
+        self._health = health.aio.HealthServicer()
+        self._instance_id = uuid4().hex
+        self._states: asyncio.Queue[tuple[EngineState, Exception | None]] = asyncio.Queue()
+        self._ended = asyncio.Event()
+        self._stop = asyncio.Event()
+        self._failure: Exception | None = None
+        self._loop = asyncio.get_running_loop()
+        self._start = EngineStart(settings, files, lambda: self._post(self._metrics.fallback))
+        self._engine_loop = EngineLoop(self._start, self._queue, partial(queue_bounds, settings), self._events())
+        self._metrics_address = telemetry.metrics_address
+        telemetry.checks = {"/livez": self._stuck, "/readyz": self._unready}
+
+    async def run(self) -> int:
+        """Serve until SIGTERM or SIGINT, then finish what was accepted; the exit code. Raises CannotStart."""
+        for name in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(name, self._stop.set)
+        server, port = await self._listen()
+        _log.info("listening", extra={"stage": "listen", "port": port, "metrics": self._metrics_address})
+        self._port = port
+        self._engine_loop.start()
+        following = asyncio.create_task(self._follow(), name="follow the engine")
+        stopping = asyncio.create_task(self._stop.wait(), name="wait for the signal")
+        await asyncio.wait((following, stopping), return_when=asyncio.FIRST_COMPLETED)
+        await self._drain(server)
+        for task in (following, stopping):
+            task.cancel()
+        if isinstance(self._failure, CannotStart):
+            raise self._failure
+        return 0 if self._failure is None else 1
+
+    async def _listen(self) -> tuple[grpc.aio.Server, int]:
+        server = grpc.aio.server(
+            options=[
+                ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+                ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+                ("grpc.so_reuseport", 0),  # a port in use is an error, not a second server behind it
+            ]
+        )
+        pb_grpc.add_ModelServerServicer_to_server(self._servicer, server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        reflection.enable(server, (_SERVICE, health.SERVICE_NAME))
+        await self._set_health(serving=False)
+        bind = self._settings.grpc.bind
+        try:
+            port = server.add_insecure_port(bind)
+        except RuntimeError as error:
+            raise CannotStart(f"gRPC cannot be served on {bind}: {error}") from error
+        await server.start()
+        return server, port
+
+    async def _drain(self, server: grpc.aio.Server) -> None:
+        """Say NOT_SERVING, refuse new batches, answer the accepted ones, then hang up."""
+        _log.info("stopping", extra={"queued_tokens": self._queue.queued_tokens})
+        await self._health.enter_graceful_shutdown()
+        self._queue.close()
+        try:
+            async with asyncio.timeout(self._settings.grpc.drain_timeout_s):
+                await self._servicer.idle()
+                if self._serving.description is not None:  # an engine that still loads cannot be interrupted
+                    await self._ended.wait()
+        except TimeoutError:
+            _log.warning("not all batches were answered in time")
+        await server.stop(_GOODBYE_S)
+        _log.info("stopped")
+
+    def _events(self) -> EngineLoopEvents:
+        return EngineLoopEvents(
+            on_state=lambda state, error: self._post(lambda: self._states.put_nowait((state, error))),
+            on_step=lambda report: self._post(lambda: self._count(report)),
+            on_failed_step=lambda composition: self._post(lambda: self._metrics.failed_step(composition)),
+        )
+
+    def _count(self, report: StepReport) -> None:
+        if self._serving.description is not None:  # else it was a step of the profile
+            self._metrics.step(report)
+
+    def _post(self, action: Callable[[], None]) -> None:
+        self._loop.call_soon_threadsafe(action)
+
+    async def _follow(self) -> None:
+        """Tell the world each state of the engine, until the last."""
+        while not self._ended.is_set():
+            await self._show(*await self._states.get())
+
+    async def _show(self, state: EngineState, error: Exception | None) -> None:
+        serving = state is EngineState.SERVING and not self._stop.is_set()
+        if serving:
+            await self._measure_backlog()
+            _freeze_heap()
+            self._announce()
+        await self._set_health(serving=serving)
+        if state is EngineState.REBUILDING:
+            self._metrics.rebuild()
+        if error is not None:
+            _log.error(
+                "the engine left service", extra={"state": state.value, "error": f"{type(error).__name__}: {error}"}
+            )
+        if state in (EngineState.STOPPED, EngineState.FAILED):
+            self._failure = error
+            self._ended.set()
+
+    async def _measure_backlog(self) -> None:
+        """Complete a profile that was measured here, before anybody is served; others' stay as they are."""
+        profile = self._start.profile
+        if profile is None or profile.curve.backlog_tokens or self._settings.profile.file is not None:
+            return
+        self._start.profile = await with_backlog(profile, self._queue, self._described())
+        keep_profile(self._start.profile, self._settings, self._described().facts)
+
+    def _described(self) -> Description:
+        facts = self._start.facts
+        assert facts is not None, "an engine serves whose facts are not known. This is a bug."
+        return describe(self._settings.served_name, facts, self._files, self._start.profile, self._instance_id)
+
+    def _announce(self) -> None:
+        self._serving.description = self._described()
+        facts = self._serving.description.facts
+        _log.info(
+            "serving",
+            extra={"stage": "serving", "port": self._port, "model": self._settings.served_name,
+                   "model_revision": self._files.revision, "engine": facts.kind, "dtype": facts.dtype},
+        )  # fmt: skip
+
+    async def _set_health(self, *, serving: bool) -> None:
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        for name in ("", _SERVICE):
+            await self._health.set(name, status)
+
+    def _stuck(self) -> str | None:
+        return f"a step runs for over {_STUCK_S:.0f} s" if self._engine_loop.running_s() > _STUCK_S else None
+
+    def _unready(self) -> str | None:
+        ready = self._serving.description is not None and not self._stop.is_set()
+        return None if ready else "the engine is not ready"
+
+
+def _freeze_heap() -> None:
+    """Let collections pass over what stays, the model: a full one holds the event loop up for 15 to 60 ms."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*_GC_THRESHOLDS)

@@ -1,0 +1,113 @@
+"""Build the engine that the settings ask for, and choose between vLLM's two ways by a self-check."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from modelserver.engines.engine import Engine
+from modelserver.engines.self_check import compare
+from modelserver.engines.synthetic import Poison, SyntheticEngine, synthetic_facts
+from modelserver.errors import CannotStart, ModelServerError
+from modelserver.model_files import ModelFiles
+from modelserver.settings import ModelServerSettings
+
+_log = logging.getLogger(__name__)
+
+_SYNTHETIC_STEP_TOKENS = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The engine to serve with; `fallback` says why it is not the fast one, or is empty."""
+
+    engine: Engine
+    fallback: str = ""
+
+
+def build(settings: ModelServerSettings, files: ModelFiles) -> Choice:
+    """Load the model on the calling thread. Raises CannotStart."""
+    if settings.engine.kind == "synthetic":
+        return Choice(_synthetic(settings, files))
+    core = _core(settings, files)
+    if settings.engine.kind == "core":
+        return Choice(core)
+    choice = choose(core, lambda: _direct(core))
+    if choice.fallback and settings.engine.kind == "direct":
+        raise CannotStart(f"engine.kind is direct, but {choice.fallback}")
+    return choice
+
+
+def choose(core: Engine, make_direct: Callable[[], Engine]) -> Choice:
+    """The direct engine where it can be made and agrees with the core engine, else the core engine and why."""
+    try:
+        direct = make_direct()
+        agreement = compare(direct, core)
+    except Exception as error:  # noqa: BLE001 - private interfaces fail in any way; the general way is there for it
+        return _fallback(core, f"the direct way fails: {type(error).__name__}: {error}")
+    if not agreement.agrees:
+        apart = f"{agreement.difference:.2g} where {agreement.tolerance:.2g} is allowed"
+        return _fallback(core, f"the direct way disagrees with the general one by {apart}")
+    _log.info("the direct way agreed", extra={"difference": agreement.difference, "tolerance": agreement.tolerance})
+    return Choice(direct)
+
+
+def _fallback(core: Engine, reason: str) -> Choice:
+    _log.warning("fell back to the general engine", extra={"reason": reason})
+    core.recover()
+    return Choice(core, reason)
+
+
+def _core(settings: ModelServerSettings, files: ModelFiles) -> Engine:
+    from modelserver.engines.core import LoadOptions, load  # noqa: PLC0415 - loads torch and vLLM
+
+    engine = settings.engine
+    options = LoadOptions(
+        model_path=str(files.path),
+        dtype=None if engine.dtype == "auto" else engine.dtype,
+        model_tokens=files.max_input_tokens,
+        max_input_tokens=settings.model.max_input_tokens,
+        step_tokens=engine.step_tokens,
+        memory_share=engine.memory_share,
+        trust_remote_code=settings.model.trust_remote_code,
+        options=engine.vllm_options,
+    )
+    try:
+        return load(options)
+    except ModelServerError:
+        raise
+    except Exception as error:
+        raise CannotStart(f"vLLM cannot load {files.path}: {_told(error)}") from error
+
+
+def _told(error: Exception) -> str:
+    """What it is and where it was raised: errors of the system name neither the file nor the call that it is about."""
+    raised = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} (raised by {raised.name} in {raised.filename}, line {raised.lineno})"
+
+
+def _direct(core: Engine) -> Engine:
+    from modelserver.engines.core import CoreEngine  # noqa: PLC0415 - loaded by now
+    from modelserver.engines.direct import DirectEngine  # noqa: PLC0415
+
+    assert isinstance(core, CoreEngine), "the direct engine is made from another than the core engine. This is a bug."
+    return DirectEngine(core)
+
+
+def _synthetic(settings: ModelServerSettings, files: ModelFiles) -> Engine:
+    engine, synthetic = settings.engine, settings.synthetic
+    poison: Poison | None = None
+    if synthetic.poison_token_id is not None:
+        poison = Poison(synthetic.poison_token_id, synthetic.poison_mode)
+    step_tokens = engine.step_tokens or _SYNTHETIC_STEP_TOKENS
+    facts = synthetic_facts(
+        version=f"{synthetic.fixed_s} s + {synthetic.per_token_s} s",  # a profile of another speed is another's
+        dimensions=synthetic.dimensions or files.hidden_size,
+        max_input_tokens=min(settings.model.max_input_tokens or files.max_input_tokens, step_tokens),
+        vocabulary_size=files.vocabulary_size,
+        step_tokens=step_tokens,
+        step_queries=step_tokens,
+    )
+    return SyntheticEngine(facts, synthetic.fixed_s, synthetic.per_token_s, poison)

@@ -1,0 +1,237 @@
+"""Drive vLLM's EngineCore in process, one batch per step: the general way, right for every pooling model."""
+
+from __future__ import annotations
+
+import logging
+import math
+import resource
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import count, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from vllm import __version__ as vllm_version
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.platforms import current_platform
+from vllm.pooling_params import PoolingParams
+from vllm.usage.usage_lib import UsageContext
+from vllm.v1.engine.core import EngineCore
+from vllm.v1.executor import Executor
+from vllm.v1.request import Request
+
+from modelserver.engines.engine import EngineFacts, IdArray, Matrix
+from modelserver.errors import CannotStart, EngineBroken, StepFailed
+
+_log = logging.getLogger(__name__)
+
+_TOKENS_PER_QUERY = 3
+"""The shortest query there is, two special tokens around one: so many queries may fill a step."""
+_CPU_BLOCK_SIZE = 32
+"""Of the key-value cache; on a GPU vLLM's attention kernel decides."""
+_MULTIPLIES_BF16 = ("avx512_bf16", "amx_bf16", "bf16")
+"""As torch names what Intel, AMD and ARM have; without it bfloat16 is emulated, several times slower than float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """How to load a model; None lets the engine's rules choose by what is there (CPU or GPU).
+
+    `model_tokens` is the longest input that the model's files speak of.
+    """
+
+    model_path: str
+    dtype: str | None
+    model_tokens: int
+    max_input_tokens: int | None
+    step_tokens: int | None
+    memory_share: float
+    trust_remote_code: bool
+    options: Mapping[str, Any]
+
+
+class CoreEngine:
+    """The batch is added to an empty scheduler whole, then stepped: one batch, one step."""
+
+    def __init__(self, core: EngineCore) -> None:
+        """Take over a loaded EngineCore on the thread that built it. Raises CannotStart for another kind of model."""
+        self.core = core
+        self.config = core.vllm_config
+        if "embed" not in core.get_supported_tasks():
+            raise CannotStart(f"{self.config.model_config.model} is not an embedding model for vLLM {vllm_version}")
+        self._facts = _facts(core)
+        self._names = count()
+        self._params = PoolingParams(task="embed", use_activation=False)
+        self._under_way: list[str] = []
+
+    @property
+    def facts(self) -> EngineFacts:
+        """What it is."""
+        return self._facts
+
+    def prepare(self, token_ids: IdArray, lengths: IdArray) -> CoreStep:
+        """Make one vLLM request per query."""
+        ids = token_ids.tolist()
+        bounds = [0, *np.cumsum(lengths).tolist()]
+        now_s = time.time()
+        requests = [
+            Request(
+                request_id=str(next(self._names)),
+                prompt_token_ids=ids[start:end],
+                sampling_params=None,
+                pooling_params=self._params,
+                arrival_time=now_s,
+            )
+            for start, end in pairwise(bounds)
+        ]
+        return CoreStep(self, requests)
+
+    def run(self, requests: list[Request]) -> Matrix:
+        """Run one step; a batch that needs more than one (a bug, or a setting outside its bounds) is an error."""
+        self._under_way = [request.request_id for request in requests]
+        for request in requests:
+            self.core.scheduler.add_request(request)
+        outputs, _ = self.core.step()
+        pooled = {output.request_id: output.pooling_output for output in outputs[0].outputs} if outputs else {}
+        vectors = [vector for name in self._under_way if (vector := pooled.get(name)) is not None]
+        if len(vectors) != len(requests):
+            raise StepFailed(f"{len(requests) - len(vectors)} of {len(requests)} queries missed the step")
+        self._under_way = []
+        matrix: Matrix = torch.stack(vectors).to(torch.float32).numpy()
+        return matrix
+
+    def recover(self) -> None:
+        """Abort what a failed step left behind, and see whether a small batch still computes."""
+        try:
+            self.core.abort_requests(self._under_way)
+            self.core.step()  # a step without work, in which the runner forgets the aborted
+            self._under_way = []
+            probe = self.prepare(np.full(4, 1, np.int32), np.array([1, 3], np.int32)).run()
+        except Exception as error:
+            raise EngineBroken(f"the engine does not recover: {type(error).__name__}: {error}") from error
+        if not np.isfinite(probe).all():
+            raise EngineBroken("the engine does not recover: its vectors are not finite")
+
+    def peak_memory_bytes(self) -> int:
+        """The GPU's peak, or the process's on a CPU."""
+        if on_cpu():
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return int(torch.cuda.max_memory_allocated())
+
+    def close(self) -> None:
+        """Free the model and vLLM's process groups."""
+        self.core.shutdown()
+
+
+@dataclass(frozen=True, slots=True)
+class CoreStep:
+    """The requests of one step."""
+
+    engine: CoreEngine
+    requests: list[Request]
+
+    def run(self) -> Matrix:
+        """Run them in one step."""
+        return self.engine.run(self.requests)
+
+
+def load(options: LoadOptions) -> CoreEngine:
+    """Load a model into vLLM; the calling thread becomes the engine's."""
+    config = _config(options)
+    return CoreEngine(EngineCore(config, Executor.get_class(config), log_stats=False))
+
+
+def on_cpu() -> bool:
+    """Whether this build of vLLM computes on the CPU."""
+    return bool(current_platform.is_cpu())
+
+
+def chosen_dtype() -> str:
+    """bfloat16 where the hardware multiplies it; else float16 on a GPU, float32 on a CPU (several times faster)."""
+    if not on_cpu():
+        return "bfloat16" if torch.bfloat16 in current_platform.supported_dtypes else "float16"
+    able = torch.cpu.get_capabilities()
+    return "bfloat16" if any(able.get(name) for name in _MULTIPLIES_BF16) else "float32"
+
+
+def _config(options: LoadOptions) -> VllmConfig:
+    cpu = on_cpu()
+    step_tokens = options.step_tokens or (4096 if cpu else 16384)
+    arguments: dict[str, Any] = {
+        "model": options.model_path,
+        "runner": "pooling",
+        "dtype": options.dtype or chosen_dtype(),
+        "max_model_len": _max_model_len(options, step_tokens),
+        "max_num_batched_tokens": step_tokens,
+        "max_num_seqs": math.ceil(step_tokens / _TOKENS_PER_QUERY),
+        "enforce_eager": cpu,
+        "gpu_memory_utilization": options.memory_share,
+        "trust_remote_code": options.trust_remote_code,
+        "skip_tokenizer_init": True,
+        "disable_log_stats": True,
+        "enable_prefix_caching": False,
+        "async_scheduling": False,
+        "use_tqdm_on_load": False,
+    }
+    if cpu:
+        arguments["block_size"] = _CPU_BLOCK_SIZE
+    return EngineArgs(**(arguments | dict(options.options))).create_engine_config(UsageContext.ENGINE_CONTEXT)
+
+
+def _max_model_len(options: LoadOptions, step_tokens: int) -> int | None:
+    """The longest input to take; None: as vLLM reads the model's files. A step must hold it whole."""
+    if options.max_input_tokens is not None or options.model_tokens <= step_tokens:
+        return options.max_input_tokens
+    _log.warning(
+        "inputs are limited to one step", extra={"model_tokens": options.model_tokens, "step_tokens": step_tokens}
+    )
+    return step_tokens
+
+
+def _facts(core: EngineCore) -> EngineFacts:
+    config = core.vllm_config
+    step_tokens, step_queries = _step_capacity(core)
+    return EngineFacts(
+        kind="core",
+        version=vllm_version,
+        dtype=str(config.model_config.dtype).removeprefix("torch."),
+        device=_device(),
+        on_cpu=on_cpu(),
+        dimensions=config.model_config.embedding_size,
+        max_input_tokens=config.model_config.max_model_len,
+        vocabulary_size=config.model_config.get_vocab_size(),
+        step_token_capacity=step_tokens,
+        step_query_capacity=step_queries,
+    )
+
+
+def _device() -> str:
+    """What the times measured on it belong to."""
+    if not on_cpu():
+        return str(current_platform.get_device_name())
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else 'cpu'}, {torch.get_num_threads()} threads"
+
+
+def _step_capacity(core: EngineCore) -> tuple[int, int]:
+    """Tokens and queries that one step surely holds, whole cache blocks charged where the model has a cache."""
+    config = core.vllm_config
+    step_tokens = config.scheduler_config.max_num_batched_tokens
+    step_queries = config.scheduler_config.max_num_seqs
+    if core.get_kv_cache_group_metadata():
+        blocks, block_size = config.cache_config.num_gpu_blocks or 0, config.cache_config.block_size
+        # Each query may waste all but one slot of its last block; block 0 is vLLM's own.
+        slots = (blocks - 1) * block_size
+        step_tokens = min(step_tokens, slots // 2)
+        step_queries = min(step_queries, (slots - step_tokens) // (block_size - 1))
+    if step_queries < 1 or step_tokens < config.model_config.max_model_len:
+        raise CannotStart(
+            f"one step holds {step_tokens} tokens, but the model takes {config.model_config.max_model_len}:"
+            " give it more memory, or set MODEL__MAX_INPUT_TOKENS lower or ENGINE__STEP_TOKENS higher"
+        )
+    return step_tokens, step_queries

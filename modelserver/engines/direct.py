@@ -1,0 +1,210 @@
+"""Call the model that vLLM loaded directly, with attention metadata of our own and pooling in one go per batch.
+
+The fast way for encoder-only models. It leans on vLLM's private interfaces, so it only serves when a self-check
+against the general way agrees.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from vllm.forward_context import set_forward_context
+from vllm.model_executor.layers.pooler.seqwise import CLSPool, EmbeddingPoolerHead, LastPool, MeanPool, SequencePooler
+from vllm.model_executor.layers.pooler.special import DispatchPooler
+from vllm.v1.attention.backend import CommonAttentionMetadata
+from vllm.v1.kv_cache_interface import EncoderOnlyAttentionSpec
+
+from modelserver.engines.core import CoreEngine
+from modelserver.engines.engine import EngineFacts, IdArray, Matrix
+from modelserver.errors import ModelServerError
+
+_POOLING: dict[type[Any], Literal["cls", "last", "mean"]] = {CLSPool: "cls", LastPool: "last", MeanPool: "mean"}
+
+
+class NotDirect(ModelServerError):
+    """This model, or this build of vLLM, cannot be called directly; the message says why."""
+
+
+class DirectEngine:
+    """Shares the weights of the CoreEngine it is made from, which stays usable beside it."""
+
+    def __init__(self, core: CoreEngine) -> None:
+        """Take hold of the loaded model. Raises NotDirect."""
+        self._core = core
+        runner = _runner(core)
+        group = _attention_group(runner)
+        self._config = core.config
+        self._model = runner.model
+        self._group = group
+        self._layers = tuple(group.layer_names)
+        self._device = runner.device
+        self._pooling, self._head = _pooler(runner.model)
+        # Threads of torch's own are what a second thread must not start beside the engine's on a CPU, and there the
+        # copy to the device is nothing; on a GPU both belong to the preparation.
+        self._builds_ahead = self._device.type != "cpu"
+        self._facts = replace(core.facts, kind="direct")
+
+    @property
+    def facts(self) -> EngineFacts:
+        """What it is."""
+        return self._facts
+
+    def prepare(self, token_ids: IdArray, lengths: IdArray) -> DirectStep:
+        """Positions, bounds and segments of the packed queries; on a GPU also the copies and the metadata."""
+        layout = _layout(token_ids, lengths)
+        return DirectStep(self, layout, self.place(layout) if self._builds_ahead else None)
+
+    def place(self, layout: Layout) -> PlacedStep:
+        """Copy to the device and build the attention metadata."""
+        with torch.inference_mode():
+            bounds_cpu, lengths_cpu = torch.from_numpy(layout.bounds), torch.from_numpy(layout.lengths)
+            bounds, lengths = self._to_device(bounds_cpu), self._to_device(lengths_cpu)
+            positions = self._to_device(torch.from_numpy(layout.positions))
+            tokens, queries, longest = positions.numel(), lengths.numel(), int(layout.lengths.max())
+            slots = torch.zeros(tokens, dtype=torch.int64, device=self._device)
+            common = CommonAttentionMetadata(
+                query_start_loc=bounds,
+                query_start_loc_cpu=bounds_cpu,
+                seq_lens=lengths,
+                seq_lens_cpu_upper_bound=lengths_cpu,
+                num_reqs=queries,
+                num_actual_tokens=tokens,
+                max_query_len=longest,
+                max_seq_len=longest,
+                block_table_tensor=torch.zeros((queries, 1), dtype=torch.int32, device=self._device),
+                slot_mapping=slots,
+                causal=False,
+                positions=positions,
+                is_prefilling=torch.ones(queries, dtype=torch.bool),
+            )
+            metadata = self._group.build_metadata(common)
+            return PlacedStep(
+                token_ids=self._to_device(torch.from_numpy(layout.token_ids)),
+                positions=positions,
+                bounds=bounds,
+                lengths=lengths,
+                segments=self._to_device(torch.from_numpy(layout.segments)) if self._pooling == "mean" else None,
+                metadata=dict.fromkeys(self._layers, metadata),
+                slots=dict.fromkeys(self._layers, slots),
+            )
+
+    def forward(self, step: PlacedStep) -> Matrix:
+        """Run the model and pool, all queries at once."""
+        tokens = step.positions.numel()
+        with (
+            torch.inference_mode(),
+            set_forward_context(step.metadata, self._config, num_tokens=tokens, slot_mapping=step.slots),
+        ):
+            hidden = self._model(
+                input_ids=step.token_ids, positions=step.positions, intermediate_tensors=None, inputs_embeds=None
+            )
+            matrix: Matrix = self._project(self._pool(hidden, step)).to(torch.float32).cpu().numpy()
+            return matrix
+
+    def recover(self) -> None:
+        """A failed forward leaves nothing behind in the model; see whether it still computes."""
+        self._core.recover()
+
+    def peak_memory_bytes(self) -> int:
+        """As of the engine that it shares."""
+        return self._core.peak_memory_bytes()
+
+    def close(self) -> None:
+        """Free the model."""
+        self._core.close()
+
+    def _pool(self, hidden: torch.Tensor, step: PlacedStep) -> torch.Tensor:
+        if self._pooling == "cls":
+            return hidden[step.bounds[:-1]]
+        if self._pooling == "last":
+            return hidden[step.bounds[1:] - 1]
+        assert step.segments is not None, "mean pooling was prepared without its segments. This is a bug."
+        sums = torch.zeros((step.lengths.numel(), hidden.shape[-1]), dtype=torch.float32, device=hidden.device)
+        sums.index_add_(0, step.segments, hidden.to(torch.float32))
+        return sums / step.lengths.unsqueeze(1)
+
+    def _project(self, pooled: torch.Tensor) -> torch.Tensor:
+        """The pooler's head without what the aggregator does: neither shortened nor normalised."""
+        if self._head.head_dtype is not None:
+            pooled = pooled.to(self._head.head_dtype)
+        return pooled if self._head.projector is None else self._head.projector(pooled)
+
+    def _to_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self._device, non_blocking=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the packed queries lie: `bounds` int32 [queries + 1], `positions` and `segments` int64 [Σ lengths]."""
+
+    token_ids: IdArray
+    lengths: IdArray
+    bounds: IdArray
+    positions: npt.NDArray[np.int64]
+    segments: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedStep:
+    """A step on the device, ready to compute."""
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    bounds: torch.Tensor
+    lengths: torch.Tensor
+    segments: torch.Tensor | None
+    metadata: dict[str, Any]
+    slots: dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class DirectStep:
+    """One step of the direct engine; on a CPU it is placed when it runs."""
+
+    engine: DirectEngine
+    layout: Layout
+    placed: PlacedStep | None
+
+    def run(self) -> Matrix:
+        """Compute it."""
+        return self.engine.forward(self.placed or self.engine.place(self.layout))
+
+
+def _layout(token_ids: IdArray, lengths: IdArray) -> Layout:
+    bounds = np.zeros(lengths.size + 1, np.int32)
+    np.cumsum(lengths, out=bounds[1:])
+    positions = np.arange(token_ids.size, dtype=np.int64) - np.repeat(bounds[:-1], lengths)
+    return Layout(token_ids, lengths, bounds, positions, np.repeat(np.arange(lengths.size), lengths))
+
+
+def _runner(core: CoreEngine) -> Any:
+    worker = getattr(core.core.model_executor, "driver_worker", None)
+    runner = getattr(getattr(worker, "worker", None), "model_runner", None)
+    if runner is None or not hasattr(runner, "attn_groups"):
+        raise NotDirect("vLLM's model runner is not where it was")
+    if runner.uses_mrope or runner.supports_mm_inputs:
+        raise NotDirect("the model takes more than token ids and positions")
+    return runner
+
+
+def _attention_group(runner: Any) -> Any:
+    groups = [group for groups in runner.attn_groups for group in groups]
+    if len(groups) != 1 or not isinstance(groups[0].kv_cache_spec, EncoderOnlyAttentionSpec):
+        raise NotDirect("the model is not an encoder with one kind of attention")
+    return groups[0]
+
+
+def _pooler(model: Any) -> tuple[Literal["cls", "last", "mean"], EmbeddingPoolerHead]:
+    pooler = model.pooler
+    if isinstance(pooler, DispatchPooler):
+        pooler = pooler.poolers_by_task["embed"]
+    if not isinstance(pooler, SequencePooler) or not isinstance(pooler.head, EmbeddingPoolerHead):
+        raise NotDirect(f"the pooler {type(pooler).__name__} is not known")
+    pooling = _POOLING.get(type(pooler.pooling))
+    if pooling is None:
+        raise NotDirect(f"the pooling {type(pooler.pooling).__name__} is not known")
+    return pooling, pooler.head

@@ -1,0 +1,58 @@
+"""Compare two engines over the same weights on several batches of mixed lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from modelserver.engines.engine import Engine, EngineFacts, IdArray, Matrix
+
+TOLERANCE = {"float32": 1e-5, "float16": 1e-3, "bfloat16": 4e-3}
+"""By dtype: the largest difference between components of unit vectors that still counts as the same."""
+
+_LONGEST = 512
+_SEED = 20_240_501
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """How far two engines are apart, on unit vectors, and how far they may be."""
+
+    difference: float
+    tolerance: float
+
+    @property
+    def agrees(self) -> bool:
+        """Whether one may stand for the other (a difference that is not a number does not)."""
+        return self.difference <= self.tolerance
+
+
+def compare(candidate: Engine, oracle: Engine) -> Agreement:
+    """Run both on the same batches. Raises whatever an engine raises."""
+    facts = oracle.facts
+    differences: list[float] = []
+    for token_ids, lengths in batches(facts):
+        ours = _unit(candidate.prepare(token_ids, lengths).run())
+        theirs = _unit(oracle.prepare(token_ids, lengths).run())
+        if ours.shape != theirs.shape:
+            return Agreement(float("nan"), TOLERANCE[facts.dtype])
+        differences.append(float(np.abs(ours - theirs).max()))
+    return Agreement(float(np.max(differences)), TOLERANCE[facts.dtype])  # np.max keeps what is not a number
+
+
+def batches(facts: EngineFacts) -> Iterator[tuple[IdArray, IdArray]]:
+    """One query, a usual batch, equal lengths, and one with the longest query there is (up to 512 tokens)."""
+    rng = np.random.default_rng(_SEED)
+    longest = min(facts.max_input_tokens, facts.step_token_capacity, _LONGEST)
+    shapes = ([1], [5], rng.integers(1, 33, 19), np.full(16, 10), [2, longest // 2, 1, longest // 4, 7])
+    for shape in (*shapes, [longest]):
+        lengths = np.clip(np.asarray(shape, np.int32), 1, longest)
+        lengths = lengths[np.cumsum(lengths) <= facts.step_token_capacity][: facts.step_query_capacity]
+        yield rng.integers(0, facts.vocabulary_size, int(lengths.sum()), np.int32), lengths
+
+
+def _unit(matrix: Matrix) -> Matrix:
+    norms = np.linalg.norm(matrix, axis=1, keepdims=True)
+    return np.asarray(matrix / np.maximum(norms, np.finfo(np.float32).tiny), np.float32)

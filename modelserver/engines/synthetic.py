@@ -1,0 +1,124 @@
+"""An engine without a model, for load tests and fault tests: known speed, vectors that follow from the ids alone."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from modelserver.engines.engine import EngineFacts, IdArray, Matrix
+
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+_EXIT_CODE = 70
+
+
+@dataclass(frozen=True, slots=True)
+class Poison:
+    """A token id that makes the engine fail: `error` raises, `exit` ends the process at once."""
+
+    token_id: int
+    mode: Literal["error", "exit"]
+
+
+@dataclass(frozen=True, slots=True)
+class SyntheticEngine:
+    """Sleeps `fixed_s + per_token_s · tokens` per step and answers with pseudo-random vectors.
+
+    A query's vector depends on its ids and their order, and on nothing else.
+    """
+
+    facts: EngineFacts
+    fixed_s: float
+    per_token_s: float
+    poison: Poison | None = None
+    sleep: Callable[[float], None] = time.sleep
+
+    def step_s(self, tokens: int) -> float:
+        """How long a step of so many tokens takes."""
+        return self.fixed_s + self.per_token_s * tokens
+
+    def prepare(self, token_ids: IdArray, lengths: IdArray) -> SyntheticStep:
+        """Keep the ids; there is nothing to build."""
+        return SyntheticStep(self, token_ids, lengths)
+
+    def recover(self) -> None:
+        """A step that raised leaves nothing behind."""
+
+    def peak_memory_bytes(self) -> int:
+        """The process's peak."""
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+@dataclass(frozen=True, slots=True)
+class SyntheticStep:
+    """One step of the synthetic engine."""
+
+    engine: SyntheticEngine
+    token_ids: IdArray
+    lengths: IdArray
+
+    def run(self) -> Matrix:
+        """Take as long as a real step would; raises RuntimeError for the poison."""
+        self._check_poison()
+        self.engine.sleep(self.engine.step_s(self.token_ids.size))
+        return vectors(self.token_ids, self.lengths, self.engine.facts.dimensions)
+
+    def _check_poison(self) -> None:
+        poison = self.engine.poison
+        if poison is None or not (self.token_ids == poison.token_id).any():
+            return
+        if poison.mode == "exit":
+            os._exit(_EXIT_CODE)
+        raise RuntimeError("the poison token id is in this step")
+
+
+def synthetic_facts(
+    *,
+    version: str = "1",
+    dimensions: int,
+    max_input_tokens: int,
+    vocabulary_size: int,
+    step_tokens: int,
+    step_queries: int,
+) -> EngineFacts:
+    """What a synthetic engine of this shape says of itself."""
+    return EngineFacts(
+        kind="synthetic",
+        version=version,
+        dtype="float32",
+        device="none",
+        on_cpu=True,
+        dimensions=dimensions,
+        max_input_tokens=max_input_tokens,
+        vocabulary_size=vocabulary_size,
+        step_token_capacity=step_tokens,
+        step_query_capacity=step_queries,
+    )
+
+
+def vectors(token_ids: IdArray, lengths: IdArray, dimensions: int) -> Matrix:
+    """One vector per query, float32 [queries, dimensions], components in [-1, 1), of its ids and their order."""
+    ends = np.cumsum(lengths)
+    position = np.arange(token_ids.size) - np.repeat(ends - lengths, lengths)
+    tokens = _mixed(token_ids.astype(np.uint64) + (position.astype(np.uint64) << np.uint64(32)))
+    sums = np.concatenate((np.zeros(1, np.uint64), np.cumsum(tokens, dtype=np.uint64)))
+    seeds = _mixed(sums[ends] - sums[ends - lengths])
+    bits = _mixed(seeds[:, None] + np.arange(dimensions, dtype=np.uint64)[None, :] * _MIX)
+    return (bits >> np.uint64(40)).astype(np.float32) / np.float32(2**23) - np.float32(1.0)
+
+
+def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """The finaliser of splitmix64: every input bit flips about half of the output's."""
+    values = values + _MIX
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))

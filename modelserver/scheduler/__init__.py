@@ -1,0 +1,1 @@
+"""Choose which waiting batches make up the next engine step."""

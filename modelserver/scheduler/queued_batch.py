@@ -1,0 +1,75 @@
+"""A batch that waits for its step, and what it gets back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from modelserver.engines.engine import Matrix
+from modelserver.errors import ModelServerError
+from modelserver.scheduler.merge import Composition
+from modelserver.service.batch import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """One engine step, as it was; times in seconds."""
+
+    tokens: int
+    queries: int
+    batches: int
+    composition: Composition
+    duration_s: float
+    idle_before_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one batch gets back: float32 [valid queries, dimensions], its step, and how long it waited ready."""
+
+    matrix: Matrix
+    step: StepReport
+    staged_s: float
+
+
+Outcome = Answer | ModelServerError
+
+
+@dataclass(slots=True, eq=False)
+class QueuedBatch:
+    """One batch in the queue, `deliver` is called once with its outcome, on the engine's thread.
+
+    `ready_s` is when it began to wait, `deadline_s` when nobody wants it any more, both on the engine loop's clock.
+    """
+
+    batch: Batch
+    deliver: Callable[[Outcome], None]
+    ready_s: float
+    deadline_s: float = math.inf
+    isolated: bool = False
+    withdrawn: bool = False
+
+    @property
+    def token_count(self) -> int:
+        """Tokens the engine would see."""
+        return self.batch.token_count
+
+    @property
+    def query_count(self) -> int:
+        """Queries the engine would see."""
+        return self.batch.lengths.size
+
+    @property
+    def max_step_tokens(self) -> int:
+        """The sender's budget."""
+        return self.batch.max_step_tokens
+
+    @property
+    def alone(self) -> bool:
+        """Whether it is never merged: because its sender says so, or because a merged step failed with it."""
+        return self.batch.alone or self.isolated
+
+    def wanted(self, now_s: float) -> bool:
+        """Whether its sender still waits for it."""
+        return not self.withdrawn and now_s < self.deadline_s

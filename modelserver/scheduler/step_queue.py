@@ -1,0 +1,177 @@
+"""Hold the batches that wait for the engine, stage the next step while one runs, and hand it over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from threading import Condition
+
+from modelserver.engines.engine import Step
+from modelserver.errors import NotServing, QueueFull
+from modelserver.scheduler.merge import MergeLimits, Selection, select
+from modelserver.scheduler.queued_batch import QueuedBatch
+
+
+@dataclass(frozen=True, slots=True)
+class QueueBounds:
+    """What one step holds, and how many tokens may wait for one."""
+
+    limits: MergeLimits
+    max_queued_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class NextStep:
+    """The batches of the next step; `step` is None when it is still to be prepared."""
+
+    selection: Selection[QueuedBatch]
+    step: Step | None
+
+
+class StepQueue:
+    """Between the event loop (`put`, `withdraw`), the engine's thread (`take`) and the staging thread (`stage`).
+
+    It takes batches while it is open. What waits is bounded in tokens. A batch whose sender has gone never reaches
+    the engine.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._bounds: QueueBounds | None = None
+        self._clock = clock
+        self._changed = Condition()
+        self._waiting: list[QueuedBatch] = []
+        self._queued_tokens = 0
+        self._staged: NextStep | None = None
+        self._staging = False
+        self._running = False
+        self._closed = False
+
+    @property
+    def queued_tokens(self) -> int:
+        """Tokens that wait; those of the running step do not count."""
+        return self._queued_tokens
+
+    def open(self, bounds: QueueBounds) -> None:
+        """Take batches from now on."""
+        with self._changed:
+            self._bounds = bounds
+
+    def put(self, queued: QueuedBatch) -> None:
+        """Let a batch wait. Raises QueueFull above the bound (never for an empty queue) and NotServing unless open."""
+        with self._changed:
+            if self._closed or self._bounds is None:
+                raise NotServing("the server is stopping" if self._closed else "the engine is not ready")
+            if self._waiting and self._queued_tokens + queued.token_count > self._bounds.max_queued_tokens:
+                raise QueueFull(f"{self._queued_tokens} tokens wait already")
+            self._waiting.append(queued)
+            self._queued_tokens += queued.token_count
+            self._changed.notify_all()
+
+    def put_back_isolated(self, queued_batches: Sequence[QueuedBatch], now_s: float) -> None:
+        """Let the batches of a failed merged step run next, each by itself."""
+        with self._changed:
+            for queued in queued_batches:
+                queued.isolated = True
+                queued.ready_s = now_s
+            self._waiting[:0] = queued_batches
+            self._staged = None
+            self._count()
+
+    def withdraw(self, queued: QueuedBatch) -> None:
+        """Forget a batch whose sender has gone; without effect once its step runs."""
+        with self._changed:
+            queued.withdrawn = True
+            self._drop_unwanted()
+
+    def drain(self) -> tuple[QueuedBatch, ...]:
+        """Take no batches until opened again, and hand out those that wait, to be refused. Engine's thread."""
+        with self._changed:
+            self._bounds = None
+            self._running = False
+            while self._staging:
+                self._changed.wait()
+            queued_batches = tuple(self._waiting)
+            self._waiting.clear()
+            self._staged = None
+            self._count()
+            return queued_batches
+
+    def close(self) -> None:
+        """Take no more batches; what waits still runs, then `take` and `stage` end."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def take(self) -> NextStep | None:
+        """Wait for the next step and take it; None once the queue is closed and empty. Engine's thread."""
+        with self._changed:
+            self._running = False
+            while True:
+                self._drop_unwanted()
+                step = self._next()
+                if step is not None:
+                    self._remove(step.selection.batches)
+                    self._running = True
+                    self._changed.notify_all()
+                    return step
+                if self._closed and not self._waiting:
+                    self._changed.notify_all()
+                    return None
+                self._changed.wait()
+
+    def stage(self, prepare: Callable[[Sequence[QueuedBatch]], Step]) -> bool:
+        """While a step runs, prepare the next one as soon as something waits; False once closed. Staging thread."""
+        with self._changed:
+            selection = self._to_stage()
+            while selection is None:
+                if self._closed:
+                    return False
+                self._changed.wait()
+                selection = self._to_stage()
+            self._staging = True
+        step: Step | None = None
+        with suppress(Exception):  # the engine's thread prepares it again, and reports what is raised
+            step = prepare(selection.batches)
+        with self._changed:
+            self._staging = False
+            self._staged = NextStep(selection, step)
+            self._changed.notify_all()
+        return True
+
+    def _next(self) -> NextStep | None:
+        """The staged step if it still stands, else the batches of a new one; None to wait."""
+        if self._staging:
+            return None
+        staged, self._staged = self._staged, None
+        if staged is not None and all(queued in self._waiting for queued in staged.selection.batches):
+            return staged
+        selection = self._select()
+        return None if selection is None else NextStep(selection, None)
+
+    def _to_stage(self) -> Selection[QueuedBatch] | None:
+        if not self._running:
+            return None
+        self._drop_unwanted()
+        selection = self._select()
+        if selection is None or (self._staged is not None and self._staged.selection == selection):
+            return None
+        return selection
+
+    def _select(self) -> Selection[QueuedBatch] | None:
+        return None if self._bounds is None else select(self._waiting, self._bounds.limits)
+
+    def _remove(self, queued_batches: Sequence[QueuedBatch]) -> None:
+        taken = set(map(id, queued_batches))
+        self._waiting = [queued for queued in self._waiting if id(queued) not in taken]
+        self._count()
+
+    def _drop_unwanted(self) -> None:
+        now_s = self._clock()
+        if not all(queued.wanted(now_s) for queued in self._waiting):
+            self._waiting = [queued for queued in self._waiting if queued.wanted(now_s)]
+            self._count()
+
+    def _count(self) -> None:
+        self._queued_tokens = sum(queued.token_count for queued in self._waiting)
+        self._changed.notify_all()

@@ -1,0 +1,131 @@
+"""Decode a batch from the wire and check every query of it before an engine sees any."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import grpc
+import numpy as np
+import numpy.typing as npt
+
+from modelserver.engines.engine import EngineFacts, IdArray, Matrix
+from modelserver.errors import InvalidBatch
+
+_WIRE_INT = np.dtype("<i4")
+_WIRE_FLOAT = np.dtype("<f4")
+
+
+@dataclass(frozen=True, slots=True)
+class QueryFault:
+    """Why one query of a batch has no vector."""
+
+    index: int
+    code: grpc.StatusCode
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The valid queries of one batch, and the faults of the others.
+
+    `token_ids` int32 [Σ lengths] and `lengths` int32 [valid queries] hold the valid ones, `positions` their places
+    among the `query_count` queries that were sent (None: all are valid). `alone`: never merged with another
+    batch. `max_step_tokens`: the sender's budget for a merged step.
+    """
+
+    token_ids: IdArray
+    lengths: IdArray
+    query_count: int
+    positions: npt.NDArray[np.intp] | None
+    faults: tuple[QueryFault, ...]
+    alone: bool
+    max_step_tokens: int
+
+    @property
+    def token_count(self) -> int:
+        """Tokens of the valid queries."""
+        return self.token_ids.size
+
+
+def decode(token_ids: bytes, lengths: bytes, *, alone: bool, max_step_tokens: int, facts: EngineFacts) -> Batch:
+    """The batch that these bytes (int32 little endian) hold.
+
+    A query that is empty, too long or has an id outside the vocabulary becomes a fault and leaves the others
+    alone. `max_step_tokens` 0 means the step's capacity. Raises InvalidBatch when the bytes are not a batch, and
+    when it does not fit one step.
+    """
+    ids = _int32(token_ids, "token_ids")
+    counts = _int32(lengths, "lengths")
+    _check_shape(ids, counts, facts)
+    empty = counts == 0
+    too_long = counts > facts.max_input_tokens
+    foreign = _has_foreign_id(ids, counts, facts.vocabulary_size)
+    bad = empty | too_long | foreign
+    budget = max_step_tokens or facts.step_token_capacity
+    if not bad.any():
+        return Batch(ids, counts, counts.size, None, (), alone, budget)
+    faults = tuple(_fault(int(index), counts, facts, empty=bool(empty[index])) for index in np.flatnonzero(bad))
+    good = ~bad
+    return Batch(ids[np.repeat(good, counts)], counts[good], counts.size, np.flatnonzero(good), faults, alone, budget)
+
+
+def encode(batch: Batch, matrix: Matrix) -> tuple[bytes, tuple[QueryFault, ...]]:
+    """The answer's bytes (float32 little endian [query_count, dimensions]) and its faults.
+
+    `matrix` float32 [valid queries, dimensions]. A query without a vector has a zero row; so has one whose vector
+    is not finite, which is a fault too.
+    """
+    faults = batch.faults
+    if not np.isfinite(matrix).all():
+        broken = np.flatnonzero(~np.isfinite(matrix).all(axis=1))
+        places = broken if batch.positions is None else batch.positions[broken]
+        faults += tuple(
+            QueryFault(int(place), grpc.StatusCode.INTERNAL, "the engine's vector is not finite") for place in places
+        )
+        matrix = matrix.copy()
+        matrix[broken] = 0.0
+    if batch.positions is not None:
+        whole = np.zeros((batch.query_count, matrix.shape[1]), _WIRE_FLOAT)
+        whole[batch.positions] = matrix
+        matrix = whole
+    return matrix.astype(_WIRE_FLOAT, copy=False).tobytes(), faults
+
+
+def _int32(data: bytes, name: str) -> IdArray:
+    if len(data) % _WIRE_INT.itemsize:
+        raise InvalidBatch(f"{name} has {len(data)} bytes, which is not a whole number of int32 values")
+    return np.frombuffer(data, _WIRE_INT).astype(np.int32, copy=False)
+
+
+def _check_shape(ids: IdArray, counts: IdArray, facts: EngineFacts) -> None:
+    if counts.size == 0:
+        raise InvalidBatch("the batch has no queries")
+    if counts.size > facts.step_query_capacity:
+        raise InvalidBatch(f"{counts.size} queries are more than the {facts.step_query_capacity} that one step holds")
+    if int(counts.min()) < 0:
+        raise InvalidBatch("a query's length is negative")
+    total = int(counts.sum(dtype=np.int64))
+    if total != ids.size:
+        raise InvalidBatch(f"the lengths sum to {total}, but there are {ids.size} token ids")
+    if total > facts.step_token_capacity:
+        raise InvalidBatch(f"{total} tokens are more than the {facts.step_token_capacity} that one step holds")
+
+
+def _has_foreign_id(ids: IdArray, counts: IdArray, vocabulary_size: int) -> npt.NDArray[np.bool_]:
+    """Per query, whether any of its ids lies outside the vocabulary (a negative one is a huge unsigned one)."""
+    foreign = ids.view(np.uint32) >= np.uint32(vocabulary_size)
+    if not foreign.any():
+        return np.zeros(counts.size, np.bool_)
+    seen = np.concatenate(([0], np.cumsum(foreign)))
+    ends = np.cumsum(counts)
+    return np.asarray(seen[ends] > seen[ends - counts], np.bool_)
+
+
+def _fault(index: int, counts: IdArray, facts: EngineFacts, *, empty: bool) -> QueryFault:
+    if empty:
+        return QueryFault(index, grpc.StatusCode.INVALID_ARGUMENT, "the query is empty")
+    if counts[index] > facts.max_input_tokens:
+        text = f"{counts[index]} tokens are more than the {facts.max_input_tokens} that the model takes"
+        return QueryFault(index, grpc.StatusCode.OUT_OF_RANGE, text)
+    text = f"a token id lies outside the vocabulary of {facts.vocabulary_size}"
+    return QueryFault(index, grpc.StatusCode.INVALID_ARGUMENT, text)

@@ -1,0 +1,69 @@
+"""Put together what `Describe` says: the engine's facts, the model's files, the measured profile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from modelserver.engines.engine import EngineFacts
+from modelserver.model_files import ModelFiles
+from modelserver.profile.measure import Profile
+from protos.modelserver.v1 import modelserver_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What is served, ready to be sent, and the engine's facts that queries are checked against."""
+
+    facts: EngineFacts
+    message: pb.DescribeResponse
+
+
+def describe(
+    name: str, facts: EngineFacts, files: ModelFiles, profile: Profile | None, instance_id: str
+) -> Description:
+    """The description of one running model server."""
+    return Description(
+        facts,
+        pb.DescribeResponse(
+            model=name,
+            model_revision=files.revision,
+            tokenizer_fingerprint=files.fingerprint,
+            dimensions=facts.dimensions,
+            matryoshka_dimensions=_matryoshka(files, facts.dimensions),
+            max_input_tokens=facts.max_input_tokens,
+            step_token_capacity=facts.step_token_capacity,
+            step_query_capacity=facts.step_query_capacity,
+            normalizes=files.normalizes,
+            query_prompt=files.query_prompt,
+            document_prompt=files.document_prompt,
+            profile=_saturation(profile) if profile is not None else None,
+            engine=facts.kind,
+            engine_version=facts.version,
+            dtype=facts.dtype,
+            device=facts.device,
+            vocabulary_size=facts.vocabulary_size,
+            instance_id=instance_id,
+        ),
+    )
+
+
+def _matryoshka(files: ModelFiles, dimensions: int) -> tuple[int, ...]:
+    """The sizes that the model's files name; where they say only that it is such a model, every size."""
+    if files.matryoshka_dimensions or not files.is_matryoshka:
+        return files.matryoshka_dimensions
+    return tuple(range(1, dimensions + 1))
+
+
+def _saturation(profile: Profile) -> pb.SaturationProfile:
+    curve = profile.curve
+    return pb.SaturationProfile(
+        floor_s=curve.floor_s,
+        fixed_s=curve.fixed_s,
+        per_token_s=curve.per_token_s,
+        saturation_point=curve.saturation_point,
+        rule=curve.rule.value,
+        max_tokens=curve.max_tokens,
+        points=[pb.ProfilePoint(step_tokens=tokens, step_duration_s=time_s) for tokens, time_s in profile.points],
+        measured_at=profile.measured_at,
+        backlog_tokens=curve.backlog_tokens,
+    )

@@ -1,0 +1,178 @@
+"""Answer the model server's gRPC calls: batches, the description, the tokenizer's files."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import grpc
+from typing_extensions import override
+
+from modelserver.errors import ModelServerError, NotServing, WrongModel
+from modelserver.scheduler.queued_batch import Answer, Outcome, QueuedBatch
+from modelserver.scheduler.step_queue import StepQueue
+from modelserver.service import batch as batches
+from modelserver.service.description import Description
+from modelserver.service.tracing import BatchSpan, no_span
+from protos.modelserver.v1 import modelserver_pb2 as pb
+from protos.modelserver.v1 import modelserver_pb2_grpc as pb_grpc
+
+_CHUNK_BYTES = 1024 * 1024
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+@dataclass(slots=True)
+class Serving:
+    """Where batches wait, and what is served: `description` is None until the engine is ready."""
+
+    queue: StepQueue
+    description: Description | None = None
+
+
+class ModelServerServicer(pb_grpc.ModelServerServicer):
+    """The three calls of `modelserver.v1.ModelServer`."""
+
+    def __init__(
+        self,
+        serving: Serving,
+        tokenizer: Callable[[], AsyncIterator[pb.TokenizerChunk]],
+        on_refused: Callable[[grpc.StatusCode, int], None],
+        batch_span: BatchSpan = no_span,
+    ) -> None:
+        """`on_refused` hears of each refused or failed batch (count 0) and of each refused query, by code."""
+        self._serving = serving
+        self._tokenizer = tokenizer
+        self._on_refused = on_refused
+        self._batch_span = batch_span
+        self._under_way = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def idle(self) -> None:
+        """Wait until no batch is under way."""
+        await self._idle.wait()
+
+    @override
+    async def EmbedBatch(self, request: pb.EmbedBatchRequest, context: _Context) -> pb.EmbedBatchResponse:
+        """Run one batch."""
+        self._under_way += 1
+        self._idle.clear()
+        try:
+            with self._batch_span(context.invocation_metadata()):
+                return await self._embed(request, context)
+        except ModelServerError as error:
+            await self._refuse(error, context)
+        finally:
+            self._under_way -= 1
+            if not self._under_way:
+                self._idle.set()
+
+    @override
+    async def Describe(self, request: pb.DescribeRequest, context: _Context) -> pb.DescribeResponse:
+        """Say what is served; UNAVAILABLE until the engine is ready."""
+        if self._serving.description is None:
+            await self._refuse(NotServing("the engine is not ready"), context)
+        return self._serving.description.message
+
+    @override
+    async def GetTokenizer(
+        self, request: pb.GetTokenizerRequest, context: _Context
+    ) -> AsyncIterator[pb.TokenizerChunk]:
+        """Stream the tokenizer's files."""
+        async for chunk in self._tokenizer():
+            yield chunk
+
+    async def _embed(self, request: pb.EmbedBatchRequest, context: _Context) -> pb.EmbedBatchResponse:
+        queue, description = self._serving.queue, self._serving.description
+        if description is None:
+            raise NotServing("the engine is not ready")
+        _check_model(request, description)
+        batch = batches.decode(
+            request.token_ids,
+            request.lengths,
+            alone=request.attempt > 0 or request.isolate,
+            max_step_tokens=request.max_step_tokens,
+            facts=description.facts,
+        )
+        for fault in batch.faults:
+            self._on_refused(fault.code, 1)
+        answer = await _run(queue, batch, context.time_remaining()) if batch.lengths.size else None
+        return _response(batch, answer, queue.queued_tokens, description.facts.dimensions)
+
+    async def _refuse(self, error: ModelServerError, context: _Context) -> NoReturn:
+        self._on_refused(error.code, 0)
+        await context.abort(error.code, str(error))
+
+
+async def _run(queue: StepQueue, batch: batches.Batch, remaining_s: float | None) -> Answer:
+    """Let the batch wait for its step; raises what became of it. Cancelled, it leaves the queue."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Outcome] = loop.create_future()
+
+    def settle(outcome: Outcome) -> None:
+        if not future.done():
+            future.set_result(outcome)
+
+    def deliver(outcome: Outcome) -> None:
+        loop.call_soon_threadsafe(settle, outcome)
+
+    now_s = time.monotonic()
+    queued = QueuedBatch(batch, deliver, now_s, math.inf if remaining_s is None else now_s + remaining_s)
+    queue.put(queued)
+    try:
+        outcome = await future
+    except asyncio.CancelledError:
+        queue.withdraw(queued)
+        raise
+    if isinstance(outcome, ModelServerError):
+        raise outcome
+    return outcome
+
+
+def tokenizer_chunks(files: Mapping[str, bytes]) -> Callable[[], AsyncIterator[pb.TokenizerChunk]]:
+    """A stream of the files (name to content), in the order of names, each in chunks; an empty file is one chunk."""
+
+    async def chunks() -> AsyncIterator[pb.TokenizerChunk]:
+        for name, data in sorted(files.items()):
+            for start in range(0, max(1, len(data)), _CHUNK_BYTES):
+                yield pb.TokenizerChunk(file_name=name, data=data[start : start + _CHUNK_BYTES])
+
+    return chunks
+
+
+def _check_model(request: pb.EmbedBatchRequest, description: Description) -> None:
+    served = description.message
+    if request.model != served.model:
+        raise WrongModel(f"the model served here is {served.model}, not {request.model}")
+    if request.model_revision != served.model_revision:
+        raise WrongModel(f"the revision served here is {served.model_revision}, not {request.model_revision}")
+
+
+def _response(
+    batch: batches.Batch, answer: Answer | None, queued_tokens: int, dimensions: int
+) -> pb.EmbedBatchResponse:
+    if answer is None:  # no query was fit for the engine
+        errors = [_error(fault) for fault in batch.faults]
+        zeros = bytes(batch.query_count * dimensions * 4)
+        return pb.EmbedBatchResponse(
+            embeddings=zeros, dimensions=dimensions, errors=errors, queued_tokens=queued_tokens
+        )
+    embeddings, faults = batches.encode(batch, answer.matrix)
+    return pb.EmbedBatchResponse(
+        embeddings=embeddings,
+        dimensions=dimensions,
+        errors=[_error(fault) for fault in faults],
+        step_tokens=answer.step.tokens,
+        step_duration_s=answer.step.duration_s,
+        queued_tokens=queued_tokens,
+        idle_before_s=answer.step.idle_before_s,
+        staged_s=answer.staged_s,
+    )
+
+
+def _error(fault: batches.QueryFault) -> pb.QueryError:
+    return pb.QueryError(index=fault.index, code=fault.code.value[0], message=fault.message)

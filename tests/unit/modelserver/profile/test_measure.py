@@ -1,0 +1,350 @@
+"""The sweep behind the saturation profile, in virtual time, and the files it is kept in."""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+import math
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typing_extensions import override
+
+from modelserver.engines.engine import EngineFacts, IdArray, Matrix
+from modelserver.errors import CannotStart
+from modelserver.profile import store
+from modelserver.profile.measure import (
+    PRODUCTION_LENGTHS,
+    Profile,
+    ProfileOwner,
+    SweepPlan,
+    backlog_tokens,
+    batch_sizes,
+    known,
+    measure,
+    production_mix,
+    summary,
+    sweep,
+)
+from protos.modelserver.v1.curve import Rule
+from tests.unit.modelserver.fakes import facts_of
+
+OWNER = ProfileOwner("m", "r1", "float32", "direct", "0.32", "cpu")
+PLAN = SweepPlan(max_tokens=1024, budget_s=1e9, runs=10, min_runs=3)
+FLOOR_S, FIXED_S, PER_TOKEN_S = 0.010, 0.004, 0.00002
+
+
+def curve_s(tokens: int) -> float:
+    return max(FLOOR_S, FIXED_S + PER_TOKEN_S * tokens)
+
+
+@dataclass
+class TimedEngine:
+    """Winds a clock by the time a step takes, plus noise; keeps what it was given."""
+
+    facts: EngineFacts = field(default_factory=lambda: facts_of(2048, 2048, 20))
+    now_s: float = 0.0
+    noise: float = 0.0
+    totals: list[int] = field(default_factory=list[int])
+    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(1))
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def prepare(self, token_ids: IdArray, lengths: IdArray) -> TimedStep:
+        assert token_ids.size == lengths.sum()
+        return TimedStep(self, token_ids.size)
+
+    def recover(self) -> None: ...
+
+    def peak_memory_bytes(self) -> int:
+        return 0
+
+    def close(self) -> None: ...
+
+
+@dataclass
+class TimedStep:
+    engine: TimedEngine
+    tokens: int
+
+    def run(self) -> Matrix:
+        engine = self.engine
+        engine.totals.append(self.tokens)
+        engine.now_s += curve_s(self.tokens) * float(engine.rng.lognormal(0, engine.noise))
+        return np.zeros((1, 2), np.float32)
+
+
+def test_the_measured_curve_finds_the_hinge_through_noise() -> None:
+    engine = TimedEngine(noise=0.1)
+    profile = measure(engine, OWNER, PLAN, engine.clock)
+    assert profile.curve.rule is Rule.HINGE
+    assert profile.curve.saturation_point == pytest.approx(300, rel=0.15)
+    assert (profile.curve.max_tokens, profile.runs, profile.owner) == (1024, 10, OWNER)
+    assert [tokens for tokens, _ in profile.points] == [
+        8,
+        12,
+        16,
+        24,
+        32,
+        48,
+        64,
+        96,
+        128,
+        192,
+        256,
+        384,
+        512,
+        768,
+        1024,
+    ]
+
+
+def test_each_round_takes_every_total_once_in_an_order_of_its_own() -> None:
+    engine = TimedEngine()
+    totals = (8, 16, 32, 64)
+    times = sweep(engine, totals, PLAN, engine.clock)
+    rounds = [engine.totals[start : start + 4] for start in range(0, len(engine.totals), 4)]
+    assert all(sorted(one) == list(totals) for one in rounds)
+    assert len(rounds) == PLAN.runs + 1, "one more to warm up"
+    assert len(set(map(tuple, rounds))) > 3
+    assert all(len(measured) == PLAN.runs for measured in times.values())
+    assert times[64] == pytest.approx([curve_s(64)] * PLAN.runs)
+
+
+def test_the_sweep_stops_when_its_time_is_spent_but_not_before_its_least_rounds() -> None:
+    engine = TimedEngine()
+    times = sweep(engine, (8, 16, 32, 64), replace(PLAN, budget_s=0.0), engine.clock)
+    assert {len(measured) for measured in times.values()} == {PLAN.min_runs}
+
+
+def test_a_sweep_may_spend_all_of_its_time() -> None:
+    engine = TimedEngine()
+    times = sweep(engine, (8,), replace(PLAN, budget_s=sum([FLOOR_S] * 5)), engine.clock)
+    assert len(times[8]) == 5
+
+
+def test_the_time_of_a_sweep_counts_from_its_start() -> None:
+    engine = TimedEngine(now_s=1000.0)
+    times = sweep(engine, (8, 16, 32, 64), replace(PLAN, budget_s=900.0), engine.clock)
+    assert {len(measured) for measured in times.values()} == {PLAN.runs}
+
+
+def test_one_stray_step_in_three_moves_no_point() -> None:
+    """The median, not the mean: a pause of the machine may be a hundred steps long."""
+
+    class StumblingStep(TimedStep):
+        @override
+        def run(self) -> Matrix:
+            if self.engine.totals.count(self.tokens) % 3 == 1:
+                self.engine.now_s += 1.0
+            return super().run()
+
+    class Stumbling(TimedEngine):
+        @override
+        def prepare(self, token_ids: IdArray, lengths: IdArray) -> TimedStep:
+            return StumblingStep(self, token_ids.size)
+
+    engine = Stumbling()
+    measured = measure(engine, OWNER, replace(PLAN, runs=15), engine.clock)
+    assert dict(measured.points) == pytest.approx({tokens: curve_s(tokens) for tokens, _ in measured.points})
+
+
+def test_a_total_too_small_to_fit_is_refused() -> None:
+    with pytest.raises(CannotStart, match=r"profile\.max_tokens"):
+        measure(TimedEngine(), OWNER, replace(PLAN, max_tokens=10))
+
+
+@pytest.mark.parametrize("total", [1, 8, 17, 100, 2048])
+def test_queries_of_production_length_sum_to_the_total(total: int) -> None:
+    facts = facts_of(2048, 2048, 12)
+    token_ids, lengths = production_mix(total, facts, np.random.default_rng(2))
+    assert lengths.sum() == token_ids.size == total
+    assert 1 <= lengths.min() <= lengths.max() <= 12
+    assert token_ids.max() < facts.vocabulary_size
+
+
+def test_the_length_mix_is_that_of_real_questions() -> None:
+    assert np.mean(PRODUCTION_LENGTHS) == pytest.approx(11.8, abs=0.2)
+
+
+def test_a_formula_needs_no_run() -> None:
+    profile = known(curve_s, OWNER, 1024)
+    assert profile.runs == 0
+    assert profile.curve.saturation_point == pytest.approx(300, abs=2)
+
+
+def test_what_is_told_of_a_profile_names_its_rule_and_how_far_was_measured(profile: Profile) -> None:
+    """Without T_max and the rule a saturation point means nothing: 90 % of the plateau depends on where it ends."""
+    assert summary(profile) == {
+        "saturation_point": profile.curve.saturation_point,
+        "rule": "hinge",
+        "floor_s": pytest.approx(FLOOR_S, rel=0.01),
+        "fixed_s": pytest.approx(FIXED_S, rel=0.05),
+        "per_token_s": pytest.approx(PER_TOKEN_S, rel=0.05),
+        "max_tokens": 1024,
+        "runs": 0,
+    }
+    half_as_far = known(curve_s, OWNER, 512)
+    assert summary(half_as_far)["max_tokens"] == 512
+
+
+def test_the_kept_profile_names_its_rule_and_how_far_was_measured(profile: Profile, tmp_path: Path) -> None:
+    store.save(profile, tmp_path / "profile.json")
+    curve = json.loads((tmp_path / "profile.json").read_text(encoding="utf-8"))["curve"]
+    assert (curve["rule"], curve["max_tokens"]) == ("hinge", 1024)
+
+
+def test_an_engine_that_takes_no_time_has_a_profile_all_the_same() -> None:
+    assert known(lambda _: 0.0, OWNER, 1024).curve.rule is Rule.FLAT
+
+
+@pytest.fixture
+def profile() -> Profile:
+    return known(curve_s, OWNER, 1024)
+
+
+def test_a_profile_comes_back_as_it_was_kept(profile: Profile, tmp_path: Path) -> None:
+    file = tmp_path / "deep" / "deeper" / "profile.json"
+    store.save(profile, file)
+    assert store.load(file, OWNER) == profile
+    assert [kept.name for kept in file.parent.iterdir()] == ["profile.json"]
+
+
+def test_people_can_read_a_profile_that_is_kept(profile: Profile, tmp_path: Path) -> None:
+    store.save(profile, tmp_path / "profile.json")
+    assert (tmp_path / "profile.json").read_text(encoding="utf-8").splitlines()[:2] == ["{", '  "format": 1,']
+
+
+def test_a_profile_may_begin_at_one_token_and_pay_from_there(profile: Profile, tmp_path: Path) -> None:
+    smallest = replace(profile, curve=replace(profile.curve, saturation_point=1), points=((1, 0.5), *profile.points))
+    store.save(smallest, tmp_path / "profile.json")
+    assert store.load(tmp_path / "profile.json", OWNER) == smallest
+
+
+@pytest.mark.parametrize("name", ["model", "revision", "dtype", "engine", "engine_version", "device"])
+def test_a_profile_of_something_else_is_refused_and_says_what_differs(
+    profile: Profile, tmp_path: Path, name: str
+) -> None:
+    store.save(profile, tmp_path / "profile.json")
+    with pytest.raises(CannotStart, match=f"belongs to something else: its {name} is '.*', not 'other'"):
+        store.load(tmp_path / "profile.json", replace(OWNER, **{name: "other"}))
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"format": 1}', '{"format": 2}', "[1]", "[" * 100_000])
+def test_what_is_no_profile_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "profile.json").write_text(content, encoding="utf-8")
+    with pytest.raises(CannotStart, match="cannot be read"):
+        store.load(tmp_path / "profile.json", OWNER)
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("curve.saturation_point", 0),
+        ("curve.floor_s", math.nan),
+        ("curve.floor_s", math.inf),
+        ("curve.fixed_s", -1),
+        ("curve.per_token_s", None),
+        ("curve.max_tokens", math.inf),
+        ("curve.floor", 1),
+        ("points", [[math.inf, 1.0]]),
+        ("points", [[0, 1.0]]),
+        ("points", [[8, 0.0]]),
+        ("points", [[8, math.inf]]),
+    ],
+)
+def test_figures_that_no_step_could_have_are_refused(
+    profile: Profile, tmp_path: Path, part: str, value: object
+) -> None:
+    store.save(profile, tmp_path / "profile.json")
+    content: dict[str, Any] = json.loads((tmp_path / "profile.json").read_text(encoding="utf-8"))
+    *group, name = part.split(".")
+    (content[group[0]] if group else content)[name] = value
+    (tmp_path / "profile.json").write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(CannotStart, match="cannot be read"):
+        store.load(tmp_path / "profile.json", OWNER)
+
+
+def test_the_cache_knows_each_owner_and_each_total_apart(profile: Profile, tmp_path: Path) -> None:
+    store.save(profile, store.cache_file(tmp_path, OWNER, PLAN))
+    assert store.cached(tmp_path, OWNER, PLAN) == profile
+    assert store.cached(tmp_path, replace(OWNER, device="another"), PLAN) is None
+    assert store.cached(tmp_path, OWNER, replace(PLAN, max_tokens=2048)) is None
+
+
+def test_a_release_finds_what_an_earlier_one_kept(tmp_path: Path) -> None:
+    assert store.cache_file(tmp_path, OWNER, PLAN) == tmp_path / "606b970f069dfb99233bfa395100c31b.json"
+
+
+def test_a_spoilt_cache_is_measured_anew(profile: Profile, tmp_path: Path) -> None:
+    file = store.cache_file(tmp_path, OWNER, PLAN)
+    store.save(profile, file)
+    content = json.loads(file.read_text(encoding="utf-8"))
+    del content["curve"]["rule"]
+    file.write_text(json.dumps(content), encoding="utf-8")
+    assert store.cached(tmp_path, OWNER, PLAN) is None
+
+
+def test_the_csv_shows_measured_beside_fitted(profile: Profile, tmp_path: Path) -> None:
+    store.save_csv(profile, tmp_path / "profile.csv")
+    with (tmp_path / "profile.csv").open(encoding="utf-8") as opened:
+        rows = list(csv.DictReader(opened))
+    assert [int(row["step_tokens"]) for row in rows] == [tokens for tokens, _ in profile.points]
+    assert float(rows[-1]["step_duration_s"]) == pytest.approx(curve_s(1024))
+    assert float(rows[-1]["fitted_s"]) == pytest.approx(curve_s(1024), rel=0.01)
+    assert float(rows[-1]["tokens_per_s"]) == pytest.approx(1024 / curve_s(1024), rel=0.001)
+
+
+def test_the_smallest_step_of_a_profile_holds_eight_tokens_and_says_when_it_was_measured(profile: Profile) -> None:
+    assert profile.points[0][0] == 8
+    assert datetime.fromisoformat(profile.measured_at).utcoffset() == timedelta(0)
+
+
+def test_ids_are_drawn_as_the_engine_takes_them() -> None:
+    token_ids, lengths = production_mix(100, facts_of(2048, 2048, 12), np.random.default_rng(2))
+    assert [values.dtype.name for values in (token_ids, lengths)] == ["int32", "int32"]
+
+
+def test_ids_are_drawn_from_the_whole_vocabulary() -> None:
+    facts = facts_of(2048, 2048, 12)
+    token_ids, _ = production_mix(20_000, facts, np.random.default_rng(2))
+    assert (token_ids.min(), token_ids.max()) == (0, facts.vocabulary_size - 1)
+
+
+def test_a_sweep_tells_of_itself_every_two_seconds(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    engine = TimedEngine(now_s=1000.0)
+    sweep(engine, (8,), replace(PLAN, runs=20, budget_s=900.0), engine.clock)
+    took_s = engine.clock() - 1000.0
+    told = sum(record.message == "measuring the saturation profile" for record in caplog.records)
+    assert told <= took_s / 2.0
+    caplog.clear()
+    engine = TimedEngine()
+    assert curve_s(99_800) == 2.0
+    sweep(engine, (99_800,), replace(PLAN, runs=3), engine.clock)
+    told = sum(record.message == "measuring the saturation profile" for record in caplog.records)
+    assert told == 2, "every other round"
+
+
+def test_a_backlog_gains_from_batches_until_a_hundredth_is_left_to_gain() -> None:
+    sizes = batch_sizes(300, 4096)
+    assert (len(sizes), sizes[0], sizes[-1]) == (6, 300, 4096)
+    found = backlog_tokens([(size, 0.006 + 33e-6 * size) for size in sizes])
+    best = 4096 / (0.006 + 33e-6 * 4096)
+    assert found / (0.006 + 33e-6 * found) == pytest.approx(0.99 * best, rel=0.001)
+
+
+def test_past_a_hinge_a_backlog_gains_nothing() -> None:
+    sizes = batch_sizes(600, 16384)
+    assert backlog_tokens([(size, 0.020 / 600 * size) for size in sizes]) == 600
+
+
+def test_where_a_step_holds_no_more_than_the_saturation_point_nor_does_a_batch_of_a_backlog() -> None:
+    assert batch_sizes(5000, 4096) == (4096,)
+    assert backlog_tokens([(4096, 0.1)]) == 4096

@@ -1,0 +1,303 @@
+"""What waits for the engine: bounds, order, senders that go away, and the step that is staged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from threading import Event, Thread
+
+import numpy as np
+import pytest
+
+from modelserver.engines.engine import Step
+from modelserver.errors import NotServing, QueueFull
+from modelserver.scheduler.merge import MergeLimits
+from modelserver.scheduler.queued_batch import QueuedBatch
+from modelserver.scheduler.step_queue import NextStep, QueueBounds, StepQueue
+from tests.unit.modelserver.fakes import WAIT_S, Client, FakeEngine, sized
+
+BOUNDS = QueueBounds(MergeLimits(step_tokens=100, step_queries=50), max_queued_tokens=150)
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def queue(clock: Clock) -> StepQueue:
+    queue = StepQueue(clock)
+    queue.open(BOUNDS)
+    return queue
+
+
+def queued(tokens: int = 10, *, alone: bool = False, deadline_s: float = math.inf) -> QueuedBatch:
+    return Client().queued(sized(tokens, alone=alone), deadline_s=deadline_s)
+
+
+def put(queue: StepQueue, *queued_batches: QueuedBatch) -> None:
+    for one in queued_batches:
+        queue.put(one)
+
+
+def taken(queue: StepQueue) -> tuple[QueuedBatch, ...]:
+    following = queue.take()
+    assert following is not None
+    return following.selection.batches
+
+
+def test_no_batch_is_taken_before_the_queue_opens() -> None:
+    with pytest.raises(NotServing, match="not ready"):
+        StepQueue(Clock()).put(queued())
+
+
+def test_batches_that_wait_go_out_together(queue: StepQueue) -> None:
+    first, second = queued(), queued(20)
+    put(queue, first, second)
+    assert queue.queued_tokens == 30
+    assert taken(queue) == (first, second)
+    assert queue.queued_tokens == 0
+
+
+def test_above_the_bound_a_batch_is_refused_and_the_others_stay(queue: StepQueue) -> None:
+    first, second = queued(100), queued(50)
+    put(queue, first, second)
+    with pytest.raises(QueueFull, match="150 tokens wait already"):
+        queue.put(queued(1))
+    assert queue.queued_tokens == 150
+
+
+def test_an_empty_queue_takes_any_batch(clock: Clock) -> None:
+    queue = StepQueue(clock)
+    queue.open(QueueBounds(MergeLimits(100, 50), max_queued_tokens=5))
+    queue.put(queued(90))
+    assert queue.queued_tokens == 90
+
+
+def test_a_withdrawn_batch_never_reaches_the_engine(queue: StepQueue) -> None:
+    gone, other = queued(), queued()
+    put(queue, gone, other)
+    queue.withdraw(gone)
+    assert queue.queued_tokens == 10
+    assert taken(queue) == (other,)
+
+
+def test_a_batch_past_its_deadline_never_reaches_the_engine(queue: StepQueue, clock: Clock) -> None:
+    late, other = queued(deadline_s=1.0), queued(deadline_s=3.0)
+    put(queue, late, other)
+    clock.now_s = 2.0
+    assert taken(queue) == (other,)
+
+
+def test_batches_of_a_failed_step_run_next_and_each_by_itself(queue: StepQueue) -> None:
+    first, second, third = queued(), queued(), queued()
+    put(queue, first, second)
+    assert taken(queue) == (first, second)
+    queue.put(third)
+    queue.put_back_isolated((first, second), now_s=5.0)
+    assert [taken(queue) for _ in range(3)] == [(first,), (second,), (third,)]
+    assert first.ready_s == 5.0
+
+
+def test_a_batch_withdrawn_while_its_step_failed_is_not_run_again(queue: StepQueue) -> None:
+    first, second = queued(), queued()
+    put(queue, first, second)
+    taken(queue)
+    queue.withdraw(first)
+    queue.put_back_isolated((first, second), now_s=0.0)
+    assert taken(queue) == (second,)
+
+
+def test_a_drained_queue_refuses_until_it_is_opened_again(queue: StepQueue) -> None:
+    first = queued()
+    queue.put(first)
+    assert queue.drain() == (first,)
+    with pytest.raises(NotServing):
+        queue.put(queued())
+    queue.open(BOUNDS)
+    queue.put(queued())
+    assert queue.queued_tokens == 10
+
+
+def test_a_closed_queue_takes_nothing_but_gives_out_what_waits(queue: StepQueue) -> None:
+    first = queued()
+    queue.put(first)
+    queue.close()
+    with pytest.raises(NotServing, match="stopping"):
+        queue.put(queued())
+    assert taken(queue) == (first,)
+    assert queue.take() is None
+    assert queue.stage(prepared([])) is False
+
+
+def prepared(calls: list[Sequence[QueuedBatch]]) -> Callable[[Sequence[QueuedBatch]], Step]:
+    engine = FakeEngine()
+
+    def prepare(queued_batches: Sequence[QueuedBatch]) -> Step:
+        calls.append(tuple(queued_batches))
+        return engine.prepare(np.ones(1, np.int32), np.ones(1, np.int32))
+
+    return prepare
+
+
+def test_while_a_step_runs_the_next_is_staged_and_handed_over_ready(queue: StepQueue) -> None:
+    calls: list[Sequence[QueuedBatch]] = []
+    prepare = prepared(calls)
+    first, second = queued(), queued()
+    queue.put(first)
+    taken(queue)
+    queue.put(second)
+    assert queue.stage(prepare)
+    following = queue.take()
+    assert following is not None
+    assert following.selection.batches == (second,)
+    assert following.step is not None
+    assert calls == [(second,)]
+
+
+def test_a_batch_that_comes_after_staging_is_staged_with_the_others(queue: StepQueue) -> None:
+    calls: list[Sequence[QueuedBatch]] = []
+    prepare = prepared(calls)
+    put(queue, queued())
+    taken(queue)
+    second, third = queued(), queued()
+    queue.put(second)
+    queue.stage(prepare)
+    queue.put(third)
+    queue.stage(prepare)
+    following = queue.take()
+    assert following is not None
+    assert following.selection.batches == (second, third)
+    assert following.step is not None
+    assert calls == [(second,), (second, third)]
+
+
+def test_a_staged_step_whose_sender_has_gone_is_chosen_anew(queue: StepQueue) -> None:
+    prepare = prepared([])
+    put(queue, queued())
+    taken(queue)
+    gone, other = queued(), queued()
+    put(queue, gone, other)
+    queue.stage(prepare)
+    queue.withdraw(gone)
+    following = queue.take()
+    assert following is not None
+    assert following.selection.batches == (other,)
+    assert following.step is None, "what was staged held the withdrawn batch"
+
+
+def test_a_step_that_cannot_be_prepared_is_left_to_the_engines_thread(queue: StepQueue) -> None:
+    def prepare(_: Sequence[QueuedBatch]) -> Step:
+        raise RuntimeError("it reports this itself")
+
+    put(queue, queued())
+    taken(queue)
+    second = queued()
+    queue.put(second)
+    assert queue.stage(prepare)
+    following = queue.take()
+    assert following is not None
+    assert (following.selection.batches, following.step) == ((second,), None)
+
+
+def test_nothing_is_staged_while_no_step_runs(queue: StepQueue) -> None:
+    calls: list[Sequence[QueuedBatch]] = []
+    staging = Thread(target=queue.stage, args=(prepared(calls),), daemon=True)
+    staging.start()
+    queue.put(queued())
+    following = queue.take()
+    assert following is not None
+    assert following.step is None
+    queue.close()
+    staging.join(WAIT_S)
+    assert not staging.is_alive()
+    assert calls == []
+
+
+def test_before_any_step_runs_nothing_is_staged(clock: Clock) -> None:
+    calls: list[Sequence[QueuedBatch]] = []
+    for drained in (False, True):
+        queue = StepQueue(clock)
+        queue.open(BOUNDS)
+        if drained:
+            queue.put(queued())
+            taken(queue)
+            queue.drain()
+            queue.open(BOUNDS)
+        queue.put(queued())
+        queue.close()
+        assert queue.stage(prepared(calls)) is False
+    assert calls == []
+
+
+def test_a_queue_that_never_opened_closes_all_the_same(clock: Clock) -> None:
+    queue = StepQueue(clock)
+    queue.close()
+    assert queue.take() is None
+
+
+def test_a_step_is_not_taken_while_it_is_being_prepared(queue: StepQueue) -> None:
+    put(queue, queued())
+    taken(queue)
+    second = queued()
+    queue.put(second)
+    found: list[NextStep | None] = []
+    done = Event()
+
+    def take() -> None:
+        found.append(queue.take())
+        done.set()
+
+    taking = Thread(target=take, daemon=True)
+
+    def prepare(queued_batches: Sequence[QueuedBatch]) -> Step:
+        taking.start()
+        assert not done.wait(0.05)
+        return prepared([])(queued_batches)
+
+    queue.stage(prepare)
+    assert done.wait(WAIT_S)
+    assert found[0] is not None
+    assert found[0].selection.batches == (second,)
+    assert found[0].step is not None, "it was prepared, and is not prepared again"
+
+
+def test_what_waits_is_counted_however_it_leaves(queue: StepQueue, clock: Clock) -> None:
+    one, two, three = queued(10), queued(20), queued(30, deadline_s=1.0)
+    put(queue, one, two, three)
+    assert queue.queued_tokens == 60
+    queue.withdraw(one)
+    assert queue.queued_tokens == 50
+    clock.now_s = 1.0
+    assert taken(queue) == (two,)
+    assert queue.queued_tokens == 0
+    queue.put_back_isolated((two,), 0.0)
+    assert queue.queued_tokens == 20
+    assert queue.drain() == (two,)
+    assert queue.queued_tokens == 0
+
+
+def test_a_batch_that_just_fills_the_queue_is_taken(queue: StepQueue) -> None:
+    put(queue, queued(100), queued(50))
+    assert queue.queued_tokens == 150
+
+
+def test_a_drain_forgets_what_was_staged(queue: StepQueue) -> None:
+    put(queue, queued())
+    taken(queue)
+    second = queued()
+    queue.put(second)
+    queue.stage(prepared([]))
+    assert queue.drain() == (second,)
+    queue.open(BOUNDS)
+    queue.put(second)
+    following = queue.take()
+    assert following is not None
+    assert following.step is None

@@ -1,0 +1,174 @@
+"""What is refused before an engine sees it, and what of a batch survives its bad queries."""
+
+from __future__ import annotations
+
+import grpc
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from modelserver.errors import InvalidBatch
+from modelserver.service.batch import Batch, QueryFault, decode, encode
+from tests.unit.modelserver.fakes import facts_of
+
+FACTS = facts_of(step_tokens=100, step_queries=8, max_input_tokens=20)
+
+
+def wire(*values: int) -> bytes:
+    return np.array(values, "<i4").tobytes()
+
+
+def decoded(*queries: list[int], alone: bool = False, max_step_tokens: int = 0) -> Batch:
+    ids = wire(*(token for query in queries for token in query))
+    lengths = wire(*map(len, queries))
+    return decode(ids, lengths, alone=alone, max_step_tokens=max_step_tokens, facts=FACTS)
+
+
+def test_a_good_batch_is_taken_as_it_came() -> None:
+    batch = decoded([1, 2, 3], [4])
+    assert batch.token_ids.tolist() == [1, 2, 3, 4]
+    assert batch.lengths.tolist() == [3, 1]
+    assert (batch.query_count, batch.token_count, batch.positions, batch.faults) == (2, 4, None, ())
+
+
+def test_a_sender_without_a_budget_gets_the_whole_step() -> None:
+    assert decoded([1]).max_step_tokens == FACTS.step_token_capacity
+    assert decoded([1], max_step_tokens=7).max_step_tokens == 7
+
+
+@pytest.mark.parametrize(
+    ("bad", "code", "words"),
+    [
+        ([], grpc.StatusCode.INVALID_ARGUMENT, "empty"),
+        ([5, -1, 5], grpc.StatusCode.INVALID_ARGUMENT, "vocabulary"),
+        ([5, -(2**31)], grpc.StatusCode.INVALID_ARGUMENT, "vocabulary"),
+        ([1000], grpc.StatusCode.INVALID_ARGUMENT, "vocabulary"),
+        ([2**31 - 1], grpc.StatusCode.INVALID_ARGUMENT, "vocabulary"),
+        ([5] * 21, grpc.StatusCode.OUT_OF_RANGE, "21 tokens"),
+    ],
+)
+def test_a_bad_query_is_refused_by_itself(bad: list[int], code: grpc.StatusCode, words: str) -> None:
+    batch = decoded([1, 2], bad, [999])
+    assert batch.token_ids.tolist() == [1, 2, 999]
+    assert batch.lengths.tolist() == [2, 1]
+    assert batch.positions is not None
+    assert batch.positions.tolist() == [0, 2]
+    (fault,) = batch.faults
+    assert (fault.index, fault.code) == (1, code)
+    assert words in fault.message
+
+
+@pytest.mark.parametrize(
+    ("ids", "lengths", "words"),
+    [
+        (b"\0\0\0", wire(1), "token_ids has 3 bytes"),
+        (wire(1), b"\0\0\0\0\0", "lengths has 5 bytes"),
+        (wire(1, 2), wire(1), "sum to 1, but there are 2"),
+        (wire(1), wire(1, 1), "sum to 2, but there are 1"),
+        (wire(1), wire(2, -1), "negative"),
+        (b"", b"", "no queries"),
+        (wire(*[1] * 101), wire(*[20] * 5, 1), "101 tokens are more than the 100"),
+        (wire(*[1] * 9), wire(*[1] * 9), "9 queries are more than the 8"),
+        (wire(1), wire(2**31 - 1, 2**31 - 1, 3), "sum to 4294967297"),
+    ],
+)
+def test_what_is_not_a_batch_is_refused_whole(ids: bytes, lengths: bytes, words: str) -> None:
+    with pytest.raises(InvalidBatch, match=words):
+        decode(ids, lengths, alone=False, max_step_tokens=0, facts=FACTS)
+
+
+def test_vectors_go_to_the_places_of_their_queries_and_failed_ones_are_zero() -> None:
+    batch = decoded([1], [], [2])
+    data, faults = encode(batch, np.array([[1, 2], [3, 4]], np.float32))
+    assert np.frombuffer(data, "<f4").reshape(3, 2).tolist() == [[1, 2], [0, 0], [3, 4]]
+    assert faults == batch.faults
+
+
+def test_a_vector_that_is_not_finite_is_a_fault_of_its_query_alone() -> None:
+    batch = decoded([], [1], [2])
+    data, faults = encode(batch, np.array([[np.nan, 2], [3, 4]], np.float32))
+    assert np.frombuffer(data, "<f4").reshape(3, 2).tolist() == [[0, 0], [0, 0], [3, 4]]
+    assert faults[1] == QueryFault(1, grpc.StatusCode.INTERNAL, "the engine's vector is not finite")
+
+
+def test_vectors_of_a_good_batch_go_out_as_they_are() -> None:
+    matrix = np.array([[1, np.inf], [3, 4]], np.float32)
+    data, faults = encode(decoded([1], [2]), matrix)
+    assert np.frombuffer(data, "<f4").tolist() == [0, 0, 3, 4]
+    assert [fault.index for fault in faults] == [0]
+    assert np.isinf(matrix).any(), "the engine's own array is left alone"
+
+
+tokens = st.one_of(st.integers(0, 999), st.sampled_from([-1, 1000, -(2**31), 2**31 - 1]))
+
+
+@given(
+    st.lists(
+        st.one_of(st.lists(st.integers(0, 999), max_size=12), st.lists(tokens, max_size=12)), min_size=1, max_size=8
+    )
+)
+def test_good_queries_are_unharmed_and_bad_ones_named_whatever_stands_beside_them(queries: list[list[int]]) -> None:
+    batch = decoded(*queries)
+    good = [place for place, query in enumerate(queries) if query and all(0 <= token < 1000 for token in query)]
+    assert [fault.index for fault in batch.faults] == [place for place in range(len(queries)) if place not in good]
+    assert (list(range(len(queries))) if batch.positions is None else batch.positions.tolist()) == good
+    assert batch.token_ids.tolist() == [token for place in good for token in queries[place]]
+    assert batch.lengths.tolist() == [len(queries[place]) for place in good]
+    matrix = np.arange(1, 2 * len(good) + 1, dtype=np.float32).reshape(-1, 2)
+    data, _ = encode(batch, matrix)
+    whole = np.frombuffer(data, "<f4").reshape(len(queries), 2)
+    assert whole[good].tolist() == matrix.tolist()
+    assert not whole[[fault.index for fault in batch.faults]].any()
+
+
+def test_a_batch_may_fill_the_step_in_tokens_and_in_queries() -> None:
+    assert decoded(*[[1] * 20] * 5).token_count == 100
+    assert decoded(*[[1]] * 8).query_count == 8
+
+
+def test_the_last_token_of_the_vocabulary_and_the_longest_query_are_taken() -> None:
+    batch = decoded([999, 0], [5] * 20)
+    assert (batch.positions, batch.faults) == (None, ())
+
+
+def test_a_batch_says_whether_it_goes_alone_whatever_is_wrong_with_it() -> None:
+    assert [decoded([1], alone=alone).alone for alone in (True, False)] == [True, False]
+    assert [decoded([1], [], alone=alone).alone for alone in (True, False)] == [True, False]
+    assert decoded([1], [], max_step_tokens=7).max_step_tokens == 7
+    assert decoded([1], [], [2]).query_count == 3
+
+
+def test_each_fault_says_what_is_wrong_with_its_own_query() -> None:
+    batch = decoded([], [5] * 21, [1000], [1], [-5, 3])
+    assert batch.faults == (
+        QueryFault(0, grpc.StatusCode.INVALID_ARGUMENT, "the query is empty"),
+        QueryFault(1, grpc.StatusCode.OUT_OF_RANGE, "21 tokens are more than the 20 that the model takes"),
+        QueryFault(2, grpc.StatusCode.INVALID_ARGUMENT, "a token id lies outside the vocabulary of 1000"),
+        QueryFault(4, grpc.StatusCode.INVALID_ARGUMENT, "a token id lies outside the vocabulary of 1000"),
+    )
+    assert batch.token_ids.tolist() == [1]
+
+
+def test_all_queries_may_be_bad() -> None:
+    batch = decoded([], [])
+    assert (batch.query_count, batch.token_count, len(batch.faults)) == (2, 0, 2)
+    data, faults = encode(batch, np.zeros((0, 3), np.float32))
+    assert (len(data), faults) == (2 * 3 * 4, batch.faults)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_one_value_that_is_not_finite_spoils_its_own_row_only(value: float) -> None:
+    data, faults = encode(decoded([1], [2], [3]), np.array([[1, 2], [3, value], [5, 6]], np.float32))
+    assert np.frombuffer(data, "<f4").reshape(3, 2).tolist() == [[1, 2], [0, 0], [5, 6]]
+    assert [fault.index for fault in faults] == [1]
+
+
+def test_what_comes_from_the_wire_is_int32() -> None:
+    batch = decoded([1, 2], [3])
+    assert [values.dtype.name for values in (batch.token_ids, batch.lengths)] == ["int32", "int32"]
+
+
+def test_a_query_of_the_greatest_length_with_a_foreign_id_is_not_too_long() -> None:
+    (fault,) = decoded([5] * 19 + [1000], [1]).faults
+    assert fault.code is grpc.StatusCode.INVALID_ARGUMENT
