@@ -29,7 +29,6 @@ async def test_a_wedged_event_loop_is_unready_then_dead_until_it_comes_round(mon
     settings = {
         "kafka": {"enabled": False},
         "grpc": {"bind": "127.0.0.1:0"},
-        
         "models": [{"name": "m", "servers": ["localhost:1"]}],
         "telemetry": {"metrics_bind": f"127.0.0.1:{port}"},
     }
