@@ -32,7 +32,7 @@ from protos.modelserver.v1 import modelserver_pb2_grpc
 _MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 _RECORDS = 1000
 _ROW_BYTES = DIMENSIONS * 4
-_HEADERS = [("content-type", b"application/x-protobuf")]
+HEADERS = [("content-type", b"application/x-protobuf")]
 _SOME_ID = "0123456789abcdef0123456789abcdef"
 
 
@@ -91,15 +91,15 @@ class BareLoop:
             if batch is None:
                 batch = batches[partition] = self._producer.create_batch()
             embedding = rows[row * _ROW_BYTES : (row + 1) * _ROW_BYTES]
-            value = _reply(requests[row].request_id, embedding, lengths[row])
-            batch.append(timestamp=None, key=records[row].key, value=value, headers=_HEADERS)
+            value = reply(requests[row].request_id, embedding, lengths[row])
+            batch.append(timestamp=None, key=records[row].key, value=value, headers=HEADERS)
         return [
             await self._producer.send_batch(batch, self._replies, partition=partition)
             for partition, batch in batches.items()
         ]
 
 
-def _reply(request_id: str, vector: bytes, token_count: int) -> bytes:
+def reply(request_id: str, vector: bytes, token_count: int) -> bytes:
     """A reply with every field that the aggregator's have; what does not come from the engine is made up."""
     response = pb.EmbedResponse(
         request_id=request_id, model=MODEL, model_revision="instant", batch_id=_SOME_ID, reply_id=_SOME_ID

@@ -15,7 +15,7 @@ import grpc
 
 from loadtest.bench.figures import Figure
 from loadtest.bench.setting import Plan, Program
-from loadtest.bench.sides import DTYPE, Load, both_sides
+from loadtest.bench.sides import Load, both_sides
 from loadtest.clients.messages import NO_WISHES, request
 from loadtest.options import unique
 from loadtest.questions import bundled_questions
@@ -57,7 +57,7 @@ def measure(plan: Plan) -> list[Figure]:
                 f"P5 {turn + 1} of {plan.repeats}: {ours[-1]}, vLLM's server {vllm_s[-1] * 1e3:.2f} ms, "
                 f"a bare call {bare_s[-1] * 1e3:.2f} ms"
             )
-    notes = f"1 in flight, {count} unique questions a turn, MiniLM {DTYPE}; engine: the step as its answer tells it"
+    notes = f"1 in flight, {count} unique questions a turn, MiniLM {own.dtype}; engine: the step as its answer tells it"
 
     def ms(figure: str, values_s: list[float], wanted: str = "") -> Figure:
         return Figure(NAME, figure, statistics.median(values_s) * 1e3, "ms", plan.repeats, notes, wanted)

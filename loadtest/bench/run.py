@@ -10,6 +10,7 @@ from loadtest.bench import (
     batch_fill,
     beside_backlog,
     front_door,
+    kafka_through,
     mechanisms,
     model_server,
     one_by_one,
@@ -26,6 +27,7 @@ from loadtest.stack.lock import only_one
 
 _MODULES = (
     front_door,
+    kafka_through,
     model_server,
     aggregator_cpu,
     one_in_flight,

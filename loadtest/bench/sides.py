@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import aiohttp
+import grpc as grpc_library
 import numpy as np
 import psutil
 from typing_extensions import override
@@ -29,9 +30,9 @@ from loadtest.stack.errors import StackError
 from loadtest.stack.part import Part
 from loadtest.stack.service import Aggregator, ModelServer, without_kafka
 from loadtest.tally import Tally
+from protos.modelserver.v1 import modelserver_pb2 as pb
+from protos.modelserver.v1 import modelserver_pb2_grpc as pb_grpc
 
-DTYPE = "float32"
-"""Of both; bfloat16 is slower than this where the processor has no instructions for it."""
 _START_S = 300.0
 
 
@@ -93,11 +94,12 @@ class Side(ABC):
 
 
 class Ours(Side):
-    """Aggregator and model server."""
+    """Aggregator and model server, which computes in `dtype`."""
 
-    def __init__(self, aggregator: Aggregator, server: ModelServer) -> None:
+    def __init__(self, aggregator: Aggregator, server: ModelServer, dtype: str) -> None:
         super().__init__(aggregator, server)
         self.address = aggregator.address
+        self.dtype = dtype
 
     @override
     async def _send(self, texts: list[str], tally: Tally, load: Load) -> None:
@@ -117,19 +119,42 @@ class Theirs(Side):
         await openai.run(texts, tally, OpenAIRun(self._url, MODEL, load.callers, load.per_call))
 
 
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """A model server, the dtype that it chose on this machine, and vLLM's own server with the same."""
+
+    server: ModelServer
+    vllm: VllmServer
+    dtype: str
+
+
 @contextmanager
-def both_sides(plan: Plan) -> Generator[tuple[Ours, Theirs]]:
-    """Start one after the other; the model server measures its saturation point while the other is idle."""
+def both_servers(plan: Plan) -> Generator[Servers]:
+    """Start one after the other; the model server measures its saturation point while there is no other."""
     plan.folder.mkdir(parents=True, exist_ok=True)
     profiles = plan.folder / "profiles"
     shutil.rmtree(profiles, ignore_errors=True)  # one that was measured beside other work would be taken again
-    vllm = VllmServer(plan.folder / "vllm.log", dtype=DTYPE)
-    told = {"ENGINE__DTYPE": DTYPE, "PROFILE__CACHE": str(profiles)}
-    server = ModelServer(plan.folder / "modelserver.log", settings=told)
-    with _started(vllm), _started(server):
+    server = ModelServer(plan.folder / "modelserver.log", settings={"PROFILE__CACHE": str(profiles)})
+    with _started(server):
+        dtype = _dtype(server)
+        vllm = VllmServer(plan.folder / "vllm.log", dtype=dtype)
+        with _started(vllm):
+            yield Servers(server, vllm, dtype)
+
+
+@contextmanager
+def both_sides(plan: Plan) -> Generator[tuple[Ours, Theirs]]:
+    """Both servers, and an aggregator before ours."""
+    with both_servers(plan) as servers:
+        server = servers.server
         aggregator = without_kafka(plan.folder / "aggregator.log", model=MODEL, servers=[server.address])
         with _started(aggregator):
-            yield Ours(aggregator, server), Theirs(vllm)
+            yield Ours(aggregator, server, servers.dtype), Theirs(servers.vllm)
+
+
+def _dtype(server: ModelServer) -> str:
+    with grpc_library.insecure_channel(server.address) as channel:
+        return pb_grpc.ModelServerStub(channel).Describe(pb.DescribeRequest(), timeout=_START_S).dtype
 
 
 @contextmanager

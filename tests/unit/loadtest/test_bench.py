@@ -11,6 +11,7 @@ from aggregator.request import Options, Origin, Request
 from aggregator.scheduler.work_item import Priority
 from loadtest.bench.backlog import Progress, between, cpu_us_per_query
 from loadtest.bench.figures import Figure, append, commit, hardware
+from loadtest.bench.kafka_through import rate
 from loadtest.bench.one_by_one import figures
 from loadtest.bench.without_gathering import WithoutWaiting
 from tests.fakes.clock import run
@@ -21,6 +22,11 @@ def test_cpu_time_is_taken_from_the_steady_part() -> None:
     looks = [Progress(0, 5.0, 0), Progress(1, 6.0, 1500), Progress(2, 6.4, 9500), Progress(3, 9.0, 10_000)]
     assert between(looks, 10_000) == (looks[1], looks[2])
     assert cpu_us_per_query(looks, 10_000) == pytest.approx(50.0)
+
+
+def test_replies_are_timed_from_the_first_that_were_seen_and_without_them() -> None:
+    looks = [Progress(0, 0.0, 0), Progress(9, 0.0, 0), Progress(10, 0.0, 200), Progress(14, 0.0, 1000)]
+    assert rate(looks) == pytest.approx(200.0)
 
 
 def test_figures_are_appended_below_one_heading(tmp_path: Path) -> None:
