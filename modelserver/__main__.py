@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
             process_env.ensure_malloc(arguments)
         files = _prepare(settings)
         if options.command == "profile":
-            return _profile(settings, files, options.out, options.peak_tflops)
+            return _profile(settings, files, options.out)
         if options.command == "forward":
             return _forward(settings, files, options.queries, options.tokens)
         return _serve(settings, files)
@@ -60,8 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="command")
     commands.add_parser("serve", help="serve the model (the default)")
     profile = commands.add_parser("profile", help="measure the saturation profile, write it and exit")
-    profile.add_argument("--out", type=Path, required=True, help="folder for profile.json, .csv and .svg")
-    profile.add_argument("--peak-tflops", type=float, help="of the device, for this dtype: the figure then shows MFU")
+    profile.add_argument("--out", type=Path, required=True, help="folder for profile.json and profile.csv")
     forward = commands.add_parser("forward", help="time the engine by itself: steps asked on stdin, seconds on stdout")
     forward.add_argument("--queries", type=int, default=256, help="of each batch (%(default)s)")
     forward.add_argument("--tokens", type=int, default=10, help="of each query (%(default)s)")
@@ -87,10 +86,10 @@ def _check(settings: ModelServerSettings) -> int:
     return 0
 
 
-def _profile(settings: ModelServerSettings, files: ModelFiles, out: Path, peak_tflops: float | None) -> int:
+def _profile(settings: ModelServerSettings, files: ModelFiles, out: Path) -> int:
     from modelserver.profile.command import write_profile  # noqa: PLC0415 - what only this command needs
 
-    write_profile(settings, files, out, peak_tflops * 1e12 if peak_tflops else None)
+    write_profile(settings, files, out)
     return 0
 
 

@@ -13,7 +13,7 @@ from modelserver.engines.engine import Engine
 from modelserver.engines.warm_up import warm_up
 from modelserver.loop import EngineLoop, EngineLoopEvents, EngineState
 from modelserver.model_files import ModelFiles
-from modelserver.profile import figure, store
+from modelserver.profile import store
 from modelserver.profile.measure import Profile, measure
 from modelserver.profile.throughput import with_backlog
 from modelserver.scheduler.step_queue import StepQueue
@@ -26,17 +26,12 @@ _log = logging.getLogger(__name__)
 _CLOSE_S = 30.0
 
 
-def write_profile(
-    settings: ModelServerSettings, files: ModelFiles, out: Path, peak_flops_per_s: float | None = None
-) -> None:
-    """Write `profile.json`, `profile.csv` and `profile.svg` into the folder `out`. Raises CannotStart."""
+def write_profile(settings: ModelServerSettings, files: ModelFiles, out: Path) -> None:
+    """Write `profile.json` and `profile.csv` into the folder `out`. Raises CannotStart."""
     profile = asyncio.run(_measured(settings, files))
     out.mkdir(parents=True, exist_ok=True)
     store.save(profile, out / "profile.json")
     store.save_csv(profile, out / "profile.csv")
-    flops = figure.flops_per_token(files.path)
-    work = figure.Work(flops, peak_flops_per_s) if flops is not None else None
-    (out / "profile.svg").write_text(figure.draw(profile, work), encoding="utf-8")
     _log.info("wrote the profile", extra={"folder": str(out)})
 
 
