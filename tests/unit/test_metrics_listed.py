@@ -18,6 +18,7 @@ from modelserver.scheduler.queued_batch import StepReport
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "metrics.md"
+KINDS: dict[type, str] = {Sum: "counter", Histogram: "histogram"}
 PROCESSES = {"Aggregator": "aggregator", "Scaler": "k8s"}
 
 
@@ -80,7 +81,7 @@ def test_every_metric_of_the_model_server_is_listed_as_it_is_measured() -> None:
     measured = data.resource_metrics[0].scope_metrics[0].metrics
     rows: list[str] = []
     for metric in measured:
-        kind = {Sum: "counter", Histogram: "histogram"}.get(type(metric.data), "gauge")
+        kind = KINDS.get(type(metric.data), "gauge")
         labels = ", ".join(metric.data.data_points[0].attributes or ())
         rows.append(f"| `{metric.name}` | {kind} | {metric.unit} | {labels} | {metric.description} |")
     assert listed("Model server") == sorted(rows)
