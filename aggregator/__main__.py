@@ -45,7 +45,7 @@ async def _serve(settings: AggregatorSettings) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     aggregator = Aggregator(settings)
-    heap.settle()
+    heap.freeze()
     with ungrouped(StartError):
         await aggregator.run(stop)
     return 0

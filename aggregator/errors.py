@@ -12,7 +12,7 @@ TokenbatchError
 ├─ Overloaded            a queue bound is reached; try again later
 ├─ ModelUnavailable      no model server can take it now
 ├─ BatchFailed           a model server failed a whole batch; the pipeline retries, bisects, isolates
-│  ├─ ModelServerBusy    refused before it started; another lane, at no charge
+│  ├─ ModelServerBusy    refused before it started; another replica, at no charge
 │  ├─ ModelServerLost    the connection or the process went away, or the time-out passed
 │  └─ EngineFailed       the engine raised
 └─ StartError            settings, brokers or topics; the process exits with a clear line

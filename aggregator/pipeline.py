@@ -20,7 +20,7 @@ from typing import Any
 from aggregator.admission.enqueue import enqueue
 from aggregator.admission.held import release
 from aggregator.admission.limits import Gate
-from aggregator.admission.model_revision import Served
+from aggregator.admission.model_revision import ModelRevision
 from aggregator.admission.models import Model, Models
 from aggregator.admission.quotas import QuotaPolicy, Quotas
 from aggregator.admission.routing import UNQUEUED, route_all, unroute
@@ -116,19 +116,21 @@ class Pipeline:
         if routed.expired:
             self._metrics.expired(routed.expired)
         refused = routed.refused
-        long_records: list[tuple[Served, Model, Request]] = []
-        for served, (model, group) in routed.groups.items():
+        long_records: list[tuple[ModelRevision, Model, Request]] = []
+        for model_revision, (model, group) in routed.groups.items():
             portions, long = apart(group)
             for request in long:
                 if not request.source.refusable:
-                    long_records.append((served, model, request))
+                    long_records.append((model_revision, model, request))
                 else:
-                    self._long_calls[request] = self._spawn(self._queue_long(served, model, request), "queue long call")
+                    self._long_calls[request] = self._spawn(
+                        self._queue_long(model_revision, model, request), "queue long call"
+                    )
             for place, portion in enumerate(portions):
                 if place:
                     await self._admitted(refused)
                     refused = []
-                refused += await self._queue(served, model, portion)
+                refused += await self._queue(model_revision, model, portion)
         await self._admitted(refused)
         for record in long_records:  # one at a time, so that what waits stays bounded
             await self._queue_long(*record)
@@ -140,31 +142,31 @@ class Pipeline:
         if refused:
             await self._completion.complete(refused)
 
-    async def _queue(self, served: Served, model: Model, requests: Sequence[Request]) -> list[Request]:
+    async def _queue(self, model_revision: ModelRevision, model: Model, requests: Sequence[Request]) -> list[Request]:
         """Queue requests, all of them long or none; returns those that are complete already."""
-        queue = served.dispatcher.queue
+        queue = model_revision.dispatcher.queue
         coalesced = queue.coalesced
         try:
-            refused = await enqueue(served, model.admission, requests, self._gate, self._clock)
+            refused = await enqueue(model_revision, model.admission, requests, self._gate, self._clock)
         except Exception:  # noqa: BLE001 - what nobody thought of must not end the work of all others
             _LOG.exception("requests could not be queued", extra={"requests": len(requests)})
             refused = _unqueued(requests)
-        self._leave_retired(served)  # another revision may have taken over meanwhile
+        self._leave_retired(model_revision)  # another revision may have taken over meanwhile
         self.meter.counted(model, requests)
         if queue.coalesced > coalesced:
             self._metrics.coalesced(queue.coalesced - coalesced)
         return refused
 
-    async def _queue_long(self, served: Served, model: Model, request: Request) -> None:
+    async def _queue_long(self, model_revision: ModelRevision, model: Model, request: Request) -> None:
         """Queue a request whose tokens take long to count, while all others go on."""
-        refused = await self._queue(served, model, [request])
+        refused = await self._queue(model_revision, model, [request])
         self._long_calls.pop(request, None)
         await self._admitted(refused)
 
     # 3. Dispatch: whenever something changed or a time has come, send every batch that is due.
 
     async def dispatch(self) -> None:
-        """Send batches as their lanes' turns come, work-conserving, without a time window."""
+        """Send batches as their replicas' turns come, work-conserving, without a time window."""
         loop = asyncio.get_running_loop()
         while True:
             self._something_changed.clear()
@@ -180,14 +182,19 @@ class Pipeline:
     def _dispatch_model(self, model: Model, now_s: float) -> float:
         """Send what is due for one model; returns when to look again."""
         wake_s = self._expire_waiting(model, now_s)
-        for served in model.revisions.values():
-            due = served.dispatcher.due(now_s, max_entries=served.query_capacity, draining=self._draining)
+        for model_revision in model.revisions.values():
+            due = model_revision.dispatcher.due(
+                now_s, max_entries=model_revision.query_capacity, draining=self._draining
+            )
             for batch in due.batches:
-                lane = batch.lane
+                replica = batch.replica
                 self._metrics.batch_sent(
-                    lane.name, batch.reason, batch.token_count, len(batch.entries), batch.token_budget
+                    replica.name, batch.reason, batch.token_count, len(batch.entries), batch.token_budget
                 )
-                self._spawn(self.run_batch(served, served.engines[lane.name], batch), f"batch {batch.batch_id}")
+                self._spawn(
+                    self.run_batch(model_revision, model_revision.engines[replica.name], batch),
+                    f"batch {batch.batch_id}",
+                )
             if due.expired or due.late:
                 self._metrics.expired(len(due.expired) + len(due.late))
                 self._complete_failed(due.expired, _EXPIRED)
@@ -197,11 +204,11 @@ class Pipeline:
 
     def _expire_waiting(self, model: Model, now_s: float) -> float:
         """Fail what waited too long for a model without servers; returns when that comes next."""
-        late = model.parked.expire(now_s)
+        late = model.pending.expire(now_s)
         self._metrics.expired(len(late))
         self._fail(late, _EXPIRED)
         if model.available or (model.unavailable_since_s is None and not self._draining):
-            return model.parked.next_deadline_s
+            return model.pending.next_deadline_s
         if self._draining or model.unavailable_since_s is None:  # whoever reads their records next may have a server
             self._completion.forget(model, lambda request: request.source.replayed)
             self._fail(model.take_out(lambda _: True), _UNAVAILABLE)
@@ -213,59 +220,61 @@ class Pipeline:
         if give_up_s <= now_s:
             self._fail(model.take_out(lambda _: True), _UNAVAILABLE)
             return inf
-        return min(model.parked.next_deadline_s, give_up_s, calls_end_s if calls_end_s > now_s else inf)
+        return min(model.pending.next_deadline_s, give_up_s, calls_end_s if calls_end_s > now_s else inf)
 
     # 4. Run: one message to one model server, one back.
 
-    async def run_batch(self, served: Served, engine: Engine, batch: Batch) -> None:
+    async def run_batch(self, model_revision: ModelRevision, engine: Engine, batch: Batch) -> None:
         """Send a batch, share out what came back, and complete the requests whose last input it was."""
         queries = (query for entry in batch.entries for query in entry.waiters)
         with self._tracing.process(
-            served.description.model,
+            model_revision.description.model,
             batch.batch_id,
             queries=len(batch.entries),
             tokens=batch.token_count,
             attempt=batch.attempt,
             parents=(request_of(query).traceparent for query in queries),
         ):
-            served.under_way.add(batch)
+            model_revision.under_way.add(batch)
             try:
                 result = await engine.embed(outgoing(batch), timeout_s=batch.timeout_s)
             except BatchFailed as error:
-                served.under_way.remove(batch)
-                finished = self._batch_failed(served, batch, engine, error)
-                self._leave_retired(served)
+                model_revision.under_way.remove(batch)
+                finished = self._batch_failed(model_revision, batch, engine, error)
+                self._leave_retired(model_revision)
             else:
-                served.under_way.remove(batch)
-                finished = self._batch_done(served, batch, result)
+                model_revision.under_way.remove(batch)
+                finished = self._batch_done(model_revision, batch, result)
             self._something_changed.set()
             for source in self.sources:
                 source.receive_now()  # a server is less busy now
             if finished:
                 await self._completion.complete(finished)
 
-    def _batch_done(self, served: Served, batch: Batch, result: StepResult) -> list[Request]:
+    def _batch_done(self, model_revision: ModelRevision, batch: Batch, result: StepResult) -> list[Request]:
         now_s = self._clock()
-        served.dispatcher.done(batch, result.report, now_s)
-        self._metrics.batch_done(batch.lane.name, result)
-        return share_out(served, batch, result, now_s)
+        model_revision.dispatcher.done(batch, result.report, now_s)
+        self._metrics.batch_done(batch.replica.name, result)
+        return share_out(model_revision, batch, result, now_s)
 
-    def _batch_failed(self, served: Served, batch: Batch, engine: Engine, error: BatchFailed) -> list[Request]:
+    def _batch_failed(
+        self, model_revision: ModelRevision, batch: Batch, engine: Engine, error: BatchFailed
+    ) -> list[Request]:
         """Its entries go again as `core.retries` says; returns the requests that a proven poison completed."""
         now_s = self._clock()
-        fields = {"batch_id": batch.batch_id, "lane": batch.lane.name, "code": error.code.name}
+        fields = {"batch_id": batch.batch_id, "replica": batch.replica.name, "code": error.code.name}
         if not isinstance(error, EngineFailed):  # its words may tell a text
             fields["error"] = str(error)
         _LOG.warning("batch failed", extra=fields)
         self._metrics.retried(error.code, len(batch.entries))
         finished: list[Request] = []
         if isinstance(error, ModelServerBusy):
-            served.dispatcher.refused(batch, now_s, self._jitter())
+            model_revision.dispatcher.refused(batch, now_s, self._jitter())
             return finished
         if isinstance(error, ModelServerLost):
             self._pool.suspect(engine)
         poison = replace(_POISON, attempts=batch.attempt + 1)
-        for entry in served.dispatcher.failed(batch, now_s, self._jitter()):
+        for entry in model_revision.dispatcher.failed(batch, now_s, self._jitter()):
             for query in entry.waiters:
                 if not query.done:
                     complete_input(query, poison, finished)
@@ -313,10 +322,10 @@ class Pipeline:
         self._something_changed.set()
         self._completion.pause_sources()
 
-    def _leave_retired(self, served: Served) -> None:
+    def _leave_retired(self, model_revision: ModelRevision) -> None:
         """Whatever came to wait for a revision after it was retired goes to the one that took over."""
-        if served.retired:
-            self._begin_anew(served.abandon())
+        if model_revision.retired:
+            self._begin_anew(model_revision.abandon())
 
     def _begin_anew(self, requests: Sequence[Request]) -> None:
         """Admit requests once more, from the start, so that no answer mixes revisions."""

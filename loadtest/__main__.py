@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # What aiokafka retries it also logs as an error; what it gives up on it raises.
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     try:
-        with heap.settled() if options.calls else nullcontext():
+        with heap.frozen() if options.calls else nullcontext():
             code: int = options.run(options)
     except KeyboardInterrupt:
         return 130

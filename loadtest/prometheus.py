@@ -34,7 +34,7 @@ class BatchFigures:
 
 
 def batch_figures(address: str) -> BatchFigures:
-    """The totals of all lanes of the aggregator whose monitoring listens at `address`. Raises OSError."""
+    """The totals of all replicas of the aggregator whose monitoring listens at `address`. Raises OSError."""
     found = totals(address)
     return BatchFigures(
         batches=found["embed_batch_tokens_count"],

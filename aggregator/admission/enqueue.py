@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from aggregator.admission.bounds import Admission
 from aggregator.admission.held import Held, hold
 from aggregator.admission.limits import Gate
-from aggregator.admission.model_revision import Served
+from aggregator.admission.model_revision import ModelRevision
 from aggregator.admission.tokenizers.token_counts import Counted, count_long, count_together, is_long, too_long
 from aggregator.errors import Code
 from aggregator.request import Failure, Request
@@ -23,19 +23,23 @@ _Waiting = tuple[Request, Sequence[str | bytes], Sequence[int]]
 
 
 async def enqueue(
-    served: Served, admission: Admission, requests: Sequence[Request], gate: Gate, clock: Callable[[], float]
+    model_revision: ModelRevision,
+    admission: Admission,
+    requests: Sequence[Request],
+    gate: Gate,
+    clock: Callable[[], float],
 ) -> list[Request]:
     """Queue every input of `requests`, all of them long or none.
 
     Returns the requests that are complete already, because nothing of them was queued.
     """
-    waiting, found = await _count(served, requests)
+    waiting, found = await _count(model_revision, requests)
     complete: list[Request] = []
-    queue = served.dispatcher.queue
+    queue = model_revision.dispatcher.queue
     now_s = clock()
-    held = Held(admission, queue, served.promise, now_s)
-    lanes = served.dispatcher.lanes.values()
-    for request, inputs, token_count in _counted(served, waiting, found):
+    held = Held(admission, queue, model_revision.promise, now_s)
+    replicas = model_revision.dispatcher.replicas.values()
+    for request, inputs, token_count in _counted(model_revision, waiting, found):
         if not request.remaining:
             if not request.given_up:  # while its tokens were counted
                 complete.append(request)
@@ -43,7 +47,7 @@ async def enqueue(
         refusable = request.source.refusable
         if not request.admitted:
             if refusable:  # the others are paused before their bound
-                refusal = gate.refusal(request, token_count, admission, lanes, now_s)
+                refusal = gate.refusal(request, token_count, admission, replicas, now_s)
                 if refusal is not None:
                     request.fail(Failure.of(refusal))
                     complete.append(request)
@@ -65,21 +69,23 @@ def _put(queue: TokenQueue, request: Request, inputs: Sequence[tuple[int, bytes]
     return places
 
 
-async def _count(served: Served, requests: Sequence[Request]) -> tuple[list[_Waiting], list[Counted]]:
+async def _count(model_revision: ModelRevision, requests: Sequence[Request]) -> tuple[list[_Waiting], list[Counted]]:
     """What each request waits for, and the token ids of all texts among that, in their order."""
     texts: list[str] = []
     waiting: list[_Waiting] = []
     for request in requests:
-        prompt, values = served.prompts[request.options.input_type], request.inputs
+        prompt, values = model_revision.prompts[request.options.input_type], request.inputs
         indexes = _FIRST if len(values) == 1 else [i for i, found in enumerate(request.outcomes) if found is None]
         texts += [prompt + text for index in indexes if isinstance(text := values[index], str)]
         waiting.append((request, values, indexes))
-    count = count_long(served, requests[0], texts) if is_long(requests) else count_together(served, texts)
+    count = (
+        count_long(model_revision, requests[0], texts) if is_long(requests) else count_together(model_revision, texts)
+    )
     return waiting, await count
 
 
 def _counted(
-    served: Served, waiting: Sequence[_Waiting], found: Sequence[Counted]
+    model_revision: ModelRevision, waiting: Sequence[_Waiting], found: Sequence[Counted]
 ) -> Iterator[tuple[Request, list[tuple[int, bytes]], int]]:
     """Each request with the (index, token ids) of its inputs that go to the engine, and those inputs' tokens.
 
@@ -93,7 +99,7 @@ def _counted(
             given = values[index]
             token_ids = given if isinstance(given, bytes) else next(slices)  # even of those given up meanwhile
             if request.remaining:
-                checked = _checked(served, request, token_ids)
+                checked = _checked(model_revision, request, token_ids)
                 if isinstance(checked, bytes):
                     inputs.append((index, checked))
                     size_bytes += len(checked)
@@ -102,19 +108,19 @@ def _counted(
         yield request, inputs, size_bytes // _ID_BYTES
 
 
-def _checked(served: Served, request: Request, counted: Counted) -> Counted:
+def _checked(model_revision: ModelRevision, request: Request, counted: Counted) -> Counted:
     """The ids that go to the engine, or why none do."""
-    if isinstance(counted, bytes) and len(counted) > served.description.max_input_tokens * _ID_BYTES:
-        counted = _shorten(served, request, counted)
-    if isinstance(counted, bytes) and served.dispatcher.retries.is_quarantined(counted):
+    if isinstance(counted, bytes) and len(counted) > model_revision.description.max_input_tokens * _ID_BYTES:
+        counted = _shorten(model_revision, request, counted)
+    if isinstance(counted, bytes) and model_revision.dispatcher.retries.is_quarantined(counted):
         return _POISONED
     return counted
 
 
-def _shorten(served: Served, request: Request, token_ids: bytes) -> Counted:
+def _shorten(model_revision: ModelRevision, request: Request, token_ids: bytes) -> Counted:
     """Cut an over-long input as the request asks, or say that it does not allow it."""
     truncate = request.options.truncate
     if truncate == pb.TRUNCATE_NONE:
-        return too_long(served, f"{len(token_ids) // _ID_BYTES} tokens")
-    limit = served.description.max_input_tokens
-    return served.tokenizer.truncate_ids(token_ids, limit, keep_end=truncate == pb.TRUNCATE_START)
+        return too_long(model_revision, f"{len(token_ids) // _ID_BYTES} tokens")
+    limit = model_revision.description.max_input_tokens
+    return model_revision.tokenizer.truncate_ids(token_ids, limit, keep_end=truncate == pb.TRUNCATE_START)

@@ -11,7 +11,7 @@ from aggregator.admission.quotas import Quotas
 from aggregator.errors import InvalidRequest, Overloaded, TokenbatchError
 from aggregator.replicas.results import vector_bytes
 from aggregator.request import Request
-from aggregator.scheduler.replica import Lane
+from aggregator.scheduler.replica import Replica
 
 _TICK_S = 1e-6
 _SHORTEST_RETRY_S, _LONGEST_RETRY_S = 0.02, 120.0
@@ -33,9 +33,9 @@ class Gate:
         self._jitter = jitter
 
     def refusal(
-        self, request: Request, token_count: int, admission: Admission, lanes: Collection[Lane], now_s: float
+        self, request: Request, token_count: int, admission: Admission, replicas: Collection[Replica], now_s: float
     ) -> TokenbatchError | None:
-        """Why a call of so many tokens is not taken now; `lanes` are those that could serve it."""
+        """Why a call of so many tokens is not taken now; `replicas` are those that could serve it."""
         reply_bytes = len(request.inputs) * vector_bytes(request.options.dimensions, request.options.encoding)
         if reply_bytes > self._max_reply_bytes:
             return InvalidRequest(
@@ -49,7 +49,7 @@ class Gate:
             return self._overloaded("the tenant's rate of tokens is used up: send slower", wait_s, rested_s)
         full = admission.full(tenant, token_count)
         if full is not None:
-            tokens_per_s = admission.tokens_per_s(now_s) or _tokens_per_s(lanes) or inf
+            tokens_per_s = admission.tokens_per_s(now_s) or _tokens_per_s(replicas) or inf
             return self._overloaded(
                 _MESSAGES[full.bound], full.excess_tokens / tokens_per_s, full.ahead_tokens / tokens_per_s
             )
@@ -68,6 +68,6 @@ class Gate:
         return Overloaded(message, min(room_s + self._jitter() * max(room_s, open_s), _LONGEST_RETRY_S))
 
 
-def _tokens_per_s(lanes: Collection[Lane]) -> float:
-    """What all lanes do together in steps that are full, as far as is known."""
-    return sum(lane.token_budget / max(_TICK_S, lane.step_time_s(lane.token_budget)) for lane in lanes)
+def _tokens_per_s(replicas: Collection[Replica]) -> float:
+    """What all replicas do together in steps that are full, as far as is known."""
+    return sum(replica.token_budget / max(_TICK_S, replica.step_time_s(replica.token_budget)) for replica in replicas)

@@ -1,4 +1,4 @@
-"""One revision of a model in service: its tokenizer, its queue, its lanes, and what is under way."""
+"""One revision of a model in service: its tokenizer, its queue, its replicas, and what is under way."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aggregator.replicas.engine import Engine, ServerDescription
 from aggregator.request import Options, Request, request_of
 from aggregator.scheduler.budget.controller import Promise, SlaGoal
 from aggregator.scheduler.dispatcher import Batch, Dispatcher, DispatchPolicy
-from aggregator.scheduler.replica import Lane
+from aggregator.scheduler.replica import Replica
 from protos.embedding.v1 import embedding_pb2 as pb
 
 
@@ -34,7 +34,7 @@ class CountingFactory(Protocol):
         ...
 
 
-class Served:
+class ModelRevision:
     """One revision of a model, while servers of it are known.
 
     `under_way` are the batches that are out. Once `retired` it sends nothing more: what still comes to wait here is
@@ -73,16 +73,16 @@ class Served:
         """Whether a server of this revision may join: not when all others are gone and it says something else."""
         return bool(self.engines) or _as_revision(self.description) == _as_revision(description)
 
-    def add(self, engine: Engine, lane: Lane) -> None:
+    def add(self, engine: Engine, replica: Replica) -> None:
         """A server of this revision is ready."""
-        self.engines[lane.name] = engine
-        self.dispatcher.lanes[lane.name] = lane
+        self.engines[replica.name] = engine
+        self.dispatcher.replicas[replica.name] = replica
 
     def remove(self, engine: Engine) -> None:
         """It is gone; a later one at the same address is another engine."""
         address = engine.description.address
         if self.engines.get(address) is engine:
-            del self.engines[address], self.dispatcher.lanes[address]
+            del self.engines[address], self.dispatcher.replicas[address]
 
     def abandon(self) -> list[Request]:
         """Take out every request that waits here, whole: what is under way of it is computed for nobody."""

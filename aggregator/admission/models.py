@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from aggregator.admission.bounds import Admission
-from aggregator.admission.model_revision import Counting, Served
-from aggregator.admission.pending import Parked
+from aggregator.admission.model_revision import Counting, ModelRevision
+from aggregator.admission.pending import Pending
 from aggregator.admission.tokenizers.tokenizer import Tokenizer
 from aggregator.errors import UnknownModel, shown
 from aggregator.replicas.engine import Engine, ServerDescription
@@ -16,7 +16,7 @@ from aggregator.request import Request, request_of
 from aggregator.scheduler.budget.controller import Promise, SlaGoal, StepLimits
 from aggregator.scheduler.dispatcher import DispatchPolicy
 from aggregator.scheduler.queue import TokenQueue
-from aggregator.scheduler.replica import UNMEASURED, Lane
+from aggregator.scheduler.replica import UNMEASURED, Replica
 from aggregator.scheduler.work_item import Entry, Priority, Query
 
 
@@ -39,66 +39,66 @@ class Model:
     name: str
     aliases: tuple[str, ...]
     admission: Admission
-    revisions: dict[str, Served] = field(default_factory=dict)
-    superseded: list[Served] = field(default_factory=list)
-    parked: Parked = field(default_factory=Parked)
+    revisions: dict[str, ModelRevision] = field(default_factory=dict)
+    superseded: list[ModelRevision] = field(default_factory=list)
+    pending: Pending = field(default_factory=Pending)
     unavailable_since_s: float | None = None
     scales_to_zero: bool = False
 
     @property
     def available(self) -> bool:
         """Whether some server can take a batch."""
-        return any(served.engines for served in self.revisions.values())
+        return any(model_revision.engines for model_revision in self.revisions.values())
 
     def full(self) -> frozenset[Priority]:
-        """The classes of which Kafka must not bring more now, by what is queued or parked."""
-        return frozenset(Priority) if self.admission.is_filled(self.parked.tokens) else self.admission.stopped()
+        """The classes of which Kafka must not bring more now, by what is queued or pending."""
+        return frozenset(Priority) if self.admission.is_filled(self.pending.tokens) else self.admission.stopped()
 
-    def choose(self, revision: str) -> Served | None:
+    def choose(self, revision: str) -> ModelRevision | None:
         """The revision to serve a request: the one it pins, else the one with most servers; None: none is known.
 
         Raises UnknownModel for a pinned revision that no server has, while another is served.
         """
         if not revision:
-            return max(self.revisions.values(), key=lambda served: len(served.engines), default=None)
-        served = self.revisions.get(revision)
-        if served is None and self.revisions:
+            return max(self.revisions.values(), key=lambda model_revision: len(model_revision.engines), default=None)
+        model_revision = self.revisions.get(revision)
+        if model_revision is None and self.revisions:
             known = ", ".join(self.revisions)
             raise UnknownModel(f"revision {shown(revision)} of {self.name} is not served: use one of {known}, or none")
-        return served
+        return model_revision
 
     def servers_changed(self, now_s: float) -> list[Request]:
         """Take out the requests that are to be routed anew, because other servers than theirs are there now.
 
-        What is being counted for a revision that went, or under way there, may come back later: see `Served.retired`.
+        What is being counted for a revision that went, or under way there, may come back later: see its `retired`.
         """
         if not self.available:
             if self.unavailable_since_s is None:
                 self.unavailable_since_s = now_s
             return []
         self.unavailable_since_s = None
-        for revision in [revision for revision, served in self.revisions.items() if not served.engines]:
+        for revision in [revision for revision, model_revision in self.revisions.items() if not model_revision.engines]:
             self.superseded.append(self.revisions.pop(revision))
-        waiting = self.parked.take(lambda _: True)
-        for served in self.superseded:
-            served.retired = True
-            waiting += served.abandon()
+        waiting = self.pending.take(lambda _: True)
+        for model_revision in self.superseded:
+            model_revision.retired = True
+            waiting += model_revision.abandon()
         self.superseded = []
         return waiting
 
     def waiting(self) -> list[tuple[Query, tuple[TokenQueue, Entry]]]:
         """Queries that are not under way, each with its place; for rare sweeps."""
         return [
-            (query, (served.dispatcher.queue, entry))
-            for served in self.revisions.values()
-            for entry in served.dispatcher.waiting()
+            (query, (model_revision.dispatcher.queue, entry))
+            for model_revision in self.revisions.values()
+            for entry in model_revision.dispatcher.waiting()
             for query in entry.waiters
             if not query.done
         ]
 
     def take_out(self, gone: Callable[[Request], bool]) -> list[Request]:
         """Take the requests for which `gone` holds out of the queues; those under way come back on their own."""
-        taken = dict.fromkeys(self.parked.take(gone))
+        taken = dict.fromkeys(self.pending.take(gone))
         for query, (queue, entry) in self.waiting():
             if gone(request_of(query)):
                 queue.cancel(query, entry)
@@ -128,14 +128,14 @@ class Models:
     def __iter__(self) -> Iterator[Model]:
         return iter(self._models)
 
-    def served(self) -> list[Served]:
+    def in_service(self) -> list[ModelRevision]:
         """Every revision in service."""
-        return [served for model in self._models for served in model.revisions.values()]
+        return [model_revision for model in self._models for model_revision in model.revisions.values()]
 
-    def next_turn_s(self, now_s: float) -> float:
-        """When the first lane of all takes its next batch (monotonic seconds); now when there is no lane."""
-        rosters = (served.dispatcher.lanes for served in self.served())
-        return min((lanes.due_s(now_s) for lanes in rosters if lanes), default=now_s)
+    def next_due_s(self, now_s: float) -> float:
+        """When the first replica of all takes its next batch (monotonic seconds); now when there is no replica."""
+        active = (model_revision.dispatcher.replicas for model_revision in self.in_service())
+        return min((replicas.due_s(now_s) for replicas in active if replicas), default=now_s)
 
     def find(self, name: str) -> Model:
         """The model of that name or alias. Raises UnknownModel."""
@@ -149,24 +149,24 @@ class Models:
         """The most that vectors of the model of that name or alias have; 0 where none is served."""
         model = self._by_name.get(name)
         revisions = model.revisions.values() if model is not None else ()
-        return max((served.description.dimensions for served in revisions), default=0)
+        return max((model_revision.description.dimensions for model_revision in revisions), default=0)
 
     def join(self, engine: Engine, tokenizer: Tokenizer) -> Model:
         """A server is ready; its revision is in service from now on."""
         description = engine.description
         model = self._by_name[description.model]
-        served = model.revisions.get(description.model_revision)
-        if served is not None and not served.takes(description):
-            model.superseded.append(served)
-            served = None
-        if served is None:
-            served = Served(description, tokenizer, self._counting(tokenizer), self._policy, self._goal)
-            model.revisions[description.model_revision] = served
-        served.add(engine, self._lane(description, served.promise))
+        model_revision = model.revisions.get(description.model_revision)
+        if model_revision is not None and not model_revision.takes(description):
+            model.superseded.append(model_revision)
+            model_revision = None
+        if model_revision is None:
+            model_revision = ModelRevision(description, tokenizer, self._counting(tokenizer), self._policy, self._goal)
+            model.revisions[description.model_revision] = model_revision
+        model_revision.add(engine, self._replica(description, model_revision.promise))
         return model
 
-    def _lane(self, description: ServerDescription, promise: Promise | None) -> Lane:
-        """A lane with its budget: the setting's, the controller's where something is promised, or the measured one."""
+    def _replica(self, description: ServerDescription, promise: Promise | None) -> Replica:
+        """A replica with its budget: the setting's, or what was measured; a controller where a time is promised."""
         curve, capacity = description.curve or UNMEASURED, description.step_token_capacity
         steering = None
         if promise is not None:
@@ -174,13 +174,13 @@ class Models:
             steering = promise.steer(limits, curve.time_s(promise.goal.min_tokens))
         budget = min(self._token_budget or curve.saturation_point, capacity)
         most = 0 if self._token_budget else min(curve.backlog_tokens, capacity)
-        return Lane(description.address, description.curve, budget, self._policy.lane, steering, capacity=most)
+        return Replica(description.address, description.curve, budget, self._policy.replica, steering, capacity=most)
 
     def leave(self, engine: Engine) -> Model:
         """A server is gone; its revision stays as long as no other can take over what waits for it."""
         description = engine.description
         model = self._by_name[description.model]
-        served = model.revisions.get(description.model_revision)
-        if served is not None:
-            served.remove(engine)
+        model_revision = model.revisions.get(description.model_revision)
+        if model_revision is not None:
+            model_revision.remove(engine)
         return model

@@ -14,7 +14,7 @@ _PER_TOKEN = 4
 _FEW = 64
 
 
-class Parked:
+class Pending:
     """Requests in no queue, as nothing is known yet that could count their tokens."""
 
     def __init__(self) -> None:

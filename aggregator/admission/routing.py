@@ -6,9 +6,9 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from aggregator.admission.model_revision import Served
+from aggregator.admission.model_revision import ModelRevision
 from aggregator.admission.models import Model, Models
-from aggregator.admission.pending import Parked
+from aggregator.admission.pending import Pending
 from aggregator.errors import Code, ModelUnavailable, TokenbatchError
 from aggregator.request import Failure, Options, Request
 
@@ -22,10 +22,10 @@ UNQUEUED = Failure(Code.INTERNAL, "the request could not be queued")
 class Routed:
     """Requests by who is to serve them; `refused` are those that failed already, `expired` of them by their deadline.
 
-    Those of a model without a first server are in neither: they are parked.
+    Those of a model without a first server are in neither: they are pending.
     """
 
-    groups: dict[Served, tuple[Model, list[Request]]] = field(default_factory=dict)
+    groups: dict[ModelRevision, tuple[Model, list[Request]]] = field(default_factory=dict)
     refused: list[Request] = field(default_factory=list)
     expired: int = 0
 
@@ -33,7 +33,7 @@ class Routed:
 def route_all(requests: Sequence[Request], models: Models, now_s: float) -> Routed:
     """Route requests of any source, at `now_s` (monotonic seconds); those that ask alike are looked up once."""
     routed = Routed()
-    routes: dict[tuple[str, str, bool, int], tuple[Options, Parked | list[Request]]] = {}
+    routes: dict[tuple[str, str, bool, int], tuple[Options, Pending | list[Request]]] = {}
     for request in requests:
         try:
             if request.remaining and request.deadline_s <= now_s:
@@ -43,11 +43,11 @@ def route_all(requests: Sequence[Request], models: Models, now_s: float) -> Rout
                 key = (request.model, request.model_revision, request.source.refusable, id(request.options))
                 route = routes.get(key)
                 if route is None:
-                    model, served, options = _route(request, models)
-                    if served is None:
-                        route = options, model.parked
+                    model, model_revision, options = _route(request, models)
+                    if model_revision is None:
+                        route = options, model.pending
                     else:
-                        route = options, routed.groups.setdefault(served, (model, []))[1]
+                        route = options, routed.groups.setdefault(model_revision, (model, []))[1]
                     routes[key] = route
                 request.options, group = route
                 request.source.accept(request)
@@ -71,11 +71,11 @@ def unroute(request: Request) -> None:
     request.options = request.options.asked or request.options
 
 
-def _route(request: Request, models: Models) -> tuple[Model, Served | None, Options]:
+def _route(request: Request, models: Models) -> tuple[Model, ModelRevision | None, Options]:
     """The model, the revision to serve the request (None: none is known yet), and its options made definite."""
     model = models.find(request.model)
-    served = model.choose(request.model_revision)
+    model_revision = model.choose(request.model_revision)
     waits = model.scales_to_zero or not request.source.refusable
-    if not waits and (served is None or not served.engines):
+    if not waits and (model_revision is None or not model_revision.engines):
         raise ModelUnavailable(f"no server of {model.name} is available")
-    return model, served, request.options if served is None else served.resolve(request.options)
+    return model, model_revision, request.options if model_revision is None else model_revision.resolve(request.options)

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
-from aggregator.admission.model_revision import Served
+from aggregator.admission.model_revision import ModelRevision
 from aggregator.admission.models import Model, Models
 from aggregator.errors import UnknownModel
 from aggregator.request import Request
@@ -82,9 +82,11 @@ class DemandMeter:
         return self._arrivals[self._models.find(name).name, KAFKA].tokens_per_request
 
     def of(self, model: Model) -> pb.ModelDemand:
-        """One model's demand and lanes at this moment."""
+        """One model's demand and replicas at this moment."""
         now_s = self._clock()
-        promises = [served.promise for served in model.revisions.values() if served.promise is not None]
+        promises = [
+            model_revision.promise for model_revision in model.revisions.values() if model_revision.promise is not None
+        ]
         kafka, grpc = (self._arrivals[model.name, source] for source in (KAFKA, GRPC))
         return pb.ModelDemand(
             model=model.name,
@@ -92,10 +94,10 @@ class DemandMeter:
             kafka_tokens_per_s=kafka.tokens_per_s(now_s),
             held_tokens=model.admission.total,
             tokens_per_record=kafka.tokens_per_request,
-            lanes=[lane for served in model.revisions.values() for lane in _lanes(served)],
+            replicas=[replica for model_revision in model.revisions.values() for replica in _replicas(model_revision)],
             p99_s=max((promise.p99_s for promise in promises), default=0.0),
             slo_s=max((promise.goal.answer_s or 0.0 for promise in promises), default=0.0),
-            parked_requests=len(model.parked),
+            pending_requests=len(model.pending),
         )
 
 
@@ -142,13 +144,13 @@ class DemandReport:
             )
 
 
-def _lanes(served: Served) -> Iterator[pb.Lane]:
-    for lane in served.dispatcher.lanes.in_use.values():
-        yield pb.Lane(
-            address=lane.name,
-            token_budget=lane.token_budget,
-            step_time_s=lane.step_time_s(lane.token_budget),
-            batches_out=lane.batches_out,
-            tokens_out=lane.tokens_out,
-            budget_at_floor=lane.steering is not None and lane.steering.at_floor,
+def _replicas(model_revision: ModelRevision) -> Iterator[pb.Replica]:
+    for replica in model_revision.dispatcher.replicas.in_use.values():
+        yield pb.Replica(
+            address=replica.name,
+            token_budget=replica.token_budget,
+            step_time_s=replica.step_time_s(replica.token_budget),
+            batches_out=replica.batches_out,
+            tokens_out=replica.tokens_out,
+            budget_at_floor=replica.steering is not None and replica.steering.at_floor,
         )

@@ -15,7 +15,7 @@ millisecond; 50,000 made pauses of 15 to 60 ms, the whole tail of light load.
 """
 
 
-def settle() -> None:
+def freeze() -> None:
     """Call it when all that stays is there, a model, say: collections pass over it from now on."""
     gc.collect()
     gc.freeze()
@@ -23,10 +23,10 @@ def settle() -> None:
 
 
 @contextmanager
-def settled() -> Generator[None]:
+def frozen() -> Generator[None]:
     """The same for a while, for what measures others and must not be late itself."""
     thresholds = gc.get_threshold()
-    settle()
+    freeze()
     try:
         yield
     finally:

@@ -7,7 +7,7 @@ The pipeline calls, once per batch, fetch or event and never per record:
 * Kafka: `commit_failed`, `rebalanced`, `records_lost`, `found_corrupt`
 * gRPC refuses what is no request yet: `call_refused`
 
-and gives `watch` a function that describes queues, lanes and partitions, `watch_calls` one that tells what calls hold,
+and gives `watch` a function that describes queues, replicas and partitions, `watch_calls` one of what calls hold,
 and `watch_clock` one that tells the clock's skew. A `Metrics` needs no reader: it counts all the same, so tests and
 tools make one with `Metrics(Gatherer())`.
 """
@@ -98,17 +98,17 @@ class Metrics:
         """A call was refused before it was a request."""
         self._calls_refused.add(1, limit)
 
-    def batch_sent(self, lane: str, reason: str, tokens: int, queries: int, budget: int) -> None:
-        """A batch went out to a lane, for a reason, holding so much of the token budget in force."""
-        self._sends.add(1, lane, reason)
-        self._batch_tokens.record(tokens, lane)
-        self._batch_queries.record(queries, lane)
-        self._fill_ratio.record(tokens / budget, lane)
+    def batch_sent(self, replica: str, reason: str, tokens: int, queries: int, budget: int) -> None:
+        """A batch went out to a replica, for a reason, holding so much of the token budget in force."""
+        self._sends.add(1, replica, reason)
+        self._batch_tokens.record(tokens, replica)
+        self._batch_queries.record(queries, replica)
+        self._fill_ratio.record(tokens / budget, replica)
 
-    def batch_done(self, lane: str, result: StepResult) -> None:
+    def batch_done(self, replica: str, result: StepResult) -> None:
         """A batch came back: how long the engine step took, and how long the engine idled before it."""
-        self._engine_duration.record(result.report.step_duration_s, lane)
-        self._engine_idle.add(result.report.idle_before_s, lane)
+        self._engine_duration.record(result.report.step_duration_s, replica)
+        self._engine_idle.add(result.report.idle_before_s, replica)
 
     def answered(
         self,
@@ -170,25 +170,25 @@ class Metrics:
         self._tokenizer_differences.add(differing)
 
     def _define_batches(self, gatherer: Gatherer) -> None:
-        lane = ("lane",)
+        replica = ("replica",)
         self._sends = gatherer.counter(
-            Instrument("embed.batch.sends", "{batch}", "batches sent, by reason", ("lane", "reason"))
+            Instrument("embed.batch.sends", "{batch}", "batches sent, by reason", ("replica", "reason"))
         )
         self._batch_tokens = gatherer.histogram(
-            Instrument("embed.batch.tokens", "{token}", "tokens of a batch", lane), _TOKEN_BOUNDS
+            Instrument("embed.batch.tokens", "{token}", "tokens of a batch", replica), _TOKEN_BOUNDS
         )
         self._batch_queries = gatherer.histogram(
-            Instrument("embed.batch.queries", "{query}", "queries of a batch", lane), _QUERY_BOUNDS
+            Instrument("embed.batch.queries", "{query}", "queries of a batch", replica), _QUERY_BOUNDS
         )
         self._fill_ratio = gatherer.histogram(
-            Instrument("embed.batch.fill_ratio", "1", "tokens of a batch over the token budget", lane), _RATIO_BOUNDS
+            Instrument("embed.batch.fill_ratio", "1", "tokens of a batch over the token budget", replica), _RATIO_BOUNDS
         )
         self._engine_duration = gatherer.histogram(
-            Instrument("embed.engine.duration", "s", "time of the engine step that ran a batch", lane),
+            Instrument("embed.engine.duration", "s", "time of the engine step that ran a batch", replica),
             _DURATION_BOUNDS_S,
         )
         self._engine_idle = gatherer.counter(
-            Instrument("embed.engine.idle", "s", "time an engine waited for a batch of this aggregator", lane)
+            Instrument("embed.engine.idle", "s", "time an engine waited for a batch of this aggregator", replica)
         )
         self._retries = gatherer.counter(
             Instrument("embed.retries", "{query}", "queries sent again after their batch failed", ("code",))

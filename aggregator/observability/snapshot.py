@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 
-from aggregator.admission.model_revision import Served
+from aggregator.admission.model_revision import ModelRevision
 from aggregator.admission.models import Models
 from aggregator.observability.gathered import Instrument, Labels
 from aggregator.scheduler.work_item import Priority
@@ -29,10 +29,10 @@ class QueueFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class LaneFigures:
+class ReplicaFigures:
     """One model server as the aggregator sees it; None where nothing is known."""
 
-    lane: str
+    replica: str
     model: str
     state: str
     inflight_tokens: int
@@ -58,7 +58,7 @@ class Snapshot:
     """Everything at one moment."""
 
     queues: tuple[QueueFigures, ...] = ()
-    lanes: tuple[LaneFigures, ...] = ()
+    replicas: tuple[ReplicaFigures, ...] = ()
     partitions: tuple[PartitionFigures, ...] = ()
 
 
@@ -104,25 +104,25 @@ class OnLoop:
 
 
 _QUEUE = ("model", "priority")
-_LANE = ("lane", "model")
+_REPLICA = ("replica", "model")
 _PARTITION = ("topic", "partition")
 
 _QUEUE_TOKENS = Instrument("embed.queue.tokens", "{token}", "tokens waiting", _QUEUE)
 _QUEUE_AGE = Instrument("embed.queue.age", "s", "age of the oldest query that waits", _QUEUE)
-_LANE_STATE = Instrument("embed.lane.state", "1", "1 for the state a model server is in", (*_LANE, "state"))
-_INFLIGHT = Instrument("embed.lane.inflight_tokens", "{token}", "tokens out to a model server", _LANE)
-_BUDGET = Instrument("embed.token_budget", "{token}", "tokens a batch may hold", _LANE)
-_SATURATION = Instrument("embed.saturation_point", "{token}", "tokens past which more do not pay", _LANE)
-_PRESSURE = Instrument("embed.sla.pressure", "1", "how far latency stands from what is promised; 1: there", _LANE)
+_REPLICA_STATE = Instrument("embed.replica.state", "1", "1 for the state a model server is in", (*_REPLICA, "state"))
+_INFLIGHT = Instrument("embed.replica.inflight_tokens", "{token}", "tokens out to a model server", _REPLICA)
+_BUDGET = Instrument("embed.token_budget", "{token}", "tokens a batch may hold", _REPLICA)
+_SATURATION = Instrument("embed.saturation_point", "{token}", "tokens past which more do not pay", _REPLICA)
+_PRESSURE = Instrument("embed.sla.pressure", "1", "how far latency stands from what is promised; 1: there", _REPLICA)
 _LAG = Instrument("embed.consumer.lag", "{record}", "records in the log, not yet fetched", _PARTITION)
 _LAG_TOKENS = Instrument("embed.consumer.lag_tokens", "{token}", "tokens in the log, estimated", _PARTITION)
 _SPAN = Instrument(
-    "embed.consumer.uncommitted_span", "{record}", "records between the commit and the highest settled", _PARTITION
+    "embed.consumer.uncommitted_span", "{record}", "records between the commit and the highest completed", _PARTITION
 )
 _PAUSED = Instrument("embed.consumer.paused", "1", "1 while a partition is paused", _PARTITION)
 
 GAUGES = (
-    *(_QUEUE_TOKENS, _QUEUE_AGE, _LANE_STATE, _INFLIGHT, _BUDGET, _SATURATION, _PRESSURE),
+    *(_QUEUE_TOKENS, _QUEUE_AGE, _REPLICA_STATE, _INFLIGHT, _BUDGET, _SATURATION, _PRESSURE),
     *(_LAG, _LAG_TOKENS, _SPAN, _PAUSED),
 )
 
@@ -138,12 +138,12 @@ def gauge_values(snapshot: Snapshot) -> Mapping[Instrument, Mapping[Labels, floa
     for queue in snapshot.queues:
         put(_QUEUE_TOKENS, queue.tokens, queue.model, queue.priority)
         put(_QUEUE_AGE, queue.age_s, queue.model, queue.priority)
-    for lane in snapshot.lanes:
-        put(_LANE_STATE, 1, lane.lane, lane.model, lane.state)
-        put(_INFLIGHT, lane.inflight_tokens, lane.lane, lane.model)
-        put(_BUDGET, lane.token_budget, lane.lane, lane.model)
-        put(_SATURATION, lane.saturation_point, lane.lane, lane.model)
-        put(_PRESSURE, lane.pressure, lane.lane, lane.model)
+    for replica in snapshot.replicas:
+        put(_REPLICA_STATE, 1, replica.replica, replica.model, replica.state)
+        put(_INFLIGHT, replica.inflight_tokens, replica.replica, replica.model)
+        put(_BUDGET, replica.token_budget, replica.replica, replica.model)
+        put(_SATURATION, replica.saturation_point, replica.replica, replica.model)
+        put(_PRESSURE, replica.pressure, replica.replica, replica.model)
     for partition in snapshot.partitions:
         labels = (partition.topic, str(partition.partition))
         put(_LAG, partition.lag_records, *labels)
@@ -153,43 +153,43 @@ def gauge_values(snapshot: Snapshot) -> Mapping[Instrument, Mapping[Labels, floa
     return values
 
 
-_LANE_STATES = ("idle", "running", "staged")
+_REPLICA_STATES = ("idle", "running", "staged")
 
 
 def snapshot(
     models: Models, deliveries: KafkaDeliveries | None, tokens_per_record: Callable[[str], float] = lambda _: 0.0
 ) -> Snapshot:
-    """Queues, lanes and partitions at this moment; to be called on the event loop.
+    """Queues, replicas and partitions at this moment; to be called on the event loop.
 
     `tokens_per_record`: of a topic, as its latest records were; 0 before any.
     """
     now_s = time.monotonic()
-    served = models.served()
+    model_revision = models.in_service()
     return Snapshot(
-        queues=tuple(figures for each in served for figures in _queues(each, now_s)),
-        lanes=tuple(figures for each in served for figures in _lanes(each)),
+        queues=tuple(figures for each in model_revision for figures in _queues(each, now_s)),
+        replicas=tuple(figures for each in model_revision for figures in _replicas(each)),
         partitions=tuple(_partitions(deliveries, tokens_per_record)) if deliveries is not None else (),
     )
 
 
-def _queues(served: Served, now_s: float) -> Iterator[QueueFigures]:
-    for priority, waiting in zip(Priority, served.dispatcher.queue.classes, strict=True):
+def _queues(model_revision: ModelRevision, now_s: float) -> Iterator[QueueFigures]:
+    for priority, waiting in zip(Priority, model_revision.dispatcher.queue.classes, strict=True):
         oldest = waiting.oldest()
         age_s = now_s - oldest.enqueued_s if oldest is not None else 0.0
-        yield QueueFigures(served.description.model, priority.name.lower(), waiting.tokens, age_s)
+        yield QueueFigures(model_revision.description.model, priority.name.lower(), waiting.tokens, age_s)
 
 
-def _lanes(served: Served) -> Iterator[LaneFigures]:
-    for name, lane in served.dispatcher.lanes.items():
-        curve = served.engines[name].description.curve
-        yield LaneFigures(
-            lane=lane.name,
-            model=served.description.model,
-            state=_LANE_STATES[lane.batches_out],
-            inflight_tokens=lane.tokens_out,
-            token_budget=lane.token_budget,
+def _replicas(model_revision: ModelRevision) -> Iterator[ReplicaFigures]:
+    for name, replica in model_revision.dispatcher.replicas.items():
+        curve = model_revision.engines[name].description.curve
+        yield ReplicaFigures(
+            replica=replica.name,
+            model=model_revision.description.model,
+            state=_REPLICA_STATES[replica.batches_out],
+            inflight_tokens=replica.tokens_out,
+            token_budget=replica.token_budget,
             saturation_point=curve.saturation_point if curve is not None else None,
-            pressure=lane.steering.pressure if lane.steering is not None else None,
+            pressure=replica.steering.pressure if replica.steering is not None else None,
         )
 
 

@@ -54,7 +54,7 @@ class Tracing:
     def process(
         self, model: str, batch_id: str, *, queries: int, tokens: int, attempt: int, parents: Iterable[bytes | None]
     ) -> AbstractContextManager[None]:
-        """One batch from dispatch to settlement; `parents` (its requests' `traceparent`s) are read only if traced."""
+        """One batch from dispatch to completion; `parents` (its requests' `traceparent`s) are read only if traced."""
         if not self.enabled:
             return _NOTHING
         attributes: dict[str, str | int] = {

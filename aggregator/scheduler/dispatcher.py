@@ -1,4 +1,4 @@
-"""Say which batches are due now, on which lane and why, and what becomes of those that come back."""
+"""Say which batches are due now, on which replica and why, and what becomes of those that come back."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from math import inf
 
 from aggregator.scheduler.packing import Packer, PackPolicy
 from aggregator.scheduler.queue import QueuePolicy, TokenQueue
-from aggregator.scheduler.replica import Lane, LanePolicy, SendReason, StepReport
-from aggregator.scheduler.replica_choice import Pace, Roster, next_turn
+from aggregator.scheduler.replica import Replica, ReplicaPolicy, SendReason, StepReport
+from aggregator.scheduler.replica_choice import ActiveReplicas, Pace, choose_replica
 from aggregator.scheduler.retries import Group, Retries, RetryPolicy
 from aggregator.scheduler.work_item import Entry, Query
 
 
 @dataclass(frozen=True, slots=True)
 class DispatchPolicy:
-    """How one model's queue, packing, lanes and retries behave.
+    """How one model's queue, packing, replicas and retries behave.
 
-    `lone_timeout_s`: a batch's time-out where there is no other lane to send it to. `paced`: whether lanes are kept
-    from starting and ending together.
+    `lone_timeout_s`: a batch's time-out where there is no other replica to send it to. `paced`: whether replicas are
+    kept from starting and ending together.
     """
 
     queue: QueuePolicy = field(default_factory=QueuePolicy)
     pack: PackPolicy = field(default_factory=PackPolicy)
-    lane: LanePolicy = field(default_factory=LanePolicy)
+    replica: ReplicaPolicy = field(default_factory=ReplicaPolicy)
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     lone_timeout_s: float = 60.0
     paced: bool = True
@@ -33,7 +33,7 @@ class DispatchPolicy:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """Entries cut for one lane; `group` is set when they failed before. The time-out counts from `cut_s`.
+    """Entries cut for one replica; `group` is set when they failed before. The time-out counts from `cut_s`.
 
     `token_budget`: what their step may hold, others' batches included.
     """
@@ -41,7 +41,7 @@ class Batch:
     batch_id: str
     entries: list[Entry]
     token_count: int
-    lane: Lane
+    replica: Replica
     reason: SendReason
     group: Group | None
     cut_s: float
@@ -70,11 +70,11 @@ class Due:
 
 
 class Dispatcher:
-    """One model revision's queue, lanes and retries at work; `name` makes its batch ids unique."""
+    """One model revision's queue, replicas and retries at work; `name` makes its batch ids unique."""
 
     def __init__(self, name: str, policy: DispatchPolicy) -> None:
         self.queue = TokenQueue(policy.queue)
-        self.lanes = Roster(name)
+        self.replicas = ActiveReplicas(name)
         self.retries = Retries(policy.retry)
         self._packer = Packer(self.queue, policy.pack)
         self._pace = Pace()
@@ -99,14 +99,14 @@ class Dispatcher:
 
     def refused(self, batch: Batch, now_s: float, jitter: float) -> None:
         """A server refused a batch before starting it; `jitter` in [0, 1) spreads what comes again."""
-        batch.lane.hold_until(now_s + self._policy.retry.backoff_s * (0.5 + jitter))
+        batch.replica.hold_until(now_s + self._policy.retry.backoff_s * (0.5 + jitter))
         self._ended(batch, now_s, None)
         self.retries.refused(batch.entries, batch.group, now_s, jitter)
 
     def failed(self, batch: Batch, now_s: float, jitter: float) -> list[Entry]:
         """A batch failed; returns the entries proven to be poison, the rest is sent again."""
         self._ended(batch, now_s, None)
-        return self.retries.failed(batch.entries, batch.group, batch.lane.name, now_s, jitter)
+        return self.retries.failed(batch.entries, batch.group, batch.replica.name, now_s, jitter)
 
     def waiting(self) -> Iterator[Entry]:
         """Entries queued or waiting to be sent again; for rare sweeps."""
@@ -114,55 +114,55 @@ class Dispatcher:
         yield from self.retries.entries()
 
     def _send_again(self, due: Due, now_s: float) -> None:
-        retries, lanes = self.retries, self.lanes.values()
-        retries.lanes_changed(self.lanes, now_s)
-        for lane in lanes:
-            lane.exclusive = retries.reserves(lane.name, now_s)
-            while lane.due_s(now_s) <= now_s:
+        retries, replicas = self.retries, self.replicas.values()
+        retries.replicas_changed(self.replicas, now_s)
+        for replica in replicas:
+            replica.exclusive = retries.reserves(replica.name, now_s)
+            while replica.due_s(now_s) <= now_s:
                 group = retries.next_for(
-                    lane.name,
-                    token_budget=lane.token_budget,
-                    idle=not lane.batches_out,
-                    others=len(lanes) > 1,
+                    replica.name,
+                    token_budget=replica.token_budget,
+                    idle=not replica.batches_out,
+                    others=len(replicas) > 1,
                     now_s=now_s,
                 )
                 if group is None:
                     break
                 reason = SendReason.SUSPECT if group.suspect else SendReason.RETRY
-                due.batches.append(self._cut(lane, group.entries, reason, group, now_s))
-        times = (retries.next_due_s(now_s), *(lane.due_s(now_s) for lane in lanes))
+                due.batches.append(self._cut(replica, group.entries, reason, group, now_s))
+        times = (retries.next_due_s(now_s), *(replica.due_s(now_s) for replica in replicas))
         due.wake_s = min(time_s for time_s in times if time_s > now_s)
 
     def _send_queued(self, due: Due, now_s: float, max_entries: int, always: SendReason | None) -> None:
         queue = self.queue
         pace = self._pace if self._policy.paced and always is None else None
         while len(queue):
-            turn = next_turn(self.lanes.in_use.values(), now_s, queue.tokens, pace, queue.next_deadline_s())
-            lane = turn.lane
-            if lane is None:
-                if turn.lacks_lane and self.lanes.widen():
+            turn = choose_replica(self.replicas.in_use.values(), now_s, queue.tokens, pace, queue.next_deadline_s())
+            replica = turn.replica
+            if replica is None:
+                if turn.lacks_replica and self.replicas.widen():
                     continue
                 due.wake_s = min(due.wake_s, turn.wake_s)
                 return
-            budget = self._budget(lane, now_s)
-            # A spare lane might be sooner; and a longer step than usual is one that every deadline allows.
-            finish_s = None if self.lanes.has_spare or budget > lane.token_budget else turn.finish_s
+            budget = self._budget(replica, now_s)
+            # A spare replica might be sooner; and a longer step than usual is one that every deadline allows.
+            finish_s = None if self.replicas.has_spare or budget > replica.token_budget else turn.finish_s
             cut = self._packer.pack(budget, now_s, max_entries=max_entries, finish_s=finish_s)
             due.late += cut.late
             if cut.entries:
                 self._pace.sent(len(cut.entries), now_s)
                 reason = SendReason.OVERSIZED if cut.oversized else SendReason.AGED if cut.aged else turn.reason
-                due.batches.append(self._cut(lane, cut.entries, always or reason, None, now_s, budget=budget))
+                due.batches.append(self._cut(replica, cut.entries, always or reason, None, now_s, budget=budget))
 
-    def _budget(self, lane: Lane, now_s: float) -> int:
-        """Tokens that the lane's next batch may hold: more than usual of a backlog whose deadlines allow it."""
+    def _budget(self, replica: Replica, now_s: float) -> int:
+        """Tokens that the replica's next batch may hold: more than usual of a backlog whose deadlines allow it."""
         backlog_tokens, within_s = self.queue.backlog(now_s)
-        left_s = lane.answered_within_s(self.queue.next_deadline_s(), now_s)
-        return lane.cut_tokens(self.queue.tokens, backlog_tokens, min(within_s, left_s))
+        left_s = replica.answered_within_s(self.queue.next_deadline_s(), now_s)
+        return replica.cut_tokens(self.queue.tokens, backlog_tokens, min(within_s, left_s))
 
     def _cut(
         self,
-        lane: Lane,
+        replica: Replica,
         entries: list[Entry],
         reason: SendReason,
         group: Group | None,
@@ -171,13 +171,13 @@ class Dispatcher:
         budget: int = 0,
     ) -> Batch:
         token_count = sum(entry.token_count for entry in entries)
-        budget = max(budget, lane.token_budget)
+        budget = max(budget, replica.token_budget)
         batch_id = next(self._batch_ids)
-        timeout_s = lane.sent(batch_id, token_count, now_s, budget)
-        if len(self.lanes) == 1:
+        timeout_s = replica.sent(batch_id, token_count, now_s, budget)
+        if len(self.replicas) == 1:
             timeout_s = max(timeout_s, self._policy.lone_timeout_s)
-        return Batch(batch_id, entries, token_count, lane, reason, group, now_s, timeout_s, budget)
+        return Batch(batch_id, entries, token_count, replica, reason, group, now_s, timeout_s, budget)
 
     def _ended(self, batch: Batch, now_s: float, report: StepReport | None) -> None:
-        batch.lane.ended(batch.batch_id, now_s, report)
-        self.lanes.returned(batch.lane)
+        batch.replica.ended(batch.batch_id, now_s, report)
+        self.replicas.returned(batch.replica)

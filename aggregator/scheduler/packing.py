@@ -58,8 +58,8 @@ class Packer:
         that must be answered sooner are refused instead of computed for nobody. An entry longer than the budget
         goes alone. At least one query leaves a queue that is not empty.
         """
-        assert token_budget > 0, "A lane was given no budget. This is a bug."
-        assert max_entries > 0, "A lane was given no room for entries. This is a bug."
+        assert token_budget > 0, "A replica was given no budget. This is a bug."
+        assert max_entries > 0, "A replica was given no room for entries. This is a bug."
         cut = Cut(late=self._queue.expire(now_s if finish_s is None else finish_s))
         if not self._aged_is_owed:
             self._open(cut)

@@ -106,7 +106,7 @@ class TokenQueue:
         self._deadlines: list[Place] = []
         self._order = 0
         self._sweep_at = _PUTS_PER_SWEEP
-        self._urged: dict[Entry, None] = {}
+        self._promoted: dict[Entry, None] = {}
 
     @property
     def tokens(self) -> int:
@@ -155,7 +155,7 @@ class TokenQueue:
         return entry
 
     def cancel(self, query: Query, entry: Entry) -> bool:
-        """Take a query out that nobody waits for any more; False when it was settled or is under way already."""
+        """Take a query out that nobody waits for any more; False when it was completed or is under way already."""
         if query.done:
             return False
         query.done = True
@@ -188,15 +188,15 @@ class TokenQueue:
             heappop(deadlines)
         return inf
 
-    def urge(self, entry: Entry) -> None:
-        """Treat an entry as aged from now on: it holds its partition's watermark back."""
+    def promote(self, entry: Entry) -> None:
+        """Treat an entry as aged from now on: it holds its partition's committed offset back."""
         if entry.queued:
-            self._urged[entry] = None
+            self._promoted[entry] = None
 
     def aged(self, now_s: float) -> Entry | None:
-        """The entry to be served as aged first: urged ones, then by arrival; it stays where it is."""
-        if self._urged:
-            return next(iter(self._urged))
+        """The entry to be served as aged first: promoted ones, then by arrival; it stays where it is."""
+        if self._promoted:
+            return next(iter(self._promoted))
         found: Place | None = None
         for waiting in self.classes:
             place = waiting.oldest_place()
@@ -238,8 +238,8 @@ class TokenQueue:
         waiting.entries -= 1
         if self._coalesce:
             del self._by_ids[entry.token_ids]
-        if self._urged:
-            self._urged.pop(entry, None)
+        if self._promoted:
+            self._promoted.pop(entry, None)
 
     def _reclass(self, entry: Entry, priority: Priority) -> None:
         """Count an entry under another class, that of the best of its waiters."""

@@ -13,7 +13,7 @@ from protos.modelserver.v1.curve import Curve, Rule
 
 
 class LiveScale:
-    """How much slower (above 1) or faster one lane runs than its curve: a robust EWMA of measured over fitted time.
+    """How much slower (above 1) or faster one replica runs than its curve: a robust EWMA of measured over fitted time.
 
     It averages logarithms, so that twice and half as fast weigh the same, and one stray step moves it by at
     most `weight * clip`. The first steps weigh more, as in a plain mean that begins with one vote for 1.0.
@@ -74,7 +74,7 @@ class ReplyDelay:
     """How long after its predicted end a batch is answered, in step times: the mean and twice the mean deviation.
 
     As in TCP's time-outs (Jacobson, "Congestion avoidance and control", 1988). A query whose deadline lies within
-    it would be computed for nobody. In step times, so that a lane that was slow forgets it as it quickens.
+    it would be computed for nobody. In step times, so that a replica that was slow forgets it as it quickens.
     """
 
     __slots__ = ("_deviation", "_gain", "_mean")
@@ -103,8 +103,8 @@ UNMEASURED = Curve(0.0, 0.005, 5e-5, 512, Rule.THROUGHPUT, 8192)
 class SendReason(StrEnum):
     """Why a batch was sent when it was; the label of `embed.batch.sends`."""
 
-    IDLE = "idle"  # the lane had nothing to do
-    FULL = "full"  # the lane had nothing to do, and more than a budget waited
+    IDLE = "idle"  # the replica had nothing to do
+    FULL = "full"  # the replica had nothing to do, and more than a budget waited
     STAGED = "staged"  # the running batch is about to end
     AGED = "aged"  # it carries queries that waited too long
     OVERSIZED = "oversized"  # one input longer than the budget
@@ -114,13 +114,13 @@ class SendReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class LanePolicy:
-    """How lanes time their batches; all in seconds but the shares and factors.
+class ReplicaPolicy:
+    """How replicas time their batches; all in seconds but the shares and factors.
 
     `idle_target`: engine idle time between batches, as a share of the step, under which the lead is good.
-    `first_timeout_s`: the least time-out of a batch until the lane's first reply. `evidence_factor`: a reply is
+    `first_timeout_s`: the least time-out of a batch until the replica's first reply. `evidence_factor`: a reply is
     evidence while what is predicted for its step is no more than so many times what the step took. `shared_from`: a
-    lane counts as shared with other aggregators from this share of replies on that tell of their batches.
+    replica counts as shared with other aggregators from this share of replies on that tell of their batches.
     """
 
     idle_target: float = 0.01
@@ -165,7 +165,7 @@ class StepReport:
     staged_s: float
 
 
-class Lane:
+class Replica:
     """One model server, as this aggregator sees it: what is out, how fast it is, when the next batch is due.
 
     `exclusive`: a suspect runs here, or waits to run here, alone. `foreign_tokens`: what others had queued here
@@ -178,7 +178,7 @@ class Lane:
         name: str,
         curve: Curve | None,
         token_budget: int,
-        policy: LanePolicy,
+        policy: ReplicaPolicy,
         steering: Steering | None = None,
         *,
         capacity: int = 0,
@@ -247,7 +247,7 @@ class Lane:
         return (by_s - self.free_s(now_s)) / (1.0 + self.reply_delay.value)
 
     def finishes_by(self, by_s: float, tokens: int, now_s: float) -> int:
-        """How many of `tokens` waiting tokens this lane is predicted to finish by `by_s`, in steps of its budget.
+        """How many of `tokens` waiting tokens this replica is predicted to finish by `by_s`, in steps of its budget.
 
         None when it is overdue, so that nobody waits for a server that hangs.
         """
@@ -277,7 +277,7 @@ class Lane:
         return now_s - self._evidence_s <= self._policy.evidence_max_age_s
 
     def due_s(self, now_s: float, queued_tokens: float = inf) -> float:
-        """When this lane takes its next batch: now when idle, at predicted end minus lead when one runs.
+        """When this replica takes its next batch: now when idle, at predicted end minus lead when one runs.
 
         The lead is shorter while all that waits fits one batch.
         """
@@ -294,7 +294,7 @@ class Lane:
     def sent(self, batch_id: str, token_count: int, now_s: float, step_budget: int = 0) -> float:
         """Note a batch whose step may hold so many tokens (0: the budget); returns its time-out in seconds from now.
 
-        The time-out allows for a full step of somebody else's, which a lane cannot see coming.
+        The time-out allows for a full step of somebody else's, which a replica cannot see coming.
         """
         policy = self._policy
         end_s = self.finish_s(token_count, now_s)
@@ -311,7 +311,7 @@ class Lane:
     def ended(self, batch_id: str, now_s: float, report: StepReport | None) -> None:
         """Note that a batch came back, with what its step reports; None when it failed."""
         out = next((out for out in self._out if out.batch_id == batch_id), None)
-        assert out is not None, "A batch came back that is not out on this lane. This is a bug."
+        assert out is not None, "A batch came back that is not out on this replica. This is a bug."
         self._out.remove(out)
         self.exclusive = False
         if report is not None:

@@ -1,7 +1,7 @@
 """Give failed batches another chance, and corner the one query that breaks the engine.
 
-A failed batch goes whole to another lane once. Failing again it becomes suspect: it is bisected, and at most
-one suspect part is out in the whole pool, always on the same lane, so that a query which kills the engine
+A failed batch goes whole to another replica once. Failing again it becomes suspect: it is bisected, and at most
+one suspect part is out in the whole pool, always on the same replica, so that a query which kills the engine
 kills one server and no more. For n entries with one poison: at most log2(n) + 2 failing sends, and
 2 * log2(n) + 2 sends in all. (But a lone query fails three times, not two, before it is condemned: two servers
 that happen to go away one after the other must not dead-letter an innocent.)
@@ -20,7 +20,7 @@ from aggregator.scheduler.work_item import Entry, Query
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """`backoff_s` is the longest pause before a retry; a suspect waits `patience_s` for its lane to come back."""
+    """`backoff_s` is the longest pause before a retry; a suspect waits `patience_s` for its replica to come back."""
 
     backoff_s: float = 0.02
     patience_s: float = 30.0
@@ -76,13 +76,15 @@ class Retries:
         else:
             self._whole.appendleft(again)
 
-    def failed(self, entries: list[Entry], group: Group | None, lane: str, now_s: float, jitter: float) -> list[Entry]:
-        """A batch failed on a lane; `jitter` in [0, 1) spreads retries.
+    def failed(
+        self, entries: list[Entry], group: Group | None, replica: str, now_s: float, jitter: float
+    ) -> list[Entry]:
+        """A batch failed on a replica; `jitter` in [0, 1) spreads retries.
 
         Returns the entries proven to be poison (none or one): they failed alone.
         """
         failures = group.failures + 1 if group else 1
-        again = Group(entries, failures, lane, now_s + jitter * self._policy.backoff_s * failures)
+        again = Group(entries, failures, replica, now_s + jitter * self._policy.backoff_s * failures)
         if group is not None and group.suspect:
             poison = self._suspects.failed(again)
             for entry in poison:
@@ -99,20 +101,20 @@ class Retries:
         if group.suspect:
             self._suspects.succeeded(group)
 
-    def reserves(self, lane: str, now_s: float) -> bool:
-        """Whether a suspect runs on this lane or waits for it now: nothing is staged there, so that it comes free."""
-        return self._suspects.claims(lane, now_s) or (self._suspects.out and self._suspects.lane == lane)
+    def reserves(self, replica: str, now_s: float) -> bool:
+        """Whether a suspect runs on this replica or waits for it now: nothing is staged there, so that it is free."""
+        return self._suspects.claims(replica, now_s) or (self._suspects.out and self._suspects.replica == replica)
 
-    def next_for(self, lane: str, *, token_budget: int, idle: bool, others: bool, now_s: float) -> Group | None:
-        """The group to send on this lane now, if any.
+    def next_for(self, replica: str, *, token_budget: int, idle: bool, others: bool, now_s: float) -> Group | None:
+        """The group to send on this replica now, if any.
 
-        `idle`: nothing is out on the lane; a suspect travels alone. `others`: the pool has another lane, so that
+        `idle`: nothing is out on the replica; a suspect travels alone. `others`: the pool has another replica, so that
         a whole retry need not go where it failed. Of a whole group that is over the budget the rest stays here.
         """
-        if idle and self._suspects.claims(lane, now_s):
+        if idle and self._suspects.claims(replica, now_s):
             return self._suspects.send()
         for group in tuple(self._whole):
-            if group.not_before_s <= now_s and (group.failed_on != lane or not others):
+            if group.not_before_s <= now_s and (group.failed_on != replica or not others):
                 self._whole.remove(group)
                 group.drop_dead()
                 if group.entries:
@@ -127,9 +129,9 @@ class Retries:
         times = (*pauses, *deadlines, self._suspects.moves_s)
         return min((time_s for time_s in times if time_s > now_s), default=inf)
 
-    def lanes_changed(self, lanes: Collection[str], now_s: float) -> None:
-        """Tell which lanes there are; suspects whose lane stays away for `patience_s` are moved to another."""
-        self._suspects.lanes_changed(lanes, now_s)
+    def replicas_changed(self, replicas: Collection[str], now_s: float) -> None:
+        """Tell which replicas there are; suspects whose replica stays away for `patience_s` are moved to another."""
+        self._suspects.replicas_changed(replicas, now_s)
 
     def expire(self, now_s: float) -> list[Query]:
         """Take out the waiting queries whose deadline has passed."""
@@ -164,7 +166,7 @@ class _Suspects:
     def __init__(self, patience_s: float) -> None:
         self.parts: deque[Group] = deque()
         self.waiting: deque[Group] = deque()
-        self.lane = ""
+        self.replica = ""
         self.out = False
         self.moves_s = inf
         self._patience_s = patience_s
@@ -175,13 +177,13 @@ class _Suspects:
         self.waiting.append(group)
         self._open_next()
 
-    def claims(self, lane: str, now_s: float) -> bool:
-        """Whether a part is to be sent on this lane as soon as nothing else is out there."""
+    def claims(self, replica: str, now_s: float) -> bool:
+        """Whether a part is to be sent on this replica as soon as nothing else is out there."""
         while self.parts and not self.out:
             part = self.parts[0]
             part.drop_dead()
             if part.entries:
-                return self.lane == lane and part.not_before_s <= now_s
+                return self.replica == replica and part.not_before_s <= now_s
             self.parts.popleft()
             self._open_next()
         return False
@@ -208,21 +210,21 @@ class _Suspects:
     def failed(self, part: Group) -> list[Entry]:
         """The part that was out failed; returns its entry if it was alone."""
         self.out = False
-        self.lane = part.failed_on
+        self.replica = part.failed_on
         if len(part.entries) > 1:
             self._open(part)
             return []
         self._open_next()
         return part.entries
 
-    def lanes_changed(self, lanes: Collection[str], now_s: float) -> None:
-        """Move the suspects to another lane when theirs has been away for too long."""
-        if not self.lane or self.lane in lanes:
+    def replicas_changed(self, replicas: Collection[str], now_s: float) -> None:
+        """Move the suspects to another replica when theirs has been away for too long."""
+        if not self.replica or self.replica in replicas:
             self.moves_s = inf
         elif self.moves_s == inf:
             self.moves_s = now_s + self._patience_s
-        elif self.moves_s <= now_s and lanes:
-            self.lane, self.moves_s = next(iter(lanes)), inf
+        elif self.moves_s <= now_s and replicas:
+            self.replica, self.moves_s = next(iter(replicas)), inf
 
     def _open(self, group: Group) -> None:
         """Put a batch's halves, or a lone entry, in front of the other parts."""
@@ -240,13 +242,13 @@ class _Suspects:
     def _open_next(self) -> None:
         """Put the next failed batch under suspicion once the present one is cleared up."""
         while not self.parts and not self.out:
-            self.lane = ""
+            self.replica = ""
             if not self.waiting:
                 return
             group = self.waiting.popleft()
             group.drop_dead()
             if group.entries:
-                self.lane = group.failed_on
+                self.replica = group.failed_on
                 self._open(group)
 
 

@@ -156,10 +156,10 @@ class KafkaSettings(Group):
     max_reply_bytes: PositiveInt = Field(
         default=900_000, description="a request whose reply would be larger is refused"
     )
-    commit_interval_s: PositiveFloat = Field(default=0.2, description="watermarks are committed this often")
+    commit_interval_s: PositiveFloat = Field(default=0.2, description="offsets are committed this often")
     max_commit_span: PositiveInt = Field(
         default=50_000,
-        description="records of a partition beyond the watermark, unsettled or settled, above which it is paused",
+        description="records of a partition beyond the committed offset, answered or not, above which it is paused",
     )
     drain_timeout_s: PositiveFloat = Field(default=10.0, description="to finish what a revoked partition has under way")
     session_timeout_s: PositiveFloat = Field(default=30.0, description="the group's session time-out")
@@ -201,7 +201,7 @@ class ModelSettings(Group):
 
 
 class BatchingSettings(Group):
-    """The queue, packing and lanes; see the package aggregator.scheduler."""
+    """The queue, packing and replicas; see the package aggregator.scheduler."""
 
     token_budget: PositiveInt | None = Field(
         default=None, description="tokens per batch; empty: the saturation point that each model server measured"

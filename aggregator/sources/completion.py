@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from aggregator.admission.held import release
-from aggregator.admission.model_revision import Served
+from aggregator.admission.model_revision import ModelRevision
 from aggregator.admission.models import Model, Models
 from aggregator.errors import Code
 from aggregator.observability.metrics import Metrics
@@ -60,7 +60,7 @@ class Completion:
         if request.remaining:
             request.given_up = True
             for model in self._models:
-                model.parked.discard(request)
+                model.pending.discard(request)
             request.fail(_GONE)
             request.inputs = ()  # whoever still has the request at hand need not keep its texts
             if request.held is not None:
@@ -108,7 +108,7 @@ class Completion:
             for model in self._models:
                 for query, (queue, entry) in model.waiting():
                     if request_of(query).source is source and is_stuck(request_of(query)):
-                        queue.urge(entry)
+                        queue.promote(entry)
 
 
 def account(request: Request, now_s: float) -> None:
@@ -122,9 +122,9 @@ def account(request: Request, now_s: float) -> None:
         request.held.promise.answered(now_s - request.received_s, overhead_s)
 
 
-def share_out(served: Served, batch: Batch, result: StepResult, now_s: float) -> list[Request]:
+def share_out(model_revision: ModelRevision, batch: Batch, result: StepResult, now_s: float) -> list[Request]:
     """Give every waiting query its row, or its error; returns the requests that this completed."""
-    description, report = served.description, result.report
+    description, report = model_revision.description, result.report
     batched_s = max(0.0, now_s - batch.cut_s - report.step_duration_s)
     completed = CompletedBatch(
         batch_id=batch.batch_id,

@@ -92,10 +92,10 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel(
             "Fill",
             "percentunit",
-            {"mean {{lane}}": _mean("embed_batch_fill_ratio", "lane")},
+            {"mean {{replica}}": _mean("embed_batch_fill_ratio", "replica")},
             "Tokens of a batch over the budget: near one under load, lower when there is nothing more to send.",
         ),
-        Panel("Tokens of a batch", "short", {"mean {{lane}}": _mean("embed_batch_tokens", "lane")}),
+        Panel("Tokens of a batch", "short", {"mean {{replica}}": _mean("embed_batch_tokens", "replica")}),
         Panel("Why batches go", "cps", {"{{reason}}": _rate("embed_batch_sends_total", "reason")}),
         Panel("Retries", "cps", {"{{code}}": _rate("embed_retries_total", "code")}),
     ),
@@ -104,18 +104,20 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "Budget and saturation point",
             "short",
             {
-                "budget {{lane}}": f"max by (lane) (embed_token_budget{{{_NS}}})",
-                "saturation point {{lane}}": f"max by (lane) (embed_saturation_point{{{_NS}}})",
+                "budget {{replica}}": f"max by (replica) (embed_token_budget{{{_NS}}})",
+                "saturation point {{replica}}": f"max by (replica) (embed_saturation_point{{{_NS}}})",
             },
         ),
-        Panel("Engine step", "s", {"p99 {{lane}}": _quantile(0.99, "embed_engine_duration_seconds", "lane")}),
+        Panel("Engine step", "s", {"p99 {{replica}}": _quantile(0.99, "embed_engine_duration_seconds", "replica")}),
         Panel(
             "Engine idle between batches",
             "percentunit",
-            {"{{lane}}": _rate("embed_engine_idle_seconds_total", "lane")},
+            {"{{replica}}": _rate("embed_engine_idle_seconds_total", "replica")},
             "Share of time. Under load it should stay below one percent.",
         ),
-        Panel("Tokens in flight", "short", {"{{lane}}": f"sum by (lane) (embed_lane_inflight_tokens{{{_NS}}})"}),
+        Panel(
+            "Tokens in flight", "short", {"{{replica}}": f"sum by (replica) (embed_replica_inflight_tokens{{{_NS}}})"}
+        ),
         Panel(
             "Engine trouble",
             "short",
@@ -131,7 +133,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "short",
             {
                 "required {{model}}": f"max by (model) (embed_required_replicas{{{_NS}}})",
-                "serving {{model}}": f"count by (model) (count by (model, lane) (embed_lane_state{{{_NS}}}))",
+                "serving {{model}}": f"count by (model) (count by (model, replica) (embed_replica_state{{{_NS}}}))",
             },
         ),
         Panel(

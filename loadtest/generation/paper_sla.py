@@ -68,7 +68,7 @@ class PaperController:
 
 
 class PaperSteering(Steering):
-    """One lane's budget as the paper's search has it, with tokens for requests, up to the saturation point."""
+    """One replica's budget as the paper's search has it, with tokens for requests, up to the saturation point."""
 
     def __init__(self, goal: SlaGoal, limits: StepLimits, shortest_step_s: float, overhead: RecentQuantile) -> None:
         super().__init__(goal, limits, shortest_step_s, overhead)

@@ -79,7 +79,7 @@ def _step(effort: Effort, pool: Pool) -> Section:
 
 
 def _of_third(one: Outcome, from_s: float, until_s: float) -> tuple[str, ...]:
-    """Budget and predicted step over a part of the run, less the first quarter of it, in which it settles."""
+    """Budget and predicted step over a part of the run, less the first quarter of it, in which it completes."""
     from_s += 0.25 * (until_s - from_s)
     moments = [moment for moment in one.trace if from_s <= moment["time_s"] <= until_s]
     steps = [1e3 * moment["step_s"] for moment in moments]

@@ -48,7 +48,7 @@ class Effort:
         tokens = find(scenario.curve).saturation_point if kind is Kind.STATIC_TOKENS else 0
         return [Policy(kind, tokens=tokens, depth=1, wait_s=0.005)]
 
-    def settled(self, kind: Kind, scenario: Scenario, pool: Pool) -> Policy:
+    def completed(self, kind: Kind, scenario: Scenario, pool: Pool) -> Policy:
         """The policy at its best setting for a scenario, found on other seeds than the one shown."""
         return self.settings(kind, scenario)[0] if self.quick else best(kind, scenario, pool)
 
@@ -73,7 +73,7 @@ def _runs(effort: Effort, pool: Pool) -> Runs:
     base = replace(cases.case("steady", seconds=effort.seconds), warm_up_s=0.1 * effort.seconds)
     one = cases.capacity(find(base.curve), base.lengths)
     scenarios = [replace(base, arrivals=Steady(share * one)) for share in effort.loads]
-    policies = [effort.settled(kind, base, pool) for kind in Kind]
+    policies = [effort.completed(kind, base, pool) for kind in Kind]
     rows = [(scenario, policy, effort.seed) for policy in policies for scenario in scenarios]
     outcomes = iter(pool.map(simulate, *zip(*rows, strict=True)))
     return {policy: [next(outcomes) for _ in scenarios] for policy in policies}

@@ -94,7 +94,7 @@ def batcher(size: int, seconds: float = 20.0) -> Scenario:
     rate = 0.7 * size / find("batcher").time_s(size)
     lengths = Lengths(Kind.FIXED, fixed_tokens=1, longest=1)
     base = Scenario(f"batcher-{size}", Steady(rate), seconds, curve="batcher", lengths=lengths, noise=0.0)
-    return replace(base, intake_s=0.0, network_s=0.0, settle_s=0.0)
+    return replace(base, intake_s=0.0, network_s=0.0, complete_s=0.0)
 
 
 def large(pods: int = 1000, aggregators: int = 100, seconds: float = 0.25) -> Scenario:

@@ -1,4 +1,4 @@
-"""The aggregator's own core in the simulation: queue, packing, lanes, retries, admission, steering."""
+"""The aggregator's own core in the simulation: queue, packing, replicas, retries, admission, steering."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aggregator.scheduler.dispatcher import Batch, Dispatcher, DispatchPolicy
 from aggregator.scheduler.queue import QueuePolicy
 from aggregator.scheduler.replica import StepReport
 from aggregator.scheduler.work_item import Priority, Query
-from loadtest.simulate.mechanisms import Mechanism, lanes_without, policy_without, roster_without
+from loadtest.simulate.mechanisms import Mechanism, active_replicas_without, policy_without, replicas_without
 from loadtest.simulate.parcel import Parcel
 from loadtest.simulate.pod import Engine
 
@@ -33,11 +33,11 @@ class CoreSender:
         without: AbstractSet[Mechanism] = frozenset(),
         steering: type[Steering] = Steering,
     ) -> None:
-        """`overhead_s`: what an answer takes besides queue, network and step (tokenizing, settling)."""
+        """`overhead_s`: what an answer takes besides queue, network and step (tokenizing, completing)."""
         self._policy = policy_without(without, _POLICY)
-        self._lane = lanes_without(without)
+        self._replica = replicas_without(without)
         self.dispatcher = Dispatcher(str(number), self._policy)
-        self.dispatcher.lanes = roster_without(without, str(number))
+        self.dispatcher.replicas = active_replicas_without(without, str(number))
         self.admission = Admission(AdmissionPolicy(max_held_tokens))
         self.promise = Promise(goal) if goal is not None else None
         self.expired = 0
@@ -55,7 +55,7 @@ class CoreSender:
 
     @property
     def waits(self) -> bool:
-        """Whether every lane is busy until then, however much waits."""
+        """Whether every replica is busy until then, however much waits."""
         return self._waits
 
     def put(
@@ -80,7 +80,7 @@ class CoreSender:
         dispatcher = self.dispatcher
         due = dispatcher.due(now_s, max_entries=self._engine.step_queries)
         self.expire((*due.expired, *due.late))
-        self._waits = len(dispatcher.queue) > 0 and dispatcher.lanes.due_s(now_s) > now_s
+        self._waits = len(dispatcher.queue) > 0 and dispatcher.replicas.due_s(now_s) > now_s
         return [self._parcel(batch) for batch in due.batches], due.wake_s
 
     def done(self, parcel: Parcel, report: StepReport, now_s: float) -> Sequence[float]:
@@ -116,7 +116,7 @@ class CoreSender:
             self.admission.release(query.index, refusable=True)
 
     def join(self, pod: int) -> None:
-        """A lane of its own for each pod."""
+        """A replica of its own for each pod."""
         engine, curve = self._engine, self._engine.curve
         steering = None
         if self.promise is not None:
@@ -124,29 +124,31 @@ class CoreSender:
             steering = self.promise.steer(limits, curve.time_s(self.promise.goal.min_tokens), self._steering)
         budget = min(self._token_budget or curve.saturation_point, engine.step_tokens)
         most = 0 if self._token_budget else engine.backlog_tokens
-        self.dispatcher.lanes[str(pod)] = self._lane(
-            str(pod), curve, budget, self._policy.lane, steering, capacity=most
+        self.dispatcher.replicas[str(pod)] = self._replica(
+            str(pod), curve, budget, self._policy.replica, steering, capacity=most
         )
 
     def leave(self, pod: int) -> None:
-        """The pod's lane goes."""
-        self.dispatcher.lanes.pop(str(pod), None)
+        """The pod's replica goes."""
+        self.dispatcher.replicas.pop(str(pod), None)
 
     def speeds(self) -> list[tuple[int, float]]:
         """For the demand formula."""
-        lanes = self.dispatcher.lanes.in_use.values()
-        return [(lane.token_budget, lane.step_time_s(lane.token_budget)) for lane in lanes]
+        replicas = self.dispatcher.replicas.in_use.values()
+        return [(replica.token_budget, replica.step_time_s(replica.token_budget)) for replica in replicas]
 
     def at_floor(self) -> bool:
         """Whether only more pods help."""
-        steered = [lane.steering for lane in self.dispatcher.lanes.in_use.values() if lane.steering is not None]
+        steered = [
+            replica.steering for replica in self.dispatcher.replicas.in_use.values() if replica.steering is not None
+        ]
         return bool(steered) and all(steering.at_floor for steering in steered)
 
     def _parcel(self, batch: Batch) -> Parcel:
         budget = batch.token_budget
         return Parcel(
             self._number,
-            int(batch.lane.name),
+            int(batch.replica.name),
             batch,
             batch.token_count,
             len(batch.entries),

@@ -13,7 +13,7 @@ from loadtest.simulate.sender import Sender
 
 
 class Fleet:
-    """Every pod that ever was, by its number; `ready` ones have a lane in each aggregator."""
+    """Every pod that ever was, by its number; `ready` ones have a replica in each aggregator."""
 
     def __init__(
         self,

@@ -16,8 +16,8 @@ from typing_extensions import override
 
 from aggregator.scheduler.budget.controller import Steering
 from aggregator.scheduler.dispatcher import DispatchPolicy
-from aggregator.scheduler.replica import Lane, LanePolicy, LightLead
-from aggregator.scheduler.replica_choice import Roster
+from aggregator.scheduler.replica import LightLead, Replica, ReplicaPolicy
+from aggregator.scheduler.replica_choice import ActiveReplicas
 from protos.modelserver.v1.curve import Curve
 
 
@@ -32,7 +32,7 @@ class Mechanism(StrEnum):
     SKIPPING = "skipping"  # a slow server that is idle is skipped while others would finish sooner (ADR 4)
 
 
-LaneMaker = Callable[..., Lane]
+ReplicaMaker = Callable[..., Replica]
 
 
 def policy_without(off: AbstractSet[Mechanism], policy: DispatchPolicy) -> DispatchPolicy:
@@ -40,33 +40,33 @@ def policy_without(off: AbstractSet[Mechanism], policy: DispatchPolicy) -> Dispa
     if Mechanism.PACING in off:
         policy = replace(policy, paced=False)
     if Mechanism.HALF_BATCHES in off:
-        policy = replace(policy, lane=replace(policy.lane, shared_from=inf))
+        policy = replace(policy, replica=replace(policy.replica, shared_from=inf))
     return policy
 
 
-def lanes_without(off: AbstractSet[Mechanism]) -> LaneMaker:
-    """What makes lanes that lack these mechanisms."""
-    kind = _NeverSkipped if Mechanism.SKIPPING in off else Lane
+def replicas_without(off: AbstractSet[Mechanism]) -> ReplicaMaker:
+    """What makes replicas that lack these mechanisms."""
+    kind = _NeverSkipped if Mechanism.SKIPPING in off else Replica
 
     def make(
-        name: str, curve: Curve, token_budget: int, policy: LanePolicy, steering: Steering | None, *, capacity: int
-    ) -> Lane:
+        name: str, curve: Curve, token_budget: int, policy: ReplicaPolicy, steering: Steering | None, *, capacity: int
+    ) -> Replica:
         most = 0 if Mechanism.LARGE_STEPS in off else capacity
-        lane = kind(name, curve, token_budget, policy, steering, capacity=most)
+        replica = kind(name, curve, token_budget, policy, steering, capacity=most)
         if Mechanism.LIGHT_LEAD in off:
-            lane.light_lead = _NeverShorter(inf, 0.0)
-        return lane
+            replica.light_lead = _NeverShorter(inf, 0.0)
+        return replica
 
     return make
 
 
-def roster_without(off: AbstractSet[Mechanism], name: str) -> Roster:
-    """The lanes of one dispatcher: with no subsets, all in use."""
-    return _AllInUse(name) if Mechanism.SUBSETS in off else Roster(name)
+def active_replicas_without(off: AbstractSet[Mechanism], name: str) -> ActiveReplicas:
+    """The replicas of one dispatcher: with no subsets, all in use."""
+    return _AllInUse(name) if Mechanism.SUBSETS in off else ActiveReplicas(name)
 
 
-class _NeverSkipped(Lane):
-    """A lane that nobody waits for."""
+class _NeverSkipped(Replica):
+    """A replica that nobody waits for."""
 
     @override
     def finishes_by(self, by_s: float, tokens: int, now_s: float) -> int:
@@ -81,15 +81,15 @@ class _NeverShorter(LightLead):
         pass
 
 
-class _AllInUse(Roster):
-    """Lanes that are never spare."""
+class _AllInUse(ActiveReplicas):
+    """Replicas that are never spare."""
 
     @override
-    def __setitem__(self, name: str, lane: Lane) -> None:
-        super().__setitem__(name, lane)
+    def __setitem__(self, name: str, replica: Replica) -> None:
+        super().__setitem__(name, replica)
         while self.widen():
             pass
 
     @override
-    def returned(self, lane: Lane) -> None:
+    def returned(self, replica: Replica) -> None:
         pass

@@ -56,7 +56,7 @@ class Autoscale:
 class Scenario:
     """One case. Latency is counted from arrival to answer; `deadline_s` is how long a caller waits.
 
-    `intake_s`: receiving, counting tokens; `network_s`: mean of one way to a pod; `settle_s`: answering;
+    `intake_s`: receiving, counting tokens; `network_s`: mean of one way to a pod; `complete_s`: answering;
     `work`: what of all that keeps a core busy besides. `noise`: how far steps of as many tokens scatter, as a share;
     with `step_times` they scatter as steps did elsewhere instead. `backlog`: queries of the default class without
     deadline that wait at each aggregator from the start; `priority` is the class of those that arrive.
@@ -73,7 +73,7 @@ class Scenario:
     deadline_s: float = inf
     intake_s: float = 0.001
     network_s: float = 0.0005
-    settle_s: float = 0.001
+    complete_s: float = 0.001
     work: Work = field(default_factory=Work)
     noise: float = 0.05
     step_times: StepTimes | None = None
@@ -150,7 +150,7 @@ class Policy:
                 token_budget=self.tokens or None,
                 goal=goal,
                 max_held_tokens=scenario.max_held_tokens,
-                overhead_s=scenario.intake_s + scenario.settle_s,
+                overhead_s=scenario.intake_s + scenario.complete_s,
                 without=self.without,
                 steering=Steering if self.kind is Kind.OURS else PaperSteering,
             )

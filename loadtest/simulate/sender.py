@@ -53,7 +53,7 @@ class Sender(Protocol):
         ...
 
     def speeds(self) -> list[tuple[int, float]]:
-        """Of each lane the token budget and the predicted seconds of a step that fills it."""
+        """Of each replica the token budget and the predicted seconds of a step that fills it."""
         ...
 
     def at_floor(self) -> bool:

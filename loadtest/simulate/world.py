@@ -147,12 +147,12 @@ class World:
         place, now_s, record, scenario = self._places[parcel.sender], self.clock.now_s, self.record, self._scenario
         answered = place.sender.done(parcel, report, now_s)
         self._look(place)  # the next batch first: these are answered while the engine runs it
-        work, done_s, settle_s, from_s = scenario.work, place.desk.done_s, scenario.settle_s, record.from_s
+        work, done_s, complete_s, from_s = scenario.work, place.desk.done_s, scenario.complete_s, record.from_s
         done_s(now_s, 0.5 * work.query_s * len(answered))
         if scenario.backlog and from_s <= now_s <= scenario.duration_s:
             record.backlog_answered += sum(came_s < 0.0 for came_s in answered)
         for came_s in answered:
-            read_s = done_s(now_s, 0.5 * work.call_s) + settle_s
+            read_s = done_s(now_s, 0.5 * work.call_s) + complete_s
             if came_s >= from_s:
                 record.came_s.append(came_s)
                 record.latency_s.append(read_s - came_s)

@@ -79,7 +79,7 @@ def simulated(profile: str, rate: float, seconds: float, runs: Sequence[Run], de
         curve=profile,
         intake_s=rest_s / 2.0,
         network_s=network_s,
-        settle_s=rest_s / 2.0,
+        complete_s=rest_s / 2.0,
         warm_up_s=0.1 * seconds,
     )
     policy = Policy(Kind.OURS, sla=False)

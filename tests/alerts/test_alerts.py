@@ -41,7 +41,7 @@ LAG = f'embed_consumer_lag{{{NS},topic="t",partition="0"}}'
 PAUSED = f'embed_consumer_paused{{{NS},topic="t",partition="0"}}'
 SPAN = f'embed_consumer_uncommitted_span{{{NS},topic="t",partition="0"}}'
 OK = f'embed_requests_total{{{NS},source="grpc",code="OK"}}'
-LANES = {f'embed_lane_state{{{NS},model="m",lane="{lane}",state="idle"}}': level(1) for lane in "ab"}
+READY = {f'embed_replica_state{{{NS},model="m",replica="{replica}",state="idle"}}': level(1) for replica in "ab"}
 REPLICAS = f'embed_required_replicas{{{NS},model="m"}}'
 
 
@@ -53,7 +53,7 @@ def counter(name: str, labels: str, trouble: float, well: float, **alert: str) -
 CASES = {
     "TokenbatchRecordsLost": counter("embed_consumer_lost_total", 'topic="t"', 5, 0, topic="t"),
     "TokenbatchNoModelServer": Case(
-        {}, {"namespace": "ns", "model": "m"}, LANES, shared={REPLICAS: level(1), PAUSED: level(1)}
+        {}, {"namespace": "ns", "model": "m"}, READY, shared={REPLICAS: level(1), PAUSED: level(1)}
     ),
     "TokenbatchLagGrows": Case({LAG: level(2000, 100)}, {"namespace": "ns", "topic": "t"}, {LAG: level(90_000, -100)}),
     "TokenbatchCommitHeld": Case(
@@ -80,7 +80,7 @@ CASES = {
         shared={OK: total(600)},
     ),
     "TokenbatchReplicasShort": Case(
-        {REPLICAS: level(4)}, {"namespace": "ns", "model": "m"}, {REPLICAS: level(1.4)}, shared=LANES
+        {REPLICAS: level(4)}, {"namespace": "ns", "model": "m"}, {REPLICAS: level(1.4)}, shared=READY
     ),
     "TokenbatchScalerBlind": Case(
         {f'embed_scaler_input_age_seconds{{{NS},model="m"}}': level(0, 60)},
@@ -131,9 +131,9 @@ def test_an_alert_stays_silent_while_all_is_well(alert: str, tmp_path: Path) -> 
 
 
 OTHERS = {  # another model's servers, and another release's
-    f'embed_lane_state{{{NS},model="n",lane="c",state="idle"}}': level(1),
+    f'embed_replica_state{{{NS},model="n",replica="c",state="idle"}}': level(1),
     f'embed_required_replicas{{{NS},model="n"}}': level(1),
-    'embed_lane_state{namespace="other",model="m",lane="a",state="idle"}': level(1),
+    'embed_replica_state{namespace="other",model="m",replica="a",state="idle"}': level(1),
     'embed_required_replicas{namespace="other",model="m"}': level(1),
 }
 OTHERS_ELSEWHERE = {series: values for series, values in OTHERS.items() if 'namespace="other"' in series}
@@ -149,7 +149,7 @@ def test_a_model_that_nobody_asks_for_may_be_without_servers(alert: str, tmp_pat
     check(tmp_path, alert, OTHERS | {REPLICAS: level(0), PAUSED: level(1)}, "40m", None)
 
 
-@pytest.mark.parametrize(("there", "labels"), [({}, {"namespace": "ns"}), (LANES, None), ({REPLICAS: level(0)}, None)])
+@pytest.mark.parametrize(("there", "labels"), [({}, {"namespace": "ns"}), (READY, None), ({REPLICAS: level(0)}, None)])
 def test_without_a_scaler_a_namespace_is_asked_whether_it_has_any_server(
     there: dict[str, str], labels: dict[str, str] | None, tmp_path: Path
 ) -> None:

@@ -24,12 +24,12 @@ BUILDS = (
         "an offset is committed only after its outcome",
         "aggregator/sources/kafka/consumer/committed_offset.py",
         "        self._end = offset + 1\n        return lease\n",
-        "        self._end = offset + 1\n        self.settle(lease)\n        return lease\n",
+        "        self._end = offset + 1\n        self.complete(lease)\n        return lease\n",
         (f"{_RIGHT}::test_an_offset_is_committed_only_after_its_reply",),
     ),
     Build(
         "acknowledges-before-the-broker",
-        "a record is settled once the broker has acknowledged its reply, not when the reply is sent",
+        "a record is completed once the broker has acknowledged its reply, not when the reply is sent",
         "aggregator/sources/kafka/source.py",
         "                await self._producer.send(encode_replies(live, self._settings.group_id), on_delivered)\n",
         "                on_delivered(range(len(live)), [None] * len(live))\n"
@@ -38,19 +38,19 @@ BUILDS = (
     ),
     Build(
         "commits-one-too-far-on-revoke",
-        "what is given back is committed up to its first unsettled record and no further",
+        "what is given back is committed up to its first unfinished record and no further",
         "aggregator/sources/kafka/consumer/partitions.py",
-        "            partition.tp: partition.watermark.position\n",
-        "            partition.tp: partition.watermark.position + self.over\n",
-        (f"{_PORTS}::test_what_is_given_back_is_committed_up_to_its_first_unsettled_record",),
+        "            partition.tp: partition.committed_offset.position\n",
+        "            partition.tp: partition.committed_offset.position + self.over\n",
+        (f"{_PORTS}::test_what_is_given_back_is_committed_up_to_its_first_unfinished_record",),
     ),
     Build(
         "commits-past-a-gap",
-        "the commit stands at the first unsettled record, whatever is settled behind it",
+        "the commit stands at the first unfinished record, whatever is completed behind it",
         "aggregator/sources/kafka/consumer/committed_offset.py",
         "        return self._leases[0].offset if self._leases else self._end\n",
-        "        return self._highest_settled + 1 if self._leases else self._end\n",
-        (f"{_PORTS}::test_the_commit_stands_at_the_first_unsettled_record_and_a_successor_goes_on_there",),
+        "        return self._highest_completed + 1 if self._leases else self._end\n",
+        (f"{_PORTS}::test_the_commit_stands_at_the_first_unfinished_record_and_a_successor_goes_on_there",),
     ),
     Build(
         "drops-its-work-when-revoked",
@@ -58,8 +58,8 @@ BUILDS = (
         "aggregator/sources/kafka/consumer/membership.py",
         "            await self._drain(assignment)\n",
         "            for each in assignment.placed:\n"
-        "                for lease in tuple(each.watermark._leases):\n"
-        "                    each.watermark.settle(lease)\n",
+        "                for lease in tuple(each.committed_offset._leases):\n"
+        "                    each.committed_offset.complete(lease)\n",
         (f"{_PORTS}::test_a_second_member_takes_over_only_what_the_first_has_drained",),
     ),
     Build(
@@ -76,31 +76,31 @@ BUILDS = (
         "aggregator/sources/kafka/consumer/membership.py",
         "            await self._committer.commit(self._member, assignment, _COMMIT_TIMEOUT_S)\n        finally:\n",
         "            pass\n        finally:\n",
-        (f"{_PORTS}::test_what_is_given_back_is_committed_up_to_its_first_unsettled_record",),
+        (f"{_PORTS}::test_what_is_given_back_is_committed_up_to_its_first_unfinished_record",),
     ),
     Build(
         "no-fence-after-a-rebalance",
-        "a lease of an assignment that is over settles without effect",
+        "a lease of an assignment that is over completes without effect",
         "aggregator/sources/kafka/consumer/committed_offset.py",
-        "        if lease.settled or self.fenced:\n",
-        "        if lease.settled:\n",
+        "        if lease.completed or self.fenced:\n",
+        "        if lease.completed:\n",
         (
             "tests/unit/aggregator/sources/kafka/consumer/test_committed_offset.py::test_after_the_fence_nothing_moves_any_more",
         ),
     ),
     Build(
-        "settles-on-fence",
-        "what nobody settled before the fence is told, and stays unsettled",
+        "completes-on-fence",
+        "what nobody completed before the fence is told, and stays unfinished",
         "aggregator/sources/kafka/consumer/committed_offset.py",
-        "        unsettled = tuple(lease for lease in self._leases if not lease.settled)\n",
-        "        unsettled = ()\n",
+        "        unfinished = tuple(lease for lease in self._leases if not lease.completed)\n",
+        "        unfinished = ()\n",
         (f"{_PORTS}::test_what_is_not_drained_in_time_is_fenced_told_and_delivered_again",),
     ),
     Build(
         "answers-what-it-gave-back",
         "a record whose partition was given back is left to the new owner",
         "aggregator/sources/kafka/source.py",
-        "        live = [request for request in requests if not route_of(request).lease.watermark.fenced]\n",
+        "        live = [request for request in requests if not route_of(request).lease.committed_offset.fenced]\n",
         "        live = list(requests)\n",
         (f"{_PATH}::test_what_was_given_back_is_left_unanswered_to_its_new_owner",),
     ),
@@ -122,11 +122,11 @@ BUILDS = (
     ),
     Build(
         "does-not-commit-where-it-starts",
-        "a start position is committed, though nothing is settled yet",
+        "a start position is committed, though nothing is completed yet",
         "aggregator/sources/kafka/consumer/membership.py",
         "            self._start(assignment.partitions[tp], topic_id, starts[tp], None)\n",
         "            self._start(assignment.partitions[tp], topic_id, starts[tp], starts[tp])\n",
-        (f"{_PORTS}::test_a_start_position_is_committed_before_anything_is_settled",),
+        (f"{_PORTS}::test_a_start_position_is_committed_before_anything_is_completed",),
     ),
     Build(
         "reads-what-is-held",
@@ -267,12 +267,12 @@ BUILDS = (
         (f"{_PORTS}::test_keys_and_named_partitions_decide_where_records_go",),
     ),
     Build(
-        "settles-a-dead-letter-before-it-is-written",
+        "completes-a-dead-letter-before-it-is-written",
         "a dead letter that cannot be written holds the commit",
         "aggregator/sources/kafka/dead_letters.py",
         "        self._waiting.setdefault(topic, []).append(letter)\n",
         "        self._waiting.setdefault(topic, []).append(letter)\n"
-        "        letter.lease.watermark.settle(letter.lease)\n",
+        "        letter.lease.committed_offset.complete(letter.lease)\n",
         (f"{_WAY}::test_a_record_is_committed_once_the_broker_has_its_dead_letter_and_not_before",),
     ),
     Build(

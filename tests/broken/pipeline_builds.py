@@ -1,4 +1,4 @@
-"""Faults between intake and settlement: routing, truncation, batches, retries, sharing out, encoding."""
+"""Faults between intake and completion: routing, truncation, batches, retries, sharing out, encoding."""
 
 from __future__ import annotations
 
@@ -122,7 +122,8 @@ BUILDS = (
         "takes-what-is-too-long",
         "an input above the model's limit is refused unless it may be truncated",
         "aggregator/admission/enqueue.py",
-        "    if isinstance(counted, bytes) and len(counted) > served.description.max_input_tokens * _ID_BYTES:\n",
+        "    if isinstance(counted, bytes)"
+        " and len(counted) > model_revision.description.max_input_tokens * _ID_BYTES:\n",
         "    if False:\n",
         (f"{_EMBED}::test_an_over_long_text_is_refused_unless_truncation_is_allowed",),
     ),

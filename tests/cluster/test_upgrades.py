@@ -215,14 +215,14 @@ def _upgrade(release: Release, stage: Stage) -> None:
         release.upgrade(stage.values, force=stage.unscaled)
         if stage.unscaled:
             release.upgrade(stage.values, force=True)
-        until(_settled, "the old pods are gone, and as many are left as are asked for", 120.0)
+        until(_completed, "the old pods are gone, and as many are left as are asked for", 120.0)
     after = stage.look()
     looks = list(zip(stage.effects, before, after, strict=True))
     assert {f"{it.value} {it.of}": was for it, was, _ in looks if was == stage.expected(it)} == {}
     assert {f"{it.value} {it.of}": now for it, _, now in looks if now != stage.expected(it)} == {}
 
 
-def _settled() -> bool:
+def _completed() -> bool:
     asked = sum(each["spec"]["replicas"] for each in get("deployments")["items"])
     present = get("pods")["items"]
     return len(present) == asked and all(is_ready(each) for each in present)

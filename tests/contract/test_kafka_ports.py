@@ -10,7 +10,7 @@ from aiokafka import errors as kafka_errors
 
 from aggregator.sources.kafka.consumer.committed_offset import Lease
 from aggregator.sources.kafka.records import OutgoingRecord
-from tests.fakes.kafka_clusters import Cluster, produce, reading, records_of, settle, until, until_committed
+from tests.fakes.kafka_clusters import Cluster, complete, produce, reading, records_of, until, until_committed
 
 
 async def test_every_record_comes_once_and_in_order_as_it_was_written(cluster: Cluster) -> None:
@@ -29,7 +29,7 @@ async def test_every_record_comes_once_and_in_order_as_it_was_written(cluster: C
         await intake.nothing()
 
 
-async def test_a_start_position_is_committed_before_anything_is_settled(cluster: Cluster) -> None:
+async def test_a_start_position_is_committed_before_anything_is_completed(cluster: Cluster) -> None:
     topic = await cluster.create_topic(partitions=2)
     await produce(cluster, records_of(topic, 5, partition=0))
     await cluster.expire(topic, 0, 2)
@@ -37,27 +37,27 @@ async def test_a_start_position_is_committed_before_anything_is_settled(cluster:
         await until_committed(cluster, topic, {0: 2, 1: 0})
 
 
-async def test_the_commit_stands_at_the_first_unsettled_record_and_a_successor_goes_on_there(cluster: Cluster) -> None:
+async def test_the_commit_stands_at_the_first_unfinished_record_and_a_successor_goes_on_there(cluster: Cluster) -> None:
     topic = await cluster.create_topic()
     await produce(cluster, records_of(topic, 10))
     async with reading(cluster, cluster.settings(topic)) as intake:
         leases = await intake.take(10)
-        settle(leases[:4] + leases[6:])
+        complete(leases[:4] + leases[6:])
         await until_committed(cluster, topic, {0: 4})
         assert intake.deliveries.uncommitted_span() == {(topic, 0): 6}
     assert [lease.offset for lease in intake.fenced] == [4, 5]
     async with reading(cluster, cluster.settings(topic)) as successor:
         assert [lease.offset for lease in await successor.take(6)] == [4, 5, 6, 7, 8, 9]
-        settle(successor.leases)
+        complete(successor.leases)
     assert await cluster.committed(topic) == {0: 10}
 
 
-async def test_a_fenced_lease_settles_without_effect(cluster: Cluster) -> None:
+async def test_a_fenced_lease_completes_without_effect(cluster: Cluster) -> None:
     topic = await cluster.create_topic()
     await produce(cluster, records_of(topic, 3))
     async with reading(cluster, cluster.settings(topic)) as intake:
         await intake.take(3)
-    settle(intake.leases)
+    complete(intake.leases)
     assert intake.fenced == intake.leases
     assert await cluster.committed(topic) == {0: 0}
 
@@ -107,13 +107,13 @@ async def test_only_the_partition_over_its_span_cap_waits(cluster: Cluster) -> N
                 for lease in leases:
                     offsets[lease.record.partition].append(lease.offset)
                 stuck = stuck or [lease for lease in leases if lease.record.partition == 0][:1]
-                settle([lease for lease in leases if lease not in stuck])
+                complete([lease for lease in leases if lease not in stuck])
         assert offsets[1] == list(range(40))
         reached = len(offsets[0])
         assert 20 < reached < 40
         assert intake.deliveries.paused() == {(topic, 0)}
         assert list(intake.deliveries.half_span_holders()) == stuck
-        settle(stuck)
+        complete(stuck)
         assert [lease.offset for lease in await intake.take(40 - reached)] == list(range(reached, 40))
         assert not intake.deliveries.paused()
         assert not intake.deliveries.half_span_holders()
@@ -125,12 +125,12 @@ async def test_a_second_member_takes_over_only_what_the_first_has_drained(cluste
     settings = cluster.settings(topic, drain_timeout_s=15.0)
     async with reading(cluster, settings) as first:
         leases = await first.take(40)
-        settle(leases[:30])
+        complete(leases[:30])
         async with reading(cluster, settings) as second:
             await asyncio.sleep(1.5)
             assert first.fenced == []
             assert sum((await cluster.committed(topic)).values()) <= 30
-            settle(leases[30:])
+            complete(leases[30:])
             await until_committed(cluster, topic, dict.fromkeys(range(4), 10))
             await until(lambda: first.deliveries.counts.rebalances > 0)
             await produce(cluster, [each for at in range(4) for each in records_of(topic, 5, partition=at)])
@@ -139,19 +139,19 @@ async def test_a_second_member_takes_over_only_what_the_first_has_drained(cluste
             assert partitions[0] | partitions[1] == {0, 1, 2, 3}
             assert not partitions[0] & partitions[1]
             assert all(lease.offset >= 10 for taken in both for lease in taken)
-            settle([lease for taken in both for lease in taken])
+            complete([lease for taken in both for lease in taken])
         assert first.fenced == []
     assert await cluster.committed(topic) == dict.fromkeys(range(4), 15)
 
 
-async def test_what_is_given_back_is_committed_up_to_its_first_unsettled_record(cluster: Cluster) -> None:
+async def test_what_is_given_back_is_committed_up_to_its_first_unfinished_record(cluster: Cluster) -> None:
     topic = await cluster.create_topic(partitions=2)
     await produce(cluster, [*records_of(topic, 5, partition=0), *records_of(topic, 5, partition=1)])
     # No commit but that of giving back comes in time.
     settings = cluster.settings(topic, drain_timeout_s=0.5, commit_interval_s=60.0)
     async with reading(cluster, settings) as first:
         leases = await first.take(10)
-        settle([lease for lease in leases if lease.offset != 2 + lease.record.partition])
+        complete([lease for lease in leases if lease.offset != 2 + lease.record.partition])
         async with reading(cluster, settings):
             await until_committed(cluster, topic, {0: 2, 1: 3})
 
@@ -161,11 +161,11 @@ async def test_what_is_not_drained_in_time_is_fenced_told_and_delivered_again(cl
     await produce(cluster, [*records_of(topic, 5, partition=0), *records_of(topic, 5, partition=1)])
     settings = cluster.settings(topic, drain_timeout_s=0.5)
     async with reading(cluster, settings) as first:
-        settle([lease for lease in await first.take(10) if lease.offset < 2])
+        complete([lease for lease in await first.take(10) if lease.offset < 2])
         async with reading(cluster, settings) as second:
             again = await asyncio.gather(first.take(3), second.take(3))
             assert sorted(lease.offset for lease in first.fenced) == [2, 2, 3, 3, 4, 4]
-            settle(first.fenced)
+            complete(first.fenced)
             assert [[lease.offset for lease in taken] for taken in again] == [[2, 3, 4], [2, 3, 4]]
             await asyncio.sleep(0.3)
             assert await cluster.committed(topic) == {0: 2, 1: 2}
@@ -175,13 +175,13 @@ async def test_records_that_retention_took_are_counted(cluster: Cluster) -> None
     topic = await cluster.create_topic()
     await produce(cluster, records_of(topic, 10))
     async with reading(cluster, cluster.settings(topic)) as intake:
-        settle((await intake.take(10))[:3])
+        complete((await intake.take(10))[:3])
         await until_committed(cluster, topic, {0: 3})
     await cluster.expire(topic, 0, 8)
     async with reading(cluster, cluster.settings(topic)) as successor:
         assert [lease.offset for lease in await successor.take(2)] == [8, 9]
         assert successor.deliveries.counts.deleted_unread == 5
-        settle(successor.leases)
+        complete(successor.leases)
         await until_committed(cluster, topic, {0: 10})
 
 
@@ -194,7 +194,7 @@ async def test_lag_counts_what_was_not_handed_out(cluster: Cluster) -> None:
         assert intake.deliveries.healthy
 
 
-async def test_stopping_lets_what_is_out_settle(cluster: Cluster) -> None:
+async def test_stopping_lets_what_is_out_complete(cluster: Cluster) -> None:
     topic = await cluster.create_topic()
     await produce(cluster, records_of(topic, 20))
     async with reading(cluster, cluster.settings(topic, max_poll_records=5)) as intake:
@@ -203,7 +203,7 @@ async def test_stopping_lets_what_is_out_settle(cluster: Cluster) -> None:
         intake.deliveries.stop_fetching()
         assert list(await waiting) == []
         assert list(await intake.deliveries.fetch()) == []
-        settle(leases)
+        complete(leases)
     assert await cluster.committed(topic) == {0: 5}
     assert intake.fenced == []
 

@@ -57,7 +57,7 @@ class Process:
         self._loop = world.loop
         self._tasks = [world.loop.create_task(self.deliveries.run()), world.loop.create_task(self._take())]
 
-    def settle(self, requests: Sequence[Request], failure: Failure) -> None:
+    def complete(self, requests: Sequence[Request], failure: Failure) -> None:
         """Give requests their outcome; ones that were given back meanwhile, too, as a slow model server would."""
         for request in requests:
             self.taken.remove(request)
@@ -159,7 +159,7 @@ class World:
         for tp, offset in offsets.items():
             for key in self._keys(tp, member.starts.get(tp, 0), offset):
                 if not {("out", key), ("in-dlt", key)} & told:
-                    self.violations.append(f"{member.owner} commits {tp.partition}@{offset} past unsettled {key!r}")
+                    self.violations.append(f"{member.owner} commits {tp.partition}@{offset} past unfinished {key!r}")
 
     def check_taken(self, before: Mapping[TopicPartition, int]) -> None:
         """What the group takes never goes back, and everything before it is answered or kept by somebody."""
@@ -182,7 +182,7 @@ class World:
 
     def abandoned(self, process: Process) -> list[Request]:
         """Requests whose partitions were given back."""
-        return [request for request in process.taken if route_of(request).lease.watermark.fenced]
+        return [request for request in process.taken if route_of(request).lease.committed_offset.fenced]
 
     def recover(self, failure: Failure) -> None:
         """Heal everything: in the end all must be committed."""
@@ -198,7 +198,7 @@ class World:
             for process in self.processes:
                 process.path.pause(lambda _model: False, lambda _model, _priority: False)
                 if process.taken:
-                    process.settle(tuple(process.taken), failure)
+                    process.complete(tuple(process.taken), failure)
             self.run(2.0)
             if not self.behind() or self.violations:
                 return

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from aiokafka import errors as kafka_errors
 
 from aggregator.settings.aggregator import KafkaSettings
-from aggregator.sources.kafka.consumer.committed_offset import Lease, Watermark
+from aggregator.sources.kafka.consumer.committed_offset import CommittedOffset, Lease
 from aggregator.sources.kafka.consumer.reader import IntakeCounts
 from aggregator.sources.kafka.records import OutgoingRecord
 from tests.fakes.records import FakeRecord
@@ -101,7 +101,7 @@ class FakeDeliveries:
         self._settings = settings
         self._on_fenced = on_fenced
         self._generation = -1
-        self._watermarks: dict[TopicPartition, Watermark] = {}
+        self._committed_offsets: dict[TopicPartition, CommittedOffset] = {}
         self._positions: dict[TopicPartition, int] = {}
         self._over: set[TopicPartition] = set()
         self._held: frozenset[str] = frozenset()
@@ -156,19 +156,21 @@ class FakeDeliveries:
     def half_span_holders(self) -> Sequence[Lease]:
         """Leases that hold back a wide span."""
         half = self._settings.max_commit_span / 2
-        return [each.holder for each in self._watermarks.values() if each.span > half and each.holder is not None]
+        return [
+            each.holder for each in self._committed_offsets.values() if each.span > half and each.holder is not None
+        ]
 
     def lag_records(self) -> Mapping[TopicPartition, int]:
         """Log end minus position."""
         return {tp: len(self._kafka.logs[tp].records) - position for tp, position in self._positions.items()}
 
     def uncommitted_span(self) -> Mapping[TopicPartition, int]:
-        """The span of each watermark."""
-        return {tp: watermark.span for tp, watermark in self._watermarks.items()}
+        """The span of each committed offset."""
+        return {tp: committed_offset.span for tp, committed_offset in self._committed_offsets.items()}
 
     def paused(self) -> frozenset[TopicPartition]:
         """The partitions that wait, held or over their span cap."""
-        return frozenset(tp for tp in self._watermarks if tp in self._over or tp[0] in self._held)
+        return frozenset(tp for tp in self._committed_offsets if tp in self._over or tp[0] in self._held)
 
     def wake(self) -> None:
         """Look again at what can be handed out."""
@@ -176,13 +178,13 @@ class FakeDeliveries:
 
     async def give_back(self) -> None:
         """Drain, commit, fence."""
-        if not self._watermarks:
+        if not self._committed_offsets:
             return
         self.counts.rebalances += 1
         self._draining = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._settings.drain_timeout_s):
-                while any(watermark.unsettled for watermark in self._watermarks.values()):  # noqa: ASYNC110 - as the real one
+                while any(committed_offset.unfinished for committed_offset in self._committed_offsets.values()):  # noqa: ASYNC110 - as the real one
                     await asyncio.sleep(0.001)
         await self._commit()
         self._fence()
@@ -192,7 +194,7 @@ class FakeDeliveries:
         """Start where the group left off, or at the start, which is committed."""
         self._generation = generation
         starts = {tp: self._kafka.committed.get(tp, self._kafka.logs[tp].start) for tp in tps}
-        self._watermarks = {tp: Watermark(*tp, start) for tp, start in starts.items()}
+        self._committed_offsets = {tp: CommittedOffset(*tp, start) for tp, start in starts.items()}
         self._positions = dict(starts)
         new = {tp: start for tp, start in starts.items() if tp not in self._kafka.committed}
         if new:
@@ -201,24 +203,28 @@ class FakeDeliveries:
 
     def _deliver(self) -> list[Lease]:
         leases: list[Lease] = []
-        for tp, watermark in self._watermarks.items():
+        for tp, committed_offset in self._committed_offsets.items():
             limit = self._settings.max_commit_span * (0.75 if tp in self._over else 1)
-            (self._over.add if watermark.span > limit else self._over.discard)(tp)
+            (self._over.add if committed_offset.span > limit else self._over.discard)(tp)
             if tp in self._over or tp[0] in self._held:
                 continue
             log = self._kafka.logs[tp]
             if self._positions[tp] < log.start:
                 self.counts.deleted_unread += log.start - self._positions[tp]
-                watermark.skip_to(log.start)
+                committed_offset.skip_to(log.start)
                 self._positions[tp] = log.start
             room = self._settings.max_poll_records - len(leases)
             records = log.records[self._positions[tp] : self._positions[tp] + room]
-            leases.extend(watermark.deliver(record.offset, record) for record in records)
+            leases.extend(committed_offset.deliver(record.offset, record) for record in records)
             self._positions[tp] += len(records)
         return leases
 
     async def _commit(self) -> None:
-        positions = {tp: watermark.position for tp, watermark in self._watermarks.items() if not watermark.fenced}
+        positions = {
+            tp: committed_offset.position
+            for tp, committed_offset in self._committed_offsets.items()
+            if not committed_offset.fenced
+        }
         moved = {tp: position for tp, position in positions.items() if self._kafka.committed.get(tp) != position}
         if not moved:
             return
@@ -229,7 +235,9 @@ class FakeDeliveries:
             failures[type(error).__name__] = failures.get(type(error).__name__, 0) + 1
 
     def _fence(self) -> None:
-        unsettled = [lease for watermark in self._watermarks.values() for lease in watermark.fence()]
-        self._watermarks, self._positions = {}, {}
-        if unsettled:
-            self._on_fenced(unsettled)
+        unfinished = [
+            lease for committed_offset in self._committed_offsets.values() for lease in committed_offset.fence()
+        ]
+        self._committed_offsets, self._positions = {}, {}
+        if unfinished:
+            self._on_fenced(unfinished)

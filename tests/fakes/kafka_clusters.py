@@ -189,7 +189,7 @@ class Reading:
         self.deliveries = cluster.deliveries(settings, self.fenced.extend)
 
     async def take(self, count: int, timeout_s: float = 20.0) -> list[Lease]:
-        """Exactly `count` more records; unsettled."""
+        """Exactly `count` more records; unfinished."""
         taken: list[Lease] = []
         async with asyncio.timeout(timeout_s):
             while len(taken) < count:
@@ -208,10 +208,10 @@ class Reading:
         raise AssertionError(f"{len(leases)} records came instead of none")
 
 
-def settle(leases: Sequence[Lease]) -> None:
+def complete(leases: Sequence[Lease]) -> None:
     """Say that these have their outcome."""
     for lease in leases:
-        lease.watermark.settle(lease)
+        lease.committed_offset.complete(lease)
 
 
 @asynccontextmanager

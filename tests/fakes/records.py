@@ -1,11 +1,11 @@
-"""Kafka records, leases and settled requests to test with."""
+"""Kafka records, leases and completed requests to test with."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from aggregator.sources.kafka.consumer.committed_offset import Lease, Watermark
+from aggregator.sources.kafka.consumer.committed_offset import CommittedOffset, Lease
 
 
 @dataclass(slots=True)
@@ -33,4 +33,4 @@ def lease_of(
 ) -> Lease:
     """One record, delivered."""
     record = FakeRecord(topic, partition, offset, 1_700_000_000_000, key, value, tuple(headers))
-    return Watermark(topic, partition, offset, topic_id).deliver(offset, record)
+    return CommittedOffset(topic, partition, offset, topic_id).deliver(offset, record)

@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 from math import inf
 
 from aggregator.scheduler.dispatcher import Batch, Dispatcher
-from aggregator.scheduler.replica import LanePolicy, StepReport
+from aggregator.scheduler.replica import ReplicaPolicy, StepReport
 from aggregator.scheduler.work_item import Entry, Priority, Query
 from protos.modelserver.v1.curve import Curve, Rule
 
@@ -108,7 +108,7 @@ class Simulation:
             query.done = True
             self.refused.append(query)
         for batch in due.batches:
-            server = self.servers[batch.lane.name]
+            server = self.servers[batch.replica.name]
             server.sent.append((self.now_s, batch))
             arrival_s = self.now_s + self._travel_s()
             self._under_way[batch.batch_id] = (server, batch)
@@ -154,17 +154,17 @@ class Simulation:
         self.at(self.now_s + self._travel_s(), lambda: self._reply(batch, replace(report, queued_tokens=queued)))
 
     def _die(self, server: Server) -> None:
-        """Its lane goes, what is out there fails, and a while later another server stands at the same address."""
+        """Its replica goes, what is out there fails, and a while later another server stands at the same address."""
         server.deaths += 1
         server.waiting.clear()
-        lane = self.dispatcher.lanes.pop(server.name, None)
-        if lane is None:
+        replica = self.dispatcher.replicas.pop(server.name, None)
+        if replica is None:
             return
         for where, batch in list(self._under_way.values()):
             if where is server:
                 self._fail(batch)
-        again = type(lane)(lane.name, server.measured, lane.token_budget, LanePolicy())
-        self.at(self.now_s + RESTART_S, lambda: self.dispatcher.lanes.update({lane.name: again}))
+        again = type(replica)(replica.name, server.measured, replica.token_budget, ReplicaPolicy())
+        self.at(self.now_s + RESTART_S, lambda: self.dispatcher.replicas.update({replica.name: again}))
 
     def _reply(self, batch: Batch, report: StepReport) -> None:
         if self._under_way.pop(batch.batch_id, None):

@@ -30,7 +30,7 @@ from aggregator.sources import source
 from aggregator.sources.grpc.call_batcher import CallBatcher
 from aggregator.sources.grpc.calls import Call, call_of
 from aggregator.sources.grpc.load import Limits, Load
-from aggregator.sources.kafka.consumer.committed_offset import Lease, Watermark
+from aggregator.sources.kafka.consumer.committed_offset import CommittedOffset, Lease
 from aggregator.sources.parsing import parse
 from aggregator.sources.source import Receive, Release
 from protos.embedding.v1 import embedding_pb2 as pb
@@ -197,9 +197,9 @@ class World:
             clock=lambda: asyncio.get_running_loop().time(),
             jitter=lambda: 0.5,
         )
-        self.grpc = FakeGrpc(CallBatcher(models.next_turn_s, lambda: asyncio.get_running_loop().time()))
+        self.grpc = FakeGrpc(CallBatcher(models.next_due_s, lambda: asyncio.get_running_loop().time()))
         self.pipeline.sources += [self.kafka, self.grpc]
-        self.watermark = Watermark("requests", 0, 0)
+        self.committed_offset = CommittedOffset("requests", 0, 0)
         self._offset = 0
         self._load = Load(Limits(100_000, 1, 1), Metrics(Gatherer()))
 
@@ -226,7 +226,7 @@ class World:
 
     def _route(self) -> Route:
         self._offset += 1
-        return Route(self.watermark.deliver(self._offset, None))
+        return Route(self.committed_offset.deliver(self._offset, None))
 
     async def embed(self, *texts: str, in_s: float | None = None, **fields: Any) -> Request:
         """Call over gRPC and wait for the answer."""

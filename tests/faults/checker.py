@@ -38,7 +38,7 @@ class Fate:
     reply_id: str = ""
 
     @property
-    def settled_ms(self) -> int:
+    def completed_ms(self) -> int:
         """When its outcome was in the log: from then on it may be committed."""
         if self.replies and self.letters:
             return max(self.replied_ms, self.buried_ms) if self.intent.dead else min(self.replied_ms, self.buried_ms)
@@ -119,7 +119,7 @@ class Checker:
     @property
     def lost(self) -> list[bytes]:
         """Requests that have no outcome, or not the dead letter that they were to have."""
-        return [key for key, fate in self.fates.items() if fate.settled_ms == _NEVER_MS]
+        return [key for key, fate in self.fates.items() if fate.completed_ms == _NEVER_MS]
 
     @property
     def duplicates(self) -> int:
@@ -128,14 +128,14 @@ class Checker:
 
     def early_commits(self, commits: Sequence[Commit]) -> int:
         """Offsets that were committed before their outcome was in the log."""
-        settled: dict[tuple[str, int], dict[int, int]] = {}
+        completed: dict[tuple[str, int], dict[int, int]] = {}
         for fate in self.fates.values():
-            settled.setdefault((f"topic-id={fate.topic_id}", fate.partition), {})[fate.offset] = fate.settled_ms
+            completed.setdefault((f"topic-id={fate.topic_id}", fate.partition), {})[fate.offset] = fate.completed_ms
         reached: dict[tuple[str, int], int] = {}
         early = 0
         for commit in commits:
             partition = (commit.note, commit.partition)
-            times = settled.get(partition, {})
+            times = completed.get(partition, {})
             start = reached.get(partition, 0)
             early += sum(times.get(offset, 0) > commit.at_ms for offset in range(start, commit.offset))
             reached[partition] = max(start, commit.offset)

@@ -49,19 +49,19 @@ class Counting:
         """
         self._tokenizer = tokenizer
         self._inline_characters = inline_characters
-        self._short = _Lane(tokenizer, worker, max_call_characters)
-        self._long = _Lane(tokenizer, long_worker, max_call_characters)
+        self._short = _Replica(tokenizer, worker, max_call_characters)
+        self._long = _Replica(tokenizer, long_worker, max_call_characters)
 
     async def count(self, texts: Sequence[str], *, long: bool = False) -> TokenBatch:
         """Tokenize; the order of `texts` is kept. `long`: they may take seconds."""
         characters = sum(map(len, texts))
-        lane = self._long if long else self._short
-        if characters <= self._inline_characters and not lane.running:
+        replica = self._long if long else self._short
+        if characters <= self._inline_characters and not replica.running:
             return self._tokenizer.count(texts)
-        return await lane.count(texts, characters)
+        return await replica.count(texts, characters)
 
 
-class _Lane:
+class _Replica:
     """One call to the tokenizer at a time, of all who wait for it."""
 
     def __init__(self, tokenizer: Tokenizer, worker: Executor | None, max_call_characters: int) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from aggregator.admission.model_revision import Served
+from aggregator.admission.model_revision import ModelRevision
 from aggregator.admission.tokenizers.tokenizer import TokenBatch, Tokenizer
 from aggregator.errors import Code
 from aggregator.request import Failure, Request
@@ -52,38 +52,38 @@ def is_long(requests: Sequence[Request]) -> bool:
     return len(requests) == 1 and bool(apart(requests)[1])
 
 
-async def count_together(served: Served, texts: Sequence[str], *, long: bool = False) -> list[Counted]:
+async def count_together(model_revision: ModelRevision, texts: Sequence[str], *, long: bool = False) -> list[Counted]:
     """The ids of each text, in one call; one that the tokenizer cannot take must not harm the others."""
     if not texts:
         return []
     try:
-        return list(_slices(await served.counting.count(texts, long=long)))
+        return list(_slices(await model_revision.counting.count(texts, long=long)))
     except Exception as error:  # noqa: BLE001 - a tokenizer's own errors have no common type, and may quote the text
         _LOG.error("tokenizing failed", extra={"texts": len(texts), "error": type(error).__name__})
         if len(texts) == 1:
             return [_UNCOUNTABLE]
-    return [counted for text in texts for counted in await count_together(served, [text], long=long)]
+    return [counted for text in texts for counted in await count_together(model_revision, [text], long=long)]
 
 
-async def count_long(served: Served, request: Request, texts: Sequence[str]) -> list[Counted]:
+async def count_long(model_revision: ModelRevision, request: Request, texts: Sequence[str]) -> list[Counted]:
     """The ids of a long request's texts; of one longer than the model takes, at least those that truncation keeps.
 
     The rest of that is not tokenized: a text is read part by part, cut where its tokenizer splits whatever stands
     around, so that the ids are those of the whole, until there are more than the model takes. Only a text that has no
     such place is cut anywhere, and at many times what the model takes.
     """
-    limit = served.description.max_input_tokens
+    limit = model_revision.description.max_input_tokens
     keep_end = request.options.truncate == pb.TRUNCATE_START
     most = max(_LAST_PART * limit, _LEAST_LAST_PART)
-    readings = [_Reading(served.tokenizer, text, keep_end=keep_end) for text in texts]
+    readings = [_Reading(model_revision.tokenizer, text, keep_end=keep_end) for text in texts]
     unread, characters = readings, _FIRST_PART * limit
     while unread:
         parts = [reading.next_part(characters, most) for reading in unread]
-        for reading, counted in zip(unread, await _count_in_calls(served, parts), strict=True):
+        for reading, counted in zip(unread, await _count_in_calls(model_revision, parts), strict=True):
             reading.take(counted)
         unread = [reading for reading in unread if reading.more and reading.tokens <= limit]
         characters = most
-    return [_of_part(served, request, reading) for reading in readings]
+    return [_of_part(model_revision, request, reading) for reading in readings]
 
 
 class _Reading:
@@ -131,37 +131,37 @@ class _Reading:
             self.ids = self._tokenizer.join_ids(*parts)
 
 
-async def _count_in_calls(served: Served, texts: Sequence[str]) -> list[Counted]:
+async def _count_in_calls(model_revision: ModelRevision, texts: Sequence[str]) -> list[Counted]:
     """One call after the other: whoever else waits has a turn between them, and who has gone away has no more."""
     counted: list[Counted] = []
     call: list[str] = []
     room = _CALL_CHARACTERS
     for text in texts:
         if call and len(text) > room:
-            counted += await count_together(served, call, long=True)
+            counted += await count_together(model_revision, call, long=True)
             call, room = [], _CALL_CHARACTERS
         call.append(text)
         room -= len(text)
-    return counted + await count_together(served, call, long=True)
+    return counted + await count_together(model_revision, call, long=True)
 
 
-def _of_part(served: Served, request: Request, reading: _Reading) -> Counted:
+def _of_part(model_revision: ModelRevision, request: Request, reading: _Reading) -> Counted:
     """What was read of a text, or, where it is to be cut and must not be, why it is refused."""
     if reading.failure is not None:
         return reading.failure
     if reading.whole or request.options.truncate != pb.TRUNCATE_NONE:
         return reading.ids
-    limit = served.description.max_input_tokens
+    limit = model_revision.description.max_input_tokens
     if reading.tokens > limit:
-        return too_long(served, f"more than {limit} tokens")
-    return too_long(served, f"more than {reading.characters} characters, of which no more are read")
+        return too_long(model_revision, f"more than {limit} tokens")
+    return too_long(model_revision, f"more than {reading.characters} characters, of which no more are read")
 
 
-def too_long(served: Served, found: str) -> Failure:
+def too_long(model_revision: ModelRevision, found: str) -> Failure:
     """The refusal of an input of which so much was `found`."""
     return Failure(
         Code.OUT_OF_RANGE,
-        f"{found}: {served.description.model} takes {served.description.max_input_tokens} tokens;"
+        f"{found}: {model_revision.description.model} takes {model_revision.description.max_input_tokens} tokens;"
         " send less, or set truncate to TRUNCATE_END or TRUNCATE_START",
     )
 

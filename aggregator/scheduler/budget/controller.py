@@ -1,4 +1,4 @@
-"""Turn what is promised into one lane's token budget: a target for its steps, a controller, the engine's capacity."""
+"""Turn what is promised into a replica's token budget: a target for its steps, a controller, the engine's capacity."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class StepLimits:
 
 
 class Steering:
-    """What one lane's steps may hold, renewed with every step that its server reports (algorithms §4)."""
+    """What one replica's steps may hold, renewed with every step that its server reports (algorithms §4)."""
 
     def __init__(self, goal: SlaGoal, limits: StepLimits, shortest_step_s: float, overhead: RecentQuantile) -> None:
         """`overhead`: the live p95 of what an answer takes besides queueing and its step; used with `answer_s` only."""
@@ -113,7 +113,7 @@ class Steering:
 
 
 class Promise:
-    """What is promised for one model revision, and how its answers kept it lately, all lanes together."""
+    """What is promised for one model revision, and how its answers kept it lately, all replicas together."""
 
     __slots__ = ("_latency", "_overhead", "goal")
 
@@ -133,5 +133,5 @@ class Promise:
         self._overhead.observe(max(0.0, overhead_s))
 
     def steer(self, limits: StepLimits, shortest_step_s: float, kind: type[Steering] = Steering) -> Steering:
-        """The steering of one lane; `shortest_step_s`: a step of the goal's `min_tokens`, as the server measured it."""
+        """The steering of one replica; `shortest_step_s`: a step of the goal's `min_tokens`, as it was measured."""
         return kind(self.goal, limits, shortest_step_s, self._overhead)

@@ -1,4 +1,4 @@
-"""Steer one lane's token budget so that an engine step takes the time the service level leaves for it.
+"""Steer one replica's token budget so that an engine step takes the time the service level leaves for it.
 
 Algorithm 2 of seed 001 moves its bounds by fixed amounts, so it either hunts around a small budget or takes
 hundreds of steps to follow a pod that changes speed (its unit tests show it). Ours uses what
@@ -19,7 +19,7 @@ _MIN_EVIDENCE = 4
 
 @dataclass(frozen=True, slots=True)
 class SlaPolicy:
-    """Settings of one lane's controller, in tokens (B_min, B_max and the first budget) and shares.
+    """Settings of one replica's controller, in tokens (B_min, B_max and the first budget) and shares.
 
     `min_tokens` should be at least the longest admissible input, or such inputs go alone; `max_tokens` is what the
     engine holds; `start_tokens` the saturation point. `tolerance` is epsilon as
@@ -47,8 +47,8 @@ def step_target_s(sla_s: float, overhead_p95_s: float, shortest_step_s: float) -
     """Seconds that one engine step may take: (SLA - o) / 2, as a request waits for half a step in two and then runs.
 
     `overhead_p95_s` is the p95 of network, tokenising, decoding and replying, **without queueing**: in an
-    overload queueing would drive the budget to its floor, where the lane is slowest, and it would never come
-    back. `shortest_step_s` is the lane's time at its smallest budget; the target is never below it. Raises
+    overload queueing would drive the budget to its floor, where the replica is slowest, and it would never come
+    back. `shortest_step_s` is the replica's time at its smallest budget; the target is never below it. Raises
     ValueError for an SLA that is not positive or an overhead that is negative.
     """
     if not (0.0 < sla_s < math.inf and 0.0 <= overhead_p95_s < math.inf):
@@ -64,7 +64,7 @@ class _Step:
 
 
 class SlaController:
-    """One lane's token budget by feedback; soft state, so a restart costs a few steps of warm-up.
+    """One replica's token budget by feedback; soft state, so a restart costs a few steps of warm-up.
 
     Ours never moves inside D +- epsilon, takes each mean without its largest and smallest value (one stray step
     in six counts for nothing), and learns nothing from steps longer than the budget they were cut for (one

@@ -57,18 +57,18 @@ NO_MESSAGE = "the call has no message"
 class _Place:
     """One message on its way in, or one that waits for its turn."""
 
-    __slots__ = ("context", "ended", "holder", "lane", "ticks", "turn")
+    __slots__ = ("context", "ended", "holder", "size_class", "ticks", "turn")
 
-    def __init__(self, context: Context, holder: str, lane: _Lane) -> None:
+    def __init__(self, context: Context, holder: str, size_class: _SizeClass) -> None:
         self.context = context
         self.holder = holder
-        self.lane = lane
+        self.size_class = size_class
         self.ticks = 0
         self.ended = False
         self.turn: asyncio.Future[None] | None = None
 
 
-class _Lane:
+class _SizeClass:
     """So many places, and a line of those who wait for one: one of each holder in turn."""
 
     def __init__(self, places: int) -> None:
@@ -86,7 +86,7 @@ class _Lane:
 
     def enter(self, place: _Place) -> None:
         self.reading[place] = None
-        place.lane = self
+        place.size_class = self
 
     async def wait(self, place: _Place) -> None:
         """Until its turn comes."""
@@ -118,13 +118,13 @@ class _Lane:
 
 
 class Reading:
-    """The places, in three lanes, by what a holder's last message was: a holder's next one is most likely the same."""
+    """The places, in three classes, by what a holder's last message was: its next one is most likely the same."""
 
     def __init__(self, places: int, load: Load) -> None:
         each = max(1, places // 3)
-        self._small, self._large, self._slow = (_Lane(each) for _ in range(3))
+        self._small, self._large, self._slow = (_SizeClass(each) for _ in range(3))
         self._load = load
-        self._lanes: dict[str, _Lane] = {}
+        self._classes: dict[str, _SizeClass] = {}
         self._ticking = False
         self._ending: set[asyncio.Task[None]] = set()
 
@@ -134,37 +134,37 @@ class Reading:
         Raises Overloaded when there was no place for too long, and grpc.aio.AbortError once the call was ended because
         no message came.
         """
-        lane = self._lanes.get(holder, self._large)
-        place = _Place(context, holder, lane)
+        size_class = self._classes.get(holder, self._large)
+        place = _Place(context, holder, size_class)
         if not self._ticking:
             self._ticking = True
             asyncio.get_running_loop().call_later(_TICK_S, self._tick)
         try:
-            if lane.has_room:
-                lane.enter(place)
+            if size_class.has_room:
+                size_class.enter(place)
             else:
-                await self._turn(lane, place)
+                await self._turn(size_class, place)
             message: Any = await context.read()
         finally:
-            place.lane.leave(place)
+            place.size_class.leave(place)
         if message is grpc.aio.EOF:
             return None
         if place.ticks < _SLOW_TICKS:
             self._expect(holder, self._small if len(message) <= SMALL_BYTES else self._large)
         return cast("bytes", message)
 
-    async def _turn(self, lane: _Lane, place: _Place) -> None:
+    async def _turn(self, size_class: _SizeClass, place: _Place) -> None:
         try:
             async with asyncio.timeout(_PATIENCE_S):
-                await lane.wait(place)
+                await size_class.wait(place)
         except TimeoutError:
             raise self._load.refusal(Limit.ARRIVING) from None
 
-    def _expect(self, holder: str, lane: _Lane) -> None:
+    def _expect(self, holder: str, size_class: _SizeClass) -> None:
         """That its next message belongs there."""
-        if len(self._lanes) >= _MOST_KNOWN and holder not in self._lanes:
-            self._lanes.clear()
-        self._lanes[holder] = lane
+        if len(self._classes) >= _MOST_KNOWN and holder not in self._classes:
+            self._classes.clear()
+        self._classes[holder] = size_class
 
     def _tick(self) -> None:
         reading = [*self._small.reading, *self._large.reading, *self._slow.reading]
@@ -174,7 +174,7 @@ class Reading:
                 continue
             if place.ticks >= _PATIENCE_TICKS:
                 self._end(place, Failure.of(self._load.refusal(Limit.SILENT)))
-            elif place.ticks >= _SLOW_TICKS and place.lane is not self._slow:
+            elif place.ticks >= _SLOW_TICKS and place.size_class is not self._slow:
                 self._make_way(place)
         self._ticking = bool(reading)
         if self._ticking:
@@ -184,9 +184,9 @@ class Reading:
         """It is slow: with the others of its kind it harms nobody else."""
         self._expect(place.holder, self._slow)
         if self._slow.has_room:
-            place.lane.leave(place)
+            place.size_class.leave(place)
             self._slow.enter(place)
-        elif place.lane.is_waited_for:
+        elif place.size_class.is_waited_for:
             self._end(place, Failure.of(self._load.refusal(Limit.ARRIVING)))
 
     def _end(self, place: _Place, failure: Failure) -> None:

@@ -39,7 +39,7 @@ class ClockSkew:
         if self._right_offset_s is None:
             self._right_offset_s = self._offset_s
         self._show(self._offset_s - self._right_offset_s)
-        for lease in {lease.watermark: lease for lease in leases}.values():
+        for lease in {lease.committed_offset: lease for lease in leases}.values():
             skew_s = self._of(lease)
             self._right_offset_s = self._offset_s - skew_s
             self._show(skew_s)
@@ -59,7 +59,7 @@ class ClockSkew:
         if lease.record.timestamp < 0:
             return skew_s
         most_s: float = self._wall_s - lease.record.timestamp / 1000
-        least_s: float = most_s - (self._now_s - lease.watermark.written_after_s(lease.offset))
+        least_s: float = most_s - (self._now_s - lease.committed_offset.written_after_s(lease.offset))
         return min(max(skew_s, least_s), most_s)
 
     def _show(self, skew_s: float) -> None:

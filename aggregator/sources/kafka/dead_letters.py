@@ -43,7 +43,7 @@ class DeadLetter:
 class DeadLetters:
     """Writes dead letters behind everybody's back, the lot of a topic at a time.
 
-    A lease settles once its letter is acknowledged. A letter that cannot be written holds its own partition's commit
+    A lease completes once its letter is acknowledged. A letter that cannot be written holds its own partition's commit
     until it can; a topic whose letters pile up is `full`, and is to be held, while all others go on.
     """
 
@@ -100,7 +100,9 @@ class DeadLetters:
     async def _write_all(self, topic: str) -> None:
         with contextlib.suppress(ProducerClosed):  # whoever reads these records next finds the same
             while waiting := self._waiting.pop(topic, None):
-                live = [letter for letter in waiting if not letter.lease.watermark.fenced]  # others keep the rest
+                live = [
+                    letter for letter in waiting if not letter.lease.committed_offset.fenced
+                ]  # others keep the rest
                 failed = await self._write(live) if live else []
                 if failed:
                     self._waiting[topic] = failed + self._waiting.get(topic, [])
@@ -119,7 +121,7 @@ class DeadLetters:
         for letter, error in zip(letters, results, strict=True):
             if error is None:
                 self._metrics.dead_lettered(letter.code, 1)
-                letter.lease.watermark.settle(letter.lease)
+                letter.lease.committed_offset.complete(letter.lease)
                 continue
             failed.append(letter)
             if isinstance(error, _TOO_LARGE) and not letter.omits_value:

@@ -65,7 +65,7 @@ class LargeRecords:
 
     def drop_fenced(self) -> None:
         """Forget what belongs to an assignment that is over: whoever reads it next redoes it."""
-        self._waiting = deque(each for each in self._waiting if not each.lease.watermark.fenced)
+        self._waiting = deque(each for each in self._waiting if not each.lease.committed_offset.fenced)
         self._bytes = _sum_bytes(self._waiting)
         self._counted()
 
@@ -82,7 +82,7 @@ class LargeRecords:
         room = _TAKEN_BYTES
         while self._waiting and (not taken or size_bytes(self._waiting[0].lease) <= room):
             each = self._waiting.popleft()
-            if each.lease.watermark.topic in self.held:
+            if each.lease.committed_offset.topic in self.held:
                 passed.append(each)
             else:
                 taken.append(each)
@@ -98,7 +98,7 @@ class LargeRecords:
         self._changed.set()
         full: frozenset[str] = frozenset()
         if self._bytes >= _MOST_WAITING_BYTES:
-            full = frozenset(each.lease.watermark.topic for each in self._waiting)
+            full = frozenset(each.lease.committed_offset.topic for each in self._waiting)
         if full != self.full:
             self.full = full
             self._on_full_changed()

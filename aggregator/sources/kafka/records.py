@@ -27,8 +27,8 @@ class Record(Protocol):
 class Deliveries(Protocol):
     """Kafka intake: leased records in, commits out.
 
-    A lease settles (by `lease.watermark.settle`) once its outcome is acknowledged by the broker; the
-    implementation commits watermarks on its own clock, on revocation and at the end.
+    A lease completes (by `lease.committed offset.complete`) once its outcome is acknowledged by the broker; the
+    implementation commits committed offsets on its own clock, on revocation and at the end.
     """
 
     async def fetch(self) -> Sequence[Lease]:
@@ -40,7 +40,7 @@ class Deliveries(Protocol):
         ...
 
     def half_span_holders(self) -> Sequence[Lease]:
-        """Leases that hold back a watermark whose span passed half of its cap: their inputs are to be aged."""
+        """Leases that hold back a committed offset whose span passed half of its cap: their inputs are to be aged."""
         ...
 
 

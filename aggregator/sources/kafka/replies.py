@@ -29,7 +29,7 @@ _MAX_KEPT_HEADERS_BYTES = 32 * 1024
 
 def reply_id(lease: Lease, request_id: str, group_id: str) -> str:
     """The same for every delivery of the same record to the same group; 32 hexadecimal digits."""
-    source = lease.watermark
+    source = lease.committed_offset
     place = f"{source.topic}\0{source.topic_id}\0{source.partition}\0{lease.offset}"
     told = f"{group_id}\0{place}\0{request_id}".encode()
     return hashlib.blake2b(told, digest_size=_REPLY_ID_LENGTH // 2).hexdigest()

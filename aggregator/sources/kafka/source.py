@@ -44,7 +44,7 @@ _UNWRITTEN: dict[type[Exception], Unwritten] = {
 class KafkaSource:
     """A Source over deliveries in and a producer out. Its senders do not wait: it is paused where a model is full.
 
-    A lease settles only when the broker has acknowledged what answers it: a reply, a dead letter, or both.
+    A lease completes only when the broker has acknowledged what answers it: a reply, a dead letter, or both.
     """
 
     name = KAFKA
@@ -121,7 +121,7 @@ class KafkaSource:
     async def receive_large(self) -> Sequence[Request]:
         """The same of the records with large values, which would hold up the others; those of held topics wait."""
         while fetched := await self._large.take():
-            live = [each for each in fetched if not each.lease.watermark.fenced]
+            live = [each for each in fetched if not each.lease.committed_offset.fenced]
             requests, refused = await decode_large(live, self._intakes, self._skew.doubts)
             if refused:
                 await self._refuse(refused)
@@ -131,7 +131,7 @@ class KafkaSource:
 
     def accept(self, request: Request) -> None:
         """Note which model its topic's records ask for. Raises InvalidRequest if its reply would not fit its topic."""
-        self._asked[route_of(request).lease.watermark.topic].add(request.model)
+        self._asked[route_of(request).lease.committed_offset.topic].add(request.model)
         check_reply_fits(request, request.options.dimensions, self._settings.max_reply_bytes)
 
     async def reply(self, requests: Sequence[Request], release: Release) -> None:
@@ -139,7 +139,7 @@ class KafkaSource:
 
         Requests that come after the producer was closed are left to whoever reads their records next.
         """
-        live = [request for request in requests if not route_of(request).lease.watermark.fenced]
+        live = [request for request in requests if not route_of(request).lease.committed_offset.fenced]
         delivered: list[Request] = []
 
         def on_delivered(positions: Sequence[int], errors: Sequence[Exception | None]) -> None:
@@ -166,7 +166,7 @@ class KafkaSource:
             elif request.failed and (failure := _internal(request)) is not None:
                 self._dead_letters.add(DeadLetter(lease, failure.code, failure.message, failure.attempts))
             else:
-                lease.watermark.settle(lease)
+                lease.committed_offset.complete(lease)
 
     async def delivered(self) -> None:
         """Wait for the dead letters that are still to be written."""
@@ -197,7 +197,7 @@ class KafkaSource:
             self._deliveries.hold(held)
 
     def newly_stuck(self) -> Callable[[Request], bool] | None:
-        """The requests whose leases hold their partition's watermark so far back that they are to be promoted."""
+        """The requests whose leases hold their partition's offset so far back that they are to be promoted."""
         stuck = frozenset(id(lease) for lease in self._deliveries.half_span_holders())
         if stuck == self._stuck:
             return None
@@ -223,7 +223,7 @@ class KafkaSource:
                 codes[self._unwritten(each.lease, each.route.topic, error).code] += 1
                 continue
             else:
-                each.lease.watermark.settle(each.lease)
+                each.lease.committed_offset.complete(each.lease)
             codes[each.error.code] += 1
         self._metrics.answered(KAFKA, codes, [self._clock() - started_s] * len(refused))
 

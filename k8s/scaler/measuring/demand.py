@@ -89,9 +89,9 @@ def backlog_tokens(unread_records: int, tokens_per_record: float, held_tokens: i
     return unread_records * tokens_per_record + held_tokens
 
 
-def pod_throughput(lanes: Iterable[tuple[int, float]]) -> float | None:
-    """R in tokens/s, the mean over lanes of budget over predicted step time at that budget; None without lanes."""
-    speeds = [token_budget / step_s for token_budget, step_s in lanes]
+def pod_throughput(replicas: Iterable[tuple[int, float]]) -> float | None:
+    """R in tokens/s, the mean over replicas of budget over predicted step time at that budget; None without any."""
+    speeds = [token_budget / step_s for token_budget, step_s in replicas]
     return sum(speeds) / len(speeds) if speeds else None
 
 

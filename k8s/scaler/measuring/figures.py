@@ -91,11 +91,11 @@ class ModelFigures:
         shares = self._shares.of(self._name, answers.answers)
         taken = positions(answers.answers)
         unread = round(sum(share * ends.unread(taken, topic) for topic, share in shares.items()))
-        parked = sum(model.parked_requests for model in models)
+        pending = sum(model.pending_requests for model in models)
         held = sum(model.held_tokens for model in models)
         load = Load(
             arrival_tokens_per_s=self._arrivals(models, ends, shares),
-            backlog_tokens=backlog_tokens(unread + parked, self._tokens_per_record, held),
+            backlog_tokens=backlog_tokens(unread + pending, self._tokens_per_record, held),
             pod_tokens_per_s=_throughput(models),
             measured_s=measured_s,
             replicas=replicas.wanted if replicas else None,
@@ -132,15 +132,15 @@ def positions(answers: Sequence[pb.GetDemandResponse]) -> Mapping[Place, int]:
 
 
 def _throughput(models: Sequence[pb.ModelDemand]) -> float | None:
-    lanes = [
-        (lane.token_budget, lane.step_time_s)
+    replicas = [
+        (replica.token_budget, replica.step_time_s)
         for model in models
-        for lane in model.lanes
-        if lane.token_budget and lane.step_time_s > 0
+        for replica in model.replicas
+        if replica.token_budget and replica.step_time_s > 0
     ]
-    return pod_throughput(lanes)
+    return pod_throughput(replicas)
 
 
 def _at_floor(models: Sequence[pb.ModelDemand]) -> bool:
-    lanes = [lane for model in models for lane in model.lanes]
-    return bool(lanes) and all(lane.budget_at_floor for lane in lanes)
+    replicas = [replica for model in models for replica in model.replicas]
+    return bool(replicas) and all(replica.budget_at_floor for replica in replicas)

@@ -27,28 +27,28 @@ class GetDemandResponse(_message.Message):
     def __init__(self, instance_id: _Optional[str] = ..., uptime_s: _Optional[float] = ..., busy_share: _Optional[float] = ..., models: _Optional[_Iterable[_Union[ModelDemand, _Mapping]]] = ..., partitions: _Optional[_Iterable[_Union[Partition, _Mapping]]] = ..., measured_at_unix_s: _Optional[float] = ...) -> None: ...
 
 class ModelDemand(_message.Message):
-    __slots__ = ("model", "grpc_tokens_per_s", "kafka_tokens_per_s", "held_tokens", "tokens_per_record", "lanes", "p99_s", "slo_s", "parked_requests")
+    __slots__ = ("model", "grpc_tokens_per_s", "kafka_tokens_per_s", "held_tokens", "tokens_per_record", "replicas", "p99_s", "slo_s", "pending_requests")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     GRPC_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     KAFKA_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     HELD_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_PER_RECORD_FIELD_NUMBER: _ClassVar[int]
-    LANES_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
     P99_S_FIELD_NUMBER: _ClassVar[int]
     SLO_S_FIELD_NUMBER: _ClassVar[int]
-    PARKED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    PENDING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     model: str
     grpc_tokens_per_s: float
     kafka_tokens_per_s: float
     held_tokens: int
     tokens_per_record: float
-    lanes: _containers.RepeatedCompositeFieldContainer[Lane]
+    replicas: _containers.RepeatedCompositeFieldContainer[Replica]
     p99_s: float
     slo_s: float
-    parked_requests: int
-    def __init__(self, model: _Optional[str] = ..., grpc_tokens_per_s: _Optional[float] = ..., kafka_tokens_per_s: _Optional[float] = ..., held_tokens: _Optional[int] = ..., tokens_per_record: _Optional[float] = ..., lanes: _Optional[_Iterable[_Union[Lane, _Mapping]]] = ..., p99_s: _Optional[float] = ..., slo_s: _Optional[float] = ..., parked_requests: _Optional[int] = ...) -> None: ...
+    pending_requests: int
+    def __init__(self, model: _Optional[str] = ..., grpc_tokens_per_s: _Optional[float] = ..., kafka_tokens_per_s: _Optional[float] = ..., held_tokens: _Optional[int] = ..., tokens_per_record: _Optional[float] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., p99_s: _Optional[float] = ..., slo_s: _Optional[float] = ..., pending_requests: _Optional[int] = ...) -> None: ...
 
-class Lane(_message.Message):
+class Replica(_message.Message):
     __slots__ = ("address", "token_budget", "step_time_s", "batches_out", "tokens_out", "budget_at_floor")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_BUDGET_FIELD_NUMBER: _ClassVar[int]

@@ -129,20 +129,20 @@ async def test_a_flood_of_corrupt_records_holds_nothing_up_and_is_committed_in_o
     good = {reply.key: reply for reply in desk.replies if reply.key != b"bad"}
     assert [read(good[b"good-%d" % number]).status.code for number in range(30)] == [0] * 30
     assert max(reply.timestamp for reply in good.values()) - written[0].timestamp_ms < 30_000
-    settled_ms = {
+    completed_ms = {
         (int(told["dlt-original-partition"]), int(told["dlt-original-offset"])): record.timestamp
         for record in desk.dead_letters
         for told in (headers(record),)
     }
-    settled_ms |= {
+    completed_ms |= {
         (place.partition, place.offset): good[sent.key].timestamp
         for sent, place in zip(flood, written, strict=True)
         if sent.key != b"bad"
     }
-    assert len(settled_ms) == 3000
+    assert len(completed_ms) == 3000
     for when_ms, ends in commits:
         for partition, end in ends.items():
-            assert all(settled_ms[partition, offset] <= when_ms for offset in range(end))
+            assert all(completed_ms[partition, offset] <= when_ms for offset in range(end))
     assert any(0 < sum(ends.values()) < 3000 for _, ends in commits)
     shown = metrics(running.process.metrics_address)
     assert shown.value("embed_requests_total", source="kafka", code="DATA_LOSS") == 2970
@@ -156,7 +156,7 @@ async def test_what_expires_in_the_queue_is_told_at_once_and_never_computed(
     running = start_aggregator(slow)
     async with open_desk(running.kafka, running.topics) as desk:
         await desk.produce(query("running", "running", priority=pb.PRIORITY_INTERACTIVE))
-        await desk.until(lambda: metrics(running.process.metrics_address).value("embed_lane_inflight_tokens") > 0)
+        await desk.until(lambda: metrics(running.process.metrics_address).value("embed_replica_inflight_tokens") > 0)
         await desk.produce(
             *(expiring(f"late-{number}", 0.7) for number in range(10)),
             *(query(f"question {number}", f"good-{number}") for number in range(10)),

@@ -31,7 +31,7 @@ HISTOGRAMS = (
 )
 GAUGES = (
     *("embed_queue_tokens", "embed_queue_age_seconds", "embed_token_budget", "embed_saturation_point"),
-    *("embed_sla_pressure", "embed_lane_inflight_tokens", "embed_lane_state"),
+    *("embed_sla_pressure", "embed_replica_inflight_tokens", "embed_replica_state"),
     *("embed_consumer_lag", "embed_consumer_lag_tokens", "embed_consumer_uncommitted_span", "embed_consumer_paused"),
 )
 SECRET = "zyzzyva"

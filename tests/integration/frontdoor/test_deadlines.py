@@ -29,12 +29,12 @@ async def test_a_cancelled_call_leaves_the_queue() -> None:
     async with front_door(engine) as door:
         engine.gate.clear()
         calls = [door.stub.Embed(ask(f"{FULL} {number}")) for number in range(60)]
-        await until(lambda: len(engine.batches) == 2 and len(door.models.served()[0].dispatcher.queue) > 30)
+        await until(lambda: len(engine.batches) == 2 and len(door.models.in_service()[0].dispatcher.queue) > 30)
         sent = engine.queries
         for call in calls:
             call.cancel()
         await until(lambda: not door.held_tokens)
-        assert not len(door.models.served()[0].dispatcher.queue)
+        assert not len(door.models.in_service()[0].dispatcher.queue)
         engine.gate.set()
         await door.stub.Embed(ask("next"))
     assert engine.queries <= sent + 1
@@ -43,8 +43,8 @@ async def test_a_cancelled_call_leaves_the_queue() -> None:
 async def test_a_call_cancelled_while_its_tokens_are_counted_is_never_queued(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = SlowEngine()
     async with front_door(engine) as door:
-        [served] = door.models.served()
-        counting, go_on = served.counting, asyncio.Event()
+        [model_revision] = door.models.in_service()
+        counting, go_on = model_revision.counting, asyncio.Event()
         asked: list[str] = []
         given_up: list[Request] = []
         give_up = Calls.give_up
@@ -59,7 +59,7 @@ async def test_a_call_cancelled_while_its_tokens_are_counted_is_never_queued(mon
             give_up(calls, request)
             given_up.append(request)
 
-        monkeypatch.setattr(served, "counting", Held())
+        monkeypatch.setattr(model_revision, "counting", Held())
         monkeypatch.setattr(Calls, "give_up", noted)
         call = door.stub.Embed(ask("gone"))
         await until(lambda: asked)
@@ -106,11 +106,11 @@ async def test_what_the_predicted_batch_time_makes_late_is_refused_at_once() -> 
 async def test_without_fresh_evidence_a_call_goes_through_and_brings_some() -> None:
     engine = SlowEngine(slowness=1.0)
     async with front_door(engine) as door:
-        [served] = door.models.served()
-        [lane] = served.dispatcher.lanes.values()
+        [model_revision] = door.models.in_service()
+        [replica] = model_revision.dispatcher.replicas.values()
         for _ in range(200):  # a bad prediction: of a quarter of an hour
-            lane._scale.observe(1e3, 1e-3)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-        assert lane.step_time_s(52) > 20.0
+            replica._scale.observe(1e3, 1e-3)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        assert replica.step_time_s(52) > 20.0
         assert await code_of(door.stub.Embed(ask(FULL), timeout=20.0)) is grpc.StatusCode.OK
 
 

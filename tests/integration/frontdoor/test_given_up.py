@@ -72,8 +72,8 @@ class SlowTokenizerCounting(Counting):
 
 async def test_a_call_holds_its_bytes_until_the_work_on_it_has_ended() -> None:
     async with front_door(limits={"max_pending_bytes": 2 * MIB}) as door:
-        [served] = door.models.served()
-        served.counting = counting = SlowTokenizerCounting()
+        [model_revision] = door.models.in_service()
+        model_revision.counting = counting = SlowTokenizerCounting()
         long = asking("où est la gare " * 80_000)
         given_up = door.stub.Embed(long)
         await counting.began.wait()

@@ -191,8 +191,8 @@ async def test_memory_stays_flat_in_a_flood() -> None:
 
 async def test_an_unavailable_model_is_told_at_once() -> None:
     async with front_door() as door:
-        [served] = door.models.served()
-        [engine] = served.engines.values()
+        [model_revision] = door.models.in_service()
+        [engine] = model_revision.engines.values()
         door.pipeline.leave(engine)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await door.stub.Embed(ask("rain"))

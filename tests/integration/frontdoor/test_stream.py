@@ -125,7 +125,7 @@ async def test_nothing_more_is_read_than_the_window_while_nobody_takes_answers()
         while seen != sent:  # what the sockets and HTTP/2's window hold, which grows, is sent all the same
             seen = sent
             await asyncio.sleep(0.3)
-        assert engine.queries + len(door.models.served()[0].dispatcher.queue) <= 8
+        assert engine.queries + len(door.models.in_service()[0].dispatcher.queue) <= 8
         assert sent < last  # the rest waits at the client
         engine.gate.set()
         answers = aiter(stream)
@@ -139,7 +139,7 @@ async def test_a_cancelled_stream_leaves_nothing_in_the_queue() -> None:
     async with front_door(engine) as door:
         engine.gate.clear()
         stream = door.stub.EmbedStream(iter([ask(LONG, request_id=str(number)) for number in range(100)]))
-        await until(lambda: len(door.models.served()[0].dispatcher.queue) > 50)
+        await until(lambda: len(door.models.in_service()[0].dispatcher.queue) > 50)
         before = engine.queries
         stream.cancel()
         await until(lambda: not door.held_tokens)
@@ -208,7 +208,7 @@ async def test_a_stop_answers_what_streams_have_read_and_ends_them() -> None:
         await until(lambda: idle.answers)
         engine.gate.clear()
         busy.ask("rain", "snow")
-        await until(lambda: engine.queries + len(door.models.served()[0].dispatcher.queue) == 3)
+        await until(lambda: engine.queries + len(door.models.in_service()[0].dispatcher.queue) == 3)
         stopping = asyncio.create_task(door.server.stop(30))
         assert (await idle.ended())[0] is grpc.StatusCode.UNAVAILABLE
         busy.ask("too late")

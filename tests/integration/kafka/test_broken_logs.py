@@ -12,7 +12,7 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from aiokafka.record.util import calc_crc32c
 
 from loadtest.stack.kafka import KafkaBroker
-from tests.fakes.kafka_clusters import RealCluster, produce, reading, records_of, settle, until, until_committed
+from tests.fakes.kafka_clusters import RealCluster, complete, produce, reading, records_of, until, until_committed
 
 pytestmark = pytest.mark.kafka
 
@@ -49,20 +49,20 @@ async def test_a_corrupt_batch_holds_its_partition_only_and_is_stepped_over_wher
     topic = await topic_with_a_corrupt_batch(fragile, own_broker)
     async with reading(fragile, fragile.settings(topic)) as intake:
         leases = await intake.take(20)
-        settle(leases)
+        complete(leases)
         assert sorted((lease.record.partition, lease.offset) for lease in leases) == [
             (partition, offset) for partition in (0, 1) for offset in range(10)
         ]
         await produce(fragile, records_of(topic, 5, partition=1, start=10))
         assert {lease.record.partition for lease in await intake.take(5)} == {1}
         await until(lambda: intake.deliveries.counts.corrupt_batches == 1)
-        settle(intake.leases)
+        complete(intake.leases)
         await until_committed(fragile, topic, {0: 10, 1: 15})
         await intake.nothing(1.0)
         assert intake.deliveries.counts.corrupt_batches == 1
         assert intake.deliveries.counts.skipped_corrupt_records == 0
     async with reading(fragile, fragile.settings(topic, skip_corrupt_batches=True)) as successor:
-        settle(await successor.take(10))
+        complete(await successor.take(10))
         assert [lease.offset for lease in successor.leases] == list(range(20, 30))
         assert successor.deliveries.counts.corrupt_batches == 1
         assert successor.deliveries.counts.skipped_corrupt_records == 10
@@ -92,7 +92,7 @@ async def test_header_names_that_are_not_utf8_cost_no_record(shared: RealCluster
     await produce(shared, records_of(topic, 2, start=5))
     async with reading(shared, shared.settings(topic)) as intake:
         leases = await intake.take(7)
-        settle(leases)
+        complete(leases)
         assert [lease.record.value for lease in leases] == [b"0", b"1", b"0", b"1", b"2", b"5", b"6"]
         assert [name for name, _ in leases[3].record.headers] == ["N\ufffdME"]
         assert intake.deliveries.counts.corrupt_batches == 0

@@ -17,7 +17,7 @@ from aiokafka.protocol.group import HeartbeatRequest
 from aggregator.sources.kafka.producer import writer as kafka_writer
 from aggregator.sources.kafka.producer.producer import KafkaProducer
 from aggregator.sources.kafka.records import OutgoingRecord
-from tests.fakes.kafka_clusters import RealCluster, produce, reading, records_of, settle, until, until_committed
+from tests.fakes.kafka_clusters import RealCluster, complete, produce, reading, records_of, until, until_committed
 
 pytestmark = pytest.mark.kafka
 
@@ -73,13 +73,13 @@ async def test_intake_joins_anew_when_a_task_of_the_client_dies(
     topic = await shared.create_topic()
     await produce(shared, records_of(topic, 5))
     async with reading(shared, shared.settings(topic)) as intake:
-        settle((await intake.take(5))[:3])
+        complete((await intake.take(5))[:3])
         await until_committed(shared, topic, {0: 3})
         breaks(consumer_of(intake.deliveries))
         await until(lambda: not intake.deliveries.healthy)
         await until(lambda: len(intake.fenced) == 2)
         assert [lease.offset for lease in await intake.take(2)] == [3, 4]
-        settle(intake.leases)
+        complete(intake.leases)
         await until_committed(shared, topic, {0: 5})
         assert intake.deliveries.healthy
 
@@ -92,7 +92,7 @@ async def test_whatever_a_heartbeat_is_answered_intake_goes_on(shared: RealClust
         answer_to(consumer_of(intake.deliveries), HeartbeatRequest, SimpleNamespace(error_code=code))
         await until(lambda: not intake.deliveries.healthy)
         await produce(shared, records_of(topic, 5))
-        settle(await intake.take(5))
+        complete(await intake.take(5))
         await until_committed(shared, topic, {0: 5})
         assert intake.deliveries.healthy
 

@@ -16,10 +16,10 @@ from aggregator.sources.kafka.consumer.committed_offset import Lease
 from tests.fakes.kafka_clusters import (
     Reading,
     RealCluster,
+    complete,
     produce,
     reading,
     records_of,
-    settle,
     until,
     until_committed,
 )
@@ -42,13 +42,13 @@ def without_heartbeats(coordinator: Any) -> Generator[None, None, None]:
 
 
 async def work(member: Reading, seen: dict[tuple[int, int], int]) -> None:
-    """Settle whatever comes, a little later and in the wrong order."""
+    """Complete whatever comes, a little later and in the wrong order."""
     while leases := list(await member.deliveries.fetch()):
         await asyncio.sleep(0.02)
         for lease in reversed(leases):
             place = (lease.record.partition, lease.offset)
             seen[place] = seen.get(place, 0) + 1
-            settle([lease])
+            complete([lease])
 
 
 async def test_a_member_that_was_put_out_commits_nothing_and_comes_back(shared: RealCluster) -> None:
@@ -59,12 +59,12 @@ async def test_a_member_that_was_put_out_commits_nothing_and_comes_back(shared: 
         old = await zombie.take(20)
         with without_heartbeats(coordinator_of(zombie.deliveries)):
             async with reading(shared, settings) as heir:
-                settle(await heir.take(20))  # the same records: they were never settled
+                complete(await heir.take(20))  # the same records: they were never completed
                 await until_committed(shared, topic, {0: 10, 1: 10})
-                settle([lease for lease in old if lease.offset < 5])
+                complete([lease for lease in old if lease.offset < 5])
                 await until(lambda: "UnknownMemberIdError" in zombie.deliveries.counts.commit_failures)
                 assert await shared.committed(topic) == {0: 10, 1: 10}
-        settle(old)
+        complete(old)
         await produce(shared, [each for at in range(2) for each in records_of(topic, 5, partition=at)])
         worker = asyncio.create_task(work(zombie, {}))
         await until_committed(shared, topic, {0: 15, 1: 15})
@@ -80,9 +80,9 @@ async def test_a_member_that_was_put_out_takes_nothing_back_from_a_group_that_is
         old = await zombie.take(10)
         with without_heartbeats(coordinator_of(zombie.deliveries)):
             async with reading(shared, shared.settings(topic)) as heir:
-                settle(await heir.take(10))
+                complete(await heir.take(10))
                 await until_committed(shared, topic, {0: 10})
-            settle(old[:5])
+            complete(old[:5])
         await until(lambda: zombie.deliveries.counts.rebalances > 0)
         await produce(shared, records_of(topic, 5))
         assert [lease.offset for lease in await zombie.take(5)] == [10, 11, 12, 13, 14]
@@ -187,7 +187,7 @@ async def test_what_was_read_and_held_before_a_rebalance_comes_once_to_those_who
             assert {(each.record.partition, each.offset) for each in leases} == {
                 (at, offset) for at in range(2) for offset in range(5)
             }
-            settle(leases)
+            complete(leases)
             await until_committed(shared, topic, {0: 5, 1: 5})
 
 
@@ -204,7 +204,7 @@ async def test_partitions_that_are_added_are_read_from_their_start(shared: RealC
                 (at, offset) for at in range(3) for offset in range(5)
             }:
                 leases: list[Lease] = list(await intake.deliveries.fetch())
-                settle(leases)
+                complete(leases)
                 intake.leases.extend(leases)
         await until_committed(shared, topic, {0: 5, 1: 5, 2: 5})
 
@@ -228,14 +228,14 @@ async def test_retention_that_overtakes_a_held_topic_is_counted(shared: RealClus
         lost = intake.deliveries.counts.deleted_unread
         assert lost == 13 - 5 - len(offsets)
         assert lost > 0
-        settle(early)
+        complete(early)
 
 
 async def test_a_topic_that_starts_anew_is_read_from_its_start(shared: RealCluster) -> None:
     topic = await shared.create_topic()
     await produce(shared, records_of(topic, 10))
     async with reading(shared, shared.settings(topic)) as intake:
-        settle(await intake.take(10))
+        complete(await intake.take(10))
         await until_committed(shared, topic, {0: 10})
     async with shared.admin() as admin:
         await admin.delete_topics([topic])
@@ -245,6 +245,6 @@ async def test_a_topic_that_starts_anew_is_read_from_its_start(shared: RealClust
     await produce(shared, records_of(topic, 3))
     async with reading(shared, shared.settings(topic)) as successor:
         assert [lease.offset for lease in await successor.take(3)] == [0, 1, 2]
-        settle(successor.leases)
+        complete(successor.leases)
         await until_committed(shared, topic, {0: 3})
         assert successor.deliveries.counts.deleted_unread == 0

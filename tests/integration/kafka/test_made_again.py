@@ -20,7 +20,7 @@ from aggregator.sources.kafka.consumer.topic_ids import TopicIdRequest
 from aggregator.sources.kafka.records import OutgoingRecord
 from loadtest.stack.kafka import KafkaBroker
 from loadtest.stack.service import DEFAULT_MODEL_NAME, Aggregator
-from tests.fakes.kafka_clusters import RealCluster, produce, reading, records_of, settle, until_committed
+from tests.fakes.kafka_clusters import RealCluster, complete, produce, reading, records_of, until_committed
 from tests.integration.aggregator.conftest import make_topics, synthetic
 from tests.integration.aggregator.desk import Topics, open_desk, query, read
 from tests.integration.aggregator.scrape import metrics
@@ -54,15 +54,15 @@ async def test_a_topic_made_again_and_filled_beyond_the_position_is_read_from_it
     topic = await shared.create_topic()
     await produce(shared, records_of(topic, 400))
     async with reading(shared, shared.settings(topic)) as intake:
-        settle(await intake.take(400))
+        complete(await intake.take(400))
         await until_committed(shared, topic, {0: 400})
         while_frozen(make_again(shared, topic, 1000))
         fresh = await intake.take(1000)
         assert [lease.offset for lease in fresh] == list(range(1000))
-        settle(fresh)
+        complete(fresh)
         await until_committed(shared, topic, {0: 1000})
         assert intake.deliveries.counts.deleted_unread == 0
-        assert len({lease.watermark.topic_id for lease in intake.leases}) == 2
+        assert len({lease.committed_offset.topic_id for lease in intake.leases}) == 2
 
 
 async def test_what_nobody_had_read_of_a_deleted_topic_is_counted_and_what_is_under_way_is_not_fenced(
@@ -80,8 +80,8 @@ async def test_what_nobody_had_read_of_a_deleted_topic_is_counted_and_what_is_un
         read_of_old = [lease for lease in fresh if lease.record.value == bytes(20_000)]
         assert [lease.offset for lease in fresh[len(read_of_old) :]] == list(range(300))
         assert intake.deliveries.counts.deleted_unread == 200 - len(taken) - len(read_of_old) > 0
-        assert not any(lease.watermark.fenced for lease in taken)
-        settle([*taken, *fresh])
+        assert not any(lease.committed_offset.fenced for lease in taken)
+        complete([*taken, *fresh])
         await until_committed(shared, topic, {0: 300})
     assert intake.fenced == []
 
@@ -90,14 +90,14 @@ async def test_a_topic_that_stays_away_holds_up_no_other_and_is_read_when_it_is_
     topic, other = await shared.create_topic(), await shared.create_topic()
     await produce(shared, [*records_of(topic, 5), *records_of(other, 5)])
     async with reading(shared, shared.settings(topic, other)) as intake:
-        settle(await intake.take(10))
+        complete(await intake.take(10))
         await delete(shared, topic)
         for start in (5, 10, 15):
             await produce(shared, records_of(other, 5, start=start))
-            settle(await intake.take(5, timeout_s=10.0))
+            complete(await intake.take(5, timeout_s=10.0))
         await shared.create_named_topic(topic)
         await produce(shared, records_of(topic, 8))
-        settle(await intake.take(8, timeout_s=60.0))  # metadata is 30 s old at the most
+        complete(await intake.take(8, timeout_s=60.0))  # metadata is 30 s old at the most
         await until_committed(shared, topic, {0: 8})
 
 
@@ -105,12 +105,12 @@ async def test_offsets_of_a_topic_that_was_deleted_while_nobody_read_count_for_n
     topic = await shared.create_topic()
     await produce(shared, records_of(topic, 40))
     async with reading(shared, shared.settings(topic)) as first:
-        settle(await first.take(40))
+        complete(await first.take(40))
         await until_committed(shared, topic, {0: 40})
     await make_again(shared, topic, 100)
     await commit(shared, topic, 40, topic_note(b"an id of old....."[:16]))  # as one that was on its way meanwhile
     async with reading(shared, shared.settings(topic)) as second:
-        settle(await second.take(100))
+        complete(await second.take(100))
         await until_committed(shared, topic, {0: 100})
     async with reading(shared, shared.settings(topic)) as third:
         await third.nothing(1.0)
@@ -138,9 +138,9 @@ async def test_brokers_that_know_no_ids_are_asked_by_name(shared: RealCluster) -
     await produce(shared, records_of(topic, 5))
     with patch.object(TopicIdRequest, "_CLASSES", (MetadataRequest_v5,)):
         async with reading(shared, shared.settings(topic)) as intake:
-            settle(await intake.take(5))
+            complete(await intake.take(5))
             await until_committed(shared, topic, {0: 5})
-            assert {lease.watermark.topic_id for lease in intake.leases} == {""}
+            assert {lease.committed_offset.topic_id for lease in intake.leases} == {""}
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from aiokafka import errors as kafka_errors
 from aggregator.sources.kafka.consumer.consumer import KafkaDeliveries
 from aggregator.sources.kafka.producer.producer import KafkaProducer
 from loadtest.stack.kafka import KafkaBroker
-from tests.fakes.kafka_clusters import RealCluster, produce, reading, records_of, settle, until, until_committed
+from tests.fakes.kafka_clusters import RealCluster, complete, produce, reading, records_of, until, until_committed
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
@@ -29,13 +29,13 @@ async def test_intake_and_output_outlive_a_restart_of_the_broker(fragile: RealCl
         sending = asyncio.create_task(producer.send(records_of(replies, 20)))
         await asyncio.sleep(1.0)
         assert not sending.done()
-        settle(leases)
+        complete(leases)
         await asyncio.to_thread(own_broker.start)
         assert not any(await asyncio.wait_for(sending, 60))
         await until(lambda: intake.deliveries.healthy)
         await produce(fragile, records_of(topic, 10, start=20))
         fresh = [lease for lease in await intake.take(10) if lease not in leases]
-        settle(fresh)
+        complete(fresh)
         committed = {0: 0, 1: 0}
         for lease in (*leases, *fresh):
             committed[lease.record.partition] = max(committed[lease.record.partition], lease.offset + 1)
@@ -56,7 +56,7 @@ async def test_stopping_does_not_wait_for_a_broker_that_is_away(fragile: RealClu
         await asyncio.to_thread(own_broker.kill)
         sending = asyncio.create_task(producer.send(records_of(topic, 3)))
         await asyncio.sleep(0.5)
-        settle(leases)
+        complete(leases)
         started_s = time.monotonic()
         await producer.close(1)
         with pytest.raises(kafka_errors.ProducerClosed):

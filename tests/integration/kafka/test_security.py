@@ -21,7 +21,7 @@ from loadtest.stack.kafka import KafkaBroker
 from loadtest.stack.part import responds
 from loadtest.stack.ports import free_ports
 from loadtest.stack.service import DEFAULT_MODEL_NAME, Aggregator
-from tests.fakes.kafka_clusters import RealCluster, produce, reading, records_of, settle, until, until_committed
+from tests.fakes.kafka_clusters import RealCluster, complete, produce, reading, records_of, until, until_committed
 from tests.integration.aggregator.conftest import synthetic
 from tests.integration.aggregator.desk import Topics, open_desk, query
 
@@ -153,10 +153,10 @@ async def test_a_query_topic_that_is_forbidden_holds_up_no_other(guarded: Guarde
     await guarded.grant(GROUP, f"group-{guarded.name}", READ)
     await produce(guarded, [*records_of(forbidden, 5), *records_of(allowed, 5)])
     async with reading(guarded, guarded.as_user(forbidden, allowed)) as intake:
-        settle(await intake.take(5))
+        complete(await intake.take(5))
         for start in (5, 10, 15):
             await produce(guarded, records_of(allowed, 5, start=start))
-            settle(await intake.take(5, timeout_s=8.0))
+            complete(await intake.take(5, timeout_s=8.0))
         assert {lease.record.topic for lease in intake.leases} == {allowed}
         await until_committed(guarded, allowed, {0: 20})
 

@@ -12,7 +12,7 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.record.util import calc_crc32c
 
-from tests.fakes.kafka_clusters import Reading, RealCluster, produce, reading, records_of, settle, until_committed
+from tests.fakes.kafka_clusters import Reading, RealCluster, complete, produce, reading, records_of, until_committed
 from tests.integration.kafka.test_broken_logs import CHECKED_FROM, CRC_AT
 
 pytestmark = pytest.mark.kafka
@@ -81,13 +81,13 @@ async def test_what_was_committed_is_handed_out_and_what_was_aborted_is_not(shar
     topic = await shared.create_topic()
     wanted = await written(shared, topic, header=header)
     async with reading(shared, shared.settings(topic)) as intake:
-        settle(await intake.take(len(wanted)))
+        complete(await intake.take(len(wanted)))
         assert values(intake) == wanted
         await intake.nothing(0.5)
         assert intake.deliveries.counts.corrupt_batches == 0
         await until_committed(shared, topic, {0: 14})  # seven that may be read, three aborted, four markers
         await produce(shared, records_of(topic, 1, start=4))
-        settle(await intake.take(1))
+        complete(await intake.take(1))
         await until_committed(shared, topic, {0: 15})
     if header != "n":
         assert [name for lease in intake.leases for name, _ in lease.record.headers].count("N\ufffdME") == 3
@@ -102,12 +102,12 @@ async def test_what_stands_behind_a_transaction_that_hangs_waits_until_the_broke
         await write(hangs, topic, "never ended")
         await produce(shared, [*records_of(topic, 3), *records_of(other, 3)])
         async with reading(shared, shared.settings(topic, other)) as intake:
-            settle(await intake.take(3))
+            complete(await intake.take(3))
             assert {lease.record.topic for lease in intake.leases} == {other}
             await intake.nothing(0.5)
             assert intake.deliveries.healthy
             async with asyncio.timeout(60):  # brokers look for such transactions every 10 s
-                settle(await intake.take(3, timeout_s=60))
+                complete(await intake.take(3, timeout_s=60))
             assert values(intake)[3:] == ["0", "1", "2"]
             await until_committed(shared, topic, {0: 5})
 
@@ -123,7 +123,7 @@ async def test_a_transaction_that_is_open_is_not_handed_out_before_it_is_committ
         await intake.nothing(0.5)
         await write(slow, topic, "second", header=header)
         await slow.commit_transaction()
-        settle(await intake.take(2))
+        complete(await intake.take(2))
         await intake.nothing()  # reads over the marker
         assert values(intake) == ["first", "second"]
         await until_committed(shared, topic, {0: 3})

@@ -83,7 +83,7 @@ def test_a_text_that_the_tokenizer_cannot_take_harms_only_itself() -> None:
     run(check())
 
 
-def test_requests_that_cannot_be_queued_for_a_reason_nobody_thought_of_are_each_settled_once() -> None:
+def test_requests_that_cannot_be_queued_for_a_reason_nobody_thought_of_are_each_completed_once() -> None:
     async def check() -> None:
         async with World(SerialEngine()).started() as world:
             world.model.revisions["r1"].prompts = {}

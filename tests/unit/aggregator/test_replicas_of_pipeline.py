@@ -66,7 +66,7 @@ def test_a_call_waits_for_the_first_server_of_a_model_that_scales_to_zero_and_is
             short = asyncio.create_task(world.embed("4", in_s=1.0))
             await asyncio.sleep(0.5)
             demand = world.pipeline.meter.of(world.model)
-            assert demand.parked_requests == 3
+            assert demand.pending_requests == 3
             assert demand.grpc_tokens_per_s > 0.0
             await asyncio.sleep(30)
             assert (await short).code is Code.DEADLINE_EXCEEDED
@@ -100,7 +100,7 @@ def test_a_caller_that_went_is_no_demand_for_a_model_that_scales_to_zero() -> No
             await asyncio.sleep(0.5)
             call.cancel()
             await asyncio.sleep(0.5)
-            assert world.pipeline.meter.of(world.model).parked_requests == 0
+            assert world.pipeline.meter.of(world.model).pending_requests == 0
 
     run(check())
 
@@ -133,7 +133,7 @@ def test_waiting_for_a_model_server_can_be_bounded() -> None:
     run(check())
 
 
-def test_a_parked_request_expires() -> None:
+def test_a_pending_request_expires() -> None:
     async def check() -> None:
         async with World().started() as world:
             world.produce(world.request("1", source=KAFKA, in_s=5.0))

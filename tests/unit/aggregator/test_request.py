@@ -147,7 +147,7 @@ def test_bytes_are_a_message_or_are_said_to_be_none() -> None:
         decode(b"\x22\x00" * 20_000, 9)
 
 
-def test_the_last_input_that_settles_settles_the_request() -> None:
+def test_the_last_input_that_completes_completes_the_request() -> None:
     request = parsed("a", "b")
     assert request.complete_input(1, SECOND) is False
     assert (request.failed, request.remaining) == (True, 1)
@@ -161,7 +161,7 @@ def test_a_request_without_a_failure_is_well() -> None:
     assert (request.failed, request.code, request.failure) == (False, Code.OK, None)
 
 
-def test_an_input_cannot_settle_twice() -> None:
+def test_an_input_cannot_complete_twice() -> None:
     request = parsed("a", "b")
     request.complete_input(0, FIRST)
     with pytest.raises(AssertionError, match="This is a bug"):
@@ -216,7 +216,7 @@ def test_what_is_held_is_given_back_once() -> None:
 
 
 def test_an_answers_overhead_is_all_but_its_waiting_and_its_step() -> None:
-    """Received at 50 s, queued at 51, carried for 0.5, done at 90, settled at 92: 39 s of waiting are no overhead."""
+    """Received at 50 s, queued at 51, carried for 0.5, done at 90, completed at 92: 39 s of waiting are no overhead."""
     promise = Promise(SlaGoal(answer_s=100.0))
     where, _ = held(promise)
     request = parsed("a", "b")

@@ -13,11 +13,11 @@ from loadtest.tally import Answer, Summary, Tally
 EXPOSITION = """\
 # HELP embed_batch_tokens tokens of a batch
 # TYPE embed_batch_tokens histogram
-embed_batch_tokens_bucket{lane="a:1",le="8.0"} 3.0
-embed_batch_tokens_count{lane="a:1"} 3.0
-embed_batch_tokens_sum{lane="a:1"} 30.0
-embed_batch_tokens_count{lane="b:1"} 1.0
-embed_batch_tokens_sum{lane="b:1"} 1e1
+embed_batch_tokens_bucket{replica="a:1",le="8.0"} 3.0
+embed_batch_tokens_count{replica="a:1"} 3.0
+embed_batch_tokens_sum{replica="a:1"} 30.0
+embed_batch_tokens_count{replica="b:1"} 1.0
+embed_batch_tokens_sum{replica="b:1"} 1e1
 process_uptime_seconds 12.5
 """
 

@@ -1,4 +1,4 @@
-"""Commit watermarks to the consumer group: one request at a time, so that positions never cross."""
+"""Commit committed offsets to the consumer group: one request at a time, so that positions never cross."""
 
 from __future__ import annotations
 

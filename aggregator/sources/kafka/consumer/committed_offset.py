@@ -14,20 +14,20 @@ _KEPT_ENDS = 3
 class Lease:
     """One delivered record until its outcome is acknowledged by the broker."""
 
-    watermark: Watermark
+    committed_offset: CommittedOffset
     offset: int
     record: Any
-    settled: bool = False
+    completed: bool = False
 
 
-class Watermark:
-    """The lowest unsettled offset of one partition, for one assignment of it.
+class CommittedOffset:
+    """The lowest unfinished offset of one partition, for one assignment of it.
 
-    A fenced watermark belongs to an assignment that was given back: its leases settle without effect, and the
+    A fenced committed offset belongs to an assignment that was given back: its leases complete without effect, and the
     partition's new owner redoes the rest. `topic_id` tells the topic from others that had its name; empty if not known.
     """
 
-    __slots__ = ("_end", "_highest_settled", "_leases", "_log_ends", "fenced", "partition", "topic", "topic_id")
+    __slots__ = ("_end", "_highest_completed", "_leases", "_log_ends", "fenced", "partition", "topic", "topic_id")
 
     def __init__(self, topic: str, partition: int, position: int, topic_id: str = "") -> None:
         self.topic = topic
@@ -37,26 +37,26 @@ class Watermark:
         self._leases: deque[Lease] = deque()
         self._log_ends: deque[tuple[int, float]] = deque(maxlen=_KEPT_ENDS)
         self._end = position
-        self._highest_settled = position - 1
+        self._highest_completed = position - 1
 
     @property
     def position(self) -> int:
-        """The offset to commit: everything below it is settled."""
+        """The offset to commit: everything below it is completed."""
         return self._leases[0].offset if self._leases else self._end
 
     @property
     def span(self) -> int:
-        """Records between the commit position and the highest settled one: what a crash would replay needlessly."""
-        return max(0, self._highest_settled + 1 - self.position)
+        """Records between the commit position and the highest completed one: what a crash would replay needlessly."""
+        return max(0, self._highest_completed + 1 - self.position)
 
     @property
     def holder(self) -> Lease | None:
-        """The unsettled lease that holds the watermark back, if any."""
+        """The unfinished lease that holds the committed offset back, if any."""
         return self._leases[0] if self._leases else None
 
     @property
-    def unsettled(self) -> int:
-        """Leases not yet settled, or settled behind one that is not."""
+    def unfinished(self) -> int:
+        """Leases not yet completed, or completed behind one that is not."""
         return len(self._leases)
 
     def deliver(self, offset: int, record: Any) -> Lease:
@@ -69,18 +69,18 @@ class Watermark:
         return lease
 
     def skip_to(self, offset: int) -> None:
-        """Move past offsets that hold no record, once everything before them is settled; not after the fence."""
+        """Move past offsets that hold no record, once everything before them is completed; not after the fence."""
         if not self.fenced:
             self._end = max(self._end, offset)
 
-    def settle(self, lease: Lease) -> None:
-        """Mark a lease's outcome as acknowledged; settling twice, or after the fence, changes nothing."""
-        if lease.settled or self.fenced:
+    def complete(self, lease: Lease) -> None:
+        """Mark a lease's outcome as acknowledged; completing twice, or after the fence, changes nothing."""
+        if lease.completed or self.fenced:
             return
-        lease.settled = True
-        self._highest_settled = max(self._highest_settled, lease.offset)
+        lease.completed = True
+        self._highest_completed = max(self._highest_completed, lease.offset)
         leases = self._leases
-        while leases and leases[0].settled:
+        while leases and leases[0].completed:
             leases.popleft()
 
     def saw_log_end(self, offset: int, now_s: float) -> None:
@@ -92,9 +92,9 @@ class Watermark:
         return max((seen_s for end, seen_s in self._log_ends if end <= offset), default=-inf)
 
     def fence(self) -> tuple[Lease, ...]:
-        """Give the partition back; returns the leases that nobody settled."""
+        """Give the partition back; returns the leases that nobody completed."""
         self.fenced = True
         self._end = self.position
-        unsettled = tuple(lease for lease in self._leases if not lease.settled)
+        unfinished = tuple(lease for lease in self._leases if not lease.completed)
         self._leases.clear()
-        return unsettled
+        return unfinished

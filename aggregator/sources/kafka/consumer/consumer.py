@@ -11,7 +11,7 @@ from aiokafka import errors as kafka_errors
 
 from aggregator.errors import is_cancelled
 from aggregator.settings.aggregator import KafkaSettings
-from aggregator.sources.kafka.consumer.committed_offset import Lease, Watermark
+from aggregator.sources.kafka.consumer.committed_offset import CommittedOffset, Lease
 from aggregator.sources.kafka.consumer.membership import Membership
 from aggregator.sources.kafka.consumer.partitions import Partition
 from aggregator.sources.kafka.consumer.reader import Chunk, IntakeCounts, IntakeObserver, OnFenced
@@ -87,13 +87,13 @@ class KafkaDeliveries:
         self._arrived.set()
 
     def stop_fetching(self) -> None:
-        """Hand out no more records; leases that are out go on settling and are committed."""
+        """Hand out no more records; leases that are out go on completing and are committed."""
         self._fetching = False
         self._ready = []
         self._arrived.set()
 
     async def close(self, timeout_s: float) -> None:
-        """Commit what is settled, fence the rest, leave the group; within the time-out, broker or no broker."""
+        """Commit what is completed, fence the rest, leave the group; within the time-out, broker or no broker."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_s
         self.stop_fetching()
@@ -109,7 +109,7 @@ class KafkaDeliveries:
         return self._membership is not None and self._membership.healthy
 
     def half_span_holders(self) -> Sequence[Lease]:
-        """Leases that hold back a watermark whose span passed half of its cap: their inputs are to be aged."""
+        """Leases that hold back a committed offset whose span passed half of its cap: their inputs are to be aged."""
         membership = self._membership
         return () if membership is None else membership.assignment.half_span_holders(self._settings.max_commit_span)
 
@@ -125,8 +125,8 @@ class KafkaDeliveries:
         return {(each.tp.topic, each.tp.partition): each.delivered_to for each in self._placed()}
 
     def uncommitted_span(self) -> Mapping[tuple[str, int], int]:
-        """Records between the watermark and the highest settled one, of each assigned partition."""
-        return {(each.topic, each.partition): each.span for each in self._watermarks()}
+        """Records between the committed offset and the highest completed one, of each assigned partition."""
+        return {(each.topic, each.partition): each.span for each in self._committed_offsets()}
 
     def paused(self) -> frozenset[tuple[str, int]]:
         """The partitions that wait, held or over their span cap."""
@@ -139,8 +139,8 @@ class KafkaDeliveries:
     def _placed(self) -> Sequence[Partition]:
         return self._membership.assignment.placed if self._membership is not None else ()
 
-    def _watermarks(self) -> Sequence[Watermark]:
-        return [each.watermark for each in self._placed() if each.watermark is not None]
+    def _committed_offsets(self) -> Sequence[CommittedOffset]:
+        return [each.committed_offset for each in self._placed() if each.committed_offset is not None]
 
     async def _be_member(self) -> None:
         """Take part in the group until closing, or until something breaks that only a new membership mends."""

@@ -84,7 +84,7 @@ class Membership:
         return []
 
     async def commit_last(self, timeout_s: float) -> None:
-        """Read no more, commit what is settled, fence the rest."""
+        """Read no more, commit what is completed, fence the rest."""
         self._ending = True
         assignment = self.assignment
         assignment.over = True
@@ -188,15 +188,15 @@ class Membership:
         """Wait for what is out; not after the group has put this member out, as nothing can be committed then."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + self._settings.drain_timeout_s
-        while assignment.unsettled and not self._ending and loop.time() < until_s:
+        while assignment.unfinished and not self._ending and loop.time() < until_s:
             if self._member.generation != assignment.generation:
                 return
-            await asyncio.sleep(_DRAIN_POLL_S)  # a watermark calls nobody
+            await asyncio.sleep(_DRAIN_POLL_S)  # a committed offset calls nobody
 
     def _fence(self, assignment: Assignment) -> None:
-        unsettled = assignment.fence()
-        if unsettled:
-            _LOG.warning("gave back partitions with work under way", extra={"leases": len(unsettled)})
-            self._on_fenced(unsettled)
+        unfinished = assignment.fence()
+        if unfinished:
+            _LOG.warning("gave back partitions with work under way", extra={"leases": len(unfinished)})
+            self._on_fenced(unfinished)
         if self.assignment is assignment:
             self.assignment = Assignment(-1, "", ())

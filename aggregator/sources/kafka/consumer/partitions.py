@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from aiokafka import TopicPartition
 
-from aggregator.sources.kafka.consumer.committed_offset import Lease, Watermark
+from aggregator.sources.kafka.consumer.committed_offset import CommittedOffset, Lease
 from aggregator.sources.kafka.consumer.topic_ids import NO_ID, id_text
 from aggregator.sources.kafka.records import Record
 
@@ -24,7 +24,7 @@ class Partition:
     """
 
     tp: TopicPartition
-    watermark: Watermark | None = None
+    committed_offset: CommittedOffset | None = None
     topic_id: bytes = NO_ID
     committed: int | None = None
     read_to: int = 0
@@ -37,37 +37,43 @@ class Partition:
     corrupt_at: int | None = None
 
     def place(self, offset: int, committed: int | None, topic_id: bytes = NO_ID) -> None:
-        """Start reading at `offset` of the topic with this id; leases of before settle without effect."""
-        self.watermark = Watermark(self.tp.topic, self.tp.partition, offset, id_text(topic_id))
+        """Start reading at `offset` of the topic with this id; leases of before complete without effect."""
+        self.committed_offset = CommittedOffset(self.tp.topic, self.tp.partition, offset, id_text(topic_id))
         self.topic_id = topic_id
         self.read_to = self.delivered_to = offset
         self.committed = committed
         self.suspect = False
 
     def deliver(self, records: Iterable[Record], read_to: int) -> list[Lease]:
-        """Lease records that were read; offsets up to `read_to` that held none count as settled after them."""
-        assert self.watermark is not None, "Records were read of a partition that was never placed. This is a bug."
-        deliver = self.watermark.deliver
+        """Lease records that were read; offsets up to `read_to` that held none count as completed after them."""
+        assert self.committed_offset is not None, (
+            "Records were read of a partition that was never placed. This is a bug."
+        )
+        deliver = self.committed_offset.deliver
         leases = [deliver(record.offset, record) for record in records]
         self.skip_to(read_to)
         return leases
 
     def skip_to(self, offset: int) -> None:
         """Pass over offsets that will never hold a record."""
-        assert self.watermark is not None, "An offset was skipped in a partition that was never placed. This is a bug."
-        self.watermark.skip_to(offset)
+        assert self.committed_offset is not None, (
+            "An offset was skipped in a partition that was never placed. This is a bug."
+        )
+        self.committed_offset.skip_to(offset)
         self.read_to = max(self.read_to, offset)
         self.delivered_to = max(self.delivered_to, offset)
 
     def watch_span(self, max_commit_span: int) -> None:
         """Pause above the cap; resume only once well below it.
 
-        What is unsettled counts too: of a topic that serves several models, records for one that is away may
+        What is unfinished counts too: of a topic that serves several models, records for one that is away may
         wait while the topic's own model is well and nothing else would stop the intake.
         """
-        assert self.watermark is not None, "The span of a partition that was never placed was watched. This is a bug."
+        assert self.committed_offset is not None, (
+            "The span of a partition that was never placed was watched. This is a bug."
+        )
         limit = max_commit_span * _RESUME_SHARE if self.over_span else max_commit_span
-        self.over_span = max(self.watermark.span, self.watermark.unsettled) > limit
+        self.over_span = max(self.committed_offset.span, self.committed_offset.unfinished) > limit
 
 
 class Assignment:
@@ -89,12 +95,14 @@ class Assignment:
     @property
     def placed(self) -> Sequence[Partition]:
         """The partitions whose start position is known."""
-        return [partition for partition in self.partitions.values() if partition.watermark is not None]
+        return [partition for partition in self.partitions.values() if partition.committed_offset is not None]
 
     @property
-    def unsettled(self) -> int:
-        """Leases that are out, or settled behind one that is."""
-        return sum(partition.watermark.unsettled for partition in self.placed if partition.watermark is not None)
+    def unfinished(self) -> int:
+        """Leases that are out, or completed behind one that is."""
+        return sum(
+            partition.committed_offset.unfinished for partition in self.placed if partition.committed_offset is not None
+        )
 
     def readable(self, held_topics: frozenset[str], max_commit_span: int, now_s: float) -> list[Partition]:
         """The partitions that may be read now."""
@@ -113,23 +121,30 @@ class Assignment:
         ]
 
     def half_span_holders(self, max_commit_span: int) -> list[Lease]:
-        """Leases that hold back a watermark whose span passed half of its cap: their inputs are to be aged."""
-        watermarks = (partition.watermark for partition in self.placed)
+        """Leases that hold back a committed offset whose span passed half of its cap: their inputs are to be aged."""
+        committed_offsets = (partition.committed_offset for partition in self.placed)
         return [
-            watermark.holder
-            for watermark in watermarks
-            if watermark is not None and watermark.holder is not None and watermark.span > max_commit_span / 2
+            committed_offset.holder
+            for committed_offset in committed_offsets
+            if committed_offset is not None
+            and committed_offset.holder is not None
+            and committed_offset.span > max_commit_span / 2
         ]
 
     def moved(self) -> dict[TopicPartition, int]:
         """What to commit: positions that the group does not have yet."""
         return {
-            partition.tp: partition.watermark.position
+            partition.tp: partition.committed_offset.position
             for partition in self.partitions.values()
-            if partition.watermark is not None and partition.watermark.position != partition.committed
+            if partition.committed_offset is not None and partition.committed_offset.position != partition.committed
         }
 
     def fence(self) -> list[Lease]:
-        """Give every partition back; returns the leases that nobody settled."""
+        """Give every partition back; returns the leases that nobody completed."""
         self.over = self.fenced = True
-        return [lease for partition in self.placed if partition.watermark for lease in partition.watermark.fence()]
+        return [
+            lease
+            for partition in self.placed
+            if partition.committed_offset
+            for lease in partition.committed_offset.fence()
+        ]

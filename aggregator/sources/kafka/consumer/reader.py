@@ -12,7 +12,7 @@ from aiokafka import TopicPartition
 from aiokafka import errors as kafka_errors
 
 from aggregator.settings.aggregator import KafkaSettings
-from aggregator.sources.kafka.consumer.committed_offset import Lease, Watermark
+from aggregator.sources.kafka.consumer.committed_offset import CommittedOffset, Lease
 from aggregator.sources.kafka.consumer.corrupt import offset_after_batch, rescue_records
 from aggregator.sources.kafka.consumer.group import GroupMember
 from aggregator.sources.kafka.consumer.partitions import Assignment, Partition
@@ -25,7 +25,7 @@ _FAULT_PAUSE_S = 1.0
 _BLOCKED_S = 10.0
 
 OnFenced = Callable[[Sequence[Lease]], None]
-"""Hears of the leases nobody settled before their partition was given back: drop what is still queued of them."""
+"""Hears of the leases nobody completed before their partition was given back: drop what is still queued of them."""
 
 
 class IntakeObserver(Protocol):
@@ -132,14 +132,14 @@ class Reader:
                 chunks.append(Chunk(assignment, partition, records, read_to))
             elif not assignment.over and position is not None and position > partition.read_to:
                 partition.skip_to(position)  # transaction markers, or offsets that compaction emptied
-            if position is not None and partition.watermark is not None:
-                self._note_end(partition.watermark, partition.tp, position)
+            if position is not None and partition.committed_offset is not None:
+                self._note_end(partition.committed_offset, partition.tp, position)
         return chunks
 
-    def _note_end(self, watermark: Watermark, tp: TopicPartition, position: int) -> None:
+    def _note_end(self, committed_offset: CommittedOffset, tp: TopicPartition, position: int) -> None:
         """Where all was read, what comes next was written after the fetch that told so: see core/clock_skew.py."""
         if position == self._member.highwater(tp):
-            watermark.saw_log_end(position, asyncio.get_running_loop().time() - self._member.unheard_s(tp))
+            committed_offset.saw_log_end(position, asyncio.get_running_loop().time() - self._member.unheard_s(tp))
 
     async def _read_singly(self, assignment: Assignment, partition: Partition) -> list[Chunk]:
         """Read record by record up to the one that cannot be read: a whole fetch would fail on its account."""
@@ -208,8 +208,8 @@ class Reader:
             partition.skip_to(start)
         else:
             _LOG.error("found a log that ends before the position, and read it from its start", extra=details)
-            if partition.watermark is not None:
-                self._on_fenced(partition.watermark.fence())
+            if partition.committed_offset is not None:
+                self._on_fenced(partition.committed_offset.fence())
             partition.place(start, None, partition.topic_id)
         self._member.seek(tp, start)
 

@@ -15,7 +15,7 @@ from aggregator.admission.bounds import Admission, AdmissionPolicy
 from aggregator.admission.enqueue import enqueue
 from aggregator.admission.held import release
 from aggregator.admission.limits import Gate
-from aggregator.admission.model_revision import Served
+from aggregator.admission.model_revision import ModelRevision
 from aggregator.admission.quotas import QuotaPolicy, Quotas
 from aggregator.admission.tokenizers.tokenizer import TokenBatch
 from aggregator.errors import Code
@@ -54,14 +54,14 @@ class Desk:
     def __init__(self, *, quotas: QuotaPolicy | None = None, goal: SlaGoal | None = None, most: int = 1000) -> None:
         self.counting = Noting()
         description = replace(DESCRIPTION, query_prompt="9 ", document_prompt="8 8 ")
-        self.served = Served(description, WordTokenizer(), self.counting, DispatchPolicy(), goal)
+        self.model_revision = ModelRevision(description, WordTokenizer(), self.counting, DispatchPolicy(), goal)
         self.admission = Admission(AdmissionPolicy(most))
         self.gate = Gate(Quotas(quotas or QuotaPolicy()), jitter=lambda: 0.0)
-        self.queue = self.served.dispatcher.queue
+        self.queue = self.model_revision.dispatcher.queue
 
     def put(self, *requests: Request) -> list[Request]:
-        """Enqueue them; returns those that are settled already."""
-        return asyncio.run(enqueue(self.served, self.admission, requests, self.gate, lambda: NOW_S))
+        """Enqueue them; returns those that are completed already."""
+        return asyncio.run(enqueue(self.model_revision, self.admission, requests, self.gate, lambda: NOW_S))
 
     def queued(self) -> list[bytes]:
         return [entry.token_ids for entry in self.queue.entries()]
@@ -144,11 +144,11 @@ def test_ids_beyond_the_models_limit_are_cut_at_the_end_that_was_asked_for_or_re
 ) -> None:
     desk = Desk()
     one = request(ids(*range(40)), options=Options(dimensions=4, truncate=truncate))
-    settled = desk.put(one)
+    completed = desk.put(one)
     if kept is not None:
-        assert (settled, desk.queued(), one.token_count) == ([], [ids(*kept)], 32)
+        assert (completed, desk.queued(), one.token_count) == ([], [ids(*kept)], 32)
     else:
-        assert (settled, desk.queued(), failures(one)) == ([one], [], [Code.OUT_OF_RANGE])
+        assert (completed, desk.queued(), failures(one)) == ([one], [], [Code.OUT_OF_RANGE])
         assert one.failure is not None
         assert one.failure.message.startswith("40 tokens: test-model takes 32 tokens;")
 
@@ -162,7 +162,7 @@ def test_an_input_as_long_as_the_model_takes_is_left_whole() -> None:
 def test_what_broke_the_engine_before_is_refused_and_its_neighbours_are_not() -> None:
     desk = Desk()
     poison = ids(1, 66, 2)
-    retries = desk.served.dispatcher.retries
+    retries = desk.model_revision.dispatcher.retries
     desk.put(request("66"))
     [entry] = desk.queue.entries()
     for name in ("a", "b", "b"):
@@ -185,7 +185,7 @@ def test_inputs_that_had_their_outcome_are_neither_counted_nor_queued() -> None:
     assert [query.index for query, _ in one.places] == [0, 2]
 
 
-def test_a_request_of_which_nothing_is_left_is_settled_and_one_that_was_given_up_is_not_told() -> None:
+def test_a_request_of_which_nothing_is_left_is_completed_and_one_that_was_given_up_is_not_told() -> None:
     desk = Desk()
     refused, gone = request("5 " * 40), request("5 " * 40)
     gone.given_up = True
@@ -226,4 +226,4 @@ def test_a_promise_goes_along_where_there_is_one() -> None:
     one = request("1")
     desk.put(one)
     assert one.held is not None
-    assert one.held.promise is desk.served.promise is not None
+    assert one.held.promise is desk.model_revision.promise is not None

@@ -16,7 +16,7 @@ from aggregator.app import make_gate
 from aggregator.errors import Code, InvalidRequest, Overloaded, TokenbatchError
 from aggregator.request import Failure, Options, Origin, Request
 from aggregator.scheduler.queue import QueuePolicy
-from aggregator.scheduler.replica import Lane, LanePolicy, StepReport
+from aggregator.scheduler.replica import Replica, ReplicaPolicy, StepReport
 from aggregator.scheduler.work_item import Priority
 from aggregator.settings.aggregator import AggregatorSettings
 from protos.embedding.v1 import embedding_pb2 as pb
@@ -258,18 +258,18 @@ def call(tenant: str = "a", inputs: int = 1, options: Options | None = None, *, 
 
 
 class Door:
-    """A gate with all it looks at: a bound of 1,000 tokens, one lane of 10,000 tokens/s."""
+    """A gate with all it looks at: a bound of 1,000 tokens, one replica of 10,000 tokens/s."""
 
     def __init__(self, quotas: QuotaPolicy | None = None, *, jitter: float = 0.0, max_reply_bytes: int = 2**24) -> None:
         self.gate = Gate(Quotas(quotas or QuotaPolicy()), max_reply_bytes=max_reply_bytes, jitter=lambda: jitter)
         self.admission = Admission(AdmissionPolicy(1000))
-        lane = Lane("a", Curve(0.0, 0.0, 1e-4, 100, Rule.THROUGHPUT, 1000), 100, LanePolicy())
-        lane.sent("0", 100, 99.99)
-        lane.ended("0", 100.0, StepReport(100, 0.01, 0, 0.0, 0.0))
-        self.lanes = [lane]
+        replica = Replica("a", Curve(0.0, 0.0, 1e-4, 100, Rule.THROUGHPUT, 1000), 100, ReplicaPolicy())
+        replica.sent("0", 100, 99.99)
+        replica.ended("0", 100.0, StepReport(100, 0.01, 0, 0.0, 0.0))
+        self.replicas = [replica]
 
     def refusal(self, request: Request, token_count: int = 10, *, now_s: float = 100.0) -> TokenbatchError | None:
-        return self.gate.refusal(request, token_count, self.admission, self.lanes, now_s)
+        return self.gate.refusal(request, token_count, self.admission, self.replicas, now_s)
 
     def retry_s(self, request: Request, token_count: int = 10, *, now_s: float = 100.0) -> float:
         told = self.refusal(request, token_count, now_s=now_s)
@@ -315,7 +315,7 @@ def test_who_finds_the_model_full_is_told_to_come_when_there_will_be_room() -> N
     door = Door()
     door.admission.charge(5000, refusable=False)
     assert door.retry_s(call("b"), 1000) == pytest.approx(5000 / 10_000)
-    door.lanes = []
+    door.replicas = []
     assert door.retry_s(call("b"), 1000) == pytest.approx(0.02)
 
 
@@ -328,7 +328,7 @@ def test_who_was_refused_is_told_to_come_while_what_its_tenant_holds_is_served()
         assert door.retry_s(call("a"), 10) == pytest.approx(0.0228 + jitter * 0.09, abs=1e-4)
 
 
-def test_what_leaves_while_callers_are_refused_says_more_than_what_lanes_could_do() -> None:
+def test_what_leaves_while_callers_are_refused_says_more_than_what_replicas_could_do() -> None:
     door = Door()
     door.admission.charge(1000, "a", refusable=True)
     assert door.retry_s(call("a"), 10) < 0.1

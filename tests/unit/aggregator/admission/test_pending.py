@@ -7,7 +7,7 @@ from math import inf
 
 from aggregator.admission.bounds import Admission, AdmissionPolicy
 from aggregator.admission.models import Model
-from aggregator.admission.pending import Parked
+from aggregator.admission.pending import Pending
 from aggregator.request import Defaults, Origin, Request
 from aggregator.scheduler.work_item import Priority
 from aggregator.sources.parsing import parse
@@ -23,57 +23,57 @@ def request(text: str, deadline_s: float = inf) -> Request:
 
 
 def test_deadlines_are_kept_earliest_first_and_the_rest_keeps_its_order() -> None:
-    parked = Parked()
+    pending = Pending()
     for text, deadline_s in (("late", 9.0), ("never", inf), ("soon", 1.0), ("never too", inf), ("soon too", 2.0)):
-        parked.append(request(text, deadline_s))
-    assert parked.next_deadline_s == 1.0
-    assert [one.request_id for one in parked.expire(2.0)] == ["soon", "soon too"]
-    assert parked.next_deadline_s == 9.0
-    assert [one.request_id for one in parked.take(lambda one: one.request_id != "late")] == ["never", "never too"]
-    assert [one.request_id for one in parked] == ["late"]
-    assert not parked.expire(8.0)
+        pending.append(request(text, deadline_s))
+    assert pending.next_deadline_s == 1.0
+    assert [one.request_id for one in pending.expire(2.0)] == ["soon", "soon too"]
+    assert pending.next_deadline_s == 9.0
+    assert [one.request_id for one in pending.take(lambda one: one.request_id != "late")] == ["never", "never too"]
+    assert [one.request_id for one in pending] == ["late"]
+    assert not pending.expire(8.0)
 
 
-def test_tokens_are_those_of_what_is_parked_now() -> None:
-    parked = Parked()
-    parked.append(request("x" * 400, 1.0))
-    parked.append(request("y" * 80))
-    assert parked.tokens == 120
-    parked.expire(1.0)
-    assert parked.tokens == 20
-    parked.take(lambda _: True)
-    assert parked.tokens == 0
+def test_tokens_are_those_of_what_is_pending_now() -> None:
+    pending = Pending()
+    pending.append(request("x" * 400, 1.0))
+    pending.append(request("y" * 80))
+    assert pending.tokens == 120
+    pending.expire(1.0)
+    assert pending.tokens == 20
+    pending.take(lambda _: True)
+    assert pending.tokens == 0
 
 
-def test_a_model_is_full_for_every_class_once_what_is_parked_would_fill_it() -> None:
+def test_a_model_is_full_for_every_class_once_what_is_pending_would_fill_it() -> None:
     model = Model("m", (), Admission(AdmissionPolicy(max_tokens=100)))
-    model.parked.append(request("x" * 399))
+    model.pending.append(request("x" * 399))
     assert model.full() == frozenset()
-    model.parked.append(request("y"))
+    model.pending.append(request("y"))
     assert model.full() == frozenset(Priority)
-    model.parked.take(lambda _: True)
+    model.pending.take(lambda _: True)
     assert model.full() == frozenset()
 
 
 def test_one_that_nobody_waits_for_any_more_is_taken_out_with_its_texts_and_its_deadline() -> None:
-    parked = Parked()
+    pending = Pending()
     first, second = request("x" * 400, 1.0), request("y" * 80, 2.0)
     for each in (first, second):
-        parked.append(each)
+        pending.append(each)
     first.inputs = ()
-    parked.discard(first)
-    parked.discard(first)
-    assert (len(parked), parked.tokens, parked.next_deadline_s) == (1, 20, 2.0)
-    assert parked.expire(3.0) == [second]
+    pending.discard(first)
+    pending.discard(first)
+    assert (len(pending), pending.tokens, pending.next_deadline_s) == (1, 20, 2.0)
+    assert pending.expire(3.0) == [second]
 
 
 def test_those_that_went_leave_no_memory_behind() -> None:
-    parked = Parked()
+    pending = Pending()
     gone: list[Request] = []
     for number in range(1000):
         each = request(str(number), 1e6)
         gone.append(each)
-        parked.append(each)
-        parked.discard(each)
+        pending.append(each)
+        pending.discard(each)
     referred = [sys.getrefcount(each) for each in gone]
     assert sum(count > min(referred) for count in referred) <= 100

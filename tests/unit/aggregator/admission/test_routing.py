@@ -163,6 +163,6 @@ def test_records_wait_for_a_first_server_of_their_model_and_calls_are_told() -> 
         record, call = world.request("1", source=KAFKA), world.request("2")
         routed = route_all([record, call], world.pipeline.models, 0.0)
         assert (routed.refused, call.code, len(routed.groups)) == ([call], Code.UNAVAILABLE, 0)
-        assert list(world.model.parked) == [record]
+        assert list(world.model.pending) == [record]
 
     run(check())

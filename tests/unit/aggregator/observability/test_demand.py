@@ -36,14 +36,14 @@ def report(world: World) -> pb.GetDemandResponse:
     return DemandReport(pipeline.models, pipeline.meter, {"requests": MODEL}, Positions())()
 
 
-def test_lanes_say_what_they_can_do_inside_their_budget() -> None:
+def test_replicas_say_what_they_can_do_inside_their_budget() -> None:
     async def check() -> None:
         async with World(SerialEngine()).started() as world:
             await world.embed("1 2")
-            (lane,) = report(world).models[0].lanes
-        assert lane.token_budget == CURVE.saturation_point
-        assert lane.step_time_s == pytest.approx(CURVE.time_s(CURVE.saturation_point), rel=0.1)
-        assert lane.batches_out == 0
+            (replica,) = report(world).models[0].replicas
+        assert replica.token_budget == CURVE.saturation_point
+        assert replica.step_time_s == pytest.approx(CURVE.time_s(CURVE.saturation_point), rel=0.1)
+        assert replica.batches_out == 0
 
     run(check())
 
@@ -92,7 +92,7 @@ def test_what_is_held_counts_until_it_is_answered() -> None:
             await asyncio.sleep(0.01)
             model = report(world).models[0]
             assert model.held_tokens == 5
-            assert model.lanes[0].tokens_out == 5
+            assert model.replicas[0].tokens_out == 5
 
     run(check())
 
@@ -103,8 +103,8 @@ def test_requests_that_wait_for_a_first_server_are_told() -> None:
             world.produce(world.request("1", source=KAFKA), world.request("2", source=KAFKA))
             await asyncio.sleep(0.01)
             model = report(world).models[0]
-            assert model.parked_requests == 2
-            assert not model.lanes
+            assert model.pending_requests == 2
+            assert not model.replicas
 
     run(check())
 
@@ -231,14 +231,14 @@ def test_a_promise_is_told_with_how_it_was_kept_and_whether_budgets_can_still_fa
     async def check() -> None:
         async with World(SerialEngine(slowness=100.0), goal=SlaGoal(answer_s=0.004, min_tokens=16)).started() as world:
             model = report(world).models[0]
-            assert (model.slo_s, model.p99_s, model.lanes[0].budget_at_floor) == (0.004, 0.0, False)
+            assert (model.slo_s, model.p99_s, model.replicas[0].budget_at_floor) == (0.004, 0.0, False)
             for _ in range(60):
                 await asyncio.gather(*(world.embed("1 " * 20) for _ in range(10)))
             model = report(world).models[0]
         assert model.p99_s > 0.2
-        assert model.lanes[0].budget_at_floor
-        assert model.lanes[0].address == "server-1:1"
-        assert model.lanes[0].step_time_s > CURVE.time_s(16)
+        assert model.replicas[0].budget_at_floor
+        assert model.replicas[0].address == "server-1:1"
+        assert model.replicas[0].step_time_s > CURVE.time_s(16)
 
     run(check())
 
@@ -250,7 +250,7 @@ def test_a_goal_for_steps_promises_no_answers_and_no_goal_nothing() -> None:
                 await world.embed("1")
                 model = report(world).models[0]
                 assert (model.slo_s, model.p99_s > 0.0) == (0.0, goal is not None)
-                assert model.lanes[0].budget_at_floor is False
+                assert model.replicas[0].budget_at_floor is False
 
     run(check())
 
@@ -259,8 +259,8 @@ def test_batches_that_are_out_are_told() -> None:
     async def check() -> None:
         async with World(SerialEngine(slowness=1000.0)).started() as world:
             await world.occupy()
-            (lane,) = report(world).models[0].lanes
-            assert (lane.batches_out, lane.tokens_out) == (2, 6)
+            (replica,) = report(world).models[0].replicas
+            assert (replica.batches_out, replica.tokens_out) == (2, 6)
 
     run(check())
 

@@ -12,7 +12,7 @@ from opentelemetry.sdk.metrics.view import ExplicitBucketHistogramAggregation, V
 from aggregator.observability.gathered import Gatherer, Instrument
 
 BOUNDS = (0.0, 1.0, 2.5, 10.0)
-DURATION = Instrument("d", "s", "a duration", ("lane",))
+DURATION = Instrument("d", "s", "a duration", ("replica",))
 
 
 def points(gatherer: Gatherer) -> list[Any]:
@@ -50,7 +50,7 @@ def test_a_batch_of_values_counts_as_the_sdk_counts_them_one_by_one(recorded: li
     assert list(point.bucket_counts) == list(expected.bucket_counts)
     assert (point.count, point.min, point.max) == (expected.count, expected.min, expected.max)
     assert point.sum == pytest.approx(expected.sum)
-    assert point.attributes == {"lane": "a"}
+    assert point.attributes == {"replica": "a"}
 
 
 def test_series_are_kept_apart_by_their_attributes() -> None:
@@ -71,7 +71,7 @@ def test_a_counter_without_attributes_shows_zero_before_the_first_event() -> Non
 
 def test_gauges_are_read_together_and_only_when_someone_collects() -> None:
     gatherer = Gatherer()
-    one, two = Instrument("one", "1", "", ("lane",)), Instrument("two", "1", "")
+    one, two = Instrument("one", "1", "", ("replica",)), Instrument("two", "1", "")
     reads: list[None] = []
 
     def read() -> dict[Instrument, dict[tuple[str, ...], float]]:

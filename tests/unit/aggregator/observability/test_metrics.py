@@ -13,10 +13,10 @@ from aggregator.observability import snapshot
 from aggregator.observability.gathered import Gatherer
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.snapshot import (
-    LaneFigures,
     OnLoop,
     PartitionFigures,
     QueueFigures,
+    ReplicaFigures,
     Snapshot,
     gauge_values,
 )
@@ -27,20 +27,20 @@ from aggregator.sources.kafka.consumer.reader import IntakeCounts
 RESULT = StepResult(np.zeros((1, 1), np.float32), (), StepReport(600, 0.02, 0, 0.001, 0.0))
 EVERYTHING = Snapshot(
     queues=(QueueFigures("m", "interactive", 12, 0.5),),
-    lanes=(LaneFigures("a:1", "m", "idle", 0, 600, 640, 1.1),),
+    replicas=(ReplicaFigures("a:1", "m", "idle", 0, 600, 640, 1.1),),
     partitions=(PartitionFigures("t", 3, 7, 70.0, 2, paused=True),),
 )
 CONTRACT = {
     "embed.queue.tokens": ("{token}", {"model", "priority"}),
     "embed.queue.age": ("s", {"model", "priority"}),
-    "embed.batch.tokens": ("{token}", {"lane"}),
-    "embed.batch.queries": ("{query}", {"lane"}),
-    "embed.batch.fill_ratio": ("1", {"lane"}),
-    "embed.batch.sends": ("{batch}", {"lane", "reason"}),
-    "embed.token_budget": ("{token}", {"lane", "model"}),
-    "embed.saturation_point": ("{token}", {"lane", "model"}),
-    "embed.sla.pressure": ("1", {"lane", "model"}),
-    "embed.engine.duration": ("s", {"lane"}),
+    "embed.batch.tokens": ("{token}", {"replica"}),
+    "embed.batch.queries": ("{query}", {"replica"}),
+    "embed.batch.fill_ratio": ("1", {"replica"}),
+    "embed.batch.sends": ("{batch}", {"replica", "reason"}),
+    "embed.token_budget": ("{token}", {"replica", "model"}),
+    "embed.saturation_point": ("{token}", {"replica", "model"}),
+    "embed.sla.pressure": ("1", {"replica", "model"}),
+    "embed.engine.duration": ("s", {"replica"}),
     "embed.e2e.duration": ("s", {"source"}),
     "embed.slo.violations": ("{request}", {"source"}),
     "embed.requests": ("{request}", {"source", "code"}),
@@ -49,8 +49,8 @@ CONTRACT = {
     "embed.dead_letters": ("{record}", {"code"}),
     "embed.expired": ("{query}", set[str]()),
     "embed.coalesced": ("{query}", set[str]()),
-    "embed.lane.inflight_tokens": ("{token}", {"lane", "model"}),
-    "embed.lane.state": ("1", {"lane", "model", "state"}),
+    "embed.replica.inflight_tokens": ("{token}", {"replica", "model"}),
+    "embed.replica.state": ("1", {"replica", "model", "state"}),
     "embed.consumer.lag": ("{record}", {"topic", "partition"}),
     "embed.consumer.lag_tokens": ("{token}", {"topic", "partition"}),
     "embed.consumer.uncommitted_span": ("{record}", {"topic", "partition"}),
@@ -97,7 +97,7 @@ def test_a_batch_shows_its_size_its_fill_and_its_reason() -> None:
     assert shown["embed.batch.fill_ratio"][0].sum == 600 / 640
     assert shown["embed.batch.tokens"][0].sum == 600
     assert shown["embed.batch.queries"][0].sum == 60
-    assert shown["embed.batch.sends"][0].attributes == {"lane": "a:1", "reason": "full"}
+    assert shown["embed.batch.sends"][0].attributes == {"replica": "a:1", "reason": "full"}
     assert shown["embed.engine.duration"][0].sum == 0.02
     assert shown["embed.engine.idle"][0].value == 0.001
 
@@ -119,11 +119,11 @@ def test_answers_are_counted_by_code_and_the_late_ones_apart() -> None:
 
 def test_what_is_not_known_has_no_series() -> None:
     bare = Snapshot(
-        lanes=(LaneFigures("a:1", "m", "idle", 0, 600),),
+        replicas=(ReplicaFigures("a:1", "m", "idle", 0, 600),),
         partitions=(PartitionFigures("t", 0, None, None, 0, paused=False),),
     )
     shown: Mapping[str, int] = {instrument.name: len(series) for instrument, series in gauge_values(bare).items()}
-    assert shown["embed.lane.state"] == shown["embed.consumer.paused"] == 1
+    assert shown["embed.replica.state"] == shown["embed.consumer.paused"] == 1
     absent = ("embed.saturation_point", "embed.sla.pressure", "embed.consumer.lag", "embed.queue.tokens")
     assert [shown[name] for name in absent] == [0] * len(absent)
 

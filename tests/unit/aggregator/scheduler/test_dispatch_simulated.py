@@ -1,4 +1,4 @@
-"""Queue, packing, lanes and retries together, over servers and networks in virtual time."""
+"""Queue, packing, replicas and retries together, over servers and networks in virtual time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from aggregator.scheduler.dispatcher import Batch, Dispatcher, DispatchPolicy
 from aggregator.scheduler.queue import QueuePolicy
-from aggregator.scheduler.replica import Lane, SendReason
+from aggregator.scheduler.replica import Replica, SendReason
 from aggregator.scheduler.retries import Retries
 from aggregator.scheduler.work_item import Priority
 from tests.fakes.simulation import CURVE, Server, Simulation, ignore
@@ -20,10 +20,10 @@ POLICY = DispatchPolicy(queue=QueuePolicy(coalesce=False))
 START_S = 100.0
 
 
-def pool(*servers: Server, lane: type[Lane] = Lane, network_s: float = 0.001, seed: int = 1) -> Simulation:
+def pool(*servers: Server, replica: type[Replica] = Replica, network_s: float = 0.001, seed: int = 1) -> Simulation:
     dispatcher = Dispatcher("m", POLICY)
     for server in servers:
-        dispatcher.lanes[server.name] = lane(server.name, server.measured, 600, POLICY.lane)
+        dispatcher.replicas[server.name] = replica(server.name, server.measured, 600, POLICY.replica)
     return Simulation(dispatcher, servers, seed=seed, network_s=network_s)
 
 
@@ -41,7 +41,7 @@ def flood(sim: Simulation, until_s: float, priority: Priority = Priority.BACKGRO
 
 
 def idle_share(server: Server, from_s: float, until_s: float) -> float:
-    """Idle time between batches over all time, once the lane is warm."""
+    """Idle time between batches over all time, once the replica is warm."""
     return sum(idle_s for at_s, idle_s in server.idle_s if from_s <= at_s < until_s) / (until_s - from_s)
 
 
@@ -64,20 +64,20 @@ def test_in_an_overload_batches_are_full_and_sealed_last() -> None:
     sim.run(START_S + 5.0)
     warm = [batch for at_s, batch in server.sent if at_s > START_S + 2.0]
     assert mean(batch.token_count for batch in warm) >= 0.95 * 600
-    assert sim.dispatcher.lanes["a"].lead_s < 0.006  # of steps of 10 ms: the network's time and a margin
+    assert sim.dispatcher.replicas["a"].lead_s < 0.006  # of steps of 10 ms: the network's time and a margin
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first_lead_s", [0.0005, 0.010])
 def test_the_lead_converges_from_far_off(first_lead_s: float) -> None:
     sim = pool(Server("a"))
-    lane = sim.dispatcher.lanes["a"]
-    lane.lead_s = first_lead_s
+    replica = sim.dispatcher.replicas["a"]
+    replica.lead_s = first_lead_s
     flood(sim, START_S + 5.0)
     leads_s: list[float] = []
     for tenth in range(20, 50):
         sim.run(START_S + 0.1 * tenth)
-        leads_s.append(lane.lead_s)
+        leads_s.append(replica.lead_s)
     assert min(leads_s) > 0.002
     assert max(leads_s) < 0.008
 
@@ -96,9 +96,9 @@ def test_a_lone_query_goes_at_once() -> None:
 STEP_S = 5.0 * CURVE.time_s(600)
 
 
-def interactive_latency_s(lane: type[Lane]) -> float:
+def interactive_latency_s(replica: type[Replica]) -> float:
     """Mean latency of interactive calls during a flood of background work, in steps of STEP_S."""
-    sim = pool(Server("a", slowness=5.0), lane=lane)
+    sim = pool(Server("a", slowness=5.0), replica=replica)
     flood(sim, START_S + 20.0)
     times, calls = random.Random(3), list[int]()
     for _ in range(200):
@@ -107,7 +107,7 @@ def interactive_latency_s(lane: type[Lane]) -> float:
     return mean(sim.latency_s[call] for call in calls)
 
 
-class SealedWhenFull(Lane):
+class SealedWhenFull(Replica):
     """Stages the next batch as soon as one runs: in a flood a budget is always full."""
 
     @override
@@ -117,13 +117,13 @@ class SealedWhenFull(Lane):
 
 @pytest.mark.slow
 def test_staging_as_soon_as_a_budget_is_full_makes_an_interactive_call_wait_a_batch_longer() -> None:
-    ours_s = interactive_latency_s(Lane)
+    ours_s = interactive_latency_s(Replica)
     naive_s = interactive_latency_s(SealedWhenFull)
     assert ours_s < 1.7 * STEP_S  # the rest of the running step, its own, and the lead
     assert naive_s > ours_s + 0.8 * STEP_S
 
 
-def test_a_lane_ten_times_slower_gets_no_query_that_another_would_finish_sooner() -> None:
+def test_a_replica_ten_times_slower_gets_no_query_that_another_would_finish_sooner() -> None:
     fast, slow = Server("fast"), Server("slow", slowness=10.0)
     sim = pool(slow, fast)
     times = random.Random(3)
@@ -144,17 +144,17 @@ def test_but_it_takes_its_part_of_an_overload() -> None:
     assert idle_share(fast, START_S + 1.0, START_S + 5.0) < 0.01
 
 
-class TakesItsTurn(Lane):
-    """Is never passed by: the first idle lane gets what waits."""
+class TakesItsTurn(Replica):
+    """Is never passed by: the first idle replica gets what waits."""
 
     @override
     def finishes_by(self, by_s: float, tokens: int, now_s: float) -> int:
         return 0
 
 
-def test_without_the_rule_a_slow_lane_holds_a_query_for_ten_times_as_long() -> None:
+def test_without_the_rule_a_slow_replica_holds_a_query_for_ten_times_as_long() -> None:
     fast, slow = Server("fast"), Server("slow", slowness=10.0)
-    sim = pool(slow, fast, lane=TakesItsTurn)
+    sim = pool(slow, fast, replica=TakesItsTurn)
     times = random.Random(3)
     for _ in range(300):
         sim.at(START_S + times.uniform(0.0, 6.0), lambda: ignore(sim.put(10)))
@@ -163,7 +163,7 @@ def test_without_the_rule_a_slow_lane_holds_a_query_for_ten_times_as_long() -> N
 
 
 @pytest.mark.slow
-def test_while_one_lane_hangs_the_other_serves_everybody() -> None:
+def test_while_one_replica_hangs_the_other_serves_everybody() -> None:
     healthy, hung = Server("healthy"), Server("hung")
     sim = pool(hung, healthy)
     sim.at(START_S + 1.0, lambda: setattr(hung, "hangs", True))
@@ -173,7 +173,7 @@ def test_while_one_lane_hangs_the_other_serves_everybody() -> None:
     assert len(sim.latency_s) == sim.asked
 
 
-def test_an_idle_lane_waits_no_longer_than_promised_for_one_that_hangs() -> None:
+def test_an_idle_replica_waits_no_longer_than_promised_for_one_that_hangs() -> None:
     fast, slow = Server("fast"), Server("slow", slowness=10.0)
     sim = pool(slow, fast)
     sim.at(START_S, lambda: ignore(sim.put(10)))
@@ -186,7 +186,7 @@ def test_an_idle_lane_waits_no_longer_than_promised_for_one_that_hangs() -> None
     assert len(sim.latency_s) == sim.asked
 
 
-class AlwaysSure(Lane):
+class AlwaysSure(Replica):
     """Refuses on predictions without asking what they stand on."""
 
     @override
@@ -194,11 +194,11 @@ class AlwaysSure(Lane):
         return True
 
 
-def answered_after_a_slow_hour(lane: type[Lane]) -> list[float]:
+def answered_after_a_slow_hour(replica: type[Replica]) -> list[float]:
     """When queries of 100 ms deadline are answered by a server that was a hundred times slower, and is not now."""
     server = Server("a", slowness=100.0)
-    sim = pool(server, lane=lane)
-    sim.dispatcher.lanes["a"] = lane("a", CURVE, 600, POLICY.lane)
+    sim = pool(server, replica=replica)
+    sim.dispatcher.replicas["a"] = replica("a", CURVE, 600, POLICY.replica)
     for second in range(60):
         sim.at(START_S + 1.1 * second, lambda: ignore(sim.put(10)))
     sim.run(START_S + 66.0)
@@ -212,8 +212,8 @@ def answered_after_a_slow_hour(lane: type[Lane]) -> list[float]:
 
 def test_refusal_without_fresh_evidence_locks_everybody_out() -> None:
     assert not answered_after_a_slow_hour(AlwaysSure)
-    ours = answered_after_a_slow_hour(Lane)
-    assert ours[0] < 5.1  # one goes through, and shows that the lane is well
+    ours = answered_after_a_slow_hour(Replica)
+    assert ours[0] < 5.1  # one goes through, and shows that the replica is well
     assert len(ours) > 200
 
 
@@ -237,13 +237,13 @@ def killed_by_one_query(retries: type[Retries], *, survives: bool = False) -> tu
 
 
 class Roaming(Retries):
-    """Sends a suspect wherever a lane is free."""
+    """Sends a suspect wherever a replica is free."""
 
     @override
-    def reserves(self, lane: str, now_s: float) -> bool:
+    def reserves(self, replica: str, now_s: float) -> bool:
         if not self._suspects.out:
-            self._suspects.lane = lane
-        return super().reserves(lane, now_s)
+            self._suspects.replica = replica
+        return super().reserves(replica, now_s)
 
 
 @pytest.mark.slow
@@ -254,21 +254,21 @@ def test_a_query_that_kills_engines_kills_two_pods_and_is_cornered_in_an_overloa
 
 
 @pytest.mark.slow
-def test_a_suspect_that_is_not_pinned_to_a_lane_kills_every_pod() -> None:
+def test_a_suspect_that_is_not_pinned_to_a_replica_kills_every_pod() -> None:
     _, pods = killed_by_one_query(Roaming)
     assert all(pod.deaths for pod in pods)
 
 
 class Unreserved(Retries):
-    """Waits for its lane to come free by itself."""
+    """Waits for its replica to come free by itself."""
 
     @override
-    def reserves(self, lane: str, now_s: float) -> bool:
+    def reserves(self, replica: str, now_s: float) -> bool:
         return False
 
 
 @pytest.mark.slow
-def test_a_suspect_for_which_no_lane_is_kept_free_waits_as_long_as_the_overload_lasts() -> None:
+def test_a_suspect_for_which_no_replica_is_kept_free_waits_as_long_as_the_overload_lasts() -> None:
     sim, _ = killed_by_one_query(Unreserved, survives=True)
     assert not sim.poison
     sim, _ = killed_by_one_query(Retries, survives=True)

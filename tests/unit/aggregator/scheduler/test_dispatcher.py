@@ -10,25 +10,25 @@ import pytest
 
 from aggregator.scheduler.dispatcher import Batch, Dispatcher, DispatchPolicy, Due
 from aggregator.scheduler.queue import QueuePolicy
-from aggregator.scheduler.replica import Lane, SendReason, StepReport
+from aggregator.scheduler.replica import Replica, SendReason, StepReport
 from aggregator.scheduler.replica_choice import ENOUGH
 from aggregator.scheduler.work_item import Entry, Priority
-from tests.fakes.lanes import CURVE, POLICY, lane
 from tests.fakes.queries import Filler
+from tests.fakes.replicas import CURVE, POLICY, replica
 
 NOW_S = 5.0
 ALONE = DispatchPolicy(queue=QueuePolicy(max_wait_s=(20.0, 20.0, 20.0)), paced=False)
 
 
 class Desk:
-    """A dispatcher over lanes of 100 tokens, of which the same number take 14 ms."""
+    """A dispatcher over replicas of 100 tokens, of which the same number take 14 ms."""
 
     def __init__(
         self, *names: str, policy: DispatchPolicy = ALONE, warm: bool = False, token_budget: int = 100
     ) -> None:
         self.dispatcher = Dispatcher("m", policy)
         for name in names:
-            self.dispatcher.lanes[name] = lane(name, warm=warm, token_budget=token_budget)
+            self.dispatcher.replicas[name] = replica(name, warm=warm, token_budget=token_budget)
         self.put = Filler(self.dispatcher.queue)
 
     def due(self, now_s: float = NOW_S, *, max_entries: int = 1000, draining: bool = False) -> Due:
@@ -60,10 +60,10 @@ def test_what_waits_goes_to_an_idle_server_at_once() -> None:
     desk = Desk("a")
     entries = [desk.put(10)[1], desk.put(20)[1]]
     batch = desk.batch()
-    assert (batch.entries, batch.token_count, batch.lane.name) == (entries, 30, "a")
+    assert (batch.entries, batch.token_count, batch.replica.name) == (entries, 30, "a")
     assert (batch.reason, batch.group, batch.cut_s) == (SendReason.IDLE, None, NOW_S)
     assert (batch.attempt, batch.isolated) == (0, False)
-    assert batch.lane.batches_out == 1
+    assert batch.replica.batches_out == 1
 
 
 def test_batch_ids_are_counted_under_the_dispatchers_name() -> None:
@@ -80,7 +80,7 @@ def test_each_reason_is_told() -> None:
     desk.put(60)
     desk.put(60)
     assert desk.batch().reason is SendReason.FULL
-    later_s = desk.dispatcher.lanes["a"].due_s(NOW_S)
+    later_s = desk.dispatcher.replicas["a"].due_s(NOW_S)
     assert desk.batch(later_s).reason is SendReason.STAGED
     desk = Desk("a")
     desk.put(250)
@@ -102,8 +102,8 @@ def test_every_idle_server_gets_a_batch_and_the_time_to_ask_again_is_told() -> N
     for _ in range(5):
         desk.put(60)
     due = desk.due()
-    assert sorted(batch.lane.name for batch in due.batches) == ["a", "b"]
-    assert due.wake_s == min(one.due_s(NOW_S) for one in desk.dispatcher.lanes.values())
+    assert sorted(batch.replica.name for batch in due.batches) == ["a", "b"]
+    assert due.wake_s == min(one.due_s(NOW_S) for one in desk.dispatcher.replicas.values())
     assert len(desk.dispatcher.queue) == 3
 
 
@@ -147,9 +147,9 @@ def test_a_failed_batch_goes_whole_to_another_server_and_says_so() -> None:
     entries = [desk.put(10)[1], desk.put(10)[1]]
     first = desk.batch()
     assert desk.failed(first, NOW_S + 0.01) == []
-    assert first.lane.batches_out == 0
+    assert first.replica.batches_out == 0
     again = desk.batch(NOW_S + 0.02)
-    assert again.lane is not first.lane
+    assert again.replica is not first.replica
     assert (again.entries, again.reason, again.attempt, again.isolated) == (entries, SendReason.RETRY, 1, False)
 
 
@@ -166,10 +166,10 @@ def test_failing_again_it_is_bisected_and_each_part_runs_alone_on_one_server() -
     desk = Desk("a", "b")
     half = cornered(desk)
     assert (len(half.entries), half.reason, half.attempt, half.isolated) == (2, SendReason.SUSPECT, 2, True)
-    assert half.lane.exclusive
+    assert half.replica.exclusive
     desk.put(10)
     others = desk.due(NOW_S + 2).batches
-    assert [batch.lane is half.lane for batch in others] == [False]
+    assert [batch.replica is half.replica for batch in others] == [False]
 
 
 def test_a_part_that_comes_back_well_clears_its_entries_and_the_other_is_looked_into() -> None:
@@ -177,7 +177,7 @@ def test_a_part_that_comes_back_well_clears_its_entries_and_the_other_is_looked_
     half = cornered(desk)
     desk.dispatcher.done(half, report(20), NOW_S + 2.01)
     other = desk.batch(NOW_S + 3)
-    assert (other.lane, len(other.entries)) == (half.lane, 1)
+    assert (other.replica, len(other.entries)) == (half.replica, 1)
     assert desk.failed(other, NOW_S + 3.01) == other.entries
     last = desk.batch(NOW_S + 4)
     desk.dispatcher.done(last, report(10), NOW_S + 4.01)
@@ -195,7 +195,7 @@ def test_a_server_a_suspect_waits_for_takes_nothing_else() -> None:
     desk.put(60)
     desk.put(60)
     sent = desk.due(NOW_S + 2).batches
-    assert {batch.reason for batch in sent if batch.lane is failed.lane} == {SendReason.SUSPECT}
+    assert {batch.reason for batch in sent if batch.replica is failed.replica} == {SendReason.SUSPECT}
 
 
 def test_a_suspect_whose_server_stays_away_is_moved_when_patience_is_over() -> None:
@@ -205,7 +205,7 @@ def test_a_suspect_whose_server_stays_away_is_moved_when_patience_is_over() -> N
     desk.failed(desk.batch(NOW_S), NOW_S + 0.01)
     failed = desk.batch(NOW_S + 1)
     desk.failed(failed, NOW_S + 1.01)
-    del desk.dispatcher.lanes[failed.lane.name]
+    del desk.dispatcher.replicas[failed.replica.name]
     assert desk.nothing(NOW_S + 2).wake_s == NOW_S + 32.0
     assert desk.nothing(NOW_S + 31.9).wake_s == NOW_S + 32.0
     assert desk.batch(NOW_S + 32.0).reason is SendReason.SUSPECT
@@ -239,8 +239,8 @@ def test_a_batch_that_was_refused_goes_again_at_no_charge_once_the_server_had_a_
     desk.put(10)
     batch = desk.batch()
     desk.dispatcher.refused(batch, NOW_S, jitter)
-    assert batch.lane.batches_out == 0
-    assert desk.dispatcher.lanes["a"].due_s(NOW_S) == pytest.approx(NOW_S + held_s)
+    assert batch.replica.batches_out == 0
+    assert desk.dispatcher.replicas["a"].due_s(NOW_S) == pytest.approx(NOW_S + held_s)
     assert desk.dispatcher.retries.next_due_s(NOW_S - 1.0) == pytest.approx(NOW_S + again_s)
     assert desk.nothing(NOW_S + held_s - 0.001).wake_s == pytest.approx(NOW_S + held_s)
     again = desk.batch(NOW_S + held_s)
@@ -257,13 +257,13 @@ def test_a_refused_retry_is_no_first_attempt() -> None:
     assert (again.attempt, again.group) == (1, retry.group)
 
 
-def test_a_batch_that_came_back_well_teaches_its_lane() -> None:
+def test_a_batch_that_came_back_well_teaches_its_replica() -> None:
     desk = Desk("a")
     desk.put(10)
     batch = desk.batch()
     desk.dispatcher.done(batch, report(10), NOW_S + 0.01)
-    assert batch.lane.has_evidence(NOW_S + 0.01)
-    assert batch.lane.batches_out == 0
+    assert batch.replica.has_evidence(NOW_S + 0.01)
+    assert batch.replica.batches_out == 0
 
 
 def test_deadlines_pass_for_what_waits_to_be_sent_again() -> None:
@@ -287,9 +287,9 @@ def test_a_retry_is_cut_to_the_budget_of_its_new_server() -> None:
     for _ in range(10):
         desk.put(10)
     batch = desk.batch()
-    desk.dispatcher.lanes["b"] = lane("b", token_budget=40)
+    desk.dispatcher.replicas["b"] = replica("b", token_budget=40)
     desk.failed(batch, NOW_S)
-    del desk.dispatcher.lanes["a"]
+    del desk.dispatcher.replicas["a"]
     assert [each.token_count for each in desk.due(NOW_S + 1).batches] == [40]
 
 
@@ -312,32 +312,32 @@ def test_what_is_late_for_each_of_several_batches_is_told() -> None:
     assert due.late == late
 
 
-def test_a_lane_that_comes_free_is_spare_again_where_there_are_many() -> None:
+def test_a_replica_that_comes_free_is_spare_again_where_there_are_many() -> None:
     desk = Desk(*(str(number) for number in range(ENOUGH + 1)))
-    while desk.dispatcher.lanes.widen():
+    while desk.dispatcher.replicas.widen():
         pass
     for _ in range(ENOUGH + 1):
         desk.put(100)
     for batch in desk.due().batches:
         desk.dispatcher.done(batch, report(100), NOW_S + 0.014)
-    assert len(desk.dispatcher.lanes.in_use) == ENOUGH
+    assert len(desk.dispatcher.replicas.in_use) == ENOUGH
 
 
-def test_which_lanes_are_in_use_follows_from_the_dispatchers_name() -> None:
+def test_which_replicas_are_in_use_follows_from_the_dispatchers_name() -> None:
     names = [str(number) for number in range(3 * ENOUGH)]
 
     def used(name: str) -> frozenset[str]:
         dispatcher = Dispatcher(name, ALONE)
         for each in names:
-            dispatcher.lanes[each] = lane(each)
-        return frozenset(dispatcher.lanes.in_use)
+            dispatcher.replicas[each] = replica(each)
+        return frozenset(dispatcher.replicas.in_use)
 
     assert used("one") != used("another")
 
 
-def test_a_shared_lane_is_sent_half_of_its_budget_where_more_waits() -> None:
+def test_a_shared_replica_is_sent_half_of_its_budget_where_more_waits() -> None:
     desk = Desk("a", warm=True)
-    one = desk.dispatcher.lanes["a"]
+    one = desk.dispatcher.replicas["a"]
     for number in range(10):
         one.sent(str(number), 10, NOW_S)
         one.ended(str(number), NOW_S, report(20))
@@ -346,12 +346,12 @@ def test_a_shared_lane_is_sent_half_of_its_budget_where_more_waits() -> None:
     assert desk.batch().token_count == 50
 
 
-def test_a_batch_that_is_not_full_is_paced_while_a_lane_runs_but_not_past_a_deadline_nor_at_the_end() -> None:
+def test_a_batch_that_is_not_full_is_paced_while_a_replica_runs_but_not_past_a_deadline_nor_at_the_end() -> None:
     def ready() -> Desk:
         desk = Desk("a", "b", policy=replace(ALONE, paced=True), warm=True)
-        for number in range(40):  # so much comes that no lane stays free
+        for number in range(40):  # so much comes that no replica stays free
             desk.dispatcher._pace.sent(5, NOW_S - 0.04 + 0.001 * number)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-        desk.dispatcher.lanes["a"].sent("running", 100, NOW_S - 0.001)
+        desk.dispatcher.replicas["a"].sent("running", 100, NOW_S - 0.001)
         return desk
 
     paced = ready()
@@ -366,9 +366,9 @@ def test_a_batch_that_is_not_full_is_paced_while_a_lane_runs_but_not_past_a_dead
 
 
 def backlogged(count: int = 50, capacity: int = 300, **query: Any) -> Desk:
-    """One lane of 100 tokens that gains from batches of up to 300, and `count` entries of 10 tokens."""
+    """One replica of 100 tokens that gains from batches of up to 300, and `count` entries of 10 tokens."""
     desk = Desk()
-    desk.dispatcher.lanes["a"] = Lane("a", CURVE, 100, POLICY, capacity=capacity)
+    desk.dispatcher.replicas["a"] = Replica("a", CURVE, 100, POLICY, capacity=capacity)
     for _ in range(count):
         desk.put(10, Priority.DEFAULT, **query)
     return desk

@@ -236,12 +236,12 @@ def test_background_work_goes_on_under_a_flood_of_interactive_calls() -> None:
     assert put.queue.classes[BACKGROUND].entries == 0
 
 
-def test_an_urged_entry_goes_with_the_next_batch() -> None:
+def test_an_promoted_entry_goes_with_the_next_batch() -> None:
     put, packer = filled([])
     _, entry = put(10, BACKGROUND)
     for _ in range(100):
         put(10, INTERACTIVE)
-    put.queue.urge(entry)
+    put.queue.promote(entry)
     assert entry in pack(packer).entries
 
 
@@ -292,7 +292,7 @@ def test_an_empty_queue_gives_an_empty_cut() -> None:
 
 
 @pytest.mark.parametrize(("token_budget", "max_entries"), [(0, 1), (1, 0)])
-def test_a_lane_without_room_is_a_bug(token_budget: int, max_entries: int) -> None:
+def test_a_replica_without_room_is_a_bug(token_budget: int, max_entries: int) -> None:
     _, packer = filled([10])
     with pytest.raises(AssertionError, match="This is a bug"):
         packer.pack(token_budget, 0.0, max_entries=max_entries)

@@ -123,7 +123,7 @@ def test_a_taken_entry_is_not_joined_any_more() -> None:
     assert entry is not under_way
 
 
-def test_cancelling_what_is_under_way_or_settled_says_so() -> None:
+def test_cancelling_what_is_under_way_or_completed_says_so() -> None:
     here = setting()
     query, entry = here.put(5)
     here.packed()
@@ -164,20 +164,20 @@ def test_an_entry_expires_waiter_by_waiter() -> None:
     assert not entry.alive
 
 
-def test_the_aged_are_found_by_class_in_order_of_arrival_after_the_urged() -> None:
+def test_the_aged_are_found_by_class_in_order_of_arrival_after_the_promoted() -> None:
     here = setting()
     interactive = here.put(5, INTERACTIVE, at_s=4.0)[1]
     default = here.put(5, DEFAULT, at_s=3.0)[1]
     background = here.put(5, BACKGROUND, at_s=2.0)[1]
-    urged = here.put(5, BACKGROUND, at_s=5.0)[1]
+    promoted = here.put(5, BACKGROUND, at_s=5.0)[1]
     assert here.queue.aged(3.5) is None
     assert here.queue.aged(3.6) is default
     assert here.queue.aged(7.1) is background
-    here.queue.urge(urged)
-    here.queue.urge(urged)
-    assert here.queue.aged(0.0) is urged
-    here.queue.take(urged, None)
-    here.queue.urge(urged)
+    here.queue.promote(promoted)
+    here.queue.promote(promoted)
+    assert here.queue.aged(0.0) is promoted
+    here.queue.take(promoted, None)
+    here.queue.promote(promoted)
     here.queue.take(background, None)
     here.queue.take(default, None)
     assert here.queue.aged(7.0) is interactive
@@ -212,11 +212,11 @@ def test_an_input_is_aged_only_after_the_whole_of_what_its_class_may_wait() -> N
         here.queue.take(entry, None)
 
 
-def test_the_urged_are_aged_in_the_order_in_which_they_were_urged() -> None:
+def test_the_promoted_are_aged_in_the_order_in_which_they_were_promoted() -> None:
     here = setting()
     first, second = here.put(5)[1], here.put(5)[1]
-    here.queue.urge(second)
-    here.queue.urge(first)
+    here.queue.promote(second)
+    here.queue.promote(first)
     assert here.queue.aged(0.0) is second
     here.queue.take(second, None)
     assert here.queue.aged(0.0) is first
@@ -277,7 +277,7 @@ def test_thousands_of_waiters_of_one_entry_leave_quickly() -> None:
 
 
 class EveryQueryLeavesOnce(RuleBasedStateMachine):
-    """Puts, cancels, expires, urges and packs in any order, beside a model that knows who waits."""
+    """Puts, cancels, expires, promotes and packs in any order, beside a model that knows who waits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -316,8 +316,8 @@ class EveryQueryLeavesOnce(RuleBasedStateMachine):
 
     @precondition(lambda self: self.waiting)
     @rule(chosen=st.randoms(use_true_random=False))
-    def urge(self, chosen: random.Random) -> None:
-        self.queue.urge(chosen.choice(list(self.waiting.values())))
+    def promote(self, chosen: random.Random) -> None:
+        self.queue.promote(chosen.choice(list(self.waiting.values())))
 
     @rule(passing_s=st.sampled_from([0.1, 0.6, 2.0]))
     def expire(self, passing_s: float) -> None:

@@ -35,7 +35,7 @@ def give_up(*given_up: Entry) -> None:
 class Send:
     """One send of a group, where, and what came of it."""
 
-    lane: str
+    replica: str
     entries: list[Entry]
     failed: bool
     suspect: bool
@@ -43,38 +43,38 @@ class Send:
 
 @dataclass(slots=True)
 class World:
-    """Two or more idle lanes that fail a batch for which `breaks` holds; keeps book of every send."""
+    """Two or more idle replicas that fail a batch for which `breaks` holds; keeps book of every send."""
 
     breaks: Callable[[list[Entry]], bool]
-    lanes: tuple[str, ...] = ("a", "b", "c")
+    replicas: tuple[str, ...] = ("a", "b", "c")
     retries: Retries = field(default_factory=lambda: Retries(POLICY))
     now_s: float = 100.0
     sends: list[Send] = field(default_factory=list[Send])
     well: list[Entry] = field(default_factory=list[Entry])
     poison: list[Entry] = field(default_factory=list[Entry])
 
-    def send(self, lane: str, batch: list[Entry], group: Group | None = None) -> None:
+    def send(self, replica: str, batch: list[Entry], group: Group | None = None) -> None:
         failed = self.breaks(batch)
-        self.sends.append(Send(lane, batch, failed, group is not None and group.suspect))
+        self.sends.append(Send(replica, batch, failed, group is not None and group.suspect))
         if failed:
-            self.poison += self.retries.failed(batch, group, lane, self.now_s, 0.5)
+            self.poison += self.retries.failed(batch, group, replica, self.now_s, 0.5)
         else:
             self.well += batch
             if group is not None:
                 self.retries.succeeded(group)
 
     def finish(self) -> None:
-        """Send everything again until nothing is left, one lane after the other."""
+        """Send everything again until nothing is left, one replica after the other."""
         while len(self.retries):
             self.now_s += 0.2
-            for lane in self.lanes:
-                group = self.ask(lane)
+            for replica in self.replicas:
+                group = self.ask(replica)
                 if group is not None:
-                    self.send(lane, group.entries, group)
+                    self.send(replica, group.entries, group)
 
-    def ask(self, lane: str, *, token_budget: int = 10**6, idle: bool = True) -> Group | None:
+    def ask(self, replica: str, *, token_budget: int = 10**6, idle: bool = True) -> Group | None:
         return self.retries.next_for(
-            lane, token_budget=token_budget, idle=idle, others=len(self.lanes) > 1, now_s=self.now_s
+            replica, token_budget=token_budget, idle=idle, others=len(self.replicas) > 1, now_s=self.now_s
         )
 
     @property
@@ -105,16 +105,16 @@ def test_one_poison_is_cornered_within_the_bounds_wherever_it_is(size: int) -> N
         assert set(world.well) == set(batch) - {poison}
         assert world.failing <= log2(size) + 2
         assert len(world.sends) <= 2 * log2(size) + 2
-        assert {send.lane for send in world.sends if send.suspect} == {"b"}
+        assert {send.replica for send in world.sends if send.suspect} == {"b"}
 
 
-def test_a_lone_query_fails_three_times_on_two_lanes_before_it_is_condemned() -> None:
+def test_a_lone_query_fails_three_times_on_two_replicas_before_it_is_condemned() -> None:
     batch = entries(1)
     world = World(all_breaks)
     world.send("a", batch)
     world.finish()
     assert world.poison == batch
-    assert [send.lane for send in world.sends] == ["a", "b", "b"]
+    assert [send.replica for send in world.sends] == ["a", "b", "b"]
 
 
 def test_a_batch_that_failed_for_other_reasons_is_tried_whole_elsewhere_once() -> None:
@@ -122,11 +122,11 @@ def test_a_batch_that_failed_for_other_reasons_is_tried_whole_elsewhere_once() -
     world = World(nothing_breaks)
     world.retries.failed(batch, None, "a", world.now_s, 0.5)
     world.finish()
-    assert [(send.lane, send.entries) for send in world.sends] == [("b", batch)]
+    assert [(send.replica, send.entries) for send in world.sends] == [("b", batch)]
 
 
-def test_where_there_is_no_other_lane_it_goes_where_it_failed() -> None:
-    world = World(nothing_breaks, lanes=("a",))
+def test_where_there_is_no_other_replica_it_goes_where_it_failed() -> None:
+    world = World(nothing_breaks, replicas=("a",))
     world.retries.failed(entries(5), None, "a", world.now_s, 0.5)
     world.finish()
     assert len(world.well) == 5
@@ -140,26 +140,26 @@ def test_where_there_is_no_other_lane_it_goes_where_it_failed() -> None:
     st.randoms(use_true_random=False),
 )
 def test_whatever_fails_poison_is_condemned_innocents_are_served_and_one_suspect_is_out(
-    batches: list[tuple[int, set[int]]], lanes: int, order: random.Random
+    batches: list[tuple[int, set[int]]], replicas: int, order: random.Random
 ) -> None:
     bad: set[Entry] = set()
-    world = World(lambda sent: bool(bad & set(sent)), lanes=tuple("abcd"[:lanes]))
+    world = World(lambda sent: bool(bad & set(sent)), replicas=tuple("abcd"[:replicas]))
     everything: list[Entry] = []
     for size, poisoned in batches:
         batch = entries(size)
         everything += batch
         bad.update(batch[number] for number in poisoned if number < size)
-        world.send(order.choice(world.lanes), batch)
+        world.send(order.choice(world.replicas), batch)
     out: list[tuple[str, Group]] = []
     while len(world.retries) or out:
         world.now_s += 0.05
         if out and order.random() < 0.5:
-            lane, group = out.pop(order.randrange(len(out)))
-            world.send(lane, group.entries, group)
-        lane = order.choice(world.lanes)
-        again = world.ask(lane, idle=all(where != lane for where, _ in out))
+            replica, group = out.pop(order.randrange(len(out)))
+            world.send(replica, group.entries, group)
+        replica = order.choice(world.replicas)
+        again = world.ask(replica, idle=all(where != replica for where, _ in out))
         if again is not None:
-            out.append((lane, again))
+            out.append((replica, again))
         suspects = [where for where, group in out if group.suspect]
         assert len(suspects) <= 1
         assert all(world.retries.reserves(where, world.now_s) for where in suspects)
@@ -180,7 +180,7 @@ def suspected(size: int = 4) -> tuple[World, list[Entry]]:
     return world, batch
 
 
-def test_a_suspect_waits_for_an_idle_lane_and_has_it_kept_free() -> None:
+def test_a_suspect_waits_for_an_idle_replica_and_has_it_kept_free() -> None:
     world, batch = suspected()
     assert world.ask("b", idle=False) is None
     assert world.ask("a") is None
@@ -193,7 +193,7 @@ def test_a_suspect_waits_for_an_idle_lane_and_has_it_kept_free() -> None:
     assert world.ask("b") is None  # one at a time
 
 
-def test_no_lane_is_kept_free_while_a_suspect_pauses() -> None:
+def test_no_replica_is_kept_free_while_a_suspect_pauses() -> None:
     world, batch = World(nothing_breaks), entries(4)
     world.retries.failed(batch, Group(batch, 1, "a", 0.0), "b", world.now_s, 0.5)
     assert not world.retries.reserves("b", world.now_s)
@@ -240,19 +240,19 @@ def test_parts_that_nobody_waits_for_are_dropped_and_the_next_batch_comes_under_
     assert len(world.retries) == 0
 
 
-def test_suspects_move_when_their_lane_stays_away_too_long() -> None:
+def test_suspects_move_when_their_replica_stays_away_too_long() -> None:
     world, _ = suspected()
     now_s = world.now_s
-    world.retries.lanes_changed(["a", "b"], now_s)
+    world.retries.replicas_changed(["a", "b"], now_s)
     assert world.retries.next_due_s(now_s) == inf
-    world.retries.lanes_changed(["a"], now_s)
+    world.retries.replicas_changed(["a"], now_s)
     assert world.retries.next_due_s(now_s) == now_s + 30.0
-    world.retries.lanes_changed(["b"], now_s + 10.0)  # it is back
-    world.retries.lanes_changed(["a"], now_s + 20.0)
-    world.retries.lanes_changed(["a"], now_s + 40.0)
+    world.retries.replicas_changed(["b"], now_s + 10.0)  # it is back
+    world.retries.replicas_changed(["a"], now_s + 20.0)
+    world.retries.replicas_changed(["a"], now_s + 40.0)
     assert world.ask("a") is None
-    world.retries.lanes_changed([], now_s + 50.0)  # nowhere to go
-    world.retries.lanes_changed(["c", "a"], now_s + 51.0)
+    world.retries.replicas_changed([], now_s + 50.0)  # nowhere to go
+    world.retries.replicas_changed(["c", "a"], now_s + 51.0)
     world.now_s = now_s + 51.0
     assert world.ask("a") is None
     assert world.ask("c") is not None
@@ -295,7 +295,7 @@ def test_retries_are_spread_by_their_jitter() -> None:
     assert world.retries.next_due_s(100.01) == pytest.approx(100.015)
 
 
-def test_a_group_over_the_budget_of_its_new_lane_goes_in_parts() -> None:
+def test_a_group_over_the_budget_of_its_new_replica_goes_in_parts() -> None:
     world, batch = World(nothing_breaks), entries(5, tokens=40)
     world.retries.failed(batch, None, "a", world.now_s, 0.0)
     parts = [world.ask("b", token_budget=budget) for budget in (100, 10, 1000)]
@@ -338,12 +338,12 @@ def test_the_same_poison_is_known_when_it_is_replayed_and_forgotten_in_order() -
     assert not world.retries.is_quarantined(b"another")
 
 
-def test_suspects_move_at_the_very_end_of_their_lanes_patience() -> None:
+def test_suspects_move_at_the_very_end_of_their_replicas_patience() -> None:
     world, _ = suspected()
-    world.retries.lanes_changed(["a"], world.now_s)
+    world.retries.replicas_changed(["a"], world.now_s)
     world.now_s += 30.0
     assert world.retries.next_due_s(world.now_s) == inf  # by the clock alone nothing more is to come
-    world.retries.lanes_changed(["a"], world.now_s)
+    world.retries.replicas_changed(["a"], world.now_s)
     assert world.ask("a") is not None
 
 
@@ -456,12 +456,12 @@ def test_everything_that_waits_counts_whole_retries_parts_and_those_behind() -> 
     assert sorted(map(id, world.retries.entries())) == sorted(map(id, batch + other + whole))
 
 
-def test_once_all_is_cleared_up_no_lane_is_waited_for() -> None:
+def test_once_all_is_cleared_up_no_replica_is_waited_for() -> None:
     world, _ = suspected(1)
     group = world.ask("b")
     assert group is not None
     world.retries.succeeded(group)
-    world.retries.lanes_changed(["a"], world.now_s)
+    world.retries.replicas_changed(["a"], world.now_s)
     assert world.retries.next_due_s(world.now_s) == inf
 
 
@@ -475,7 +475,7 @@ def test_once_a_suspects_patience_has_ended_nothing_more_is_due_by_the_clock() -
     retries.failed(batch, None, "a", 5.0, 0.0)
     group = retries.next_for("b", token_budget=100, idle=True, others=True, now_s=5.0)
     retries.failed(batch, group, "b", 5.0, 0.0)
-    retries.lanes_changed([], 5.0)
+    retries.replicas_changed([], 5.0)
     assert retries.next_due_s(5.0) == 7.0
     assert retries.next_due_s(34.0) == 35.0
     assert retries.next_due_s(35.0) == inf

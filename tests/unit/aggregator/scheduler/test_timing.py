@@ -1,4 +1,4 @@
-"""What a lane learns from replies about when to send and what to promise."""
+"""What a replica learns from replies about when to send and what to promise."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from aggregator.scheduler.dispatcher import Dispatcher, DispatchPolicy
 from aggregator.scheduler.queue import QueuePolicy
-from aggregator.scheduler.replica import Lane, LightLead, ReplyDelay
+from aggregator.scheduler.replica import LightLead, Replica, ReplyDelay
 from tests.fakes.simulation import Server, Simulation
 
 START_S = 100.0
@@ -28,7 +28,7 @@ def test_a_light_lead_never_falls_below_its_least(seen: list[tuple[float, float,
         assert lead.value_s >= 0.0005
 
 
-def test_it_settles_where_the_engine_is_idle_as_long_as_batches_lie_staged() -> None:
+def test_it_completes_where_the_engine_is_idle_as_long_as_batches_lie_staged() -> None:
     noise = random.Random(1)
     lead = LightLead(0.010, 0.0005)
     for _ in range(500):
@@ -59,7 +59,7 @@ def test_a_reply_delay_is_the_mean_and_twice_the_deviation_and_a_stray_reply_mov
     assert delay.value == 0.0
 
 
-class AlwaysFull(Lane):
+class AlwaysFull(Replica):
     """Stages as early for a queue that fits one batch as for one that does not."""
 
     @override
@@ -67,7 +67,7 @@ class AlwaysFull(Lane):
         return super().due_s(now_s)
 
 
-class Hopeful(Lane):
+class Hopeful(Replica):
     """Promises an answer at the very end of its step."""
 
     def __init__(self, *args: object) -> None:
@@ -75,11 +75,11 @@ class Hopeful(Lane):
         self.reply_delay = ReplyDelay(gain=0.0)
 
 
-def served(lane: type[Lane], rate: float, within_s: float, seconds: float = 10.0) -> Simulation:
+def served(replica: type[Replica], rate: float, within_s: float, seconds: float = 10.0) -> Simulation:
     """Queries of 12 tokens at a rate, for so long, on one server 2 ms away; a full step takes 10 ms."""
     server = Server("a")
     dispatcher = Dispatcher("m", POLICY)
-    dispatcher.lanes["a"] = lane("a", server.measured, 600, POLICY.lane)
+    dispatcher.replicas["a"] = replica("a", server.measured, 600, POLICY.replica)
     sim = Simulation(dispatcher, [server], network_s=0.002)
     times, now_s = random.Random(2), START_S
     while now_s < START_S + seconds:
@@ -95,17 +95,19 @@ def put(sim: Simulation, within_s: float) -> None:
 
 @pytest.mark.slow
 def test_while_all_that_waits_fits_one_batch_staging_it_later_answers_sooner() -> None:
-    later, early = (mean(served(lane, 1500.0, 1.0, seconds=5.0).latency_s.values()) for lane in (Lane, AlwaysFull))
+    later, early = (
+        mean(served(replica, 1500.0, 1.0, seconds=5.0).latency_s.values()) for replica in (Replica, AlwaysFull)
+    )
     assert later < early - 0.001
 
 
 @pytest.mark.slow
 def test_in_an_overload_promises_that_leave_out_the_way_back_are_broken() -> None:
-    in_time: dict[type[Lane], int] = {}
-    for lane in (Lane, Hopeful):
-        sim = served(lane, 6500.0, 0.060, seconds=3.0)
-        in_time[lane] = sum(latency_s <= 0.060 for latency_s in sim.latency_s.values())
-    assert in_time[Lane] > 1.03 * in_time[Hopeful]
+    in_time: dict[type[Replica], int] = {}
+    for replica in (Replica, Hopeful):
+        sim = served(replica, 6500.0, 0.060, seconds=3.0)
+        in_time[replica] = sum(latency_s <= 0.060 for latency_s in sim.latency_s.values())
+    assert in_time[Replica] > 1.03 * in_time[Hopeful]
 
 
 def test_an_early_reply_counts_for_a_step_at_the_most_and_one_without_a_step_for_nothing() -> None:

@@ -1,4 +1,4 @@
-"""Every request is settled once, given up or left, and frees what it held."""
+"""Every request is completed once, given up or left, and frees what it held."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_calls_that_were_answered_leave_nothing_to_the_collector_of_cycles() -> 
     run(check())
 
 
-def test_kafka_requests_are_settled_once_and_free_what_they_held() -> None:
+def test_kafka_requests_are_completed_once_and_free_what_they_held() -> None:
     async def check() -> None:
         async with World(SerialEngine()).started() as world:
             requests = [world.request(f"{number}", source=KAFKA) for number in range(50)]
@@ -134,13 +134,13 @@ def test_a_drain_leaves_what_no_server_can_do_to_the_next_reader() -> None:
             await world.drain()
             assert asyncio.get_running_loop().time() - began_s < 1
             assert not world.kafka.replied
-            assert not cast("Route", record.origin).lease.settled
+            assert not cast("Route", record.origin).lease.completed
             assert world.model.admission.total == 0
 
     run(check())
 
 
-def test_an_input_that_holds_its_partitions_watermark_back_is_aged() -> None:
+def test_an_input_that_holds_its_partitions_committed_offset_back_is_aged() -> None:
     async def check() -> None:
         engine = SerialEngine()
         async with World(engine, queue=QueuePolicy(max_wait_s=(1e9, 1e9, 1e9))).started() as world:

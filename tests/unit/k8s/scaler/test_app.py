@@ -77,8 +77,10 @@ class Cluster:
         self.api.put(AUTHENTICATION, {"data": data})
 
     def demand(self) -> pb.GetDemandResponse:
-        lane = pb.Lane(address="pod", token_budget=500, step_time_s=0.125)
-        model = pb.ModelDemand(model=MODEL, grpc_tokens_per_s=self.calls_per_s, lanes=[lane], tokens_per_record=30.0)
+        replica = pb.Replica(address="pod", token_budget=500, step_time_s=0.125)
+        model = pb.ModelDemand(
+            model=MODEL, grpc_tokens_per_s=self.calls_per_s, replicas=[replica], tokens_per_record=30.0
+        )
         return pb.GetDemandResponse(models=[model], busy_share=0.5)
 
     def settings(self, *ports: int) -> ScalerSettings:

@@ -78,7 +78,7 @@ def test_its_maximum_with_what_runs_makes_the_size_run_away() -> None:
     assert paper.size == POLICY.max_size
 
 
-def test_a_lane_of_the_simulator_can_be_steered_by_it() -> None:
+def test_a_replica_of_the_simulator_can_be_steered_by_it() -> None:
     steering = Promise(SlaGoal(step_s=0.050)).steer(StepLimits(1000, 4096), CPU.time_s(64), PaperSteering)
     assert steering.token_budget == 1000
     steering.observe(1000, 0.100, 1000, CPU.time_s(64))

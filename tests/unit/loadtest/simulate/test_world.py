@@ -13,8 +13,8 @@ import pytest
 from aggregator.admission import bounds as admission
 from aggregator.scheduler import dispatcher
 from aggregator.scheduler import rates as core_arrivals
-from aggregator.scheduler import replica as lanes
-from aggregator.scheduler import replica_choice as roster
+from aggregator.scheduler import replica as replicas
+from aggregator.scheduler import replica_choice as active_replicas
 from aggregator.scheduler.budget import controller as steering
 from aggregator.scheduler.budget import sla
 from k8s.scaler.measuring import demand
@@ -47,8 +47,8 @@ POLICIES = [
 def test_it_is_the_production_core_that_is_driven() -> None:
     for user, name, home in [
         (core_sender, "Dispatcher", dispatcher),
-        (mechanisms, "Lane", lanes),
-        (mechanisms, "Roster", roster),
+        (mechanisms, "Replica", replicas),
+        (mechanisms, "ActiveReplicas", active_replicas),
         (core_sender, "Admission", admission),
         (core_sender, "Promise", steering),
         (steering, "SlaController", sla),
@@ -61,8 +61,8 @@ def test_it_is_the_production_core_that_is_driven() -> None:
     assert isinstance(sender, CoreSender)
     assert type(sender.dispatcher) is dispatcher.Dispatcher
     sender.join(0)
-    assert type(sender.dispatcher.lanes) is roster.Roster
-    assert type(sender.dispatcher.lanes["0"]) is lanes.Lane
+    assert type(sender.dispatcher.replicas) is active_replicas.ActiveReplicas
+    assert type(sender.dispatcher.replicas["0"]) is replicas.Replica
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.label)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from typing_extensions import override
 
-from aggregator.admission.model_revision import Served
+from aggregator.admission.model_revision import ModelRevision
 from aggregator.admission.tokenizers.token_counts import Counted, apart, count_long, count_together
 from aggregator.admission.tokenizers.tokenizer import TokenBatch
 from aggregator.errors import Code
@@ -47,13 +47,13 @@ class Desk:
     def __init__(self, *, takes: int = 32) -> None:
         self.counting = Noting()
         description = replace(DESCRIPTION, max_input_tokens=takes)
-        self.served = Served(description, WordTokenizer(), self.counting, DispatchPolicy())
+        self.model_revision = ModelRevision(description, WordTokenizer(), self.counting, DispatchPolicy())
 
     def long(self, *texts: str, truncate: int = pb.TRUNCATE_NONE) -> list[Counted]:
-        return asyncio.run(count_long(self.served, request(*texts, truncate=truncate), texts))
+        return asyncio.run(count_long(self.model_revision, request(*texts, truncate=truncate), texts))
 
     def together(self, *texts: str) -> list[Counted]:
-        return asyncio.run(count_together(self.served, texts))
+        return asyncio.run(count_together(self.model_revision, texts))
 
     @property
     def read(self) -> list[list[int]]:

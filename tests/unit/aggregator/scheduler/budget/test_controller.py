@@ -1,4 +1,4 @@
-"""From what is promised to a lane's budget."""
+"""From what is promised to a replica's budget."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aggregator.scheduler.budget.controller import Promise, RecentQuantile, SlaGoal, Steering, StepLimits
-from aggregator.scheduler.replica import Lane, LanePolicy, StepReport
+from aggregator.scheduler.replica import Replica, ReplicaPolicy, StepReport
 from protos.modelserver.v1.curve import Curve, Rule
 
 CURVE = Curve(0.004, 0.004, 1e-4, 1000, Rule.THROUGHPUT, 8192)
@@ -83,9 +83,9 @@ def test_the_budget_stays_within_its_bounds_and_the_engines_capacity(reports: li
         assert 64 <= one.token_budget <= 4096
 
 
-def test_a_lane_without_steering_keeps_its_budget_and_one_with_it_follows() -> None:
-    plain = Lane("a", CURVE, 1000, LanePolicy())
-    steered = Lane("a", CURVE, 1000, LanePolicy(), steering(SlaGoal(step_s=0.050)))
+def test_a_replica_without_steering_keeps_its_budget_and_one_with_it_follows() -> None:
+    plain = Replica("a", CURVE, 1000, ReplicaPolicy())
+    steered = Replica("a", CURVE, 1000, ReplicaPolicy(), steering(SlaGoal(step_s=0.050)))
     for one in (plain, steered):
         for number in range(20):
             tokens = one.token_budget
@@ -97,7 +97,7 @@ def test_a_lane_without_steering_keeps_its_budget_and_one_with_it_follows() -> N
 
 def test_a_step_is_judged_by_the_budget_its_batch_was_cut_for() -> None:
     """Else a batch that was staged before the budget shrank would look oversized, and teach nothing."""
-    one = Lane("a", CURVE, 1000, LanePolicy(), steering(SlaGoal(step_s=0.050)))
+    one = Replica("a", CURVE, 1000, ReplicaPolicy(), steering(SlaGoal(step_s=0.050)))
     for number in range(20):
         one.sent(f"{number}", one.token_budget, float(number))
         if number:

@@ -14,7 +14,7 @@ from aggregator.observability.demand import DemandMeter
 from aggregator.observability.snapshot import snapshot
 from aggregator.replicas.engine import OutgoingBatch, StepResult
 from aggregator.scheduler.budget.controller import Promise, SlaGoal
-from aggregator.scheduler.replica import Lane
+from aggregator.scheduler.replica import Replica
 from aggregator.settings.aggregator import SlaSettings
 from protos.modelserver.v1.curve import Curve, Rule
 from tests.fakes.clock import run
@@ -26,7 +26,7 @@ SLOWED = replace(DESCRIPTION, curve=Curve(0.0, 0.002, 1e-5, 800, Rule.THROUGHPUT
 
 
 async def flood(world: World, seconds: float) -> None:
-    """More work than one lane can do, for a while; a text of 18 words has 20 tokens."""
+    """More work than one replica can do, for a while; a text of 18 words has 20 tokens."""
     loop = asyncio.get_running_loop()
     until_s, number = loop.time() + seconds, 10
     while loop.time() < until_s:
@@ -37,29 +37,29 @@ async def flood(world: World, seconds: float) -> None:
         await asyncio.sleep(0.002)
 
 
-def lane_of(world: World) -> Lane:
-    [served] = world.pipeline.models.served()
-    [lane] = served.dispatcher.lanes.values()
-    return lane
+def replica_of(world: World) -> Replica:
+    [model_revision] = world.pipeline.models.in_service()
+    [replica] = model_revision.dispatcher.replicas.values()
+    return replica
 
 
 def promise_of(world: World) -> Promise:
-    [served] = world.pipeline.models.served()
-    assert served.promise is not None
-    return served.promise
+    [model_revision] = world.pipeline.models.in_service()
+    assert model_revision.promise is not None
+    return model_revision.promise
 
 
 def test_a_target_that_is_missed_shrinks_the_budget_until_it_is_met_and_a_pod_that_heals_gets_it_back() -> None:
     async def check() -> None:
         engine = SerialEngine(SLOWED, slowness=2.0)  # 20 ms a full step, where 8 ms are wanted
         async with World(engine, goal=SlaGoal(step_s=0.008, min_tokens=20)).started() as world:
-            lane = lane_of(world)
-            assert lane.token_budget == 800
+            replica = replica_of(world)
+            assert replica.token_budget == 800
             await flood(world, 2.0)
-            assert lane.token_budget == pytest.approx(200, rel=0.15)
+            assert replica.token_budget == pytest.approx(200, rel=0.15)
             engine.slowness = 1.0
             await flood(world, 2.0)
-            assert lane.token_budget == pytest.approx(600, rel=0.15)
+            assert replica.token_budget == pytest.approx(600, rel=0.15)
             assert max(batch.token_count for batch in engine.batches[-20:]) <= 650
 
     run(check())
@@ -77,9 +77,9 @@ def test_what_is_promised_for_answers_leaves_room_for_what_the_network_takes() -
             for number in range(200):
                 await world.embed(str(number))
             await flood(world, 1.0)
-            lane = lane_of(world)
-            assert lane.steering is not None
-            assert lane.steering.target_s == pytest.approx(0.008, rel=0.2)
+            replica = replica_of(world)
+            assert replica.steering is not None
+            assert replica.steering.target_s == pytest.approx(0.008, rel=0.2)
             assert promise_of(world).p99_s > 0.020
 
     run(check())
@@ -90,12 +90,12 @@ def test_gauges_and_the_scaler_are_told() -> None:
         goal = SlaGoal(answer_s=0.0001, min_tokens=20)
         async with World(SerialEngine(SLOWED), goal=goal).started() as world:
             await flood(world, 1.0)
-            [lane] = snapshot(world.pipeline.models, None).lanes
-            assert lane.token_budget == lane_of(world).token_budget < 200
-            assert lane.pressure is not None
-            assert lane.pressure >= 0.9
+            [replica] = snapshot(world.pipeline.models, None).replicas
+            assert replica.token_budget == replica_of(world).token_budget < 200
+            assert replica.pressure is not None
+            assert replica.pressure >= 0.9
             demand = DemandMeter(world.pipeline.models).of(world.model)
-            assert demand.lanes[0].budget_at_floor
+            assert demand.replicas[0].budget_at_floor
             assert (demand.slo_s, demand.p99_s > 0.01) == (0.0001, True)
 
     run(check())
@@ -105,9 +105,9 @@ def test_without_a_promise_nothing_is_steered() -> None:
     async def check() -> None:
         async with World(SerialEngine(SLOWED, slowness=5.0)).started() as world:
             await flood(world, 1.0)
-            assert lane_of(world).token_budget == 800
-            [lane] = snapshot(world.pipeline.models, None).lanes
-            assert lane.pressure is None
+            assert replica_of(world).token_budget == 800
+            [replica] = snapshot(world.pipeline.models, None).replicas
+            assert replica.pressure is None
 
     run(check())
 

@@ -26,14 +26,14 @@ HEAVY = Curve(0.020, 0.020, 20e-6, 3600, Rule.THROUGHPUT, 8192)
 
 
 class Moment(NamedTuple):
-    """The lane before one step: its budget, and the noise-free time of a step that fills it."""
+    """The replica before one step: its budget, and the noise-free time of a step that fills it."""
 
     budget: int
     full_step_s: float
 
 
 class Pod:
-    """A model server behind one lane: noisy steps, reported after the next batch was cut already (one is staged)."""
+    """A model server behind one replica: noisy steps, reported after the next batch was cut already (one is staged)."""
 
     def __init__(self, curve: Curve, seed: int, *, staged: int = 1) -> None:
         self.curve = curve
@@ -42,28 +42,28 @@ class Pod:
         self.reports: deque[tuple[int, float, int]] = deque()
         self.staged = staged
 
-    def run(self, lane: SlaController, steps: int, fill: tuple[float, float] = (0.93, 1.0)) -> Iterator[Moment]:
+    def run(self, replica: SlaController, steps: int, fill: tuple[float, float] = (0.93, 1.0)) -> Iterator[Moment]:
         for _ in range(steps):
-            budget = lane.token_budget
+            budget = replica.token_budget
             yield Moment(budget, self.slowness * self.curve.time_s(budget))
             tokens = max(1, int(budget * self.noise.uniform(*fill)))
             duration_s = self.slowness * self.curve.time_s(tokens) * max(0.3, 1.0 + NOISE * self.noise.gauss(0.0, 1.0))
             self.reports.append((tokens, duration_s, budget))
             if len(self.reports) > self.staged:
-                lane.observe(*self.reports.popleft())
+                replica.observe(*self.reports.popleft())
 
 
 def warmed_up(pod: Pod, policy: SlaPolicy, target_s: float, steps: int = 100) -> SlaController:
-    lane = SlaController(policy, target_s)
-    for _ in pod.run(lane, steps):
+    replica = SlaController(policy, target_s)
+    for _ in pod.run(replica, steps):
         pass
-    return lane
+    return replica
 
 
-def steps_to_recover(pod: Pod, lane: SlaController, steps: int = 100) -> int:
+def steps_to_recover(pod: Pod, replica: SlaController, steps: int = 100) -> int:
     """Steps until a full step's noise-free time lies within D +- 2 epsilon, or the budget is as far as it may go."""
-    for count, moment in enumerate(pod.run(lane, steps)):
-        if moment.full_step_s == pytest.approx(lane.target_s, rel=0.10):
+    for count, moment in enumerate(pod.run(replica, steps)):
+        if moment.full_step_s == pytest.approx(replica.target_s, rel=0.10):
             return count
     return steps
 
@@ -84,8 +84,8 @@ def test_under_noise_a_step_at_the_budget_takes_the_target_time_from_the_twentie
     target_s = curve.time_s(int(share * POLICY.max_tokens))
     inside = total = 0
     for seed in SEEDS:
-        lane = SlaController(POLICY, target_s)
-        late = list(Pod(curve, seed).run(lane, 200))[20:]
+        replica = SlaController(POLICY, target_s)
+        late = list(Pod(curve, seed).run(replica, 200))[20:]
         inside += sum(abs(moment.full_step_s / target_s - 1.0) <= 0.10 for moment in late)
         total += len(late)
     assert inside >= 0.95 * total
@@ -100,9 +100,9 @@ def test_thirty_steps_after_a_pod_changed_its_speed_by_half_the_target_holds_aga
     target_s = curve.time_s(int(share * POLICY.max_tokens))
     for seed in SEEDS:
         pod = Pod(curve, seed)
-        lane = warmed_up(pod, POLICY, target_s)
+        replica = warmed_up(pod, POLICY, target_s)
         pod.slowness = factor
-        assert steps_to_recover(pod, lane) <= 30
+        assert steps_to_recover(pod, replica) <= 30
 
 
 def test_a_target_that_no_budget_meets_gives_the_floor_and_a_slack_one_the_ceiling() -> None:
@@ -114,16 +114,16 @@ def test_a_target_that_no_budget_meets_gives_the_floor_and_a_slack_one_the_ceili
 def test_from_its_floor_it_finds_the_target_again() -> None:
     target_s = CPU.time_s(2000)
     for seed in SEEDS:
-        lane = SlaController(replace(POLICY, start_tokens=POLICY.min_tokens), target_s)
-        assert steps_to_recover(Pod(CPU, seed), lane) <= 30
+        replica = SlaController(replace(POLICY, start_tokens=POLICY.min_tokens), target_s)
+        assert steps_to_recover(Pod(CPU, seed), replica) <= 30
 
 
-def budgets(lane: SlaController, count: int, *step: Any) -> list[int]:
+def budgets(replica: SlaController, count: int, *step: Any) -> list[int]:
     """The budget after each of so many steps alike."""
     found: list[int] = []
     for _ in range(count):
-        lane.observe(*step)
-        found.append(lane.token_budget)
+        replica.observe(*step)
+        found.append(replica.token_budget)
     return found
 
 
@@ -133,39 +133,39 @@ steps = st.tuples(st.integers(-5, 9000), st.floats(allow_nan=True), st.integers(
 @pytest.mark.slow
 @given(st.lists(steps, max_size=60), st.floats(1e-3, 10.0))
 def test_the_budget_never_leaves_its_bounds(reports: list[tuple[int, float, int]], target_s: float) -> None:
-    lane = SlaController(POLICY, target_s)
+    replica = SlaController(POLICY, target_s)
     for report in reports:
-        lane.observe(*report)
-        assert POLICY.min_tokens <= lane.token_budget <= POLICY.max_tokens
+        replica.observe(*report)
+        assert POLICY.min_tokens <= replica.token_budget <= POLICY.max_tokens
 
 
 @pytest.mark.slow
 @given(st.lists(st.floats(0.951, 1.049), min_size=1, max_size=60), st.integers(64, 4096))
 def test_inside_the_tolerance_the_budget_stays(times: list[float], start: int) -> None:
-    lane = SlaController(replace(POLICY, start_tokens=start), 0.050)
+    replica = SlaController(replace(POLICY, start_tokens=start), 0.050)
     for time in times:
-        lane.observe(start, 0.050 * time, start)
-    assert lane.token_budget == start
+        replica.observe(start, 0.050 * time, start)
+    assert replica.token_budget == start
 
 
 class Overload:
-    """A lane's queue through an overload: 20 % too much for five seconds, then 70 % of what the lane can do."""
+    """A replica's queue through an overload: 20 % too much for five seconds, then 70 % of what the replica can do."""
 
     def __init__(self, seed: int) -> None:
         self.pod = Pod(CPU, seed)
-        self.lane = SlaController(replace(POLICY, start_tokens=600, max_tokens=600), 0.095)
+        self.replica = SlaController(replace(POLICY, start_tokens=600, max_tokens=600), 0.095)
         self.queue = 0.0
 
     def run(self, overhead_s: Callable[[float], float]) -> None:
         now_s = 0.0
         while now_s < 20.0:
-            self.lane.retarget(step_target_s(0.200, overhead_s(self.queue), CPU.time_s(POLICY.min_tokens)))
-            budget = self.lane.token_budget
+            self.replica.retarget(step_target_s(0.200, overhead_s(self.queue), CPU.time_s(POLICY.min_tokens)))
+            budget = self.replica.token_budget
             tokens = max(1, int(min(budget, self.queue)))
             duration_s = CPU.time_s(tokens) * (1.0 + NOISE * self.pod.noise.uniform(-1.0, 1.0))
             load = 1.2 if 5.0 <= now_s < 10.0 else 0.7
             self.queue = max(0.0, self.queue + load * CPU.throughput(600) * duration_s - tokens)
-            self.lane.observe(tokens, duration_s, budget)
+            self.replica.observe(tokens, duration_s, budget)
             now_s += duration_s
 
 
@@ -175,23 +175,23 @@ def test_after_an_overload_the_queue_drains() -> None:
         overload = Overload(seed)
         overload.run(lambda _: 0.010)
         assert overload.queue < 2 * 600
-        assert overload.lane.token_budget == 600
+        assert overload.replica.token_budget == 600
 
 
 def test_with_queueing_in_the_overhead_an_overload_never_ends() -> None:
-    """Why the target leaves queueing out: it takes the budget to the floor, where the lane is slowest."""
+    """Why the target leaves queueing out: it takes the budget to the floor, where the replica is slowest."""
     overload = Overload(0)
     overload.run(lambda queue: 0.010 + queue / CPU.throughput(600))
-    assert overload.lane.at_floor
+    assert overload.replica.at_floor
     assert overload.queue > 10 * 600
 
 
 def test_oversized_inputs_that_go_alone_teach_nothing() -> None:
-    lane = warmed_up(Pod(CPU, 1), POLICY, CPU.time_s(600))
-    before = lane.token_budget
+    replica = warmed_up(Pod(CPU, 1), POLICY, CPU.time_s(600))
+    before = replica.token_budget
     for _ in range(50):
-        lane.observe(5000, CPU.time_s(5000), lane.token_budget)
-    assert lane.token_budget == before
+        replica.observe(5000, CPU.time_s(5000), replica.token_budget)
+    assert replica.token_budget == before
 
 
 @pytest.mark.slow
@@ -199,64 +199,64 @@ def test_a_burst_of_long_requests_does_not_poison_it() -> None:
     """Long inputs cost more per token: the budget gives way while they come, and is back thirty steps later."""
     for seed in SEEDS:
         pod = Pod(CPU, seed)
-        lane = warmed_up(pod, POLICY, CPU.time_s(1000))
+        replica = warmed_up(pod, POLICY, CPU.time_s(1000))
         pod.slowness = 3.0
-        for _ in pod.run(lane, 15):
+        for _ in pod.run(replica, 15):
             pass
-        assert CPU.time_s(lane.token_budget) < 0.7 * lane.target_s
+        assert CPU.time_s(replica.token_budget) < 0.7 * replica.target_s
         pod.slowness = 1.0
-        assert steps_to_recover(pod, lane) <= 30
+        assert steps_to_recover(pod, replica) <= 30
 
 
 def test_one_stray_step_moves_nothing() -> None:
-    lane = SlaController(POLICY, CPU.time_s(POLICY.max_tokens))
+    replica = SlaController(POLICY, CPU.time_s(POLICY.max_tokens))
     for count in range(40):
-        lane.observe(4096, 60.0 if count == 20 else CPU.time_s(4096), 4096)
-        assert lane.token_budget == 4096
+        replica.observe(4096, 60.0 if count == 20 else CPU.time_s(4096), 4096)
+        assert replica.token_budget == 4096
 
 
 def test_low_load_never_raises_the_budget() -> None:
-    lane = SlaController(replace(POLICY, start_tokens=600), 0.100)
+    replica = SlaController(replace(POLICY, start_tokens=600), 0.100)
     for _ in range(100):
-        lane.observe(int(0.79 * 600), 0.001, 600)
-    assert lane.token_budget == 600
+        replica.observe(int(0.79 * 600), 0.001, 600)
+    assert replica.token_budget == 600
 
 
 def test_rare_hiccups_at_low_load_do_not_wear_the_budget_down() -> None:
-    lane = SlaController(replace(POLICY, start_tokens=600), 0.050)
+    replica = SlaController(replace(POLICY, start_tokens=600), 0.050)
     for count in range(1000):
-        lane.observe(100, 0.500 if count % 10 == 0 else 0.020, 600)
-    assert lane.token_budget == 600
+        replica.observe(100, 0.500 if count % 10 == 0 else 0.020, 600)
+    assert replica.token_budget == 600
 
 
 def test_steps_far_from_full_that_are_too_slow_lower_it_all_the_same() -> None:
-    lane = SlaController(replace(POLICY, start_tokens=600), 0.050)
-    assert budgets(lane, 5, 200, 0.100, 600) == [600, 600, 600, 100, 100]
+    replica = SlaController(replace(POLICY, start_tokens=600), 0.050)
+    assert budgets(replica, 5, 200, 0.100, 600) == [600, 600, 600, 100, 100]
 
 
 @pytest.mark.parametrize("duration_s", [0.0, -1.0, math.nan, math.inf])
 def test_a_duration_that_is_none_is_no_evidence(duration_s: float) -> None:
-    lane = SlaController(POLICY, 0.050)
+    replica = SlaController(POLICY, 0.050)
     for _ in range(10):
-        lane.observe(4096, duration_s, 4096)
-    assert (lane.token_budget, lane.pressure) == (4096, None)
+        replica.observe(4096, duration_s, 4096)
+    assert (replica.token_budget, replica.pressure) == (4096, None)
 
 
 def test_it_moves_from_the_fourth_step_on_and_judges_by_the_target_of_the_moment() -> None:
-    lane = SlaController(replace(POLICY, start_tokens=1000), 0.050)
-    assert budgets(lane, 5, 1000, 0.025, 1000) == [1000, 1000, 1000, 2000, 2000]
-    lane.retarget(0.025)
-    assert budgets(lane, 1, 1000, 0.025, 1000) == [1000]
-    assert lane.target_s == 0.025
+    replica = SlaController(replace(POLICY, start_tokens=1000), 0.050)
+    assert budgets(replica, 5, 1000, 0.025, 1000) == [1000, 1000, 1000, 2000, 2000]
+    replica.retarget(0.025)
+    assert budgets(replica, 1, 1000, 0.025, 1000) == [1000]
+    assert replica.target_s == 0.025
 
 
 def test_at_its_floor_means_within_an_eighth_of_the_saturation_point_of_the_least_budget() -> None:
     for budget in (165, 164):
-        lane = SlaController(SlaPolicy(64, 4096, 800), 0.010)
-        assert not lane.at_floor
+        replica = SlaController(SlaPolicy(64, 4096, 800), 0.010)
+        assert not replica.at_floor
         for _ in range(30):
-            lane.observe(lane.token_budget, 0.010 * lane.token_budget / budget, lane.token_budget)
-        assert (lane.token_budget, lane.at_floor) == (budget, budget <= 64 + 800 // 8)
+            replica.observe(replica.token_budget, 0.010 * replica.token_budget / budget, replica.token_budget)
+        assert (replica.token_budget, replica.at_floor) == (budget, budget <= 64 + 800 // 8)
 
 
 def test_the_target_is_half_of_what_the_overhead_leaves_and_never_below_the_shortest_step() -> None:
@@ -327,78 +327,78 @@ def test_times_without_end_give_no_target(sla_s: float, overhead_s: float) -> No
 
 @pytest.mark.parametrize(("slower", "budget"), [(1.04, 1000), (1.06, math.floor(1000 / 1.06))])
 def test_a_step_counts_as_too_slow_a_twentieth_above_the_target(slower: float, budget: int) -> None:
-    lane = SlaController(replace(POLICY, start_tokens=1000), 0.100)
-    assert budgets(lane, 4, 1000, 0.100 * slower, 1000) == [1000, 1000, 1000, budget]
+    replica = SlaController(replace(POLICY, start_tokens=1000), 0.100)
+    assert budgets(replica, 4, 1000, 0.100 * slower, 1000) == [1000, 1000, 1000, budget]
 
 
 @pytest.mark.parametrize(("faster", "budget"), [(0.96, 1000), (0.94, math.floor(1000 / 0.94))])
 def test_a_budget_is_raised_where_a_twentieth_more_would_still_meet_the_target(faster: float, budget: int) -> None:
-    lane = SlaController(replace(POLICY, start_tokens=1000), 0.100)
-    assert budgets(lane, 4, 1000, 0.100 * faster, 1000)[-1] == budget
+    replica = SlaController(replace(POLICY, start_tokens=1000), 0.100)
+    assert budgets(replica, 4, 1000, 0.100 * faster, 1000)[-1] == budget
 
 
 @pytest.mark.parametrize(("filled", "raised"), [(800, True), (799, False)])
 def test_only_steps_four_fifths_full_teach_anything_about_raising(filled: int, *, raised: bool) -> None:
-    lane = SlaController(replace(POLICY, start_tokens=1000), 0.100)
-    assert (budgets(lane, 4, filled, 0.010, 1000)[-1] > 1000) == raised
+    replica = SlaController(replace(POLICY, start_tokens=1000), 0.100)
+    assert (budgets(replica, 4, filled, 0.010, 1000)[-1] > 1000) == raised
 
 
 def test_a_filled_step_is_judged_by_what_a_budget_as_full_as_usual_would_take() -> None:
-    lane = SlaController(replace(POLICY, start_tokens=1000), 0.100)
+    replica = SlaController(replace(POLICY, start_tokens=1000), 0.100)
     for _ in range(4):
-        lane.observe(800, 0.100, 1000)  # at a fifth less than the budget it takes the target
-    assert lane.token_budget == 1000
+        replica.observe(800, 0.100, 1000)  # at a fifth less than the budget it takes the target
+    assert replica.token_budget == 1000
 
 
 def test_the_largest_and_the_smallest_value_of_six_count_for_nothing() -> None:
-    lane = SlaController(replace(POLICY, start_tokens=1000), 0.100)
+    replica = SlaController(replace(POLICY, start_tokens=1000), 0.100)
     for step_s in (0.100, 0.100, 0.100, 0.100, 9.0, 0.001):
-        lane.observe(1000, step_s, 1000)
-    assert lane.token_budget == 1000
+        replica.observe(1000, step_s, 1000)
+    assert replica.token_budget == 1000
 
 
 @pytest.mark.parametrize("nothing", [(0, 0.1, 1000), (10, 0.1, 0), (10, math.inf, 1000), (10, 0.0, 1000)])
 def test_a_report_that_says_nothing_teaches_nothing(nothing: tuple[int, float, int]) -> None:
-    lane = SlaController(replace(POLICY, start_tokens=1000), 0.100)
-    lane.observe(*nothing)
-    assert lane.pressure is None
+    replica = SlaController(replace(POLICY, start_tokens=1000), 0.100)
+    replica.observe(*nothing)
+    assert replica.pressure is None
 
 
 def test_one_token_in_a_budget_of_one_is_evidence() -> None:
-    lane = SlaController(SlaPolicy(1, 100, 1), 0.100)
-    assert budgets(lane, 4, 1, 0.001, 1)[-1] == 100
+    replica = SlaController(SlaPolicy(1, 100, 1), 0.100)
+    assert budgets(replica, 4, 1, 0.001, 1)[-1] == 100
 
 
 def test_steps_far_from_full_lower_the_budget_to_where_they_would_meet_the_target() -> None:
-    lane = SlaController(replace(POLICY, start_tokens=1000), 0.100)
-    assert budgets(lane, 4, 500, 0.200, 1000) == [1000, 1000, 1000, 250]
-    assert lane.pressure == pytest.approx(2.0)
+    replica = SlaController(replace(POLICY, start_tokens=1000), 0.100)
+    assert budgets(replica, 4, 500, 0.200, 1000) == [1000, 1000, 1000, 250]
+    assert replica.pressure == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize(("slower", "budget"), [(1.04, 1000), (1.06, math.floor(500 / 1.06))])
 def test_steps_far_from_full_count_only_a_twentieth_above_the_target(slower: float, budget: int) -> None:
-    lane = SlaController(replace(POLICY, start_tokens=1000), 0.100)
-    assert budgets(lane, 4, 500, 0.100 * slower, 1000)[-1] == budget
+    replica = SlaController(replace(POLICY, start_tokens=1000), 0.100)
+    assert budgets(replica, 4, 500, 0.100 * slower, 1000)[-1] == budget
 
 
 def test_pressure_is_the_mean_of_the_latest_six_steps() -> None:
-    lane = SlaController(POLICY, 0.100)
+    replica = SlaController(POLICY, 0.100)
     for number in range(1, 11):
-        lane.observe(1000, 0.010 * number, 4096)
-    assert lane.pressure == pytest.approx(0.010 * sum(range(5, 11)) / 6 / 0.100)
+        replica.observe(1000, 0.010 * number, 4096)
+    assert replica.pressure == pytest.approx(0.010 * sum(range(5, 11)) / 6 / 0.100)
 
 
 def test_of_four_steps_the_two_in_the_middle_count() -> None:
-    lane = SlaController(replace(POLICY, start_tokens=1000), 0.100)
+    replica = SlaController(replace(POLICY, start_tokens=1000), 0.100)
     for step_s in (0.200, 0.080, 0.110, 0.090):
-        lane.observe(1000, step_s, 1000)
-    assert lane.token_budget == 1000
+        replica.observe(1000, step_s, 1000)
+    assert replica.token_budget == 1000
 
 
 @pytest.mark.parametrize(("tokens", "step_s"), [(64, 0.625), (64, 0.5), (32, 0.625)])
 def test_at_the_very_edge_of_the_tolerance_nothing_moves(tokens: int, step_s: float) -> None:
     policy = SlaPolicy(1, 1024, 64, tolerance=0.25)
-    lane = SlaController(policy, 0.5 if step_s == 0.625 else 0.5 / 0.75)
+    replica = SlaController(policy, 0.5 if step_s == 0.625 else 0.5 / 0.75)
     for _ in range(4):
-        lane.observe(tokens, step_s, 64)
-    assert lane.token_budget == 64
+        replica.observe(tokens, step_s, 64)
+    assert replica.token_budget == 64

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aggregator.sources.kafka.clock_skew import SKEW_LIMIT_S, ClockSkew
-from aggregator.sources.kafka.consumer.committed_offset import Lease, Watermark
+from aggregator.sources.kafka.consumer.committed_offset import CommittedOffset, Lease
 from tests.fakes.records import FakeRecord
 
 EPOCH_S = 1_767_225_600.0
@@ -22,17 +22,17 @@ class Reading:
         self.now_s = 100.0
         self.told: list[float] = []
         self.skew = ClockSkew(self.told.append)
-        self.watermark = Watermark("in", 0, 0)
+        self.committed_offset = CommittedOffset("in", 0, 0)
         self._next = 0
 
     def end(self, ago_s: float = 0.0) -> None:
         """All was read, as of so long ago."""
-        self.watermark.saw_log_end(self._next, self.now_s - ago_s)
+        self.committed_offset.saw_log_end(self._next, self.now_s - ago_s)
 
     def lease(self, ago_s: float, producer_ahead_s: float = 0.0, *, timestamp: int | None = None) -> Lease:
         """The next record, written so long ago by a producer whose clock is off."""
         written_ms = int((EPOCH_S + self.now_s - ago_s + producer_ahead_s) * 1000) if timestamp is None else timestamp
-        lease = self.watermark.deliver(self._next, FakeRecord("in", 0, self._next, written_ms, None, b"", ()))
+        lease = self.committed_offset.deliver(self._next, FakeRecord("in", 0, self._next, written_ms, None, b"", ()))
         self._next += 1
         return lease
 
@@ -119,7 +119,7 @@ def test_a_record_without_a_time_goes_by_what_is_known() -> None:
         min_size=1,
     ),
 )
-def test_a_fresh_record_settles_any_doubt_rightly(
+def test_a_fresh_record_completes_any_doubt_rightly(
     ahead_s: float, steps: list[tuple[float, bool, float, float]]
 ) -> None:
     reading = Reading(ahead_s)

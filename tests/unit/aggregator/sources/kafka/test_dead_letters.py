@@ -9,7 +9,7 @@ from aggregator.errors import Code
 from aggregator.observability.gathered import Gatherer
 from aggregator.observability.metrics import Metrics
 from aggregator.settings.aggregator import KafkaSettings
-from aggregator.sources.kafka.consumer.committed_offset import Watermark
+from aggregator.sources.kafka.consumer.committed_offset import CommittedOffset
 from aggregator.sources.kafka.dead_letters import DeadLetter, DeadLetters
 from aggregator.sources.kafka.records import OnDelivered, OutgoingRecord
 from tests.fakes.clock import run
@@ -20,11 +20,11 @@ class LateCompany:
     """A producer that has the next letter added just when the writing of the first has ended."""
 
     def __init__(self) -> None:
-        self.watermark = Watermark("in", 0, 0)
+        self.committed_offset = CommittedOffset("in", 0, 0)
         self.letters = DeadLetters(KafkaSettings(), self, Metrics(Gatherer()), on_full_changed=lambda: None)
 
     def add(self, offset: int) -> None:
-        lease = self.watermark.deliver(offset, FakeRecord("in", 0, offset, 0, None, b"x"))
+        lease = self.committed_offset.deliver(offset, FakeRecord("in", 0, offset, 0, None, b"x"))
         self.letters.add(DeadLetter(lease, Code.DATA_LOSS, "no message"))
 
     async def send(
@@ -35,7 +35,7 @@ class LateCompany:
         loop = asyncio.get_running_loop()
         acknowledged = loop.create_future()
         loop.call_soon(acknowledged.set_result, None)
-        if self.watermark.position == 0 and self.watermark.unsettled == 1:
+        if self.committed_offset.position == 0 and self.committed_offset.unfinished == 1:
             loop.call_soon(loop.call_soon, self.add, 1)
         await acknowledged
         return [None] * len(records)
@@ -45,7 +45,7 @@ async def test_a_letter_that_comes_as_the_writing_ends_is_written_too() -> None:
     company = LateCompany()
     company.add(0)
     async with asyncio.timeout(30):
-        while company.watermark.position < 2:  # noqa: ASYNC110 - a watermark calls nobody
+        while company.committed_offset.position < 2:  # noqa: ASYNC110 - a committed offset calls nobody
             await asyncio.sleep(0)
 
 
@@ -67,12 +67,12 @@ class Startled:
 
 def test_letters_are_written_again_after_an_error_that_nobody_knows() -> None:
     async def scenario() -> None:
-        producer, watermark = Startled(), Watermark("in", 0, 0)
+        producer, committed_offset = Startled(), CommittedOffset("in", 0, 0)
         letters = DeadLetters(KafkaSettings(), producer, Metrics(Gatherer()), on_full_changed=lambda: None)
         for offset in range(3):
-            lease = watermark.deliver(offset, FakeRecord("in", 0, offset, 0, None, b"x"))
+            lease = committed_offset.deliver(offset, FakeRecord("in", 0, offset, 0, None, b"x"))
             letters.add(DeadLetter(lease, Code.DATA_LOSS, "no message"))
         await letters.written()
-        assert (producer.sent, watermark.position) == ([3, 3], 3)
+        assert (producer.sent, committed_offset.position) == ([3, 3], 3)
 
     run(scenario())

@@ -20,7 +20,7 @@ def opened() -> LargeRecords:
 
 
 def topics(records: Sequence[Fetched]) -> list[str]:
-    return [each.lease.watermark.topic for each in records]
+    return [each.lease.committed_offset.topic for each in records]
 
 
 async def test_records_are_taken_in_their_order_a_few_small_ones_at_a_time_or_one_that_is_larger() -> None:
@@ -61,7 +61,7 @@ async def test_what_waits_at_the_end_and_what_was_given_back_is_left_to_the_next
     records = opened()
     given_back = fetched(5, "a")
     records.put([given_back, fetched(5, "b")])
-    given_back.lease.watermark.fence()
+    given_back.lease.committed_offset.fence()
     records.drop_fenced()
     assert topics(await records.take()) == ["b"]
     records.put([fetched(5)])

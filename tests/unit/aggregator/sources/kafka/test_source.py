@@ -59,8 +59,8 @@ class Side:
             wall_clock=lambda: asyncio.get_running_loop().time(),
         )
 
-    async def settle(self, *outcomes: Failure) -> Request:
-        """Take one request in, and settle it with these outcomes."""
+    async def complete(self, *outcomes: Failure) -> Request:
+        """Take one request in, and complete it with these outcomes."""
         self.kafka.append(("in", 0), OutgoingRecord("in", 0, b"k", REQUEST, [("h", b"1")]))
         (request,) = await self.path.receive()
         for index, outcome in enumerate(outcomes):
@@ -97,7 +97,7 @@ def check(work: Callable[[Side], Coroutine[Any, Any, None]]) -> None:
 
 def test_what_failed_by_itself_is_answered_and_kept_with_the_number_of_tries() -> None:
     async def work(side: Side) -> None:
-        await side.settle(Failure(Code.OUT_OF_RANGE, "too long"), POISON)
+        await side.complete(Failure(Code.OUT_OF_RANGE, "too long"), POISON)
         await side.path.delivered()
         (reply,) = side.written("out")
         answer = pb.EmbedResponse.FromString(reply.value or b"")
@@ -111,7 +111,7 @@ def test_what_failed_by_itself_is_answered_and_kept_with_the_number_of_tries() -
 
 def test_what_the_sender_is_to_blame_for_is_answered_only() -> None:
     async def work(side: Side) -> None:
-        await side.settle(Failure(Code.OUT_OF_RANGE, "too long"), Failure(Code.INVALID_ARGUMENT, "empty"))
+        await side.complete(Failure(Code.OUT_OF_RANGE, "too long"), Failure(Code.INVALID_ARGUMENT, "empty"))
         assert len(side.written("out")) == 1
         assert not side.written("in-dlt")
 
@@ -130,7 +130,7 @@ def test_what_the_sender_is_to_blame_for_is_answered_only() -> None:
 def test_a_reply_that_cannot_be_written_is_what_became_of_its_request(refusal: Exception, reason: str) -> None:
     async def work(side: Side) -> None:
         side.kafka.refusals["out"] = refusal
-        request = await side.settle(Failure(Code.OUT_OF_RANGE, "too long"), Failure(Code.OUT_OF_RANGE, "too long"))
+        request = await side.complete(Failure(Code.OUT_OF_RANGE, "too long"), Failure(Code.OUT_OF_RANGE, "too long"))
         assert request.code is Code.INTERNAL
         assert side.counted("embed.replies.unwritten") == {reason: 1}
         await side.path.delivered()
@@ -158,7 +158,7 @@ def test_a_dead_letter_that_cannot_be_written_holds_the_commit_and_tells_of_the_
     async def work(side: Side) -> None:
         side.kafka.refusals["in-dlt"] = kafka_errors.TopicAuthorizationFailedError("in-dlt")
         began_s = asyncio.get_running_loop().time()
-        await side.settle(POISON, POISON)
+        await side.complete(POISON, POISON)
         await asyncio.sleep(60)
         assert side.kafka.committed["in", 0] == 0
         side.kafka.refusals.clear()
@@ -171,7 +171,7 @@ def test_a_dead_letter_that_cannot_be_written_holds_the_commit_and_tells_of_the_
     check(work)
 
 
-def test_a_dead_letter_that_cannot_be_written_does_not_hold_what_was_settled_with_it() -> None:
+def test_a_dead_letter_that_cannot_be_written_does_not_hold_what_was_completed_with_it() -> None:
     async def work(side: Side) -> None:
         side.kafka.refusals["in-dlt"] = kafka_errors.TopicAuthorizationFailedError("in-dlt")
         for _ in range(2):
@@ -239,12 +239,12 @@ def test_replies_wait_for_no_other_partition_of_their_topic() -> None:
         for request in requests:
             request.fail(Failure(Code.OUT_OF_RANGE, "too long"))
         released: list[Request] = []
-        settling = asyncio.create_task(side.path.reply(requests, released.extend))
+        completing = asyncio.create_task(side.path.reply(requests, released.extend))
         await asyncio.sleep(10)
         assert released == [requests[0], requests[2]]
         assert side.kafka.committed["in", 0] == 1
         side.kafka.leaderless.clear()
-        await settling
+        await completing
         assert released == [requests[0], requests[2], requests[1]]
 
     check(work)
@@ -270,7 +270,7 @@ def test_what_was_given_back_is_left_unanswered_to_its_new_owner() -> None:
         requests = await side.path.receive()
         requests[0].fail(Failure(Code.OUT_OF_RANGE, "too long"))
         requests[1].fail(POISON)
-        route_of(requests[0]).lease.watermark.fence()
+        route_of(requests[0]).lease.committed_offset.fence()
         released: list[Request] = []
         await side.path.reply(requests, released.extend)
         await side.path.delivered()
@@ -281,10 +281,10 @@ def test_what_was_given_back_is_left_unanswered_to_its_new_owner() -> None:
     check(work)
 
 
-def test_what_is_settled_after_the_producer_was_closed_is_left_to_the_next_reader() -> None:
+def test_what_is_completed_after_the_producer_was_closed_is_left_to_the_next_reader() -> None:
     async def work(side: Side) -> None:
         await side.producer.close(0)
-        await side.settle(POISON, POISON)
+        await side.complete(POISON, POISON)
         side.kafka.append(("in", 0), OutgoingRecord("in", 0, b"k", b"\xff", []))
         receiving = asyncio.create_task(side.path.receive())
         await asyncio.sleep(1)
@@ -378,7 +378,7 @@ def test_a_large_record_whose_partition_was_given_back_meanwhile_is_not_read() -
         side.kafka.append(("in", 0), OutgoingRecord("in", 0, b"k", value, []))
         side.kafka.append(("in", 0), OutgoingRecord("in", 0, b"k", REQUEST, []))
         (request,) = await side.path.receive()
-        route_of(request).lease.watermark.fence()
+        route_of(request).lease.committed_offset.fence()
         side.deliveries.stop_fetching()
         await side.path.receive()
         assert not await side.path.receive_large()

@@ -15,9 +15,9 @@ POLICY = DemandPolicy(drain_s=30, utilisation=0.75, peak_hold_s=0.0, max_age_s=2
 
 
 def answer(*partitions: tuple[int, int], **demand: float) -> pb.GetDemandResponse:
-    """One aggregator that owns (partition, position)s; its one lane does 10,000 tokens/s."""
-    lane = pb.Lane(address="a", token_budget=500, step_time_s=0.05)
-    model = pb.ModelDemand(model="m", lanes=[lane])
+    """One aggregator that owns (partition, position)s; its one replica does 10,000 tokens/s."""
+    replica = pb.Replica(address="a", token_budget=500, step_time_s=0.05)
+    model = pb.ModelDemand(model="m", replicas=[replica])
     for name, value in demand.items():
         setattr(model, name, value)
     owned = [pb.Partition(topic=TOPIC, partition=number, fetch_position=at, model="m") for number, at in partitions]
@@ -91,9 +91,9 @@ def test_two_models_on_one_topic_get_what_each_is_sent() -> None:
     models = {
         name: ModelFigures(name, shares, POLICY, first_tokens_per_record=10.0, arrival_window_s=20.0) for name in "mn"
     }
-    lane = pb.Lane(address="a", token_budget=500, step_time_s=0.05)
+    replica = pb.Replica(address="a", token_budget=500, step_time_s=0.05)
     demand = [
-        pb.ModelDemand(model=name, kafka_tokens_per_s=10_000.0, tokens_per_record=length, lanes=[lane])
+        pb.ModelDemand(model=name, kafka_tokens_per_s=10_000.0, tokens_per_record=length, replicas=[replica])
         for name, length in (("m", 10.0), ("n", 40.0))
     ]
     found: dict[str, Figure] = {}
@@ -156,19 +156,19 @@ def test_one_pod_more_than_many_is_asked_for_past_the_autoscalers_tolerance() ->
 
 def test_where_nothing_is_promised_a_budget_at_its_floor_asks_for_no_more() -> None:
     floored = answer((0, 0), grpc_tokens_per_s=7500.0)
-    floored.models[0].lanes[0].budget_at_floor = True
+    floored.models[0].replicas[0].budget_at_floor = True
     assert figures().update(Answers((floored,), 0.0), ends(0.0, 0), None, 0.0).required_replicas == pytest.approx(1.0)
 
 
-def test_a_lane_above_its_floor_shows_that_latency_can_still_be_bought_without_pods() -> None:
+def test_a_replica_above_its_floor_shows_that_latency_can_still_be_bought_without_pods() -> None:
     pressed = answer((0, 0), grpc_tokens_per_s=7500.0, p99_s=0.45, slo_s=0.3)
-    pressed.models[0].lanes[0].budget_at_floor = True
-    pressed.models[0].lanes.append(pb.Lane(address="b", token_budget=500, step_time_s=0.05))
+    pressed.models[0].replicas[0].budget_at_floor = True
+    pressed.models[0].replicas.append(pb.Replica(address="b", token_budget=500, step_time_s=0.05))
     assert figures().update(Answers((pressed,), 0.0), ends(0.0, 0), None, 0.0).required_replicas == pytest.approx(1.0)
 
 
-def test_parked_requests_are_backlog_and_wake_a_model_without_pods() -> None:
-    asleep = pb.GetDemandResponse(models=[pb.ModelDemand(model="m", parked_requests=3)])
+def test_pending_requests_are_backlog_and_wake_a_model_without_pods() -> None:
+    asleep = pb.GetDemandResponse(models=[pb.ModelDemand(model="m", pending_requests=3)])
     replicas = Replicas(0, 0, 0.0)
     assert figures().update(Answers((asleep,), 0.0), ends(0.0, 0), replicas, 0.0).required_replicas == 1.0
 
@@ -192,14 +192,14 @@ def test_an_old_input_is_an_error(stale: str) -> None:
 
 def test_pressure_at_the_floor_asks_for_more() -> None:
     pressed = answer((0, 0), grpc_tokens_per_s=7500.0, p99_s=0.45, slo_s=0.3)
-    pressed.models[0].lanes[0].budget_at_floor = True
+    pressed.models[0].replicas[0].budget_at_floor = True
     assert figures().update(Answers((pressed,), 0.0), ends(0.0, 0), None, 0.0).required_replicas == pytest.approx(1.5)
 
 
-def test_lanes_that_cannot_say_what_they_do_are_left_out() -> None:
+def test_replicas_that_cannot_say_what_they_do_are_left_out() -> None:
     told = answer((0, 0), grpc_tokens_per_s=7500.0)
-    told.models[0].lanes.append(pb.Lane(address="b", token_budget=0, step_time_s=0.05))
-    told.models[0].lanes.append(pb.Lane(address="c", token_budget=500, step_time_s=0.0))
+    told.models[0].replicas.append(pb.Replica(address="b", token_budget=0, step_time_s=0.05))
+    told.models[0].replicas.append(pb.Replica(address="c", token_budget=500, step_time_s=0.0))
     assert figures().update(Answers((told,), 0.0), ends(0.0, 0), None, 0.0).required_replicas == pytest.approx(1.0)
 
 

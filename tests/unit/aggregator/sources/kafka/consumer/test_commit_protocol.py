@@ -1,4 +1,4 @@
-"""The commit protocol against all that can happen: never past the unsettled, never lost, never back, never stuck."""
+"""The commit protocol against all that can happen: never past the unfinished, never lost, never back, never stuck."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from aggregator.errors import Code
 from aggregator.request import Failure
 from aggregator.sources.kafka.consumer import membership as kafka_membership
 from aggregator.sources.kafka.consumer import partitions as kafka_partitions
-from aggregator.sources.kafka.consumer.committed_offset import Watermark
+from aggregator.sources.kafka.consumer.committed_offset import CommittedOffset
 from aggregator.sources.kafka.consumer.partitions import Assignment, Partition
 from aggregator.sources.kafka.source import KafkaSource
 from tests.fakes.commit_world import GAP, TPS, World
@@ -32,7 +32,7 @@ _MOST_PROCESSES = 3
 
 
 class CommitProtocol(RuleBasedStateMachine):
-    """Deliver, settle in any order, fail, revoke, reassign, crash; commits and replies are late, lost or refused."""
+    """Deliver, complete in any order, fail, revoke, reassign, crash; commits and replies are late, lost or refused."""
 
     member_type: ClassVar[type[FakeMember]] = FakeMember
     path_type: ClassVar[type[KafkaSource]] = KafkaSource
@@ -59,11 +59,11 @@ class CommitProtocol(RuleBasedStateMachine):
 
     @precondition(lambda self: any(process.taken for process in self.world.processes))
     @rule(which=_WHICH, count=st.sampled_from((1, 2, 30)), failure=st.sampled_from((BAD, BAD, BROKEN)))
-    def settle(self, which: int, count: int, failure: Failure) -> None:
+    def complete(self, which: int, count: int, failure: Failure) -> None:
         busy = [process for process in self.world.processes if process.taken]
         process = busy[which % len(busy)]
         start = which % len(process.taken)
-        process.settle(tuple(process.taken[start : start + count]), failure)
+        process.complete(tuple(process.taken[start : start + count]), failure)
 
     @rule(seconds=st.sampled_from((0.05, 0.3, 0.3, 1.5, 6.0)))
     def wait(self, seconds: float) -> None:
@@ -158,15 +158,15 @@ def test_no_interleaving_loses_repeats_or_holds_for_ever(half: str) -> None:
     assert machine.steps >= _STEPS / 2
 
 
-class HighestSettled(Watermark):
-    """Commits whatever was settled last."""
+class HighestSettled(CommittedOffset):
+    """Commits whatever was completed last."""
 
     __slots__ = ()
 
     @property
     @override
     def position(self) -> int:
-        return max(self._highest_settled + 1, 0)
+        return max(self._highest_completed + 1, 0)
 
 
 class NewestGeneration(FakeMember):
@@ -186,7 +186,7 @@ class Hasty(KafkaSource):
     async def reply(self, requests: Any, release: Any) -> None:
         for request in requests:
             lease = request.origin.lease
-            lease.watermark.settle(lease)
+            lease.committed_offset.complete(lease)
         await super().reply(requests, release)
 
 
@@ -208,10 +208,10 @@ class Forgetful(Assignment):
 @pytest.mark.parametrize(
     ("broken", "says"),
     [
-        ({"patches": {"Watermark": (kafka_partitions, HighestSettled)}}, "past unsettled"),
-        ({"path_type": Hasty}, "past unsettled|is lost"),
+        ({"patches": {"CommittedOffset": (kafka_partitions, HighestSettled)}}, "past unfinished"),
+        ({"path_type": Hasty}, "past unfinished|is lost"),
         ({"patches": {"Partition": (kafka_partitions, Uncapped)}}, "has a span of|under way"),
-        ({"patches": {"Assignment": (kafka_membership, Forgetful)}}, "past unsettled"),
+        ({"patches": {"Assignment": (kafka_membership, Forgetful)}}, "past unfinished"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
@@ -232,13 +232,13 @@ def test_a_late_commit_in_a_newer_generations_name_is_found_out(member_type: typ
         world.run(1.0)
         [slow] = [process for process in world.processes if process.taken]
         world.group.held = True
-        slow.settle(slow.taken[:1], BAD)
+        slow.complete(slow.taken[:1], BAD)
         world.run(1.0)
         [late] = world.group.sent
         world.put_out(late.member, notices_s=30.0)
         world.run(10.0)
         [heir] = [process for process in world.processes if process is not slow]
-        heir.settle(tuple(heir.taken), BAD)
+        heir.complete(tuple(heir.taken), BAD)
         world.run(1.0)
         world.group.answer(next(commit for commit in world.group.sent if commit.member is not late.member))
         assert world.group.committed[TPS[0]] == 2

@@ -1,4 +1,4 @@
-"""The watermark: never past an unsettled offset, never back, nothing forgotten."""
+"""The committed offset: never past an unfinished offset, never back, nothing forgotten."""
 
 from __future__ import annotations
 
@@ -11,152 +11,152 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from typing_extensions import override
 
-from aggregator.sources.kafka.consumer.committed_offset import Lease, Watermark
+from aggregator.sources.kafka.consumer.committed_offset import CommittedOffset, Lease
 
 
 def test_a_new_partition_commits_where_it_starts() -> None:
-    watermark = Watermark("questions", 3, 17)
-    assert (watermark.position, watermark.span, watermark.unsettled) == (17, 0, 0)
-    assert watermark.holder is None
+    committed_offset = CommittedOffset("questions", 3, 17)
+    assert (committed_offset.position, committed_offset.span, committed_offset.unfinished) == (17, 0, 0)
+    assert committed_offset.holder is None
 
 
-def test_the_first_record_holds_back_all_that_settle_behind_it() -> None:
-    watermark = Watermark("questions", 0, 10)
-    first, second, third = (watermark.deliver(offset, None) for offset in (10, 11, 12))
-    watermark.settle(third)
-    watermark.settle(second)
-    assert (watermark.position, watermark.span, watermark.unsettled) == (10, 3, 3)
-    assert watermark.holder is first
-    watermark.settle(first)
-    assert (watermark.position, watermark.span, watermark.unsettled) == (13, 0, 0)
-    assert watermark.holder is None
+def test_the_first_record_holds_back_all_that_complete_behind_it() -> None:
+    committed_offset = CommittedOffset("questions", 0, 10)
+    first, second, third = (committed_offset.deliver(offset, None) for offset in (10, 11, 12))
+    committed_offset.complete(third)
+    committed_offset.complete(second)
+    assert (committed_offset.position, committed_offset.span, committed_offset.unfinished) == (10, 3, 3)
+    assert committed_offset.holder is first
+    committed_offset.complete(first)
+    assert (committed_offset.position, committed_offset.span, committed_offset.unfinished) == (13, 0, 0)
+    assert committed_offset.holder is None
 
 
 def test_gaps_between_offsets_are_passed_over() -> None:
-    watermark = Watermark("questions", 0, 0)
-    before, after = watermark.deliver(4, None), watermark.deliver(9, None)
-    watermark.settle(before)
-    assert watermark.position == 9
-    watermark.settle(after)
-    assert watermark.position == 10
+    committed_offset = CommittedOffset("questions", 0, 0)
+    before, after = committed_offset.deliver(4, None), committed_offset.deliver(9, None)
+    committed_offset.complete(before)
+    assert committed_offset.position == 9
+    committed_offset.complete(after)
+    assert committed_offset.position == 10
 
 
-def test_offsets_without_a_record_are_passed_only_when_all_before_them_are_settled() -> None:
-    watermark = Watermark("questions", 0, 0)
-    lease = watermark.deliver(0, None)
-    watermark.skip_to(20)
-    assert watermark.position == 0
-    watermark.settle(lease)
-    assert (watermark.position, watermark.span) == (20, 0)
-    watermark.skip_to(5)
-    assert watermark.position == 20
+def test_offsets_without_a_record_are_passed_only_when_all_before_them_are_completed() -> None:
+    committed_offset = CommittedOffset("questions", 0, 0)
+    lease = committed_offset.deliver(0, None)
+    committed_offset.skip_to(20)
+    assert committed_offset.position == 0
+    committed_offset.complete(lease)
+    assert (committed_offset.position, committed_offset.span) == (20, 0)
+    committed_offset.skip_to(5)
+    assert committed_offset.position == 20
 
 
-def test_settling_twice_changes_nothing() -> None:
-    watermark = Watermark("questions", 0, 0)
-    first, second = watermark.deliver(0, None), watermark.deliver(1, None)
-    watermark.settle(second)
-    watermark.settle(second)
-    assert (watermark.position, watermark.span, watermark.unsettled) == (0, 2, 2)
-    watermark.settle(first)
-    watermark.settle(first)
-    assert watermark.position == 2
+def test_completing_twice_changes_nothing() -> None:
+    committed_offset = CommittedOffset("questions", 0, 0)
+    first, second = committed_offset.deliver(0, None), committed_offset.deliver(1, None)
+    committed_offset.complete(second)
+    committed_offset.complete(second)
+    assert (committed_offset.position, committed_offset.span, committed_offset.unfinished) == (0, 2, 2)
+    committed_offset.complete(first)
+    committed_offset.complete(first)
+    assert committed_offset.position == 2
 
 
 def test_after_the_fence_nothing_moves_any_more() -> None:
-    watermark = Watermark("questions", 0, 0)
-    first, second, third = (watermark.deliver(offset, None) for offset in range(3))
-    watermark.settle(second)
-    assert watermark.fence() == (first, third)
-    watermark.settle(first)
-    watermark.skip_to(50)
-    assert (watermark.position, watermark.unsettled, first.settled) == (0, 0, False)
-    assert watermark.fence() == ()
+    committed_offset = CommittedOffset("questions", 0, 0)
+    first, second, third = (committed_offset.deliver(offset, None) for offset in range(3))
+    committed_offset.complete(second)
+    assert committed_offset.fence() == (first, third)
+    committed_offset.complete(first)
+    committed_offset.skip_to(50)
+    assert (committed_offset.position, committed_offset.unfinished, first.completed) == (0, 0, False)
+    assert committed_offset.fence() == ()
 
 
 @pytest.mark.parametrize("fenced", [False, True])
 def test_an_offset_delivered_twice_or_after_the_fence_is_a_bug(*, fenced: bool) -> None:
-    watermark = Watermark("questions", 0, 5)
-    watermark.deliver(5, None)
+    committed_offset = CommittedOffset("questions", 0, 5)
+    committed_offset.deliver(5, None)
     if fenced:
-        watermark.fence()
+        committed_offset.fence()
     with pytest.raises(AssertionError, match="This is a bug"):
-        watermark.deliver(6 if fenced else 5, None)
+        committed_offset.deliver(6 if fenced else 5, None)
 
 
 @dataclass(slots=True, eq=False)
 class Delivered:
     lease: Lease
-    settled: bool = False
+    completed: bool = False
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """Deliver, settle in any order, skip and fence, against a list that remembers everything."""
+    """Deliver, complete in any order, skip and fence, against a list that remembers everything."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.watermark = Watermark("questions", 0, 0)
+        self.committed_offset = CommittedOffset("questions", 0, 0)
         self.start = self.end = self.committed = 0
         self.delivered: list[Delivered] = []
 
     @initialize(start=st.integers(0, 1000))
     def begin(self, start: int) -> None:
-        self.watermark = Watermark("questions", 0, start)
+        self.committed_offset = CommittedOffset("questions", 0, start)
         self.start = self.end = self.committed = start
 
-    @precondition(lambda self: not self.watermark.fenced)
+    @precondition(lambda self: not self.committed_offset.fenced)
     @rule(gap=st.integers(0, 3))
     def deliver(self, gap: int) -> None:
         offset = self.end + gap
-        self.delivered.append(Delivered(self.watermark.deliver(offset, f"record {offset}")))
+        self.delivered.append(Delivered(self.committed_offset.deliver(offset, f"record {offset}")))
         self.end = offset + 1
 
     @precondition(lambda self: self.delivered)
     @rule(which=st.integers(0, 10_000))
-    def settle(self, which: int) -> None:
+    def complete(self, which: int) -> None:
         one = self.delivered[which % len(self.delivered)]
-        self.watermark.settle(one.lease)
-        one.settled = one.settled or not self.watermark.fenced
+        self.committed_offset.complete(one.lease)
+        one.completed = one.completed or not self.committed_offset.fenced
 
-    @precondition(lambda self: not self.watermark.fenced)
+    @precondition(lambda self: not self.committed_offset.fenced)
     @rule(more=st.integers(0, 5))
     def skip(self, more: int) -> None:
-        self.watermark.skip_to(self.end + more)
+        self.committed_offset.skip_to(self.end + more)
         self.end += more
 
     @rule()
     def fence(self) -> None:
-        already = self.watermark.fenced
-        expected = () if already else tuple(one.lease for one in self.delivered if not one.settled)
-        assert self.watermark.fence() == expected
+        already = self.committed_offset.fenced
+        expected = () if already else tuple(one.lease for one in self.delivered if not one.completed)
+        assert self.committed_offset.fence() == expected
 
     @invariant()
-    def it_stands_at_the_first_unsettled_offset(self) -> None:
-        unsettled = [one.lease.offset for one in self.delivered if not one.settled]
-        expected = unsettled[0] if unsettled else self.end
-        assert self.watermark.position == expected
-        if not self.watermark.fenced:
-            assert (self.watermark.holder.offset if self.watermark.holder else None) == (
-                unsettled[0] if unsettled else None
+    def it_stands_at_the_first_unfinished_offset(self) -> None:
+        unfinished = [one.lease.offset for one in self.delivered if not one.completed]
+        expected = unfinished[0] if unfinished else self.end
+        assert self.committed_offset.position == expected
+        if not self.committed_offset.fenced:
+            assert (self.committed_offset.holder.offset if self.committed_offset.holder else None) == (
+                unfinished[0] if unfinished else None
             )
 
     @invariant()
     def it_never_goes_back(self) -> None:
-        assert self.watermark.position >= self.committed
-        self.committed = self.watermark.position
+        assert self.committed_offset.position >= self.committed
+        self.committed = self.committed_offset.position
 
     @invariant()
-    def its_span_reaches_to_the_highest_settled(self) -> None:
-        settled = [one.lease.offset for one in self.delivered if one.settled]
-        expected = max(0, max(settled) + 1 - self.watermark.position) if settled else 0
-        assert self.watermark.span == expected
+    def its_span_reaches_to_the_highest_completed(self) -> None:
+        completed = [one.lease.offset for one in self.delivered if one.completed]
+        expected = max(0, max(completed) + 1 - self.committed_offset.position) if completed else 0
+        assert self.committed_offset.span == expected
 
     @override
     def teardown(self) -> None:
         for one in self.delivered:
-            self.watermark.settle(one.lease)
-        if not self.watermark.fenced:
-            assert (self.watermark.position, self.watermark.unsettled) == (self.end, 0)
+            self.committed_offset.complete(one.lease)
+        if not self.committed_offset.fenced:
+            assert (self.committed_offset.position, self.committed_offset.unfinished) == (self.end, 0)
 
 
 TestAnyOrder = pytest.mark.slow(AnyOrder.TestCase)
@@ -164,13 +164,13 @@ TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=30, deadli
 
 
 def test_only_the_last_three_ends_of_the_log_are_remembered() -> None:
-    watermark = Watermark("questions", 0, 0)
+    committed_offset = CommittedOffset("questions", 0, 0)
     for end in (10, 20, 30, 40):
-        watermark.saw_log_end(end, float(end))
-    assert watermark.written_after_s(45) == 40.0
-    assert watermark.written_after_s(20) == 20.0
-    assert watermark.written_after_s(19) == -inf
+        committed_offset.saw_log_end(end, float(end))
+    assert committed_offset.written_after_s(45) == 40.0
+    assert committed_offset.written_after_s(20) == 20.0
+    assert committed_offset.written_after_s(19) == -inf
 
 
 def test_a_topic_without_an_id_has_none() -> None:
-    assert Watermark("questions", 0, 0).topic_id == ""
+    assert CommittedOffset("questions", 0, 0).topic_id == ""

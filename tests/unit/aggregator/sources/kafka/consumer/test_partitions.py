@@ -1,10 +1,10 @@
-"""A partition waits when too much of it is out, whether settled behind a straggler or not settled at all."""
+"""A partition waits when too much of it is out, whether completed behind a straggler or not completed at all."""
 
 from __future__ import annotations
 
 from aiokafka import TopicPartition
 
-from aggregator.sources.kafka.consumer.committed_offset import Lease, Watermark
+from aggregator.sources.kafka.consumer.committed_offset import CommittedOffset, Lease
 from aggregator.sources.kafka.consumer.partitions import Assignment, Partition
 from aggregator.sources.kafka.consumer.topic_ids import NO_ID, id_text
 from tests.fakes.records import FakeRecord
@@ -14,49 +14,53 @@ def _record(offset: int) -> FakeRecord:
     return FakeRecord("requests", 0, offset, 0, None, b"")
 
 
-def _partition_with(count: int) -> tuple[Partition, Watermark, list[Lease]]:
+def _partition_with(count: int) -> tuple[Partition, CommittedOffset, list[Lease]]:
     partition = Partition(TopicPartition("requests", 0))
     partition.place(0, None)
-    assert partition.watermark is not None
-    return partition, partition.watermark, [partition.watermark.deliver(offset, None) for offset in range(count)]
+    assert partition.committed_offset is not None
+    return (
+        partition,
+        partition.committed_offset,
+        [partition.committed_offset.deliver(offset, None) for offset in range(count)],
+    )
 
 
-def test_records_that_nobody_settles_pause_their_partition_and_resume_it_well_below_the_cap() -> None:
-    partition, watermark, leases = _partition_with(101)
+def test_records_that_nobody_completes_pause_their_partition_and_resume_it_well_below_the_cap() -> None:
+    partition, committed_offset, leases = _partition_with(101)
     partition.watch_span(100)
     assert partition.over_span
     for lease in leases[:20]:
-        watermark.settle(lease)
+        committed_offset.complete(lease)
     partition.watch_span(100)
     assert partition.over_span
     for lease in leases[20:30]:
-        watermark.settle(lease)
+        committed_offset.complete(lease)
     partition.watch_span(100)
     assert not partition.over_span
 
 
-def test_one_straggler_pauses_its_partition_once_too_much_is_settled_behind_it() -> None:
-    partition, watermark, leases = _partition_with(102)
+def test_one_straggler_pauses_its_partition_once_too_much_is_completed_behind_it() -> None:
+    partition, committed_offset, leases = _partition_with(102)
     for lease in leases[1:]:
-        watermark.settle(lease)
+        committed_offset.complete(lease)
     partition.watch_span(101)
     assert partition.over_span
-    watermark.settle(leases[0])
+    committed_offset.complete(leases[0])
     partition.watch_span(101)
     assert not partition.over_span
 
 
 def test_a_partition_that_is_read_again_waits_only_at_the_whole_cap() -> None:
-    partition, watermark, leases = _partition_with(101)
+    partition, committed_offset, leases = _partition_with(101)
     partition.watch_span(100)
     for lease in leases[:30]:
-        watermark.settle(lease)
+        committed_offset.complete(lease)
     partition.watch_span(100)
     for offset in range(101, 130):
-        watermark.deliver(offset, None)
+        committed_offset.deliver(offset, None)
     partition.watch_span(100)
-    assert (watermark.unsettled, partition.over_span) == (100, False)
-    watermark.deliver(130, None)
+    assert (committed_offset.unfinished, partition.over_span) == (100, False)
+    committed_offset.deliver(130, None)
     partition.watch_span(100)
     assert partition.over_span
 
@@ -69,25 +73,25 @@ def _assignment(*numbers: int) -> Assignment:
     return assignment
 
 
-def _watermarks(assignment: Assignment) -> list[Watermark]:
-    return [partition.watermark for partition in assignment.placed if partition.watermark is not None]
+def _committed_offsets(assignment: Assignment) -> list[CommittedOffset]:
+    return [partition.committed_offset for partition in assignment.placed if partition.committed_offset is not None]
 
 
 def test_what_holds_its_partitions_committed_offset_back_is_to_be_aged_past_half_of_the_cap() -> None:
     assignment = _assignment(0, 1, 2)
-    held_back, settled, slow = (
-        [mark.deliver(offset, None) for offset in range(40)] for mark in _watermarks(assignment)
+    held_back, completed, slow = (
+        [mark.deliver(offset, None) for offset in range(40)] for mark in _committed_offsets(assignment)
     )
     for lease in held_back[1:10]:
-        lease.watermark.settle(lease)
-    for lease in settled:
-        lease.watermark.settle(lease)
+        lease.committed_offset.complete(lease)
+    for lease in completed:
+        lease.committed_offset.complete(lease)
     for lease in slow[1:9]:
-        lease.watermark.settle(lease)
+        lease.committed_offset.complete(lease)
     assert assignment.half_span_holders(20) == []
-    held_back[10].watermark.settle(held_back[10])
+    held_back[10].committed_offset.complete(held_back[10])
     assert assignment.half_span_holders(20) == [held_back[0]]
-    held_back[0].watermark.settle(held_back[0])
+    held_back[0].committed_offset.complete(held_back[0])
     assert assignment.half_span_holders(20) == []
 
 
@@ -122,21 +126,21 @@ def test_what_is_to_be_committed_is_what_the_group_does_not_have_yet() -> None:
     for tp, committed in zip(tps, (None, 10, 10), strict=True):
         assignment.partitions[tp].place(10, committed)
     leases = assignment.partitions[tps[2]].deliver([_record(10), _record(12)], 15)
-    assert assignment.unsettled == 2
+    assert assignment.unfinished == 2
     assert assignment.moved() == {tps[0]: 10}
-    leases[0].watermark.settle(leases[0])
+    leases[0].committed_offset.complete(leases[0])
     assert assignment.moved() == {tps[0]: 10, tps[2]: 12}
-    leases[1].watermark.settle(leases[1])
+    leases[1].committed_offset.complete(leases[1])
     assert assignment.moved() == {tps[0]: 10, tps[2]: 15}
-    assert assignment.unsettled == 0
+    assert assignment.unfinished == 0
 
 
 def test_reading_goes_on_behind_what_was_read_and_never_back() -> None:
     partition, _, _ = _partition_with(0)
     partition.place(10, 10)
     assert (partition.read_to, partition.delivered_to, partition.committed) == (10, 10, 10)
-    assert partition.watermark is not None
-    assert (partition.watermark.topic, partition.watermark.partition) == ("requests", 0)
+    assert partition.committed_offset is not None
+    assert (partition.committed_offset.topic, partition.committed_offset.partition) == ("requests", 0)
     assert [lease.offset for lease in partition.deliver([_record(10), _record(11)], 20)] == [10, 11]
     assert (partition.read_to, partition.delivered_to) == (20, 20)
     partition.read_to = 30
@@ -146,17 +150,17 @@ def test_reading_goes_on_behind_what_was_read_and_never_back() -> None:
     assert (partition.read_to, partition.delivered_to) == (30, 25)
 
 
-def test_a_fenced_assignment_reads_nothing_commits_nothing_new_and_names_what_nobody_settled() -> None:
+def test_a_fenced_assignment_reads_nothing_commits_nothing_new_and_names_what_nobody_completed() -> None:
     assignment = _assignment(0, 1)
-    first, second = _watermarks(assignment)
+    first, second = _committed_offsets(assignment)
     leases = [first.deliver(0, None), first.deliver(1, None), second.deliver(0, None)]
-    first.settle(leases[0])
+    first.complete(leases[0])
     states = [(assignment.over, assignment.fenced)]
     assert assignment.fence() == leases[1:]
     assert [*states, (assignment.over, assignment.fenced)] == [(False, False), (True, True)]
     assert assignment.readable(frozenset(), 100, 0.0) == []
     for lease in leases[1:]:
-        lease.watermark.settle(lease)
+        lease.committed_offset.complete(lease)
     assert [mark.position for mark in (first, second)] == [1, 0]
 
 
@@ -164,6 +168,6 @@ def test_where_a_partition_is_placed_it_is_known_by_its_topics_id_and_no_longer_
     partition = Partition(TopicPartition("requests", 0))
     partition.suspect = True
     partition.place(7, None, topic_id=bytes(range(16)))
-    assert partition.watermark is not None
+    assert partition.committed_offset is not None
     assert (partition.topic_id, partition.suspect) == (bytes(range(16)), False)
-    assert partition.watermark.topic_id == id_text(bytes(range(16))) != id_text(NO_ID)
+    assert partition.committed_offset.topic_id == id_text(bytes(range(16))) != id_text(NO_ID)

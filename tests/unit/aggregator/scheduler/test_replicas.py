@@ -1,4 +1,4 @@
-"""Lanes: when the next batch is due, what is predicted for it, and who gets it."""
+"""Replicas: when the next batch is due, what is predicted for it, and who gets it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from typing_extensions import override
 
 from aggregator.scheduler.budget.controller import RecentQuantile, SlaGoal, Steering, StepLimits
-from aggregator.scheduler.replica import UNMEASURED, Lane, StepReport
-from aggregator.scheduler.replica_choice import next_turn
-from tests.fakes.lanes import CURVE, POLICY, lane
+from aggregator.scheduler.replica import UNMEASURED, Replica, StepReport
+from aggregator.scheduler.replica_choice import choose_replica
+from tests.fakes.replicas import CURVE, POLICY, replica
 
 
 def report(
@@ -22,18 +22,18 @@ def report(
     return StepReport(tokens, CURVE.time_s(tokens) if duration_s is None else duration_s, queued, idle_s, staged_s)
 
 
-def test_an_idle_lane_is_due_at_once() -> None:
-    assert lane().due_s(5.0) == 5.0
+def test_an_idle_replica_is_due_at_once() -> None:
+    assert replica().due_s(5.0) == 5.0
 
 
-def test_a_running_lane_is_due_a_lead_before_its_predicted_end() -> None:
-    one = lane()
+def test_a_running_replica_is_due_a_lead_before_its_predicted_end() -> None:
+    one = replica()
     one.sent("1", 100, 5.0)
     assert one.due_s(5.0) == pytest.approx(5.0 + 0.014 - one.lead_s)
 
 
-def test_a_lane_with_one_running_and_one_staged_takes_no_more() -> None:
-    one = lane()
+def test_a_replica_with_one_running_and_one_staged_takes_no_more() -> None:
+    one = replica()
     one.sent("1", 100, 5.0)
     one.sent("2", 60, 5.010)
     assert (one.due_s(5.010), one.batches_out, one.tokens_out) == (inf, 2, 160)
@@ -42,21 +42,21 @@ def test_a_lane_with_one_running_and_one_staged_takes_no_more() -> None:
 
 
 class Pool:
-    """Lanes under any order of sends and replies."""
+    """Replicas under any order of sends and replies."""
 
     def __init__(self, count: int) -> None:
-        self.lanes = [lane(str(number), slower=1.0 + number) for number in range(count)]
-        self.out: dict[str, Lane] = {}
+        self.replicas = [replica(str(number), slower=1.0 + number) for number in range(count)]
+        self.out: dict[str, Replica] = {}
         self.sent = 0
 
     def step(self, now_s: float, queued_tokens: int) -> float:
-        turn = next_turn(self.lanes, now_s, queued_tokens)
-        if turn.lane is None:
+        turn = choose_replica(self.replicas, now_s, queued_tokens)
+        if turn.replica is None:
             return turn.wake_s
-        assert turn.lane.due_s(now_s) <= now_s
+        assert turn.replica.due_s(now_s) <= now_s
         self.sent += 1
-        assert turn.lane.sent(str(self.sent), min(queued_tokens, 100), now_s) >= POLICY.min_timeout_s
-        self.out[str(self.sent)] = turn.lane
+        assert turn.replica.sent(str(self.sent), min(queued_tokens, 100), now_s) >= POLICY.min_timeout_s
+        self.out[str(self.sent)] = turn.replica
         return now_s
 
     def reply(self, number: int, now_s: float, ok: bool) -> None:
@@ -85,20 +85,20 @@ def test_never_more_than_two_are_out_and_somebody_is_always_waited_for(
             assert wake_s >= now_s
             assert pool.out or wake_s < inf  # else nothing would ever happen
         elif move == "hold":
-            pool.lanes[number % count].hold_until(now_s + 0.01)
+            pool.replicas[number % count].hold_until(now_s + 0.01)
         elif pool.out:
             pool.reply(number, now_s, ok=move == "reply")
-        for one in pool.lanes:
+        for one in pool.replicas:
             assert one.batches_out == sum(where is one for where in pool.out.values()) <= 2
 
 
 def test_a_batch_that_is_not_out_cannot_come_back() -> None:
     with pytest.raises(AssertionError, match="This is a bug"):
-        lane().ended("1", 5.0, None)
+        replica().ended("1", 5.0, None)
 
 
 def test_a_suspect_runs_alone() -> None:
-    one = lane()
+    one = replica()
     one.exclusive = True
     assert one.due_s(5.0) == 5.0  # free for it
     one.sent("1", 10, 5.0)
@@ -107,8 +107,8 @@ def test_a_suspect_runs_alone() -> None:
     assert not one.exclusive
 
 
-def test_a_lane_that_is_held_waits_and_finishes_later() -> None:
-    one = lane()
+def test_a_replica_that_is_held_waits_and_finishes_later() -> None:
+    one = replica()
     one.hold_until(6.0)
     one.hold_until(5.5)
     assert one.due_s(5.0) == 6.0
@@ -118,8 +118,8 @@ def test_a_lane_that_is_held_waits_and_finishes_later() -> None:
     assert one.due_s(6.0) == 7.0
 
 
-def test_what_others_queued_delays_a_lane_until_it_is_done() -> None:
-    one = lane()
+def test_what_others_queued_delays_a_replica_until_it_is_done() -> None:
+    one = replica()
     one.sent("1", 10, 5.0)
     one.ended("1", 5.01, report(10, queued=200))
     assert one.foreign_tokens == 200
@@ -129,7 +129,7 @@ def test_what_others_queued_delays_a_lane_until_it_is_done() -> None:
 
 
 def test_what_this_aggregator_queued_is_not_somebody_elses() -> None:
-    one = lane()
+    one = replica()
     one.sent("1", 10, 5.0)
     one.sent("2", 80, 5.005)
     one.ended("1", 5.01, report(10, queued=80))
@@ -138,14 +138,14 @@ def test_what_this_aggregator_queued_is_not_somebody_elses() -> None:
 
 
 def test_what_is_overdue_is_expected_to_last_as_long_again() -> None:
-    one = lane()
+    one = replica()
     one.sent("1", 10, 5.0)
     assert one.free_s(5.0) == pytest.approx(5.010)
     assert one.free_s(5.030) == pytest.approx(5.050)
 
 
-def test_a_failed_batch_teaches_nothing_but_frees_its_lane() -> None:
-    one = lane()
+def test_a_failed_batch_teaches_nothing_but_frees_its_replica() -> None:
+    one = replica()
     one.sent("1", 10, 5.0)
     one.sent("2", 10, 5.009)
     one.ended("1", 6.0, None)
@@ -154,20 +154,20 @@ def test_a_failed_batch_teaches_nothing_but_frees_its_lane() -> None:
 
 
 def test_a_time_out_is_four_times_the_prediction_and_room_for_a_step_of_somebody_elses() -> None:
-    one = lane(token_budget=1000, warm=True)
+    one = replica(token_budget=1000, warm=True)
     assert one.sent("1", 1000, 5.0) == pytest.approx(4 * 2 * 0.104)
     one.ended("1", 5.104, report(1000))
-    assert lane(token_budget=10, warm=True).sent("1", 10, 5.0) == pytest.approx(4 * 2 * 0.010)
-    quick = lane(slower=0.1, warm=True)
+    assert replica(token_budget=10, warm=True).sent("1", 10, 5.0) == pytest.approx(4 * 2 * 0.010)
+    quick = replica(slower=0.1, warm=True)
     assert quick.sent("1", 10, 5.0) == POLICY.min_timeout_s
 
 
 def test_before_the_first_reply_a_time_out_trusts_no_prediction() -> None:
-    assert lane().sent("1", 10, 5.0) == POLICY.first_timeout_s
+    assert replica().sent("1", 10, 5.0) == POLICY.first_timeout_s
 
 
 def test_the_first_reply_of_a_server_that_did_not_measure_itself_replaces_the_guess() -> None:
-    one = Lane("a", None, 500, POLICY)
+    one = Replica("a", None, 500, POLICY)
     assert one.step_time_s(500) == UNMEASURED.time_s(500)
     one.sent("1", 500, 5.0)
     one.ended("1", 8.0, report(500, 3.0))
@@ -179,13 +179,13 @@ def test_the_first_reply_of_a_server_that_did_not_measure_itself_replaces_the_gu
 
 @pytest.mark.parametrize("duration_s", [0.0, inf])
 def test_a_step_without_a_duration_teaches_nothing(duration_s: float) -> None:
-    one = Lane("a", None, 500, POLICY)
+    one = Replica("a", None, 500, POLICY)
     one.sent("1", 500, 5.0)
     one.ended("1", 8.0, report(500, duration_s))
     assert one.step_time_s(500) == UNMEASURED.time_s(500)
 
 
-class ByOwnSize(Lane):
+class ByOwnSize(Replica):
     """Takes a step for as large as the own batch in it."""
 
     @override
@@ -193,9 +193,9 @@ class ByOwnSize(Lane):
         super().ended(batch_id, now_s, report and replace(report, step_tokens=self.tokens_out))
 
 
-@pytest.mark.parametrize(("kind", "factor"), [(Lane, 1.0), (ByOwnSize, 5.0)])
+@pytest.mark.parametrize(("kind", "factor"), [(Replica, 1.0), (ByOwnSize, 5.0)])
 def test_a_prediction_from_the_own_batchs_size_is_misled_by_steps_shared_with_others(
-    kind: type[Lane], factor: float
+    kind: type[Replica], factor: float
 ) -> None:
     one = kind("a", CURVE, 600, POLICY)
     for number in range(60):
@@ -205,7 +205,7 @@ def test_a_prediction_from_the_own_batchs_size_is_misled_by_steps_shared_with_ot
 
 
 def budgets_seen(report_of: StepReport, *, resized_to: int) -> tuple[int, float, int]:
-    """What a lane's steering hears of a batch of 50 tokens, cut for 100, when the budget changed meanwhile."""
+    """What a replica's steering hears of a batch of 50 tokens, cut for 100, when the budget changed meanwhile."""
     heard: list[tuple[int, float, int]] = []
 
     class Heard(Steering):
@@ -219,20 +219,20 @@ def budgets_seen(report_of: StepReport, *, resized_to: int) -> tuple[int, float,
             heard.append((step_tokens, step_s, cut_budget))
 
     steering = Heard(SlaGoal(step_s=0.05), StepLimits(100, 4096), 0.01, RecentQuantile(0.95))
-    one = Lane("a", CURVE, 100, POLICY, steering)
+    one = Replica("a", CURVE, 100, POLICY, steering)
     one.sent("1", 50, 5.0)
     one.token_budget = resized_to
     one.ended("1", 5.064, report_of)
     return heard[0]
 
 
-def test_a_lane_is_steered_by_the_whole_steps_size_and_the_budget_its_batch_was_cut_for() -> None:
+def test_a_replica_is_steered_by_the_whole_steps_size_and_the_budget_its_batch_was_cut_for() -> None:
     """Neither by its own batch, which was a part of the step, nor by the budget of today."""
     assert budgets_seen(report(600, 0.064), resized_to=77) == (600, 0.064, 100)
 
 
 def test_evidence_is_a_reply_not_older_than_five_seconds() -> None:
-    one = lane()
+    one = replica()
     assert not one.has_evidence(0.0)
     one.sent("1", 10, 5.0)
     one.ended("1", 5.01, report(10))
@@ -241,14 +241,14 @@ def test_evidence_is_a_reply_not_older_than_five_seconds() -> None:
 
 
 def test_a_reply_that_belies_the_prediction_is_no_evidence() -> None:
-    one = lane(slower=10.0)
+    one = replica(slower=10.0)
     one.sent("1", 10, 5.0)
     one.ended("1", 5.01, report(10, 0.01))
     assert not one.has_evidence(5.01)
 
 
 def test_the_lead_grows_by_what_the_engine_idled_and_shrinks_by_what_a_batch_waited() -> None:
-    one = lane()
+    one = replica()
     first_s = one.lead_s
 
     def staged(now_s: float, told: StepReport) -> float:
@@ -267,15 +267,15 @@ def test_the_lead_grows_by_what_the_engine_idled_and_shrinks_by_what_a_batch_wai
     assert staged(9.0, report(100, staged_s=10.0)) == POLICY.min_lead_s
 
 
-def test_a_lane_promises_whole_steps_of_its_budget_until_a_time() -> None:
-    one = lane()
+def test_a_replica_promises_whole_steps_of_its_budget_until_a_time() -> None:
+    one = replica()
     one.sent("1", 100, 5.0)  # ends at 5.014
     assert [one.finishes_by(by_s, 500, 5.0) for by_s in (5.014, 5.0279, 5.0281, 5.0421, 6.0)] == [0, 0, 100, 200, 500]
     assert one.finishes_by(5.0241, 60, 5.0) == 60
 
 
-def test_a_lane_that_is_idle_overdue_or_kept_for_a_suspect_promises_nothing() -> None:
-    one = lane()
+def test_a_replica_that_is_idle_overdue_or_kept_for_a_suspect_promises_nothing() -> None:
+    one = replica()
     assert one.finishes_by(9.0, 100, 5.0) == 0
     one.sent("1", 100, 5.0)
     assert one.finishes_by(9.0, 100, 5.1) == 0
@@ -283,9 +283,9 @@ def test_a_lane_that_is_idle_overdue_or_kept_for_a_suspect_promises_nothing() ->
     assert one.finishes_by(9.0, 100, 5.0) == 0
 
 
-def shared_by(reports: list[StepReport], **policy: float) -> Lane:
-    """A lane of 100 tokens after its own batches of 40 were answered so."""
-    one = Lane("a", CURVE, 101, replace(POLICY, **policy))
+def shared_by(reports: list[StepReport], **policy: float) -> Replica:
+    """A replica of 100 tokens after its own batches of 40 were answered so."""
+    one = Replica("a", CURVE, 101, replace(POLICY, **policy))
     for number, each in enumerate(reports):
         one.sent(str(number), 40, 5.0 + number)
         one.ended(str(number), 5.01 + number, each)
@@ -300,47 +300,47 @@ def shared_by(reports: list[StepReport], **policy: float) -> Lane:
         (report(40, queued=1), True),  # somebody else's waits
     ],
 )
-def test_a_lane_is_shared_where_replies_tell_of_others_batches(told: StepReport, shared: bool) -> None:
+def test_a_replica_is_shared_where_replies_tell_of_others_batches(told: StepReport, shared: bool) -> None:
     assert shared_by([told] * 10).cut_tokens(60) == (50 if shared else 101)
 
 
-def test_a_lane_counts_as_shared_from_a_fifth_of_replies_on() -> None:
+def test_a_replica_counts_as_shared_from_a_fifth_of_replies_on() -> None:
     half = shared_by([report(41)], sharing_gain=0.2).cut_tokens(60)
     assert (half, type(half)) == (50, int)
     assert shared_by([report(41), report(40), report(40)], sharing_gain=0.2).cut_tokens(60) == 101
 
 
 def test_a_full_batch_leads_as_long_as_ever() -> None:
-    one = lane()
+    one = replica()
     one.light_lead.value_s = 0.001
     one.sent("1", 100, 5.0)
     assert one.due_s(5.0, 99) == pytest.approx(5.0 + 0.014 - 0.001)
     assert one.due_s(5.0, 100) == pytest.approx(5.0 + 0.014 - one.lead_s)
 
 
-def test_a_lane_begins_with_its_controllers_budget() -> None:
+def test_a_replica_begins_with_its_controllers_budget() -> None:
     steering = Steering(SlaGoal(step_s=0.05), StepLimits(77, 4096), 0.01, RecentQuantile(0.95))
-    assert Lane("a", CURVE, 101, POLICY, steering).token_budget == steering.token_budget != 101
+    assert Replica("a", CURVE, 101, POLICY, steering).token_budget == steering.token_budget != 101
 
 
 def test_a_guess_is_corrected_by_the_first_reply_however_short_its_step() -> None:
-    one = Lane("a", None, 100, POLICY)
+    one = Replica("a", None, 100, POLICY)
     one.sent("1", 100, 5.0)
     one.ended("1", 5.5, report(100, 0.5))
     assert one.step_time_s(100) == pytest.approx(0.5)
 
 
 def test_what_is_staged_ends_after_what_others_have_queued() -> None:
-    one = lane(warm=True)
+    one = replica(warm=True)
     one.sent("1", 100, 5.0)
     one.sent("2", 100, 5.010)
     one.ended("1", 5.014, report(100, queued=160))  # 100 of them its own
     assert one.end_s == pytest.approx(5.014 + CURVE.time_s(60) + CURVE.time_s(100))
 
 
-def staged(sent_s: float, told: StepReport) -> Lane:
-    """A lane whose second batch was sent at `sent_s`, while the first one ran until 5.014 s, and was answered so."""
-    one = lane()
+def staged(sent_s: float, told: StepReport) -> Replica:
+    """A replica whose second batch was sent at `sent_s`, while the first one ran until 5.014 s, and was answered so."""
+    one = replica()
     one.sent("1", 100, 5.0)
     one.sent("2", 100, sent_s)
     one.ended("1", 5.014, report(100))
@@ -365,9 +365,9 @@ def test_the_lead_of_light_batches_learns_from_how_long_before_the_end_each_was_
     assert one.light_lead.value_s == pytest.approx(0.004 + 0.05 * (0.005 - 0.004))
 
 
-def roomy(capacity: int = 1000, steering: Steering | None = None) -> Lane:
-    """A lane of 100 tokens whose server gains from batches of up to `capacity`."""
-    return Lane("a", CURVE, 100, POLICY, steering, capacity=capacity)
+def roomy(capacity: int = 1000, steering: Steering | None = None) -> Replica:
+    """A replica of 100 tokens whose server gains from batches of up to `capacity`."""
+    return Replica("a", CURVE, 100, POLICY, steering, capacity=capacity)
 
 
 @pytest.mark.parametrize(("backlog", "cut"), [(0, 100), (100, 100), (101, 101), (700, 700), (1000, 1000), (5000, 1000)])
@@ -385,7 +385,7 @@ def test_a_batch_of_a_backlog_takes_no_longer_than_it_may_and_never_less_than_th
 
 def test_where_a_steps_time_does_not_depend_on_its_tokens_any_number_is_in_time() -> None:
     flat = replace(CURVE, per_token_s=0.0)
-    assert Lane("a", flat, 100, POLICY, capacity=1000).cut_tokens(9000, 9000, 1e-9) == 1000
+    assert Replica("a", flat, 100, POLICY, capacity=1000).cut_tokens(9000, 9000, 1e-9) == 1000
 
 
 def test_a_server_that_measured_no_gain_or_a_controller_that_allows_less_bounds_a_backlogs_batches() -> None:
@@ -404,7 +404,7 @@ def test_a_time_out_allows_for_the_largest_step_of_somebody_else() -> None:
 
 
 def test_a_step_may_take_what_is_left_until_then_less_what_replies_are_late_by() -> None:
-    one = lane()
+    one = replica()
     assert one.answered_within_s(5.5, 5.0) == pytest.approx(0.5)
     one.sent("1", 100, 5.0)
     assert one.answered_within_s(5.5, 5.0) == pytest.approx(0.486)

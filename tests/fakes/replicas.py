@@ -1,26 +1,26 @@
-"""Lanes whose server measured itself."""
+"""Replicas whose server measured itself."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from aggregator.scheduler.replica import Lane, LanePolicy, StepReport
+from aggregator.scheduler.replica import Replica, ReplicaPolicy, StepReport
 from protos.modelserver.v1.curve import Curve, Rule
 
 CURVE = Curve(0.010, 0.004, 1e-4, 60, Rule.HINGE, 8192)
 """10 ms up to 60 tokens, then 0.1 ms more per token: 100 tokens take 14 ms."""
-POLICY = LanePolicy()
+POLICY = ReplicaPolicy()
 
 
-def lane(name: str = "a", *, slower: float = 1.0, token_budget: int = 100, warm: bool = False) -> Lane:
-    """A lane, `slower` times as slow as the curve says; `warm`: it has had a reply."""
+def replica(name: str = "a", *, slower: float = 1.0, token_budget: int = 100, warm: bool = False) -> Replica:
+    """A replica, `slower` times as slow as the curve says; `warm`: it has had a reply."""
     curve = replace(
         CURVE,
         floor_s=CURVE.floor_s * slower,
         fixed_s=CURVE.fixed_s * slower,
         per_token_s=CURVE.per_token_s * slower,
     )
-    made = Lane(name, curve, token_budget, POLICY)
+    made = Replica(name, curve, token_budget, POLICY)
     if warm:
         made.sent("warm-up", 10, 0.0)
         made.ended("warm-up", 0.01 * slower, StepReport(10, 0.01 * slower, 0, 0.0, 0.0))

@@ -1,0 +1,290 @@
+"""Turns: which replica gets the next batch, and when a batch that is not full waits for company."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from math import inf
+
+import numpy as np
+import pytest
+from typing_extensions import override
+
+from aggregator.scheduler.dispatcher import Dispatcher, DispatchPolicy
+from aggregator.scheduler.queue import QueuePolicy
+from aggregator.scheduler.replica import Replica, SendReason, StepReport
+from aggregator.scheduler.replica_choice import Pace, Turn, choose_replica
+from protos.modelserver.v1.curve import Curve, Rule
+from tests.fakes.replicas import CURVE, POLICY, replica
+from tests.fakes.simulation import Server, Simulation
+
+
+def test_the_replica_that_finishes_first_has_its_turn_and_the_reason_is_told() -> None:
+    slow, fast = replica("slow", slower=2.0), replica("fast")
+    turn = choose_replica([slow, fast], 5.0, 50)
+    assert (turn.replica, turn.reason, turn.wake_s, turn.finish_s) == (fast, SendReason.IDLE, inf, None)
+    assert choose_replica([slow, fast], 5.0, 100).reason is SendReason.FULL
+    fast.sent("1", 100, 5.0)
+    assert choose_replica([fast], 5.013, 500).reason is SendReason.STAGED
+
+
+def test_replicas_are_compared_by_the_same_tokens() -> None:
+    large, small = replica("large", token_budget=1000), replica("small", slower=1.5, token_budget=50)
+    assert choose_replica([small, large], 5.0, 1000).replica is large
+
+
+def test_when_it_is_nobodys_turn_the_next_one_is_told() -> None:
+    one, other = replica("one"), replica("other")
+    one.sent("1", 100, 5.0)
+    other.sent("2", 200, 5.0)
+    turn = choose_replica([one, other], 5.0, 50)
+    assert (turn.replica, turn.wake_s) == (None, one.due_s(5.0))
+    assert choose_replica([], 5.0, 50).wake_s == inf
+
+
+def test_an_idle_replica_is_passed_by_while_another_would_finish_sooner() -> None:
+    slow, fast = replica("slow", slower=10.0), replica("fast")
+    fast.sent("1", 100, 5.0)
+    turn = choose_replica([slow, fast], 5.0, 50)
+    assert (turn.replica, turn.wake_s) == (None, fast.due_s(5.0))
+    fast.sent("2", 100, 5.012)
+    turn = choose_replica([slow, fast], 5.012, 50)
+    assert turn.replica is None
+    assert turn.wake_s == pytest.approx(5.028)  # when both are promised to have ended
+    assert choose_replica([slow, fast], turn.wake_s, 50).replica is slow
+
+
+def test_an_idle_replica_that_would_finish_sooner_is_not_passed_by() -> None:
+    slower, fast = replica("slower", slower=1.5), replica("fast")
+    fast.sent("1", 100, 5.0)
+    assert choose_replica([slower, fast], 5.0, 50).replica is slower
+
+
+def test_a_slow_replica_takes_its_part_of_what_others_would_not_finish_sooner() -> None:
+    slow, fast = replica("slow", slower=10.0), replica("fast")
+    fast.sent("1", 100, 5.0)
+    assert choose_replica([slow, fast], 5.0, 800).replica is None
+    assert choose_replica([slow, fast], 5.0, 1000).replica is slow
+
+
+def test_another_replica_is_wanted_when_it_is_no_replicas_turn_or_others_are_waited_for_for_long() -> None:
+    slow, fast = replica("slow", slower=10.0), replica("fast")
+    fast.sent("1", 50, 5.0)
+    assert choose_replica([slow, fast], 5.0, 50).lacks_replica
+    assert choose_replica([fast], 5.0, 50).lacks_replica
+    slower = replica("slower", slower=1.9)
+    turn = choose_replica([slower, fast], 5.005, 50)
+    assert turn.replica is None
+    assert not turn.lacks_replica
+
+
+def test_nobody_waits_for_a_replica_that_a_suspect_has() -> None:
+    slow, fast = replica("slow", slower=10.0), replica("fast")
+    fast.sent("1", 10, 5.0)
+    fast.exclusive = True
+    assert choose_replica([slow, fast], 5.0, 50).replica is slow
+
+
+def test_a_turn_tells_when_the_soonest_replica_with_evidence_would_finish_if_its_own_would_miss_a_deadline() -> None:
+    slow, fast = replica("slow", slower=10.0, warm=True), replica("fast", warm=True)
+    fast.sent("1", 100, 5.0)
+    fast.sent("2", 100, 5.0)
+    turn = choose_replica([slow, fast], 5.0, 2000, deadline_s=5.1)
+    assert turn.replica is slow
+    assert turn.finish_s == pytest.approx(5.042)
+    assert choose_replica([slow, fast], 5.0, 2000, deadline_s=5.15).finish_s == pytest.approx(5.14)
+    stale = replica("stale")
+    assert choose_replica([stale, fast], 5.0, 2000).finish_s is None
+
+
+def busy_pace(*, sent_s: float = 5.0) -> Pace:
+    """Ten queries a millisecond."""
+    pace = Pace()
+    pace.sent(10, sent_s - 0.001)
+    pace.sent(10, sent_s)
+    return pace
+
+
+def test_the_time_until_a_replica_comes_free_is_divided_between_those_that_are() -> None:
+    pace = busy_pace()
+    assert pace.next_s(3, 5.020, 1.0) == pytest.approx(5.005)
+    assert pace.next_s(1, 5.020, 1.0) == pytest.approx(5.010)
+    assert pace.next_s(3, 5.020, 0.2) == pytest.approx(5.001)  # where company saves little
+
+
+def test_nothing_waits_before_the_first_batch_nor_while_fewer_queries_come_than_replicas_are_free() -> None:
+    assert Pace().next_s(1, 5.0, 1.0) == -inf
+    rare = Pace()
+    for number in range(50):
+        rare.sent(1, 0.1 * number)
+    assert rare.next_s(1, 4.920, 1.0) == -inf
+    assert busy_pace().next_s(3, 4.9, 1.0) == -inf  # all that is out should be back
+
+
+def test_as_many_queries_as_replicas_come_free_are_spread_over_the_time_until_the_next_one_does() -> None:
+    pace = Pace()
+    pace.sent(10, 4.0)
+    pace.sent(10, 5.0)
+    assert pace.next_s(10, 6.0, 1.0) == pytest.approx(5.0 + 1.0 / 11)
+    assert pace.next_s(11, 6.0, 1.0) == -inf
+
+
+def test_a_rate_is_soon_forgotten() -> None:
+    pace = busy_pace()
+    pace.sent(1, 6.0)
+    assert pace.next_s(1, 6.020, 1.0) == -inf
+
+
+def test_a_small_batch_waits_its_time_while_another_replica_runs() -> None:
+    replicas = [replica("a"), replica("b"), replica("c")]
+    replicas[0].sent("1", 50, 5.0)
+    turn = choose_replica(replicas, 5.001, 30, busy_pace())
+    assert turn.replica is None
+    assert turn.wake_s == pytest.approx(5.0 + 0.010 / 3)
+    assert choose_replica(replicas, turn.wake_s, 30, busy_pace()).replica is replicas[1]
+    assert choose_replica(replicas, 5.001, 30).replica is replicas[1]
+
+
+def test_neither_a_full_batch_nor_one_that_could_come_too_late_waits_nor_one_that_no_replica_is_busy_for() -> None:
+    replicas = [replica("a"), replica("b"), replica("c")]
+    assert choose_replica(replicas, 5.001, 30, busy_pace()).replica is replicas[0]
+    replicas[0].sent("1", 50, 5.0)
+    assert choose_replica(replicas, 5.001, 100, busy_pace()).replica is replicas[1]
+    assert choose_replica(replicas, 5.001, 30, busy_pace(), deadline_s=5.012).replica is replicas[1]
+    assert choose_replica(replicas, 5.001, 30, busy_pace(), deadline_s=5.020).replica is None
+
+
+def waits_at_four_servers(*, paced: bool) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Latencies in seconds at six tenths of what four servers do, once they are warm."""
+    dispatcher = Dispatcher("m", DispatchPolicy(queue=QueuePolicy(coalesce=False), paced=paced))
+    servers = [Server(name) for name in "abcd"]
+    for server in servers:
+        dispatcher.replicas[server.name] = Replica(server.name, server.measured, 600, POLICY)
+    sim = Simulation(dispatcher, servers, network_s=0.0005)
+    times = random.Random(5)
+    at_s = sim.now_s
+    while at_s < sim.now_s + 0.6:
+        at_s += times.expovariate(0.6 * 4 * 50 / 0.010)
+        sim.at(at_s, lambda: _ignore(sim.put(12)))
+    sim.run()
+    return np.array([wait_s for index, wait_s in sim.latency_s.items() if index > sim.asked // 3])
+
+
+def _ignore(_: object) -> None:
+    """What a query's index is good for when nobody asks for it."""
+
+
+@pytest.mark.slow
+def test_replicas_that_are_not_paced_start_together_and_everybody_waits_for_all_of_them() -> None:
+    paced, hasty = (waits_at_four_servers(paced=paced) for paced in (True, False))
+    assert np.percentile(paced, 99) < 0.9 * np.percentile(hasty, 99)
+    assert np.median(paced) < np.median(hasty)
+
+
+def sharing(count: int = 10) -> Replica:
+    """A replica whose server merges this one's batches with another's."""
+    one = replica()
+    for number in range(count):
+        one.sent(str(number), 40, 0.0)
+        one.ended(str(number), 0.01, StepReport(80, 0.012, 0, 0.0, 0.0))
+    return one
+
+
+@pytest.mark.parametrize(("queued", "cut"), [(30, 100), (50, 100), (51, 50), (99, 50), (100, 100), (900, 100)])
+def test_where_others_send_too_a_batch_is_cut_so_that_two_fit_one_step(queued: int, cut: int) -> None:
+    assert sharing().cut_tokens(queued) == cut
+    assert replica(warm=True).cut_tokens(queued) == 100
+
+
+def test_what_others_have_queued_tells_of_them_too_and_one_reply_of_theirs_does_not() -> None:
+    one = replica()
+    for number in range(10):
+        one.sent(str(number), 60, 0.0)
+        one.ended(str(number), 0.01, StepReport(60, 0.010, 70, 0.0, 0.0))
+    assert one.cut_tokens(70) == 50
+    assert sharing(1).cut_tokens(70) == 100
+
+
+def test_an_answer_at_the_very_deadline_is_too_late() -> None:
+    slow, fast = replica("slow", slower=10.0, warm=True), replica("fast", warm=True)
+    fast.sent("1", 100, 5.0)
+    fast.sent("2", 100, 5.0)
+    at_s = slow.answer_s(100, 5.0)
+    assert choose_replica([slow, fast], 5.0, 2000, deadline_s=at_s).finish_s == pytest.approx(5.042)
+    assert choose_replica([slow, fast], 5.0, 2000, deadline_s=at_s + 1e-9).finish_s == at_s
+
+
+def test_a_turn_is_light_while_all_that_waits_fits_one_batch() -> None:
+    one = replica("one")
+    one.light_lead.value_s = 0.001
+    one.sent("1", 100, 5.0)
+    at_s = 5.014 - one.lead_s
+    assert choose_replica([one], at_s, 50).replica is None
+    assert choose_replica([one], at_s, 100).replica is one
+
+
+def test_what_waits_is_paced_by_what_it_saves_of_a_step() -> None:
+    """60 of 100 tokens take as long as one: all of a step is saved. Twice as many tokens in reach: less of it."""
+
+    class Asked(Pace):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gains: list[float] = []
+
+        @override
+        def next_s(self, free_replicas: int, next_free_s: float, gain: float) -> float:
+            self.gains.append(gain)
+            return -inf
+
+    pace = Asked()
+    slow, busy = Replica("slow", replace(CURVE, floor_s=0.0), 100, POLICY), replica("busy")
+    busy.sent("1", 100, 5.0)
+    choose_replica([slow, busy], 5.0, 50, pace)
+    assert pace.gains == [pytest.approx((0.004 + 1e-4) / (0.004 + 50e-4))]
+
+
+def test_a_pace_knows_only_what_was_sent() -> None:
+    pace = Pace()
+    pace.sent(1, 0.0)
+    pace.sent(1, 1.0)  # one a second
+    assert pace.next_s(1, 1.9, 1.0) == -inf
+    assert pace.next_s(1, 2.1, 1.0) == pytest.approx(1.55)
+
+
+class Fixed(Pace):
+    """Lets the next batch go at one time."""
+
+    @override
+    def next_s(self, free_replicas: int, next_free_s: float, gain: float) -> float:
+        return 5.001
+
+
+def test_no_batch_waits_for_its_pace_until_an_answer_at_the_very_deadline() -> None:
+    idle, busy = replica("idle"), replica("busy")
+    busy.sent("1", 100, 5.0)
+    at_s = idle.answer_s(50, 5.001)
+    assert choose_replica([idle, busy], 5.0, 50, Fixed(), at_s).replica is idle
+    assert choose_replica([idle, busy], 5.0, 50, Fixed(), at_s + 1e-9).replica is None
+
+
+def idle_beside_busy(idle: int, busy: int) -> Turn:
+    """What becomes of 16 tokens, a moment before a busy replica is free, by what steps take on either."""
+    replicas = [
+        Replica(str(times), Curve(0.0, 0.0, times * 2**-10, 1, Rule.THROUGHPUT, 1000), 100, POLICY)
+        for times in (idle, busy)
+    ]
+    replicas[1].sent("1", 8 // busy, 0.0)
+    return choose_replica(replicas, 0.0, 16)
+
+
+@pytest.mark.parametrize(("idle", "busy", "waits"), [(3, 2, True), (7, 5, False)])
+def test_a_replica_is_passed_by_only_for_others_that_are_half_as_quick_again(
+    idle: int, busy: int, *, waits: bool
+) -> None:
+    assert (idle_beside_busy(idle, busy).replica is None) == waits
+
+
+@pytest.mark.parametrize(("idle", "lacks"), [(2, False), (3, True)])
+def test_another_replica_is_worth_while_where_waiting_saves_more_than_two_steps(idle: int, *, lacks: bool) -> None:
+    turn = idle_beside_busy(idle, 1)
+    assert (turn.replica, turn.lacks_replica) == (None, lacks)
