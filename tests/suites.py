@@ -152,7 +152,7 @@ SUITES = (
     _pytest("alerts", needs=(PROMETHEUS, JAVA), waits=True),
     _pytest("contract", needs=(JAVA, ENGINE), waits=True),
     _pytest("integration", *IN_FOUR, *BY_FILE, needs=(JAVA, ENGINE)),
-    _pytest("faults", "-m", "short", *IN_FOUR, needs=(JAVA, ENGINE), waits=True),
+    _pytest("faults", "-m", "short", *IN_TWO, needs=(JAVA, ENGINE)),
     _pytest("clients", needs=(JAVA, ENGINE, *TOOLCHAINS)),
     _pytest("e2e", needs=(JAVA, ENGINE), waits=True),
     _pytest("cluster", "-m", "short", needs=(NAMESPACES, JAVA, HELM, ENGINE), waits=True),
