@@ -34,6 +34,7 @@ COMMANDS = (
     Command("embed", "loadtest.embed", "send queries through gRPC and collect the answers", calls=True),
     Command("redrive", "loadtest.redrive", "put dead letters back to where they came from"),
     Command("simulate", "loadtest.simulate.command", "compare ways of batching in virtual time, on the real core"),
+    Command("plan", "loadtest.plan.command", "say how many model servers a load of your own takes"),
     Command("sweep", "loadtest.simulate.sweep_command", "find each policy's best setting in each case, and compare"),
     Command("ablate", "loadtest.simulate.ablation_command", "switch each mechanism of the core off, and see"),
     Command("generate", "loadtest.generation.command", "simulate a generating engine under the core's limits"),

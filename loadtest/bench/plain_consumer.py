@@ -54,7 +54,7 @@ async def _work(options: argparse.Namespace) -> None:
             fetched = await consumer.getmany(timeout_ms=200, max_records=options.batch)
             records = [record for partition in fetched.values() for record in partition]
             if records:
-                requests = [pb.EmbedRequest.FromString(record.value) for record in records]
+                requests = [pb.EmbedRequest.FromString(record.value or b"") for record in records]
                 vectors = await _embed(session, options.url, [request.inputs[0].text for request in requests])
                 sent = [
                     await producer.send(

@@ -107,7 +107,20 @@ class Replay:
         return times[times < duration_s]
 
 
-Arrivals = Steady | Steps | Bursts | Day | Replay
+@dataclass(frozen=True, slots=True, eq=False)
+class Replayed:
+    """Arrivals that were recorded, seconds after the first; with `copies` each comes so many times, at once."""
+
+    times_s: Times
+    copies: int = 1
+
+    def draw(self, duration_s: float, rng: np.random.Generator) -> Times:
+        """Arrival times in seconds, sorted, float64."""
+        del rng
+        return np.repeat(self.times_s[self.times_s <= duration_s], self.copies)
+
+
+Arrivals = Steady | Steps | Bursts | Day | Replay | Replayed
 
 
 def poisson(pieces: Pieces, rng: np.random.Generator) -> Times:

@@ -22,11 +22,13 @@ BUNDLED = {"minilm-cpu": "minilm_cpu_profile.json"}
 _MADE = {"a100-like": A100_LIKE, "batcher": BATCHER}
 
 
-def find(name: str) -> Curve:
-    """The curve of that name, or of the profile file of that path.
+def find(name: str | Curve) -> Curve:
+    """The curve of that name, or of the profile file of that path, or the one given.
 
     Raises ValueError for a file that is no profile, OSError for one that cannot be read.
     """
+    if isinstance(name, Curve):
+        return name
     if name in _MADE:
         return _MADE[name]
     if name in BUNDLED:

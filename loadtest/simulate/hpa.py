@@ -25,8 +25,10 @@ class HpaPolicy:
     down_window_s: float = 300.0
     up_pods: int = 4
     up_share: float = 1.0
+    down_pods: int = 0
     down_share: float = 1.0
     policy_period_s: float = 15.0
+    down_period_s: float = 15.0
 
 
 class Hpa:
@@ -68,11 +70,12 @@ class Hpa:
 
     def _limited(self, desired: int, now_s: float) -> int:
         policy = self._policy
-        while self._changes and self._changes[0][0] <= now_s - policy.policy_period_s:
+        while self._changes and self._changes[0][0] <= now_s - max(policy.policy_period_s, policy.down_period_s):
             self._changes.popleft()
-        added = sum(change for _, change in self._changes if change > 0)
-        removed = -sum(change for _, change in self._changes if change < 0)
+        up_from_s, down_from_s = now_s - policy.policy_period_s, now_s - policy.down_period_s
+        added = sum(change for at_s, change in self._changes if change > 0 and at_s > up_from_s)
+        removed = -sum(change for at_s, change in self._changes if change < 0 and at_s > down_from_s)
         start_up, start_down = self.replicas - added, self.replicas + removed
         most = max(start_up + policy.up_pods, math.ceil(start_up * (1.0 + policy.up_share)))
-        least = math.floor(start_down * (1.0 - policy.down_share))
+        least = min(start_down - policy.down_pods, math.floor(start_down * (1.0 - policy.down_share)))
         return max(min(desired, most), least)

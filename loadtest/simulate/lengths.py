@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import override
 
 Ints = npt.NDArray[np.int64]
 
@@ -38,7 +39,7 @@ class Kind(StrEnum):
     FIXED = "fixed"  # all of the same length
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Lengths:
     """A mixture: queries of one kind, and `documents` of the inputs (a share) longer, around `document_tokens`."""
 
@@ -70,3 +71,17 @@ class Lengths:
     def mean(self) -> float:
         """Mean tokens of an input, by a large fixed draw."""
         return float(self.draw(200_000, np.random.default_rng(0)).mean())
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn(Lengths):
+    """Lengths that were recorded, in the order of arrival; what is longer than `longest` is cut, as models do."""
+
+    tokens: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    copies: int = 1
+
+    @override
+    def draw(self, count: int, rng: np.random.Generator) -> Ints:
+        """The first `count` of them."""
+        del rng
+        return np.minimum(np.repeat(self.tokens, self.copies)[:count], self.longest)

@@ -20,6 +20,7 @@ from loadtest.simulate.plain_sender import Closing, PlainSender
 from loadtest.simulate.pod import Engine
 from loadtest.simulate.sender import Sender
 from loadtest.simulate.step_times import StepTimes
+from protos.modelserver.v1.curve import Curve
 
 
 class Mishap(StrEnum):
@@ -65,7 +66,7 @@ class Scenario:
     name: str
     arrivals: Arrivals
     duration_s: float
-    curve: str = "a100-like"
+    curve: str | Curve = "a100-like"
     lengths: Lengths = field(default_factory=Lengths)
     pods: int = 1
     aggregators: int = 1

@@ -51,11 +51,11 @@ def release(new_release: NewRelease, kafka: KafkaBroker) -> Generator[Release]:
         kafka_on_node.BOOTSTRAP,
         modelServer={
             "autoscaling": {"minReplicas": 1, "maxReplicas": MOST, "behavior": BEHAVIOR},
-            "config": {"synthetic": {"fixed_s": 0.04, "per_token_s": 0.0004}},
+            "config": {"synthetic": {"fixed_s": 0.04, "per_token_s": 0.0004}, "profile": {"max_tokens": 512}},
         },
         aggregator={
             "autoscaling": {"enabled": False},
-            "config": {"sla": {"target_s": TARGET_S, "max_tokens": 512}},
+            "config": {"sla": {"target_s": TARGET_S}},
         },
         scaler={
             "config": {

@@ -52,3 +52,10 @@ def test_the_bounds_hold() -> None:
     hpa = Hpa(HpaPolicy(min_replicas=2, max_replicas=4), 3)
     assert hpa.sync(100.0, 0.0) == 4
     assert hpa.sync(0.0, 1000.0) == 2
+
+
+def test_pods_go_one_by_one_where_the_policies_say_so() -> None:
+    policy = HpaPolicy(down_window_s=0.0, down_pods=1, down_share=0.0, down_period_s=120.0)
+    hpa = Hpa(policy, 4)
+    replicas = [hpa.sync(1.0, 30.0 * number) for number in range(1, 10)]
+    assert replicas == [3, 3, 3, 3, 2, 2, 2, 2, 1]
