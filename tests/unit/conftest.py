@@ -19,7 +19,7 @@ _OF_THE_CORE = (
     _HERE / "aggregator" / "admission",
     _HERE / "aggregator" / "scheduler",
     _HERE / "aggregator" / "sources" / "kafka",
-    _HERE / "modelserver" / "test_saturation.py",
+    _HERE / "modelserver" / "profile" / "test_saturation.py",
 )
 
 

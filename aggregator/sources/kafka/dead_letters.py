@@ -43,7 +43,7 @@ class DeadLetter:
 class DeadLetters:
     """Writes dead letters behind everybody's back, the lot of a topic at a time.
 
-    A lease completes once its letter is acknowledged. A letter that cannot be written holds its own partition's commit
+    A lease completes once its dead letter is acknowledged. One that cannot be written holds its own partition's commit
     until it can; a topic whose letters pile up is `full`, and is to be held, while all others go on.
     """
 

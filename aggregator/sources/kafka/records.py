@@ -27,7 +27,7 @@ class Record(Protocol):
 class Deliveries(Protocol):
     """Kafka intake: leased records in, commits out.
 
-    A lease completes (by `lease.committed offset.complete`) once its outcome is acknowledged by the broker; the
+    A lease completes (by `lease.committed_offset.complete`) once its outcome is acknowledged by the broker; the
     implementation commits committed offsets on its own clock, on revocation and at the end.
     """
 

@@ -23,7 +23,7 @@ class Lease:
 class CommittedOffset:
     """The lowest unfinished offset of one partition, for one assignment of it.
 
-    A fenced committed offset belongs to an assignment that was given back: its leases complete without effect, and the
+    One that is fenced belongs to an assignment that was given back: its leases complete without effect, and the
     partition's new owner redoes the rest. `topic_id` tells the topic from others that had its name; empty if not known.
     """
 
