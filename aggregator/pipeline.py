@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from math import inf
-from typing import Any
+from typing import Any, cast
 
 from aggregator.admission.enqueue import enqueue
 from aggregator.admission.held import release
@@ -27,10 +27,11 @@ from aggregator.admission.routing import UNQUEUED, route_all, unroute
 from aggregator.admission.tokenizers.token_counts import apart
 from aggregator.admission.tokenizers.tokenizer import Tokenizer
 from aggregator.errors import BatchFailed, Code, EngineFailed, ModelServerBusy, ModelServerLost, ModelUnavailable
+from aggregator.generating import Generating
 from aggregator.observability.demand import DemandMeter
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
-from aggregator.replicas.engine import Engine, Pool, StepResult, outgoing
+from aggregator.replicas.engine import Engine, Pool, StepResult, TextEngine, outgoing
 from aggregator.request import Failure, Request, request_of
 from aggregator.scheduler.dispatcher import Batch
 from aggregator.scheduler.work_item import Query
@@ -43,6 +44,7 @@ _CALLS_WAIT_S = 2.0
 _EXPIRED = Failure(Code.DEADLINE_EXCEEDED, "the deadline passed before the input reached an engine")
 _LATE = Failure(Code.DEADLINE_EXCEEDED, "the deadline cannot be met: the batch would end after it")
 _POISON = Failure(Code.INTERNAL, "this input, alone in its batch, made the engine fail")
+_OTHER_REVISION = Failure(Code.UNAVAILABLE, "the revision that began this text is served no more", retryable=True)
 _UNAVAILABLE = Failure.of(ModelUnavailable("no server of this model is available"))
 
 
@@ -76,6 +78,15 @@ class Pipeline:
         self._receiving: list[asyncio.Task[None]] = []
         self._something_changed = asyncio.Event()
         self._completion = Completion(models, self.sources, metrics, clock)
+        self._generating = Generating(
+            pool,
+            self._gate,
+            metrics,
+            complete=self._reply,
+            changed=self._has_room,
+            clock=clock,
+            jitter=jitter,
+        )
         self._long_calls: dict[Request, asyncio.Task[None]] = {}
         self._draining = False
 
@@ -187,14 +198,14 @@ class Pipeline:
                 now_s, max_entries=model_revision.query_capacity, draining=self._draining
             )
             for batch in due.batches:
-                replica = batch.replica
+                replica, engine = batch.replica, model_revision.engines[batch.replica.name]
                 self._metrics.batch_sent(
                     replica.name, batch.reason, batch.token_count, len(batch.entries), batch.token_budget
                 )
-                self._spawn(
-                    self.run_batch(model_revision, model_revision.engines[replica.name], batch),
-                    f"batch {batch.batch_id}",
-                )
+                if model_revision.description.generating is not None:
+                    self._generating.begin(model_revision, cast("TextEngine", engine), batch)
+                else:
+                    self._spawn(self.run_batch(model_revision, engine, batch), f"batch {batch.batch_id}")
             if due.expired or due.late:
                 self._metrics.expired(len(due.expired) + len(due.late))
                 self._complete_failed(due.expired, _EXPIRED)
@@ -241,15 +252,19 @@ class Pipeline:
             except BatchFailed as error:
                 model_revision.under_way.remove(batch)
                 finished = self._batch_failed(model_revision, batch, engine, error)
-                self._leave_retired(model_revision)
             else:
                 model_revision.under_way.remove(batch)
                 finished = self._batch_done(model_revision, batch, result)
-            self._something_changed.set()
-            for source in self.sources:
-                source.receive_now()  # a server is less busy now
+            self._has_room(model_revision)
             if finished:
                 await self._completion.complete(finished)
+
+    def _has_room(self, model_revision: ModelRevision) -> None:
+        """A server of it is less busy now."""
+        self._leave_retired(model_revision)
+        self._something_changed.set()
+        for source in self.sources:
+            source.receive_now()
 
     def _batch_done(self, model_revision: ModelRevision, batch: Batch, result: StepResult) -> list[Request]:
         now_s = self._clock()
@@ -286,16 +301,18 @@ class Pipeline:
         finished: list[Request] = []
         for query in queries:
             complete_input(query, failure, finished)
-        if finished:
-            self._spawn(self._completion.complete(finished), "complete failed")
+        self._reply(finished)
+
+    def _reply(self, requests: Sequence[Request]) -> None:
+        if requests:
+            self._spawn(self._completion.complete(requests), "complete")
 
     def _fail(self, requests: Sequence[Request], failure: Failure) -> None:
-        failed = [request for request in requests if request.fail(failure)]
-        if failed:
-            self._spawn(self._completion.complete(failed), "complete failed")
+        self._reply([request for request in requests if request.fail(failure)])
 
     def give_up(self, request: Request) -> asyncio.Future[None] | None:
         """A caller went away: nothing more is owed to it. Returns the work on it that has yet to end, if any."""
+        self._generating.give_up(request)
         self._completion.give_up(request)
         counting = self._long_calls.pop(request, None)
         if counting is not None:
@@ -332,8 +349,10 @@ class Pipeline:
         for request in requests:
             release(request)
             unroute(request)
-        if requests:
-            self._spawn(self._admit(requests), "admit again")
+        self._fail([request for request in requests if request.text and not request.text.start_anew()], _OTHER_REVISION)
+        again = [request for request in requests if request.remaining]
+        if again:
+            self._spawn(self._admit(again), "admit again")
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         assert self._tasks is not None, "The pipeline was used before it ran. This is a bug."

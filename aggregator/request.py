@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from aggregator.errors import Code, TokenbatchError
 from aggregator.replicas.results import Vector
+from aggregator.replicas.texts import Text
 from aggregator.scheduler.work_item import Entry, Priority, Query
 from protos.embedding.v1 import embedding_pb2 as pb
 
@@ -35,7 +36,7 @@ class Failure:
         return cls(error.code, str(error), error.retriable, error.retry_after_s)
 
 
-Outcome = Vector | Failure
+Outcome = Vector | Text | Failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,9 @@ class Origin:
 
     __slots__ = ()
 
+    def progressed(self) -> None:
+        """There is more of the request's text than there was; not every source tells before the end."""
+
 
 @dataclass(slots=True, eq=False)
 class Request:
@@ -77,7 +81,7 @@ class Request:
     From admission until its reply is delivered it occupies `token_count` tokens where `held` says; `places` are
     its inputs' in the queue, kept only where a caller may go away (gRPC). Once `admitted` it is not refused again for
     want of room. `given_up`: nobody waits for it any more.
-    Times are monotonic seconds; a deadline of `inf` means none.
+    Times are monotonic seconds; a deadline of `inf` means none. `text`: what it asks for, where it is no embedding.
     """
 
     request_id: str
@@ -100,6 +104,7 @@ class Request:
     places: Sequence[tuple[Query, Entry]] = ()
     admitted: bool = False
     given_up: bool = False
+    text: Text | None = None
 
     def complete_input(self, index: int, outcome: Outcome) -> bool:
         """Record one input's outcome; True when that was the last one missing."""

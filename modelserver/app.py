@@ -14,18 +14,22 @@ from uuid import uuid4
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from modelserver.engines.choice import task_of
+from modelserver.engines.engine import Task
 from modelserver.errors import CannotStart
 from modelserver.loop import EngineLoop, EngineLoopEvents, EngineState
 from modelserver.metrics import Metrics
 from modelserver.model_files import ModelFiles
 from modelserver.profile.throughput import with_backlog
+from modelserver.scheduler.generation_loop import GenerationEvents, GenerationLoop
+from modelserver.scheduler.merge import Composition
 from modelserver.scheduler.queued_batch import StepReport
 from modelserver.scheduler.step_queue import StepQueue
 from modelserver.service.description import Description, describe
 from modelserver.service.servicer import ModelServerServicer, Serving, tokenizer_chunks
 from modelserver.service.tracing import batch_spans, no_span
 from modelserver.settings import ModelServerSettings
-from modelserver.startup import EngineStart, keep_profile, queue_bounds
+from modelserver.startup import EngineStart, GeneratorStart, keep_profile, queue_bounds
 from modelserver.telemetry import Telemetry
 from protos import reflection
 from protos.modelserver.v1 import modelserver_pb2 as pb
@@ -65,9 +69,23 @@ class Server:
         self._failure: Exception | None = None
         self._loop = asyncio.get_running_loop()
         self._start = EngineStart(settings, files, lambda: self._post(self._metrics.fallback))
-        self._engine_loop = EngineLoop(self._start, self._queue, partial(queue_bounds, settings), self._events())
+        self._generator_start = GeneratorStart(settings, files)
+        self._engine_thread = self._embedding() if task_of(settings, files) is Task.EMBED else self._generating()
         self._metrics_address = telemetry.metrics_address
         telemetry.checks = {"/livez": self._stuck, "/readyz": self._unready}
+
+    def _embedding(self) -> EngineLoop:
+        return EngineLoop(self._start, self._queue, partial(queue_bounds, self._settings), self._events())
+
+    def _generating(self) -> GenerationLoop:
+        start = self._generator_start
+        events = GenerationEvents(
+            on_state=lambda state, error: self._post(lambda: self._states.put_nowait((state, error))),
+            on_step=lambda step: self._post(lambda: self._metrics.generation_step(step)),
+            on_failed_step=lambda: self._post(lambda: self._metrics.failed_step(Composition.MERGED)),
+        )
+        self._serving.generation = loop = GenerationLoop(start, start.steering, events)
+        return loop
 
     async def run(self) -> int:
         """Serve until SIGTERM or SIGINT, then finish what was accepted; the exit code. Raises CannotStart."""
@@ -76,7 +94,7 @@ class Server:
         server, port = await self._listen()
         _log.info("listening", extra={"stage": "listen", "port": port, "metrics": self._metrics_address})
         self._port = port
-        self._engine_loop.start()
+        self._engine_thread.start()
         following = asyncio.create_task(self._follow(), name="follow the engine")
         stopping = asyncio.create_task(self._stop.wait(), name="wait for the signal")
         await asyncio.wait((following, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -112,6 +130,8 @@ class Server:
         _log.info("stopping", extra={"queued_tokens": self._queue.queued_tokens})
         await self._health.enter_graceful_shutdown()
         self._queue.close()
+        if self._serving.generation is not None:
+            self._serving.generation.close()
         try:
             async with asyncio.timeout(self._settings.grpc.drain_timeout_s):
                 await self._servicer.idle()
@@ -167,9 +187,12 @@ class Server:
         keep_profile(self._start.profile, self._settings, self._described().facts)
 
     def _described(self) -> Description:
-        facts = self._start.facts
+        facts = self._start.facts or self._generator_start.facts
         assert facts is not None, "an engine serves whose facts are not known. This is a bug."
-        return describe(self._settings.served_name, facts, self._files, self._start.profile, self._instance_id)
+        cost = self._generator_start.cost
+        return describe(
+            self._settings.served_name, facts, self._files, self._start.profile, self._instance_id, cost=cost
+        )
 
     def _announce(self) -> None:
         self._serving.description = self._described()
@@ -186,7 +209,7 @@ class Server:
             await self._health.set(name, status)
 
     def _stuck(self) -> str | None:
-        return f"a step runs for over {_STUCK_S:.0f} s" if self._engine_loop.running_s() > _STUCK_S else None
+        return f"a step runs for over {_STUCK_S:.0f} s" if self._engine_thread.running_s() > _STUCK_S else None
 
     def _unready(self) -> str | None:
         ready = self._serving.description is not None and not self._stop.is_set()

@@ -1,9 +1,11 @@
-"""Every way a batch can be refused or fail here, each with the gRPC code that its sender sees.
+"""Every way a batch or a sequence can be refused or fail here, each with the gRPC code that its sender sees.
 
 ModelServerError
 ├─ BatchRefused          before the engine saw it
 │  ├─ InvalidBatch       not a batch at all, or larger than a step
+│  ├─ TooLong            a prompt that leaves no room for a text
 │  ├─ WrongModel         another model or revision serves here
+│  ├─ WrongTask          it embeds and is asked to generate, or the other way round
 │  ├─ QueueFull          too many tokens wait already; another server, or later
 │  └─ NotServing         starting, rebuilding or stopping
 ├─ StepFailed            the engine raised on this batch, and can go on
@@ -34,8 +36,20 @@ class InvalidBatch(BatchRefused):
     code = grpc.StatusCode.INVALID_ARGUMENT
 
 
+class TooLong(BatchRefused):
+    """A prompt that leaves no room for a text."""
+
+    code = grpc.StatusCode.OUT_OF_RANGE
+
+
 class WrongModel(BatchRefused):
     """Another model or revision serves here."""
+
+    code = grpc.StatusCode.FAILED_PRECONDITION
+
+
+class WrongTask(BatchRefused):
+    """The model here is served for another task."""
 
     code = grpc.StatusCode.FAILED_PRECONDITION
 

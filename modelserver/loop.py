@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from threading import Thread
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
+from typing_extensions import override
 
 from modelserver.engines.engine import Engine, EngineFactory, EngineFacts, Matrix, Step
 from modelserver.errors import EngineBroken, ModelServerError, NotServing, StepFailed
@@ -30,20 +33,97 @@ class EngineState(StrEnum):
     FAILED = "failed"
 
 
+E = TypeVar("E", bound="Closable")
+StateEvent = Callable[[EngineState, Exception | None], None]
+"""Told on the engine's thread of each change of state, and why the engine failed."""
+
+
+class Closable(Protocol):
+    """What every engine is."""
+
+    def close(self) -> None:
+        """Free what it holds."""
+        ...
+
+
+class EngineThread(ABC, Generic[E]):
+    """A thread that builds one engine, serves with it, and builds it anew after it broke; one kind for each task."""
+
+    def __init__(self, build: Callable[[], E], on_state: StateEvent, clock: Callable[[], float]) -> None:
+        """`build` makes the engine, on the engine's thread, at the start and again after it broke."""
+        self._build = build
+        self._on_state = on_state
+        self._clock = clock
+        self._running_since_s: float | None = None
+        self._thread = Thread(target=self._drive, name="engine", daemon=True)
+
+    def start(self) -> None:
+        """Start it."""
+        self._thread.start()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for its end, once it takes no more; whether it has ended."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def running_s(self) -> float:
+        """How long the running step has taken so far; 0 when none runs."""
+        since_s = self._running_since_s
+        return 0.0 if since_s is None else self._clock() - since_s
+
+    @abstractmethod
+    def _open(self, engine: E) -> None:
+        """Take work from now on."""
+
+    @abstractmethod
+    def _steps(self, engine: E) -> None:
+        """Run steps until no more is taken and all is done. Raises EngineBroken."""
+
+    @abstractmethod
+    def _refuse_waiting(self, reason: str) -> None:
+        """Take no more for now, and refuse what waits."""
+
+    def _drive(self) -> None:
+        """Build, serve, and build again after a break; the engine's thread from its first to its last line."""
+        try:
+            engine = self._build()
+            while not self._serve(engine):
+                self._refuse_waiting("the engine is being rebuilt")
+                engine.close()
+                engine = self._build()
+            engine.close()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the process must hear of it and end
+            self._refuse_waiting("the engine has failed")
+            self._on_state(EngineState.FAILED, error)
+        else:
+            self._on_state(EngineState.STOPPED, None)
+
+    def _serve(self, engine: E) -> bool:
+        """Whether it served to the end; else it broke."""
+        self._open(engine)
+        self._on_state(EngineState.SERVING, None)
+        try:
+            self._steps(engine)
+        except EngineBroken as error:
+            _log.exception("the engine broke")
+            self._on_state(EngineState.REBUILDING, error)
+            return False
+        return True
+
+
 @dataclass(frozen=True, slots=True)
 class EngineLoopEvents:
     """Told on the engine's thread: each change of state (with why the engine failed), and each step or failed step."""
 
-    on_state: Callable[[EngineState, Exception | None], None]
+    on_state: StateEvent
     on_step: Callable[[StepReport], None]
     on_failed_step: Callable[[Composition], None]
 
 
-class EngineLoop:
-    """The engine's thread and the staging thread beside it.
+class EngineLoop(EngineThread[Engine]):
+    """Embeds: whole batches, one step each or merged, with a staging thread beside the engine's.
 
-    `build` makes the engine, on the engine's thread, at the start and again after it broke; `queue` is where its
-    batches wait, and `bounds` says how many of them an engine takes.
+    `queue` is where its batches wait, and `bounds` says how many of them an engine takes.
     """
 
     def __init__(
@@ -54,66 +134,32 @@ class EngineLoop:
         events: EngineLoopEvents,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._build = build
+        super().__init__(build, events.on_state, clock)
         self._queue = queue
         self._bounds = bounds
         self._events = events
-        self._clock = clock
         self._engine: Engine | None = None
         self._idle_since_s = 0.0
-        self._running_since_s: float | None = None
-        self._threads = (
-            Thread(target=self._drive, name="engine", daemon=True),
-            Thread(target=self._stage, name="staging", daemon=True),
-        )
+        self._staging = Thread(target=self._stage, name="staging", daemon=True)
 
+    @override
     def start(self) -> None:
         """Start both threads."""
-        for thread in self._threads:
-            thread.start()
+        super().start()
+        self._staging.start()
 
-    def join(self, timeout_s: float) -> bool:
-        """Wait for the engine's thread, once the queue is closed; whether it has ended."""
-        self._threads[0].join(timeout_s)
-        return not self._threads[0].is_alive()
-
-    def running_s(self) -> float:
-        """How long the running step has taken so far; 0 when none runs."""
-        since_s = self._running_since_s
-        return 0.0 if since_s is None else self._clock() - since_s
-
-    def _drive(self) -> None:
-        """Build, serve, and build again after a break; the engine's thread from its first to its last line."""
-        try:
-            self._engine = self._build()
-            while not self._serve(self._engine):
-                self._engine = self._rebuild(self._engine)
-            self._engine.close()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the process must hear of it and end
-            self._refuse_waiting("the engine has failed")
-            self._events.on_state(EngineState.FAILED, error)
-        else:
-            self._events.on_state(EngineState.STOPPED, None)
-
-    def _serve(self, engine: Engine) -> bool:
-        """Run steps until the queue is closed (True) or the engine is broken (False)."""
+    @override
+    def _open(self, engine: Engine) -> None:
+        self._engine = engine
         self._idle_since_s = self._clock()
         self._queue.open(self._bounds(engine.facts))
-        self._events.on_state(EngineState.SERVING, None)
+
+    @override
+    def _steps(self, engine: Engine) -> None:
         while (following := self._queue.take()) is not None:
-            try:
-                self._run(engine, following)
-            except EngineBroken as error:
-                _log.exception("the engine broke")
-                self._events.on_state(EngineState.REBUILDING, error)
-                return False
-        return True
+            self._run(engine, following)
 
-    def _rebuild(self, broken: Engine) -> Engine:
-        self._refuse_waiting("the engine is being rebuilt")
-        broken.close()
-        return self._build()
-
+    @override
     def _refuse_waiting(self, reason: str) -> None:
         for queued in self._queue.drain():
             queued.deliver(NotServing(reason))

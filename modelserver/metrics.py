@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 import grpc
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
+from modelserver.scheduler.generation_loop import GenerationStep
 from modelserver.scheduler.merge import Composition
 from modelserver.scheduler.queued_batch import StepReport
 
@@ -14,6 +15,7 @@ _DURATION_BOUNDS_S = (
     0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0,
 )  # fmt: skip
 _TOKEN_BOUNDS = (8, 16, 32, 64, 128, 256, 512, 768, 1024, 1536, 2048, 4096, 8192, 16384, 32768)
+_SEQUENCE_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 _IDLE_BOUNDS_S = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 10.0)
 
 
@@ -57,6 +59,19 @@ class Metrics:
         meter.create_observable_gauge(
             "embed.engine.queued_tokens", [waiting], "{token}", "tokens that wait for the engine"
         )
+        self._step = meter.create_histogram(
+            "generate.engine.duration",
+            "s",
+            "time of one engine step of a model that generates",
+            explicit_bucket_boundaries_advisory=_DURATION_BOUNDS_S,
+        )
+        self._sequences = meter.create_histogram(
+            "generate.engine.sequences",
+            "{sequence}",
+            "sequences that gained a token in one engine step",
+            explicit_bucket_boundaries_advisory=_SEQUENCE_BOUNDS,
+        )
+        self._generated = meter.create_counter("generate.engine.tokens", "{token}", "tokens of prompts, and new ones")
         for counter in (self._queries, self._batches, self._rebuilds, self._fallbacks):
             counter.add(0)  # a rate needs the zero before the first
 
@@ -68,6 +83,13 @@ class Metrics:
         self._idle.record(report.idle_before_s)
         self._queries.add(report.queries)
         self._batches.add(report.batches)
+
+    def generation_step(self, step: GenerationStep) -> None:
+        """One step of a model that generates."""
+        self._step.record(step.duration_s)
+        self._sequences.record(step.sequences)
+        self._generated.add(step.prompt_tokens, {"kind": "prompt"})
+        self._generated.add(step.new_tokens, {"kind": "new"})
 
     def failed_step(self, composition: Composition) -> None:
         """One step that the engine raised on."""

@@ -21,6 +21,7 @@ DEFAULT_MODEL_NAME = "all-minilm-l6-v2"
 
 _TOKENIZER_FILES = (
     "added_tokens.json",
+    "chat_template.jinja",
     "config_sentence_transformers.json",
     "modules.json",
     "sentence_bert_config.json",
@@ -53,6 +54,7 @@ class ModelFiles:
     vocabulary_size: int
     hidden_size: int
     max_input_tokens: int
+    generates: bool = False
 
 
 def locate(path_or_name: str, revision: str) -> Path:
@@ -90,6 +92,7 @@ def read(path: Path, revision: str) -> ModelFiles:
         vocabulary_size=int(config.get("vocab_size", 0)),
         hidden_size=int(config.get("hidden_size", 0)),
         max_input_tokens=_max_input_tokens(path, config),
+        generates=_generates(path, config),
     )
 
 
@@ -150,6 +153,12 @@ def _normalizes(path: Path) -> bool:
 
 def _prompt(prompts: Mapping[str, str], names: tuple[str, ...]) -> str:
     return next((prompts[name] for name in names if name in prompts), "")
+
+
+def _generates(path: Path, config: Mapping[str, Any]) -> bool:
+    """Whether it is a causal language model; one that came with pooling modules embeds."""
+    causal = any(str(name).endswith(("ForCausalLM", "LMHeadModel")) for name in config.get("architectures") or ())
+    return causal and not (path / "modules.json").is_file()
 
 
 def _max_input_tokens(path: Path, config: Mapping[str, Any]) -> int:

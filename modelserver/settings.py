@@ -33,6 +33,7 @@ from typing_extensions import override
 
 from modelserver.errors import CannotStart
 from modelserver.model_files import DEFAULT_MODEL_NAME
+from modelserver.scheduler.memory import MemoryForm
 
 ENV_PREFIX = "TOKENBATCH_MODELSERVER_"
 _SERVICE_LINK = re.compile(f"^{ENV_PREFIX}(SERVICE_(HOST|PORT)|PORT)(_|$)")
@@ -60,7 +61,25 @@ class ModelSettings(Group):
     max_input_tokens: PositiveInt | None = Field(
         default=None, description="of one query; empty: as the model's files say, if one step holds it"
     )
+    task: Literal["auto", "embed", "generate"] = Field(
+        default="auto",
+        description="what it is served for; auto: generate for a causal language model without the modules.json of an"
+        " embedding model",
+    )
     trust_remote_code: bool = Field(default=False, description="run code that comes with the model")
+
+
+class GenerationSettings(Group):
+    """A model that generates."""
+
+    time_per_output_token_s: PositiveFloat = Field(
+        default=0.1, description="between two tokens of one text; prompts are computed in parts that keep it"
+    )
+    memory_limit: MemoryForm = Field(
+        default=MemoryForm.OFF,
+        description="sequences that run at once: off: as vLLM admits them; length and occupancy: as many as seldom"
+        " overflow the cache, by the lengths of those before them or by what they hold while they run",
+    )
 
 
 class EngineSettings(Group):
@@ -140,6 +159,7 @@ class ModelServerSettings(Group):
 
     model: ModelSettings = ModelSettings()
     engine: EngineSettings = EngineSettings()
+    generation: GenerationSettings = GenerationSettings()
     queue: QueueSettings = QueueSettings()
     grpc: GrpcSettings = GrpcSettings()
     profile: ProfileSettings = ProfileSettings()

@@ -7,15 +7,18 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from modelserver.engines.choice import build
-from modelserver.engines.engine import Engine, EngineFacts
+from modelserver.engines.choice import build, build_generator
+from modelserver.engines.engine import Engine, EngineFacts, Generator
 from modelserver.engines.synthetic import SyntheticEngine
 from modelserver.engines.warm_up import warm_up
 from modelserver.model_files import ModelFiles
 from modelserver.profile import store
+from modelserver.profile.generation import measure as measure_cost
 from modelserver.profile.measure import Profile, ProfileOwner, SweepPlan, known, measure, summary
+from modelserver.scheduler.memory import MemoryForm, MemoryLimit
 from modelserver.scheduler.merge import MergeLimits
 from modelserver.scheduler.step_queue import QueueBounds
+from modelserver.scheduler.step_tokens import StepCost, StepTokens
 from modelserver.settings import ModelServerSettings
 
 _log = logging.getLogger(__name__)
@@ -61,6 +64,61 @@ class EngineStart:
             self.profile = had_profile(engine, self.settings, self.files)
         self.facts = facts
         return engine
+
+
+@dataclass(slots=True)
+class GeneratorStart:
+    """Builds a generating engine, each time it is called; what its steps cost is measured the first time, and kept."""
+
+    settings: ModelServerSettings
+    files: ModelFiles
+    cost: StepCost | None = field(default=None, init=False)
+    facts: EngineFacts | None = field(default=None, init=False)
+
+    def __call__(self) -> Generator:
+        """Load the model on the calling thread. Raises CannotStart."""
+        began_s = time.monotonic()
+        _log.info("loading the model", extra={"stage": "load", "path": str(self.files.path)})
+        engine = build_generator(self.settings, self.files)
+        self.facts = facts = engine.facts
+        loaded_s = time.monotonic()
+        if self.cost is None:
+            self.cost = _step_cost(self.settings, engine)
+        _log.info(
+            "loaded the model",
+            extra={
+                "stage": "load",
+                "engine": facts.kind,
+                "dtype": facts.dtype,
+                "device": facts.device,
+                "took_s": round(loaded_s - began_s, 3),
+                "measured_s": round(time.monotonic() - loaded_s, 3),
+                "kv_tokens": facts.kv_tokens,
+                "fixed_s": self.cost.fixed_s,
+                "per_sequence_s": self.cost.per_sequence_s,
+                "per_token_s": self.cost.per_token_s,
+            },
+        )
+        return engine
+
+    def steering(self, facts: EngineFacts) -> tuple[StepTokens, MemoryLimit | None]:
+        """The rules for the engine that was built last."""
+        assert self.cost is not None, "An engine serves whose steps were not measured. This is a bug."
+        wanted = self.settings.generation
+        tokens = StepTokens(
+            self.cost, wanted.time_per_output_token_s, facts.step_token_capacity, facts.step_query_capacity
+        )
+        if wanted.memory_limit is MemoryForm.OFF:
+            return tokens, None
+        return tokens, MemoryLimit(wanted.memory_limit, facts.kv_tokens, facts.max_input_tokens)
+
+
+def _step_cost(settings: ModelServerSettings, engine: Generator) -> StepCost:
+    """Measured; a synthetic engine's is known without."""
+    if settings.engine.kind == "synthetic":
+        known = settings.synthetic
+        return StepCost(known.fixed_s, known.per_token_s, known.per_token_s)
+    return measure_cost(engine)
 
 
 def had_profile(engine: Engine, settings: ModelServerSettings, files: ModelFiles) -> Profile | None:

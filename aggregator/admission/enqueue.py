@@ -9,7 +9,8 @@ from aggregator.admission.held import Held, hold
 from aggregator.admission.limits import Gate
 from aggregator.admission.model_revision import ModelRevision
 from aggregator.admission.tokenizers.token_counts import Counted, count_long, count_together, is_long, too_long
-from aggregator.errors import Code
+from aggregator.errors import Code, InvalidRequest
+from aggregator.replicas.texts import Text
 from aggregator.request import Failure, Request
 from aggregator.scheduler.queue import TokenQueue
 from aggregator.scheduler.work_item import Entry, Query
@@ -64,7 +65,10 @@ async def enqueue(
 def _put(queue: TokenQueue, request: Request, inputs: Sequence[tuple[int, bytes]]) -> list[tuple[Query, Entry]]:
     places: list[tuple[Query, Entry]] = []
     for index, token_ids in inputs:
-        query = Query(request, index, request.priority, request.tenant, request.received_s, request.deadline_s)
+        deadline_s = request.deadline_s
+        if request.text is not None:
+            deadline_s = min(deadline_s, request.text.first_token_by_s)
+        query = Query(request, index, request.priority, request.tenant, request.received_s, deadline_s)
         places.append((query, queue.put(query, token_ids, len(token_ids) // _ID_BYTES)))
     return places
 
@@ -75,6 +79,8 @@ async def _count(model_revision: ModelRevision, requests: Sequence[Request]) -> 
     waiting: list[_Waiting] = []
     for request in requests:
         prompt, values = model_revision.prompts[request.options.input_type], request.inputs
+        if request.text is not None and request.text.messages and request.remaining:
+            values = _chat(model_revision, request, request.text)
         indexes = _FIRST if len(values) == 1 else [i for i, found in enumerate(request.outcomes) if found is None]
         texts += [prompt + text for index in indexes if isinstance(text := values[index], str)]
         waiting.append((request, values, indexes))
@@ -82,6 +88,29 @@ async def _count(model_revision: ModelRevision, requests: Sequence[Request]) -> 
         count_long(model_revision, requests[0], texts) if is_long(requests) else count_together(model_revision, texts)
     )
     return waiting, await count
+
+
+def _chat(model_revision: ModelRevision, request: Request, text: Text) -> Sequence[str | bytes]:
+    """The prompt that the model's template makes of a chat; a request that it does not take has failed."""
+    try:
+        return (model_revision.text_tokenizer.prompt(text.messages),)
+    except InvalidRequest as error:
+        request.fail(Failure.of(error))
+        return (b"",)
+
+
+def _begun(model_revision: ModelRevision, request: Request, text: Text, token_ids: bytes) -> Counted:
+    """The prompt's ids, from which a text is to go on, or why it cannot."""
+    if text.messages:  # the template says itself where special tokens stand
+        token_ids = model_revision.text_tokenizer.without_special(token_ids)
+    description = model_revision.description
+    tokens = len(token_ids) // _ID_BYTES
+    if not tokens:
+        return Failure(Code.INVALID_ARGUMENT, "the prompt has no tokens")
+    if tokens >= description.max_input_tokens:
+        return too_long(model_revision, request, f"{tokens} tokens")
+    text.begin(description.model_revision, token_ids, model_revision.text_tokenizer.detokenizer(token_ids))
+    return token_ids
 
 
 def _counted(
@@ -110,6 +139,8 @@ def _counted(
 
 def _checked(model_revision: ModelRevision, request: Request, counted: Counted) -> Counted:
     """The ids that go to the engine, or why none do."""
+    if isinstance(counted, bytes) and request.text is not None:
+        counted = _begun(model_revision, request, request.text, counted)
     if isinstance(counted, bytes) and len(counted) > model_revision.description.max_input_tokens * _ID_BYTES:
         counted = _shorten(model_revision, request, counted)
     if isinstance(counted, bytes) and model_revision.dispatcher.retries.is_quarantined(counted):
@@ -121,6 +152,6 @@ def _shorten(model_revision: ModelRevision, request: Request, token_ids: bytes) 
     """Cut an over-long input as the request asks, or say that it does not allow it."""
     truncate = request.options.truncate
     if truncate == pb.TRUNCATE_NONE:
-        return too_long(model_revision, f"{len(token_ids) // _ID_BYTES} tokens")
+        return too_long(model_revision, request, f"{len(token_ids) // _ID_BYTES} tokens")
     limit = model_revision.description.max_input_tokens
     return model_revision.tokenizer.truncate_ids(token_ids, limit, keep_end=truncate == pb.TRUNCATE_START)

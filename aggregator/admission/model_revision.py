@@ -6,9 +6,9 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Protocol
+from typing import Protocol, cast
 
-from aggregator.admission.tokenizers.tokenizer import TokenBatch, Tokenizer
+from aggregator.admission.tokenizers.tokenizer import TextTokenizer, TokenBatch, Tokenizer
 from aggregator.errors import InvalidRequest
 from aggregator.replicas.engine import Engine, ServerDescription
 from aggregator.request import Options, Request, request_of
@@ -52,6 +52,8 @@ class ModelRevision:
         self.description = description
         self.tokenizer = tokenizer
         self.counting = counting
+        if description.generating is not None:  # two equal prompts may be drawn different texts
+            policy = replace(policy, queue=replace(policy.queue, coalesce=False))
         self.dispatcher = Dispatcher(f"{description.model}-{uuid.uuid4().hex[:8]}", policy)
         self.promise = Promise(goal) if goal is not None else None
         self.engines: dict[str, Engine] = {}
@@ -63,6 +65,11 @@ class ModelRevision:
             pb.INPUT_TYPE_DOCUMENT: description.document_prompt,
         }
         self.resolve = lru_cache(maxsize=256)(self._resolve)
+
+    @property
+    def text_tokenizer(self) -> TextTokenizer:
+        """That of a model that generates."""
+        return cast("TextTokenizer", self.tokenizer)
 
     @property
     def query_capacity(self) -> int:
@@ -99,6 +106,8 @@ class ModelRevision:
     def _resolve(self, options: Options) -> Options:
         """Fill in what the model decides; raises InvalidRequest for what it cannot do."""
         description = self.description
+        if description.generating is not None:
+            raise InvalidRequest(f"{description.model} generates texts, and embeds none")
         dimensions = options.dimensions
         if dimensions and dimensions != description.dimensions and dimensions not in description.matryoshka_dimensions:
             raise InvalidRequest(

@@ -15,6 +15,7 @@ from aggregator.replicas.engine import Engine, ServerDescription
 from aggregator.request import Request, request_of
 from aggregator.scheduler.budget.controller import Promise, SlaGoal, StepLimits
 from aggregator.scheduler.dispatcher import DispatchPolicy
+from aggregator.scheduler.generating_replica import GeneratingReplica
 from aggregator.scheduler.queue import TokenQueue
 from aggregator.scheduler.replica import UNMEASURED, Replica
 from aggregator.scheduler.work_item import Entry, Priority, Query
@@ -160,7 +161,8 @@ class Models:
             model.superseded.append(model_revision)
             model_revision = None
         if model_revision is None:
-            model_revision = ModelRevision(description, tokenizer, self._counting(tokenizer), self._policy, self._goal)
+            goal = self._goal if description.generating is None else None
+            model_revision = ModelRevision(description, tokenizer, self._counting(tokenizer), self._policy, goal)
             model.revisions[description.model_revision] = model_revision
         model_revision.add(engine, self._replica(description, model_revision.promise))
         return model
@@ -173,6 +175,17 @@ class Models:
             limits = StepLimits(curve.saturation_point, capacity)
             steering = promise.steer(limits, curve.time_s(promise.goal.min_tokens))
         budget = min(self._token_budget or curve.saturation_point, capacity)
+        generating = description.generating
+        if generating is not None:
+            return GeneratingReplica(
+                description.address,
+                description.curve,
+                budget,
+                self._policy.replica,
+                kv_tokens=generating.kv_tokens,
+                max_sequences=generating.max_sequences,
+                per_sequence_s=generating.per_sequence_s,
+            )
         most = 0 if self._token_budget else min(curve.backlog_tokens, capacity)
         return Replica(description.address, description.curve, budget, self._policy.replica, steering, capacity=most)
 

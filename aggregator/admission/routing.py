@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from aggregator.admission.model_revision import ModelRevision
 from aggregator.admission.models import Model, Models
 from aggregator.admission.pending import Pending
-from aggregator.errors import Code, ModelUnavailable, TokenbatchError
+from aggregator.errors import Code, InvalidRequest, ModelUnavailable, TokenbatchError
 from aggregator.request import Failure, Options, Request
 
 _LOG = logging.getLogger(__name__)
@@ -33,14 +33,15 @@ class Routed:
 def route_all(requests: Sequence[Request], models: Models, now_s: float) -> Routed:
     """Route requests of any source, at `now_s` (monotonic seconds); those that ask alike are looked up once."""
     routed = Routed()
-    routes: dict[tuple[str, str, bool, int], tuple[Options, Pending | list[Request]]] = {}
+    routes: dict[tuple[str, str, bool, int, bool], tuple[Options, Pending | list[Request]]] = {}
     for request in requests:
         try:
             if request.remaining and request.deadline_s <= now_s:
                 routed.expired += 1
                 request.fail(_EXPIRED_ON_ARRIVAL)
             if request.remaining:
-                key = (request.model, request.model_revision, request.source.refusable, id(request.options))
+                embeds = request.text is None
+                key = (request.model, request.model_revision, request.source.refusable, id(request.options), embeds)
                 route = routes.get(key)
                 if route is None:
                     model, model_revision, options = _route(request, models)
@@ -78,4 +79,10 @@ def _route(request: Request, models: Models) -> tuple[Model, ModelRevision | Non
     waits = model.scales_to_zero or not request.source.refusable
     if not waits and (model_revision is None or not model_revision.engines):
         raise ModelUnavailable(f"no server of {model.name} is available")
-    return model, model_revision, request.options if model_revision is None else model_revision.resolve(request.options)
+    if model_revision is None:
+        return model, None, request.options
+    if request.text is None:
+        return model, model_revision, model_revision.resolve(request.options)
+    if model_revision.description.generating is None:
+        raise InvalidRequest(f"{model.name} embeds, and generates no text")
+    return model, model_revision, request.options

@@ -24,6 +24,8 @@ from aggregator.errors import Code
 from aggregator.observability.gathered import Gatherer, Instrument
 from aggregator.observability.snapshot import GAUGES, OnLoop, TakeSnapshot, gauge_values
 from aggregator.replicas.engine import StepResult
+from aggregator.replicas.texts import Text
+from aggregator.request import Failure
 
 _DURATION_BOUNDS_S = (
     *(0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75),
@@ -75,6 +77,7 @@ class Metrics:
         self._slo_s = slo_s
         self._define_batches(gatherer)
         self._define_requests(gatherer)
+        self._define_texts(gatherer)
         self._define_kafka(gatherer)
 
     def watch(self, snapshot: TakeSnapshot) -> None:
@@ -123,6 +126,18 @@ class Metrics:
         self._e2e_duration.record_all(latencies, source)
         if self._slo_s is not None:
             self._slo_violations.add(int(np.count_nonzero(latencies > self._slo_s)), source)
+
+    def generated(self, model: str, text: Text, total_s: float, received_s: float, failure: Failure | None) -> None:
+        """A text is complete, or has failed."""
+        operation = "chat" if text.messages else "text_completion"
+        self._text_duration.record(total_s, model, operation, "" if failure is None else failure.code.name)
+        self._text_tokens.record(len(text.prompt_ids) // 4, model, operation, "input")
+        self._text_tokens.record(len(text.token_ids), model, operation, "output")
+        if text.token_ids:
+            first_s = text.first_token_s - received_s
+            self._first_token.record(first_s, model, operation)
+            if len(text.token_ids) > 1:
+                self._token_interval.record((total_s - first_s) / (len(text.token_ids) - 1), model, operation)
 
     def retried(self, code: Code, count: int) -> None:
         """So many queries go again after their batch failed with `code`."""
@@ -230,6 +245,26 @@ class Metrics:
         )
         self._coalesced = gatherer.counter(
             Instrument("embed.coalesced", "{query}", "queries that shared an identical one's computation")
+        )
+
+    def _define_texts(self, gatherer: Gatherer) -> None:
+        """By OpenTelemetry's conventions for generative AI."""
+        labels = ("gen_ai.request.model", "gen_ai.operation.name")
+        self._text_duration = gatherer.histogram(
+            Instrument("gen_ai.server.request.duration", "s", "from intake to a text's end", (*labels, "error.type")),
+            _DURATION_BOUNDS_S,
+        )
+        self._first_token = gatherer.histogram(
+            Instrument("gen_ai.server.time_to_first_token", "s", "from intake to a text's first token", labels),
+            _DURATION_BOUNDS_S,
+        )
+        self._token_interval = gatherer.histogram(
+            Instrument("gen_ai.server.time_per_output_token", "s", "of each token of a text but the first", labels),
+            _DURATION_BOUNDS_S,
+        )
+        self._text_tokens = gatherer.histogram(
+            Instrument("gen_ai.client.token.usage", "{token}", "tokens of a text", (*labels, "gen_ai.token.type")),
+            _TOKEN_BOUNDS,
         )
 
     def _define_kafka(self, gatherer: Gatherer) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aggregator.errors import Code, ModelServerLost, TokenbatchError
-from aggregator.replicas.engine import OutgoingBatch, ServerDescription, StepResult
+from aggregator.replicas.engine import Generating, OutgoingBatch, ServerDescription, StepResult
 from aggregator.scheduler.replica import StepReport
 from protos.modelserver.v1 import modelserver_pb2 as pb
 from protos.modelserver.v1.curve import Curve, Rule
@@ -31,13 +31,15 @@ def checked_description(address: str, said: pb.DescribeResponse) -> ServerDescri
     for name in ("model", "model_revision", "tokenizer_fingerprint", "instance_id"):
         if not getattr(said, name):
             raise BadDescription(f"it names no {name}")
-    for name in ("dimensions", "max_input_tokens", "step_token_capacity", "step_query_capacity", "vocabulary_size"):
+    generating = _generating(said)
+    sizes = ("max_input_tokens", "step_token_capacity", "step_query_capacity", "vocabulary_size")
+    for name in sizes if generating else ("dimensions", *sizes):
         if getattr(said, name) <= 0:
             raise BadDescription(f"its {name} is 0")
     matryoshka = frozenset(said.matryoshka_dimensions)
     if any(not 0 < dimensions <= said.dimensions for dimensions in matryoshka):
         raise BadDescription(f"its matryoshka_dimensions {sorted(matryoshka)} do not fit {said.dimensions} dimensions")
-    answerable = (MAX_MESSAGE_BYTES - _MESSAGE_SLACK_BYTES) // (said.dimensions * _FLOAT32.itemsize)
+    answerable = (MAX_MESSAGE_BYTES - _MESSAGE_SLACK_BYTES) // max(1, said.dimensions * _FLOAT32.itemsize)
     return ServerDescription(
         address=address,
         instance_id=said.instance_id,
@@ -46,15 +48,40 @@ def checked_description(address: str, said: pb.DescribeResponse) -> ServerDescri
         tokenizer_fingerprint=said.tokenizer_fingerprint,
         dimensions=said.dimensions,
         matryoshka_dimensions=matryoshka,
-        max_input_tokens=min(said.max_input_tokens, said.step_token_capacity),
+        max_input_tokens=said.max_input_tokens if generating else min(said.max_input_tokens, said.step_token_capacity),
         step_token_capacity=said.step_token_capacity,
         step_query_capacity=min(said.step_query_capacity, answerable),
         vocabulary_size=said.vocabulary_size,
         normalizes=said.normalizes,
         query_prompt=said.query_prompt,
         document_prompt=said.document_prompt,
-        curve=_curve(said.profile),
+        curve=_curve(said.profile) if generating is None else _prompt_curve(generating, said.step_token_capacity),
+        generating=generating,
     )
+
+
+def _generating(said: pb.DescribeResponse) -> Generating | None:
+    """What it says of generating; None where it embeds. Raises BadDescription."""
+    if said.task != "generate":
+        return None
+    profile = said.generation
+    times = (profile.fixed_s, profile.per_sequence_s, profile.per_token_s)
+    if any(not 0.0 <= seconds < math.inf for seconds in times) or not any(times):
+        raise BadDescription("it generates, and its steps take no time")
+    if not profile.kv_tokens or not profile.max_sequences:
+        raise BadDescription("it generates, and has no room for it")
+    return Generating(*times, profile.kv_tokens, profile.max_sequences)
+
+
+_WORTHWHILE = 9.0
+"""A step of prompts is long enough once they take so many times what it takes by itself."""
+
+
+def _prompt_curve(generating: Generating, capacity: int) -> Curve:
+    """What a step of prompts takes."""
+    enough = _WORTHWHILE * generating.fixed_s / generating.per_token_s if generating.per_token_s > 0.0 else capacity
+    budget = max(1, min(capacity, int(enough)))
+    return Curve(0.0, generating.fixed_s, generating.per_token_s, budget, Rule.THROUGHPUT, capacity)
 
 
 def checked_result(batch: OutgoingBatch, dimensions: int, answer: pb.EmbedBatchResponse) -> StepResult:
@@ -89,11 +116,14 @@ def differences(one: ServerDescription, other: ServerDescription) -> list[str]:
         *("tokenizer_fingerprint", "dimensions", "matryoshka_dimensions", "max_input_tokens", "vocabulary_size"),
         *("normalizes", "query_prompt", "document_prompt"),
     )
-    return [
+    differing = [
         f"{name} {getattr(one, name)!r}, not {getattr(other, name)!r}"
         for name in names
         if getattr(one, name) != getattr(other, name)
     ]
+    if (one.generating is None) != (other.generating is None):
+        differing.append("another task")
+    return differing
 
 
 def _curve(profile: pb.SaturationProfile) -> Curve | None:

@@ -14,7 +14,8 @@ from grpc_health.v1 import health_pb2
 from aggregator.errors import BatchFailed, EngineFailed, ModelServerBusy, ModelServerLost, is_cancelled
 from aggregator.observability.tracing import Tracing
 from aggregator.replicas.answers import MAX_MESSAGE_BYTES, BadDescription, checked_description, checked_result
-from aggregator.replicas.engine import OutgoingBatch, ServerDescription, StepResult
+from aggregator.replicas.engine import GeneratingLoad, OutgoingBatch, Sequence, ServerDescription, StepResult
+from aggregator.replicas.generation import GenerateCall, StreamStreamCall
 from protos.modelserver.v1 import modelserver_pb2 as pb
 
 M = TypeVar("M", bound=Message)
@@ -50,9 +51,16 @@ class ModelServerClient:
         self._get_tokenizer = channel.unary_stream(
             f"/{_SERVICE}/GetTokenizer", pb.GetTokenizerRequest.SerializeToString, _reader(pb.TokenizerChunk)
         )
+        self._generate = channel.stream_stream(
+            f"/{_SERVICE}/Generate", pb.GenerateCommand.SerializeToString, _reader(pb.GenerateStep)
+        )
         health = (health_pb2.HealthCheckRequest.SerializeToString, _reader(health_pb2.HealthCheckResponse))
         self._check = channel.unary_unary(f"/{_HEALTH}/Check", *health)
         self._watch = channel.unary_stream(f"/{_HEALTH}/Watch", *health)
+
+    def open_generate(self) -> StreamStreamCall:
+        """A call that carries texts."""
+        return self._generate()
 
     async def describe(self, timeout_s: float) -> ServerDescription:
         """What it says of itself, once it serves. Raises ModelServerLost or BadDescription."""
@@ -108,16 +116,30 @@ class ModelServerClient:
 
 
 class GrpcEngine:
-    """A model server that was reached, as the pipeline sees it; a `ports.Engine`."""
+    """A model server that was reached, as the pipeline sees it; a `replicas.engine.TextEngine`, if it generates."""
 
     def __init__(self, client: ModelServerClient, description: ServerDescription) -> None:
         self._client = client
         self._description = description
+        self._generate_call = GenerateCall(description, client.open_generate, _failure)
 
     @property
     def description(self) -> ServerDescription:
         """What it said of itself when it was reached."""
         return self._description
+
+    @property
+    def load(self) -> GeneratingLoad | None:
+        """How it stood after its last step; None before any."""
+        return self._generate_call.load
+
+    def generate(self, sequence: Sequence) -> None:
+        """Start a text; it hears of all that becomes of it, and of its end once."""
+        self._generate_call.start(sequence)
+
+    def abort(self, sequence: Sequence) -> None:
+        """Nobody wants it any more: it hears nothing more."""
+        self._generate_call.abort(sequence)
 
     async def embed(self, batch: OutgoingBatch, *, timeout_s: float) -> StepResult:
         """Run one batch; raises ModelServerBusy, ModelServerLost or EngineFailed."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,14 +10,31 @@ import numpy as np
 import numpy.typing as npt
 
 from aggregator.admission.tokenizers.tokenizer import Tokenizer
+from aggregator.errors import BatchFailed, Code
 from aggregator.scheduler.dispatcher import Batch
 from aggregator.scheduler.replica import StepReport
+from protos.generation.v1.generation_pb2 import TokenLogprobs
 from protos.modelserver.v1.curve import Curve
+from protos.modelserver.v1.modelserver_pb2 import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Generating:
+    """What a step of a server that generates costs, in seconds, and what it has room for.
+
+    `fixed_s`, and `per_sequence_s` for each sequence that gains a token, and `per_token_s` for each token of a prompt.
+    """
+
+    fixed_s: float
+    per_sequence_s: float
+    per_token_s: float
+    kv_tokens: int
+    max_sequences: int
 
 
 @dataclass(frozen=True, slots=True)
 class ServerDescription:
-    """What a model server says of itself (`Describe`), checked."""
+    """What a model server says of itself (`Describe`), checked; one that embeds is not `generating`."""
 
     address: str
     instance_id: str
@@ -34,6 +51,7 @@ class ServerDescription:
     query_prompt: str
     document_prompt: str
     curve: Curve | None
+    generating: Generating | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +69,16 @@ class OutgoingBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class GeneratingLoad:
+    """How a server stands that generates, for all who use it."""
+
+    free_kv_tokens: int
+    running: int
+    waiting_tokens: int
+    step_duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """What one batch came back with; `matrix` is float32 [queries, dimensions], pooled, not normalised.
 
@@ -58,8 +86,38 @@ class StepResult:
     """
 
     matrix: npt.NDArray[np.float32]
-    errors: Sequence[tuple[int, int, str]]
+    errors: Tokens[tuple[int, int, str]]
     report: StepReport
+
+
+class Sequence(Protocol):
+    """One text that a server is asked for, as it hears of it; all is called on the event loop."""
+
+    @property
+    def token_ids(self) -> bytes:
+        """What to go on from, int32 little endian."""
+        ...
+
+    @property
+    def sampling(self) -> Sampling:
+        """How to draw."""
+        ...
+
+    def extend(self, token_ids: Tokens[int], logprobs: Tokens[TokenLogprobs], stripped: int) -> None:
+        """New tokens came, the last `stripped` of them no text."""
+        ...
+
+    def end(self, *, cut: bool) -> None:
+        """Those were its last; for want of room if it was `cut`."""
+        ...
+
+    def fail(self, code: Code, message: str) -> None:
+        """The server refused it, or its engine failed beneath it."""
+        ...
+
+    def lost(self, error: BatchFailed) -> None:
+        """The server is gone."""
+        ...
 
 
 class Engine(Protocol):
@@ -76,6 +134,23 @@ class Engine(Protocol):
         Raises ModelServerBusy (never started), ModelServerLost, EngineFailed; an answer of the wrong shape or
         with values that are not finite is ModelServerLost too.
         """
+        ...
+
+
+class TextEngine(Engine, Protocol):
+    """One model server that generates."""
+
+    def generate(self, sequence: Sequence) -> None:
+        """Start a text; it hears of all that becomes of it, and of its end once."""
+        ...
+
+    def abort(self, sequence: Sequence) -> None:
+        """Nobody wants it any more: it hears nothing more."""
+        ...
+
+    @property
+    def load(self) -> GeneratingLoad | None:
+        """How it stood after its last step; None before any."""
         ...
 
 

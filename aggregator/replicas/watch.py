@@ -17,6 +17,7 @@ from aggregator.errors import BatchFailed, ModelServerBusy
 from aggregator.replicas.answers import BadDescription, differences
 from aggregator.replicas.client import GrpcEngine, ModelServerClient
 from aggregator.replicas.engine import Engine, OutgoingBatch, PoolMembers, ServerDescription
+from aggregator.replicas.generation import probe
 
 _LOG = logging.getLogger(__name__)
 
@@ -137,8 +138,12 @@ class ServerWatch:
             tokenizer = await asyncio.to_thread(self._tokenizers.put, fingerprint, files)
         engine = GrpcEngine(self._client, description)
         counted = await asyncio.to_thread(tokenizer.count, [_PROBE_TEXT])
+        timeout_s = self._policy.call_timeout_s
+        if description.generating is not None:
+            await probe(engine, counted.ids.tobytes(), timeout_s)
+            return engine, tokenizer
         with suppress(ModelServerBusy):  # it is alive, and has work
-            await engine.embed(_probe(counted.ids), timeout_s=self._policy.call_timeout_s)
+            await engine.embed(_probe(counted.ids), timeout_s=timeout_s)
         return engine, tokenizer
 
     async def _serve(self, engine: GrpcEngine, tokenizer: FastTokenizer) -> None:

@@ -103,6 +103,10 @@ class Dispatcher:
         self._ended(batch, now_s, None)
         self.retries.refused(batch.entries, batch.group, now_s, jitter)
 
+    def lost(self, entries: list[Entry], replica: str, now_s: float, jitter: float) -> None:
+        """What these entries had begun on a replica came to nothing; they are sent again, to go on elsewhere."""
+        self.retries.failed(entries, None, replica, now_s, jitter)
+
     def failed(self, batch: Batch, now_s: float, jitter: float) -> list[Entry]:
         """A batch failed; returns the entries proven to be poison, the rest is sent again."""
         self._ended(batch, now_s, None)
@@ -147,7 +151,8 @@ class Dispatcher:
             budget = self._budget(replica, now_s)
             # A spare replica might be sooner; and a longer step than usual is one that every deadline allows.
             finish_s = None if self.replicas.has_spare or budget > replica.token_budget else turn.finish_s
-            cut = self._packer.pack(budget, now_s, max_entries=max_entries, finish_s=finish_s)
+            room = min(max_entries, max(1, replica.seats))
+            cut = self._packer.pack(budget, now_s, max_entries=room, finish_s=finish_s)
             due.late += cut.late
             if cut.entries:
                 self._pace.sent(len(cut.entries), now_s)

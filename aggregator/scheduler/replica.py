@@ -165,6 +165,9 @@ class StepReport:
     staged_s: float
 
 
+_ANY = 1 << 30
+
+
 class Replica:
     """One model server, as this aggregator sees it: what is out, how fast it is, when the next batch is due.
 
@@ -203,6 +206,11 @@ class Replica:
         self._evidence_s = -inf
         self._replied_s = -inf
         self._sharing = 0.0
+
+    @property
+    def seats(self) -> int:
+        """Entries that may be sent now."""
+        return _ANY
 
     @property
     def batches_out(self) -> int:

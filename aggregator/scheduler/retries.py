@@ -67,6 +67,10 @@ class Retries:
         """Whether this very input broke the engine lately."""
         return token_ids in self._quarantine
 
+    def quarantine(self, token_ids: bytes) -> None:
+        """This input broke the engine."""
+        self._quarantine.add(token_ids)
+
     def refused(self, entries: list[Entry], group: Group | None, now_s: float, jitter: float) -> None:
         """A server refused a batch before starting it: it waits its turn again, at no charge."""
         again = group or Group(entries, 0, "", now_s)

@@ -133,6 +133,14 @@ class TopicSettings(Group):
         default="default", description="class of requests that name none"
     )
     tenant: str = Field(default="", description="tenant of every request of this topic")
+    task: Literal["embed", "generate"] = Field(default="embed", description="what its records ask for")
+    reply_topic: str = Field(
+        default="",
+        description="where its replies go that name no reply topic; empty: kafka.reply_topic, or generate.replies.v1",
+    )
+
+
+_TEXT_REPLY_TOPIC = "generate.replies.v1"
 
 
 class KafkaSettings(Group):
@@ -174,6 +182,15 @@ class KafkaSettings(Group):
     ssl_ca_file: Path | None = Field(default=None)
     ssl_cert_file: Path | None = Field(default=None)
     ssl_key_file: Path | None = Field(default=None)
+
+    def replies_of(self, topic: TopicSettings) -> str:
+        """Where the replies to a topic's records go that name none."""
+        return topic.reply_topic or (self.reply_topic if topic.task == "embed" else _TEXT_REPLY_TOPIC)
+
+    @property
+    def reply_topics(self) -> tuple[str, ...]:
+        """Every one of those, once."""
+        return tuple(dict.fromkeys(self.replies_of(topic) for topic in self.topics))
 
 
 class ModelSettings(Group):

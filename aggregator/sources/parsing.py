@@ -41,23 +41,23 @@ def check(data: bytes, max_inputs: int) -> None:
     """
     if len(data) <= SMALL_BYTES:
         return
-    inputs = token_ids = fields = 0
+    inputs = token_ids = walked = 0
     max_fields = _FIELDS_PER_INPUT * max_inputs + _OTHER_FIELDS
-    for number, wire_type, start, end in _fields(data, 0, len(data)):
-        fields += 1
+    for number, wire_type, start, end in fields(data, 0, len(data)):
+        walked += 1
         if number == _INPUTS and wire_type == _BYTES:
             inputs += 1
             if inputs > max_inputs:
                 raise InvalidRequest(f"more than {max_inputs} inputs: at most {max_inputs} are taken")
-            for part, part_type, part_start, part_end in _fields(data, start, end):
-                fields += 1
+            for part, part_type, part_start, part_end in fields(data, start, end):
+                walked += 1
                 if part == _TOKEN_IDS and part_type == _BYTES:
-                    token_ids += _token_ids(data, part_start, part_end)
+                    token_ids += count_token_ids(data, part_start, part_end)
                 if token_ids > MAX_TOKEN_IDS:
                     raise InvalidRequest(f"more than {MAX_TOKEN_IDS} token ids: send fewer in one request")
-                if fields > max_fields:
+                if walked > max_fields:
                     break
-        if fields > max_fields:
+        if walked > max_fields:
             raise InvalidRequest("the message repeats fields without end")
 
 
@@ -66,7 +66,7 @@ def head(data: bytes) -> pb.EmbedRequest:
     told: list[bytes] = []
     begins = 0
     try:
-        for walked, (number, _, _, ends) in enumerate(_fields(data, 0, len(data))):
+        for walked, (number, _, _, ends) in enumerate(fields(data, 0, len(data))):
             if number != _INPUTS:
                 told.append(data[begins:ends])
             begins = ends
@@ -80,7 +80,7 @@ def head(data: bytes) -> pb.EmbedRequest:
         return pb.EmbedRequest()
 
 
-def _token_ids(data: bytes, start: int, end: int) -> int:
+def count_token_ids(data: bytes, start: int, end: int) -> int:
     """How many a TokenIds holds if they are packed, as they should be; twice as many if not.
 
     Each id has one last byte, and so have the tag and the length of the packed list.
@@ -89,7 +89,7 @@ def _token_ids(data: bytes, start: int, end: int) -> int:
     return max(0, int(last_bytes) - 2)
 
 
-def _fields(data: bytes, position: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+def fields(data: bytes, position: int, end: int) -> Iterator[tuple[int, int, int, int]]:
     """Number, wire type, and where the content begins and ends, of each field in `data[position:end]`."""
     while position < end:
         tag, position = _varint(data, position, end)
@@ -176,7 +176,7 @@ def parse(
         model_revision=message.model_revision,
         inputs=values,
         options=_options(message),
-        priority=_priority(message.priority, defaults.priority),
+        priority=priority_of(message.priority, defaults.priority),
         source=defaults.source,
         tenant=(defaults.trusts_tenant and message.tenant) or defaults.tenant,
         received_s=received_s,
@@ -213,7 +213,8 @@ def _packed_ids(ids: Sequence[int]) -> bytes | None:
     return struct.pack(f"<{len(ids)}i", *ids)
 
 
-def _priority(value: int, default: Priority) -> Priority:
+def priority_of(value: int, default: Priority) -> Priority:
+    """The class of that number, or the default. Raises InvalidRequest."""
     if not value:
         return default
     priority = _PRIORITIES.get(value)

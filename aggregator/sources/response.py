@@ -9,6 +9,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict, MessageToJson
+from google.protobuf.message import Message
 
 from aggregator.errors import Code
 from aggregator.replicas.results import CompletedBatch, Vector, vector_bytes
@@ -25,7 +26,7 @@ def response(request: Request, reply_id: str) -> pb.EmbedResponse:
     for outcome in request.outcomes:
         if isinstance(outcome, Vector):
             _fill(answer.embeddings.add(), outcome, request)
-        elif outcome is not None:
+        elif isinstance(outcome, Failure):
             fill_status(answer.embeddings.add().status, outcome)
     return answer
 
@@ -40,7 +41,7 @@ def summary(request: Request, reply_id: str) -> pb.EmbedResponse:
             if slowest is None or outcome.queued_s > slowest.queued_s:
                 slowest = outcome
             continue
-        assert outcome is not None, "A request was answered before its last input was complete. This is a bug."
+        assert isinstance(outcome, Failure), "A request was answered before its last input was complete. This is a bug."
         if status.code == Code.OK:
             fill_status(status, outcome)
     if slowest is not None:
@@ -109,7 +110,7 @@ def _pieces(request: Request, reply_id: str) -> Iterator[bytes]:
             yield around[0]
             yield rows.row(outcome.row)
             yield around[1]
-        elif outcome is not None:
+        elif isinstance(outcome, Failure):
             failed = pb.EmbedResponse()
             fill_status(failed.embeddings.add().status, outcome)
             yield failed.SerializeToString()
@@ -123,7 +124,7 @@ def to_json(request: Request, reply_id: str) -> bytes:
     return json_of(response(request, reply_id))
 
 
-def json_of(answer: pb.EmbedResponse) -> bytes:
+def json_of(answer: Message) -> bytes:
     """A message as one line of JSON."""
     return MessageToJson(answer, indent=None, ensure_ascii=False).encode()
 

@@ -67,6 +67,11 @@ class InstantModelServer(modelserver_pb2_grpc.ModelServerServicer):
         )
 
     @override
+    def Generate(self, request_iterator: Any, context: Any) -> Any:
+        """It embeds."""
+        return super().Generate(request_iterator, context)
+
+    @override
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeResponse:
         """MiniLM, with the saturation point that was asked for."""
         return pb.DescribeResponse(

@@ -5,18 +5,27 @@ from __future__ import annotations
 import logging
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
 
-from modelserver.engines.engine import Engine
+from modelserver.engines.engine import Engine, Generator, Task
 from modelserver.engines.self_check import compare
 from modelserver.engines.synthetic import Poison, SyntheticEngine, synthetic_facts
+from modelserver.engines.synthetic_generator import SyntheticGenerator
 from modelserver.errors import CannotStart, ModelServerError
 from modelserver.model_files import ModelFiles
 from modelserver.settings import ModelServerSettings
 
+if TYPE_CHECKING:
+    from modelserver.engines.core import LoadOptions
+
+L = TypeVar("L")
+
 _log = logging.getLogger(__name__)
 
 _SYNTHETIC_STEP_TOKENS = 8192
+_SYNTHETIC_SEQUENCES = 256
+_SYNTHETIC_KV_TOKENS = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +49,22 @@ def build(settings: ModelServerSettings, files: ModelFiles) -> Choice:
     return choice
 
 
+def task_of(settings: ModelServerSettings, files: ModelFiles) -> Task:
+    """What the model is served for."""
+    if settings.model.task == "auto":
+        return Task.GENERATE if files.generates else Task.EMBED
+    return Task(settings.model.task)
+
+
+def build_generator(settings: ModelServerSettings, files: ModelFiles) -> Generator:
+    """Load a model that generates on the calling thread. Raises CannotStart."""
+    if settings.engine.kind == "synthetic":
+        return _synthetic_generator(settings, files)
+    from modelserver.engines.vllm_generator import load  # noqa: PLC0415 - loads torch and vLLM
+
+    return _loaded(load, settings, files)
+
+
 def choose(core: Engine, make_direct: Callable[[], Engine]) -> Choice:
     """The direct engine where it can be made and agrees with the core engine, else the core engine and why."""
     try:
@@ -61,7 +86,14 @@ def _fallback(core: Engine, reason: str) -> Choice:
 
 
 def _core(settings: ModelServerSettings, files: ModelFiles) -> Engine:
-    from modelserver.engines.core import LoadOptions, load  # noqa: PLC0415 - loads torch and vLLM
+    from modelserver.engines.core import load  # noqa: PLC0415 - loads torch and vLLM
+
+    return _loaded(load, settings, files)
+
+
+def _loaded(load: Callable[[LoadOptions], L], settings: ModelServerSettings, files: ModelFiles) -> L:
+    """What vLLM makes of the model. Raises CannotStart."""
+    from modelserver.engines.core import LoadOptions  # noqa: PLC0415 - loaded by now
 
     engine = settings.engine
     options = LoadOptions(
@@ -96,11 +128,30 @@ def _direct(core: Engine) -> Engine:
     return DirectEngine(core)
 
 
+def _synthetic_generator(settings: ModelServerSettings, files: ModelFiles) -> Generator:
+    synthetic = settings.synthetic
+    step_tokens = settings.engine.step_tokens or _SYNTHETIC_STEP_TOKENS
+    facts = synthetic_facts(
+        version=f"{synthetic.fixed_s} s + {synthetic.per_token_s} s",
+        dimensions=0,
+        max_input_tokens=settings.model.max_input_tokens or files.max_input_tokens,
+        vocabulary_size=files.vocabulary_size,
+        step_tokens=step_tokens,
+        step_queries=_SYNTHETIC_SEQUENCES,
+    )
+    facts = replace(facts, task=Task.GENERATE, kv_tokens=_SYNTHETIC_KV_TOKENS)
+    return SyntheticGenerator(facts, synthetic.fixed_s, synthetic.per_token_s, _poison(settings))
+
+
+def _poison(settings: ModelServerSettings) -> Poison | None:
+    synthetic = settings.synthetic
+    if synthetic.poison_token_id is None:
+        return None
+    return Poison(synthetic.poison_token_id, synthetic.poison_mode)
+
+
 def _synthetic(settings: ModelServerSettings, files: ModelFiles) -> Engine:
     engine, synthetic = settings.engine, settings.synthetic
-    poison: Poison | None = None
-    if synthetic.poison_token_id is not None:
-        poison = Poison(synthetic.poison_token_id, synthetic.poison_mode)
     step_tokens = engine.step_tokens or _SYNTHETIC_STEP_TOKENS
     facts = synthetic_facts(
         version=f"{synthetic.fixed_s} s + {synthetic.per_token_s} s",  # a profile of another speed is another's
@@ -110,4 +161,4 @@ def _synthetic(settings: ModelServerSettings, files: ModelFiles) -> Engine:
         step_tokens=step_tokens,
         step_queries=step_tokens,
     )
-    return SyntheticEngine(facts, synthetic.fixed_s, synthetic.per_token_s, poison)
+    return SyntheticEngine(facts, synthetic.fixed_s, synthetic.per_token_s, _poison(settings))

@@ -199,7 +199,7 @@ def _facts(core: EngineCore) -> EngineFacts:
         kind="core",
         version=vllm_version,
         dtype=str(config.model_config.dtype).removeprefix("torch."),
-        device=_device(),
+        device=device(),
         on_cpu=on_cpu(),
         dimensions=config.model_config.embedding_size,
         max_input_tokens=config.model_config.max_model_len,
@@ -209,7 +209,7 @@ def _facts(core: EngineCore) -> EngineFacts:
     )
 
 
-def _device() -> str:
+def device() -> str:
     """What the times measured on it belong to."""
     if not on_cpu():
         return str(current_platform.get_device_name())

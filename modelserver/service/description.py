@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from modelserver.engines.engine import EngineFacts
 from modelserver.model_files import ModelFiles
 from modelserver.profile.measure import Profile
+from modelserver.scheduler.step_tokens import StepCost
 from protos.modelserver.v1 import modelserver_pb2 as pb
 
 
@@ -19,9 +20,15 @@ class Description:
 
 
 def describe(
-    name: str, facts: EngineFacts, files: ModelFiles, profile: Profile | None, instance_id: str
+    name: str,
+    facts: EngineFacts,
+    files: ModelFiles,
+    profile: Profile | None,
+    instance_id: str,
+    *,
+    cost: StepCost | None = None,
 ) -> Description:
-    """The description of one running model server."""
+    """The description of one running model server; `cost` is known of one that generates."""
     return Description(
         facts,
         pb.DescribeResponse(
@@ -43,7 +50,19 @@ def describe(
             device=facts.device,
             vocabulary_size=facts.vocabulary_size,
             instance_id=instance_id,
+            task=facts.task.value,
+            generation=_generation(cost, facts) if cost is not None else None,
         ),
+    )
+
+
+def _generation(cost: StepCost, facts: EngineFacts) -> pb.GenerationProfile:
+    return pb.GenerationProfile(
+        fixed_s=cost.fixed_s,
+        per_sequence_s=cost.per_sequence_s,
+        per_token_s=cost.per_token_s,
+        kv_tokens=facts.kv_tokens,
+        max_sequences=facts.step_query_capacity,
     )
 
 

@@ -12,11 +12,13 @@ from typing import Any, NoReturn
 import grpc
 from typing_extensions import override
 
-from modelserver.errors import ModelServerError, NotServing, WrongModel
+from modelserver.errors import ModelServerError, NotServing, WrongModel, WrongTask
+from modelserver.scheduler.generation_loop import GenerationLoop
 from modelserver.scheduler.queued_batch import Answer, Outcome, QueuedBatch
 from modelserver.scheduler.step_queue import StepQueue
 from modelserver.service import batch as batches
 from modelserver.service.description import Description
+from modelserver.service.generation import generate
 from modelserver.service.tracing import BatchSpan, no_span
 from protos.modelserver.v1 import modelserver_pb2 as pb
 from protos.modelserver.v1 import modelserver_pb2_grpc as pb_grpc
@@ -27,14 +29,15 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 @dataclass(slots=True)
 class Serving:
-    """Where batches wait, and what is served: `description` is None until the engine is ready."""
+    """Where batches wait, or sequences run, and what is served: `description` is None until the engine is ready."""
 
     queue: StepQueue
     description: Description | None = None
+    generation: GenerationLoop | None = None
 
 
 class ModelServerServicer(pb_grpc.ModelServerServicer):
-    """The three calls of `modelserver.v1.ModelServer`."""
+    """The calls of `modelserver.v1.ModelServer`."""
 
     def __init__(
         self,
@@ -72,6 +75,19 @@ class ModelServerServicer(pb_grpc.ModelServerServicer):
                 self._idle.set()
 
     @override
+    async def Generate(
+        self, request_iterator: AsyncIterator[pb.GenerateCommand], context: _Context
+    ) -> AsyncIterator[pb.GenerateStep]:
+        """Run sequences for as long as the caller stays."""
+        serving = self._serving
+        if serving.generation is None:
+            await self._refuse(WrongTask("the model served here does not generate"), context)
+        if serving.description is None:
+            await self._refuse(NotServing("the engine is not ready"), context)
+        async for step in generate(request_iterator, serving.generation, serving.description):
+            yield step
+
+    @override
     async def Describe(self, request: pb.DescribeRequest, context: _Context) -> pb.DescribeResponse:
         """Say what is served; UNAVAILABLE until the engine is ready."""
         if self._serving.description is None:
@@ -88,6 +104,8 @@ class ModelServerServicer(pb_grpc.ModelServerServicer):
 
     async def _embed(self, request: pb.EmbedBatchRequest, context: _Context) -> pb.EmbedBatchResponse:
         queue, description = self._serving.queue, self._serving.description
+        if self._serving.generation is not None:
+            raise WrongTask("the model served here does not embed")
         if description is None:
             raise NotServing("the engine is not ready")
         _check_model(request, description)

@@ -31,9 +31,9 @@ BUILDS = (
         "acknowledges-before-the-broker",
         "a record is completed once the broker has acknowledged its reply, not when the reply is sent",
         "aggregator/sources/kafka/source.py",
-        "                await self._producer.send(encode_replies(live, self._settings.group_id), on_delivered)\n",
-        "                on_delivered(range(len(live)), [None] * len(live))\n"
-        "                await self._producer.send(encode_replies(live, self._settings.group_id))\n",
+        "send(encode_replies(live, self._settings.group_id, self._clock()), on_delivered)\n",
+        "send(encode_replies(live, self._settings.group_id, self._clock()))\n"
+        "                on_delivered(range(len(live)), [None] * len(live))\n",
         (f"{_WAY}::test_a_record_is_committed_once_the_broker_has_its_reply_and_not_before",),
     ),
     Build(

@@ -13,6 +13,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import Histogram, InMemoryMetricReader, Sum
 
 from modelserver.metrics import Metrics
+from modelserver.scheduler.generation_loop import GenerationStep
 from modelserver.scheduler.merge import Composition
 from modelserver.scheduler.queued_batch import StepReport
 
@@ -76,6 +77,7 @@ def test_every_metric_of_the_model_server_is_listed_as_it_is_measured() -> None:
     metrics.rebuild()
     metrics.fallback()
     metrics.refused(grpc.StatusCode.INTERNAL, 0)
+    metrics.generation_step(GenerationStep(1, 2, 1, 0.1))
     data = reader.get_metrics_data()
     assert data is not None
     measured = data.resource_metrics[0].scope_metrics[0].metrics

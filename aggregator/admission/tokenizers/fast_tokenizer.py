@@ -9,10 +9,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer as Reference
+from tokenizers.decoders import DecodeStream
 
+from aggregator.admission.tokenizers.chat_template import ChatTemplate
 from aggregator.admission.tokenizers.fast_path import FastPath, OnCheck, Packed, is_plain, open_fast_path, pack
 from aggregator.admission.tokenizers.text_cuts import find_cuts, part
 from aggregator.admission.tokenizers.tokenizer import TokenBatch
+from protos.generation.v1.generation_pb2 import Message
 from protos.modelserver.v1.fingerprint import TOKENIZER_FILE
 
 _INT32 = np.dtype("<i4")
@@ -37,6 +40,7 @@ class FastTokenizer:
         self._fast: FastPath | None = open_fast_path(file, self._reference, on_check) if fast else None
         self._prefix, self._suffix = _special_ids(self._reference)
         self._cuts = find_cuts(json.loads(file.read_bytes()))
+        self._chat_template = ChatTemplate(folder)
 
     @property
     def uses_fast_path(self) -> bool:
@@ -74,6 +78,20 @@ class FastTokenizer:
         first_end = len(first) - self._special_lengths(first)[1]
         return first[:first_end].tobytes() + second[self._special_lengths(second)[0] :].tobytes()
 
+    def without_special(self, token_ids: bytes) -> bytes:
+        """Token ids of a text without the special ones that were put around it; int32 little endian."""
+        ids = np.frombuffer(token_ids, _INT32)
+        before, after = self._special_lengths(ids)
+        return ids[before : len(ids) - after].tobytes()
+
+    def prompt(self, messages: Sequence[Message]) -> str:
+        """A chat as the model's own template writes it. Raises InvalidRequest."""
+        return self._chat_template.prompt(messages)
+
+    def detokenizer(self, prompt_ids: bytes) -> Detokenizer:
+        """For the text that comes after these ids, int32 little endian."""
+        return Detokenizer(self._reference, np.frombuffer(prompt_ids, _INT32).tolist())
+
     def truncate_ids(self, token_ids: bytes, max_tokens: int, *, keep_end: bool) -> bytes:
         """Token ids of one over-long text cut to `max_tokens`; special tokens are kept where they stand at the ends."""
         ids = np.frombuffer(token_ids, _INT32)
@@ -99,6 +117,22 @@ class FastTokenizer:
         except TypeError:  # it refuses a whole batch for one lone surrogate, which no UTF-8 text can hold
             encodings = self._reference.encode_batch_fast([_without_surrogates(text) for text in texts])
         return pack([encoding.ids for encoding in encodings])
+
+
+class Detokenizer:
+    """Turns one text's tokens into characters as they come; the bytes of a part of one wait for its rest."""
+
+    def __init__(self, reference: Reference, prompt_ids: list[int]) -> None:
+        self._reference = reference
+        self._stream = DecodeStream(ids=prompt_ids, skip_special_tokens=True)
+
+    def step(self, token_id: int) -> str:
+        """The characters that are complete now, and were not before; special tokens have none."""
+        try:
+            return self._stream.step(self._reference, token_id) or ""
+        except Exception:  # noqa: BLE001 - the binding's own, for bytes that are no UTF-8 whatever follows
+            self._stream = DecodeStream(skip_special_tokens=True)
+            return self._stream.step(self._reference, token_id) or ""
 
 
 def _open_reference(file: Path) -> Reference:

@@ -153,17 +153,16 @@ def _of_part(model_revision: ModelRevision, request: Request, reading: _Reading)
         return reading.ids
     limit = model_revision.description.max_input_tokens
     if reading.tokens > limit:
-        return too_long(model_revision, f"more than {limit} tokens")
-    return too_long(model_revision, f"more than {reading.characters} characters, of which no more are read")
+        return too_long(model_revision, request, f"more than {limit} tokens")
+    return too_long(model_revision, request, f"more than {reading.characters} characters, of which no more are read")
 
 
-def too_long(model_revision: ModelRevision, found: str) -> Failure:
+def too_long(model_revision: ModelRevision, request: Request, found: str) -> Failure:
     """The refusal of an input of which so much was `found`."""
-    return Failure(
-        Code.OUT_OF_RANGE,
-        f"{found}: {model_revision.description.model} takes {model_revision.description.max_input_tokens} tokens;"
-        " send less, or set truncate to TRUNCATE_END or TRUNCATE_START",
-    )
+    description = model_revision.description
+    remedy = "send less, or set truncate to TRUNCATE_END or TRUNCATE_START" if request.text is None else "send less"
+    taken = f"{description.max_input_tokens} tokens" + ", those of the text included" * (request.text is not None)
+    return Failure(Code.OUT_OF_RANGE, f"{found}: {description.model} takes {taken}; {remedy}")
 
 
 def _slices(counted: TokenBatch) -> Iterator[bytes]:

@@ -9,6 +9,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from protos.generation.v1.generation_pb2 import Message
+
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
@@ -19,6 +21,14 @@ class TokenBatch:
 
     ids: npt.NDArray[np.int32]
     lengths: npt.NDArray[np.int32]
+
+
+class Detokenizer(Protocol):
+    """Turns one text's tokens into characters as they come."""
+
+    def step(self, token_id: int) -> str:
+        """The characters that are complete now, and were not before; special tokens have none."""
+        ...
 
 
 class Tokenizer(Protocol):
@@ -41,4 +51,20 @@ class Tokenizer(Protocol):
 
     def truncate_ids(self, token_ids: bytes, max_tokens: int, *, keep_end: bool) -> bytes:
         """Token ids of one over-long text cut to `max_tokens`, special tokens kept; int32 little endian."""
+        ...
+
+
+class TextTokenizer(Tokenizer, Protocol):
+    """The same of a model that generates."""
+
+    def without_special(self, token_ids: bytes) -> bytes:
+        """Token ids of a text without the special ones that were put around it; int32 little endian."""
+        ...
+
+    def prompt(self, messages: Sequence[Message]) -> str:
+        """A chat as the model's own template writes it. Raises InvalidRequest."""
+        ...
+
+    def detokenizer(self, prompt_ids: bytes) -> Detokenizer:
+        """For the text that comes after these ids, int32 little endian."""
         ...

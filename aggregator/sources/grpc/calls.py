@@ -8,16 +8,18 @@ import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from math import inf
 from pathlib import Path
 from sys import getsizeof
 from typing import cast
 
 from aggregator.errors import Code
 from aggregator.request import Failure, Origin, Request
+from aggregator.sources import generation
 from aggregator.sources.grpc.call_batcher import CallBatcher
 from aggregator.sources.grpc.callers import Callers, Identity, tenant_holder
 from aggregator.sources.grpc.load import Holders, Load, Room
-from aggregator.sources.grpc.reading import Reading
+from aggregator.sources.grpc.reading import Context, Reading
 from aggregator.sources.parsing import SMALL_BYTES, decode, head, parse
 from aggregator.sources.response import MAX_ECHOED, fill_status
 from protos.embedding.v1 import embedding_pb2 as pb
@@ -60,6 +62,10 @@ _Times = tuple[float, float, float]
 """When a message came: monotonic and by the wall clock; and its call's deadline, monotonic."""
 
 
+Read = Callable[[bytes, Identity, Call, _Times], Request]
+"""Makes a request of a message. Raises TokenbatchError."""
+
+
 class Calls:
     """What all calls have in common: who calls, bounds, parsing, deadlines, giving up."""
 
@@ -94,19 +100,27 @@ class Calls:
         task.add_done_callback(room.leave)
         return room
 
-    async def take(self, data: bytes, identity: Identity, deadline_s: float, call: Call) -> Request:
+    def deadline_s(self, context: Context) -> float:
+        """When a call is to be answered (monotonic)."""
+        remaining_s = cast("float | None", context.time_remaining())  # the stubs know no call without a deadline
+        return inf if remaining_s is None else self.clock() + remaining_s
+
+    async def take(
+        self, data: bytes, identity: Identity, deadline_s: float, call: Call, read: Read | None = None
+    ) -> Request:
         """The request in a message, its bytes added to its call's room; `deadline_s` is the call's (monotonic).
 
         Raises TokenbatchError.
         """
+        read = read or _request_in
         room = call.room
         room.widen(len(data))
         times = self.clock(), self._wall_clock(), deadline_s
         if len(data) <= SMALL_BYTES:
-            request = _request_in(data, identity, call, times)
+            request = read(data, identity, call, times)
         else:
             loop = asyncio.get_running_loop()
-            request = await loop.run_in_executor(self._parser, _request_in, data, identity, call, times)
+            request = await loop.run_in_executor(self._parser, read, data, identity, call, times)
             room.charge(sum(map(getsizeof, request.inputs)) - len(data))  # texts can take four times their UTF-8
         if request.tenant != identity.defaults.tenant:
             room.put_down_to(tenant_holder(request.tenant))
@@ -130,6 +144,17 @@ class Calls:
         except asyncio.CancelledError:
             self.give_up(request)
             raise
+
+
+def text_request(data: bytes, identity: Identity, call: Call, times: _Times) -> Request:
+    """The request for a text in a message. Raises TokenbatchError."""
+    received_s, wall_s, deadline_s = times
+    message = generation.decode(data)
+    request = generation.parse(
+        message, identity.defaults, call, received_s=received_s, wall_s=wall_s, deadline_s=deadline_s
+    )
+    request.traceparent = identity.traceparent
+    return request
 
 
 def _request_in(data: bytes, identity: Identity, call: Call, times: _Times) -> Request:

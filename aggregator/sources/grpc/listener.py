@@ -26,6 +26,8 @@ from grpc_health.v1 import health, health_pb2
 from aggregator.errors import StartError
 from aggregator.settings.aggregator import GrpcSettings
 from aggregator.sources.grpc.certificates import server_credentials
+from aggregator.sources.grpc.generation import SERVICE as GENERATION
+from aggregator.sources.grpc.generation import GenerationService
 from aggregator.sources.grpc.load import Limits
 from aggregator.sources.grpc.service import SERVICE, EmbeddingsService
 from protos import reflection
@@ -115,6 +117,7 @@ class Guarded(grpc.GenericRpcHandler):
 
 
 _LOG = logging.getLogger(__name__)
+_SERVICES = SERVICE, GENERATION
 _MOST_UNSEEN = 2
 """Multiple of `max_calls`: above so many calls that the event loop has not seen gRPC refuses some, without a word."""
 _MOST_CONNECTIONS = 4096
@@ -126,7 +129,14 @@ _LOOKAHEAD_BYTES = 16 * 1024
 class GrpcServer:
     """The listener. A name that health does not know is NOT_FOUND; the empty name is the whole server."""
 
-    def __init__(self, service: EmbeddingsService, calls: Calls, settings: GrpcSettings, limits: Limits) -> None:
+    def __init__(
+        self,
+        service: EmbeddingsService,
+        generation: GenerationService,
+        calls: Calls,
+        settings: GrpcSettings,
+        limits: Limits,
+    ) -> None:
         """Raises StartError for certificates that cannot be used."""
         self._settings = settings
         self._service = service
@@ -137,8 +147,8 @@ class GrpcServer:
         others = Guarded(calls)
         others.add_generic_rpc_handlers((self._health.handler(),))
         if settings.describes_itself:
-            reflection.enable(others, (SERVICE, health.SERVICE_NAME))
-        self._server.add_generic_rpc_handlers((service.handler(), others))
+            reflection.enable(others, (*_SERVICES, health.SERVICE_NAME))
+        self._server.add_generic_rpc_handlers((service.handler(), generation.handler(), others))
 
     async def start(self) -> None:
         """Listen; NOT_SERVING until `set_serving`. Raises StartError when the address cannot be bound."""
@@ -168,7 +178,7 @@ class GrpcServer:
     async def set_serving(self, *, serving: bool) -> None:
         """What the health service says, of the server and of the service."""
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
-        for name in ("", SERVICE):
+        for name in ("", *_SERVICES):
             await self._health.set(name, status)
 
     async def stop(self, grace_s: float) -> None:

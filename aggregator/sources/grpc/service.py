@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from math import inf
 from operator import itemgetter
-from typing import Any, cast
+from typing import Any
 
 import grpc
 
@@ -68,7 +67,7 @@ class EmbeddingsService:
             data = await calls.reading.message(context, identity.holders[-1])
             if data is None:
                 return Failure.of(InvalidRequest(NO_MESSAGE))
-            request = await calls.take(data, identity, self._deadline_s(context), Call(room))
+            request = await calls.take(data, identity, calls.deadline_s(context), Call(room))
         except TokenbatchError as error:
             return Failure.of(error)
         del data
@@ -109,7 +108,7 @@ class EmbeddingsService:
             calls.load.open_stream(identity.holders)
         except TokenbatchError as error:
             return Failure.of(error)
-        stream = Stream(calls, self._models, identity, self._deadline_s(context), self._stream_window)
+        stream = Stream(calls, self._models, identity, calls.deadline_s(context), self._stream_window)
         self._streams[stream] = identity.holders
         age = asyncio.get_running_loop().call_later(self._stream_age_s, stream.end)
         try:
@@ -183,10 +182,6 @@ class EmbeddingsService:
             "ListModels": grpc.stream_unary_rpc_method_handler(self.ListModels),
         }
         return grpc.method_handlers_generic_handler(SERVICE, handlers)
-
-    def _deadline_s(self, context: Context) -> float:
-        remaining_s = cast("float | None", context.time_remaining())  # the stubs know no call without a deadline
-        return inf if remaining_s is None else self._calls.clock() + remaining_s
 
 
 def _whole_failure(request: Request) -> Failure | None:

@@ -13,6 +13,7 @@ from aggregator.settings.aggregator import AggregatorSettings
 from aggregator.sources.grpc.call_batcher import CallBatcher
 from aggregator.sources.grpc.callers import Callers, open_authentication
 from aggregator.sources.grpc.calls import Calls, GiveUp, call_of
+from aggregator.sources.grpc.generation import GenerationService
 from aggregator.sources.grpc.listener import GrpcServer
 from aggregator.sources.grpc.load import Limits, Load
 from aggregator.sources.grpc.reading import Reading
@@ -65,7 +66,7 @@ class GrpcSource:
             stream_window=limits.stream_window,
             stream_age_s=_STREAM_AGE_SHARE * limits.connection_grace_s,
         )
-        self.server = GrpcServer(service, calls, grpc, limits)
+        self.server = GrpcServer(service, GenerationService(calls, tracing), calls, grpc, limits)
 
     @property
     def receivers(self) -> Sequence[Receive]:

@@ -20,6 +20,7 @@ from aggregator.errors import InvalidRequest, NotPermitted, RequestError, Undeco
 from aggregator.request import Defaults, Origin, Request
 from aggregator.scheduler.work_item import Priority
 from aggregator.settings.aggregator import KafkaSettings, TopicSettings
+from aggregator.sources import generation as texts
 from aggregator.sources import parsing as wire_scan
 from aggregator.sources.kafka import json_codec as kafka_json
 from aggregator.sources.kafka.consumer.committed_offset import Lease
@@ -28,6 +29,7 @@ from aggregator.sources.kafka.records import DEAD_LETTER_SUFFIX, Record
 from aggregator.sources.parsing import parse
 from aggregator.sources.source import Source
 from protos.embedding.v1 import embedding_pb2 as pb
+from protos.generation.v1.generation_pb2 import GenerateRequest
 
 _LOG = logging.getLogger(__name__)
 _from_protobuf = pb.EmbedRequest.FromString
@@ -82,6 +84,7 @@ class Intake:
     reply_topic: str
     permits: Callable[[str], bool]
     max_record_bytes: int = _MAX_RECORD_BYTES
+    generates: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,7 @@ class Refused:
     request_id: str
     route: ReplyRoute | None
     dead_letter: bool
+    generates: bool = False
 
 
 def route_of(request: Request) -> ReplyRoute:
@@ -118,8 +122,9 @@ def intakes(
     return {
         topic.name: Intake(
             _defaults(topic, source, default_model, trusts_tenant=trusts_tenant and not topic.tenant),
-            settings.reply_topic,
+            settings.replies_of(topic),
             permits,
+            generates=topic.task == "generate",
         )
         for topic in settings.topics
     }
@@ -202,7 +207,7 @@ def decode(lease: Lease, intake: Intake, *, received_s: float, wall_s: float) ->
     record: Record = lease.record
     content_type, ce_id = PROTOBUF, ""
     found: Mapping[str, bytes] = {}
-    message: pb.EmbedRequest | None = None
+    message: pb.EmbedRequest | GenerateRequest | None = None
     route: ReplyRoute | None = None
     try:
         if record.headers:
@@ -216,14 +221,18 @@ def decode(lease: Lease, intake: Intake, *, received_s: float, wall_s: float) ->
             ce_id = _text(found, "ce_id")
         else:
             route = ReplyRoute(lease, intake.reply_topic, None, json=False, headers=_PLAIN_REPLY)
-        message = _message(record.value, content_type, intake.max_record_bytes, intake.defaults.max_inputs)
+        read = _text_message if intake.generates else _message
+        message = read(record.value, content_type, intake.max_record_bytes, intake.defaults.max_inputs)
         if not message.request_id:
             message.request_id = ce_id or f"{record.topic}-{record.partition}-{record.offset}"
         deadline_s = _deadline_s(found, received_s - wall_s) if found else inf
-        return parse(message, intake.defaults, route, received_s=received_s, wall_s=wall_s, deadline_s=deadline_s)
+        if isinstance(message, pb.EmbedRequest):
+            return parse(message, intake.defaults, route, received_s=received_s, wall_s=wall_s, deadline_s=deadline_s)
+        return texts.parse(message, intake.defaults, route, received_s=received_s, wall_s=wall_s, deadline_s=deadline_s)
     except RequestError as error:
         request_id = message.request_id if message is not None else ce_id or _found_id(record.value, content_type)
-        return Refused(lease, error, request_id, route, dead_letter=route is None or message is None)
+        kept = route is None or message is None
+        return Refused(lease, error, request_id, route, dead_letter=kept, generates=intake.generates)
 
 
 def _defaults(topic: TopicSettings, source: Source, default_model: str, *, trusts_tenant: bool) -> Defaults:
@@ -240,12 +249,13 @@ def _reply_topics(settings: KafkaSettings) -> Callable[[str], bool]:
     """Whether a request may name a topic for its reply; never one that would come back as a request."""
     inputs = {topic.name for topic in settings.topics}
     never = inputs | {name + DEAD_LETTER_SUFFIX for name in inputs}
+    replies = {settings.reply_topic, *settings.reply_topics} - never
     patterns = [fnmatch.translate(pattern) for pattern in settings.allowed_reply_topics]
     allowed = re.compile("|".join(patterns)) if patterns else None
 
     @lru_cache(maxsize=4096)
     def permits(topic: str) -> bool:
-        if topic == settings.reply_topic:
+        if topic in replies:
             return True
         return topic not in never and allowed is not None and allowed.match(topic) is not None
 
@@ -301,10 +311,7 @@ def _deadline_s(found: Mapping[str, bytes], monotonic_minus_wall_s: float) -> fl
 
 
 def _message(value: bytes | None, content_type: bytes, max_bytes: int, max_inputs: int) -> pb.EmbedRequest:
-    if value is None:
-        raise Undecodable("the record has no value")
-    if len(value) > max_bytes:
-        raise InvalidRequest(f"the record's value has {len(value)} bytes: at most {max_bytes} are taken")
+    value = _value(value, max_bytes)
     if content_type is PROTOBUF:
         try:
             wire_scan.check(value, max_inputs)
@@ -317,6 +324,30 @@ def _message(value: bytes | None, content_type: bytes, max_bytes: int, max_input
         return pb.EmbedRequest(inputs=[pb.Input(text=value.decode())])
     except UnicodeDecodeError:
         raise Undecodable("the value is not UTF-8 text") from None
+
+
+def _text_message(value: bytes | None, content_type: bytes, max_bytes: int, _: int) -> GenerateRequest:
+    """The same of a topic whose records ask for texts."""
+    value = _value(value, max_bytes)
+    if content_type is JSON:
+        return texts.decode_json(value)
+    try:
+        if content_type is PROTOBUF:
+            texts.check(value)
+            return GenerateRequest.FromString(value)
+        return GenerateRequest(prompt=value.decode())
+    except DecodeError:
+        raise Undecodable("the value is not a GenerateRequest in protobuf") from None
+    except UnicodeDecodeError:
+        raise Undecodable("the value is not UTF-8 text") from None
+
+
+def _value(value: bytes | None, max_bytes: int) -> bytes:
+    if value is None:
+        raise Undecodable("the record has no value")
+    if len(value) > max_bytes:
+        raise InvalidRequest(f"the record's value has {len(value)} bytes: at most {max_bytes} are taken")
+    return value
 
 
 def _found_id(value: bytes | None, content_type: bytes) -> str:

@@ -114,17 +114,18 @@ async def check(settings: KafkaSettings, timeout_s: float) -> Sequence[str]:
             )
         if partitions.get(dead, 0) < partitions.get(topic.name, 0) and dead in partitions:
             warnings.append(f"kafka: {dead} has fewer partitions than {topic.name}")
-    if limits.get(settings.reply_topic, settings.max_reply_bytes * 2) < settings.max_reply_bytes:
-        warnings.append(
-            f"kafka: max.message.bytes of {settings.reply_topic} is {limits[settings.reply_topic]}: lower"
-            f" kafka.max_reply_bytes ({settings.max_reply_bytes}) to it, or large replies become dead letters"
-        )
+    warnings += [
+        f"kafka: max.message.bytes of {name} is {limits[name]}: lower"
+        f" kafka.max_reply_bytes ({settings.max_reply_bytes}) to it, or large replies become dead letters"
+        for name in settings.reply_topics
+        if limits.get(name, settings.max_reply_bytes) < settings.max_reply_bytes
+    ]
     return warnings
 
 
 def _wanted(settings: KafkaSettings) -> list[str]:
     names = [topic.name for topic in settings.topics]
-    return [*names, settings.reply_topic, *(name + DEAD_LETTER_SUFFIX for name in names)]
+    return [*names, *settings.reply_topics, *(name + DEAD_LETTER_SUFFIX for name in names)]
 
 
 def _listed(names: Collection[str]) -> str:

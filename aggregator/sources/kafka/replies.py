@@ -10,18 +10,25 @@ from functools import lru_cache
 
 from aggregator.errors import Code, InvalidRequest
 from aggregator.replicas.results import vector_bytes
+from aggregator.replicas.texts import Text
 from aggregator.request import Failure, Request
+from aggregator.sources import generation as texts
 from aggregator.sources.kafka.codec import Header, Refused, route_of
 from aggregator.sources.kafka.consumer.committed_offset import Lease
 from aggregator.sources.kafka.records import OutgoingRecord, Record
 from aggregator.sources.response import MAX_ECHOED, fill_status, json_of, to_json, to_protobuf
 from protos.embedding.v1 import embedding_pb2 as pb
+from protos.generation.v1.generation_pb2 import GenerateResponse
 
 _LOG = logging.getLogger(__name__)
+
+Answer = pb.EmbedResponse | GenerateResponse
 
 _ENVELOPE_BYTES = 1024
 """Room for everything in a reply that does not grow with the request: ids, timings, revision, record framing."""
 _FAILURE_BYTES = 256
+_TOKEN_BYTES, _ID_BYTES, _LOGPROB_BYTES = 8, 5, 32
+"""Of a text's token: its characters, as a rule; its id; and what is told of one alternative to it, at the most."""
 _REPLY_ID_LENGTH = 32
 _UNENCODABLE = Failure(Code.INTERNAL, "the reply could not be encoded")
 _MAX_KEPT_HEADERS_BYTES = 32 * 1024
@@ -35,18 +42,22 @@ def reply_id(lease: Lease, request_id: str, group_id: str) -> str:
     return hashlib.blake2b(told, digest_size=_REPLY_ID_LENGTH // 2).hexdigest()
 
 
-def encode_replies(requests: Sequence[Request], group_id: str) -> list[OutgoingRecord]:
-    """The reply of a consumer group to each completed request, in its format, to its route, under its key."""
+def encode_replies(requests: Sequence[Request], group_id: str, now_s: float = 0.0) -> list[OutgoingRecord]:
+    """The reply of a consumer group to each completed request, in its format, to its route, under its key.
+
+    `now_s`: when the texts among them were complete.
+    """
     replies: list[OutgoingRecord] = []
     for request in requests:
         route = route_of(request)
         record: Record = route.lease.record
         identity = reply_id(route.lease, request.request_id, group_id)
         try:
-            value = (to_json if route.json else to_protobuf)(request, identity)
+            value = _value(request, identity, now_s, as_json=route.json)
         except Exception:  # noqa: BLE001 - one reply that nobody thought of must not stop all others
             _LOG.exception("a reply could not be encoded")
-            value = _serialize(_failed(request.request_id, _UNENCODABLE, identity), as_json=route.json)
+            failed = _failed(request.request_id, _UNENCODABLE, identity, generates=request.text is not None)
+            value = _serialize(failed, as_json=route.json)
         replies.append(OutgoingRecord(route.topic, route.partition, record.key, value, route.headers))
     return replies
 
@@ -57,12 +68,21 @@ def encode_refusal(refused: Refused, group_id: str) -> OutgoingRecord:
     assert route is not None, "A record without a route was to be answered. This is a bug."
     record: Record = route.lease.record
     identity = reply_id(route.lease, refused.request_id, group_id)
-    answer = _failed(refused.request_id[:MAX_ECHOED], Failure.of(refused.error), identity)
+    failure = Failure.of(refused.error)
+    answer = _failed(refused.request_id[:MAX_ECHOED], failure, identity, generates=refused.generates)
     value = _serialize(answer, as_json=route.json)
     return OutgoingRecord(route.topic, route.partition, record.key, value, route.headers)
 
 
-def _failed(request_id: str, failure: Failure, reply_id: str) -> pb.EmbedResponse:
+def _value(request: Request, reply_id: str, now_s: float, *, as_json: bool) -> bytes:
+    if request.text is not None:
+        return (texts.to_json if as_json else texts.to_protobuf)(request, reply_id, now_s)
+    return (to_json if as_json else to_protobuf)(request, reply_id)
+
+
+def _failed(request_id: str, failure: Failure, reply_id: str, *, generates: bool) -> Answer:
+    if generates:
+        return texts.refusal(request_id, "", failure, reply_id)
     answer = pb.EmbedResponse(request_id=request_id, reply_id=reply_id)
     fill_status(answer.status, failure)
     return answer
@@ -74,6 +94,9 @@ def check_reply_fits(request: Request, dimensions: int, max_reply_bytes: int) ->
     Raises InvalidRequest.
     """
     route = route_of(request)
+    if request.text is not None:
+        _check_text_fits(request.text, max_reply_bytes)
+        return
     count = len(request.inputs)
     each = _most_bytes_each(request.options.dimensions or dimensions, request.options.encoding, route.json)
     echoed = len(route.lease.record.key or b"")
@@ -85,6 +108,19 @@ def check_reply_fits(request: Request, dimensions: int, max_reply_bytes: int) ->
         raise InvalidRequest(
             f"the reply to {count} inputs could have {most} bytes: at most {max_reply_bytes} are sent;"
             " ask for fewer inputs, fewer dimensions or a smaller encoding"
+        )
+
+
+def _check_text_fits(text: Text, max_reply_bytes: int) -> None:
+    sampling = text.sampling
+    each = _TOKEN_BYTES + _ID_BYTES * text.include_token_ids
+    if sampling.HasField("logprobs"):
+        each += _LOGPROB_BYTES * (sampling.logprobs + 1)
+    most = _ENVELOPE_BYTES + sampling.max_tokens * each
+    if most > max_reply_bytes:
+        raise InvalidRequest(
+            f"the reply of {sampling.max_tokens} tokens could have {most} bytes: at most {max_reply_bytes} are sent;"
+            " ask for fewer tokens or fewer logprobs"
         )
 
 
@@ -136,5 +172,5 @@ def dead_letter(
     return OutgoingRecord(topic, None, key, value, headers)
 
 
-def _serialize(answer: pb.EmbedResponse, *, as_json: bool) -> bytes:
+def _serialize(answer: Answer, *, as_json: bool) -> bytes:
     return json_of(answer) if as_json else answer.SerializeToString()

@@ -150,7 +150,7 @@ class KafkaSource:
 
         if live:
             with contextlib.suppress(ProducerClosed), self._tracing.send(self._settings.reply_topic, len(live)):
-                await self._producer.send(encode_replies(live, self._settings.group_id), on_delivered)
+                await self._producer.send(encode_replies(live, self._settings.group_id, self._clock()), on_delivered)
         if len(delivered) < len(requests):
             replied = set(delivered)
             release([request for request in requests if request not in replied])

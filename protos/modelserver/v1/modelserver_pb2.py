@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'protos/modelserver/v1/modelserver.proto\x12\x0emodelserver.v1\"\xab\x01\n\x11\x45mbedBatchRequest\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x16\n\x0emodel_revision\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x01(\x0c\x12\x0f\n\x07lengths\x18\x05 \x01(\x0c\x12\x0f\n\x07\x61ttempt\x18\x06 \x01(\r\x12\x0f\n\x07isolate\x18\x07 \x01(\x08\x12\x17\n\x0fmax_step_tokens\x18\x08 \x01(\r\":\n\nQueryError\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04\x63ode\x18\x02 \x01(\x05\x12\x0f\n\x07message\x18\x03 \x01(\t\"\xd6\x01\n\x12\x45mbedBatchResponse\x12\x12\n\nembeddings\x18\x01 \x01(\x0c\x12\x12\n\ndimensions\x18\x02 \x01(\r\x12*\n\x06\x65rrors\x18\x03 \x03(\x0b\x32\x1a.modelserver.v1.QueryError\x12\x13\n\x0bstep_tokens\x18\x04 \x01(\r\x12\x17\n\x0fstep_duration_s\x18\x05 \x01(\x01\x12\x15\n\rqueued_tokens\x18\x06 \x01(\r\x12\x15\n\ridle_before_s\x18\x07 \x01(\x01\x12\x10\n\x08staged_s\x18\x08 \x01(\x01\"\x11\n\x0f\x44\x65scribeRequest\"<\n\x0cProfilePoint\x12\x13\n\x0bstep_tokens\x18\x01 \x01(\r\x12\x17\n\x0fstep_duration_s\x18\x02 \x01(\x01\"\xe1\x01\n\x11SaturationProfile\x12\x0f\n\x07\x66loor_s\x18\x01 \x01(\x01\x12\x0f\n\x07\x66ixed_s\x18\x02 \x01(\x01\x12\x13\n\x0bper_token_s\x18\x03 \x01(\x01\x12\x18\n\x10saturation_point\x18\x04 \x01(\r\x12\x0c\n\x04rule\x18\x05 \x01(\t\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12,\n\x06points\x18\x07 \x03(\x0b\x32\x1c.modelserver.v1.ProfilePoint\x12\x13\n\x0bmeasured_at\x18\x08 \x01(\t\x12\x16\n\x0e\x62\x61\x63klog_tokens\x18\t \x01(\r\"\xcb\x03\n\x10\x44\x65scribeResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x16\n\x0emodel_revision\x18\x02 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x03 \x01(\t\x12\x12\n\ndimensions\x18\x04 \x01(\r\x12\x1d\n\x15matryoshka_dimensions\x18\x05 \x03(\r\x12\x18\n\x10max_input_tokens\x18\x06 \x01(\r\x12\x1b\n\x13step_token_capacity\x18\x07 \x01(\r\x12\x1b\n\x13step_query_capacity\x18\x08 \x01(\r\x12\x12\n\nnormalizes\x18\t \x01(\x08\x12\x14\n\x0cquery_prompt\x18\n \x01(\t\x12\x17\n\x0f\x64ocument_prompt\x18\x0b \x01(\t\x12\x32\n\x07profile\x18\x0c \x01(\x0b\x32!.modelserver.v1.SaturationProfile\x12\x0e\n\x06\x65ngine\x18\r \x01(\t\x12\x16\n\x0e\x65ngine_version\x18\x0e \x01(\t\x12\r\n\x05\x64type\x18\x0f \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x10 \x01(\t\x12\x17\n\x0fvocabulary_size\x18\x11 \x01(\r\x12\x13\n\x0binstance_id\x18\x12 \x01(\t\"\x15\n\x13GetTokenizerRequest\"1\n\x0eTokenizerChunk\x12\x11\n\tfile_name\x18\x01 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x32\x88\x02\n\x0bModelServer\x12S\n\nEmbedBatch\x12!.modelserver.v1.EmbedBatchRequest\x1a\".modelserver.v1.EmbedBatchResponse\x12M\n\x08\x44\x65scribe\x12\x1f.modelserver.v1.DescribeRequest\x1a .modelserver.v1.DescribeResponse\x12U\n\x0cGetTokenizer\x12#.modelserver.v1.GetTokenizerRequest\x1a\x1e.modelserver.v1.TokenizerChunk0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'protos/modelserver/v1/modelserver.proto\x12\x0emodelserver.v1\"\xab\x01\n\x11\x45mbedBatchRequest\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x16\n\x0emodel_revision\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x01(\x0c\x12\x0f\n\x07lengths\x18\x05 \x01(\x0c\x12\x0f\n\x07\x61ttempt\x18\x06 \x01(\r\x12\x0f\n\x07isolate\x18\x07 \x01(\x08\x12\x17\n\x0fmax_step_tokens\x18\x08 \x01(\r\":\n\nQueryError\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04\x63ode\x18\x02 \x01(\x05\x12\x0f\n\x07message\x18\x03 \x01(\t\"\xd6\x01\n\x12\x45mbedBatchResponse\x12\x12\n\nembeddings\x18\x01 \x01(\x0c\x12\x12\n\ndimensions\x18\x02 \x01(\r\x12*\n\x06\x65rrors\x18\x03 \x03(\x0b\x32\x1a.modelserver.v1.QueryError\x12\x13\n\x0bstep_tokens\x18\x04 \x01(\r\x12\x17\n\x0fstep_duration_s\x18\x05 \x01(\x01\x12\x15\n\rqueued_tokens\x18\x06 \x01(\r\x12\x15\n\ridle_before_s\x18\x07 \x01(\x01\x12\x10\n\x08staged_s\x18\x08 \x01(\x01\"\xf1\x02\n\x08Sampling\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x18\n\x0btemperature\x18\x03 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x04 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x05 \x01(\rH\x02\x88\x01\x01\x12\x11\n\x04seed\x18\x06 \x01(\x03H\x03\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\x07 \x03(\r\x12\x18\n\x10presence_penalty\x18\x08 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\t \x01(\x02\x12\x1f\n\x12repetition_penalty\x18\n \x01(\x02H\x04\x88\x01\x01\x12\x15\n\x08logprobs\x18\x0b \x01(\rH\x05\x88\x01\x01\x12\x12\n\nignore_eos\x18\x0c \x01(\x08\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x07\n\x05_seedB\x15\n\x13_repetition_penaltyB\x0b\n\t_logprobs\"\x9c\x01\n\rStartSequence\x12\x10\n\x08sequence\x18\x01 \x01(\r\x12\r\n\x05model\x18\x02 \x01(\t\x12\x16\n\x0emodel_revision\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x01(\x0c\x12*\n\x08sampling\x18\x05 \x01(\x0b\x32\x18.modelserver.v1.Sampling\x12\x13\n\x0btraceparent\x18\x06 \x01(\t\"]\n\x0fGenerateCommand\x12.\n\x05start\x18\x01 \x01(\x0b\x32\x1d.modelserver.v1.StartSequenceH\x00\x12\x0f\n\x05\x61\x62ort\x18\x02 \x01(\rH\x00\x42\t\n\x07\x63ommand\"e\n\x10\x46inishedSequence\x12\x10\n\x08sequence\x18\x01 \x01(\r\x12\x0c\n\x04\x63ode\x18\x02 \x01(\x05\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x0e\n\x06length\x18\x04 \x01(\x08\x12\x10\n\x08stripped\x18\x05 \x01(\r\"g\n\x10SequenceLogprobs\x12\x10\n\x08sequence\x18\x01 \x01(\r\x12\r\n\x05width\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x01(\x0c\x12\x10\n\x08logprobs\x18\x04 \x01(\x0c\x12\r\n\x05ranks\x18\x05 \x01(\x0c\"\x86\x02\n\x0cGenerateStep\x12\x11\n\tsequences\x18\x01 \x01(\x0c\x12\x0e\n\x06\x63ounts\x18\x02 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x03 \x01(\x0c\x12\x32\n\x08\x66inished\x18\x04 \x03(\x0b\x32 .modelserver.v1.FinishedSequence\x12\x32\n\x08logprobs\x18\x05 \x03(\x0b\x32 .modelserver.v1.SequenceLogprobs\x12\x17\n\x0fstep_duration_s\x18\x06 \x01(\x01\x12\x16\n\x0e\x66ree_kv_tokens\x18\x07 \x01(\x04\x12\x0f\n\x07running\x18\x08 \x01(\r\x12\x16\n\x0ewaiting_tokens\x18\t \x01(\x04\"\x11\n\x0f\x44\x65scribeRequest\"<\n\x0cProfilePoint\x12\x13\n\x0bstep_tokens\x18\x01 \x01(\r\x12\x17\n\x0fstep_duration_s\x18\x02 \x01(\x01\"\xe1\x01\n\x11SaturationProfile\x12\x0f\n\x07\x66loor_s\x18\x01 \x01(\x01\x12\x0f\n\x07\x66ixed_s\x18\x02 \x01(\x01\x12\x13\n\x0bper_token_s\x18\x03 \x01(\x01\x12\x18\n\x10saturation_point\x18\x04 \x01(\r\x12\x0c\n\x04rule\x18\x05 \x01(\t\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12,\n\x06points\x18\x07 \x03(\x0b\x32\x1c.modelserver.v1.ProfilePoint\x12\x13\n\x0bmeasured_at\x18\x08 \x01(\t\x12\x16\n\x0e\x62\x61\x63klog_tokens\x18\t \x01(\r\"\x90\x04\n\x10\x44\x65scribeResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x16\n\x0emodel_revision\x18\x02 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x03 \x01(\t\x12\x12\n\ndimensions\x18\x04 \x01(\r\x12\x1d\n\x15matryoshka_dimensions\x18\x05 \x03(\r\x12\x18\n\x10max_input_tokens\x18\x06 \x01(\r\x12\x1b\n\x13step_token_capacity\x18\x07 \x01(\r\x12\x1b\n\x13step_query_capacity\x18\x08 \x01(\r\x12\x12\n\nnormalizes\x18\t \x01(\x08\x12\x14\n\x0cquery_prompt\x18\n \x01(\t\x12\x17\n\x0f\x64ocument_prompt\x18\x0b \x01(\t\x12\x32\n\x07profile\x18\x0c \x01(\x0b\x32!.modelserver.v1.SaturationProfile\x12\x0e\n\x06\x65ngine\x18\r \x01(\t\x12\x16\n\x0e\x65ngine_version\x18\x0e \x01(\t\x12\r\n\x05\x64type\x18\x0f \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x10 \x01(\t\x12\x17\n\x0fvocabulary_size\x18\x11 \x01(\r\x12\x13\n\x0binstance_id\x18\x12 \x01(\t\x12\x0c\n\x04task\x18\x13 \x01(\t\x12\x35\n\ngeneration\x18\x14 \x01(\x0b\x32!.modelserver.v1.GenerationProfile\"{\n\x11GenerationProfile\x12\x0f\n\x07\x66ixed_s\x18\x01 \x01(\x01\x12\x16\n\x0eper_sequence_s\x18\x02 \x01(\x01\x12\x13\n\x0bper_token_s\x18\x03 \x01(\x01\x12\x11\n\tkv_tokens\x18\x04 \x01(\x04\x12\x15\n\rmax_sequences\x18\x05 \x01(\r\"\x15\n\x13GetTokenizerRequest\"1\n\x0eTokenizerChunk\x12\x11\n\tfile_name\x18\x01 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x32\xd7\x02\n\x0bModelServer\x12S\n\nEmbedBatch\x12!.modelserver.v1.EmbedBatchRequest\x1a\".modelserver.v1.EmbedBatchResponse\x12M\n\x08Generate\x12\x1f.modelserver.v1.GenerateCommand\x1a\x1c.modelserver.v1.GenerateStep(\x01\x30\x01\x12M\n\x08\x44\x65scribe\x12\x1f.modelserver.v1.DescribeRequest\x1a .modelserver.v1.DescribeResponse\x12U\n\x0cGetTokenizer\x12#.modelserver.v1.GetTokenizerRequest\x1a\x1e.modelserver.v1.TokenizerChunk0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,18 +37,32 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_QUERYERROR']._serialized_end=291
   _globals['_EMBEDBATCHRESPONSE']._serialized_start=294
   _globals['_EMBEDBATCHRESPONSE']._serialized_end=508
-  _globals['_DESCRIBEREQUEST']._serialized_start=510
-  _globals['_DESCRIBEREQUEST']._serialized_end=527
-  _globals['_PROFILEPOINT']._serialized_start=529
-  _globals['_PROFILEPOINT']._serialized_end=589
-  _globals['_SATURATIONPROFILE']._serialized_start=592
-  _globals['_SATURATIONPROFILE']._serialized_end=817
-  _globals['_DESCRIBERESPONSE']._serialized_start=820
-  _globals['_DESCRIBERESPONSE']._serialized_end=1279
-  _globals['_GETTOKENIZERREQUEST']._serialized_start=1281
-  _globals['_GETTOKENIZERREQUEST']._serialized_end=1302
-  _globals['_TOKENIZERCHUNK']._serialized_start=1304
-  _globals['_TOKENIZERCHUNK']._serialized_end=1353
-  _globals['_MODELSERVER']._serialized_start=1356
-  _globals['_MODELSERVER']._serialized_end=1620
+  _globals['_SAMPLING']._serialized_start=511
+  _globals['_SAMPLING']._serialized_end=880
+  _globals['_STARTSEQUENCE']._serialized_start=883
+  _globals['_STARTSEQUENCE']._serialized_end=1039
+  _globals['_GENERATECOMMAND']._serialized_start=1041
+  _globals['_GENERATECOMMAND']._serialized_end=1134
+  _globals['_FINISHEDSEQUENCE']._serialized_start=1136
+  _globals['_FINISHEDSEQUENCE']._serialized_end=1237
+  _globals['_SEQUENCELOGPROBS']._serialized_start=1239
+  _globals['_SEQUENCELOGPROBS']._serialized_end=1342
+  _globals['_GENERATESTEP']._serialized_start=1345
+  _globals['_GENERATESTEP']._serialized_end=1607
+  _globals['_DESCRIBEREQUEST']._serialized_start=1609
+  _globals['_DESCRIBEREQUEST']._serialized_end=1626
+  _globals['_PROFILEPOINT']._serialized_start=1628
+  _globals['_PROFILEPOINT']._serialized_end=1688
+  _globals['_SATURATIONPROFILE']._serialized_start=1691
+  _globals['_SATURATIONPROFILE']._serialized_end=1916
+  _globals['_DESCRIBERESPONSE']._serialized_start=1919
+  _globals['_DESCRIBERESPONSE']._serialized_end=2447
+  _globals['_GENERATIONPROFILE']._serialized_start=2449
+  _globals['_GENERATIONPROFILE']._serialized_end=2572
+  _globals['_GETTOKENIZERREQUEST']._serialized_start=2574
+  _globals['_GETTOKENIZERREQUEST']._serialized_end=2595
+  _globals['_TOKENIZERCHUNK']._serialized_start=2597
+  _globals['_TOKENIZERCHUNK']._serialized_end=2646
+  _globals['_MODELSERVER']._serialized_start=2649
+  _globals['_MODELSERVER']._serialized_end=2992
 # @@protoc_insertion_point(module_scope)

@@ -56,6 +56,108 @@ class EmbedBatchResponse(_message.Message):
     staged_s: float
     def __init__(self, embeddings: _Optional[bytes] = ..., dimensions: _Optional[int] = ..., errors: _Optional[_Iterable[_Union[QueryError, _Mapping]]] = ..., step_tokens: _Optional[int] = ..., step_duration_s: _Optional[float] = ..., queued_tokens: _Optional[int] = ..., idle_before_s: _Optional[float] = ..., staged_s: _Optional[float] = ...) -> None: ...
 
+class Sampling(_message.Message):
+    __slots__ = ("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "seed", "stop_token_ids", "presence_penalty", "frequency_penalty", "repetition_penalty", "logprobs", "ignore_eos")
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
+    max_tokens: int
+    min_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int
+    stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    logprobs: int
+    ignore_eos: bool
+    def __init__(self, max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., seed: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logprobs: _Optional[int] = ..., ignore_eos: bool = ...) -> None: ...
+
+class StartSequence(_message.Message):
+    __slots__ = ("sequence", "model", "model_revision", "token_ids", "sampling", "traceparent")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    MODEL_REVISION_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    model: str
+    model_revision: str
+    token_ids: bytes
+    sampling: Sampling
+    traceparent: str
+    def __init__(self, sequence: _Optional[int] = ..., model: _Optional[str] = ..., model_revision: _Optional[str] = ..., token_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., traceparent: _Optional[str] = ...) -> None: ...
+
+class GenerateCommand(_message.Message):
+    __slots__ = ("start", "abort")
+    START_FIELD_NUMBER: _ClassVar[int]
+    ABORT_FIELD_NUMBER: _ClassVar[int]
+    start: StartSequence
+    abort: int
+    def __init__(self, start: _Optional[_Union[StartSequence, _Mapping]] = ..., abort: _Optional[int] = ...) -> None: ...
+
+class FinishedSequence(_message.Message):
+    __slots__ = ("sequence", "code", "message", "length", "stripped")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    STRIPPED_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    code: int
+    message: str
+    length: bool
+    stripped: int
+    def __init__(self, sequence: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., length: bool = ..., stripped: _Optional[int] = ...) -> None: ...
+
+class SequenceLogprobs(_message.Message):
+    __slots__ = ("sequence", "width", "token_ids", "logprobs", "ranks")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    width: int
+    token_ids: bytes
+    logprobs: bytes
+    ranks: bytes
+    def __init__(self, sequence: _Optional[int] = ..., width: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., ranks: _Optional[bytes] = ...) -> None: ...
+
+class GenerateStep(_message.Message):
+    __slots__ = ("sequences", "counts", "token_ids", "finished", "logprobs", "step_duration_s", "free_kv_tokens", "running", "waiting_tokens")
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    STEP_DURATION_S_FIELD_NUMBER: _ClassVar[int]
+    FREE_KV_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    sequences: bytes
+    counts: bytes
+    token_ids: bytes
+    finished: _containers.RepeatedCompositeFieldContainer[FinishedSequence]
+    logprobs: _containers.RepeatedCompositeFieldContainer[SequenceLogprobs]
+    step_duration_s: float
+    free_kv_tokens: int
+    running: int
+    waiting_tokens: int
+    def __init__(self, sequences: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., finished: _Optional[_Iterable[_Union[FinishedSequence, _Mapping]]] = ..., logprobs: _Optional[_Iterable[_Union[SequenceLogprobs, _Mapping]]] = ..., step_duration_s: _Optional[float] = ..., free_kv_tokens: _Optional[int] = ..., running: _Optional[int] = ..., waiting_tokens: _Optional[int] = ...) -> None: ...
+
 class DescribeRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
@@ -91,7 +193,7 @@ class SaturationProfile(_message.Message):
     def __init__(self, floor_s: _Optional[float] = ..., fixed_s: _Optional[float] = ..., per_token_s: _Optional[float] = ..., saturation_point: _Optional[int] = ..., rule: _Optional[str] = ..., max_tokens: _Optional[int] = ..., points: _Optional[_Iterable[_Union[ProfilePoint, _Mapping]]] = ..., measured_at: _Optional[str] = ..., backlog_tokens: _Optional[int] = ...) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("model", "model_revision", "tokenizer_fingerprint", "dimensions", "matryoshka_dimensions", "max_input_tokens", "step_token_capacity", "step_query_capacity", "normalizes", "query_prompt", "document_prompt", "profile", "engine", "engine_version", "dtype", "device", "vocabulary_size", "instance_id")
+    __slots__ = ("model", "model_revision", "tokenizer_fingerprint", "dimensions", "matryoshka_dimensions", "max_input_tokens", "step_token_capacity", "step_query_capacity", "normalizes", "query_prompt", "document_prompt", "profile", "engine", "engine_version", "dtype", "device", "vocabulary_size", "instance_id", "task", "generation")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MODEL_REVISION_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -110,6 +212,8 @@ class DescribeResponse(_message.Message):
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_SIZE_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
     model: str
     model_revision: str
     tokenizer_fingerprint: str
@@ -128,7 +232,23 @@ class DescribeResponse(_message.Message):
     device: str
     vocabulary_size: int
     instance_id: str
-    def __init__(self, model: _Optional[str] = ..., model_revision: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., dimensions: _Optional[int] = ..., matryoshka_dimensions: _Optional[_Iterable[int]] = ..., max_input_tokens: _Optional[int] = ..., step_token_capacity: _Optional[int] = ..., step_query_capacity: _Optional[int] = ..., normalizes: bool = ..., query_prompt: _Optional[str] = ..., document_prompt: _Optional[str] = ..., profile: _Optional[_Union[SaturationProfile, _Mapping]] = ..., engine: _Optional[str] = ..., engine_version: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., instance_id: _Optional[str] = ...) -> None: ...
+    task: str
+    generation: GenerationProfile
+    def __init__(self, model: _Optional[str] = ..., model_revision: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., dimensions: _Optional[int] = ..., matryoshka_dimensions: _Optional[_Iterable[int]] = ..., max_input_tokens: _Optional[int] = ..., step_token_capacity: _Optional[int] = ..., step_query_capacity: _Optional[int] = ..., normalizes: bool = ..., query_prompt: _Optional[str] = ..., document_prompt: _Optional[str] = ..., profile: _Optional[_Union[SaturationProfile, _Mapping]] = ..., engine: _Optional[str] = ..., engine_version: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., instance_id: _Optional[str] = ..., task: _Optional[str] = ..., generation: _Optional[_Union[GenerationProfile, _Mapping]] = ...) -> None: ...
+
+class GenerationProfile(_message.Message):
+    __slots__ = ("fixed_s", "per_sequence_s", "per_token_s", "kv_tokens", "max_sequences")
+    FIXED_S_FIELD_NUMBER: _ClassVar[int]
+    PER_SEQUENCE_S_FIELD_NUMBER: _ClassVar[int]
+    PER_TOKEN_S_FIELD_NUMBER: _ClassVar[int]
+    KV_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    fixed_s: float
+    per_sequence_s: float
+    per_token_s: float
+    kv_tokens: int
+    max_sequences: int
+    def __init__(self, fixed_s: _Optional[float] = ..., per_sequence_s: _Optional[float] = ..., per_token_s: _Optional[float] = ..., kv_tokens: _Optional[int] = ..., max_sequences: _Optional[int] = ...) -> None: ...
 
 class GetTokenizerRequest(_message.Message):
     __slots__ = ()

@@ -39,6 +39,11 @@ class ModelServerStub(object):
                 request_serializer=protos_dot_modelserver_dot_v1_dot_modelserver__pb2.EmbedBatchRequest.SerializeToString,
                 response_deserializer=protos_dot_modelserver_dot_v1_dot_modelserver__pb2.EmbedBatchResponse.FromString,
                 _registered_method=True)
+        self.Generate = channel.stream_stream(
+                '/modelserver.v1.ModelServer/Generate',
+                request_serializer=protos_dot_modelserver_dot_v1_dot_modelserver__pb2.GenerateCommand.SerializeToString,
+                response_deserializer=protos_dot_modelserver_dot_v1_dot_modelserver__pb2.GenerateStep.FromString,
+                _registered_method=True)
         self.Describe = channel.unary_unary(
                 '/modelserver.v1.ModelServer/Describe',
                 request_serializer=protos_dot_modelserver_dot_v1_dot_modelserver__pb2.DescribeRequest.SerializeToString,
@@ -56,6 +61,14 @@ class ModelServerServicer(object):
 
     def EmbedBatch(self, request, context):
         """Runs one batch as one engine step (merged with others' batches that wait, unless told otherwise).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Generate(self, request_iterator, context):
+        """Generates, for as long as the call is open: sequences are started and aborted, and after each engine step one
+        message comes with the new tokens of all of them. A slow reader gets those of several steps in one message.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -81,6 +94,11 @@ def add_ModelServerServicer_to_server(servicer, server):
                     servicer.EmbedBatch,
                     request_deserializer=protos_dot_modelserver_dot_v1_dot_modelserver__pb2.EmbedBatchRequest.FromString,
                     response_serializer=protos_dot_modelserver_dot_v1_dot_modelserver__pb2.EmbedBatchResponse.SerializeToString,
+            ),
+            'Generate': grpc.stream_stream_rpc_method_handler(
+                    servicer.Generate,
+                    request_deserializer=protos_dot_modelserver_dot_v1_dot_modelserver__pb2.GenerateCommand.FromString,
+                    response_serializer=protos_dot_modelserver_dot_v1_dot_modelserver__pb2.GenerateStep.SerializeToString,
             ),
             'Describe': grpc.unary_unary_rpc_method_handler(
                     servicer.Describe,
@@ -120,6 +138,33 @@ class ModelServer(object):
             '/modelserver.v1.ModelServer/EmbedBatch',
             protos_dot_modelserver_dot_v1_dot_modelserver__pb2.EmbedBatchRequest.SerializeToString,
             protos_dot_modelserver_dot_v1_dot_modelserver__pb2.EmbedBatchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Generate(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/modelserver.v1.ModelServer/Generate',
+            protos_dot_modelserver_dot_v1_dot_modelserver__pb2.GenerateCommand.SerializeToString,
+            protos_dot_modelserver_dot_v1_dot_modelserver__pb2.GenerateStep.FromString,
             options,
             channel_credentials,
             insecure,

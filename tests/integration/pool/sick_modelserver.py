@@ -77,6 +77,11 @@ class SickModelServer(InstantModelServer):
         return answer
 
     @override
+    def Generate(self, request_iterator: Any, context: Any) -> Any:
+        """It embeds."""
+        return super().Generate(request_iterator, context)
+
+    @override
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeResponse:
         """True, or another's."""
         said = await super().Describe(request, context)

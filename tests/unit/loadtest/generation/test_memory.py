@@ -12,15 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.generation.memory import (
-    LengthMoments,
-    MemoryController,
-    MemoryForm,
-    MemoryPolicy,
-    exact_batch,
-    linear_batch,
-    safety_buffer_tokens,
-)
+from loadtest.generation.memory import MemoryController, MemoryForm, MemoryPolicy
+from modelserver.scheduler.memory import LengthMoments, exact_batch, linear_batch, safety_buffer_tokens
 
 Length = Callable[[random.Random], float]
 

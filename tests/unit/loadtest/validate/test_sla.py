@@ -67,6 +67,11 @@ class _Server(modelserver_pb2_grpc.ModelServerServicer):
         return pb.EmbedBatchResponse(dimensions=3, step_tokens=7, step_duration_s=0.25)
 
     @override
+    def Generate(self, request_iterator: Any, context: Any) -> Any:
+        """It embeds."""
+        return super().Generate(request_iterator, context)
+
+    @override
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeResponse:
         await context.abort(grpc.StatusCode.UNAVAILABLE, "not yet")
         raise AssertionError("abort raises")

@@ -125,6 +125,7 @@ def test_a_model_is_described_by_its_files_and_its_engine() -> None:
         device="none",
         vocabulary_size=1000,
         instance_id="instance-1",
+        task="embed",
     )
 
 

@@ -1,0 +1,325 @@
+"""Have texts generated: each begins on one server and, should that one go away, goes on at another where it was.
+
+    begin → (first token → done) → … → complete
+
+A batch of prompts is out until each has its first token, as a batch of an embedding model is until its vectors come:
+what packs, paces, retries and isolates batches is the same for both. After that its texts go on by themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import TYPE_CHECKING
+
+from aggregator.admission.limits import Gate
+from aggregator.admission.model_revision import ModelRevision
+from aggregator.errors import BatchFailed, Code, EngineFailed, ModelServerLost
+from aggregator.observability.metrics import Metrics
+from aggregator.replicas.engine import Pool, TextEngine
+from aggregator.replicas.texts import Text
+from aggregator.request import Failure, Request, request_of
+from aggregator.scheduler.dispatcher import Batch
+from aggregator.scheduler.generating_replica import GeneratingReplica
+from aggregator.scheduler.replica import StepReport
+from aggregator.scheduler.work_item import Entry
+from protos.modelserver.v1.modelserver_pb2 import Sampling
+
+if TYPE_CHECKING:
+    from protos.generation.v1.generation_pb2 import TokenLogprobs
+
+_LOG = logging.getLogger(__name__)
+_ID_BYTES = 4
+_MOST_ATTEMPTS = 16
+"""A text beneath which so many servers went away is not tried again, though no one failure was proven to be its."""
+_POISON = Failure(Code.INTERNAL, "this prompt, alone on its server, made the engine fail")
+_LATE = Failure(Code.DEADLINE_EXCEEDED, "the deadline passed before the text was complete")
+_NO_FIRST_TOKEN = Failure(Code.DEADLINE_EXCEEDED, "no token came within first_token_timeout")
+_COPIED = "temperature", "top_p", "top_k", "seed", "repetition_penalty", "logprobs"
+
+
+class Generating:
+    """The texts under way at all servers."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        gate: Gate,
+        metrics: Metrics,
+        *,
+        complete: Callable[[Sequence[Request]], None],
+        changed: Callable[[ModelRevision], None],
+        clock: Callable[[], float],
+        jitter: Callable[[], float],
+    ) -> None:
+        """`complete` replies to requests; `changed` is told when a server of a revision has more room."""
+        self._pool = pool
+        self._gate = gate
+        self._metrics = metrics
+        self._complete = complete
+        self._changed = changed
+        self._clock = clock
+        self._jitter = jitter
+        self._under_way: dict[Request, _UnderWay] = {}
+        self._lost: list[_UnderWay] = []
+
+    @property
+    def now_s(self) -> float:
+        """Monotonic."""
+        return self._clock()
+
+    def __len__(self) -> int:
+        """Texts under way."""
+        return len(self._under_way)
+
+    def begin(self, model_revision: ModelRevision, engine: TextEngine, batch: Batch) -> None:
+        """Start a batch's texts, or let them go on."""
+        replica = batch.replica
+        assert isinstance(replica, GeneratingReplica), "A text was sent to a server that embeds. This is a bug."
+        begun = _Begun(model_revision, engine, batch, replica)
+        now_s = self._clock()
+        for entry in tuple(batch.entries):
+            request = request_of(entry.waiters[0])
+            text = request.text
+            if not entry.alive or text is None:
+                continue
+            if text.started_s == inf:
+                text.started_s = now_s
+            under_way = _UnderWay(self, begun, entry, request, text)
+            begun.without_first.add(under_way)
+            self._under_way[request] = under_way
+            replica.began()
+        if not begun.without_first:
+            self._done(begun)
+        for under_way in tuple(begun.without_first):
+            under_way.wait_until(_expected_by_s(under_way))
+            engine.generate(under_way)
+
+    def give_up(self, request: Request) -> None:
+        """Its caller went away: what it holds at a server is free after the step that runs."""
+        under_way = self._under_way.get(request)
+        if under_way is not None:
+            self._abort(under_way)
+
+    # What texts hear of their servers.
+
+    def first_token(self, under_way: _UnderWay) -> None:
+        """It has one."""
+        begun = under_way.begun
+        begun.without_first.discard(under_way)
+        under_way.entry.waiters[0].deadline_s = under_way.request.deadline_s
+        under_way.wait_until(under_way.request.deadline_s)
+        if not begun.without_first and not begun.done:
+            self._done(begun)
+
+    def finished(self, under_way: _UnderWay, failure: Failure | None = None) -> None:
+        """It is complete, or has failed for good."""
+        self._end(under_way)
+        request, text = under_way.request, under_way.text
+        now_s = self._clock()
+        self._gate.charge(request, len(text.token_ids), now_s)
+        self._metrics.generated(request.model, text, now_s - request.received_s, request.received_s, failure)
+        query = under_way.entry.waiters[0]
+        if not query.done:
+            query.done = True
+            if request.remaining and request.complete_input(0, failure or text):
+                self._complete([request])
+
+    def late(self, under_way: _UnderWay) -> None:
+        """Its deadline has passed."""
+        under_way.begun.engine.abort(under_way)
+        self.finished(under_way, _LATE if under_way.text.token_ids else _first_token_failure(under_way))
+
+    def lost(self, under_way: _UnderWay, error: BatchFailed) -> None:
+        """Its server is gone, or its engine failed: it goes on elsewhere, with all others of that server."""
+        if not self._lost:
+            asyncio.get_running_loop().call_soon(self._go_on)
+        begun = under_way.begun
+        begun.error = begun.error or error
+        self._lost.append(under_way)
+
+    def _go_on(self) -> None:
+        """Send again what was lost: batches that had not begun as failed ones, the others at their place."""
+        lost, self._lost = self._lost, []
+        now_s = self._clock()
+        batches: dict[_Begun, list[Entry]] = {}
+        running: dict[tuple[ModelRevision, str], list[Entry]] = {}
+        for under_way in lost:
+            begun = under_way.begun
+            self._end(under_way)
+            text, entry = under_way.text, under_way.entry
+            text.attempts += 1
+            entry.token_ids = text.ids_so_far
+            entry.token_count = len(entry.token_ids) // _ID_BYTES
+            if text.attempts > _MOST_ATTEMPTS:
+                self._poison(begun.model_revision, entry)
+            elif begun.done:
+                running.setdefault((begun.model_revision, begun.replica.name), []).append(entry)
+            else:
+                batches.setdefault(begun, []).append(entry)
+        for begun, entries in batches.items():
+            begun.done = True
+            begun.batch.entries[:] = entries
+            for poison in begun.model_revision.dispatcher.failed(begun.batch, now_s, self._jitter()):
+                self._poison(begun.model_revision, poison)
+        for (model_revision, replica), entries in running.items():
+            model_revision.dispatcher.lost(entries, replica, now_s, self._jitter())
+        for begun in dict.fromkeys(under_way.begun for under_way in lost):
+            self._tell(begun, len(lost))
+            self._changed(begun.model_revision)
+
+    def _tell(self, begun: _Begun, count: int) -> None:
+        error = begun.error
+        assert error is not None, "A text was lost for no reason. This is a bug."
+        fields = {"batch_id": begun.batch.batch_id, "replica": begun.replica.name, "code": error.code.name}
+        if not isinstance(error, EngineFailed):  # its words may tell a text
+            fields["error"] = str(error)
+        _LOG.warning("texts go on elsewhere", extra={**fields, "texts": count})
+        self._metrics.retried(error.code, count)
+        if isinstance(error, ModelServerLost):
+            self._pool.suspect(begun.engine)
+
+    def _poison(self, model_revision: ModelRevision, entry: Entry) -> None:
+        request = request_of(entry.waiters[0])
+        assert request.text is not None, "A text has none. This is a bug."
+        model_revision.dispatcher.retries.quarantine(request.text.prompt_ids)
+        query = entry.waiters[0]
+        if not query.done:
+            query.done = True
+            if request.remaining and request.complete_input(0, _POISON):
+                self._complete([request])
+
+    def _abort(self, under_way: _UnderWay) -> None:
+        under_way.begun.engine.abort(under_way)
+        self._end(under_way)
+
+    def _end(self, under_way: _UnderWay) -> None:
+        """It holds nothing at its server any more."""
+        if self._under_way.get(under_way.request) is under_way:
+            del self._under_way[under_way.request]
+        under_way.wait_until(inf)
+        begun = under_way.begun
+        begun.replica.finished(len(under_way.text.token_ids) - under_way.had)
+        begun.without_first.discard(under_way)
+        if not begun.without_first and not begun.done and begun.error is None:
+            self._done(begun)
+        self._changed(begun.model_revision)
+
+    def _done(self, begun: _Begun) -> None:
+        """Each of a batch's texts has a token, or its end."""
+        begun.done = True
+        now_s = self._clock()
+        load = begun.engine.load
+        report = StepReport(
+            step_tokens=begun.batch.token_count,
+            step_duration_s=max(0.0, now_s - max(begun.batch.cut_s, begun.replica.first_tokens_s)),
+            queued_tokens=0 if load is None else load.waiting_tokens,
+            idle_before_s=0.0,
+            staged_s=0.0,
+        )
+        begun.replica.first_tokens_s = now_s
+        if load is not None:
+            begun.replica.observe_load(load.free_kv_tokens, load.running)
+        begun.model_revision.dispatcher.done(begun.batch, report, now_s)
+        self._changed(begun.model_revision)
+
+
+@dataclass(slots=True, eq=False)
+class _Begun:
+    """A batch of prompts at a server; `without_first` are its texts that wait for their first token."""
+
+    model_revision: ModelRevision
+    engine: TextEngine
+    batch: Batch
+    replica: GeneratingReplica
+    without_first: set[_UnderWay] = field(default_factory=set)
+    done: bool = False
+    error: BatchFailed | None = None
+
+
+class _UnderWay:
+    """One text at one server; a `replicas.engine.Sequence`."""
+
+    __slots__ = ("_generating", "_timer", "begun", "entry", "had", "request", "text")
+
+    def __init__(self, generating: Generating, begun: _Begun, entry: Entry, request: Request, text: Text) -> None:
+        self.begun = begun
+        self.entry = entry
+        self.request = request
+        self.text = text
+        self.had = len(text.token_ids)
+        self._generating = generating
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def token_ids(self) -> bytes:
+        """What to go on from, int32 little endian."""
+        return self.entry.token_ids
+
+    @property
+    def sampling(self) -> Sampling:
+        """How to draw the tokens that are missing."""
+        asked = self.text.sampling
+        room = self.begun.model_revision.description.max_input_tokens - len(self.token_ids) // _ID_BYTES
+        given = {name: getattr(asked, name) for name in _COPIED if asked.HasField(name)}
+        return Sampling(
+            max_tokens=min(room, self.text.left_tokens or room),
+            min_tokens=max(0, asked.min_tokens - self.had),
+            stop_token_ids=asked.stop_token_ids,
+            presence_penalty=asked.presence_penalty,
+            frequency_penalty=asked.frequency_penalty,
+            ignore_eos=asked.ignore_eos,
+            **given,
+        )
+
+    def extend(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], stripped: int) -> None:
+        """New tokens came, the last `stripped` of them no text."""
+        if not self.text.token_ids or self in self.begun.without_first:
+            self._generating.first_token(self)
+        if self.text.extend(token_ids, logprobs, self._generating.now_s, stripped):
+            self.begun.engine.abort(self)
+            self._generating.finished(self)
+        else:
+            self.request.origin.progressed()
+
+    def end(self, *, cut: bool) -> None:
+        """Those were its last; for want of room if it was `cut`."""
+        self.text.end(cut=cut)
+        self._generating.finished(self)
+
+    def fail(self, code: Code, message: str) -> None:
+        """The server refused it, or its engine failed beneath it."""
+        match code:
+            case Code.INTERNAL:
+                self._generating.lost(self, EngineFailed(message))
+            case Code.UNAVAILABLE | Code.FAILED_PRECONDITION:
+                self._generating.lost(self, ModelServerLost(message))
+            case _:
+                self._generating.finished(self, Failure(code, message))
+
+    def lost(self, error: BatchFailed) -> None:
+        """The server is gone."""
+        self._generating.lost(self, error)
+
+    def wait_until(self, deadline_s: float) -> None:
+        """Expect it by then, and not by when it was expected before."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if deadline_s < inf:
+            delay_s = max(0.0, deadline_s - self._generating.now_s)
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._generating.late, self)
+
+
+def _expected_by_s(under_way: _UnderWay) -> float:
+    """By when its text is to be complete; one that goes on has had its first token."""
+    if under_way.text.token_ids:
+        return under_way.request.deadline_s
+    return min(under_way.request.deadline_s, under_way.text.first_token_by_s)
+
+
+def _first_token_failure(under_way: _UnderWay) -> Failure:
+    return _NO_FIRST_TOKEN if under_way.text.first_token_by_s < under_way.request.deadline_s else _LATE

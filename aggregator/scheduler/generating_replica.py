@@ -1,0 +1,86 @@
+"""A model server that generates, as the aggregator sees it: a batch of prompts ends with their first tokens."""
+
+from __future__ import annotations
+
+from math import inf
+
+from typing_extensions import override
+
+from aggregator.scheduler.budget.controller import Steering
+from aggregator.scheduler.replica import Replica, ReplicaPolicy
+from protos.modelserver.v1.curve import Curve
+
+_FIRST_LENGTH, _LENGTH_SHARE = 64.0, 0.02
+
+
+class GeneratingReplica(Replica):
+    """Takes a batch of prompts while it has room for their sequences and for the keys and values of their tokens.
+
+    `sequences` of ours are under way; what others run there shows in the room that is left. The last batch had its
+    first tokens at `first_tokens_s`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        curve: Curve | None,
+        token_budget: int,
+        policy: ReplicaPolicy,
+        steering: Steering | None = None,
+        *,
+        kv_tokens: int,
+        max_sequences: int,
+        per_sequence_s: float = 0.0,
+    ) -> None:
+        self.sequences = 0
+        self._per_sequence_s = per_sequence_s
+        super().__init__(name, curve, token_budget, policy, steering)
+        self.first_tokens_s = -inf
+        self._max_sequences = max_sequences
+        self._free_kv_tokens = kv_tokens
+        self._foreign_sequences = 0
+        self._new_tokens = _FIRST_LENGTH
+
+    @property
+    @override
+    def seats(self) -> int:
+        """Sequences that may begin now."""
+        return max(0, self._max_sequences - self.sequences - self._foreign_sequences)
+
+    @property
+    def room_tokens(self) -> int:
+        """Tokens of prompts that may begin now: what is free, less what is on its way and what will grow."""
+        growing = self._new_tokens / 2 * self.sequences
+        return max(0, int(self._free_kv_tokens - self.tokens_out - growing))
+
+    @override
+    def step_time_s(self, tokens: int) -> float:
+        """Predicted seconds of a step over prompts of so many tokens, beside what decodes."""
+        return super().step_time_s(tokens) + self._per_sequence_s * self.sequences
+
+    def began(self) -> None:
+        """A sequence is under way."""
+        self.sequences += 1
+
+    def finished(self, new_tokens: int) -> None:
+        """One of them is not any more; it gained so many tokens here."""
+        self.sequences -= 1
+        if new_tokens:
+            self._new_tokens += _LENGTH_SHARE * (new_tokens - self._new_tokens)
+
+    def observe_load(self, free_kv_tokens: int, running: int) -> None:
+        """What the server said of itself after a step."""
+        self._free_kv_tokens = free_kv_tokens
+        self._foreign_sequences = max(0, running - self.sequences)
+
+    @override
+    def due_s(self, now_s: float, queued_tokens: float = inf) -> float:
+        """When it takes its next batch; `inf` while it has no room: what ends there makes some."""
+        if self.sequences and (not self.seats or not self.room_tokens):
+            return inf
+        return super().due_s(now_s, queued_tokens)
+
+    @override
+    def cut_tokens(self, queued_tokens: int, backlog_tokens: int = 0, within_s: float = 0.0) -> int:
+        """Tokens of prompts that the next batch may hold here."""
+        return max(1, min(self.token_budget, self.room_tokens))

@@ -1,0 +1,243 @@
+"""Read requests for texts, and write what answers them; what both tasks have in common is in `parsing`, `response`."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+import uuid
+from collections.abc import Callable
+from math import inf
+from typing import Any
+
+from google.protobuf.json_format import ParseDict
+from google.protobuf.message import DecodeError
+
+from aggregator.errors import InvalidRequest, Undecodable
+from aggregator.replicas.texts import Text
+from aggregator.request import Defaults, Failure, Options, Origin, Request
+from aggregator.sources.parsing import MAX_TOKEN_IDS, SMALL_BYTES, count_token_ids, fields, priority_of
+from aggregator.sources.response import fill_status, json_of
+from protos.generation.v1 import generation_pb2 as pb
+
+_MAX_MESSAGES = 1024
+_MAX_STOPS, _MAX_STOP_CHARACTERS, _MAX_STOP_IDS = 16, 1024, 128
+_MAX_LOGPROBS = 20
+_MAX_FIELDS = 4 * _MAX_MESSAGES
+_MAX_TOKEN_ID = 2**31 - 1
+_NO_OPTIONS = Options()
+_MESSAGES, _TOKEN_IDS = pb.GenerateRequest.MESSAGES_FIELD_NUMBER, pb.GenerateRequest.TOKEN_IDS_FIELD_NUMBER
+_SAMPLING = pb.GenerateRequest.SAMPLING_FIELD_NUMBER
+_BYTES = 2
+_MOST_PENALTY = 2.0  # as vLLM and OpenAI have it
+_RANGES: dict[str, Callable[[float], bool]] = {
+    "temperature": lambda value: 0.0 <= value < math.inf,
+    "top_p": lambda value: 0.0 < value <= 1.0,
+    "top_k": lambda value: value <= _MAX_TOKEN_ID,
+    "repetition_penalty": lambda value: 0.0 < value < math.inf,
+    "presence_penalty": lambda value: -_MOST_PENALTY <= value <= _MOST_PENALTY,
+    "frequency_penalty": lambda value: -_MOST_PENALTY <= value <= _MOST_PENALTY,
+    "logprobs": lambda value: value <= _MAX_LOGPROBS,
+}
+_NOT_HAD = "n", "beam_width", "grammar"
+_ELSEWHERE = frozenset(
+    {"best_of", "use_beam_search", "length_penalty", "guided_json", "guided_regex", "guided_choice", "guided_grammar"}
+    | {"structured_outputs", "response_format", "tools", "logit_bias", "min_p", "bad_words", "prompt_logprobs"}
+)
+"""What others take by these names, and this does not."""
+
+
+def check(data: bytes) -> None:
+    """Raises InvalidRequest for a message that holds too much, DecodeError for one that cannot be walked over."""
+    if len(data) <= SMALL_BYTES:
+        return
+    walked = token_ids = 0
+    for number, wire_type, start, end in fields(data, 0, len(data)):
+        walked += 1
+        if wire_type == _BYTES and number == _TOKEN_IDS:
+            token_ids += sum(
+                count_token_ids(data, part_start, part_end)
+                for _, part_type, part_start, part_end in fields(data, start, end)
+                if part_type == _BYTES
+            )
+        elif wire_type == _BYTES and number in {_MESSAGES, _SAMPLING}:
+            for _ in fields(data, start, end):
+                walked += 1
+                if walked > _MAX_FIELDS:
+                    break
+        if token_ids > MAX_TOKEN_IDS:
+            raise InvalidRequest(f"more than {MAX_TOKEN_IDS} token ids: send fewer in one request")
+        if walked > _MAX_FIELDS:
+            raise InvalidRequest(f"the message holds more than {_MAX_FIELDS} fields: at most {_MAX_MESSAGES} messages")
+
+
+def decode(data: bytes) -> pb.GenerateRequest:
+    """The message in these bytes; raises InvalidRequest for one that holds too much, or is none."""
+    try:
+        check(data)
+        return pb.GenerateRequest.FromString(data)
+    except DecodeError:
+        raise InvalidRequest("the message is no generation.v1.GenerateRequest: it cannot be decoded") from None
+
+
+def decode_json(data: bytes) -> pb.GenerateRequest:
+    """The same in JSON. Raises InvalidRequest or Undecodable."""
+    if len(data) > SMALL_BYTES and data.count(b"{") + data.count(b"[") > _MAX_FIELDS:
+        raise InvalidRequest(f"the value holds more than {_MAX_FIELDS} objects: at most {_MAX_MESSAGES} messages")
+    try:
+        document: Any = json.loads(data.decode())
+    except (ValueError, RecursionError):
+        raise Undecodable("the value is not JSON in UTF-8") from None
+    if not isinstance(document, dict):
+        raise Undecodable("the value is not a JSON object")
+    given = document.get("sampling")
+    unknown = _ELSEWHERE & {*document, *(given if isinstance(given, dict) else ())}
+    if unknown:
+        raise InvalidRequest(f"{', '.join(sorted(unknown))}: not to be had here")
+    try:
+        return ParseDict(document, pb.GenerateRequest())
+    except Exception:  # noqa: BLE001 - its words quote what they found, which may be the prompt
+        raise InvalidRequest(
+            "the value is not a GenerateRequest in JSON: a field has a name or value of none"
+        ) from None
+
+
+def parse(
+    message: pb.GenerateRequest,
+    defaults: Defaults,
+    origin: Origin,
+    *,
+    received_s: float,
+    wall_s: float,
+    deadline_s: float = inf,
+) -> Request:
+    """Turn a public message into a Request; times as for embeddings. Raises InvalidRequest."""
+    _check_sampling(message.sampling)
+    if message.HasField("expire_time"):
+        expire_s = message.expire_time.seconds + message.expire_time.nanos * 1e-9
+        deadline_s = min(deadline_s, received_s + expire_s - wall_s)
+    first_token_by_s = inf
+    if message.HasField("first_token_timeout"):
+        timeout = message.first_token_timeout
+        first_token_by_s = received_s + timeout.seconds + timeout.nanos * 1e-9
+    return Request(
+        request_id=message.request_id or uuid.uuid4().hex,
+        model=message.model or defaults.model,
+        model_revision=message.model_revision,
+        inputs=[_input(message)],
+        options=_NO_OPTIONS,
+        priority=priority_of(message.priority, defaults.priority),
+        source=defaults.source,
+        tenant=(defaults.trusts_tenant and message.tenant) or defaults.tenant,
+        received_s=received_s,
+        deadline_s=deadline_s,
+        origin=origin,
+        outcomes=[None],
+        remaining=1,
+        text=Text(
+            message.sampling,
+            tuple(message.messages.messages),
+            include_token_ids=message.include_token_ids,
+            final_only=message.final_only,
+            first_token_by_s=first_token_by_s,
+        ),
+    )
+
+
+def _input(message: pb.GenerateRequest) -> str | bytes:
+    """The prompt's text or packed ids; of a chat the contents, which say how long it is."""
+    match message.WhichOneof("input"):
+        case "prompt" if message.prompt:
+            return message.prompt
+        case "token_ids" if message.token_ids.ids:
+            ids = message.token_ids.ids
+            if max(ids) > _MAX_TOKEN_ID:
+                raise InvalidRequest("a token id does not fit 31 bits")
+            return struct.pack(f"<{len(ids)}i", *ids)
+        case "messages" if message.messages.messages:
+            if len(message.messages.messages) > _MAX_MESSAGES:
+                raise InvalidRequest(f"{len(message.messages.messages)} messages: at most {_MAX_MESSAGES} are taken")
+            return "\n".join(each.content for each in message.messages.messages)
+        case _:
+            raise InvalidRequest("there is nothing to go on from: give a prompt, token ids or messages")
+
+
+def _check_sampling(sampling: pb.Sampling) -> None:
+    """Raises InvalidRequest for what is not had, and for what vLLM would raise on."""
+    for name in _NOT_HAD:
+        value = getattr(sampling, name)
+        if value and not (name == "n" and value == 1):
+            raise InvalidRequest(f"sampling.{name} is not to be had: one text a request, drawn or greedy")
+    for name, fits in _RANGES.items():
+        if (value := getattr(sampling, name)) and not fits(value):
+            raise InvalidRequest(f"sampling.{name} {value:g} is out of its range")
+    for name in ("top_p", "repetition_penalty"):
+        if sampling.HasField(name) and not getattr(sampling, name):
+            raise InvalidRequest(f"sampling.{name} is 0: leave it out")
+    if sampling.max_tokens and sampling.min_tokens > sampling.max_tokens:
+        raise InvalidRequest("sampling.min_tokens is more than max_tokens")
+    if len(sampling.stop) > _MAX_STOPS or any(not 0 < len(each) <= _MAX_STOP_CHARACTERS for each in sampling.stop):
+        raise InvalidRequest(f"sampling.stop: at most {_MAX_STOPS}, each of 1 to {_MAX_STOP_CHARACTERS} characters")
+    if len(sampling.stop_token_ids) > _MAX_STOP_IDS or any(each > _MAX_TOKEN_ID for each in sampling.stop_token_ids):
+        raise InvalidRequest(f"sampling.stop_token_ids: at most {_MAX_STOP_IDS}, each of 31 bits")
+
+
+def refusal(request_id: str, model: str, failure: Failure, reply_id: str = "") -> pb.GenerateResponse:
+    """The answer to what was not taken at all."""
+    answer = pb.GenerateResponse(request_id=request_id, model=model, reply_id=reply_id)
+    fill_status(answer.status, failure)
+    return answer
+
+
+def response(request: Request, reply_id: str, now_s: float, *, done: bool) -> pb.GenerateResponse | None:
+    """What is new of a request's text; all that is missing once it is `done`. None: nothing is new."""
+    text = request.text
+    assert text is not None, "An embedding was to be answered with a text. This is a bug."
+    index, characters, token_ids, logprobs = text.take()
+    if not (done or characters or token_ids):
+        return None
+    answer = pb.GenerateResponse(
+        request_id=request.request_id,
+        model=request.model,
+        model_revision=text.model_revision,
+        index=index,
+        text=characters,
+        token_ids=token_ids if text.include_token_ids else (),
+        logprobs=logprobs,
+        attempt=text.attempts,
+        reply_id=reply_id,
+    )
+    if done:
+        _fill_end(answer, request, text, now_s)
+    return answer
+
+
+def to_protobuf(request: Request, reply_id: str, now_s: float) -> bytes:
+    """All of a completed request's text."""
+    return _whole(request, reply_id, now_s).SerializeToString()
+
+
+def to_json(request: Request, reply_id: str, now_s: float) -> bytes:
+    """The same as one line of JSON."""
+    return json_of(_whole(request, reply_id, now_s))
+
+
+def _whole(request: Request, reply_id: str, now_s: float) -> pb.GenerateResponse:
+    answer = response(request, reply_id, now_s, done=True)
+    assert answer is not None, "A completed request has no answer. This is a bug."
+    return answer
+
+
+def _fill_end(answer: pb.GenerateResponse, request: Request, text: Text, now_s: float) -> None:
+    failure = request.failure
+    if failure is not None:
+        fill_status(answer.status, failure)
+    else:
+        answer.status.SetInParent()
+        answer.finish_reason = text.finish_reason  # type: ignore[assignment]
+        answer.stop = text.stop
+    answer.usage.prompt_tokens = len(text.prompt_ids) // 4
+    answer.usage.completion_tokens = len(text.token_ids)
+    for name, at_s in (("queued", text.started_s), ("first_token", text.first_token_s), ("total", now_s)):
+        if at_s < inf:
+            getattr(answer.timings, name).FromNanoseconds(int(max(0.0, at_s - request.received_s) * 1e9))

@@ -1,0 +1,77 @@
+"""What one caller of Generate gets next: the new tokens of its sequences, of one step or of as many as it missed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from threading import Lock
+
+import numpy as np
+
+from modelserver.engines.engine import Logprobs
+from protos.modelserver.v1 import modelserver_pb2 as pb
+
+
+class Outbox:
+    """Filled on the engine's thread, emptied on the event loop; a slow reader never holds up a step."""
+
+    def __init__(self, filled: Callable[[], object]) -> None:
+        """`filled` is called, on the engine's thread, when there is something in it that was empty."""
+        self._filled = filled
+        self._lock = Lock()
+        self._sequences: list[int] = []
+        self._counts: list[int] = []
+        self._token_ids: list[int] = []
+        self._logprobs: list[pb.SequenceLogprobs] = []
+        self._finished: list[pb.FinishedSequence] = []
+        self._state = pb.GenerateStep()
+        self._empty = True
+
+    def add(self, sequence: int, token_ids: Sequence[int], logprobs: Logprobs | None = None) -> None:
+        """New tokens of one sequence; not to be taken before `end_step`."""
+        with self._lock:
+            self._sequences.append(sequence)
+            self._counts.append(len(token_ids))
+            self._token_ids.extend(token_ids)
+            if logprobs is not None:
+                self._logprobs.append(_packed(sequence, logprobs))
+
+    def finish(self, finished: pb.FinishedSequence) -> None:
+        """The last of a sequence."""
+        with self._lock:
+            self._finished.append(finished)
+
+    def end_step(self, state: pb.GenerateStep) -> None:
+        """All of a step is in it; `state` says how the engine stands."""
+        with self._lock:
+            self._state = state
+            was_empty, self._empty = self._empty, False
+        if was_empty:
+            self._filled()
+
+    def take(self) -> pb.GenerateStep | None:
+        """All that is in it; None: nothing."""
+        with self._lock:
+            if self._empty:
+                return None
+            step = pb.GenerateStep(
+                sequences=np.array(self._sequences, "<u4").tobytes(),
+                counts=np.array(self._counts, "<u4").tobytes(),
+                token_ids=np.array(self._token_ids, "<i4").tobytes(),
+                finished=self._finished,
+                logprobs=self._logprobs,
+            )
+            step.MergeFrom(self._state)
+            self._sequences, self._counts, self._token_ids = [], [], []
+            self._logprobs, self._finished = [], []
+            self._empty = True
+            return step
+
+
+def _packed(sequence: int, logprobs: Logprobs) -> pb.SequenceLogprobs:
+    return pb.SequenceLogprobs(
+        sequence=sequence,
+        width=logprobs.token_ids.shape[1],
+        token_ids=logprobs.token_ids.astype("<i4").tobytes(),
+        logprobs=logprobs.values.astype("<f4").tobytes(),
+        ranks=logprobs.ranks.astype("<i4").tobytes(),
+    )

@@ -1,0 +1,96 @@
+"""Serve one Generate call: commands to the engine's thread, and what its sequences gain back, a message a step."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import numpy as np
+
+from modelserver.errors import InvalidBatch, ModelServerError, TooLong, WrongModel
+from modelserver.scheduler.generation_loop import Abort, GenerationLoop, Leave, Start
+from modelserver.scheduler.outbox import Outbox
+from modelserver.service.description import Description
+from protos.modelserver.v1 import modelserver_pb2 as pb
+
+_WIRE_INT = np.dtype("<i4")
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+async def generate(
+    commands: AsyncIterator[pb.GenerateCommand], loop: GenerationLoop, description: Description
+) -> AsyncIterator[pb.GenerateStep]:
+    """What the sequences gain that `commands` start, until the caller has said all and they are finished.
+
+    A sequence that is refused is finished at once. When the caller goes away, all of its sequences are aborted.
+    """
+    event_loop = asyncio.get_running_loop()
+    filled = asyncio.Event()
+    outbox = Outbox(lambda: event_loop.call_soon_threadsafe(filled.set))
+    call = _Call(loop, description, outbox)
+    reading = asyncio.create_task(call.read(commands), name="commands")
+    reading.add_done_callback(lambda _: filled.set())
+    try:
+        while not (reading.done() and not call.under_way):
+            await filled.wait()
+            filled.clear()
+            while (step := outbox.take()) is not None:
+                call.under_way.difference_update(each.sequence for each in step.finished)
+                yield step
+        await reading
+    finally:
+        reading.cancel()
+        loop.do(Leave(outbox))
+
+
+class _Call:
+    """The sequences of one caller; `under_way` are those that it has not been told the end of."""
+
+    def __init__(self, loop: GenerationLoop, description: Description, outbox: Outbox) -> None:
+        self.under_way: set[int] = set()
+        self._loop = loop
+        self._description = description
+        self._outbox = outbox
+
+    async def read(self, commands: AsyncIterator[pb.GenerateCommand]) -> None:
+        """Hand on the commands."""
+        async for command in commands:
+            if command.WhichOneof("command") == "start":
+                self._start(command.start)
+            else:
+                self._loop.do(Abort(self._outbox, command.abort))
+                self.under_way.discard(command.abort)
+
+    def _start(self, start: pb.StartSequence) -> None:
+        if start.sequence in self.under_way:
+            return
+        self.under_way.add(start.sequence)
+        try:
+            token_ids = self._checked(start)
+        except ModelServerError as error:
+            code = error.code.value[0]
+            self._outbox.finish(pb.FinishedSequence(sequence=start.sequence, code=code, message=str(error)))
+            self._outbox.end_step(pb.GenerateStep())
+        else:
+            self._loop.do(Start(self._outbox, start.sequence, token_ids, start.sampling))
+
+    def _checked(self, start: pb.StartSequence) -> list[int]:
+        """The prompt's ids. Raises what the sender is told: an engine would raise on them, or never come to an end."""
+        served, facts = self._description.message, self._description.facts
+        if (start.model, start.model_revision) != (served.model, served.model_revision):
+            raise WrongModel(f"the model served here is {served.model}, revision {served.model_revision}")
+        if not start.token_ids or len(start.token_ids) % _WIRE_INT.itemsize:
+            raise InvalidBatch("the sequence has no prompt of whole int32 values")
+        ids = np.frombuffer(start.token_ids, _WIRE_INT)
+        if ids.min() < 0 or ids.max() >= facts.vocabulary_size:
+            raise InvalidBatch(f"a token id lies outside the vocabulary of {facts.vocabulary_size}")
+        if not start.sampling.max_tokens:
+            raise InvalidBatch("max_tokens is 0")
+        if len(ids) >= facts.max_input_tokens:
+            raise TooLong(f"{len(ids)} tokens leave no room in the model's context of {facts.max_input_tokens}")
+        needed = min(len(ids) + start.sampling.max_tokens, facts.max_input_tokens)
+        if needed > facts.kv_tokens:
+            raise TooLong(f"{needed} tokens are more than the {facts.kv_tokens} that there is memory for")
+        return [int(token_id) for token_id in ids.tolist()]

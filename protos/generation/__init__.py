@@ -1,0 +1,1 @@
+"""Generated from embedding's .proto files."""

@@ -1,0 +1,357 @@
+"""Texts through the whole aggregator: from calls and from Kafka, over servers that die, with every way to be refused.
+
+The servers compute no model: each token follows from the seed and all tokens before it, so that every text is known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from google.protobuf import json_format
+
+from loadtest.stack.service import ModelServer
+from modelserver.model_files import locate, read
+from protos.embedding.v1 import embedding_pb2, embedding_pb2_grpc
+from protos.generation.v1 import generation_pb2 as pb
+from protos.generation.v1 import generation_pb2_grpc as pb_grpc
+from tests.integration.aggregator.conftest import (
+    NewServer,
+    Running,
+    StartAggregator,
+    StartServer,
+    aggregators,
+    synthetic,
+)
+from tests.integration.aggregator.desk import JSON, TEXT, Sent, Topics, headers, open_desk
+from tests.integration.aggregator.scrape import metrics
+
+pytestmark = pytest.mark.timeout(300)
+
+POISON = 9947
+GENERATES = {
+    "MODEL__TASK": "generate",
+    "MODEL__MAX_INPUT_TOKENS": "512",
+    "SYNTHETIC__FIXED_S": "0.01",
+    "SYNTHETIC__PER_TOKEN_S": "0.0001",
+}
+PROMPT = "what is the capital of france"
+
+
+@pytest.fixture(scope="module")
+def generating(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelServer]:
+    """One that generates."""
+    with synthetic(
+        tmp_path_factory.mktemp("generating") / "log", **GENERATES, SYNTHETIC__POISON_TOKEN_ID=str(POISON)
+    ) as server:
+        yield server
+
+
+@pytest.fixture
+def start(start_aggregator: StartAggregator) -> Any:
+    """An aggregator whose topic asks for texts."""
+
+    def started(*servers: ModelServer, name: str, **settings: str) -> Running:
+        made = Topics(f"{name}.requests", f"{name}.replies")
+        topic = {"name": made.requests, "task": "generate", "reply_topic": made.replies}
+        return start_aggregator(*servers, topics=made, settings={"KAFKA__TOPICS": json.dumps([topic]), **settings})
+
+    return started
+
+
+class Texts:
+    """What came of one call."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.token_ids: list[int] = []
+        self.responses: list[pb.GenerateResponse] = []
+        self.code = grpc.StatusCode.OK
+        self.details = ""
+
+    @property
+    def last(self) -> pb.GenerateResponse:
+        return self.responses[-1]
+
+
+def generated(server: ModelServer) -> float:
+    """New tokens that a server has generated so far."""
+    return metrics(server.metrics_address).value("generate_engine_tokens_total", kind="new")
+
+
+async def generate(address: str, *, timeout_s: float = 60.0, **fields: Any) -> Texts:
+    """One call, to its end; every token is checked to come once and in order."""
+    fields.setdefault("prompt", PROMPT)
+    if fields["prompt"] is None:
+        del fields["prompt"]
+    request = pb.GenerateRequest(include_token_ids=True, **fields)
+    came = Texts()
+    async with grpc.aio.insecure_channel(address) as channel:
+        try:
+            async for response in pb_grpc.GenerationStub(channel).Generate(request, timeout=timeout_s):
+                assert response.index == len(came.token_ids)
+                came.responses.append(response)
+                came.text += response.text
+                came.token_ids += response.token_ids
+        except grpc.aio.AioRpcError as error:
+            came.code, came.details = error.code(), error.details() or ""
+    return came
+
+
+async def test_a_text_comes_as_it_is_generated_or_at_once(start: Any, generating: ModelServer) -> None:
+    running = start(generating, name="stream")
+    sampling = pb.Sampling(max_tokens=20, seed=3)
+    streamed = await generate(running.process.address, sampling=sampling)
+    assert len(streamed.responses) > 5
+    assert streamed.last.finish_reason == pb.FINISH_REASON_LENGTH
+    assert (streamed.last.usage.completion_tokens, len(streamed.token_ids)) == (20, 20)
+    timings = streamed.last.timings
+    assert timings.queued.ToNanoseconds() < timings.first_token.ToNanoseconds() < timings.total.ToNanoseconds()
+    whole = await generate(running.process.address, sampling=sampling, final_only=True)
+    assert len(whole.responses) == 1
+    assert (whole.text, whole.token_ids) == (streamed.text, streamed.token_ids)
+    by_ids = await generate(
+        running.process.address, prompt=None, token_ids=embedding_pb2.TokenIds(ids=[5, 6]), sampling=sampling
+    )
+    assert by_ids.last.usage.prompt_tokens == 2
+    measured = metrics(running.process.metrics_address)
+    assert measured.value("gen_ai_server_time_to_first_token_seconds_count") >= 3
+
+
+async def test_a_stop_string_ends_the_text_before_it_and_stop_tokens_are_no_text(
+    start: Any, generating: ModelServer
+) -> None:
+    running = start(generating, name="stop")
+    whole = await generate(running.process.address, sampling=pb.Sampling(max_tokens=30))
+    stop = whole.text[10:14]
+    cut = await generate(running.process.address, sampling=pb.Sampling(max_tokens=30, stop=[stop]))
+    assert cut.text == whole.text[: whole.text.find(stop)]
+    assert (cut.last.finish_reason, cut.last.stop) == (pb.FINISH_REASON_STOP, stop)
+    token = whole.token_ids[4]
+    stopped = await generate(running.process.address, sampling=pb.Sampling(max_tokens=30, stop_token_ids=[token]))
+    assert stopped.token_ids == whole.token_ids[: whole.token_ids.index(token) + 1]
+    assert whole.text.startswith(stopped.text)
+    assert stopped.last.finish_reason == pb.FINISH_REASON_STOP
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "words"),
+    [
+        ({"prompt": ""}, grpc.StatusCode.INVALID_ARGUMENT, "give a prompt"),
+        ({"model": "nobody"}, grpc.StatusCode.NOT_FOUND, "not configured"),
+        ({"sampling": {"n": 2}}, grpc.StatusCode.INVALID_ARGUMENT, "sampling.n"),
+        ({"prompt": "a " * 600}, grpc.StatusCode.OUT_OF_RANGE, "those of the text included"),
+        ({"messages": True}, grpc.StatusCode.INVALID_ARGUMENT, "no chat template"),
+        ({"ids": [10**6]}, grpc.StatusCode.INVALID_ARGUMENT, "vocabulary"),
+        ({"first_token_timeout": 0.001}, grpc.StatusCode.DEADLINE_EXCEEDED, ""),
+        ({"expired": True}, grpc.StatusCode.DEADLINE_EXCEEDED, "on arrival"),
+    ],
+)
+async def test_bad_requests_are_refused_by_name(
+    shared: Running, fields: dict[str, Any], code: grpc.StatusCode, words: str
+) -> None:
+    asked: dict[str, Any] = {}
+    for name, value in fields.items():
+        match name:
+            case "sampling":
+                asked["sampling"] = pb.Sampling(**value)
+            case "messages":
+                asked |= {"prompt": None, "messages": pb.Messages(messages=[pb.Message(role="user", content="hi")])}
+            case "ids":
+                asked |= {"prompt": None, "token_ids": embedding_pb2.TokenIds(ids=value)}
+            case "first_token_timeout":
+                asked["first_token_timeout"] = {"nanos": int(value * 1e9)}
+            case "expired":
+                asked["expire_time"] = {"seconds": int(time.time()) - 5}
+            case _:
+                asked[name] = value
+    came = await generate(shared.process.address, **asked)
+    assert (came.code, came.responses) == (code, [])
+    assert words in came.details
+
+
+@pytest.fixture(scope="module")
+def shared(kafka: Any, generating: ModelServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """An aggregator that several tests call."""
+    with aggregators(kafka, tmp_path_factory.mktemp("shared"), "texts-shared") as started:
+        yield started(generating)
+
+
+async def test_each_model_is_asked_for_its_own_task_only(
+    shared: Running, start_aggregator: StartAggregator, quick: ModelServer
+) -> None:
+    request = embedding_pb2.EmbedRequest(inputs=[embedding_pb2.Input(text="hi")])
+    async with grpc.aio.insecure_channel(shared.process.address) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await embedding_pb2_grpc.EmbeddingsStub(channel).Embed(request)
+    assert "embeds none" in (refused.value.details() or "")
+    embedding = start_aggregator(quick)
+    came = await generate(embedding.process.address)
+    assert (came.code, "generates no text" in came.details) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+
+
+async def test_a_text_that_is_late_ends_with_what_there_is_of_it(shared: Running) -> None:
+    expire = {"seconds": int(time.time()) + 2}
+    came = await generate(shared.process.address, sampling=pb.Sampling(max_tokens=400), expire_time=expire)
+    assert came.code is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert 10 < len(came.token_ids) < 400
+    assert came.last.status.code == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
+    assert came.last.usage.completion_tokens == len(came.token_ids)
+
+
+async def test_a_caller_that_goes_away_frees_its_place(shared: Running, generating: ModelServer) -> None:
+    async with grpc.aio.insecure_channel(shared.process.address) as channel:
+        request = pb.GenerateRequest(prompt=PROMPT, sampling=pb.Sampling(max_tokens=480))
+        call = pb_grpc.GenerationStub(channel).Generate(request)
+        await call.read()
+        call.cancel()
+    before = generated(generating)
+    await asyncio.sleep(1.0)
+    assert generated(generating) - before < 50
+
+
+async def test_records_are_answered_once_and_committed(start: Any, generating: ModelServer) -> None:
+    running = start(generating, name="kafka")
+    sampling = pb.Sampling(max_tokens=12, seed=5)
+    records = [
+        Sent(pb.GenerateRequest(request_id=f"r{number}", prompt=PROMPT, sampling=sampling).SerializeToString())
+        for number in range(20)
+    ]
+    document = {"requestId": "j", "prompt": PROMPT, "sampling": {"maxTokens": 12, "seed": "5"}}
+    records += [Sent(json.dumps(document).encode(), headers=(JSON,)), Sent(PROMPT.encode(), headers=(TEXT,))]
+    async with open_desk(running.kafka, running.topics) as desk:
+        await desk.exchange(*records)
+        told = [reply(record) for record in desk.replies]
+        texts = {each.request_id: each.text for each in told}
+        called = await generate(running.process.address, sampling=sampling)
+        assert all(texts[f"r{number}"] == called.text for number in range(20))
+        assert texts["j"] == called.text
+        assert all(each.finish_reason == pb.FINISH_REASON_LENGTH for each in told)
+        assert len({each.reply_id for each in told}) == len(records)
+        await desk.until_committed(running.group)
+
+
+def reply(record: Any) -> pb.GenerateResponse:
+    """What a record says, in whichever format."""
+    value = record.value or b""
+    if headers(record)["content-type"] == b"application/json":
+        return json_format.Parse(value, pb.GenerateResponse())
+    return pb.GenerateResponse.FromString(value)
+
+
+async def test_records_that_cannot_be_answered_well_are_told_so(start: Any, generating: ModelServer) -> None:
+    running = start(generating, name="bad")
+    bad = [
+        Sent(pb.GenerateRequest(request_id="n", prompt="x", sampling=pb.Sampling(n=3)).SerializeToString()),
+        Sent(pb.GenerateRequest(request_id="long", prompt="a " * 600).SerializeToString()),
+        Sent(
+            pb.GenerateRequest(
+                request_id="huge", prompt="x", sampling=pb.Sampling(max_tokens=10**6)
+            ).SerializeToString()
+        ),
+        Sent(json.dumps({"requestId": "tools", "prompt": "x", "tools": []}).encode(), headers=(JSON,)),
+        Sent(b"\xff\xff\xff"),
+    ]
+    async with open_desk(running.kafka, running.topics) as desk:
+        await desk.exchange(*bad, dead=2)
+        codes = {told.request_id: told.status.code for told in map(reply, desk.replies)}
+    assert {name: codes[name] for name in ("n", "long", "huge", "tools")} == {"n": 3, "long": 11, "huge": 3, "tools": 3}
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
+async def test_a_text_goes_on_at_another_server_as_if_nothing_had_happened(
+    start: Any, new_server: NewServer, how: signal.Signals
+) -> None:
+    """Each token comes once and in order, and the text is that of a run without the fault."""
+    servers = [new_server(**GENERATES, GRPC__DRAIN_TIMEOUT_S="0.5") for _ in range(2)]
+    for server in servers:
+        server.start()
+    running = start(*servers, name=f"fault-{how.name.lower()}")
+    address = running.process.address
+
+    async def texts() -> list[Texts]:
+        return await asyncio.gather(
+            *(
+                generate(address, sampling=pb.Sampling(max_tokens=150, seed=number), prompt=f"tell me of {number}")
+                for number in range(16)
+            )
+        )
+
+    expected = await texts()
+    before = [generated(server) for server in servers]
+    going = asyncio.create_task(texts())
+    await asyncio.sleep(0.8)
+    busiest = max(zip(servers, before, strict=True), key=lambda pair: generated(pair[0]) - pair[1])[0]
+    os.kill(busiest.pid, how)
+    try:
+        came = await going
+    finally:
+        if how is signal.SIGSTOP:
+            os.kill(busiest.pid, signal.SIGCONT)
+    assert [each.code for each in came] == [grpc.StatusCode.OK] * 16
+    assert [each.token_ids for each in came] == [each.token_ids for each in expected]
+    assert [each.text for each in came] == [each.text for each in expected]
+    assert any(each.last.attempt for each in came)
+
+
+async def test_a_prompt_that_kills_its_servers_is_given_up_and_the_others_live(
+    start: Any, start_server: StartServer
+) -> None:
+    """The engine raises on it: alone on its server in the end, it is proven, and not tried again."""
+    servers = [start_server(**GENERATES, SYNTHETIC__POISON_TOKEN_ID=str(POISON)) for _ in range(2)]
+    running = start(*servers, name="poison")
+    address = running.process.address
+    good = [
+        generate(address, sampling=pb.Sampling(max_tokens=40, seed=number), prompt=f"tell me of {number}")
+        for number in range(8)
+    ]
+    poison = generate(address, prompt=None, token_ids=embedding_pb2.TokenIds(ids=[5, POISON, 6]))
+    came, *others = await asyncio.gather(poison, *good)
+    assert came.code is grpc.StatusCode.INTERNAL
+    assert all(each.code is grpc.StatusCode.OK and len(each.token_ids) == 40 for each in others)
+    again = await generate(address, prompt=None, token_ids=embedding_pb2.TokenIds(ids=[5, POISON, 6]))
+    assert (again.code, "broke the engine before" in again.details) == (grpc.StatusCode.INTERNAL, True)
+
+
+async def test_an_aggregator_that_dies_leaves_its_records_to_the_next(
+    start: Any, start_aggregator: StartAggregator, generating: ModelServer
+) -> None:
+    """Texts begin anew, with the same reply_id."""
+    first = start(generating, name="killed")
+    sampling = pb.Sampling(max_tokens=300, seed=1)
+    records = [
+        Sent(pb.GenerateRequest(request_id=f"r{number}", prompt=PROMPT, sampling=sampling).SerializeToString())
+        for number in range(6)
+    ]
+    async with open_desk(first.kafka, first.topics) as desk:
+        await desk.produce(*records)
+        await asyncio.sleep(1.5)
+        first.process.kill()
+        topic = {"name": first.topics.requests, "task": "generate", "reply_topic": first.topics.replies}
+        start_aggregator(
+            generating, topics=first.topics, group=first.group, settings={"KAFKA__TOPICS": json.dumps([topic])}
+        )
+        await desk.until(lambda: len(desk.replies) >= len(records), timeout_s=90.0)
+        told = [reply(record) for record in desk.replies]
+    assert {each.request_id for each in told} == {f"r{number}" for number in range(6)}
+    assert len({each.text for each in told}) == 1
+
+
+def test_the_folder_of_a_chat_model_gives_its_template(tmp_path: Path) -> None:
+    """What the aggregator needs of it comes with the tokenizer's files."""
+    for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
+        (tmp_path / name).write_bytes((locate("", "") / name).read_bytes())
+    plain = read(tmp_path, "")
+    (tmp_path / "chat_template.jinja").write_text("x")
+    with_template = read(tmp_path, "")
+    assert "chat_template.jinja" in with_template.tokenizer
+    assert plain.fingerprint != with_template.fingerprint
