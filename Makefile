@@ -6,8 +6,8 @@ PY := .venv/bin/python
 .PHONY: help up install test faults broken mutate test-cluster bench fuzz fmt lint types proto proto-check chart lock clean
 
 ##@ Use
-up: ## Install, start Kafka, a model server and an aggregator, and embed 200 questions (ARGS=--exit stops there)
-	@.ci/install
+up: ## Install, start Kafka, a model server and an aggregator, and embed 200 questions (ARGS="--exit --generate" for others)
+	@.ci/install $(filter --generate,$(ARGS))
 	@exec $(PY) -m loadtest up $(ARGS)
 
 install: ## Install what `make up` needs, and no more

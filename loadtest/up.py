@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -17,15 +18,17 @@ from loadtest.clients.kafka import KafkaRun
 from loadtest.clients.kafka_connection import KafkaRunError
 from loadtest.options import FAILED, LOST, add_client_option, fail
 from loadtest.questions import bundled_questions
-from loadtest.sample import Sample, neighbours_table, passages_table, take_sample
+from loadtest.sample import neighbours_table, passages_table, take_sample
 from loadtest.screen import OUTPUT
 from loadtest.stack.addresses import DEFAULT_FOLDER, Addresses, forget
 from loadtest.stack.errors import StackError
 from loadtest.stack.lock import only_one
 from loadtest.stack.stack import Stack, StackPlan
 from loadtest.stack.stages import Stages
+from loadtest.texts import sample as texts
+from loadtest.texts.smollm2 import smollm2
 
-_QUESTIONS = 200
+_QUESTIONS, _ASKED = 200, 20
 _WATCH_S = 0.5
 _INTERRUPTED = 130
 _HOW_TO = """
@@ -39,6 +42,13 @@ Add --out replies.npz to keep the vectors. Metrics are at http://{metrics}/metri
 addresses in {addresses}. Ctrl-C stops everything.
 """
 
+_HOW_TO_TEXTS = """
+[bold]Serving.[/] generation.v1.Generation/Generate at {grpc} (README.md, docs/clients.md); Kafka at {kafka}:
+requests to generate.requests.v1, replies on generate.replies.v1.
+
+Metrics are at http://{metrics}/metrics, logs in {logs}, addresses in {addresses}. Ctrl-C stops everything.
+"""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
@@ -48,6 +58,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--kafka", metavar="HOST:PORT", help="your own Kafka, instead of one started here")
     add_client_option(parser)
+    parser.add_argument(
+        "--generate", action="store_true", help="answer questions with texts, by SmolLM2 unless --model-path says else"
+    )
     parser.add_argument("--model-path", default="", metavar="DIR|NAME", help="your own model: a folder or a hub name")
     group = parser.add_argument_group("ports; the usual ones when they are free, else any")
     for name, usual in (("kafka", 9092), ("grpc", 50051), ("metrics", 9464), ("modelserver", 50061)):
@@ -65,8 +78,12 @@ def run(options: argparse.Namespace) -> int:
         metrics_port=options.metrics_port,
         modelserver_port=options.modelserver_port,
         model_path=options.model_path,
+        generates=options.generate,
     )
     try:
+        if options.generate and not options.model_path:
+            folder = smollm2(on_progress=lambda told: OUTPUT.print(f"==> {told}"))
+            plan = replace(plan, model_path=str(folder))
         with only_one(plan.folder):
             return _Session(plan, dict(options.client), stay=not options.exit).run()
     except StackError as error:
@@ -102,14 +119,28 @@ class _Session:
                 OUTPUT.print(f"==> {sentence}", markup=False)
             self._stack.start()
         self._stack.addresses.write(self._plan.folder)
-        sample = self._show_sample(self._stack.addresses)
-        code = 0 if sample.complete else LOST
+        show = self._show_texts if self._plan.generates else self._show_sample
+        code = 0 if show(self._stack.addresses) else LOST
         if self._stay:
             self._show_how_to(self._stack.addresses)
             code = self._serve() or code
         return code
 
-    def _show_sample(self, addresses: Addresses) -> Sample:
+    def _show_texts(self, addresses: Addresses) -> bool:
+        """Whether every question got a text, by every way."""
+        questions = bundled_questions()[:_ASKED]
+        OUTPUT.print(f"\nAnswering {_ASKED} real questions over gRPC, through Kafka, and one by one; the first one:")
+        OUTPUT.print(f"\n[bold]{questions[0]}[/]")
+
+        def show(text: str) -> None:
+            OUTPUT.print(text, end="", markup=False, highlight=False)
+
+        passages = texts.take(questions, addresses.grpc, addresses.kafka, show, self._client)
+        OUTPUT.print(texts.texts_table(passages))
+        OUTPUT.print(texts.ways_table(passages))
+        return all(answer.text for passage in passages for answer in passage.answers)
+
+    def _show_sample(self, addresses: Addresses) -> bool:
         OUTPUT.print(f"\nEmbedding {_QUESTIONS} real questions through Kafka and through gRPC")
         through_kafka = KafkaRun(bootstrap=addresses.kafka, client=self._client)
         questions = bundled_questions()[:_QUESTIONS]
@@ -117,10 +148,10 @@ class _Session:
         OUTPUT.print(passages_table(sample))
         if sample.complete:
             OUTPUT.print(neighbours_table(sample.questions, sample.embeddings))
-        return sample
+        return sample.complete
 
     def _show_how_to(self, addresses: Addresses) -> None:
-        text = _HOW_TO.format(
+        text = (_HOW_TO_TEXTS if self._plan.generates else _HOW_TO).format(
             python=_python(),
             kafka=addresses.kafka,
             grpc=addresses.grpc,

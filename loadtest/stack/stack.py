@@ -18,13 +18,14 @@ _TIMEOUT_S = 120.0
 _GRACE_S = 40.0
 _POLL_S = 0.1
 _MODEL_SERVER_METRICS_PORT = 9465
+_TEXT_TOPICS = '[{"name": "generate.requests.v1", "task": "generate"}]'
 
 
 @dataclass(frozen=True, slots=True)
 class StackPlan:
     """What to start. Data and logs go into `folder`; `kafka` is one's own, None for one started here.
 
-    A port of None is the usual one, or any when that is busy.
+    A port of None is the usual one, or any when that is busy. `generates`: the model answers with texts.
     """
 
     folder: Path
@@ -34,6 +35,7 @@ class StackPlan:
     metrics_port: int | None = None
     modelserver_port: int | None = None
     model_path: str = ""
+    generates: bool = False
 
 
 class Stack:
@@ -61,6 +63,7 @@ class Stack:
             servers=[self._model_server.address],
             port=_port(plan.grpc_port, USUAL.grpc, "--grpc-port"),
             metrics_port=_port(plan.metrics_port, USUAL.metrics, "--metrics-port"),
+            settings={"KAFKA__TOPICS": _TEXT_TOPICS} if plan.generates else None,
         )
         self.addresses = Addresses(
             kafka, self._aggregator.address, self._aggregator.metrics_address, [self._model_server.address]

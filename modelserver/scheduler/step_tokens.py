@@ -12,6 +12,8 @@ from modelserver.engines.engine import StepLoad
 
 _TARGET_SHARE = 0.8
 """Of the target: steps scatter, and the 99th percentile is to keep it."""
+_LEAST_STEPS = 2.0
+"""Times what a step costs by itself: a target below that cannot be had, and to try would only starve prompts."""
 _LEAST_PROMPT_TOKENS = 16
 """Of every step, however many decode: else a new sequence would never begin."""
 _SCALE_WEIGHT = 0.1
@@ -51,7 +53,7 @@ class StepTokens:
     def tokens(self, decoding: int) -> int:
         """Of the next step, while so many sequences decode."""
         cost, scale = self._cost, self._scale
-        left_s = self._allowed_s - scale * (cost.fixed_s + cost.per_sequence_s * decoding)
+        left_s = self._step_s() - scale * (cost.fixed_s + cost.per_sequence_s * decoding)
         prompt_tokens = left_s / (scale * cost.per_token_s) if cost.per_token_s > 0.0 else self._most_tokens
         return min(self._most_tokens, decoding + max(_LEAST_PROMPT_TOKENS, int(prompt_tokens)))
 
@@ -60,4 +62,9 @@ class StepTokens:
         cost, scale = self._cost, self._scale
         if cost.per_sequence_s <= 0.0:
             return self._most_sequences
-        return max(1, min(self._most_sequences, int((self._allowed_s / scale - cost.fixed_s) / cost.per_sequence_s)))
+        fitting = int((self._step_s() / scale - cost.fixed_s) / cost.per_sequence_s)
+        return max(1, min(self._most_sequences, fitting))
+
+    def _step_s(self) -> float:
+        """What the next step may take."""
+        return max(self._allowed_s, _LEAST_STEPS * self._scale * self._cost.fixed_s)

@@ -26,7 +26,13 @@ def test_a_step_holds_no_more_than_the_engine_takes() -> None:
 def test_as_many_run_as_decode_within_the_time() -> None:
     assert rule().sequences() == 70
     assert rule(target_s=10.0).sequences() == 128
-    assert rule(target_s=0.001).sequences() == 1
+
+
+def test_a_target_that_a_step_alone_exceeds_starves_nobody() -> None:
+    """As much time again as the step takes by itself goes to what it holds."""
+    assert rule(target_s=0.001).sequences() == 10
+    assert rule(target_s=0.001).tokens(5) == 5 + 50
+    assert StepTokens(StepCost(0.0, 0.001, 0.0001), 0.0001, 2048, 128).sequences() == 1
 
 
 def test_steps_that_take_longer_than_measured_make_the_next_ones_shorter() -> None:

