@@ -58,7 +58,8 @@ async def enqueue(
         places = _put(queue, request, inputs)
         if refusable:
             request.places = places
-        hold(request, held, token_count)
+        text = request.text
+        hold(request, held, token_count if text is None else token_count + model_revision.text_tokens(text))
     return complete
 
 

@@ -11,11 +11,15 @@ from typing import Protocol, cast
 from aggregator.admission.tokenizers.tokenizer import TextTokenizer, TokenBatch, Tokenizer
 from aggregator.errors import InvalidRequest
 from aggregator.replicas.engine import Engine, ServerDescription
+from aggregator.replicas.texts import Text
 from aggregator.request import Options, Request, request_of
 from aggregator.scheduler.budget.controller import Promise, SlaGoal
 from aggregator.scheduler.dispatcher import Batch, Dispatcher, DispatchPolicy
 from aggregator.scheduler.replica import Replica
 from protos.embedding.v1 import embedding_pb2 as pb
+
+_FIRST_LENGTH, _LENGTH_SHARE = 64.0, 0.02
+"""New tokens of a text, until texts have ended; and what each weighs that does."""
 
 
 class Counting(Protocol):
@@ -59,12 +63,26 @@ class ModelRevision:
         self.engines: dict[str, Engine] = {}
         self.under_way: set[Batch] = set()
         self.retired = False
+        self._new_tokens = _FIRST_LENGTH
         self.prompts: dict[int, str] = {
             pb.INPUT_TYPE_UNSPECIFIED: "",
             pb.INPUT_TYPE_QUERY: description.query_prompt,
             pb.INPUT_TYPE_DOCUMENT: description.document_prompt,
         }
         self.resolve = lru_cache(maxsize=256)(self._resolve)
+
+    def finished_text(self, new_tokens: int) -> None:
+        """A text ended after so many."""
+        self._new_tokens += _LENGTH_SHARE * (new_tokens - self._new_tokens)
+
+    def text_tokens(self, text: Text) -> int:
+        """Tokens of prompts that take as long as the text's new ones are likely to: what a server has to do for it."""
+        generating = self.description.generating
+        if generating is None or not generating.per_token_s:
+            return 0
+        expected = min(self._new_tokens, text.sampling.max_tokens or self._new_tokens)
+        each_s = generating.per_sequence_s + generating.fixed_s / generating.max_sequences
+        return int(expected * each_s / generating.per_token_s)
 
     @property
     def text_tokenizer(self) -> TextTokenizer:

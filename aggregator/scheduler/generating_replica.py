@@ -54,9 +54,9 @@ class GeneratingReplica(Replica):
         return max(0, int(self._free_kv_tokens - self.tokens_out - growing))
 
     @override
-    def step_time_s(self, tokens: int) -> float:
-        """Predicted seconds of a step over prompts of so many tokens, beside what decodes."""
-        return super().step_time_s(tokens) + self._per_sequence_s * self.sequences
+    def finish_s(self, tokens: int, now_s: float) -> float:
+        """When prompts of so many tokens, sent now, are predicted to have their first ones, beside what decodes."""
+        return super().finish_s(tokens, now_s) + self._per_sequence_s * self.sequences
 
     def began(self) -> None:
         """A sequence is under way."""

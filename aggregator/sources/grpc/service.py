@@ -164,6 +164,7 @@ class EmbeddingsService:
                     matryoshka_dimensions=sorted(served.description.matryoshka_dimensions),
                     max_input_tokens=served.description.max_input_tokens,
                     ready_model_servers=len(served.engines),
+                    task="embed" if served.description.generating is None else "generate",
                 )
                 for model in self._models
                 for revision, served in model.revisions.items()

@@ -164,7 +164,7 @@ class ListModelsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "aliases", "revision", "dimensions", "matryoshka_dimensions", "max_input_tokens", "ready_model_servers")
+    __slots__ = ("name", "aliases", "revision", "dimensions", "matryoshka_dimensions", "max_input_tokens", "ready_model_servers", "task")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ALIASES_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
@@ -172,6 +172,7 @@ class Model(_message.Message):
     MATRYOSHKA_DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
     MAX_INPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     READY_MODEL_SERVERS_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
     name: str
     aliases: _containers.RepeatedScalarFieldContainer[str]
     revision: str
@@ -179,7 +180,8 @@ class Model(_message.Message):
     matryoshka_dimensions: _containers.RepeatedScalarFieldContainer[int]
     max_input_tokens: int
     ready_model_servers: int
-    def __init__(self, name: _Optional[str] = ..., aliases: _Optional[_Iterable[str]] = ..., revision: _Optional[str] = ..., dimensions: _Optional[int] = ..., matryoshka_dimensions: _Optional[_Iterable[int]] = ..., max_input_tokens: _Optional[int] = ..., ready_model_servers: _Optional[int] = ...) -> None: ...
+    task: str
+    def __init__(self, name: _Optional[str] = ..., aliases: _Optional[_Iterable[str]] = ..., revision: _Optional[str] = ..., dimensions: _Optional[int] = ..., matryoshka_dimensions: _Optional[_Iterable[int]] = ..., max_input_tokens: _Optional[int] = ..., ready_model_servers: _Optional[int] = ..., task: _Optional[str] = ...) -> None: ...
 
 class ListModelsResponse(_message.Message):
     __slots__ = ("models",)

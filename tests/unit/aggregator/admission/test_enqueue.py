@@ -19,11 +19,14 @@ from aggregator.admission.model_revision import ModelRevision
 from aggregator.admission.quotas import QuotaPolicy, Quotas
 from aggregator.admission.tokenizers.tokenizer import TokenBatch
 from aggregator.errors import Code
+from aggregator.replicas.engine import Generating
+from aggregator.replicas.texts import Text
 from aggregator.request import Failure, Options, Origin, Request
 from aggregator.scheduler.budget.controller import SlaGoal
 from aggregator.scheduler.dispatcher import DispatchPolicy
 from aggregator.scheduler.work_item import Priority
 from protos.embedding.v1 import embedding_pb2 as pb
+from protos.generation.v1.generation_pb2 import Sampling
 from tests.fakes.sources import GRPC, KAFKA, FakeSource
 from tests.fakes.world import DESCRIPTION, FakeCounting, WordTokenizer
 
@@ -227,3 +230,17 @@ def test_a_promise_goes_along_where_there_is_one() -> None:
     desk.put(one)
     assert one.held is not None
     assert one.held.promise is desk.model_revision.promise is not None
+
+
+def test_a_text_counts_with_what_its_new_tokens_are_likely_to_take() -> None:
+    """(d + c / n) / p prompt tokens each: here 0.002 s + 0.1 s / 50 for what takes 0.001 s."""
+    generating = Generating(fixed_s=0.1, per_sequence_s=0.002, per_token_s=0.001, kv_tokens=1000, max_sequences=50)
+    words = WordTokenizer()
+    served = ModelRevision(replace(DESCRIPTION, generating=generating), words, FakeCounting(words), DispatchPolicy())
+    assert served.text_tokens(Text(Sampling())) == 64 * 4
+    assert served.text_tokens(Text(Sampling(max_tokens=10))) == 10 * 4
+    for _ in range(500):
+        served.finished_text(200)
+    assert served.text_tokens(Text(Sampling())) == pytest.approx(200 * 4, rel=0.01)
+    embedding = ModelRevision(DESCRIPTION, words, FakeCounting(words), DispatchPolicy())
+    assert embedding.text_tokens(Text(Sampling())) == 0

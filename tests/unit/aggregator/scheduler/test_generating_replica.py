@@ -81,12 +81,12 @@ def test_longer_texts_are_expected_to_grow_more() -> None:
     assert server.room_tokens == same
 
 
-def test_what_decodes_makes_its_steps_longer() -> None:
+def test_what_decodes_makes_first_tokens_later() -> None:
     server = replica()
-    alone_s = server.step_time_s(100)
+    alone_s = server.finish_s(100, 1.0)
     for _ in range(3):
         server.began()
-    assert server.step_time_s(100) == pytest.approx(alone_s + 0.003)
+    assert server.finish_s(100, 1.0) == pytest.approx(alone_s + 0.003)
 
 
 def test_a_server_that_embeds_takes_any_number() -> None:
