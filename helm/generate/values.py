@@ -152,6 +152,11 @@ class Aggregator(Pods):
     ingress: Route = Field(default_factory=Route, description="an Ingress; its spec has ingressClassName and rules")
     front_door: FrontDoor = Field(default_factory=FrontDoor)
     startup_seconds: PositiveInt = Field(default=120, description="before a pod is given up")
+    pre_stop_seconds: NonNegativeInt = Field(
+        default=35,
+        description="between the end of new connections and SIGTERM; clients that balance load themselves ask for"
+        " names every 30 s at most",
+    )
     config: Mapping = settings_of("aggregator", "settings of the aggregator, by the names of docs/configuration.md")
 
 

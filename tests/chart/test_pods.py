@@ -112,8 +112,9 @@ def test_the_grace_period_is_longer_than_the_pause_and_the_drain(case: str) -> N
         if each["kind"] == "Deployment":
             spec = each["spec"]["template"]["spec"]
             (container,) = spec["containers"]
-            assert container["lifecycle"]["preStop"]["exec"]["command"][-1] == "import time; time.sleep(5)"
-            assert spec["terminationGracePeriodSeconds"] >= 5 + drain_s(case, each) + 5
+            pause_s = 35 if container["name"] == "aggregator" else 5
+            assert container["lifecycle"]["preStop"]["exec"]["command"][-1] == f"import time; time.sleep({pause_s})"
+            assert spec["terminationGracePeriodSeconds"] >= pause_s + drain_s(case, each) + 5
 
 
 @pytest.mark.parametrize("case", CASES)

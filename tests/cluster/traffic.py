@@ -30,21 +30,28 @@ from tests.integration.aggregator.desk import committed
 REQUESTS, REPLIES, LETTERS, GROUP = "embed.requests.v1", "embed.replies.v1", "embed.requests.v1-dlt", "tokenbatch"
 _FOREVER = 10**9
 _CALL_S = 20.0
-_SERVICE_CONFIG = read(ROOT / "docs" / "clients.md").files["channel/service_config.json"]
+_PAGE = read(ROOT / "docs" / "clients.md").files
+_SERVICE_CONFIG, _BALANCED = (_PAGE[f"channel/{name}.json"] for name in ("service_config", "balanced_service_config"))
 
 
 @dataclass
 class Calls:
-    """gRPC callers at a fixed rate: `latency_s` by the time of the call, and what went wrong."""
+    """gRPC callers at a fixed rate: `latency_s` by the time of the call, and what went wrong.
+
+    `balanced`: they call all addresses of the target in turn. Without `retries` each call is sent once.
+    """
 
     target: str
     answered: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
     errors: list[str] = field(default_factory=list[str])
+    balanced: bool = False
+    retries: bool = True
     _oracle: Oracle = field(default_factory=lambda: Oracle(DIMENSIONS))
 
     async def run(self, per_s: float) -> None:
         """Call until cancelled, then wait for the calls under way."""
-        options = [("grpc.service_config", _SERVICE_CONFIG), ("grpc.enable_retries", 1)]
+        config = _BALANCED if self.balanced else _SERVICE_CONFIG
+        options = [("grpc.service_config", config), ("grpc.enable_retries", int(self.retries))]
         async with grpc.aio.insecure_channel(self.target, options=options) as channel:
             stub: Any = pb_grpc.EmbeddingsStub(channel)
             await channel.channel_ready()
