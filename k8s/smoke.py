@@ -1,4 +1,4 @@
-"""Prove an installation, for `helm test`: embed sentences through gRPC and through Kafka, and look at the vectors."""
+"""Prove an installation, for `helm test`: embed sentences, or have a text begun, through gRPC and through Kafka."""
 
 from __future__ import annotations
 
@@ -31,12 +31,15 @@ from k8s.scaler.external_metrics.discovery import GROUP, VERSION
 from k8s.scaler.external_metrics.registration import PATH, holder
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
+from protos.generation.v1 import generation_pb2 as texts
+from protos.generation.v1.generation_pb2_grpc import GenerationStub
 
 QUESTION = "how far away is the moon"
 NEAR = "what is the distance from the earth to the moon"
 FAR = "who wrote the first symphony"
 _NORM_TOLERANCE = 0.02
 _RETRY_S = 1.0
+_TEXT_TOKENS = 8
 
 Vector = npt.NDArray[np.float32]
 
@@ -46,23 +49,42 @@ class Failed(Exception):
 
 
 async def by_grpc(target: str, model: str, deadline_s: float) -> str:
-    """Embed three sentences by one call; what was found, in words. Raises Failed."""
-    request = pb.EmbedRequest(model=model, inputs=[pb.Input(text=text) for text in (QUESTION, NEAR, FAR)])
-    request.normalize = True
+    """Embed three sentences by one call, or have a text begun; what was found, in words. Raises Failed."""
+    left_s = max(1.0, deadline_s - time.monotonic())
     async with grpc.aio.insecure_channel(target) as channel:
         stub: Any = pb_grpc.EmbeddingsStub(channel)
         try:
-            answer = await stub.Embed(request, timeout=max(1.0, deadline_s - time.monotonic()), wait_for_ready=True)
+            listed = await stub.ListModels(pb.ListModelsRequest(), timeout=left_s, wait_for_ready=True)
+            if any(each.task == "generate" for each in listed.models if model in {each.name, *each.aliases}):
+                return f"gRPC {target}: {_judged_text(await _text(channel, model, left_s), model)}"
+            answer = await stub.Embed(_sentences(model=model), timeout=left_s, wait_for_ready=True)
         except grpc.aio.AioRpcError as error:
             raise Failed(f"gRPC {target}: {error.code().name}: {error.details()}") from error
     return f"gRPC {target}: {_judged(answer, model)}"
 
 
+def _sentences(**fields: str) -> pb.EmbedRequest:
+    inputs = [pb.Input(text=text) for text in (QUESTION, NEAR, FAR)]
+    return pb.EmbedRequest(inputs=inputs, normalize=True, **fields)  # type: ignore[arg-type]
+
+
+def _question(**fields: str) -> texts.GenerateRequest:
+    sampling = texts.Sampling(max_tokens=_TEXT_TOKENS, temperature=0.0, ignore_eos=True)
+    return texts.GenerateRequest(prompt=QUESTION, sampling=sampling, final_only=True, **fields)  # type: ignore[arg-type]
+
+
+async def _text(channel: grpc.aio.Channel, model: str, timeout_s: float) -> texts.GenerateResponse:
+    answer = texts.GenerateResponse()
+    async for response in GenerationStub(channel).Generate(_question(model=model), timeout=timeout_s):
+        answer = response
+    return answer
+
+
 async def by_kafka(kafka: KafkaSettings, topic: TopicSettings, deadline_s: float) -> str:
     """Send the same by a topic and wait for the reply; what was found, in words. Raises Failed."""
     request_id = f"smoke-{secrets.token_hex(8)}"
-    request = pb.EmbedRequest(request_id=request_id, inputs=[pb.Input(text=text) for text in (QUESTION, NEAR, FAR)])
-    request.normalize = True
+    generates, reply_topic = topic.task == "generate", kafka.replies_of(topic)
+    request = _question(request_id=request_id) if generates else _sentences(request_id=request_id)
     options = client_options(kafka)
     consumer = AIOKafkaConsumer(**options, enable_auto_commit=False)
     producer = AIOKafkaProducer(**options, acks="all")
@@ -70,15 +92,19 @@ async def by_kafka(kafka: KafkaSettings, topic: TopicSettings, deadline_s: float
         async with asyncio.timeout(max(1.0, deadline_s - time.monotonic())):
             await consumer.start()
             await producer.start()
-            await _at_the_end(consumer, kafka.reply_topic)
+            await _at_the_end(consumer, reply_topic)
             await producer.send_and_wait(topic.name, request.SerializeToString(), key=request_id.encode())
-            answer = await _reply(consumer, request_id)
+            reply = await _reply(consumer, request_id)
     except (KafkaError, TimeoutError, OSError) as error:
         raise Failed(f"Kafka {kafka.bootstrap_servers}, topic {topic.name}: {error!r}") from error
     finally:
         await producer.stop()
         await consumer.stop()
-    return f"Kafka {topic.name} to {kafka.reply_topic}: {_judged(answer, answer.model)}"
+    if generates:
+        text = texts.GenerateResponse.FromString(reply)
+        return f"Kafka {topic.name} to {reply_topic}: {_judged_text(text, text.model)}"
+    answer = pb.EmbedResponse.FromString(reply)
+    return f"Kafka {topic.name} to {reply_topic}: {_judged(answer, answer.model)}"
 
 
 async def _at_the_end(consumer: Any, topic: str) -> None:
@@ -93,10 +119,10 @@ async def _at_the_end(consumer: Any, topic: str) -> None:
         await consumer.position(partition)
 
 
-async def _reply(consumer: Any, request_id: str) -> pb.EmbedResponse:
+async def _reply(consumer: Any, request_id: str) -> bytes:
     async for record in consumer:
         if record.key == request_id.encode():
-            return pb.EmbedResponse.FromString(record.value)
+            return bytes(record.value)
     raise Failed("the reply topic ended. This is a bug.")
 
 
@@ -112,6 +138,15 @@ def _judged(answer: pb.EmbedResponse, model: str) -> str:
     if not like > unlike:
         raise Failed(f"{model}: what is unlike is nearer ({unlike:.2f}) than what is alike ({like:.2f})")
     return f"{model} {answer.model_revision}: {question.size} dimensions, alike {like:.2f}, unlike {unlike:.2f}"
+
+
+def _judged_text(answer: texts.GenerateResponse, model: str) -> str:
+    """How long the text is; raises Failed when it is not as long as it was asked for."""
+    if answer.status.code:
+        raise Failed(f"{model}: code {answer.status.code}: {answer.status.message}")
+    if answer.usage.completion_tokens != _TEXT_TOKENS:
+        raise Failed(f"{model}: a text of {answer.usage.completion_tokens} tokens, not {_TEXT_TOKENS}")
+    return f"{model} {answer.model_revision}: a text of {_TEXT_TOKENS} tokens"
 
 
 async def by_metric(kubernetes: Kubernetes, metric: str) -> str:

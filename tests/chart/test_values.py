@@ -207,3 +207,21 @@ def test_every_pod_budget_lets_one_go_at_a_time_and_the_broken_at_once() -> None
     assert len(budgets) == 3
     assert all(each["maxUnavailable"] == 1 for each in budgets)
     assert all(each["unhealthyPodEvictionPolicy"] == "AlwaysAllow" for each in budgets)
+
+
+def test_a_model_that_generates_is_a_topic_and_settings() -> None:
+    """With Strimzi its reply topic is made, too."""
+    topic = "kafka.config.topics[0]"
+    values = (
+        f"{topic}.name=generate.requests.v1",
+        f"{topic}.task=generate",
+        "modelServer.config.generation.time_per_output_token_s=0.05",
+        "strimzi.enabled=true",
+        "strimzi.cluster=main",
+    )
+    objects = render("default", *(part for value in values for part in ("--set", value)))
+    made = {each["spec"]["topicName"] for each in objects if each["kind"] == "KafkaTopic"}
+    assert {"generate.requests.v1", "generate.requests.v1-dlt", "generate.replies.v1"} <= made
+    configs = "".join(str(each["data"]) for each in objects if each["kind"] == "ConfigMap")
+    assert "time_per_output_token_s: 0.05" in configs
+    assert "task: generate" in configs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -17,6 +17,8 @@ from k8s.scaler.external_metrics.registration import PATH
 from k8s.smoke import Failed, prove
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
+from protos.generation.v1.generation_pb2 import GenerateRequest, GenerateResponse, Usage
+from protos.generation.v1.generation_pb2_grpc import GenerationServicer, add_GenerationServicer_to_server
 from tests.fakes.kubernetes_api import FakeKubernetesApi
 
 SETTINGS = AggregatorSettings(
@@ -32,6 +34,8 @@ def answer(*vectors: list[float], code: int = 0) -> pb.EmbedResponse:
 
 class Embeddings(pb_grpc.EmbeddingsServicer):
     """Answers what it is told to, but the first `refused` calls."""
+
+    task = "embed"
 
     def __init__(self, make: Callable[[], pb.EmbedResponse], refused: int = 0) -> None:
         self._make = make
@@ -51,13 +55,28 @@ class Embeddings(pb_grpc.EmbeddingsServicer):
 
     @override
     async def ListModels(self, request: pb.ListModelsRequest, context: Any) -> pb.ListModelsResponse:
-        raise NotImplementedError
+        return pb.ListModelsResponse(models=[pb.Model(name="m", task=self.task)])
+
+
+class Texts(GenerationServicer):
+    """A text of so many tokens."""
+
+    def __init__(self, tokens: int) -> None:
+        self._tokens = tokens
+
+    @override
+    async def Generate(self, request: GenerateRequest, context: Any) -> AsyncIterator[GenerateResponse]:
+        assert request.model == "m"
+        yield GenerateResponse(model_revision="r1", usage=Usage(completion_tokens=self._tokens))
 
 
 @asynccontextmanager
-async def serving(service: Embeddings) -> AsyncGenerator[str]:
+async def serving(service: Embeddings, texts: Texts | None = None) -> AsyncGenerator[str]:
     server = grpc.aio.server()
     pb_grpc.add_EmbeddingsServicer_to_server(service, server)
+    if texts is not None:
+        service.task = "generate"
+        add_GenerationServicer_to_server(texts, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
@@ -73,6 +92,19 @@ async def test_vectors_that_mean_something_pass() -> None:
     assert line == f"gRPC {target}: m r1: 2 dimensions, alike 0.80, unlike 0.00"
     assert service.asked[0].model == "m"
     assert service.asked[0].normalize
+
+
+async def test_a_model_that_generates_is_to_begin_a_text() -> None:
+    async with serving(Embeddings(answer), Texts(8)) as target:
+        (line,) = await prove(SETTINGS, target, 30.0)
+    assert line == f"gRPC {target}: m r1: a text of 8 tokens"
+
+
+async def test_a_text_that_ends_too_soon_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(smoke, "_RETRY_S", 30.0)
+    async with serving(Embeddings(answer), Texts(3)) as target:
+        with pytest.raises(Failed, match="a text of 3 tokens, not 8"):
+            await prove(SETTINGS, target, 30.0)
 
 
 @pytest.mark.parametrize(
