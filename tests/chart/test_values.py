@@ -215,7 +215,7 @@ def test_a_model_that_generates_is_a_topic_and_settings() -> None:
     values = (
         f"{topic}.name=generate.requests.v1",
         f"{topic}.task=generate",
-        "modelServer.config.generation.time_per_output_token_s=0.05",
+        "modelServer.config.generation.time_per_output_token_s=1",
         "strimzi.enabled=true",
         "strimzi.cluster=main",
     )
@@ -223,5 +223,5 @@ def test_a_model_that_generates_is_a_topic_and_settings() -> None:
     made = {each["spec"]["topicName"] for each in objects if each["kind"] == "KafkaTopic"}
     assert {"generate.requests.v1", "generate.requests.v1-dlt", "generate.replies.v1"} <= made
     configs = "".join(str(each["data"]) for each in objects if each["kind"] == "ConfigMap")
-    assert "time_per_output_token_s: 0.05" in configs
+    assert "time_per_output_token_s: 1" in configs
     assert "task: generate" in configs
