@@ -1,0 +1,99 @@
+"""From any mode of autoscaling to any other and back, under load: --wait returns, no record is lost, no call fails."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from itertools import pairwise
+
+import pytest
+
+from loadtest.stack.kafka import KafkaBroker
+from tests.chart.custom_resources import DEFINITIONS
+from tests.cluster import kafka_on_node
+from tests.cluster.conftest import NewRelease
+from tests.cluster.release import (
+    DEPLOYMENT,
+    METRICS_API,
+    NAME,
+    Release,
+    get,
+    give_metrics_api,
+    kube,
+    metrics_api,
+    until,
+)
+from tests.cluster.traffic import Calls, Traffic
+from tests.cluster.values import synthetic
+
+RECORDS_PER_S, CALLS_PER_S = 20.0, 10.0
+SERVERS, AGGREGATORS = 2, 2
+TOUR = ("hpa", "keda", "none", "adapter", "keda", "hpa", "adapter", "none", "hpa")
+"""The modes in turn; each is rolled back to from the next one. With those, all twelve ways."""
+DEFINITION = DEFINITIONS / "keda.sh_scaledobjects.json"
+KEDA = ("keda", "keda-operator-metrics-apiserver")
+
+
+@pytest.fixture(scope="module")
+def release(new_release: NewRelease, kafka: KafkaBroker) -> Generator[Release]:
+    """Between as many pods as there are: what moves them is the mode alone."""
+    assert kafka.exit_code is None
+    kube("create", "-f", str(DEFINITION))
+    kube("wait", "--for=condition=Established", "crd/scaledobjects.keda.sh", "--timeout=30s")
+    values = synthetic(
+        kafka_on_node.BOOTSTRAP,
+        autoscaling={"mode": TOUR[0]},
+        modelServer={"autoscaling": {"minReplicas": SERVERS, "maxReplicas": 4}},
+        aggregator={"autoscaling": {"minReplicas": AGGREGATORS, "maxReplicas": 4}},
+    )
+    release = new_release(values)
+    release.install()
+    yield release
+    release.uninstall()
+    kube("delete", "crd", "scaledobjects.keda.sh")
+
+
+async def test_every_way_between_modes_and_back_loses_nothing(release: Release) -> None:
+    await asyncio.to_thread(until, lambda: len(release.ready("model-server")) >= SERVERS, "servers are ready", 120.0)
+    address = f"{get('service', f'{NAME}-aggregator')['spec']['clusterIP']}:50051"
+    traffic = Traffic(kafka_on_node.BOOTSTRAP, Calls(address))
+    await traffic.open()
+    async with traffic.flowing(RECORDS_PER_S, CALLS_PER_S):
+        for before, mode in pairwise(TOUR):
+            await asyncio.to_thread(_to, release, before, mode)
+            await asyncio.to_thread(_back, release, mode, before)
+            await asyncio.to_thread(_to, release, before, mode)
+        await asyncio.sleep(5.0)
+    verdict = await traffic.verdict()
+    assert verdict.problems == ()
+    assert verdict.sent > 0
+    assert traffic.calls.errors == []
+    assert traffic.calls.answered
+
+
+def _to(release: Release, before: str, mode: str) -> None:
+    _serve_metrics(before, mode)
+    release.upgrade({"autoscaling": {"mode": mode}}, force=True)
+    _nothing_lost(release, mode)
+
+
+def _back(release: Release, before: str, mode: str) -> None:
+    _serve_metrics(before, mode)
+    release.rollback()
+    _nothing_lost(release, mode)
+
+
+def _serve_metrics(before: str, mode: str) -> None:
+    """The external metrics API is served by who will be asked, as the chart demands."""
+    if before == "hpa" and mode == "keda":
+        give_metrics_api(*KEDA)
+    elif mode == "hpa" and metrics_api() is not None:
+        kube("delete", "apiservice", METRICS_API)
+
+
+def _nothing_lost(release: Release, mode: str) -> None:
+    kinds = {"keda": "scaledobject", "none": "deployment"}
+    assert get(kinds.get(mode, "hpa"), DEPLOYMENT)["metadata"]["name"] == DEPLOYMENT
+    assert get("deployment", DEPLOYMENT)["spec"]["replicas"] >= SERVERS
+    assert len(release.ready("model-server")) >= SERVERS
+    assert len(release.ready("aggregator")) >= AGGREGATORS
