@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -14,13 +15,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 def convert(file: Path, folder: Path) -> None:
     """Write weights in bfloat16, the configuration, the tokenizer and its chat template."""
-    loaded = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
-    config = loaded.config
+    loaded: Any = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+    config: Any = loaded.config
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     config.architectures = [type(loaded).__name__]
     # Made anew, the model knows nothing of the file that it came from, which vLLM would look for.
-    model = type(loaded)(config)
+    model: Any = type(loaded)(config)
     model.load_state_dict({name: value.clone() for name, value in loaded.state_dict().items()})
     model.to(torch.bfloat16).save_pretrained(folder)
     AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)

@@ -145,7 +145,7 @@ def main(file: Path) -> None:
     folder = str(smollm2())
     tokenizer = FastTokenizer(Path(folder))
     prompts = [tokenizer.count([prompt]).ids.tolist() for prompt in PROMPTS]
-    common = {"dtype": "float32", "enforce_eager": True, "max_model_len": MAX_LEN, "block_size": 32}
+    common: dict[str, Any] = {"dtype": "float32", "enforce_eager": True, "max_model_len": MAX_LEN, "block_size": 32}
     llm = LLM(folder, max_num_seqs=16, **common)
     expected = {name: theirs(llm, prompts, case) for name, case in CASES.items()}
     client: Any = llm.llm_engine.engine_core
