@@ -97,7 +97,7 @@ class GenerateCall:
                     step = await call.read()
                 if not isinstance(step, pb.GenerateStep):
                     break  # the end of the call
-                self._take(step)
+                self.take(step)
         except TimeoutError:
             error = ModelServerLost(f"it said nothing for {_SILENT_S:g} s while texts were under way")
         except grpc.aio.AioRpcError as broken:
@@ -114,7 +114,7 @@ class GenerateCall:
             for sequence in lost:
                 sequence.lost(error)
 
-    def _take(self, step: pb.GenerateStep) -> None:
+    def take(self, step: pb.GenerateStep) -> None:
         """Hand each text what is new of it. Raises ModelServerLost for a message that cannot be right."""
         if not 0.0 <= step.step_duration_s < math.inf:
             raise ModelServerLost(f"the answer reports a time of {step.step_duration_s} s")
@@ -173,10 +173,14 @@ async def _write(call: StreamStreamCall, commands: asyncio.Queue[pb.GenerateComm
 
 def _logprobs(told: pb.SequenceLogprobs, tokens: int) -> list[TokenLogprobs]:
     """Raises ModelServerLost for what does not fit the tokens."""
+    if any(len(each) % _INT32.itemsize for each in (told.token_ids, told.logprobs, told.ranks)):
+        raise ModelServerLost("the answer's log probabilities are cut off")
     ids, values = np.frombuffer(told.token_ids, _INT32), np.frombuffer(told.logprobs, _FLOAT32)
     ranks = np.frombuffer(told.ranks, _INT32)
     if len(ids) != len(values) or len(ids) != told.width * tokens or len(ranks) != tokens:
         raise ModelServerLost("the answer's log probabilities do not fit its tokens")
+    if (len(ids) and int(ids.min()) < 0) or (len(ranks) and int(ranks.min()) < 0):
+        raise ModelServerLost("the answer's log probabilities are of tokens that cannot be")
     return logprobs_of(told.width, ids.tolist(), values.tolist(), ranks.tolist())
 
 
