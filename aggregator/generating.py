@@ -204,6 +204,7 @@ class Generating:
         under_way.wait_until(inf)
         begun = under_way.begun
         begun.replica.finished(len(under_way.text.token_ids) - under_way.had)
+        _observe(begun)
         begun.without_first.discard(under_way)
         if not begun.without_first and not begun.done and begun.error is None:
             self._done(begun)
@@ -222,8 +223,7 @@ class Generating:
             staged_s=0.0,
         )
         begun.replica.first_tokens_s = now_s
-        if load is not None:
-            begun.replica.observe_load(load.free_kv_tokens, load.running)
+        _observe(begun)
         begun.model_revision.dispatcher.done(begun.batch, report, now_s)
         self._changed(begun.model_revision)
 
@@ -239,6 +239,13 @@ class _Begun:
     without_first: set[_UnderWay] = field(default_factory=set)
     done: bool = False
     error: BatchFailed | None = None
+
+
+def _observe(begun: _Begun) -> None:
+    """How the server stands now."""
+    load = begun.engine.load
+    if load is not None:
+        begun.replica.observe_load(load.free_kv_tokens, load.running)
 
 
 class _UnderWay:
