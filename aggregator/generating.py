@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
@@ -168,8 +169,8 @@ class Generating:
                 self._poison(begun.model_revision, poison)
         for (model_revision, replica), entries in running.items():
             model_revision.dispatcher.lost(entries, replica, now_s, self._jitter())
-        for begun in dict.fromkeys(under_way.begun for under_way in lost):
-            self._tell(begun, len(lost))
+        for begun, count in Counter(under_way.begun for under_way in lost).items():
+            self._tell(begun, count)
             self._changed(begun.model_revision)
 
     def _tell(self, begun: _Begun, count: int) -> None:
@@ -198,9 +199,10 @@ class Generating:
         self._end(under_way)
 
     def _end(self, under_way: _UnderWay) -> None:
-        """It holds nothing at its server any more."""
-        if self._under_way.get(under_way.request) is under_way:
-            del self._under_way[under_way.request]
+        """It holds nothing at its server any more; what was lost may have been given up since, and ended already."""
+        if self._under_way.get(under_way.request) is not under_way:
+            return
+        del self._under_way[under_way.request]
         under_way.wait_until(inf)
         begun = under_way.begun
         begun.replica.finished(len(under_way.text.token_ids) - under_way.had)
@@ -285,7 +287,7 @@ class _UnderWay:
 
     def extend(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], stripped: int) -> None:
         """New tokens came, the last `stripped` of them no text."""
-        if not self.text.token_ids or self in self.begun.without_first:
+        if self in self.begun.without_first:
             self._generating.first_token(self)
         if self.text.extend(token_ids, logprobs, self._generating.now_s, stripped):
             self.begun.engine.abort(self)

@@ -1,0 +1,263 @@
+"""Texts begin in batches, end by themselves, and go on elsewhere: what they hold at a server is given back once."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field, replace
+from math import inf
+
+import pytest
+
+from aggregator.admission.limits import Gate
+from aggregator.admission.model_revision import ModelRevision
+from aggregator.admission.quotas import QuotaPolicy, Quotas
+from aggregator.errors import Code, EngineFailed, ModelServerLost
+from aggregator.generating import Generating
+from aggregator.observability.gathered import Gatherer
+from aggregator.observability.metrics import Metrics
+from aggregator.replicas import engine as ports
+from aggregator.replicas.engine import GeneratingLoad
+from aggregator.replicas.texts import Text
+from aggregator.request import Failure, Options, Origin, Request
+from aggregator.scheduler.dispatcher import DispatchPolicy
+from aggregator.scheduler.generating_replica import GeneratingReplica
+from aggregator.scheduler.replica import ReplicaPolicy
+from aggregator.scheduler.work_item import Priority, Query
+from protos.generation.v1 import generation_pb2 as pb
+from tests.fakes.sources import GRPC
+from tests.fakes.world import DESCRIPTION, FakeCounting, WordTokenizer
+
+COSTS = ports.Generating(fixed_s=0.01, per_sequence_s=0.001, per_token_s=0.0001, kv_tokens=4096, max_sequences=8)
+GENERATING = replace(DESCRIPTION, generating=COSTS)
+PROMPT = b"\1\0\0\0\2\0\0\0"
+
+
+class Letters:
+    """Token id n is the letter of that code."""
+
+    def step(self, token_id: int) -> str:
+        return chr(token_id)
+
+
+@dataclass(eq=False)
+class FakeTextEngine:
+    """Notes what it is asked for; the test says what becomes of it."""
+
+    started: list[ports.Sequence] = field(default_factory=list[ports.Sequence])
+    aborted: list[ports.Sequence] = field(default_factory=list[ports.Sequence])
+    description: ports.ServerDescription = GENERATING
+    load: GeneratingLoad | None = None
+
+    def generate(self, sequence: ports.Sequence) -> None:
+        self.started.append(sequence)
+
+    def abort(self, sequence: ports.Sequence) -> None:
+        self.aborted.append(sequence)
+
+    async def embed(self, batch: ports.OutgoingBatch, *, timeout_s: float) -> ports.StepResult:
+        raise AssertionError((batch, timeout_s))
+
+
+class FakePool:
+    """Notes whom it is told to suspect."""
+
+    def __init__(self) -> None:
+        self.suspected: list[ports.Engine] = []
+
+    async def run(self, members: ports.PoolMembers) -> None:
+        raise AssertionError(members)
+
+    def suspect(self, engine: ports.Engine) -> None:
+        self.suspected.append(engine)
+
+
+class Desk:
+    """One revision on two servers."""
+
+    def __init__(self) -> None:
+        words = WordTokenizer()
+        self.revision = ModelRevision(GENERATING, words, FakeCounting(words), DispatchPolicy())
+        for name in ("a", "b"):
+            self.revision.dispatcher.replicas[name] = GeneratingReplica(
+                name, DESCRIPTION.curve, 500, ReplicaPolicy(), kv_tokens=4096, max_sequences=8
+            )
+        self.engines = {"a": FakeTextEngine(), "b": FakeTextEngine()}
+        self.now_s = 100.0
+        self.pool = FakePool()
+        self.completed: list[Request] = []
+        self.gatherer = Gatherer()
+        self.generating = Generating(
+            self.pool,
+            Gate(Quotas(QuotaPolicy())),
+            Metrics(self.gatherer),
+            complete=self.completed.extend,
+            changed=lambda _: None,
+            clock=lambda: self.now_s,
+            jitter=lambda: 0.0,
+        )
+
+    def ask(self, deadline_s: float = inf, **sampling: int) -> Request:
+        """Queue a request."""
+        text = Text(pb.Sampling(**sampling))  # type: ignore[arg-type]  # as the test says
+        text.begin("r1", PROMPT, Letters())
+        request = Request(
+            request_id="q",
+            model="m",
+            model_revision="",
+            inputs=["p"],
+            options=Options(),
+            priority=Priority.DEFAULT,
+            source=GRPC,
+            tenant="",
+            received_s=self.now_s,
+            deadline_s=deadline_s,
+            origin=Origin(),
+            outcomes=[None],
+            remaining=1,
+            text=text,
+        )
+        query = Query(request, 0, Priority.DEFAULT, "", self.now_s, deadline_s)
+        self.revision.dispatcher.queue.put(query, PROMPT, 2)
+        return request
+
+    def dispatch(self) -> list[FakeTextEngine]:
+        """Begin what is due; at which servers."""
+        batches = self.revision.dispatcher.due(self.now_s, max_entries=8).batches
+        for batch in batches:
+            self.generating.begin(self.revision, self.engines[batch.replica.name], batch)
+        return [self.engines[batch.replica.name] for batch in batches]
+
+    def seats(self) -> int:
+        return sum(replica.seats for replica in self.revision.dispatcher.replicas.values())
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+async def test_a_text_gains_tokens_and_ends(desk: Desk) -> None:
+    request = desk.ask(max_tokens=3)
+    (engine,) = desk.dispatch()
+    (sequence,) = engine.started
+    assert (sequence.token_ids, sequence.sampling.max_tokens) == (PROMPT, 3)
+    assert desk.seats() == 15
+    sequence.extend([65], (), 0)
+    sequence.extend([66, 67], (), 0)
+    sequence.end(cut=True)
+    assert desk.completed == [request]
+    assert request.text is not None
+    assert request.text.characters == "ABC"
+    assert (desk.seats(), len(desk.generating)) == (16, 0)
+
+
+async def test_a_batch_is_out_until_each_of_its_texts_has_a_token_or_its_end(desk: Desk) -> None:
+    desk.ask(max_tokens=5)
+    desk.ask(max_tokens=5)
+    (engine,) = desk.dispatch()
+    replica = next(each for each in desk.revision.dispatcher.replicas.values() if each.batches_out)
+    first, second = engine.started
+    first.extend([65], (), 0)
+    assert replica.batches_out == 1
+    second.fail(Code.INVALID_ARGUMENT, "a token id lies outside the vocabulary")
+    assert replica.batches_out == 0
+    assert [each.code for each in desk.completed] == [Code.INVALID_ARGUMENT]
+
+
+@pytest.mark.parametrize("begun", [False, True])
+async def test_a_text_goes_on_elsewhere_from_where_it_was(desk: Desk, begun: bool) -> None:
+    request = desk.ask(max_tokens=5, min_tokens=4)
+    (engine,) = desk.dispatch()
+    (sequence,) = engine.started
+    if begun:
+        sequence.extend([65, 66], (), 0)
+    sequence.lost(ModelServerLost("gone"))
+    await asyncio.sleep(0)
+    assert desk.pool.suspected == [engine]
+    desk.now_s += 1.0
+    (other,) = desk.dispatch()
+    assert other is not engine
+    (again,) = other.started
+    taken = 2 if begun else 0
+    assert again.token_ids == PROMPT + bytes([65, 0, 0, 0, 66, 0, 0, 0])[: 4 * taken]
+    assert (again.sampling.max_tokens, again.sampling.min_tokens) == (5 - taken, 4 - taken)
+    again.extend([67], (), 0)
+    again.end(cut=False)
+    assert request.text is not None
+    assert (request.text.characters, request.text.attempts) == ("AB"[:taken] + "C", 1)
+    assert desk.seats() == 16
+
+
+async def test_one_that_is_given_up_while_it_is_lost_gives_back_its_place_once(desk: Desk) -> None:
+    request = desk.ask(max_tokens=5)
+    (engine,) = desk.dispatch()
+    (sequence,) = engine.started
+    sequence.lost(ModelServerLost("gone"))
+    desk.generating.give_up(request)
+    await asyncio.sleep(0)
+    assert desk.seats() == 16
+
+
+async def test_an_engine_that_fails_beneath_a_text_is_not_suspected_of_being_gone(desk: Desk) -> None:
+    desk.ask(max_tokens=5)
+    (engine,) = desk.dispatch()
+    engine.started[0].fail(Code.INTERNAL, "the engine failed")
+    await asyncio.sleep(0)
+    assert not desk.pool.suspected
+    assert len(desk.revision.dispatcher.retries) == 1
+
+
+async def test_one_beneath_which_servers_go_on_dying_is_given_up(desk: Desk) -> None:
+    request = desk.ask(max_tokens=500)
+    for _ in range(40):
+        for engine in desk.dispatch():
+            sequence = engine.started[-1]
+            sequence.extend([65], (), 0)
+            sequence.lost(EngineFailed("x"))
+        await asyncio.sleep(0)
+        desk.now_s += 1.0
+    assert desk.completed == [request]
+    assert request.code is Code.INTERNAL
+    assert desk.revision.dispatcher.retries.is_quarantined(PROMPT)
+    assert desk.seats() == 16
+
+
+async def test_a_late_text_ends_with_what_there_is_of_it(desk: Desk) -> None:
+    request = desk.ask(deadline_s=desk.now_s + 0.02, max_tokens=500)
+    (engine,) = desk.dispatch()
+    engine.started[0].extend([65], (), 0)
+    await asyncio.sleep(0.05)
+    assert engine.aborted == engine.started
+    assert request.code is Code.DEADLINE_EXCEEDED
+    assert request.text is not None
+    assert request.text.characters == "A"
+
+
+async def test_a_stop_string_aborts_what_would_go_on(desk: Desk) -> None:
+    request = desk.ask(max_tokens=500)
+    assert request.text is not None
+    request.text.sampling.stop.append("B")
+    (engine,) = desk.dispatch()
+    engine.started[0].extend([65], (), 0)
+    engine.started[0].extend([66], (), 0)
+    assert engine.aborted == engine.started
+    assert (desk.completed, request.text.characters) == ([request], "A")
+
+
+async def test_nothing_is_begun_for_who_has_gone(desk: Desk) -> None:
+    request = desk.ask(max_tokens=5)
+    batch = desk.revision.dispatcher.due(desk.now_s, max_entries=8).batches[0]
+    batch.entries[0].waiters[0].done = True
+    request.fail(Failure(Code.CANCELLED, "gone"))
+    desk.generating.begin(desk.revision, desk.engines[batch.replica.name], batch)
+    assert not desk.engines[batch.replica.name].started
+    assert not batch.replica.batches_out
+
+
+async def test_what_a_server_says_of_its_room_counts(desk: Desk) -> None:
+    desk.ask(max_tokens=5)
+    (engine,) = desk.dispatch()
+    engine.load = GeneratingLoad(free_kv_tokens=64, running=8, waiting_tokens=0, step_duration_s=0.01)
+    engine.started[0].extend([65], (), 0)
+    full = [each for each in desk.revision.dispatcher.replicas.values() if not each.seats]
+    assert len(full) == 1
