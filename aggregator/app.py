@@ -10,7 +10,7 @@ from math import inf
 
 from aggregator.admission.bounds import Admission, AdmissionPolicy
 from aggregator.admission.limits import Gate
-from aggregator.admission.models import Model, Models
+from aggregator.admission.models import Canary, Model, Models
 from aggregator.admission.quotas import QuotaPolicy, Quotas
 from aggregator.admission.tokenizers.cache import TokenizerCache
 from aggregator.admission.tokenizers.counting import INLINE_CHARACTERS, Counting
@@ -193,7 +193,13 @@ def make_models(settings: AggregatorSettings, worker: Executor, long_worker: Exe
     admission = AdmissionPolicy(batching.max_held_tokens)
     policy = DispatchPolicy(queue=QueuePolicy(coalesce=batching.coalesce))
     models = [
-        Model(model.name, model.aliases, Admission(admission), scales_to_zero=model.scales_to_zero)
+        Model(
+            model.name,
+            model.aliases,
+            Admission(admission),
+            scales_to_zero=model.scales_to_zero,
+            canary=Canary(model.canary.revision, model.canary.share) if model.canary is not None else None,
+        )
         for model in settings.models
     ]
     goal = make_goal(settings.sla)

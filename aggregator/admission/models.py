@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Protocol
 
 from aggregator.admission.bounds import Admission
@@ -29,6 +30,19 @@ class CountingFactory(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Canary:
+    """A revision on trial: it serves a `share` (0 to 1) of the requests that pin none."""
+
+    revision: str
+    share: float
+
+    def serves(self, request_id: str) -> bool:
+        """Whether a request is of its share; one that comes again, from whomever, gets the same answer."""
+        drawn = blake2b(request_id.encode(errors="surrogatepass"), digest_size=8).digest()
+        return int.from_bytes(drawn, "little") < self.share * 2.0**64
+
+
 @dataclass(slots=True)
 class Model:
     """One configured model: its revisions in service, what it holds, and what waits for a first server.
@@ -45,6 +59,7 @@ class Model:
     pending: Pending = field(default_factory=Pending)
     unavailable_since_s: float | None = None
     scales_to_zero: bool = False
+    canary: Canary | None = None
 
     @property
     def available(self) -> bool:
@@ -55,18 +70,30 @@ class Model:
         """The classes of which Kafka must not bring more now, by what is queued or pending."""
         return frozenset(Priority) if self.admission.is_filled(self.pending.tokens) else self.admission.stopped()
 
-    def choose(self, revision: str) -> ModelRevision | None:
-        """The revision to serve a request: the one it pins, else the one with most servers; None: none is known.
+    def choose(self, revision: str, request_id: str) -> ModelRevision | None:
+        """The revision to serve a request: the one it pins, or the canary's, or the one with most servers.
 
-        Raises UnknownModel for a pinned revision that no server has, while another is served.
+        Of several that could, one that has servers. None: none is known. Raises UnknownModel for a pinned revision
+        that no server has, while another is served.
         """
         if not revision:
-            return max(self.revisions.values(), key=lambda model_revision: len(model_revision.engines), default=None)
+            return self._choose_any(request_id)
         model_revision = self.revisions.get(revision)
         if model_revision is None and self.revisions:
             known = ", ".join(self.revisions)
             raise UnknownModel(f"revision {shown(revision)} of {self.name} is not served: use one of {known}, or none")
         return model_revision
+
+    def _choose_any(self, request_id: str) -> ModelRevision | None:
+        chosen = list(self.revisions.values())
+        canary = self.canary
+        if canary is not None and (on_trial := self.revisions.get(canary.revision)) is not None:
+            others = [model_revision for model_revision in chosen if model_revision is not on_trial]
+            served = any(model_revision.engines for model_revision in others)
+            if on_trial.engines and (not served or canary.serves(request_id)):
+                return on_trial
+            chosen = others or chosen
+        return max(chosen, key=lambda model_revision: len(model_revision.engines), default=None)
 
     def servers_changed(self, now_s: float) -> list[Request]:
         """Take out the requests that are to be routed anew, because other servers than theirs are there now.

@@ -49,7 +49,8 @@ def route_all(requests: Sequence[Request], models: Models, now_s: float) -> Rout
                         route = options, model.pending
                     else:
                         route = options, routed.groups.setdefault(model_revision, (model, []))[1]
-                    routes[key] = route
+                    if model.canary is None:  # or each may be for another revision
+                        routes[key] = route
                 request.options, group = route
                 request.source.accept(request)
                 group.append(request)
@@ -75,7 +76,7 @@ def unroute(request: Request) -> None:
 def _route(request: Request, models: Models) -> tuple[Model, ModelRevision | None, Options]:
     """The model, the revision to serve the request (None: none is known yet), and its options made definite."""
     model = models.find(request.model)
-    model_revision = model.choose(request.model_revision)
+    model_revision = model.choose(request.model_revision, request.request_id)
     waits = model.scales_to_zero or not request.source.refusable
     if not waits and (model_revision is None or not model_revision.engines):
         raise ModelUnavailable(f"no server of {model.name} is available")

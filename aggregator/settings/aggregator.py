@@ -193,6 +193,17 @@ class KafkaSettings(Group):
         return tuple(dict.fromkeys(self.replies_of(topic) for topic in self.topics))
 
 
+class CanarySettings(Group):
+    """A revision of a model on trial."""
+
+    revision: str = Field(description="the revision on trial, as its servers give it", min_length=1)
+    share: float = Field(
+        ge=0,
+        le=1,
+        description="of the requests that pin no revision, chosen by their ids; 0: none, 1: all",
+    )
+
+
 class ModelSettings(Group):
     """One model and the servers that run it."""
 
@@ -207,6 +218,11 @@ class ModelSettings(Group):
         default=False,
         description="an autoscaler takes its last server away when nothing comes: calls then wait for the first one"
         " until their deadline, and the aggregator is ready without any",
+    )
+    canary: CanarySettings | None = Field(
+        default=None,
+        description="{revision, share}: a revision on trial among those of the servers, and which share (0 to 1) of the"
+        " requests that pin none it serves, chosen by their ids; while it has no server, others serve them",
     )
 
     @field_validator("servers")

@@ -47,8 +47,8 @@ def values_schema() -> Schema:
     """JSON Schema, draft 7, which the validators of Helm 3 and Helm 4 both know."""
     schema = ChartValues.model_json_schema(by_alias=True, ref_template="#/definitions/{model}")
     definitions: Schema = schema.pop("$defs")
-    model, server = definitions["Model"], definitions["ModelServer"]
-    model["properties"] |= server["properties"]
+    for name in ("Model", "Canary"):
+        definitions[name]["properties"] |= definitions["ModelServer"]["properties"]
     for name, settings in SETTINGS.items():
         definitions |= _settings_definitions(name, settings)
     schema["definitions"] = definitions

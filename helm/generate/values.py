@@ -73,6 +73,18 @@ class Strimzi(Values):
     topic_config: Mapping = Field(default_factory=dict, description="config of the topics, such as retention.ms")
 
 
+class Canary(Values):
+    """A revision on trial: what the model and modelServer say may be said again here, for its servers only."""
+
+    share: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="of the requests that pin no revision, chosen by their ids; 0 takes it back, 1 promotes it",
+    )
+    source: Source = Field(default_factory=Source, description="its source.revision must be given")
+
+
 class Model(Values):
     """One model: anything of modelServer may be said again here, for this model only."""
 
@@ -81,6 +93,9 @@ class Model(Values):
     )
     aliases: list[str] = Field(default_factory=list)
     source: Source = Field(default_factory=Source)
+    canary: Canary | None = Field(
+        default=None, description="{share, source: {revision}} of a revision on trial, with servers of its own"
+    )
 
 
 class ModelServer(Pods):

@@ -27,6 +27,10 @@ class ModelSettings(Group):
     name: str = Field(description="its name, as the aggregators have it")
     label: str = Field(default="", description="what the metric's label `model` says; empty: the name")
     deployment: str = Field(default="", description="the Deployment that serves it; empty: replicas are not known")
+    part_of: str = Field(
+        default="", description="the model whose demand it has a share of, as a canary does; empty: it has its own"
+    )
+    share: Annotated[float, Field(ge=0, le=1)] = Field(default=1.0, description="of that demand")
 
 
 def _followed(addresses: tuple[str, ...]) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -36,7 +37,7 @@ _SERVICE_CONFIG, _BALANCED = (_PAGE[f"channel/{name}.json"] for name in ("servic
 
 @dataclass
 class Calls:
-    """gRPC callers at a fixed rate: `latency_s` by the time of the call, and what went wrong.
+    """gRPC callers at a fixed rate: `latency_s` by the time of the call, what went wrong, and which revisions answered.
 
     `balanced`: they call all addresses of the target in turn. Without `retries` each call is sent once.
     """
@@ -44,6 +45,7 @@ class Calls:
     target: str
     answered: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
     errors: list[str] = field(default_factory=list[str])
+    revisions: Counter[str] = field(default_factory=Counter[str])
     balanced: bool = False
     retries: bool = True
     _oracle: Oracle = field(default_factory=lambda: Oracle(DIMENSIONS))
@@ -72,6 +74,7 @@ class Calls:
         except grpc.aio.AioRpcError as error:
             self.errors.append(f"{error.code().name}: {error.details()}")
             return
+        self.revisions[answer.model_revision] += 1
         if not self._oracle.agrees(text, answer.embeddings[0].embedding):
             self.errors.append(f"another vector than its text's: {text}")
         self.answered.append((at_s, time.monotonic() - began_s))

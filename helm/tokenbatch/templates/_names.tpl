@@ -76,31 +76,48 @@ tokenbatch/model: {{ (index . 1).slug }}
 {{- end -}}
 {{- end -}}
 
-{{/* Every model with the defaults of modelServer, its slug and its name in Kubernetes; JSON of {items: [...]}. */}}
+{{/*
+Every model with the defaults of modelServer, its slug and its name in Kubernetes; JSON of {items: [...]}.
+
+A canary follows its model, as another one with all that the model has but what the canary says itself; `share` is the
+part of the model's requests that is for each of the two.
+*/}}
 {{- define "tokenbatch.models" -}}
 {{- $root := . -}}
 {{- $items := list -}}
 {{- $slugs := dict -}}
-{{- range .Values.models -}}
-{{- $model := deepCopy $root.Values.modelServer -}}
-{{- include "tokenbatch.override" (list $model (deepCopy .)) -}}
-{{- $slug := regexReplaceAll "[^a-z0-9]+" (lower .name) "-" | trunc 24 | trimAll "-" -}}
-{{- if hasKey $slugs $slug -}}
-{{- fail (printf "models: %s and %s are too alike: both would be called %s" .name (get $slugs $slug) $slug) -}}
+{{- range $said := .Values.models -}}
+{{- $canary := default dict $said.canary -}}
+{{- if and $canary (not (dig "source" "revision" "" $canary)) -}}
+{{- fail (printf "models: %s has a canary without source.revision, by which its requests find it" $said.name) -}}
 {{- end -}}
-{{- $_ := set $slugs $slug .name -}}
-{{- $source := default dict .source -}}
+{{- range $onTrial := ternary (list false true) (list false) (not (empty $canary)) -}}
+{{- $model := deepCopy $root.Values.modelServer -}}
+{{- include "tokenbatch.override" (list $model (omit (deepCopy $said) "canary")) -}}
+{{- $slug := regexReplaceAll "[^a-z0-9]+" (lower $said.name) "-" | trunc 24 | trimAll "-" -}}
+{{- $_ := set $model "share" (subf 1.0 (float64 (default 0.0 $canary.share))) -}}
+{{- if $onTrial -}}
+{{- include "tokenbatch.override" (list $model (deepCopy $canary)) -}}
+{{- $slug = printf "%s-canary" ($slug | trunc 17 | trimSuffix "-") -}}
+{{- end -}}
+{{- $_ := set $model "onTrial" $onTrial -}}
+{{- if hasKey $slugs $slug -}}
+{{- fail (printf "models: %s and %s are too alike: both would be called %s" $said.name (get $slugs $slug) $slug) -}}
+{{- end -}}
+{{- $_ := set $slugs $slug $said.name -}}
+{{- $source := default dict $model.source -}}
 {{- $_ := set $model "source" $source -}}
-{{- $_ := set $model "aliases" (default list .aliases) -}}
+{{- $_ := set $model "aliases" (default list $said.aliases) -}}
 {{- $_ := set $model "slug" $slug -}}
 {{- $_ := set $model "fullname" (printf "%s-%s" (include "tokenbatch.fullname" $root) $slug) -}}
 {{- if and $source.hub $source.path -}}
-{{- fail (printf "models: %s has both source.hub and source.path: give one" .name) -}}
+{{- fail (printf "models: %s has both source.hub and source.path: give one" $said.name) -}}
 {{- end -}}
 {{- if and $source.volume (not $source.path) -}}
 {{- $_ := set $source "path" "/models" -}}
 {{- end -}}
 {{- $items = append $items $model -}}
+{{- end -}}
 {{- end -}}
 {{- toJson (dict "items" $items) -}}
 {{- end -}}

@@ -3,9 +3,15 @@
 {{- define "tokenbatch.aggregatorSettings" -}}
 {{- $settings := deepCopy .Values.aggregator.config -}}
 {{- $models := list -}}
+{{- $model := dict -}}
 {{- range (include "tokenbatch.models" . | fromJson).items -}}
 {{- $address := printf "k8s://%s.%s:50061" .fullname $.Release.Namespace -}}
-{{- $model := dict "name" .name "aliases" .aliases "servers" (list $address) -}}
+{{- if .onTrial -}}
+{{- $_ := set $model "servers" (append $model.servers $address) -}}
+{{- $_ := set $model "canary" (dict "revision" .source.revision "share" .share) -}}
+{{- continue -}}
+{{- end -}}
+{{- $model = dict "name" .name "aliases" .aliases "servers" (list $address) -}}
 {{- if and (include "tokenbatch.scaled" (list $ .autoscaling)) (lt (int .autoscaling.minReplicas) 1) -}}
 {{- $_ := set $model "scales_to_zero" true -}}
 {{- end -}}
@@ -59,7 +65,15 @@
 {{- $name := include "tokenbatch.fullname" . -}}
 {{- $models := list -}}
 {{- range (include "tokenbatch.models" . | fromJson).items -}}
-{{- $models = append $models (dict "name" .name "label" .slug "deployment" .fullname) -}}
+{{- $model := dict "name" .name "label" .slug "deployment" .fullname -}}
+{{- if .onTrial -}}
+{{- $_ := set $model "name" .slug -}}
+{{- $_ := set $model "part_of" .name -}}
+{{- end -}}
+{{- if lt .share 1.0 -}}
+{{- $_ := set $model "share" .share -}}
+{{- end -}}
+{{- $models = append $models $model -}}
 {{- end -}}
 {{- $serves := eq .Values.autoscaling.mode "hpa" -}}
 {{- $api := dict "bind" (ternary "0.0.0.0:8443" "" $serves) "service" (printf "%s-scaler" $name) "secret" (printf "%s-scaler-tls" $name) -}}

@@ -81,7 +81,7 @@ class Load:
         return self.replicas is not None and self.ready is not None and self.ready < self.replicas
 
 
-def backlog_tokens(unread_records: int, tokens_per_record: float, held_tokens: int) -> float:
+def backlog_tokens(unread_records: float, tokens_per_record: float, held_tokens: float) -> float:
     """Tokens that wait: records from fetch position to log end, and those held in queues or in flight.
 
     Not the committed lag: what is held here is not committed yet, and would count twice.

@@ -73,8 +73,11 @@ class ModelFigures:
         *,
         arrival_window_s: float,
         first_tokens_per_record: float = 20.0,
+        share: float = 1.0,
     ) -> None:
+        """`name`: the model whose demand it is; `share`: of that, 0 to 1, where several Deployments serve it."""
         self._name = name
+        self._share = share
         self._arrival_window_s = arrival_window_s
         self._shares = shares
         self._demand = Demand(policy)
@@ -90,11 +93,11 @@ class ModelFigures:
             self._tokens_per_record = sum(lengths) / len(lengths)
         shares = self._shares.of(self._name, answers.answers)
         taken = positions(answers.answers)
-        unread = round(sum(share * ends.unread(taken, topic) for topic, share in shares.items()))
-        pending = sum(model.pending_requests for model in models)
-        held = sum(model.held_tokens for model in models)
+        unread = round(self._share * sum(share * ends.unread(taken, topic) for topic, share in shares.items()))
+        pending = self._share * sum(model.pending_requests for model in models)
+        held = self._share * sum(model.held_tokens for model in models)
         load = Load(
-            arrival_tokens_per_s=self._arrivals(models, ends, shares),
+            arrival_tokens_per_s=self._share * self._arrivals(models, ends, shares),
             backlog_tokens=backlog_tokens(unread + pending, self._tokens_per_record, held),
             pod_tokens_per_s=_throughput(models),
             measured_s=measured_s,

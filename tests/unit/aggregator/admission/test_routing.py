@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
+import pytest
 from typing_extensions import override
 
+from aggregator.admission.models import Canary
 from aggregator.admission.routing import route_all
 from aggregator.errors import Code, InvalidRequest
 from aggregator.request import Request
 from tests.fakes.clock import run
 from tests.fakes.sources import KAFKA, FakeSource
-from tests.fakes.world import SerialEngine, WordTokenizer, World, vectors
+from tests.fakes.world import DESCRIPTION, SerialEngine, WordTokenizer, World, vectors
 
 
 def test_a_prompt_goes_before_the_text_of_a_query() -> None:
@@ -164,5 +167,79 @@ def test_records_wait_for_a_first_server_of_their_model_and_calls_are_told() -> 
         routed = route_all([record, call], world.pipeline.models, 0.0)
         assert (routed.refused, call.code, len(routed.groups)) == ([call], Code.UNAVAILABLE, 0)
         assert list(world.model.pending) == [record]
+
+    run(check())
+
+
+def on_trial(share: float, *revisions: str) -> tuple[World, list[str]]:
+    """A world whose model tries r2 with that share, these revisions having a server; who serves 2,000 requests."""
+    world = World()
+    world.model.canary = Canary("r2", share)
+    for number, revision in enumerate(revisions):
+        description = replace(DESCRIPTION, address=f"server-{number}:1", model_revision=revision)
+        world.pipeline.models.join(SerialEngine(description), WordTokenizer())
+    requests = [world.request("1") for _ in range(2000)]
+    routed = route_all(requests, world.pipeline.models, 0.0)
+    served = {
+        request.request_id: revision.description.model_revision
+        for revision, (_, group) in routed.groups.items()
+        for request in group
+    }
+    return world, [served[request.request_id] for request in requests]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 1.0])
+def test_a_canary_serves_its_share_of_the_requests(share: float) -> None:
+    async def check() -> None:
+        _, served = on_trial(share, "r1", "r2", "r1")
+        assert served.count("r2") == pytest.approx(share * len(served), abs=0.03 * len(served) * (0 < share < 1))
+
+    run(check())
+
+
+def test_a_request_that_comes_again_is_served_by_the_same_revision_whatever_came_between() -> None:
+    canary = Canary("r2", 0.5)
+    served = {name: canary.serves(name) for name in ("topic-0-1", "topic-0-2", "\ud800", "", *map(str, range(50)))}
+    assert set(served.values()) == {True, False}
+    assert all(canary.serves(name) is chosen for name, chosen in served.items())
+    more = Canary("r2", 0.75)
+    assert all(more.serves(name) for name, chosen in served.items() if chosen), "a larger share takes none away"
+
+
+@pytest.mark.parametrize(("share", "revision"), [(1.0, "r1"), (0.0, "r2")])
+def test_where_one_revision_has_no_server_the_other_serves_all(share: float, revision: str) -> None:
+    async def check() -> None:
+        _, served = on_trial(share, revision)
+        assert set(served) == {revision}
+
+    run(check())
+
+
+def test_of_the_revisions_that_are_not_on_trial_the_one_with_most_servers_serves_the_rest() -> None:
+    async def check() -> None:
+        _, served = on_trial(0.0, "r0", "r2", "r2", "r1", "r1")
+        assert set(served) == {"r1"}
+
+    run(check())
+
+
+def test_a_canary_whose_servers_are_gone_hands_its_requests_on() -> None:
+    async def check() -> None:
+        world, served = on_trial(1.0, "r1", "r2")
+        assert set(served) == {"r2"}
+        (gone,) = world.model.revisions["r2"].engines.values()
+        world.pipeline.models.leave(gone)
+        request = world.request("1")
+        routed = route_all([request], world.pipeline.models, 0.0)
+        assert [each.description.model_revision for each in routed.groups] == ["r1"]
+
+    run(check())
+
+
+def test_a_pinned_revision_serves_whatever_is_on_trial() -> None:
+    async def check() -> None:
+        world, _ = on_trial(1.0, "r1", "r2")
+        routed = route_all([world.request("1", model_revision="r1")], world.pipeline.models, 0.0)
+        assert [each.description.model_revision for each in routed.groups] == ["r1"]
 
     run(check())

@@ -310,7 +310,7 @@ def test_outside_of_a_cluster_the_start_says_what_is_missing(monkeypatch: pytest
 
 def test_topics_belong_to_the_model_of_requests_that_name_none() -> None:
     settings = ScalerSettings()
-    models = (ModelSettings(name="a"), ModelSettings(name="b"))
+    models = (ModelSettings(name="a"), ModelSettings(name="a-canary", part_of="a"), ModelSettings(name="b"))
     assert topics_by_model(settings.kafka, models) == {"a": ["embed.requests.v1"], "b": []}
 
 

@@ -44,6 +44,20 @@ def test_calls_and_backlog_together_make_the_figure() -> None:
     assert figure.lag_records == 100
 
 
+def test_of_a_share_of_the_demand_that_share_of_the_replicas_is_required_and_of_the_lag_is_told() -> None:
+    answers = Answers((answer((0, 900), grpc_tokens_per_s=6000.0, held_tokens=3000, pending_requests=6),), 100.0)
+    shares = TopicShares({"m": [TOPIC]})
+    whole, quarter, none = (
+        ModelFigures("m", shares, POLICY, first_tokens_per_record=10.0, arrival_window_s=20.0, share=share).update(
+            answers, ends(100.0, 1000), None, 100.0
+        )
+        for share in (1.0, 0.25, 0.0)
+    )
+    assert quarter.required_replicas == pytest.approx(whole.required_replicas / 4)
+    assert (whole.lag_records, quarter.lag_records) == (100, 25)
+    assert (none.required_replicas, none.lag_records) == (0.0, 0)
+
+
 def test_a_partition_without_an_owner_counts_from_its_commit_and_without_a_commit_from_its_beginning() -> None:
     answers = Answers((answer((0, 1000)),), 100.0)
     figure = figures().update(answers, ends(100.0, 1000, 1000, 1000, committed={1: 400}), None, 100.0)

@@ -1,0 +1,77 @@
+"""A canary has servers of its own beside its model's, and a share of what comes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from aggregator.settings.aggregator import ENV_PREFIX as AGGREGATOR
+from aggregator.settings.aggregator import AggregatorSettings, CanarySettings
+from aggregator.settings.strict import load
+from k8s.scaler.settings import ENV_PREFIX as SCALER
+from k8s.scaler.settings import ScalerSettings
+from tests.chart.rendering import find, render, template
+
+NAME, MODEL, ON_TRIAL = "t-tokenbatch-minilm", "minilm", "t-tokenbatch-minilm-canary"
+CANARY = {"share": 0.25, "source": {"revision": "b"}, "autoscaling": {"maxReplicas": 3}}
+
+
+def models(**of_model: object) -> tuple[str, str]:
+    model = {"name": MODEL, "aliases": ["mini"], "source": {"hub": "house/minilm", "revision": "a"}, **of_model}
+    return "--set-json", f"models={json.dumps([model])}"
+
+
+def test_it_has_servers_of_its_own_with_all_that_it_does_not_say_from_its_model() -> None:
+    objects = render("default", *models(canary=CANARY))
+    for name, revision in ((NAME, "a"), (ON_TRIAL, "b")):
+        told = yaml.safe_load(find(objects, "ConfigMap", name)["data"]["modelserver.yaml"])
+        assert told["model"] == {"name": MODEL, "path": "house/minilm", "revision": revision}
+        selector = find(objects, "Deployment", name)["spec"]["selector"]["matchLabels"]
+        assert find(objects, "Service", name)["spec"]["selector"] == selector
+        assert selector["tokenbatch/model"] == name.removeprefix("t-tokenbatch-")
+    most = [find(objects, "HorizontalPodAutoscaler", name)["spec"]["maxReplicas"] for name in (NAME, ON_TRIAL)]
+    assert most == [8, 3]
+
+
+def test_aggregators_and_the_scaler_are_told_of_its_share(tmp_path: Path) -> None:
+    objects = render("default", *models(canary=CANARY))
+    for kind in ("aggregator", "scaler"):
+        text = find(objects, "ConfigMap", f"t-tokenbatch-{kind}")["data"][f"{kind}.yaml"]
+        (tmp_path / kind).write_text(text, encoding="utf-8")
+    (model,) = load(AggregatorSettings, prefix=AGGREGATOR, env={}, file=tmp_path / "aggregator").models
+    assert model.canary == CanarySettings(revision="b", share=0.25)
+    assert model.servers == (f"k8s://{NAME}.ns:50061", f"k8s://{ON_TRIAL}.ns:50061")
+    scaled = load(ScalerSettings, prefix=SCALER, env={}, file=tmp_path / "scaler").models
+    assert [(each.name, each.part_of, each.deployment, each.share) for each in scaled] == [
+        (MODEL, "", NAME, 0.75),
+        ("minilm-canary", MODEL, ON_TRIAL, 0.25),
+    ]
+
+
+@pytest.mark.parametrize("share", [0, 1])
+def test_one_value_takes_it_back_or_promotes_it_and_rolls_no_model_server(share: int) -> None:
+    before, after = (render("default", *models(canary=CANARY | {"share": each})) for each in (0.5, share))
+    for name in (NAME, ON_TRIAL):
+        assert find(before, "Deployment", name) == find(after, "Deployment", name)
+    told = yaml.safe_load(find(after, "ConfigMap", "t-tokenbatch-aggregator")["data"]["aggregator.yaml"])
+    assert told["models"][0]["canary"] == {"revision": "b", "share": share}
+
+
+@pytest.mark.parametrize(
+    ("canary", "said"),
+    [({"share": 0.5}, "a canary without source.revision"), ({**CANARY, "share": 1.5}, "share")],
+)
+def test_what_cannot_be_is_refused(canary: dict[str, object], said: str) -> None:
+    done = template(4, "default", *models(canary=canary))
+    assert done.returncode != 0
+    assert said in done.stderr
+
+
+def test_a_long_name_and_its_canary_are_names_of_kubernetes() -> None:
+    name = "organisation/a-model-of-a-very-long-name-v2"
+    for found in render("default", *models(name=name, canary=CANARY), "--set", f"fullnameOverride={'f' * 38}"):
+        if found["kind"] in {"Service", "Deployment"}:
+            assert len(found["metadata"]["name"]) <= 63
