@@ -36,6 +36,8 @@ _OURS = "tokenbatch"
 _MORE = 4
 """Times the chart's maxReplicas, where the load reaches it."""
 _SAMPLES = 500
+_SIMULATED = 100_000
+"""Queries of calm stretches, about: they stand for the rest, so that a plan takes a minute."""
 _WIDTH = 110
 _TIMEOUT_S = 10.0
 
@@ -131,6 +133,7 @@ def _scenario(recorded: Recorded, options: argparse.Namespace) -> Scenario:
         autoscale=scaling(options.values, options.start_s),
         warm_up_s=0.0,
         sample_s=max(1.0, recorded.duration_s / _SAMPLES),
+        calm_share=min(1.0, _SIMULATED / (len(recorded.times_s) * options.copies)),
     )
 
 

@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
+from loadtest.simulate.stretches import Stretches
+
 _FILL_BINS = 20
 
 
@@ -27,6 +29,7 @@ class Record:
     batches: int = 0
     tokens: int = 0
     trace: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
+    stretches: Stretches | None = None
 
     def sent(self, tokens: int, budget: int, now_s: float) -> None:
         """A batch went out."""
@@ -81,11 +84,22 @@ def summarise(
     seconds: float,
     busy: tuple[float, float],
 ) -> Outcome:
-    """`names`: scenario, policy, seed; `seconds`: of the load after the warm-up; `busy`: busy and all pod seconds."""
+    """`names`: scenario, policy, seed; `seconds`: of the load after the warm-up; `busy`: busy and all pod seconds.
+
+    Answers of stretches that were left out are those of the like; batches and busy seconds are of the rest only.
+    """
     latency = np.frombuffer(record.latency_s, dtype=np.float64) if record.latency_s else np.array([np.inf])
-    answered = len(record.latency_s)
-    in_time = int((latency <= slo_s).sum()) if answered else 0
-    p50, p90, p95, p99 = (float(value) for value in np.percentile(latency, [50, 90, 95, 99], method="higher"))
+    weights = None
+    if record.stretches is not None and record.latency_s:
+        weights = record.stretches.weights(np.frombuffer(record.came_s, dtype=np.float64))
+    answered = len(record.latency_s) if weights is None else round(weights.sum())
+    in_time = round(float(np.sum(latency <= slo_s if weights is None else weights[latency <= slo_s])))
+    wanted = [50, 90, 95, 99]
+    if weights is None:
+        quantiles = np.percentile(latency, wanted, method="higher")
+    else:
+        quantiles = np.percentile(latency, wanted, method="inverted_cdf", weights=weights)
+    p50, p90, p95, p99 = (float(value) for value in quantiles)
     bins = tuple(record.fill[number] for number in range(_FILL_BINS))
     fills = sum((number + 0.5) / _FILL_BINS * count for number, count in enumerate(bins))
     return Outcome(
@@ -96,7 +110,7 @@ def summarise(
         expired=expired,
         throughput=answered / seconds,
         tokens_per_s=record.tokens / seconds,
-        mean_s=float(latency.mean()),
+        mean_s=float(np.average(latency, weights=weights)),
         p50_s=p50,
         p90_s=p90,
         p95_s=p95,

@@ -61,6 +61,7 @@ class Scenario:
     `work`: what of all that keeps a core busy besides. `noise`: how far steps of as many tokens scatter, as a share;
     with `step_times` they scatter as steps did elsewhere instead. `backlog`: queries of the default class without
     deadline that wait at each aggregator from the start; `priority` is the class of those that arrive.
+    `calm_share`: of the stretches in which the pods have little to do, how many are simulated and stand for the rest.
     """
 
     name: str
@@ -85,6 +86,7 @@ class Scenario:
     troubles: tuple[Trouble, ...] = ()
     autoscale: Autoscale | None = None
     sample_s: float = 0.0
+    calm_share: float = 1.0
 
 
 class Kind(StrEnum):
@@ -140,6 +142,12 @@ class Policy:
     @property
     def _changed(self) -> str:
         return "".join(f" without {each.value}" for each in Mechanism if each in self.without)
+
+    def tokens_per_s(self, curve: Curve, usual_tokens: float) -> float:
+        """What one pod does in batches as large as the policy makes them, up to the saturation point."""
+        queries = {Kind.REQUEST_COUNT: self.size, Kind.SEQUENTIAL: 1}.get(self.kind, inf)
+        tokens = min(float(curve.saturation_point), queries * usual_tokens)
+        return tokens / curve.time_s(int(tokens))
 
     def sender(self, number: int, scenario: Scenario, engine: Engine) -> Sender:
         """One aggregator that follows it."""

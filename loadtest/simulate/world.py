@@ -20,6 +20,7 @@ from loadtest.simulate.pod import Engine, Pod
 from loadtest.simulate.scaling import Scaling
 from loadtest.simulate.scenario import Mishap, Policy, Scenario, Trouble
 from loadtest.simulate.sender import Sender
+from loadtest.simulate.stretches import STRETCH_S, Stretches
 
 _BEFORE_S = -1.0
 """When a backlog came: before the first arrival, so that its answers count by themselves."""
@@ -49,6 +50,7 @@ class World:
         self._places = [_Place(policy.sender(number, scenario, engine)) for number in range(scenario.aggregators)]
         self.record = Record(scenario.warm_up_s)
         self.fleet = Fleet(engine, self.clock, self._noise, self._reply, [place.sender for place in self._places])
+        self._curve = engine.curve
         self._out: dict[int, dict[int, Parcel]] = {}
         self._travel_s = 0.0
         for _ in range(scenario.pods):
@@ -65,12 +67,17 @@ class World:
         """Let the load pass, and say what came of it."""
         scenario, clock, record = self._scenario, self.clock, self.record
         times = scenario.arrivals.draw(scenario.duration_s, self._rng)
-        lengths = scenario.lengths.draw(len(times), self._rng).tolist()
+        lengths = scenario.lengths.draw(len(times), self._rng)
         which = self._rng.integers(0, scenario.aggregators, len(times)).tolist()
         intake_s, from_s, take, work = scenario.intake_s, scenario.warm_up_s, self._take, scenario.work
         self._queue_backlog()
         places, scaling, next_s, step = self._places, self._scaling, clock.next_s, clock.step
-        for came_s, tokens, number in zip(times.tolist(), lengths, which, strict=True):
+        stretches, ready, pod_tokens_per_s = None, self.fleet.ready, 0.0
+        if scenario.calm_share < 1.0:
+            stretches = record.stretches = Stretches(scenario.calm_share, times, lengths, self._rng)
+            pod_tokens_per_s = self._policy.tokens_per_s(self._curve, float(lengths.mean()))
+        until_s, left_out = 0.0, False
+        for came_s, tokens, number in zip(times.tolist(), lengths.tolist(), which, strict=True):
             now_s = came_s + intake_s
             while next_s() <= now_s:
                 step()
@@ -79,6 +86,12 @@ class World:
             if scaling is not None:
                 scaling.arrived(tokens)
             record.arrived += came_s >= from_s
+            if stretches is not None and came_s >= until_s:
+                stretch = int(came_s // STRETCH_S)
+                until_s = (stretch + 1) * STRETCH_S
+                left_out = stretches.leaves_out(stretch, self._held_tokens(), len(ready) * pod_tokens_per_s)
+            if left_out:
+                continue
             if work.waits:
                 clock.at(place.desk.done_s(now_s, 0.5 * (work.call_s + work.query_s)), take, (place, came_s, tokens))
             else:
@@ -86,6 +99,9 @@ class World:
         while next_s() <= scenario.duration_s + _TAIL_S:
             step()
         return self._outcome()
+
+    def _held_tokens(self) -> int:
+        return sum(place.sender.held_tokens for place in self._places)
 
     def _queue_backlog(self) -> None:
         for place in self._places:
@@ -203,7 +219,7 @@ class World:
             {
                 "time_s": round(now_s, 6),
                 "arrived": float(self.record.arrived),
-                "held_tokens": float(sum(sender.held_tokens for sender in senders)),
+                "held_tokens": float(self._held_tokens()),
                 "token_budget": float(speeds[0][0]) if speeds else 0.0,
                 "step_s": speeds[0][1] if speeds else 0.0,
                 "ready": float(len(self.fleet.ready)),
