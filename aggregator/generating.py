@@ -122,7 +122,7 @@ class Generating:
         request, text = under_way.request, under_way.text
         now_s = self._clock()
         self._gate.charge(request, len(text.token_ids), now_s)
-        under_way.begun.model_revision.finished_text(len(text.token_ids))
+        under_way.begun.model_revision.finished_text(text, now_s - text.started_s)
         self._metrics.generated(request.model, text, now_s - request.received_s, request.received_s, failure)
         query = under_way.entry.waiters[0]
         if not query.done:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from math import inf
 
 from aggregator.admission.bounds import Admission
 from aggregator.admission.held import Held, hold
@@ -12,6 +13,7 @@ from aggregator.admission.tokenizers.token_counts import Counted, count_long, co
 from aggregator.errors import Code, InvalidRequest
 from aggregator.replicas.texts import Text
 from aggregator.request import Failure, Request
+from aggregator.scheduler.generating_replica import first_token_in_s
 from aggregator.scheduler.queue import TokenQueue
 from aggregator.scheduler.work_item import Entry, Query
 from protos.embedding.v1 import embedding_pb2 as pb
@@ -19,6 +21,9 @@ from protos.embedding.v1 import embedding_pb2 as pb
 _ID_BYTES = 4
 _FIRST = (0,)
 _POISONED = Failure(Code.INTERNAL, "this input broke the engine before: it is not tried again")
+_TOO_LATE = Failure(
+    Code.DEADLINE_EXCEEDED, "no token is likely to come within first_token_timeout: other texts come before it"
+)
 _Waiting = tuple[Request, Sequence[str | bytes], Sequence[int]]
 """A request, its inputs, and the positions of those that have no outcome yet."""
 
@@ -53,6 +58,10 @@ async def enqueue(
                     request.fail(Failure.of(refusal))
                     complete.append(request)
                     continue
+                if _is_late(model_revision, request, token_count, now_s):
+                    request.fail(_TOO_LATE)
+                    complete.append(request)
+                    continue
             gate.charge(request, token_count, now_s)
             request.admitted = True
         places = _put(queue, request, inputs)
@@ -61,6 +70,16 @@ async def enqueue(
         text = request.text
         hold(request, held, token_count if text is None else token_count + model_revision.text_tokens(text))
     return complete
+
+
+def _is_late(model_revision: ModelRevision, request: Request, token_count: int, now_s: float) -> bool:
+    """Whether a text is likely to have no token by the time that its caller set."""
+    if request.text is None or request.text.first_token_by_s == inf:
+        return False
+    dispatcher = model_revision.dispatcher
+    ahead = sum(waiting.entries for waiting in dispatcher.queue.classes[: request.priority + 1])
+    in_s = first_token_in_s(dispatcher.replicas.values(), ahead, token_count, now_s)
+    return now_s + in_s > request.text.first_token_by_s
 
 
 def _put(queue: TokenQueue, request: Request, inputs: Sequence[tuple[int, bytes]]) -> list[tuple[Query, Entry]]:

@@ -18,6 +18,7 @@ from aggregator.scheduler.dispatcher import Batch, Dispatcher, DispatchPolicy
 from aggregator.scheduler.replica import Replica
 from protos.embedding.v1 import embedding_pb2 as pb
 
+_ID_BYTES = 4
 _FIRST_LENGTH, _LENGTH_SHARE = 64.0, 0.02
 """New tokens of a text, until texts have ended; and what each weighs that does."""
 
@@ -64,6 +65,7 @@ class ModelRevision:
         self.under_way: set[Batch] = set()
         self.retired = False
         self._new_tokens = _FIRST_LENGTH
+        self._kv_token_s = self._demanded_tokens = 0.0
         self.prompts: dict[int, str] = {
             pb.INPUT_TYPE_UNSPECIFIED: "",
             pb.INPUT_TYPE_QUERY: description.query_prompt,
@@ -71,9 +73,18 @@ class ModelRevision:
         }
         self.resolve = lru_cache(maxsize=256)(self._resolve)
 
-    def finished_text(self, new_tokens: int) -> None:
-        """A text ended after so many."""
+    def finished_text(self, text: Text, taken_s: float) -> None:
+        """A text ended that was under way for so long; one more token each step is half of them in the mean."""
+        prompt_tokens, new_tokens = len(text.prompt_ids) // _ID_BYTES, len(text.token_ids)
+        demanded = prompt_tokens + self.text_tokens(text)
         self._new_tokens += _LENGTH_SHARE * (new_tokens - self._new_tokens)
+        self._kv_token_s += _LENGTH_SHARE * ((prompt_tokens + new_tokens / 2) * taken_s - self._kv_token_s)
+        self._demanded_tokens += _LENGTH_SHARE * (demanded - self._demanded_tokens)
+
+    @property
+    def kv_token_s_per_token(self) -> float:
+        """How long keys and values of how many tokens were held for each token that texts were counted with."""
+        return self._kv_token_s / self._demanded_tokens if self._demanded_tokens else 0.0
 
     def text_tokens(self, text: Text) -> int:
         """Tokens of prompts that take as long as the text's new ones are likely to: what a server has to do for it."""

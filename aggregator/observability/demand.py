@@ -11,6 +11,7 @@ from aggregator.admission.model_revision import ModelRevision
 from aggregator.admission.models import Model, Models
 from aggregator.errors import UnknownModel
 from aggregator.request import Request
+from aggregator.scheduler.generating_replica import GeneratingReplica
 from aggregator.scheduler.rates import ArrivalPolicy, Arrivals, BusyShare
 from aggregator.sources.source import GRPC, KAFKA
 from protos.aggregator.v1 import aggregator_pb2 as pb
@@ -98,6 +99,7 @@ class DemandMeter:
             p99_s=max((promise.p99_s for promise in promises), default=0.0),
             slo_s=max((promise.goal.answer_s or 0.0 for promise in promises), default=0.0),
             pending_requests=len(model.pending),
+            kv_token_s_per_token=max((each.kv_token_s_per_token for each in model.revisions.values()), default=0.0),
         )
 
 
@@ -153,4 +155,5 @@ def _replicas(model_revision: ModelRevision) -> Iterator[pb.Replica]:
             batches_out=replica.batches_out,
             tokens_out=replica.tokens_out,
             budget_at_floor=replica.steering is not None and replica.steering.at_floor,
+            kv_tokens=replica.kv_tokens if isinstance(replica, GeneratingReplica) else 0,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from math import inf
 
 from typing_extensions import override
@@ -36,6 +37,7 @@ class GeneratingReplica(Replica):
         self._per_sequence_s = per_sequence_s
         super().__init__(name, curve, token_budget, policy, steering)
         self.first_tokens_s = -inf
+        self.kv_tokens = kv_tokens
         self._max_sequences = max_sequences
         self._free_kv_tokens = kv_tokens
         self._foreign_sequences = 0
@@ -46,6 +48,12 @@ class GeneratingReplica(Replica):
     def seats(self) -> int:
         """Sequences that may begin now."""
         return max(0, self._max_sequences - self.sequences - self._foreign_sequences)
+
+    @property
+    def texts_per_s(self) -> float:
+        """Texts that are likely to end each second, as many as decode now and as long as they were lately."""
+        step_s = self.step_time_s(1) + self._per_sequence_s * self.sequences
+        return self.sequences / (self._new_tokens * step_s)
 
     @property
     def room_tokens(self) -> int:
@@ -84,3 +92,19 @@ class GeneratingReplica(Replica):
     def cut_tokens(self, queued_tokens: int, backlog_tokens: int = 0, within_s: float = 0.0) -> int:
         """Tokens of prompts that the next batch may hold here."""
         return max(1, min(self.token_budget, self.room_tokens))
+
+
+def first_token_in_s(replicas: Collection[Replica], ahead: int, tokens: int, now_s: float) -> float:
+    """Seconds until a prompt of so many tokens is likely to have its first new one, `ahead` others being before it.
+
+    0 where it cannot be told: some of the replicas do not generate, or have not said lately how they stand.
+    """
+    generating = [replica for replica in replicas if isinstance(replica, GeneratingReplica)]
+    if len(generating) < len(replicas) or not all(replica.has_evidence(now_s) for replica in generating):
+        return 0.0
+    ends_first = ahead + 1 - sum(replica.seats for replica in generating)
+    texts_per_s = sum(replica.texts_per_s for replica in generating)
+    if ends_first > 0 and not texts_per_s:
+        return 0.0
+    waits_s = ends_first / texts_per_s if ends_first > 0 else 0.0
+    return waits_s + min((replica.finish_s(tokens, now_s) - now_s for replica in generating), default=0.0)

@@ -48,7 +48,8 @@ class Load:
     `arrival_tokens_per_s` counts refused and expired arrivals too, or shedding would hide demand. `backlog_tokens`
     is what waits or is in flight, from all sources (see `backlog_tokens`). `pod_tokens_per_s` is what one pod does
     within its service level (see `pod_throughput`); None while no pod has said. `replicas` are asked for, `ready`
-    of them serve; None where it cannot be told. `slo_pressure` is p99 over its objective, and `at_floor` says that
+    of them serve; None where it cannot be told. `memory_pods` is what the keys and values of what arrives fill, in
+    whole pods' memory (see `memory_pods`). `slo_pressure` is p99 over its objective, and `at_floor` says that
     the token budget cannot fall further. `measured_s` is the time of the oldest of these inputs.
     """
 
@@ -58,6 +59,7 @@ class Load:
     measured_s: float
     replicas: int | None = None
     ready: int | None = None
+    memory_pods: float = 0.0
     slo_pressure: float = 0.0
     at_floor: bool = False
 
@@ -66,6 +68,7 @@ class Load:
         amounts = (
             self.arrival_tokens_per_s,
             self.backlog_tokens,
+            self.memory_pods,
             self.slo_pressure,
             self.replicas or 0,
             self.ready or 0,
@@ -95,11 +98,24 @@ def pod_throughput(replicas: Iterable[tuple[int, float]]) -> float | None:
     return sum(speeds) / len(speeds) if speeds else None
 
 
+def memory_pods(arrival_tokens_per_s: float, kv_token_s_per_token: float, pod_kv_tokens: float) -> float:
+    """Lambda * W / K: the pods whose memory the texts that are under way fill, as many as Little's law says.
+
+    W: how long keys and values of how many tokens are held for each token that arrives; K: tokens that a pod can hold.
+    0 where the model generates nothing.
+    """
+    return arrival_tokens_per_s * kv_token_s_per_token / pod_kv_tokens if pod_kv_tokens else 0.0
+
+
 def required_replicas(
-    arrival_tokens_per_s: float, backlog: float, pod_tokens_per_s: float, policy: DemandPolicy
+    arrival_tokens_per_s: float, backlog: float, pod_tokens_per_s: float, policy: DemandPolicy, in_memory: float = 0.0
 ) -> float:
-    """(lambda + B / drain) / (rho * R): pods to keep up with what arrives and work the backlog off in `drain_s`."""
-    return (arrival_tokens_per_s + backlog / policy.drain_s) / (policy.utilisation * pod_tokens_per_s)
+    """(max(lambda / R, M) + B / (drain * R)) / rho: pods to keep up with what arrives, and drain the backlog in time.
+
+    M: `in_memory`, the pods that what arrives fills the memory of.
+    """
+    keeping_up = max(arrival_tokens_per_s / pod_tokens_per_s, in_memory)
+    return (keeping_up + backlog / policy.drain_s / pod_tokens_per_s) / policy.utilisation
 
 
 class Demand:
@@ -135,9 +151,10 @@ class Demand:
         backlog, factor = self._hold(load, now_s)
         speed, policy, arriving = self._pod_tokens_per_s, self._policy, load.arrival_tokens_per_s
         if speed is not None:
-            required = factor * required_replicas(arriving, backlog, speed, policy)
+            required = factor * required_replicas(arriving, backlog, speed, policy, load.memory_pods)
             if not self.knows_what_for:  # then what waits asks for no pods besides those
-                return max(required_replicas(arriving, 0.0, speed, policy), min(required, load.replicas or 0))
+                without_backlog = required_replicas(arriving, 0.0, speed, policy, load.memory_pods)
+                return max(without_backlog, min(required, load.replicas or 0))
             return required
         # Cold start: what one pod does is not known before one has served. Keep what there is, at least one.
         return max(1.0, load.replicas or 0) if load.arrival_tokens_per_s or load.backlog_tokens else 0.0

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from k8s.scaler.measuring.aggregators import Answers
-from k8s.scaler.measuring.demand import Demand, DemandPolicy, Load, backlog_tokens, pod_throughput
+from k8s.scaler.measuring.demand import Demand, DemandPolicy, Load, backlog_tokens, memory_pods, pod_throughput
 from k8s.scaler.measuring.kafka_lag import LogEnds, Place
 from protos.aggregator.v1 import aggregator_pb2 as pb
 
@@ -96,13 +96,15 @@ class ModelFigures:
         unread = round(self._share * sum(share * ends.unread(taken, topic) for topic, share in shares.items()))
         pending = self._share * sum(model.pending_requests for model in models)
         held = self._share * sum(model.held_tokens for model in models)
+        arriving = self._share * self._arrivals(models, ends, shares)
         load = Load(
-            arrival_tokens_per_s=self._share * self._arrivals(models, ends, shares),
+            arrival_tokens_per_s=arriving,
             backlog_tokens=backlog_tokens(unread + pending, self._tokens_per_record, held),
             pod_tokens_per_s=_throughput(models),
             measured_s=measured_s,
             replicas=replicas.wanted if replicas else None,
             ready=replicas.ready if replicas else None,
+            memory_pods=memory_pods(arriving, *_memory(models)),
             slo_pressure=max((model.p99_s / model.slo_s for model in models if model.slo_s > 0), default=0.0),
             at_floor=_at_floor(models),
         )
@@ -142,6 +144,13 @@ def _throughput(models: Sequence[pb.ModelDemand]) -> float | None:
         if replica.token_budget and replica.step_time_s > 0
     ]
     return pod_throughput(replicas)
+
+
+def _memory(models: Sequence[pb.ModelDemand]) -> tuple[float, float]:
+    """Token-seconds of keys and values for each token that arrives, and the tokens that a pod can hold, in the mean."""
+    held = [model.kv_token_s_per_token for model in models if model.kv_token_s_per_token > 0]
+    pods = [replica.kv_tokens for model in models for replica in model.replicas if replica.kv_tokens]
+    return (sum(held) / len(held) if held else 0.0), (sum(pods) / len(pods) if pods else 0.0)
 
 
 def _at_floor(models: Sequence[pb.ModelDemand]) -> bool:

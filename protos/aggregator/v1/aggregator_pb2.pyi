@@ -27,7 +27,7 @@ class GetDemandResponse(_message.Message):
     def __init__(self, instance_id: _Optional[str] = ..., uptime_s: _Optional[float] = ..., busy_share: _Optional[float] = ..., models: _Optional[_Iterable[_Union[ModelDemand, _Mapping]]] = ..., partitions: _Optional[_Iterable[_Union[Partition, _Mapping]]] = ..., measured_at_unix_s: _Optional[float] = ...) -> None: ...
 
 class ModelDemand(_message.Message):
-    __slots__ = ("model", "grpc_tokens_per_s", "kafka_tokens_per_s", "held_tokens", "tokens_per_record", "replicas", "p99_s", "slo_s", "pending_requests")
+    __slots__ = ("model", "grpc_tokens_per_s", "kafka_tokens_per_s", "held_tokens", "tokens_per_record", "replicas", "p99_s", "slo_s", "pending_requests", "kv_token_s_per_token")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     GRPC_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     KAFKA_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
@@ -37,6 +37,7 @@ class ModelDemand(_message.Message):
     P99_S_FIELD_NUMBER: _ClassVar[int]
     SLO_S_FIELD_NUMBER: _ClassVar[int]
     PENDING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    KV_TOKEN_S_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
     model: str
     grpc_tokens_per_s: float
     kafka_tokens_per_s: float
@@ -46,23 +47,26 @@ class ModelDemand(_message.Message):
     p99_s: float
     slo_s: float
     pending_requests: int
-    def __init__(self, model: _Optional[str] = ..., grpc_tokens_per_s: _Optional[float] = ..., kafka_tokens_per_s: _Optional[float] = ..., held_tokens: _Optional[int] = ..., tokens_per_record: _Optional[float] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., p99_s: _Optional[float] = ..., slo_s: _Optional[float] = ..., pending_requests: _Optional[int] = ...) -> None: ...
+    kv_token_s_per_token: float
+    def __init__(self, model: _Optional[str] = ..., grpc_tokens_per_s: _Optional[float] = ..., kafka_tokens_per_s: _Optional[float] = ..., held_tokens: _Optional[int] = ..., tokens_per_record: _Optional[float] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., p99_s: _Optional[float] = ..., slo_s: _Optional[float] = ..., pending_requests: _Optional[int] = ..., kv_token_s_per_token: _Optional[float] = ...) -> None: ...
 
 class Replica(_message.Message):
-    __slots__ = ("address", "token_budget", "step_time_s", "batches_out", "tokens_out", "budget_at_floor")
+    __slots__ = ("address", "token_budget", "step_time_s", "batches_out", "tokens_out", "budget_at_floor", "kv_tokens")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_BUDGET_FIELD_NUMBER: _ClassVar[int]
     STEP_TIME_S_FIELD_NUMBER: _ClassVar[int]
     BATCHES_OUT_FIELD_NUMBER: _ClassVar[int]
     TOKENS_OUT_FIELD_NUMBER: _ClassVar[int]
     BUDGET_AT_FLOOR_FIELD_NUMBER: _ClassVar[int]
+    KV_TOKENS_FIELD_NUMBER: _ClassVar[int]
     address: str
     token_budget: int
     step_time_s: float
     batches_out: int
     tokens_out: int
     budget_at_floor: bool
-    def __init__(self, address: _Optional[str] = ..., token_budget: _Optional[int] = ..., step_time_s: _Optional[float] = ..., batches_out: _Optional[int] = ..., tokens_out: _Optional[int] = ..., budget_at_floor: bool = ...) -> None: ...
+    kv_tokens: int
+    def __init__(self, address: _Optional[str] = ..., token_budget: _Optional[int] = ..., step_time_s: _Optional[float] = ..., batches_out: _Optional[int] = ..., tokens_out: _Optional[int] = ..., budget_at_floor: bool = ..., kv_tokens: _Optional[int] = ...) -> None: ...
 
 class Partition(_message.Message):
     __slots__ = ("topic", "partition", "fetch_position", "lag_records", "model")

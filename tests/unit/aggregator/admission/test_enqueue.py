@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count
 from math import inf
 
 import numpy as np
@@ -24,6 +26,8 @@ from aggregator.replicas.texts import Text
 from aggregator.request import Failure, Options, Origin, Request
 from aggregator.scheduler.budget.controller import SlaGoal
 from aggregator.scheduler.dispatcher import DispatchPolicy
+from aggregator.scheduler.generating_replica import GeneratingReplica
+from aggregator.scheduler.replica import ReplicaPolicy, StepReport
 from aggregator.scheduler.work_item import Priority
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.generation.v1.generation_pb2 import Sampling
@@ -36,6 +40,13 @@ FULL = Failure(Code.INVALID_ARGUMENT, "it had its outcome")
 
 def ids(*values: int) -> bytes:
     return np.array(values, "<i4").tobytes()
+
+
+class Joining(WordTokenizer):
+    """Says of token ids that they are no text at all."""
+
+    def detokenizer(self, token_ids: bytes) -> object:
+        return token_ids
 
 
 class Noting(FakeCounting):
@@ -239,8 +250,33 @@ def test_a_text_counts_with_what_its_new_tokens_are_likely_to_take() -> None:
     served = ModelRevision(replace(DESCRIPTION, generating=generating), words, FakeCounting(words), DispatchPolicy())
     assert served.text_tokens(Text(Sampling())) == 64 * 4
     assert served.text_tokens(Text(Sampling(max_tokens=10))) == 10 * 4
+    ended = Text(Sampling(), prompt_ids=bytes(4 * 100), token_ids=array("i", [1] * 200))
     for _ in range(500):
-        served.finished_text(200)
+        served.finished_text(ended, 3.0)
     assert served.text_tokens(Text(Sampling())) == pytest.approx(200 * 4, rel=0.01)
+    assert served.kv_token_s_per_token == pytest.approx((100 + 200 / 2) * 3.0 / (100 + 200 * 4), rel=0.01)
     embedding = ModelRevision(DESCRIPTION, words, FakeCounting(words), DispatchPolicy())
-    assert embedding.text_tokens(Text(Sampling())) == 0
+    assert embedding.text_tokens(Text(Sampling())) == embedding.kv_token_s_per_token == 0
+
+
+def test_a_text_that_is_likely_to_have_no_token_in_time_is_refused_and_through_kafka_waits() -> None:
+    """One place, whose text takes about 64 steps of 2 ms; three texts wait for it."""
+    desk = Desk()
+    model_revision = desk.model_revision
+    model_revision.tokenizer = Joining()
+    server = GeneratingReplica("a", DESCRIPTION.curve, 100, ReplicaPolicy(), kv_tokens=4096, max_sequences=1)
+    model_revision.dispatcher.replicas["a"] = server
+    server.began()
+    server.sent("b", 10, NOW_S - 0.1)
+    server.ended("b", NOW_S, StepReport(10, 0.003, 0, 0.0, 0.0))
+    each_s = 1 / server.texts_per_s
+    numbers = count(3)
+
+    def text(in_s: float, source: FakeSource = GRPC) -> Request:
+        asked = request(f"1 2 {next(numbers)}", source=source)
+        asked.text = Text(Sampling(), first_token_by_s=NOW_S + in_s)
+        return asked
+
+    assert desk.put(text(inf), text(2.5 * each_s), late := text(2.5 * each_s), text(3.5 * each_s)) == [late]
+    assert (late.code, late.admitted) == (Code.DEADLINE_EXCEEDED, False)
+    assert desk.put(text(0.1 * each_s, KAFKA)) == [], "it may yet come in time, and its topic waits with it"

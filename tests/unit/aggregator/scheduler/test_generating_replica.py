@@ -7,7 +7,7 @@ from math import inf
 import pytest
 
 from aggregator.scheduler.dispatcher import Dispatcher, DispatchPolicy
-from aggregator.scheduler.generating_replica import GeneratingReplica
+from aggregator.scheduler.generating_replica import GeneratingReplica, first_token_in_s
 from aggregator.scheduler.replica import Replica, ReplicaPolicy, StepReport
 from aggregator.scheduler.work_item import Priority, Query
 from protos.modelserver.v1.curve import Curve, Rule
@@ -123,3 +123,36 @@ def test_a_prompt_may_be_quarantined_by_itself() -> None:
     assert not dispatcher.retries.is_quarantined(b"1234")
     dispatcher.retries.quarantine(b"1234")
     assert dispatcher.retries.is_quarantined(b"1234")
+
+
+def busy(name: str = "a", *, at_s: float = 1.0) -> GeneratingReplica:
+    """Both of its places are taken, and a step came back lately."""
+    server = replica(name, max_sequences=2)
+    server.began()
+    server.began()
+    server.sent(name, 10, at_s - 0.1)
+    server.ended(name, at_s, StepReport(10, 0.02, 0, 0.0, 0.0))
+    return server
+
+
+def test_a_first_token_is_expected_once_the_texts_before_it_have_ended() -> None:
+    server, first_s = busy(), first_token_in_s([busy()], 0, 10, 1.0)
+    each_s = 1 / server.texts_per_s
+    assert each_s == pytest.approx(64 * (server.step_time_s(1) + 0.002) / 2)
+    alone_s = server.finish_s(10, 1.0) - 1.0
+    assert first_s == pytest.approx(each_s + alone_s)
+    assert first_token_in_s([server], 3, 10, 1.0) == pytest.approx(4 * each_s + alone_s)
+    assert first_token_in_s([server, busy("b")], 3, 10, 1.0) == pytest.approx(2 * each_s + alone_s)
+    server.finished(0)
+    assert first_token_in_s([server], 0, 10, 1.0) == pytest.approx(server.finish_s(10, 1.0) - 1.0), "there is a place"
+
+
+def test_nothing_is_expected_without_fresh_evidence() -> None:
+    assert first_token_in_s([busy(), busy("b", at_s=-1000.0)], 9, 10, 1.0) == 0.0
+    assert first_token_in_s([busy(), Replica("c", CURVE, 500, ReplicaPolicy())], 9, 10, 1.0) == 0.0
+    assert first_token_in_s([], 9, 10, 1.0) == 0.0
+    idle = busy()
+    idle.finished(0)
+    idle.finished(0)
+    idle.observe_load(free_kv_tokens=0, running=9)
+    assert first_token_in_s([idle], 9, 10, 1.0) == 0.0, "none of ours would end"

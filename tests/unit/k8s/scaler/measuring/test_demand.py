@@ -16,6 +16,7 @@ from k8s.scaler.measuring.demand import (
     Load,
     StaleInputError,
     backlog_tokens,
+    memory_pods,
     pod_throughput,
     required_replicas,
 )
@@ -37,6 +38,16 @@ def hpa(published: float, replicas: int) -> int:
 def test_replicas_keep_up_with_arrivals_and_work_the_backlog_off() -> None:
     assert required_replicas(3000.0, 0.0, 1000.0, POLICY) == pytest.approx(4.0)
     assert required_replicas(3000.0, 90_000.0, 1000.0, POLICY) == pytest.approx(8.0)
+
+
+def test_texts_that_fill_the_memory_before_the_processors_ask_for_memory() -> None:
+    """800 tokens/s, each held as 50 token-seconds, where a pod holds 10,000: four pods' memory, at 75 % of it."""
+    filled = memory_pods(800.0, 50.0, 10_000.0)
+    assert filled == pytest.approx(4.0)
+    assert required_replicas(800.0, 0.0, 1000.0, POLICY, filled) == pytest.approx(4 / 0.75)
+    assert required_replicas(8000.0, 0.0, 1000.0, POLICY, filled) == pytest.approx(8 / 0.75)
+    assert required_replicas(800.0, 30_000.0, 1000.0, POLICY, filled) == pytest.approx(5 / 0.75)
+    assert memory_pods(800.0, 0.0, 0.0) == 0.0
 
 
 def test_backlog_is_what_was_not_fetched_and_what_is_held() -> None:

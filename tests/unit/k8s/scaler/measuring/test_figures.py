@@ -58,6 +58,13 @@ def test_of_a_share_of_the_demand_that_share_of_the_replicas_is_required_and_of_
     assert (none.required_replicas, none.lag_records) == (0.0, 0)
 
 
+def test_a_model_that_generates_asks_for_the_memory_that_its_texts_hold() -> None:
+    asked = answer((0, 1000), grpc_tokens_per_s=6000.0, kv_token_s_per_token=2.0)
+    asked.models[0].replicas[0].kv_tokens = 4000
+    figure = figures().update(Answers((asked,), 100.0), ends(100.0, 1000), None, 100.0)
+    assert figure.required_replicas == pytest.approx(6000 * 2.0 / 4000 / 0.75)
+
+
 def test_a_partition_without_an_owner_counts_from_its_commit_and_without_a_commit_from_its_beginning() -> None:
     answers = Answers((answer((0, 1000)),), 100.0)
     figure = figures().update(answers, ends(100.0, 1000, 1000, 1000, committed={1: 400}), None, 100.0)
