@@ -20,6 +20,7 @@ from aggregator.admission.limits import Gate
 from aggregator.admission.model_revision import ModelRevision
 from aggregator.errors import BatchFailed, Code, EngineFailed, ModelServerLost
 from aggregator.observability.metrics import Metrics
+from aggregator.observability.tracing import Tracing
 from aggregator.replicas.engine import Pool, TextEngine
 from aggregator.replicas.texts import Text
 from aggregator.request import Failure, Request, request_of
@@ -50,6 +51,7 @@ class Generating:
         pool: Pool,
         gate: Gate,
         metrics: Metrics,
+        tracing: Tracing,
         *,
         complete: Callable[[Sequence[Request]], None],
         changed: Callable[[ModelRevision], None],
@@ -60,6 +62,7 @@ class Generating:
         self._pool = pool
         self._gate = gate
         self._metrics = metrics
+        self._tracing = tracing
         self._complete = complete
         self._changed = changed
         self._clock = clock
@@ -124,6 +127,7 @@ class Generating:
         self._gate.charge(request, len(text.token_ids), now_s)
         under_way.begun.model_revision.finished_text(text, now_s - text.started_s)
         self._metrics.generated(request.model, text, now_s - request.received_s, request.received_s, failure)
+        self._tracing.generated(request, text, now_s, failure.code if failure is not None else None)
         query = under_way.entry.waiters[0]
         if not query.done:
             query.done = True

@@ -82,6 +82,7 @@ class Pipeline:
             pool,
             self._gate,
             metrics,
+            tracing,
             complete=self._reply,
             changed=self._has_room,
             clock=clock,

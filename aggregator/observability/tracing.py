@@ -1,4 +1,4 @@
-"""Open the few spans of the hot path: one per fetch, per batch and per send; none at all when nobody collects them.
+"""Open the few spans of the hot path: one per fetch, batch, text and send; none at all when nobody collects them.
 
 Names and attributes follow OpenTelemetry's messaging and rpc conventions. A batch's `process` span links every
 request in it, by the W3C `traceparent` that each brought along.
@@ -6,8 +6,10 @@ request in it, by the W3C `traceparent` that each brought along.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING
 
 from opentelemetry.context import Context
 from opentelemetry.trace import (
@@ -25,6 +27,11 @@ from opentelemetry.trace import (
     get_current_span,
     set_span_in_context,
 )
+
+if TYPE_CHECKING:
+    from aggregator.errors import Code
+    from aggregator.replicas.texts import Text
+    from aggregator.request import Request
 
 MAX_LINKS = 128
 """Links of one span; OpenTelemetry's own default limit."""
@@ -69,6 +76,33 @@ class Tracing:
         }
         return self._open(f"process {model}", SpanKind.CONSUMER, attributes, links=_links(parents))
 
+    def generated(self, request: Request, text: Text, now_s: float, failed: Code | None) -> None:
+        """A text that was under way until now (monotonic seconds), from its dispatch on, as a child of its request."""
+        if not self.enabled:
+            return
+        end_ns = time.time_ns()
+        operation = "chat" if text.messages else "text_completion"
+        attributes: dict[str, str | int] = {
+            "gen_ai.operation.name": operation,
+            "gen_ai.request.model": request.model,
+            "gen_ai.usage.input_tokens": len(text.prompt_ids) // 4,
+            "gen_ai.usage.output_tokens": len(text.token_ids),
+            "tokenbatch.text.attempts": text.attempts,
+        }
+        span = self._tracer.start_span(
+            f"{operation} {request.model}",
+            _context(request.traceparent),
+            SpanKind.CLIENT,
+            attributes,
+            start_time=end_ns - round((now_s - text.started_s) * 1e9),
+        )
+        if text.token_ids:
+            span.add_event("first token", timestamp=end_ns - round((now_s - text.first_token_s) * 1e9))
+        if failed is not None:
+            span.set_attribute("error.type", failed.name)
+            span.set_status(Status(StatusCode.ERROR, failed.name))
+        span.end(end_ns)
+
     def call(self, service: str, method: str, address: str) -> AbstractContextManager[None]:
         """A gRPC call to a model server."""
         if not self.enabled:
@@ -81,8 +115,7 @@ class Tracing:
         """A gRPC call being answered, as a child of the caller's span."""
         if not self.enabled:
             return _NOTHING
-        parent = parse_traceparent(traceparent)
-        context = set_span_in_context(NonRecordingSpan(parent)) if parent is not None else None
+        context = _context(traceparent)
         return self._open(f"{service}/{method}", SpanKind.SERVER, _rpc(service, method), context=context)
 
     def traceparent(self) -> str | None:
@@ -140,6 +173,11 @@ def format_traceparent(context: SpanContext) -> str | None:
     if context == INVALID_SPAN_CONTEXT or not context.is_valid:
         return None
     return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+
+
+def _context(traceparent: str | bytes | None) -> Context | None:
+    parent = parse_traceparent(traceparent)
+    return set_span_in_context(NonRecordingSpan(parent)) if parent is not None else None
 
 
 def _links(parents: Iterable[bytes | None]) -> list[Link]:

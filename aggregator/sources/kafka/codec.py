@@ -44,7 +44,9 @@ ECHOED: Final = frozenset(
 )
 """Headers that a reply carries as they came."""
 
-_READ = frozenset({"content-type", "ce_id", "ce_expirytime", "kafka_replyTopic", "kafka_replyPartition", "reply_to"})
+_READ = frozenset(
+    {"content-type", "ce_id", "ce_expirytime", "kafka_replyTopic", "kafka_replyPartition", "reply_to", "traceparent"}
+)
 _CONTENT_TYPES = {
     "application/x-protobuf": PROTOBUF,
     "application/protobuf": PROTOBUF,
@@ -226,9 +228,13 @@ def decode(lease: Lease, intake: Intake, *, received_s: float, wall_s: float) ->
         if not message.request_id:
             message.request_id = ce_id or f"{record.topic}-{record.partition}-{record.offset}"
         deadline_s = _deadline_s(found, received_s - wall_s) if found else inf
+        defaults = intake.defaults
         if isinstance(message, pb.EmbedRequest):
-            return parse(message, intake.defaults, route, received_s=received_s, wall_s=wall_s, deadline_s=deadline_s)
-        return texts.parse(message, intake.defaults, route, received_s=received_s, wall_s=wall_s, deadline_s=deadline_s)
+            request = parse(message, defaults, route, received_s=received_s, wall_s=wall_s, deadline_s=deadline_s)
+        else:
+            request = texts.parse(message, defaults, route, received_s=received_s, wall_s=wall_s, deadline_s=deadline_s)
+        request.traceparent = found.get("traceparent")
+        return request
     except RequestError as error:
         request_id = message.request_id if message is not None else ce_id or _found_id(record.value, content_type)
         kept = route is None or message is None

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from math import inf
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import Tracer
 
 from aggregator.admission.limits import Gate
 from aggregator.admission.model_revision import ModelRevision
@@ -15,6 +20,7 @@ from aggregator.errors import Code, EngineFailed, ModelServerLost
 from aggregator.generating import Generating
 from aggregator.observability.gathered import Gatherer
 from aggregator.observability.metrics import Metrics
+from aggregator.observability.tracing import Tracing
 from aggregator.replicas import engine as ports
 from aggregator.replicas.engine import GeneratingLoad
 from aggregator.replicas.texts import Text
@@ -29,6 +35,7 @@ from tests.fakes.world import DESCRIPTION, FakeCounting, WordTokenizer
 
 COSTS = ports.Generating(fixed_s=0.01, per_sequence_s=0.001, per_token_s=0.0001, kv_tokens=4096, max_sequences=8)
 GENERATING = replace(DESCRIPTION, generating=COSTS)
+TRACE = "0af7651916cd43dd8448eb211c80319c"
 PROMPT = b"\1\0\0\0\2\0\0\0"
 
 
@@ -74,7 +81,7 @@ class FakePool:
 class Desk:
     """One revision on two servers."""
 
-    def __init__(self) -> None:
+    def __init__(self, tracer: Tracer | None = None) -> None:
         words = WordTokenizer()
         self.revision = ModelRevision(GENERATING, words, FakeCounting(words), DispatchPolicy())
         for name in ("a", "b"):
@@ -90,6 +97,7 @@ class Desk:
             self.pool,
             Gate(Quotas(QuotaPolicy())),
             Metrics(self.gatherer),
+            Tracing(tracer, enabled=tracer is not None),
             complete=self.completed.extend,
             changed=lambda _: None,
             clock=lambda: self.now_s,
@@ -129,6 +137,19 @@ class Desk:
 
     def seats(self) -> int:
         return sum(replica.seats for replica in self.revision.dispatcher.replicas.values())
+
+
+@pytest.fixture
+def exporter() -> InMemorySpanExporter:
+    return InMemorySpanExporter()
+
+
+@pytest.fixture
+def tracer(exporter: InMemorySpanExporter) -> Iterator[Tracer]:
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    yield provider.get_tracer("t")
+    provider.shutdown()
 
 
 @pytest.fixture
@@ -261,3 +282,31 @@ async def test_what_a_server_says_of_its_room_counts(desk: Desk) -> None:
     engine.started[0].extend([65], (), 0)
     full = [each for each in desk.revision.dispatcher.replicas.values() if not each.seats]
     assert len(full) == 1
+
+
+async def test_each_text_is_a_span_of_its_callers_trace_from_its_dispatch_to_its_end(
+    tracer: Tracer, exporter: InMemorySpanExporter
+) -> None:
+    desk = Desk(tracer)
+    whole, late = desk.ask(max_tokens=3), desk.ask(deadline_s=desk.now_s + 9.0)
+    whole.traceparent = f"00-{TRACE}-b7ad6b7169203331-01".encode()
+    (engine,) = desk.dispatch()
+    desk.now_s += 2.0
+    engine.started[0].extend([65], (), 0)
+    desk.now_s += 3.0
+    engine.started[0].end(cut=True)
+    desk.generating.late(engine.started[1])  # type: ignore[arg-type]  # it is the one that was handed out
+    ended, failed = exporter.get_finished_spans()
+    assert ended.context is not None
+    assert (ended.name, f"{ended.context.trace_id:032x}") == ("text_completion m", TRACE)
+    assert ended.start_time is not None
+    assert ended.end_time is not None
+    assert ended.end_time - ended.start_time == pytest.approx(5e9)
+    (event,) = ended.events
+    assert event.name == "first token"
+    assert event.timestamp - ended.start_time == pytest.approx(2e9)
+    assert ended.attributes is not None
+    assert (ended.attributes["gen_ai.usage.input_tokens"], ended.attributes["gen_ai.usage.output_tokens"]) == (2, 1)
+    assert failed.attributes is not None
+    assert (failed.attributes["error.type"], late.code) == ("DEADLINE_EXCEEDED", Code.DEADLINE_EXCEEDED)
+    assert not failed.events

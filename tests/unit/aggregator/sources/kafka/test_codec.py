@@ -92,6 +92,13 @@ def test_a_request_without_an_id_gets_one_that_a_replay_repeats() -> None:
     assert request_of(QUESTION.SerializeToString(), ("ce_id", b"event-7")).request_id == "q-1"
 
 
+def test_a_request_belongs_to_the_trace_that_its_header_names() -> None:
+    parent = b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    value = QUESTION.SerializeToString()
+    assert request_of(value, ("traceparent", parent)).traceparent == parent
+    assert request_of(value).traceparent is None
+
+
 @pytest.mark.parametrize("document", [{"requestId": "j"}, {"request_id": "j"}])
 def test_json_is_read_in_either_spelling_and_answered_in_json(document: dict[str, object]) -> None:
     value = json.dumps(document | {"inputs": [{"text": "ein Text"}], "encoding": "ENCODING_INT8"}).encode()
