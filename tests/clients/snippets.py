@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-CONTRACT = Path("protos/embedding/v1/embedding.proto")
+CONTRACTS = tuple(Path(f"protos/{name}/v1/{name}.proto") for name in ("embedding", "generation"))
 
 _BLOCK = re.compile(r"<!-- (file|run): (\S+) -->\n```\w+\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
@@ -20,15 +20,15 @@ class Page:
     commands: list[tuple[str, str]]
 
     def write(self, language: str, folder: Path) -> None:
-        """Put a language's files into a folder, with the contract beside them."""
+        """Put a language's files into a folder, with the contracts beside them."""
         for name, content in self.files.items():
             if name.startswith(f"{language}/"):
                 file = folder / name.removeprefix(f"{language}/")
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_text(content)
-        contract = folder / CONTRACT
-        contract.parent.mkdir(parents=True, exist_ok=True)
-        contract.write_text((ROOT / CONTRACT).read_text())
+        for contract in CONTRACTS:
+            (folder / contract).parent.mkdir(parents=True, exist_ok=True)
+            (folder / contract).write_text((ROOT / contract).read_text())
 
 
 def read(page: Path) -> Page:
