@@ -147,6 +147,10 @@ class Metrics:
         """Kafka refused a reply for good; its record is to be a dead letter."""
         self._unwritten.add(1, reason)
 
+    def delta_refused(self, count: int) -> None:
+        """So many parts of growing texts were refused by Kafka for good."""
+        self._deltas_unwritten.add(count)
+
     def dead_lettered(self, code: Code, count: int) -> None:
         """So many dead letters were acknowledged."""
         self._dead_letters.add(count, code.name)
@@ -235,6 +239,9 @@ class Metrics:
         )
         for reason in Unwritten:
             self._unwritten.add(0, reason)
+        self._deltas_unwritten = gatherer.counter(
+            Instrument("generate.deltas.unwritten", "{record}", "parts of growing texts that Kafka refused for good")
+        )
         self._dead_letters = gatherer.counter(
             Instrument("embed.dead_letters", "{record}", "records written to a dead-letter topic", ("code",))
         )

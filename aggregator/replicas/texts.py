@@ -108,6 +108,10 @@ class Text:
         self.taken_tokens, self._taken = len(self.token_ids), self._ready
         return first, characters, ids, logprobs
 
+    def rewind(self) -> None:
+        """Take all of it anew."""
+        self.taken_tokens = self._taken = 0
+
     def _cut_at_stop(self) -> bool:
         """End it before the stop string that ends first in what is new, if there is one."""
         found: list[tuple[int, int]] = []

@@ -138,6 +138,9 @@ class TopicSettings(Group):
         default="",
         description="where its replies go that name no reply topic; empty: kafka.reply_topic, or generate.replies.v1",
     )
+    delta_topic: str = Field(
+        default="", description="where its texts are written as they grow, besides the replies; empty: nowhere"
+    )
 
 
 _TEXT_REPLY_TOPIC = "generate.replies.v1"
@@ -191,6 +194,21 @@ class KafkaSettings(Group):
     def reply_topics(self) -> tuple[str, ...]:
         """Every one of those, once."""
         return tuple(dict.fromkeys(self.replies_of(topic) for topic in self.topics))
+
+    @property
+    def delta_topics(self) -> tuple[str, ...]:
+        """Every topic to which texts are written as they grow, once."""
+        return tuple(dict.fromkeys(topic.delta_topic for topic in self.topics if topic.delta_topic))
+
+    @model_validator(mode="after")
+    def _deltas_have_topics_of_their_own(self) -> Self:
+        for topic in self.topics:
+            if topic.delta_topic and topic.task != "generate":
+                raise ValueError(f"topic {topic.name} asks for no texts: delta_topic is for one with task generate")
+        taken = {topic.name for topic in self.topics} | {*self.reply_topics}
+        if both := sorted(taken & {*self.delta_topics}):
+            raise ValueError(f"{', '.join(both)}: delta_topic must be a topic of its own, neither read nor replied to")
+        return self
 
 
 class CanarySettings(Group):

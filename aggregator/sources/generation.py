@@ -223,6 +223,8 @@ def to_json(request: Request, reply_id: str, now_s: float) -> bytes:
 
 
 def _whole(request: Request, reply_id: str, now_s: float) -> pb.GenerateResponse:
+    if request.text is not None:
+        request.text.rewind()
     answer = response(request, reply_id, now_s, done=True)
     assert answer is not None, "A completed request has no answer. This is a bug."
     return answer

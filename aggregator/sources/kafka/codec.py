@@ -15,6 +15,7 @@ from math import inf
 from typing import Final
 
 from google.protobuf.message import DecodeError
+from typing_extensions import override
 
 from aggregator.errors import InvalidRequest, NotPermitted, RequestError, Undecodable
 from aggregator.request import Defaults, Origin, Request
@@ -76,6 +77,13 @@ class ReplyRoute(Origin):
     partition: int | None
     json: bool
     headers: list[Header]
+    on_progress: Callable[[], None] | None = None
+
+    @override
+    def progressed(self) -> None:
+        """Tell who writes texts as they grow, if anybody does."""
+        if self.on_progress is not None:
+            self.on_progress()
 
 
 @dataclass(frozen=True, slots=True)

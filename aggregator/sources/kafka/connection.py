@@ -125,7 +125,7 @@ async def check(settings: KafkaSettings, timeout_s: float) -> Sequence[str]:
 
 def _wanted(settings: KafkaSettings) -> list[str]:
     names = [topic.name for topic in settings.topics]
-    return [*names, *settings.reply_topics, *(name + DEAD_LETTER_SUFFIX for name in names)]
+    return [*names, *settings.reply_topics, *settings.delta_topics, *(name + DEAD_LETTER_SUFFIX for name in names)]
 
 
 def _listed(names: Collection[str]) -> str:

@@ -27,6 +27,7 @@ from aggregator.sources.kafka.clock_skew import ClockSkew
 from aggregator.sources.kafka.codec import Refused, decode_all, decode_large, intakes, route_of
 from aggregator.sources.kafka.consumer.committed_offset import Lease
 from aggregator.sources.kafka.dead_letters import DeadLetter, DeadLetters
+from aggregator.sources.kafka.deltas import Deltas
 from aggregator.sources.kafka.large_records import LARGE_BYTES, Fetched, LargeRecords, size_bytes
 from aggregator.sources.kafka.records import Deliveries, Producer
 from aggregator.sources.kafka.replies import check_reply_fits, encode_refusal, encode_replies
@@ -73,6 +74,8 @@ class KafkaSource:
         self._clock = clock
         self._wall_clock = wall_clock
         self._dead_letters = DeadLetters(settings, producer, metrics, on_full_changed=self._hold, wall_clock=wall_clock)
+        deltas = {topic.name: topic.delta_topic for topic in settings.topics if topic.delta_topic}
+        self._deltas = Deltas(deltas, settings.group_id, producer, metrics, clock=clock)
         self._skew = ClockSkew(_tell_doubt)
         metrics.watch_clock(lambda: self._skew.shown_s(clock()))
         self._asked = {name: {intake.defaults.model} for name, intake in self._intakes.items()}
@@ -133,6 +136,7 @@ class KafkaSource:
         """Note which model its topic's records ask for. Raises InvalidRequest if its reply would not fit its topic."""
         self._asked[route_of(request).lease.committed_offset.topic].add(request.model)
         check_reply_fits(request, request.options.dimensions, self._settings.max_reply_bytes)
+        self._deltas.follow(request)
 
     async def reply(self, requests: Sequence[Request], release: Release) -> None:
         """Reply to completed requests and free their offsets; a reply that cannot be written becomes a dead letter.
@@ -143,14 +147,21 @@ class KafkaSource:
         delivered: list[Request] = []
 
         def on_delivered(positions: Sequence[int], errors: Sequence[Exception | None]) -> None:
+            if deltas:  # they come after all replies
+                told = list(zip(positions, errors, strict=True))
+                self._deltas.delivered([error for position, error in told if position >= len(live)])
+                positions = [position for position, _ in told if position < len(live)]
+                errors = [error for position, error in told if position < len(live)]
             replied = [live[position] for position in positions]
             self._free_offsets(replied, errors)
             delivered.extend(replied)
             release(replied)
 
+        deltas = self._deltas.end(live)
         if live:
             with contextlib.suppress(ProducerClosed), self._tracing.send(self._settings.reply_topic, len(live)):
-                await self._producer.send(encode_replies(live, self._settings.group_id, self._clock()), on_delivered)
+                replies = encode_replies(live, self._settings.group_id, self._clock())
+                await self._producer.send([*replies, *deltas], on_delivered)
         if len(delivered) < len(requests):
             replied = set(delivered)
             release([request for request in requests if request not in replied])

@@ -24,6 +24,7 @@ from modelserver.model_files import locate, read
 from protos.embedding.v1 import embedding_pb2, embedding_pb2_grpc
 from protos.generation.v1 import generation_pb2 as pb
 from protos.generation.v1 import generation_pb2_grpc as pb_grpc
+from tests.faults.topic_logs import read_topics
 from tests.integration.aggregator.conftest import (
     NewServer,
     Running,
@@ -344,6 +345,44 @@ async def test_an_aggregator_that_dies_leaves_its_records_to_the_next(
         told = [reply(record) for record in desk.replies]
     assert {each.request_id for each in told} == {f"r{number}" for number in range(6)}
     assert len({each.text for each in told}) == 1
+
+
+async def test_texts_are_written_as_they_grow_to_a_topic_of_their_own(
+    start_aggregator: StartAggregator, generating: ModelServer
+) -> None:
+    made = Topics("grow.requests", "grow.replies")
+    topic = {
+        "name": made.requests,
+        "task": "generate",
+        "reply_topic": made.replies,
+        "delta_topic": "grow.deltas",
+    }
+    running = start_aggregator(generating, topics=made, settings={"KAFKA__TOPICS": json.dumps([topic])})
+    sampling = pb.Sampling(max_tokens=60, seed=1)
+    records = [
+        Sent(
+            pb.GenerateRequest(
+                request_id=f"r{number}", prompt=f"{PROMPT} {number}", sampling=sampling
+            ).SerializeToString(),
+            key=b"k",
+        )
+        for number in range(4)
+    ]
+    async with open_desk(running.kafka, made) as desk:
+        await desk.produce(*records)
+        await desk.until(lambda: len(desk.replies) >= len(records), timeout_s=60.0)
+        replies = {each.request_id: each for each in map(reply, desk.replies)}
+    parts: dict[str, list[pb.GenerateResponse]] = {name: [] for name in replies}
+    async for record in read_topics(running.kafka, "grow.deltas"):
+        part = pb.GenerateResponse.FromString(record.value or b"")
+        parts[part.request_id].append(part)
+    for name, whole in replies.items():
+        assert "".join(part.text for part in parts[name]) == whole.text
+        assert len(parts[name]) > 3
+        indexes = [part.index for part in parts[name]]
+        assert indexes == sorted(set(indexes))
+        assert {part.reply_id for part in parts[name]} == {whole.reply_id}
+        assert [part.finish_reason for part in parts[name]][-1] == whole.finish_reason
 
 
 def test_the_folder_of_a_chat_model_gives_its_template(tmp_path: Path) -> None:

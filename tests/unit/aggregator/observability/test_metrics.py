@@ -46,6 +46,7 @@ CONTRACT = {
     "embed.requests": ("{request}", {"source", "code"}),
     "embed.retries": ("{query}", {"code"}),
     "embed.replies.unwritten": ("{reply}", {"reason"}),
+    "generate.deltas.unwritten": ("{record}", set()),
     "embed.dead_letters": ("{record}", {"code"}),
     "embed.expired": ("{query}", set[str]()),
     "embed.coalesced": ("{query}", set[str]()),

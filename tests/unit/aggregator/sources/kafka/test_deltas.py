@@ -1,0 +1,151 @@
+"""Texts are written as they grow, in order and beside their replies, where their topic asks for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+from aiokafka import errors as kafka_errors
+from pydantic import ValidationError
+
+from aggregator.observability.gathered import Gatherer
+from aggregator.observability.metrics import Metrics
+from aggregator.observability.tracing import Tracing
+from aggregator.request import Request
+from aggregator.settings.aggregator import KafkaSettings, TopicSettings
+from aggregator.sources.kafka.records import OutgoingRecord
+from aggregator.sources.kafka.source import KafkaSource
+from protos.generation.v1 import generation_pb2 as pb
+from tests.fakes.clock import run
+from tests.fakes.kafka import FakeDeliveries, FakeKafka
+from tests.fakes.kafka_producer import FakeProducer
+
+TOPIC = TopicSettings(name="in", task="generate", reply_topic="out", delta_topic="deltas")
+SETTINGS = KafkaSettings(topics=(TOPIC,), group_id="g")
+A_WHILE_S = 0.2
+
+
+class Letters:
+    """Token id n is the letter of that code."""
+
+    def step(self, token_id: int) -> str:
+        return chr(token_id)
+
+
+class Side:
+    """The Kafka side of a pipeline whose texts the test lets grow."""
+
+    def __init__(self) -> None:
+        self.kafka = FakeKafka()
+        for name in ("in", "out", "deltas", "in-dlt"):
+            self.kafka.create_topic(name, 1)
+        self.deliveries = FakeDeliveries(self.kafka, SETTINGS, lambda _: None)
+        self.gatherer = Gatherer()
+        self.source = KafkaSource(
+            SETTINGS,
+            "m",
+            self.deliveries,
+            FakeProducer(self.kafka),
+            metrics=Metrics(self.gatherer),
+            tracing=Tracing(),
+            clock=lambda: asyncio.get_running_loop().time(),
+            wall_clock=lambda: asyncio.get_running_loop().time(),
+        )
+
+    async def ask(self, **fields: Any) -> Request:
+        """A request that came by Kafka, routed, with its prompt counted."""
+        value = pb.GenerateRequest(prompt="p", request_id="q", **fields).SerializeToString()
+        self.kafka.append(("in", 0), OutgoingRecord("in", 0, b"k", value, []))
+        (request,) = await self.source.receive()
+        self.source.accept(request)
+        assert request.text is not None
+        request.text.begin("r", b"\1\0\0\0", Letters())
+        return request
+
+    def grow(self, request: Request, letters: str) -> None:
+        assert request.text is not None
+        request.text.extend([ord(letter) for letter in letters], (), 1.0)
+        request.origin.progressed()
+
+    async def end(self, request: Request) -> None:
+        assert request.text is not None
+        request.text.end(cut=True)
+        request.complete_input(0, request.text)
+        await self.source.reply([request], lambda _: None)
+
+    def written(self, topic: str) -> list[pb.GenerateResponse]:
+        return [pb.GenerateResponse.FromString(each.value or b"") for each in self.kafka.logs[topic, 0].records]
+
+
+def check(work: Callable[[Side], Coroutine[Any, Any, None]]) -> None:
+    async def among_fakes() -> None:
+        side = Side()
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(side.deliveries.run())
+            await work(side)
+            running.cancel()
+
+    run(among_fakes())
+
+
+def test_what_a_text_gains_in_a_while_is_one_record_and_the_reply_has_all() -> None:
+    async def work(side: Side) -> None:
+        request = await side.ask()
+        side.grow(request, "Th")
+        side.grow(request, "e ")
+        await asyncio.sleep(A_WHILE_S)
+        side.grow(request, "sea")
+        await asyncio.sleep(A_WHILE_S)
+        side.grow(request, ".")
+        await side.end(request)
+        deltas = side.written("deltas")
+        assert [(each.index, each.text) for each in deltas] == [(0, "The "), (4, "sea"), (7, ".")]
+        assert [each.finish_reason != pb.FINISH_REASON_UNSPECIFIED for each in deltas] == [False, False, True]
+        (reply,) = side.written("out")
+        assert (reply.index, reply.text, reply.usage.completion_tokens) == (0, "The sea.", 8)
+        assert {each.reply_id for each in deltas} == {reply.reply_id}
+        assert [each.key for each in side.kafka.logs["deltas", 0].records] == [b"k"] * 3
+
+    check(work)
+
+
+def test_who_asks_for_the_whole_text_gets_its_reply_alone() -> None:
+    async def work(side: Side) -> None:
+        request = await side.ask(final_only=True)
+        side.grow(request, "The sea.")
+        await asyncio.sleep(A_WHILE_S)
+        await side.end(request)
+        assert side.written("deltas") == []
+        assert [each.text for each in side.written("out")] == ["The sea."]
+
+    check(work)
+
+
+def test_parts_that_kafka_refuses_are_counted_and_the_reply_is_written() -> None:
+    async def work(side: Side) -> None:
+        side.kafka.refusals["deltas"] = kafka_errors.TopicAuthorizationFailedError("deltas")
+        request = await side.ask()
+        side.grow(request, "The ")
+        await asyncio.sleep(A_WHILE_S)
+        side.grow(request, "sea.")
+        await side.end(request)
+        assert [each.text for each in side.written("out")] == ["The sea."]
+        (metric,) = (each for each in side.gatherer.collect().metrics if each.name == "generate.deltas.unwritten")
+        assert sum(point.value for point in metric.data.data_points) == 2  # type: ignore[union-attr]  # a counter
+
+    check(work)
+
+
+@pytest.mark.parametrize(
+    ("topic", "complaint"),
+    [
+        ({"name": "in", "delta_topic": "deltas"}, "asks for no texts"),
+        ({"name": "in", "task": "generate", "delta_topic": "in"}, "a topic of its own"),
+        ({"name": "in", "task": "generate", "delta_topic": "generate.replies.v1"}, "a topic of its own"),
+    ],
+)
+def test_a_delta_topic_that_cannot_be_is_refused(topic: dict[str, str], complaint: str) -> None:
+    with pytest.raises(ValidationError, match=complaint):
+        KafkaSettings.model_validate({"topics": [topic]})
