@@ -38,7 +38,7 @@ def test_a_load_with_a_burst_comes_out_alike_when_few_calm_stretches_are_simulat
 
 def stretches(share: float = 0.0) -> Stretches:
     """Four: 60 tokens in one second of each but the third, which brings 600."""
-    times = np.arange(4) * STRETCH_S + 5.0
+    times = np.arange(4, dtype=np.float64) * STRETCH_S + 5.0
     return Stretches(share, times, np.array([60, 60, 600, 60]), np.random.default_rng(1))
 
 
