@@ -12,12 +12,14 @@ import pytest
 from loadtest.stack.jars import kafka_classpath
 from loadtest.stack.kafka import KafkaBroker
 from tests.cluster import images
+from tests.cluster import keda as keda_on_cluster
 from tests.cluster.kafka_on_node import kafka_on_node
 from tests.cluster.lab import Lab
 from tests.cluster.release import NAMESPACE, Release, create_namespace, kube, offer_gpus
 
 GPUS = 8
 TIMEOUT_S = 2700
+WITH_KEDA = {"test_keda.py", "test_modes.py"}
 
 NewRelease = Callable[..., Release]
 
@@ -54,10 +56,14 @@ def lab(request: pytest.FixtureRequest, on_progress: Callable[[str], None]) -> I
         images.build_cpu(lab)
     if "test_gpu_image.py" in chosen and images.HAS_ROOM_FOR_GPU:
         images.build_gpu(lab)
+    if chosen & WITH_KEDA:
+        lab.build_keda()
     kafka_classpath()  # the cluster's network has no way out, from where it could be fetched
     try:
         lab.up()
         lab.load(images.AGGREGATOR, images.SYNTHETIC)
+        if chosen & WITH_KEDA:
+            lab.load(keda_on_cluster.IMAGE)
         offer_gpus(GPUS)
         yield lab
     finally:
@@ -70,6 +76,17 @@ def kafka(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaB
     assert lab is not None
     with kafka_on_node(tmp_path_factory.mktemp("kafka")) as broker:
         yield broker
+
+
+@pytest.fixture(scope="module")
+def keda(lab: Lab) -> Iterator[None]:
+    """KEDA on the cluster, which serves the external metrics API; for the files of WITH_KEDA."""
+    assert lab is not None
+    try:
+        keda_on_cluster.install()
+        yield
+    finally:
+        keda_on_cluster.uninstall()
 
 
 @pytest.fixture(scope="module")

@@ -52,6 +52,10 @@ class Lab:
         self._script("build.sh", doing="build the cluster's binary (7 minutes the first time)")
         self._script("base.sh", doing="make the base image from Debian's packages")
 
+    def build_keda(self) -> None:
+        """Make KEDA's image and its manifests from its Go module; minutes the first time."""
+        self._script("keda/build.sh", doing="build KEDA (5 minutes the first time)")
+
     def image(self, name: str, dockerfile: Path, context: Path, *options: str) -> None:
         """Build a Dockerfile as localhost/`name`; layers that are there already are taken."""
         given = ("--build-arg", f"BASE_IMAGE={BASE}", "--file", str(dockerfile), *options)

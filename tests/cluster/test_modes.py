@@ -1,4 +1,4 @@
-"""From any mode of autoscaling to any other and back, under load: --wait returns, no record is lost, no call fails."""
+"""From any mode to any other and back, under load and beside KEDA: --wait returns, no record is lost, no call fails."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from itertools import pairwise
 import pytest
 
 from loadtest.stack.kafka import KafkaBroker
-from tests.chart.custom_resources import DEFINITIONS
 from tests.cluster import kafka_on_node
+from tests.cluster import keda as keda_on_cluster
 from tests.cluster.conftest import NewRelease
 from tests.cluster.release import (
     DEPLOYMENT,
     METRICS_API,
     NAME,
+    NAMESPACE,
     Release,
     get,
-    give_metrics_api,
     kube,
     metrics_api,
     until,
@@ -30,16 +30,15 @@ RECORDS_PER_S, CALLS_PER_S = 20.0, 10.0
 SERVERS, AGGREGATORS = 2, 2
 TOUR = ("hpa", "keda", "none", "adapter", "keda", "hpa", "adapter", "none", "hpa")
 """The modes in turn; each is rolled back to from the next one. With those, all twelve ways."""
-DEFINITION = DEFINITIONS / "keda.sh_scaledobjects.json"
-KEDA = ("keda", "keda-operator-metrics-apiserver")
+OWNERSHIP = "validations.keda.sh/hpa-ownership"
 
 
 @pytest.fixture(scope="module")
-def release(new_release: NewRelease, kafka: KafkaBroker) -> Generator[Release]:
+def release(new_release: NewRelease, kafka: KafkaBroker, keda: None) -> Generator[Release]:
     """Between as many pods as there are: what moves them is the mode alone."""
     assert kafka.exit_code is None
-    kube("create", "-f", str(DEFINITION))
-    kube("wait", "--for=condition=Established", "crd/scaledobjects.keda.sh", "--timeout=30s")
+    assert keda is None
+    kube("delete", "apiservice", METRICS_API)  # which the first mode wants for the scaler
     values = synthetic(
         kafka_on_node.BOOTSTRAP,
         autoscaling={"mode": TOUR[0]},
@@ -50,7 +49,16 @@ def release(new_release: NewRelease, kafka: KafkaBroker) -> Generator[Release]:
     release.install()
     yield release
     release.uninstall()
-    kube("delete", "crd", "scaledobjects.keda.sh")
+
+
+def test_the_webhook_lets_a_scaled_object_come_beside_the_charts_autoscaler_alone(release: Release) -> None:
+    assert release.values["autoscaling"]["mode"] == "hpa"
+    new = keda_on_cluster.scaled_object("beside", DEPLOYMENT)
+    assert keda_on_cluster.refused(new, NAMESPACE) == ""
+    annotate = ("--namespace", NAMESPACE, "annotate", "hpa", DEPLOYMENT)
+    kube(*annotate, f"{OWNERSHIP}-")
+    until(lambda: "already managed by the hpa" in keda_on_cluster.refused(new, NAMESPACE), "it is refused", 10.0)
+    kube(*annotate, f"{OWNERSHIP}=false")
 
 
 async def test_every_way_between_modes_and_back_loses_nothing(release: Release) -> None:
@@ -86,7 +94,7 @@ def _back(release: Release, before: str, mode: str) -> None:
 def _serve_metrics(before: str, mode: str) -> None:
     """The external metrics API is served by who will be asked, as the chart demands."""
     if before == "hpa" and mode == "keda":
-        give_metrics_api(*KEDA)
+        keda_on_cluster.take_metrics_api()
     elif mode == "hpa" and metrics_api() is not None:
         kube("delete", "apiservice", METRICS_API)
 
@@ -94,6 +102,15 @@ def _serve_metrics(before: str, mode: str) -> None:
 def _nothing_lost(release: Release, mode: str) -> None:
     kinds = {"keda": "scaledobject", "none": "deployment"}
     assert get(kinds.get(mode, "hpa"), DEPLOYMENT)["metadata"]["name"] == DEPLOYMENT
+    if mode == "keda":
+        until(lambda: _is_scaled_by_keda(DEPLOYMENT) and _is_scaled_by_keda(f"{NAME}-aggregator"), "KEDA scales", 60.0)
     assert get("deployment", DEPLOYMENT)["spec"]["replicas"] >= SERVERS
     assert len(release.ready("model-server")) >= SERVERS
     assert len(release.ready("aggregator")) >= AGGREGATORS
+
+
+def _is_scaled_by_keda(name: str) -> bool:
+    if keda_on_cluster.condition(get("scaledobject", name), "Ready") != "True":
+        return False
+    found = get("hpa", "--selector", f"scaledobject.keda.sh/name={name}")["items"]
+    return [keda_on_cluster.condition(each, "ScalingActive") for each in found] == ["True"]

