@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from math import inf
 
+_FORGET_WINDOWS = 5.0
+
 
 @dataclass(frozen=True, slots=True)
 class ArrivalPolicy:
@@ -24,15 +26,26 @@ class Arrivals:
 
     What arrives is counted before anything can refuse it, and before its tokens are known: so inputs are counted
     at arrival, tokens per input where they are counted, and the rate is the product. Shedding therefore does not
-    hide demand (algorithms: λ includes refused and expired arrivals).
+    hide demand (algorithms: λ includes refused and expired arrivals). Five windows after the last of them the rate is
+    0: what only decays is above it for hours, and keeps a model awake.
     """
 
-    __slots__ = ("_inputs", "_mean_inputs", "_mean_tokens", "_policy", "_requests_seen", "_since_s", "_updated_s")
+    __slots__ = (
+        "_arrived_s",
+        "_inputs",
+        "_mean_inputs",
+        "_mean_tokens",
+        "_policy",
+        "_requests_seen",
+        "_since_s",
+        "_updated_s",
+    )
 
     def __init__(self, policy: ArrivalPolicy, now_s: float) -> None:
         self._policy = policy
         self._since_s = now_s
         self._updated_s = now_s
+        self._arrived_s = now_s
         self._inputs = 0.0
         self._requests_seen = 0.0
         self._mean_inputs = 0.0
@@ -42,6 +55,8 @@ class Arrivals:
         """So many inputs came in."""
         self._decay(now_s)
         self._inputs += inputs
+        if inputs:
+            self._arrived_s = self._updated_s
 
     def counted(self, requests: int, inputs: int, tokens: int) -> None:
         """So many requests turned out to hold so many inputs and tokens."""
@@ -71,6 +86,8 @@ class Arrivals:
     def _decay(self, now_s: float) -> None:
         self._inputs *= math.exp(-max(0.0, now_s - self._updated_s) / self._policy.window_s)
         self._updated_s = max(now_s, self._updated_s)
+        if self._updated_s - self._arrived_s > _FORGET_WINDOWS * self._policy.window_s:
+            self._inputs = 0.0
 
 
 class BusyShare:

@@ -51,6 +51,17 @@ def test_the_rate_falls_when_nothing_comes_any_more() -> None:
     assert arrivals.tokens_per_s(300.0) < 1
 
 
+def test_nothing_arrives_five_windows_after_the_last_arrival() -> None:
+    arrivals = Arrivals(ArrivalPolicy(window_s=10.0), 0.0)
+    arrivals.arrived(1000, 100.0)
+    arrivals.arrived(1, 110.0)
+    arrivals.arrived(0, 120.0)
+    assert arrivals.tokens_per_s(160.0) > 0.0
+    assert arrivals.tokens_per_s(160.1) == 0.0
+    arrivals.arrived(10, 161.0)
+    assert arrivals.tokens_per_s(161.0) == pytest.approx(20.0, rel=0.01)
+
+
 def test_what_arrives_counts_by_a_guess_of_lengths_before_any_was_counted() -> None:
     arrivals = Arrivals(ArrivalPolicy(first_tokens_per_input=7.0), 0.0)
     assert arrivals.tokens_per_s(1.0) == 0.0
