@@ -94,6 +94,7 @@ class GeneratorStart:
                 "took_s": round(loaded_s - began_s, 3),
                 "measured_s": round(time.monotonic() - loaded_s, 3),
                 "kv_tokens": facts.kv_tokens,
+                "max_sequences": facts.step_query_capacity,
                 "fixed_s": self.cost.fixed_s,
                 "per_sequence_s": self.cost.per_sequence_s,
                 "per_token_s": self.cost.per_token_s,

@@ -13,7 +13,7 @@ from aggregator.settings.aggregator import AggregatorSettings, CanarySettings
 from aggregator.settings.strict import load
 from k8s.scaler.settings import ENV_PREFIX as SCALER
 from k8s.scaler.settings import ScalerSettings
-from tests.chart.rendering import find, render, template
+from tests.chart.rendering import CHART, find, render, run, template
 
 NAME, MODEL, ON_TRIAL = "t-tokenbatch-minilm", "minilm", "t-tokenbatch-minilm-canary"
 CANARY = {"share": 0.25, "source": {"revision": "b"}, "autoscaling": {"maxReplicas": 3}}
@@ -75,3 +75,17 @@ def test_a_long_name_and_its_canary_are_names_of_kubernetes() -> None:
     for found in render("default", *models(name=name, canary=CANARY), "--set", f"fullnameOverride={'f' * 38}"):
         if found["kind"] in {"Service", "Deployment"}:
             assert len(found["metadata"]["name"]) <= 63
+
+
+def test_the_notes_say_what_is_on_trial_and_where_to_see_what_a_server_that_generates_holds() -> None:
+    generating = {"name": "chat", "source": {"hub": "house/chat"}, "config": {"model": {"task": "generate"}}}
+    tried = {"name": MODEL, "source": {"hub": "house/minilm"}, "canary": CANARY}
+    given = ("--set", "kafka.bootstrapServers=k:1", "--set-json", f"models={json.dumps([tried, generating])}")
+    done = run(4, "install", "t", str(CHART), "--namespace", "ns", "--dry-run=client", *given)
+    assert done.returncode == 0, done.stderr
+    notes = done.stdout.partition("NOTES:")[2]
+    assert "Models: minilm, chat." in notes
+    assert "minilm: revision b is on trial, with 25 % of the requests" in notes
+    assert "logs deployment/t-tokenbatch-chat | grep max_sequences" in notes
+    for name in (NAME, ON_TRIAL, "t-tokenbatch-chat"):
+        assert f"rollout status deployment/{name}\n" in notes
