@@ -18,9 +18,10 @@ FOLDER = Path(".run/faults")
 
 @dataclass
 class Figures:
-    """What a row reports: the checker's verdict, and `more` that only this row has."""
+    """What a row reports: the checker's verdict, or `counts` by the same names, and `more` that only this row has."""
 
     verdict: Verdict | None = None
+    counts: dict[str, int] = field(default_factory=dict[str, int])
     more: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def take(self, verdict: Verdict, **more: Any) -> Verdict:
@@ -59,7 +60,7 @@ def write_row(name: str, *, file: str, fault: str, outcome: str, why: str, secon
         seconds=round(seconds, 1),
         commit=current_commit(),
         at=datetime.now(UTC).isoformat(timespec="seconds"),
-        figures={} if verdict is None else verdict.figures(),
+        figures=figures.counts if verdict is None else verdict.figures(),
         more=figures.more,
         problems=() if verdict is None else verdict.problems,
     )

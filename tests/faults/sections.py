@@ -37,6 +37,8 @@ SECTIONS = {
     "test_a_partition_of_the_network_splits_nothing": "the-network-to-kafka-is-slow-or-cut",
     "test_a_cut_from_a_model_server_is_got_round": "the-network-to-a-model-server-is-slow-or-cut",
     "test_a_burst_is_worked_off_with_flat_memory": "more-comes-than-is-served",
+    "test_texts_go_on_as_if_nothing_had_happened": "a-model-server-dies-hangs-or-crawls",
+    "test_texts_of_a_model_go_on_as_if_nothing_had_happened": "a-model-server-dies-hangs-or-crawls",
     "test_a_soak_loses_nothing": "several-things-fail-at-once",
 }
 """The section's anchor; the checker's own rows have none."""

@@ -1,0 +1,321 @@
+"""Servers and aggregators fail beneath texts that grow: each text is, token by token, that of a run without faults.
+
+Callers stream texts and producers ask for others through Kafka, while at random moments a model server is killed,
+hangs, is stopped, is cut off or is replaced with all others, or an aggregator is killed. FAULTS_TEXTS_S is how long the
+row with a real model lasts, FAULTS_SEED the seed of its faults.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+
+from loadtest.stack.kafka import KafkaBroker
+from loadtest.stack.service import ModelServer
+from loadtest.texts.smollm2 import NAME, smollm2
+from protos.generation.v1 import generation_pb2 as pb
+from protos.generation.v1 import generation_pb2_grpc as pb_grpc
+from tests.faults.relay import Relay
+from tests.faults.rows import Figures
+from tests.faults.test_network_faults import port_of
+from tests.faults.topic_logs import read_topics
+from tests.integration.aggregator.conftest import Running, aggregators, synthetic
+from tests.integration.aggregator.desk import Desk, Sent, Topics, open_desk
+from tests.integration.aggregator.test_generation import generated
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+
+SOAK_S = float(os.environ.get("FAULTS_TEXTS_S", "1200"))
+SEED = int(os.environ.get("FAULTS_SEED", "1"))
+SUBJECTS = ("rivers", "stars", "日本 🗼", "trains")
+CALL_S = 300.0
+_KNOWN = {"GRPC__DRAIN_TIMEOUT_S": "0.5", "MODEL__TASK": "generate", "MODEL__MAX_INPUT_TOKENS": "512"}
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A text as it must be."""
+
+    text: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass
+class Seen:
+    """What came of the load; `problems` are what must never be."""
+
+    asked: int = 0
+    answered: int = 0
+    resumed: int = 0
+    anew: int = 0
+    duplicates: int = 0
+    unanswered: int = 0
+    wrong: list[str] = field(default_factory=list[str])
+    errors: list[str] = field(default_factory=list[str])
+    faults: Counter[str] = field(default_factory=Counter[str])
+
+
+@dataclass
+class Theatre:
+    """Model servers, each behind a relay of its own, and two aggregators between them and Kafka and callers."""
+
+    servers: Sequence[ModelServer]
+    relays: Sequence[Relay]
+    running: Sequence[Running]
+    desk: Desk
+    texts: int
+    tokens: int
+    seen: Seen = field(default_factory=Seen)
+    wholes: dict[int, Whole] = field(default_factory=dict[int, Whole])
+    killed: Counter[int] = field(default_factory=Counter[int])
+    down: set[int] = field(default_factory=set[int])
+    over: bool = False
+
+    def request(self, number: int, request_id: str) -> pb.GenerateRequest:
+        """The question of that number: greedy, or drawn by a seed."""
+        sampling = pb.Sampling(max_tokens=self.tokens, temperature=0.8 * (number % 2), seed=number, ignore_eos=True)
+        prompt = f"Tell me of {SUBJECTS[number % len(SUBJECTS)]}, fact {number}."
+        return pb.GenerateRequest(request_id=request_id, prompt=prompt, sampling=sampling, include_token_ids=True)
+
+    async def learn(self) -> None:
+        """What every text is while nothing fails."""
+        found = await asyncio.gather(*(self._stream(0, number) for number in range(self.texts)))
+        assert all(whole is not None for whole in found)
+        self.wholes = {number: whole for number, whole in enumerate(found) if whole is not None}
+
+    async def call(self, chance: random.Random) -> None:
+        """Stream texts until it is over; one whose aggregator is killed is asked for anew at the other."""
+        while not self.over:
+            number = chance.randrange(self.texts)
+            self.seen.asked += 1
+            while (whole := await self._stream(chance.choice(self._ready()), number)) is None:
+                self.seen.anew += 1
+            self._judge(f"call {number}", number, whole)
+
+    async def produce(self, every_s: float, sent: dict[str, int]) -> None:
+        """Ask for a text through Kafka every so often, until it is over."""
+        for place in itertools.count():
+            if self.over:
+                return
+            number, request_id = place % self.texts, f"record-{place}"
+            await self.desk.produce(Sent(self.request(number, request_id).SerializeToString()))
+            sent[request_id] = number
+            await asyncio.sleep(every_s)
+
+    async def collect(self, sent: dict[str, int]) -> None:
+        """Hold every reply against what it must be, once all are there."""
+        await self.desk.until(lambda: len(self._replied()) >= len(sent), timeout_s=CALL_S)
+        reply_ids: dict[str, set[str]] = {request_id: set() for request_id in sent}
+        async for record in read_topics(self.desk.bootstrap, self.running[0].topics.replies):
+            told = pb.GenerateResponse.FromString(record.value or b"")
+            self.seen.duplicates += bool(reply_ids[told.request_id])
+            reply_ids[told.request_id].add(told.reply_id)
+            if told.status.code:
+                self.seen.errors.append(f"{told.request_id}: {told.status.message}")
+            else:
+                self._judge(told.request_id, sent[told.request_id], Whole(told.text, tuple(told.token_ids)))
+        self.seen.asked += len(sent)
+        self.seen.unanswered = sum(not ids for ids in reply_ids.values())
+        self.seen.wrong += [f"{name} has {len(ids)} reply_ids" for name, ids in reply_ids.items() if len(ids) > 1]
+
+    def _ready(self) -> list[int]:
+        """The aggregators to which a Service would lead."""
+        return [at for at in range(len(self.running)) if at not in self.down]
+
+    def _replied(self) -> set[str]:
+        return {pb.GenerateResponse.FromString(each.value or b"").request_id for each in self.desk.replies}
+
+    def _judge(self, what: str, number: int, whole: Whole) -> None:
+        self.seen.answered += 1
+        if whole != self.wholes[number]:
+            self.seen.wrong.append(what)
+
+    async def _stream(self, at: int, number: int) -> Whole | None:
+        """One text from the aggregator at that place; None where that was killed."""
+        process, kills = self.running[at].process, self.killed[at]
+        text, token_ids, attempt = "", list[int](), 0
+        async with grpc.aio.insecure_channel(process.address) as channel:
+            try:
+                stub = pb_grpc.GenerationStub(channel)
+                async for response in stub.Generate(self.request(number, ""), timeout=CALL_S, wait_for_ready=True):
+                    assert response.index == len(token_ids), "a token is missing, or came twice"
+                    text += response.text
+                    token_ids += response.token_ids
+                    attempt = response.attempt
+            except grpc.aio.AioRpcError as error:
+                if self.killed[at] == kills:
+                    self.seen.errors.append(f"{error.code().name}: {error.details()}")
+                return None
+        self.seen.resumed += attempt > 0
+        return Whole(text, tuple(token_ids))
+
+    async def break_things(self, chance: random.Random, until_s: float) -> None:
+        """One fault after another, of each kind as many; each is mended before the next."""
+        faults: Sequence[tuple[str, Callable[[random.Random], Awaitable[None]]]] = (
+            ("killed", self._kill),
+            ("hung", self._hang),
+            ("stopped", self._stop),
+            ("cut off", self._cut),
+            ("all replaced", self._replace),
+            ("aggregator killed", self._kill_aggregator),
+        )
+        while time.monotonic() < until_s:
+            for name, fault in chance.sample(faults, len(faults)):
+                await fault(chance)
+                self.seen.faults[name] += 1
+                await asyncio.sleep(chance.uniform(0.2, 1.5))
+
+    async def _busiest(self) -> int:
+        """The place of the server that generates most."""
+        before = [generated(server) for server in self.servers]
+        await asyncio.sleep(0.3)
+        gained = [generated(server) - had for server, had in zip(self.servers, before, strict=True)]
+        return gained.index(max(gained))
+
+    async def _kill(self, chance: random.Random) -> None:
+        del chance
+        victim = self.servers[await self._busiest()]
+        victim.kill()
+        await asyncio.to_thread(victim.start, CALL_S)
+
+    async def _hang(self, chance: random.Random) -> None:
+        victim = self.servers[await self._busiest()]
+        victim.pause()
+        await asyncio.sleep(chance.uniform(0.5, 6.0))  # the fault itself
+        victim.resume()
+
+    async def _stop(self, chance: random.Random) -> None:
+        del chance
+        victim = self.servers[await self._busiest()]
+        await asyncio.to_thread(victim.stop)
+        await asyncio.to_thread(victim.start, CALL_S)
+
+    async def _cut(self, chance: random.Random) -> None:
+        relay = self.relays[await self._busiest()]
+        relay.cut()
+        await asyncio.sleep(chance.uniform(0.5, 6.0))  # the fault itself
+        relay.mend()
+
+    async def _replace(self, chance: random.Random) -> None:
+        for victim in chance.sample(self.servers, len(self.servers)):
+            await asyncio.to_thread(victim.stop)
+            await asyncio.to_thread(victim.start, CALL_S)
+
+    async def _kill_aggregator(self, chance: random.Random) -> None:
+        at = chance.randrange(len(self.running))
+        self.killed[at] += 1
+        self.down.add(at)
+        self.running[at].process.kill()
+        await asyncio.to_thread(self.running[at].process.start)
+        self.down.remove(at)
+
+
+@asynccontextmanager
+async def opened(
+    kafka: KafkaBroker, folder: Path, servers: Sequence[ModelServer], model: str, *, texts: int, tokens: int
+) -> AsyncGenerator[Theatre]:
+    """A theatre whose servers have started; all of it ends with the block."""
+    async with AsyncExitStack() as stack:
+        relays = [await stack.enter_async_context(Relay(port_of(server.address))) for server in servers]
+        start = stack.enter_context(aggregators(kafka, folder, f"texts-{model}"))
+        topics = Topics(f"texts-{model}.requests", f"texts-{model}.replies")
+        topic = {"name": topics.requests, "task": "generate", "reply_topic": topics.replies}
+        settings = {
+            "MODELS": json.dumps([{"name": model, "servers": [relay.address for relay in relays]}]),
+            "KAFKA__TOPICS": json.dumps([topic]),
+            "KAFKA__SESSION_TIMEOUT_S": "6",
+        }
+        running = [
+            await asyncio.to_thread(start, topics=topics, group=topics.requests, settings=settings) for _ in range(2)
+        ]
+        desk = await stack.enter_async_context(open_desk(kafka.bootstrap, topics))
+        yield Theatre(servers, relays, running, desk, texts, tokens)
+
+
+async def act(theatre: Theatre, callers: int, every_s: float, seconds: float, figures: Figures) -> None:
+    """The load, the faults, and what must be true at the end."""
+    await theatre.learn()
+    chance, sent, seen = random.Random(SEED), dict[str, int](), theatre.seen
+    async with asyncio.TaskGroup() as load:
+        for number in range(callers):
+            load.create_task(theatre.call(random.Random(number)))
+        load.create_task(theatre.produce(every_s, sent))
+        await theatre.break_things(chance, time.monotonic() + seconds)
+        theatre.over = True
+    await theatre.collect(sent)
+    figures.more |= {"faults": seen.faults.total(), "by_fault": dict(seen.faults), "resumed": seen.resumed}
+    figures.counts = {
+        "sent": seen.asked,
+        "answered": seen.answered - seen.duplicates,
+        "lost": seen.unanswered,
+        "wrong": len(seen.wrong),
+        "duplicates": seen.duplicates,
+    }
+    assert (seen.wrong, seen.errors, seen.unanswered) == ([], [], 0)
+    assert seen.resumed
+
+
+@pytest.fixture
+def known(tmp_path: Path) -> Iterator[list[ModelServer]]:
+    """Three that compute nothing: each token follows from the seed and all tokens before it."""
+    settings = {**_KNOWN, "SYNTHETIC__FIXED_S": "0.01", "SYNTHETIC__PER_TOKEN_S": "0.0001"}
+    servers = [synthetic(tmp_path / f"server-{number}.log", **settings) for number in range(3)]
+    for server in servers:
+        server.start()
+    yield servers
+    for server in servers:
+        server.kill()
+
+
+@pytest.mark.short
+@pytest.mark.row("texts whose servers die, hang, are cut off and are replaced, and whose aggregators die")
+@pytest.mark.timeout(600)
+async def test_texts_go_on_as_if_nothing_had_happened(
+    kafka: KafkaBroker, tmp_path: Path, known: list[ModelServer], figures: Figures
+) -> None:
+    async with opened(kafka, tmp_path, known, known[0].model, texts=24, tokens=250) as theatre:
+        await act(theatre, callers=12, every_s=0.5, seconds=1.0, figures=figures)
+
+
+@pytest.fixture
+def real(tmp_path: Path) -> Iterator[list[ModelServer]]:
+    """SmolLM2 in float32 on two engines, each of one thread."""
+    variables = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    settings = {**_KNOWN, "ENGINE__DTYPE": "float32"}
+    path = str(smollm2())
+    with pytest.MonkeyPatch.context() as patched:
+        for name, value in variables.items():
+            patched.setenv(name, value)
+        servers = [
+            ModelServer(tmp_path / f"server-{number}.log", model_path=path, settings=settings) for number in range(2)
+        ]
+        for server in servers:
+            server.launch()
+        for server in servers:
+            server.wait(600.0)
+        yield servers
+    for server in servers:
+        server.kill()
+
+
+@pytest.mark.vllm
+@pytest.mark.row("texts of SmolLM2 through the same")
+@pytest.mark.timeout(SOAK_S + 1800)
+async def test_texts_of_a_model_go_on_as_if_nothing_had_happened(
+    kafka: KafkaBroker, tmp_path: Path, real: list[ModelServer], figures: Figures
+) -> None:
+    async with opened(kafka, tmp_path, real, NAME, texts=16, tokens=40) as theatre:
+        await act(theatre, callers=6, every_s=4.0, seconds=SOAK_S, figures=figures)
