@@ -19,6 +19,7 @@ from loadtest.bench import (
 )
 from loadtest.bench.figures import RESULTS, Figure, append, table
 from loadtest.bench.setting import Plan
+from loadtest.bench.texts import beside_vllm
 from loadtest.options import LOST, fail, positive_int
 from loadtest.screen import ERRORS, OUTPUT
 from loadtest.stack.addresses import DEFAULT_FOLDER
@@ -36,6 +37,7 @@ _MODULES = (
     beside_backlog,
     one_by_one,
     mechanisms,
+    beside_vllm,
 )
 BENCHES = {bench.NAME: bench.measure for bench in _MODULES}
 """Each takes a Plan and returns its Figures."""

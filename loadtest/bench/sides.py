@@ -13,18 +13,17 @@ from dataclasses import dataclass
 import aiohttp
 import grpc as grpc_library
 import numpy as np
-import psutil
 from typing_extensions import override
 
 from aggregator.errors import ungrouped
 from loadtest.bench.instant_modelserver import MODEL
 from loadtest.bench.setting import Plan
-from loadtest.bench.vllm_server import VllmServer
+from loadtest.bench.vllm_server import VllmServer, embedding_server
 from loadtest.clients import grpc, grpc_stream, openai
 from loadtest.clients.grpc import GrpcRun
 from loadtest.clients.openai import OpenAIRun
 from loadtest.options import unique
-from loadtest.processor import cpu_s
+from loadtest.processor import family_cpu_s
 from loadtest.questions import bundled_questions
 from loadtest.stack.errors import StackError
 from loadtest.stack.part import Part
@@ -86,11 +85,7 @@ class Side(ABC):
         """Send them all and record what comes of each."""
 
     def _cpu_s(self) -> float:
-        total_s = 0.0
-        for part in self._parts:
-            process = psutil.Process(part.pid)
-            total_s += sum(cpu_s(each.pid) for each in (process, *process.children(recursive=True)))
-        return total_s
+        return sum(family_cpu_s(part.pid) for part in self._parts)
 
 
 class Ours(Side):
@@ -135,10 +130,10 @@ def both_servers(plan: Plan) -> Generator[Servers]:
     profiles = plan.folder / "profiles"
     shutil.rmtree(profiles, ignore_errors=True)  # one that was measured beside other work would be taken again
     server = ModelServer(plan.folder / "modelserver.log", settings={"PROFILE__CACHE": str(profiles)})
-    with _started(server):
-        dtype = _dtype(server)
-        vllm = VllmServer(plan.folder / "vllm.log", dtype=dtype)
-        with _started(vllm):
+    with started(server):
+        dtype = dtype_of(server)
+        vllm = embedding_server(plan.folder / "vllm.log", dtype=dtype)
+        with started(vllm):
             yield Servers(server, vllm, dtype)
 
 
@@ -148,17 +143,19 @@ def both_sides(plan: Plan) -> Generator[tuple[Ours, Theirs]]:
     with both_servers(plan) as servers:
         server = servers.server
         aggregator = without_kafka(plan.folder / "aggregator.log", model=MODEL, servers=[server.address])
-        with _started(aggregator):
+        with started(aggregator):
             yield Ours(aggregator, server, servers.dtype), Theirs(servers.vllm)
 
 
-def _dtype(server: ModelServer) -> str:
+def dtype_of(server: ModelServer) -> str:
+    """What it computes in, which it chose by the processor."""
     with grpc_library.insecure_channel(server.address) as channel:
         return pb_grpc.ModelServerStub(channel).Describe(pb.DescribeRequest(), timeout=_START_S).dtype
 
 
 @contextmanager
-def _started(part: Part) -> Generator[None]:
+def started(part: Part) -> Generator[None]:
+    """Ready once a model is loaded, and stopped in the end. Raises StackError."""
     part.launch()
     try:
         part.wait(_START_S)

