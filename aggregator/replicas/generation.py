@@ -134,7 +134,7 @@ class GenerateCall:
     def _extend(self, step: pb.GenerateStep, stripped: Mapping[int, int]) -> None:
         """New tokens; a text of several steps stands there several times, and what is `stripped` is at its end."""
         numbers, counts, token_ids = _unpacked(step, self._description.vocabulary_size)
-        last = {number: place for place, number in enumerate(numbers)}
+        last = {number: place for place, number in enumerate(numbers)} if stripped else {}
         logprobs: dict[int, deque[pb.SequenceLogprobs]] = {}
         for each in step.logprobs:
             logprobs.setdefault(each.sequence, deque()).append(each)
@@ -144,9 +144,9 @@ class GenerateCall:
             sequence = self._sequences.get(number)
             if sequence is None:
                 continue
-            told = _logprobs(logprobs[number].popleft(), size) if logprobs.get(number) else ()
-            ends = stripped.get(number, 0) if last[number] == place else 0
-            sequence.extend(own, told, min(ends, size))
+            told = _logprobs(logprobs[number].popleft(), size) if logprobs and logprobs.get(number) else ()
+            ends = min(size, stripped.get(number, 0)) if stripped and last[number] == place else 0
+            sequence.extend(own, told, ends)
 
 
 def _unpacked(step: pb.GenerateStep, vocabulary_size: int) -> tuple[list[int], list[int], list[int]]:

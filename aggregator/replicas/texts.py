@@ -82,15 +82,22 @@ class Text:
         assert detokenizer is not None, "A text gained tokens before it had a prompt. This is a bug."
         if not self.token_ids:
             self.first_token_s = now_s
+        stops = sampling.stop
+        if not stops:
+            self.token_ids.extend(token_ids)
+            for token_id in token_ids[: len(token_ids) - stripped]:
+                self._characters += detokenizer.step(token_id)
+            self.logprobs += logprobs
+            self._ready = len(self._characters)
+            return False
         for place, token_id in enumerate(token_ids):
             self.token_ids.append(token_id)
             if place < len(token_ids) - stripped:
                 self._characters += detokenizer.step(token_id)
-            if sampling.stop:
-                if len(self.token_ids) > sampling.min_tokens and self._cut_at_stop():
-                    self.logprobs += logprobs[: place + 1]
-                    return True
-                self._searched = len(self._characters)
+            if len(self.token_ids) > sampling.min_tokens and self._cut_at_stop():
+                self.logprobs += logprobs[: place + 1]
+                return True
+            self._searched = len(self._characters)
         self.logprobs += logprobs
         self._ready = len(self._characters) - self._held_back()
         return False

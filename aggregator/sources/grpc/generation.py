@@ -23,17 +23,19 @@ SERVICE = pb.DESCRIPTOR.services_by_name["Generation"].full_name
 class _TextCall(Call):
     """The origin of a request whose caller takes its text as it comes: what came while it was not looking, at once."""
 
-    __slots__ = ("_news", "over")
+    __slots__ = ("_news", "over", "streams")
 
     def __init__(self, room: Room) -> None:
         super().__init__(room)
         self.over = False
+        self.streams = False
         self._news = asyncio.Event()
 
     @override
     def progressed(self) -> None:
-        """There is more of the text."""
-        self._news.set()
+        """There is more of the text; nobody is woken for what nobody is told yet."""
+        if self.streams:
+            self._news.set()
 
     @override
     def complete(self) -> None:
@@ -80,6 +82,7 @@ class GenerationService:
         except TokenbatchError as error:
             return Failure.of(error)
         del data
+        call.streams = request.text is not None and not request.text.final_only
         with self._tracing.serve(SERVICE, "Generate", identity.traceparent):
             calls.submit(request)
             try:
@@ -94,7 +97,7 @@ class GenerationService:
         text = request.text
         while not call.over:
             await call.news()
-            if text is not None and not text.final_only and not call.over:
+            if call.streams and not call.over:
                 await self._write_one(request, context, done=False)
         if text is None or (request.failure is not None and not text.token_ids):
             return
