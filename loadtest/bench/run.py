@@ -19,7 +19,7 @@ from loadtest.bench import (
 )
 from loadtest.bench.figures import RESULTS, Figure, append, table
 from loadtest.bench.setting import Plan
-from loadtest.bench.texts import beside_vllm
+from loadtest.bench.texts import beside_vllm, queued
 from loadtest.options import LOST, fail, positive_int
 from loadtest.screen import ERRORS, OUTPUT
 from loadtest.stack.addresses import DEFAULT_FOLDER
@@ -38,6 +38,7 @@ _MODULES = (
     one_by_one,
     mechanisms,
     beside_vllm,
+    queued,
 )
 BENCHES = {bench.NAME: bench.measure for bench in _MODULES}
 """Each takes a Plan and returns its Figures."""

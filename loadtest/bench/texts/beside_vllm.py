@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 
@@ -18,6 +19,8 @@ NAME = "P7"
 _STREAMS = 64
 _REST_S = 3.0
 """Before each turn: vLLM's processes spin on for a moment after their last answer."""
+_THREADS = 1
+"""That compute, as vLLM itself has it on two cores: the other one is for all that is around them."""
 _TINY = {"": Load(_STREAMS, 4 * _STREAMS, 64), "_whole": Load(_STREAMS, 4 * _STREAMS, 64, whole=True)}
 _SMALL = {"": Load(_STREAMS, 2 * _STREAMS, 16)}
 _BOUNDS = {
@@ -49,21 +52,20 @@ _RATIOS = {
 
 
 def measure(plan: Plan) -> list[Figure]:
-    """A tiny random model, whose computation is next to nothing; and SmolLM2, with two threads on two cores."""
-    tiny = _measure(plan, "tiny", tiny_model(plan), _TINY, threads=1)
-    return tiny + _measure(plan, "smollm2", smollm2(), _SMALL, threads=None)
+    """A tiny random model, whose computation is next to nothing, and SmolLM2."""
+    return _measure(plan, "tiny", tiny_model(plan), _TINY) + _measure(plan, "smollm2", smollm2(), _SMALL)
 
 
-def _measure(plan: Plan, name: str, model: Path, loads: Mapping[str, Load], threads: int | None) -> list[Figure]:
+def _measure(plan: Plan, name: str, model: Path, loads: Mapping[str, Load]) -> list[Figure]:
     found: dict[str, list[Turn]] = {}
-    with both_sides(plan, model, threads) as (ours, theirs, dtype):
+    with both_sides(plan, model, _THREADS) as (ours, theirs, dtype):
         sides: dict[str, tuple[Side, Load]] = {
             f"{side_name}{load_name}": (side, load)
             for load_name, load in loads.items()
             for side_name, side in (("ours", ours), ("vllm", theirs))
         }
         for side, load in sides.values():
-            side.turn(load, 0)
+            side.turn(replace(load, texts=load.callers), 0)
         for turn in range(plan.repeats):
             order = list(sides.items())
             for key, (side, load) in order if turn % 2 == 0 else reversed(order):

@@ -125,11 +125,11 @@ class Theirs(Side):
 
 
 @contextmanager
-def both_sides(plan: Plan, model: Path, threads: int | None) -> Generator[tuple[Ours, Theirs, str]]:
-    """Start one after the other, both with so many threads that compute, a core each for None; and their dtype."""
+def both_sides(plan: Plan, model: Path, threads: int) -> Generator[tuple[Ours, Theirs, str]]:
+    """Start one after the other, both with so many threads that compute; and their dtype."""
     plan.folder.mkdir(parents=True, exist_ok=True)
     told = {"GENERATION__TIME_PER_OUTPUT_TOKEN_S": _NO_TARGET_S}
-    environment = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"} | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
+    environment = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(threads)}
     log_file = plan.folder / "modelserver.log"
     server = ModelServer(log_file, model_path=str(model), settings=told, environment=environment)
     with started(server):
