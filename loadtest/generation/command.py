@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 
 from rich.table import Table
 
 from loadtest.generation.lengths_vary import MOST, Way, latency, throughput
 from loadtest.generation.limits import ByPaper, BySla
+from loadtest.generation.live import show
 from loadtest.generation.memory_and_sla import TABLE_1, TABLE_2, SlaLimit, figure_3, table_1, table_2
+from loadtest.options import fail
 from loadtest.screen import OUTPUT
+from loadtest.stack.errors import StackError
 
 _FORMS: dict[str, SlaLimit] = {"paper": ByPaper, "ours": BySla}
 
@@ -22,11 +26,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="(%(default)s)")
     parser.add_argument("--form", choices=list(_FORMS), default="paper", help="the controller of table2 (%(default)s)")
+    parser.add_argument("--live", action="store_true", help="measure it instead, on vLLM with SmolLM2, made smaller")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="where to draw what was measured (SVG)")
 
 
 def run(options: argparse.Namespace) -> int:
-    """The exit code: 0."""
+    """The exit code: 0, or 2 when it could not be measured."""
+    if options.live:
+        return _measure(options)
     OUTPUT.print(_SHOWN[options.what](options))
+    return 0
+
+
+def _measure(options: argparse.Namespace) -> int:
+    if options.what not in show.COLUMNS:
+        return fail("generate", StackError(f"{options.what} is simulated only"))
+    try:
+        rows = show.measured(options.what)
+        OUTPUT.print(show.table(options.what, rows))
+        if options.plot is not None:
+            options.plot.write_text(show.plot(options.what, rows), encoding="utf-8")
+    except (StackError, OSError) as error:
+        return fail("generate", error)
     return 0
 
 

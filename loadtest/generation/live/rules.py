@@ -1,0 +1,93 @@
+"""The model server's own rules and the paper's, as rules for an engine that is driven here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from loadtest.generation.live.drive import Rule, StepLoad
+from loadtest.generation.paper_sla import PaperController, PaperPolicy
+from modelserver.engines.engine import StepLoad as Load
+from modelserver.scheduler.memory import MemoryForm, MemoryLimit
+from modelserver.scheduler.step_tokens import StepCost, StepTokens
+
+
+class ByMemory:
+    """generation.memory_limit of the model server: Algorithm 1 of seed 001, in either form."""
+
+    def __init__(self, form: MemoryForm, capacity_tokens: int, longest_tokens: int, step_tokens: int) -> None:
+        self._limit = MemoryLimit(form, capacity_tokens, longest_tokens)
+        self._step_tokens = step_tokens
+
+    def bounds(self, decoding: int, running: int, waiting: int) -> tuple[int, int]:
+        """As many sequences as seldom overflow the cache."""
+        del decoding, waiting
+        return self._step_tokens, self._limit.sequences(running)
+
+    def stepped(self, load: StepLoad, took_s: float) -> None:
+        """Times do not matter here."""
+
+    def finished(self, prompt_tokens: int, new_tokens: int) -> None:
+        """Its length is learnt."""
+        self._limit.observe(prompt_tokens, new_tokens)
+
+
+class BySla:
+    """generation.time_per_output_token_s of the model server."""
+
+    def __init__(self, cost: StepCost, target_s: float, step_tokens: int, sequences: int) -> None:
+        self._rule = StepTokens(cost, target_s, step_tokens, sequences)
+
+    def bounds(self, decoding: int, running: int, waiting: int) -> tuple[int, int]:
+        """Sequences that fit the target, and as many prompt tokens as it leaves."""
+        del waiting
+        return self._rule.tokens(decoding), max(running, self._rule.sequences())
+
+    def stepped(self, load: StepLoad, took_s: float) -> None:
+        """The step's time is learnt."""
+        self._rule.observe(Load(load.prompt_tokens, load.decoding), took_s)
+
+    def finished(self, prompt_tokens: int, new_tokens: int) -> None:
+        """Lengths do not matter here."""
+
+
+class ByPaper:
+    """Algorithm 2 of seed 001: a search for the number of sequences whose steps take as long as they may."""
+
+    def __init__(self, target_s: float, step_tokens: int, sequences: int) -> None:
+        self._controller = PaperController(PaperPolicy(1, sequences, max(1, sequences // 2)), target_s)
+        self._step_tokens = step_tokens
+
+    def bounds(self, decoding: int, running: int, waiting: int) -> tuple[int, int]:
+        """Where the search stands."""
+        del decoding, waiting
+        return self._step_tokens, max(running, self._controller.size)
+
+    def stepped(self, load: StepLoad, took_s: float) -> None:
+        """Of steps that decode the time is learnt."""
+        if load.decoding:
+            self._controller.observe(load.decoding, took_s, load.decoding)
+
+    def finished(self, prompt_tokens: int, new_tokens: int) -> None:
+        """Lengths do not matter here."""
+
+
+class Least:
+    """The narrowest of several: min(b_mem, b_SLA)."""
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        self._rules = rules
+
+    def bounds(self, decoding: int, running: int, waiting: int) -> tuple[int, int]:
+        """What all of them allow."""
+        each = [rule.bounds(decoding, running, waiting) for rule in self._rules]
+        return min(tokens for tokens, _ in each), min(sequences for _, sequences in each)
+
+    def stepped(self, load: StepLoad, took_s: float) -> None:
+        """Each is told."""
+        for rule in self._rules:
+            rule.stepped(load, took_s)
+
+    def finished(self, prompt_tokens: int, new_tokens: int) -> None:
+        """Each is told."""
+        for rule in self._rules:
+            rule.finished(prompt_tokens, new_tokens)
