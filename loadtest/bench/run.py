@@ -19,7 +19,7 @@ from loadtest.bench import (
 )
 from loadtest.bench.figures import RESULTS, Figure, append, table
 from loadtest.bench.setting import Plan
-from loadtest.bench.texts import beside_vllm, queued
+from loadtest.bench.texts import queued, smollm2_streams, tiny_streams
 from loadtest.options import LOST, fail, positive_int
 from loadtest.screen import ERRORS, OUTPUT
 from loadtest.stack.addresses import DEFAULT_FOLDER
@@ -37,7 +37,8 @@ _MODULES = (
     beside_backlog,
     one_by_one,
     mechanisms,
-    beside_vllm,
+    tiny_streams,
+    smollm2_streams,
     queued,
 )
 BENCHES = {bench.NAME: bench.measure for bench in _MODULES}

@@ -1,4 +1,4 @@
-"""P7: 64 texts at a time through aggregator and model server, over vLLM's own server, with the same model, in turns."""
+"""P7 and P8: 64 texts at a time through aggregator and model server, over vLLM's own server, in turns."""
 
 from __future__ import annotations
 
@@ -11,28 +11,14 @@ from pathlib import Path
 
 from loadtest.bench.figures import Figure
 from loadtest.bench.setting import Plan
-from loadtest.bench.texts.sides import Load, Side, Turn, both_sides, tiny_model
+from loadtest.bench.texts.sides import Load, Side, Turn, both_sides
 from loadtest.screen import ERRORS
-from loadtest.texts.smollm2 import smollm2
 
-NAME = "P7"
-_STREAMS = 64
+STREAMS = 64
 _REST_S = 3.0
 """Before each turn: vLLM's processes spin on for a moment after their last answer."""
 _THREADS = 1
 """That compute, as vLLM itself has it on two cores: the other one is for all that is around them."""
-_TINY = {"": Load(_STREAMS, 4 * _STREAMS, 64), "_whole": Load(_STREAMS, 4 * _STREAMS, 64, whole=True)}
-_SMALL = {"": Load(_STREAMS, 2 * _STREAMS, 16)}
-_BOUNDS = {
-    "tiny": {
-        "tokens_over_vllm": "≥ 1.3",
-        "first_p99_over_vllm": "≤ 1.0",
-        "between_p99_over_vllm": "≤ 1.0",
-        "cpu_over_vllm": "≤ 0.6",
-        "whole_ours_front_cpu": "≤ 5",
-    },
-    "smollm2": {"tokens_over_vllm": "≥ 1.0", "first_p99_over_vllm": "≤ 1.0", "between_p99_over_vllm": "≤ 1.0"},
-}
 _FIGURES: Sequence[tuple[str, str, float]] = (
     ("tokens_per_s", "token/s", 1.0),
     ("first_p50_s", "ms", 1e3),
@@ -51,12 +37,8 @@ _RATIOS = {
 }
 
 
-def measure(plan: Plan) -> list[Figure]:
-    """A tiny random model, whose computation is next to nothing, and SmolLM2."""
-    return _measure(plan, "tiny", tiny_model(plan), _TINY) + _measure(plan, "smollm2", smollm2(), _SMALL)
-
-
-def _measure(plan: Plan, name: str, model: Path, loads: Mapping[str, Load]) -> list[Figure]:
+def measured(plan: Plan, name: str, model: Path, loads: Mapping[str, Load], bounds: Mapping[str, str]) -> list[Figure]:
+    """Each load on both sides in turns, and the figures with their bounds."""
     found: dict[str, list[Turn]] = {}
     with both_sides(plan, model, _THREADS) as (ours, theirs, dtype):
         sides: dict[str, tuple[Side, Load]] = {
@@ -72,19 +54,20 @@ def _measure(plan: Plan, name: str, model: Path, loads: Mapping[str, Load]) -> l
                 time.sleep(_REST_S)
                 found.setdefault(key, []).append(side.turn(load, 1 + turn))
             said = ", ".join(f"{key} {turns[-1].tokens_per_s:.0f}/s" for key, turns in found.items())
-            ERRORS.print(f"{NAME} {name} {turn + 1} of {plan.repeats}: {said}")
+            ERRORS.print(f"{name} {turn + 1} of {plan.repeats}: {said}")
     load = loads[""]
-    notes = f"{_STREAMS} callers, {load.texts} texts of {load.tokens} to {3 * load.tokens} tokens a turn; {dtype}"
-    return figures(name, found, plan.repeats, notes)
+    notes = f"{load.callers} callers, {load.texts} texts of {load.tokens} to {3 * load.tokens} tokens a turn; {dtype}"
+    return figures(name, found, plan.repeats, notes, bounds)
 
 
-def figures(name: str, found: Mapping[str, Sequence[Turn]], repeats: int, notes: str) -> list[Figure]:
+def figures(
+    name: str, found: Mapping[str, Sequence[Turn]], repeats: int, notes: str, bounds: Mapping[str, str]
+) -> list[Figure]:
     """Medians of each side's turns, and of the ratios turn by turn."""
-    bounds = _BOUNDS[name]
     figures: list[Figure] = []
 
     def add(figure: str, value: float, unit: str, notes: str) -> None:
-        figures.append(Figure(NAME, f"{name}_{figure}", value, unit, repeats, notes, bounds.get(figure, "")))
+        figures.append(Figure(name, figure, value, unit, repeats, notes, bounds.get(figure, "")))
 
     for key, turns in found.items():
         side, _, whole = key.partition("_")

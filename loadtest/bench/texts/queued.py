@@ -1,4 +1,4 @@
-"""P8: 1,000 texts at a time on synthetic engines while 10,000 wait from Kafka: what one that waits takes of memory."""
+"""P9: 1,000 texts at a time on synthetic engines while 10,000 wait from Kafka: what one that waits takes of memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from protos.embedding.v1 import embedding_pb2
 from protos.generation.v1 import generation_pb2 as pb
 from protos.generation.v1 import generation_pb2_grpc as pb_grpc
 
-NAME = "P8"
+NAME = "P9"
 _STREAMS, _QUEUED, _FIRST_QUEUED = 1000, 10_000, 1000
 """The first that wait make what is made once; only those after them count."""
 _NEARLY = 0.9

@@ -1,4 +1,4 @@
-"""The two sides of P7: a model behind aggregator and model server, and behind vLLM's own server."""
+"""The two sides of P7 and P8: a model behind aggregator and model server, and behind vLLM's own server."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ import pytest
 from loadtest.bench.texts.beside_vllm import figures
 from loadtest.bench.texts.sides import Load, Turn
 from loadtest.bench.texts.streams import Asked, hear
+from loadtest.bench.texts.tiny_streams import BOUNDS
 from loadtest.stack.errors import StackError
 
 TURN = Turn(100.0, 0.1, 0.2, 0.01, 0.02, 50.0, 20.0, 5.0)
@@ -44,8 +45,9 @@ def test_a_load_asks_for_the_same_texts_again_with_the_same_seed_only() -> None:
 def test_ratios_are_taken_turn_by_turn() -> None:
     ours = [replace(TURN, tokens_per_s=200.0), replace(TURN, tokens_per_s=90.0), replace(TURN, tokens_per_s=300.0)]
     theirs = [TURN, replace(TURN, tokens_per_s=30.0), TURN]
-    found = {each.figure: each for each in figures("tiny", {"ours": ours, "vllm": theirs, "ours_whole": ours}, 3, "")}
-    assert found["tiny_tokens_over_vllm"].value == 3.0
-    assert found["tiny_tokens_over_vllm"].kept
-    assert not found["tiny_cpu_over_vllm"].kept
-    assert (found["tiny_whole_ours_front_cpu"].value, found["tiny_whole_ours_front_cpu"].kept) == (20.0, False)
+    turns = {"ours": ours, "vllm": theirs, "ours_whole": ours}
+    found = {each.figure: each for each in figures("P7", turns, 3, "", BOUNDS)}
+    assert found["tokens_over_vllm"].value == 3.0
+    assert found["tokens_over_vllm"].kept
+    assert not found["cpu_over_vllm"].kept
+    assert (found["whole_ours_front_cpu"].value, found["whole_ours_front_cpu"].kept) == (20.0, False)
