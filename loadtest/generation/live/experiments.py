@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,9 +24,9 @@ SLOTS = 16
 _MOST = (2, 4, 16, 48, 128)
 """The longest outputs of the five data sets, exponential with a mean of 16 before the cut."""
 _MEAN, _PROMPT, _REQUESTS = 16.0, 8, 48
-_RATES = (1.0, 4.0)
-"""Requests a second, as in seed 002."""
-_ARRIVING = 24
+_RATES = (1.0, 4.0, 12.0)
+"""Requests a second: those of seed 002, and one that no way bears."""
+_ARRIVING = 40
 _REPEATS = 2
 
 Row = dict[str, Any]
@@ -56,15 +57,7 @@ def lengths(engine: Engine, cost: StepCost) -> list[Row]:
     for most in _MOST:
         rng = np.random.default_rng([1, most])
         work = at_once(np.full(_REQUESTS, _PROMPT), exponential(_MEAN, most, _REQUESTS, rng))
-        found = _by_turns(
-            {
-                name: lambda seed, static=static, work=work: drive(
-                    engine, work, Fixed(SLOTS, STEP_TOKENS), seed=seed, static=static
-                )
-                for name, static in ways.items()
-            },
-            _REPEATS,
-        )
+        found = _by_turns({name: partial(_fixed, engine, work, static) for name, static in ways.items()}, _REPEATS)
         rows += [_row(name, each, most=most, sd=float(np.std(work.outputs))) for name, each in found.items()]
     return rows
 
@@ -78,14 +71,7 @@ def latency(engine: Engine, cost: StepCost) -> list[Row]:
         rng = np.random.default_rng([2, int(10 * rate)])
         prompts = rng.integers(1, 2 * _PROMPT + 1, _ARRIVING)
         work = poisson(rate, prompts, exponential(_MEAN, max(_MOST), _ARRIVING, rng), rng)
-        found = _by_turns(
-            {
-                name: lambda seed, static=static, work=work: drive(
-                    engine, work, Fixed(SLOTS, STEP_TOKENS), seed=seed, static=static
-                )
-                for name, static in ways.items()
-            }
-        )
+        found = _by_turns({name: partial(_fixed, engine, work, static) for name, static in ways.items()})
         rows += [_row(name, each, rate=rate) for name, each in found.items()]
     return rows
 
@@ -97,10 +83,10 @@ def table_1(engine: Engine, cost: StepCost) -> list[Row]:
     for model, prompt, output, spread in _TABLE_1:
         work = _lengths(prompt, output, spread, _AT_ONCE, 1)
         rules: Mapping[str, Callable[[], Rule]] = {
-            "fixed": lambda: Fixed(_FIXED, STEP_TOKENS),
-            "off": lambda: Fixed(_AT_ONCE, STEP_TOKENS),
-            "length": lambda work=work: _by_memory(MemoryForm.LENGTH, work),
-            "occupancy": lambda work=work: _by_memory(MemoryForm.OCCUPANCY, work),
+            "fixed": partial(Fixed, _FIXED, STEP_TOKENS),
+            "off": partial(Fixed, _AT_ONCE, STEP_TOKENS),
+            "length": partial(_by_memory, MemoryForm.LENGTH, work),
+            "occupancy": partial(_by_memory, MemoryForm.OCCUPANCY, work),
         }
         found = _by_rules(engine, work, rules)
         rows += [_row(name, each, model=model, prompt=prompt, output=output) for name, each in found.items()]
@@ -114,19 +100,14 @@ def table_2(engine: Engine, cost: StepCost) -> list[Row]:
     target_s = cost.fixed_s + batch * (cost.per_sequence_s + cost.per_token_s)
     for model, prompt, output in _TABLE_2:
         work = _lengths(prompt, output, 0.5, _SLA_REQUESTS, 2)
-
-        def sla() -> Rule:
-            return BySla(cost, target_s, STEP_TOKENS, _AT_ONCE)
-
-        def memory(work: Work = work) -> Rule:
-            return _by_memory(MemoryForm.OCCUPANCY, work)
-
+        sla = partial(BySla, cost, target_s, STEP_TOKENS, _AT_ONCE)
+        memory = partial(_by_memory, MemoryForm.OCCUPANCY, work)
         rules: Mapping[str, Callable[[], Rule]] = {
-            "fixed": lambda: Fixed(batch // 2, STEP_TOKENS),
+            "fixed": partial(Fixed, batch // 2, STEP_TOKENS),
             "memory": memory,
             "sla": sla,
-            "sla, as in the paper": lambda: ByPaper(target_s, STEP_TOKENS, _AT_ONCE),
-            "both": lambda sla=sla, memory=memory: Least([sla(), memory()]),
+            "sla, as in the paper": partial(ByPaper, target_s, STEP_TOKENS, _AT_ONCE),
+            "both": partial(_both, sla, memory),
         }
         found = _by_rules(engine, work, rules)
         rows += [
@@ -137,9 +118,19 @@ def table_2(engine: Engine, cost: StepCost) -> list[Row]:
 
 
 def _by_rules(engine: Engine, work: Work, rules: Mapping[str, Callable[[], Rule]]) -> dict[str, Measured]:
-    return _by_turns(
-        {name: lambda seed, rule=rule: drive(engine, work, rule(), seed=seed) for name, rule in rules.items()}
-    )
+    return _by_turns({name: partial(_under, engine, work, rule) for name, rule in rules.items()})
+
+
+def _under(engine: Engine, work: Work, rule: Callable[[], Rule], seed: int) -> Measured:
+    return drive(engine, work, rule(), seed=seed)
+
+
+def _fixed(engine: Engine, work: Work, static: Static | None, seed: int) -> Measured:
+    return drive(engine, work, Fixed(SLOTS, STEP_TOKENS), seed=seed, static=static)
+
+
+def _both(one: Callable[[], Rule], other: Callable[[], Rule]) -> Rule:
+    return Least([one(), other()])
 
 
 def _lengths(prompt: float, output: float, spread: float, count: int, seed: int) -> Work:
