@@ -282,7 +282,7 @@ async def test_a_text_goes_on_at_another_server_as_if_nothing_had_happened(
     async def texts() -> list[Texts]:
         return await asyncio.gather(
             *(
-                generate(address, sampling=pb.Sampling(max_tokens=150, seed=number), prompt=f"tell me of {number}")
+                generate(address, sampling=pb.Sampling(max_tokens=400, seed=number), prompt=f"tell me of {number}")
                 for number in range(16)
             )
         )
