@@ -10,6 +10,7 @@ from typing import Protocol, cast
 
 from aggregator.admission.tokenizers.tokenizer import TextTokenizer, TokenBatch, Tokenizer
 from aggregator.errors import InvalidRequest
+from aggregator.replicas.answers import differences
 from aggregator.replicas.engine import Engine, ServerDescription
 from aggregator.replicas.texts import Text
 from aggregator.request import Options, Request, request_of
@@ -107,7 +108,7 @@ class ModelRevision:
 
     def takes(self, description: ServerDescription) -> bool:
         """Whether a server of this revision may join: not when all others are gone and it says something else."""
-        return bool(self.engines) or _as_revision(self.description) == _as_revision(description)
+        return bool(self.engines) or not differences(self.description, description)
 
     def add(self, engine: Engine, replica: Replica) -> None:
         """A server of this revision is ready."""
@@ -145,8 +146,3 @@ class ModelRevision:
             )
         normalize = description.normalizes if options.normalize is None else options.normalize
         return replace(options, dimensions=dimensions or description.dimensions, normalize=normalize, asked=options)
-
-
-def _as_revision(description: ServerDescription) -> ServerDescription:
-    """What every server of the revision says alike."""
-    return replace(description, address="", instance_id="", curve=None, step_token_capacity=0, step_query_capacity=0)

@@ -32,8 +32,7 @@ BUILDS = (
         "a record is completed once the broker has acknowledged its reply, not when the reply is sent",
         "aggregator/sources/kafka/source.py",
         "send([*replies, *deltas], on_delivered)\n",
-        "send([*replies, *deltas])\n"
-        "                on_delivered(range(len(live)), [None] * len(live))\n",
+        "send([*replies, *deltas])\n                on_delivered(range(len(live)), [None] * len(live))\n",
         (f"{_WAY}::test_a_record_is_committed_once_the_broker_has_its_reply_and_not_before",),
     ),
     Build(

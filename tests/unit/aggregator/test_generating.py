@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from math import inf
+from typing import Any
 
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
@@ -291,11 +292,12 @@ async def test_each_text_is_a_span_of_its_callers_trace_from_its_dispatch_to_its
     whole, late = desk.ask(max_tokens=3), desk.ask(deadline_s=desk.now_s + 9.0)
     whole.traceparent = f"00-{TRACE}-b7ad6b7169203331-01".encode()
     (engine,) = desk.dispatch()
+    sequences: dict[Request, Any] = {each.request: each for each in engine.started}  # type: ignore[attr-defined]
     desk.now_s += 2.0
-    engine.started[0].extend([65], (), 0)
+    sequences[whole].extend([65], (), 0)
     desk.now_s += 3.0
-    engine.started[0].end(cut=True)
-    desk.generating.late(engine.started[1])  # type: ignore[arg-type]  # it is the one that was handed out
+    sequences[whole].end(cut=True)
+    desk.generating.late(sequences[late])
     ended, failed = exporter.get_finished_spans()
     assert ended.context is not None
     assert (ended.name, f"{ended.context.trace_id:032x}") == ("text_completion m", TRACE)
@@ -310,3 +312,12 @@ async def test_each_text_is_a_span_of_its_callers_trace_from_its_dispatch_to_its
     assert failed.attributes is not None
     assert (failed.attributes["error.type"], late.code) == ("DEADLINE_EXCEEDED", Code.DEADLINE_EXCEEDED)
     assert not failed.events
+
+
+def test_the_only_server_that_comes_back_takes_its_texts_on_though_it_measured_other_costs() -> None:
+    revision = Desk().revision
+    slower = replace(COSTS, fixed_s=2 * COSTS.fixed_s, kv_tokens=COSTS.kv_tokens - 16)
+    assert not revision.engines
+    assert revision.takes(replace(GENERATING, instance_id="2", generating=slower, step_token_capacity=9))
+    assert not revision.takes(replace(GENERATING, generating=None))
+    assert not revision.takes(replace(GENERATING, tokenizer_fingerprint="another"))
