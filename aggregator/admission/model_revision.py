@@ -59,7 +59,7 @@ class ModelRevision:
         self.tokenizer = tokenizer
         self.counting = counting
         if description.generating is not None:  # two equal prompts may be drawn different texts
-            policy = replace(policy, queue=replace(policy.queue, coalesce=False))
+            policy = replace(policy, queue=replace(policy.queue, coalesce=False), by_prefix=True)
         self.dispatcher = Dispatcher(f"{description.model}-{uuid.uuid4().hex[:8]}", policy)
         self.promise = Promise(goal) if goal is not None else None
         self.engines: dict[str, Engine] = {}

@@ -212,6 +212,7 @@ class Models:
                 kv_tokens=generating.kv_tokens,
                 max_sequences=generating.max_sequences,
                 per_sequence_s=generating.per_sequence_s,
+                capacity=capacity,
             )
         most = 0 if self._token_budget else min(curve.backlog_tokens, capacity)
         return Replica(description.address, description.curve, budget, self._policy.replica, steering, capacity=most)

@@ -20,7 +20,8 @@ class DispatchPolicy:
     """How one model's queue, packing, replicas and retries behave.
 
     `lone_timeout_s`: a batch's time-out where there is no other replica to send it to. `paced`: whether replicas are
-    kept from starting and ending together.
+    kept from starting and ending together. `by_prefix`: whether what waits prefers the replica that has computed its
+    beginning before, of those that are about as quick.
     """
 
     queue: QueuePolicy = field(default_factory=QueuePolicy)
@@ -29,6 +30,7 @@ class DispatchPolicy:
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     lone_timeout_s: float = 60.0
     paced: bool = True
+    by_prefix: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -141,7 +143,10 @@ class Dispatcher:
         queue = self.queue
         pace = self._pace if self._policy.paced and always is None else None
         while len(queue):
-            turn = choose_replica(self.replicas.in_use.values(), now_s, queue.tokens, pace, queue.next_deadline_s())
+            prompt = queue.next_ids() if self._policy.by_prefix else b""
+            turn = choose_replica(
+                self.replicas.in_use.values(), now_s, queue.tokens, pace, queue.next_deadline_s(), prompt=prompt
+            )
             replica = turn.replica
             if replica is None:
                 if turn.lacks_replica and self.replicas.widen():
@@ -163,7 +168,8 @@ class Dispatcher:
         """Tokens that the replica's next batch may hold: more than usual of a backlog whose deadlines allow it."""
         backlog_tokens, within_s = self.queue.backlog(now_s)
         left_s = replica.answered_within_s(self.queue.next_deadline_s(), now_s)
-        return replica.cut_tokens(self.queue.tokens, backlog_tokens, min(within_s, left_s))
+        share_tokens = -(-self.queue.tokens // max(1, len(self.replicas.in_use)))
+        return replica.cut_tokens(self.queue.tokens, backlog_tokens, min(within_s, left_s), share_tokens)
 
     def _cut(
         self,
@@ -179,6 +185,8 @@ class Dispatcher:
         budget = max(budget, replica.token_budget)
         batch_id = next(self._batch_ids)
         timeout_s = replica.sent(batch_id, token_count, now_s, budget)
+        if self._policy.by_prefix:
+            replica.note_prompts(entry.token_ids for entry in entries)
         if len(self.replicas) == 1:
             timeout_s = max(timeout_s, self._policy.lone_timeout_s)
         return Batch(batch_id, entries, token_count, replica, reason, group, now_s, timeout_s, budget)

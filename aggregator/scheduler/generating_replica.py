@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from math import inf
 
 from typing_extensions import override
@@ -12,6 +12,10 @@ from aggregator.scheduler.replica import Replica, ReplicaPolicy
 from protos.modelserver.v1.curve import Curve
 
 _FIRST_LENGTH, _LENGTH_SHARE = 64.0, 0.02
+_ID_BYTES = 4
+_PREFIX_TOKENS = (64, 256)
+"""Of beginnings that are remembered: a conversation's first turn, as a rule, and more of a longer one."""
+_MOST_PREFIXES = 1024
 
 
 class GeneratingReplica(Replica):
@@ -32,16 +36,19 @@ class GeneratingReplica(Replica):
         kv_tokens: int,
         max_sequences: int,
         per_sequence_s: float = 0.0,
+        capacity: int = 0,
     ) -> None:
+        """`capacity`: tokens of prompts that one batch may hold; 0: no more than the budget."""
         self.sequences = 0
         self._per_sequence_s = per_sequence_s
-        super().__init__(name, curve, token_budget, policy, steering)
+        super().__init__(name, curve, token_budget, policy, steering, capacity=capacity)
         self.first_tokens_s = -inf
         self.kv_tokens = kv_tokens
         self._max_sequences = max_sequences
         self._free_kv_tokens = kv_tokens
         self._foreign_sequences = 0
         self._new_tokens = _FIRST_LENGTH
+        self._seen: dict[bytes, None] = {}
 
     @property
     @override
@@ -89,9 +96,36 @@ class GeneratingReplica(Replica):
         return super().due_s(now_s, queued_tokens)
 
     @override
-    def cut_tokens(self, queued_tokens: int, backlog_tokens: int = 0, within_s: float = 0.0) -> int:
-        """Tokens of prompts that the next batch may hold here."""
-        return max(1, min(self.token_budget, self.room_tokens))
+    def cut_tokens(
+        self, queued_tokens: int, backlog_tokens: int = 0, within_s: float = 0.0, share_tokens: int = 0
+    ) -> int:
+        """Tokens of prompts that the next batch may hold here: its share of what waits, however long that takes.
+
+        How many of them a step takes the server decides. Sent in parts, the rest would wait for first tokens.
+        """
+        most = max(self.token_budget, min(share_tokens, self.largest))
+        return max(1, min(most, self.room_tokens))
+
+    @override
+    def note_prompts(self, prompts: Iterable[bytes]) -> None:
+        """Their keys and values are likely to be here from now on."""
+        for prompt in prompts:
+            for key in _prefixes(prompt):
+                self._seen.pop(key, None)
+                self._seen[key] = None
+        while len(self._seen) > _MOST_PREFIXES:
+            del self._seen[next(iter(self._seen))]
+
+    @override
+    def known_tokens(self, prompt: bytes) -> int:
+        """As many tokens of its beginning were here lately, at the least."""
+        known = [len(key) // _ID_BYTES for key in _prefixes(prompt) if key in self._seen]
+        return max(known, default=0)
+
+
+def _prefixes(prompt: bytes) -> list[bytes]:
+    """Its beginnings that are remembered."""
+    return [prompt[: _ID_BYTES * tokens] for tokens in _PREFIX_TOKENS if len(prompt) >= _ID_BYTES * tokens]
 
 
 def first_token_in_s(replicas: Collection[Replica], ahead: int, tokens: int, now_s: float) -> float:

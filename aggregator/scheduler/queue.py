@@ -125,6 +125,11 @@ class TokenQueue:
                 return waiting.tokens // (2 if priority is Priority.INTERACTIVE else 1), waiting.max_wait_s
         return 0, 0.0
 
+    def next_ids(self) -> bytes:
+        """Token ids of what has waited longest in the most urgent class; empty when nothing waits."""
+        places = (waiting.oldest_place() for waiting in self.classes)
+        return next((place[3].token_ids for place in places if place is not None), b"")
+
     def __len__(self) -> int:
         """Entries waiting, all classes."""
         first, second, third = self.classes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import inf
@@ -265,20 +266,32 @@ class Replica:
         step_tokens = min(tokens, self.token_budget)
         return min(tokens, int(left_s / self.step_time_s(step_tokens)) * step_tokens)
 
-    def cut_tokens(self, queued_tokens: int, backlog_tokens: int = 0, within_s: float = 0.0) -> int:
+    def cut_tokens(
+        self, queued_tokens: int, backlog_tokens: int = 0, within_s: float = 0.0, share_tokens: int = 0
+    ) -> int:
         """Tokens that the next batch may hold here, in a step that takes no longer than `within_s`.
 
         A backlog goes in larger ones than the budget, because what a batch costs besides its tokens is then paid for
         more of them. Else it is the budget, or half of it where more than half of one waits and others send: the server
         merges batches into one step while they fit the budget together. Two that are a little longer than half of it
-        do not, and each runs alone in a step that could have held more.
+        do not, and each runs alone in a step that could have held more. `share_tokens`, of what waits for each replica,
+        count where texts are generated.
         """
+        del share_tokens
         budget = self.token_budget
         if backlog_tokens > budget:
             return max(budget, min(backlog_tokens, self._tokens_within(within_s)))
         if self._sharing < self._policy.shared_from or not budget // 2 < queued_tokens < budget:
             return budget
         return budget // 2
+
+    def note_prompts(self, prompts: Iterable[bytes]) -> None:
+        """These (ids, int32 little endian) are on their way; who embeds keeps nothing of them."""
+
+    def known_tokens(self, prompt: bytes) -> int:
+        """Tokens of its beginning that need not be computed here again."""
+        del prompt
+        return 0
 
     def has_evidence(self, now_s: float) -> bool:
         """Whether a reply came lately that bears predictions out, so that they may refuse a query."""

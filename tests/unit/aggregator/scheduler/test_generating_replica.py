@@ -156,3 +156,48 @@ def test_nothing_is_expected_without_fresh_evidence() -> None:
     idle.finished(0)
     idle.observe_load(free_kv_tokens=0, running=9)
     assert first_token_in_s([idle], 9, 10, 1.0) == 0.0, "none of ours would end"
+
+
+@pytest.mark.parametrize(("share", "cut"), [(0, 500), (800, 800), (9000, 2000)])
+def test_it_takes_its_share_of_the_prompts_that_wait_at_once(share: int, cut: int) -> None:
+    server = GeneratingReplica("a", CURVE, 500, ReplicaPolicy(), kv_tokens=9_000, max_sequences=99, capacity=2000)
+    assert server.cut_tokens(10_000, 0, 0.0, share) == cut
+
+
+def ids(*values: int) -> bytes:
+    return b"".join(value.to_bytes(4, "little") for value in values)
+
+
+TALK, OTHER = ids(*range(300)), ids(*range(64), *range(1000, 1300))
+
+
+def test_it_knows_the_beginnings_of_the_prompts_that_it_had_lately() -> None:
+    server = replica()
+    server.note_prompts([ids(1, 2, 3), TALK])
+    assert [server.known_tokens(each) for each in (ids(1, 2, 3), TALK, OTHER, OTHER[4:])] == [0, 256, 64, 0]
+    server.note_prompts(ids(number, *range(1, 64)) for number in range(2000))
+    assert server.known_tokens(TALK) == 0, "forgotten"
+    assert Replica("c", CURVE, 500, ReplicaPolicy()).known_tokens(TALK) == 0
+
+
+def test_a_conversation_goes_on_where_it_was_unless_that_takes_longer() -> None:
+    dispatcher = Dispatcher("d", DispatchPolicy(by_prefix=True))
+    a, b = replica("a", kv_tokens=9000), replica("b", kv_tokens=9000)
+    dispatcher.replicas["a"], dispatcher.replicas["b"] = a, b
+
+    def sent(prompt: bytes) -> str:
+        """Who takes a prompt; its texts end at once."""
+        dispatcher.queue.put(Query(None, 0, Priority.DEFAULT, "", 1.0, inf), prompt, len(prompt) // 4)
+        (batch,) = dispatcher.due(1.0, max_entries=9).batches
+        took_s = CURVE.time_s(batch.token_count)
+        dispatcher.done(batch, StepReport(batch.token_count, took_s, 0, 0.0, 0.0), 1.0)
+        return batch.replica.name
+
+    b.note_prompts([TALK])
+    assert [sent(TALK), sent(OTHER), sent(ids(*range(500, 600)))] == ["b", "b", "a"]
+    slow = GeneratingReplica(
+        "b", Curve(0.0, 0.05, 0.0001, 500, Rule.THROUGHPUT, 2048), 500, ReplicaPolicy(), kv_tokens=9000, max_sequences=4
+    )
+    slow.note_prompts([TALK])
+    dispatcher.replicas["b"] = slow
+    assert sent(TALK) == "a"
