@@ -87,6 +87,7 @@ class Aggregator:
         self._report = DemandReport(self._models, meter, defaults, self._deliveries)
         self._demand = DemandServer(settings.demand.bind, self._report) if settings.demand.bind else None
         self._work: list[asyncio.Task[None]] = []
+        self._started = False
 
     def _open_kafka(self, settings: AggregatorSettings, tracing: Tracing) -> None:
         def on_fenced(leases: Sequence[Lease]) -> None:
@@ -144,6 +145,7 @@ class Aggregator:
         if self._grpc is not None:
             await self._grpc.server.start()
             await self._grpc.server.set_serving(serving=True)
+        self._started = True
         _LOG.info(
             "aggregator started",
             extra={
@@ -175,8 +177,8 @@ class Aggregator:
 
     def _models_ready(self) -> str | None:
         """Ready when some model can be served, or waits for its first pod: one that cannot must not take the others."""
-        if self._draining:
-            return "draining"
+        if self._draining or not self._started:
+            return "draining" if self._draining else "starting"
         if any(model.available or model.scales_to_zero for model in self._models):
             return None
         return "no model server is available"
