@@ -17,7 +17,7 @@ _SMALL = {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"memory": "51
 _IMAGES: dict[str, Any] = {"registry": "localhost", "pullPolicy": "Never"}
 
 
-def synthetic(kafka: str, **more: Any) -> dict[str, Any]:
+def synthetic(kafka: str, /, **more: Any) -> dict[str, Any]:
     """Values with the engine that sleeps its latency curve; `more` is merged over them."""
     values: dict[str, Any] = {
         "kafka": {"bootstrapServers": kafka},
