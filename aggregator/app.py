@@ -177,8 +177,10 @@ class Aggregator:
 
     def _models_ready(self) -> str | None:
         """Ready when some model can be served, or waits for its first pod: one that cannot must not take the others."""
-        if self._draining or not self._started:
-            return "draining" if self._draining else "starting"
+        if self._draining:
+            return "draining"
+        if not self._started:
+            return "starting"
         if any(model.available or model.scales_to_zero for model in self._models):
             return None
         return "no model server is available"
