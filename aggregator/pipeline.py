@@ -27,11 +27,11 @@ from aggregator.admission.routing import UNQUEUED, route_all, unroute
 from aggregator.admission.tokenizers.token_counts import apart
 from aggregator.admission.tokenizers.tokenizer import Tokenizer
 from aggregator.errors import BatchFailed, Code, EngineFailed, ModelServerBusy, ModelServerLost, ModelUnavailable
-from aggregator.generating import Generating
 from aggregator.observability.demand import DemandMeter
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
 from aggregator.replicas.engine import Engine, Pool, StepResult, TextEngine, outgoing
+from aggregator.replicas.texts.generating import Generating
 from aggregator.request import Failure, Request, request_of
 from aggregator.scheduler.dispatcher import Batch
 from aggregator.scheduler.work_item import Query

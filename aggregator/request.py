@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from aggregator.errors import Code, TokenbatchError
 from aggregator.replicas.results import Vector
-from aggregator.replicas.texts import Text
+from aggregator.replicas.texts.text import Text
 from aggregator.scheduler.work_item import Entry, Priority, Query
 from protos.embedding.v1 import embedding_pb2 as pb
 

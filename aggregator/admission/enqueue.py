@@ -11,7 +11,7 @@ from aggregator.admission.limits import Gate
 from aggregator.admission.model_revision import ModelRevision
 from aggregator.admission.tokenizers.token_counts import Counted, count_long, count_together, is_long, too_long
 from aggregator.errors import Code, InvalidRequest
-from aggregator.replicas.texts import Text
+from aggregator.replicas.texts.text import Text
 from aggregator.request import Failure, Request
 from aggregator.scheduler.generating_replica import first_token_in_s
 from aggregator.scheduler.queue import TokenQueue

@@ -12,7 +12,7 @@ from aggregator.admission.tokenizers.tokenizer import TextTokenizer, TokenBatch,
 from aggregator.errors import InvalidRequest
 from aggregator.replicas.answers import differences
 from aggregator.replicas.engine import Engine, ServerDescription
-from aggregator.replicas.texts import Text
+from aggregator.replicas.texts.text import Text
 from aggregator.request import Options, Request, request_of
 from aggregator.scheduler.budget.controller import Promise, SlaGoal
 from aggregator.scheduler.dispatcher import Batch, Dispatcher, DispatchPolicy

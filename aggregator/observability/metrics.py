@@ -24,7 +24,7 @@ from aggregator.errors import Code
 from aggregator.observability.gathered import Gatherer, Instrument
 from aggregator.observability.snapshot import GAUGES, OnLoop, TakeSnapshot, gauge_values
 from aggregator.replicas.engine import StepResult
-from aggregator.replicas.texts import Text
+from aggregator.replicas.texts.text import Text
 from aggregator.request import Failure
 
 _DURATION_BOUNDS_S = (

@@ -30,7 +30,7 @@ from opentelemetry.trace import (
 
 if TYPE_CHECKING:
     from aggregator.errors import Code
-    from aggregator.replicas.texts import Text
+    from aggregator.replicas.texts.text import Text
     from aggregator.request import Request
 
 MAX_LINKS = 128

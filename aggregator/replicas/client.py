@@ -15,7 +15,7 @@ from aggregator.errors import BatchFailed, EngineFailed, ModelServerBusy, ModelS
 from aggregator.observability.tracing import Tracing
 from aggregator.replicas.answers import MAX_MESSAGE_BYTES, BadDescription, checked_description, checked_result
 from aggregator.replicas.engine import GeneratingLoad, OutgoingBatch, Sequence, ServerDescription, StepResult
-from aggregator.replicas.generation import GenerateCall, StreamStreamCall
+from aggregator.replicas.texts.generate_call import GenerateCall, StreamStreamCall
 from protos.modelserver.v1 import modelserver_pb2 as pb
 
 M = TypeVar("M", bound=Message)

@@ -17,7 +17,7 @@ from aggregator.errors import BatchFailed, ModelServerBusy
 from aggregator.replicas.answers import BadDescription, differences
 from aggregator.replicas.client import GrpcEngine, ModelServerClient
 from aggregator.replicas.engine import Engine, OutgoingBatch, PoolMembers, ServerDescription
-from aggregator.replicas.generation import probe
+from aggregator.replicas.texts.generate_call import probe
 
 _LOG = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
 
 from aggregator.errors import InvalidRequest, Undecodable
-from aggregator.replicas.texts import Text
+from aggregator.replicas.texts.text import Text
 from aggregator.request import Defaults, Failure, Options, Origin, Request
 from aggregator.sources.parsing import MAX_TOKEN_IDS, SMALL_BYTES, count_token_ids, fields, priority_of
 from aggregator.sources.response import fill_status, json_of

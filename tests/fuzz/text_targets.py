@@ -15,7 +15,7 @@ from google.protobuf import json_format
 
 from aggregator.errors import BatchFailed, Code, ModelServerLost, RequestError
 from aggregator.replicas import generation as server_steps
-from aggregator.replicas.generation import GenerateCall
+from aggregator.replicas.texts.generate_call import GenerateCall
 from aggregator.request import Failure, Request
 from aggregator.settings.aggregator import KafkaSettings, TopicSettings
 from aggregator.sources import generation

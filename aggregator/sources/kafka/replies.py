@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from aggregator.errors import Code, InvalidRequest
 from aggregator.replicas.results import vector_bytes
-from aggregator.replicas.texts import Text
+from aggregator.replicas.texts.text import Text
 from aggregator.request import Failure, Request
 from aggregator.sources import generation as texts
 from aggregator.sources.kafka.codec import Header, Refused, route_of

@@ -21,7 +21,7 @@ import numpy as np  # noqa: E402 - vLLM reads its environment when it is importe
 from vllm import LLM, SamplingParams, TokensPrompt  # noqa: E402
 
 from aggregator.admission.tokenizers.fast_tokenizer import FastTokenizer  # noqa: E402
-from aggregator.replicas.texts import Text  # noqa: E402
+from aggregator.replicas.texts.text import Text  # noqa: E402
 from loadtest.texts.smollm2 import smollm2  # noqa: E402
 from modelserver.engines.core import LoadOptions  # noqa: E402
 from modelserver.engines.vllm_generator import VllmGenerator, load  # noqa: E402

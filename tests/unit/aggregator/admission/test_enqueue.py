@@ -22,7 +22,7 @@ from aggregator.admission.quotas import QuotaPolicy, Quotas
 from aggregator.admission.tokenizers.tokenizer import TokenBatch
 from aggregator.errors import Code
 from aggregator.replicas.engine import Generating
-from aggregator.replicas.texts import Text
+from aggregator.replicas.texts.text import Text
 from aggregator.request import Failure, Options, Origin, Request
 from aggregator.scheduler.budget.controller import SlaGoal
 from aggregator.scheduler.dispatcher import DispatchPolicy

@@ -18,13 +18,13 @@ from aggregator.admission.limits import Gate
 from aggregator.admission.model_revision import ModelRevision
 from aggregator.admission.quotas import QuotaPolicy, Quotas
 from aggregator.errors import Code, EngineFailed, ModelServerLost
-from aggregator.generating import Generating
 from aggregator.observability.gathered import Gatherer
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
 from aggregator.replicas import engine as ports
 from aggregator.replicas.engine import GeneratingLoad
-from aggregator.replicas.texts import Text
+from aggregator.replicas.texts.generating import Generating
+from aggregator.replicas.texts.text import Text
 from aggregator.request import Failure, Options, Origin, Request
 from aggregator.scheduler.dispatcher import DispatchPolicy
 from aggregator.scheduler.generating_replica import GeneratingReplica

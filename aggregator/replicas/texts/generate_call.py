@@ -17,7 +17,7 @@ import numpy as np
 
 from aggregator.errors import BatchFailed, Code, ModelServerLost
 from aggregator.replicas.engine import GeneratingLoad, Sequence, ServerDescription, TextEngine
-from aggregator.replicas.texts import logprobs_of
+from aggregator.replicas.texts.text import logprobs_of
 from protos.generation.v1.generation_pb2 import TokenLogprobs
 from protos.modelserver.v1 import modelserver_pb2 as pb
 

@@ -22,7 +22,7 @@ from aggregator.errors import BatchFailed, Code, EngineFailed, ModelServerLost
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
 from aggregator.replicas.engine import Pool, TextEngine
-from aggregator.replicas.texts import Text
+from aggregator.replicas.texts.text import Text
 from aggregator.request import Failure, Request, request_of
 from aggregator.scheduler.dispatcher import Batch
 from aggregator.scheduler.generating_replica import GeneratingReplica

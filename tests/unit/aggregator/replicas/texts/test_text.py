@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aggregator.replicas.texts import Text, logprobs_of
+from aggregator.replicas.texts.text import Text, logprobs_of
 from protos.generation.v1 import generation_pb2 as pb
 
 
