@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
 
 from tests.chart.in_cluster import upgrade
-from tests.chart.rendering import Object
+from tests.chart.rendering import Object, find, render
 
 PATH = "/apis/apiregistration.k8s.io/v1/apiservices/v1beta1.external.metrics.k8s.io"
 KEDA = ("keda", "keda-operator-metrics-apiserver")
@@ -23,20 +24,14 @@ def registration(namespace: str, name: str, mark: str = "", owner: str = "") -> 
     return {PATH: {**kind, "metadata": metadata, "spec": {"service": service}}}
 
 
-BEFORE: dict[str, Object] = {
-    "/api/v1/namespaces/ns/configmaps/t-tokenbatch-scaler": {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {
-            "name": "t-tokenbatch-scaler",
-            "namespace": "ns",
-            "labels": {"app.kubernetes.io/managed-by": "Helm"},
-            "annotations": {"meta.helm.sh/release-name": "t", "meta.helm.sh/release-namespace": "ns"},
-        },
-        "data": {"scaler.yaml": "api: {enabled: true}"},
-    }
-}
-"""What the release was with the mode hpa."""
+def settings_in_mode_hpa() -> dict[str, Object]:
+    """What the cluster has of a release that was installed with the mode hpa."""
+    settings = deepcopy(find(render("default"), "ConfigMap", "t-tokenbatch-scaler"))
+    settings["metadata"]["annotations"] = {"meta.helm.sh/release-name": "t", "meta.helm.sh/release-namespace": "ns"}
+    return {"/api/v1/namespaces/ns/configmaps/t-tokenbatch-scaler": settings}
+
+
+BEFORE = settings_in_mode_hpa()
 OURS = registration("ns", "t-tokenbatch-scaler", "ns/t-tokenbatch-scaler", "t-tokenbatch-scaler-ns")
 NEIGHBOURS = registration("elsewhere", "b-scaler", "elsewhere/b-scaler")
 OTHERS = registration(*KEDA)

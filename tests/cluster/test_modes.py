@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Generator
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from tests.cluster.release import (
     METRICS_API,
     NAME,
     NAMESPACE,
+    Object,
     Release,
     get,
     kube,
@@ -59,6 +61,19 @@ def test_the_webhook_lets_a_scaled_object_come_beside_the_charts_autoscaler_alon
     kube(*annotate, f"{OWNERSHIP}-")
     until(lambda: "already managed by the hpa" in keda_on_cluster.refused(new, NAMESPACE), "it is refused", 10.0)
     kube(*annotate, f"{OWNERSHIP}=false")
+
+
+def test_keda_is_refused_while_the_scaler_serves_the_metrics_api_and_nothing_changes(release: Release) -> None:
+    until(lambda: metrics_api() is not None, "the scaler serves the metrics API", 60.0)
+    before = get("deployment,hpa,scaledobject,configmap,apiservice")["items"]
+    said = release.refused({"autoscaling": {"mode": "keda"}})
+    assert "helm upgrade --install keda" in said
+    assert "Nothing was changed" in said
+    assert _specs(get("deployment,hpa,scaledobject,configmap,apiservice")["items"]) == _specs(before)
+
+
+def _specs(objects: list[Object]) -> list[Any]:
+    return [(each["kind"], each["metadata"]["name"], each.get("spec"), each.get("data")) for each in objects]
 
 
 async def test_every_way_between_modes_and_back_loses_nothing(release: Release) -> None:
