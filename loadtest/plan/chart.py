@@ -10,8 +10,7 @@ from typing import Any
 import yaml
 
 from k8s.scaler.measuring.demand import DemandPolicy
-from loadtest.simulate.hpa import HpaPolicy
-from loadtest.simulate.scenario import Autoscale
+from loadtest.simulate.scaling import Autoscale, HpaPolicy
 
 DEFAULTS = Path(__file__).parents[2] / "helm/tokenbatch/values.yaml"
 _DEMAND = ("drain_s", "utilisation", "peak_hold_s", "max_age_s")

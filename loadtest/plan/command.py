@@ -21,13 +21,12 @@ from loadtest.plan.chart import scaling
 from loadtest.report.plots import draw_column
 from loadtest.report.section import Plot, Series
 from loadtest.screen import OUTPUT
-from loadtest.simulate.arrivals import Replayed
 from loadtest.simulate.curves import find
-from loadtest.simulate.lengths import Drawn
+from loadtest.simulate.load import Drawn, Replayed
 from loadtest.simulate.outcome import Outcome
 from loadtest.simulate.pool import Pool
 from loadtest.simulate.scenario import Kind, Policy, Scenario
-from loadtest.simulate.world import simulate
+from loadtest.simulate.simulation import simulate
 from protos.modelserver.v1.curve import Curve
 
 _ENOUGH = 0.99

@@ -10,13 +10,13 @@ from typing import NamedTuple
 from loadtest.report.load import Effort, SectionMaker, look
 from loadtest.report.section import Plot, Section, Series, Table
 from loadtest.simulate import cases
-from loadtest.simulate.arrivals import Steady
 from loadtest.simulate.curves import find
+from loadtest.simulate.load import Steady
 from loadtest.simulate.outcome import Outcome
 from loadtest.simulate.pool import Pool
-from loadtest.simulate.scenario import Kind, Mishap, Policy, Scenario, Trouble
+from loadtest.simulate.scenario import Fault, FaultKind, Kind, Policy, Scenario
+from loadtest.simulate.simulation import simulate
 from loadtest.simulate.sweep import SWEPT_ON, Compared, best, compare
-from loadtest.simulate.world import simulate
 
 _MOST_P99_MS = 300.0
 """Of the plot of all cases: more is a queue that grew until its queries were given up."""
@@ -38,8 +38,8 @@ def slowed(effort: Effort) -> Scenario:
     # Half of what is promised, less the rest, is a step of three quarters of the saturation point.
     slo_s = round(2.0 * curve.time_s(3 * curve.saturation_point // 4) + 0.004, 3)
     rate = 1.3 * cases.capacity(curve, base.lengths)
-    trouble = Trouble(third, 0, Mishap.SLOW, 1.8, third)
-    return replace(base, slo_s=slo_s, deadline_s=2 * slo_s, arrivals=Steady(rate), noise=0.1, troubles=(trouble,))
+    fault = Fault(third, 0, FaultKind.SLOW, 1.8, third)
+    return replace(base, slo_s=slo_s, deadline_s=2 * slo_s, arrivals=Steady(rate), noise=0.1, faults=(fault,))
 
 
 def _step(effort: Effort, pool: Pool) -> Section:

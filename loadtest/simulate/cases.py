@@ -7,16 +7,14 @@ from functools import cache
 from math import inf
 
 from aggregator.scheduler.work_item import Priority
-from loadtest.simulate.arrivals import Bursts, Day, Replay, Steady, Steps
 from loadtest.simulate.curves import find
-from loadtest.simulate.desk import Work
-from loadtest.simulate.hpa import HpaPolicy
-from loadtest.simulate.lengths import Kind, Lengths
-from loadtest.simulate.scenario import Autoscale, Mishap, Scenario, Trouble
+from loadtest.simulate.load import Bursts, Day, Lengths, QueryKind, Replay, Steady, Steps
+from loadtest.simulate.scaling import Autoscale, HpaPolicy
+from loadtest.simulate.scenario import Fault, FaultKind, Scenario, Work
 from protos.modelserver.v1.curve import Curve
 
 MIXED = Lengths(documents=0.1)
-SKEWED = Lengths(Kind.LOGNORMAL)
+SKEWED = Lengths(QueryKind.LOGNORMAL)
 _BATCH_COSTS = Work(step_s=0.004)
 """What a batch costs a server on two processors besides its step, which no other batch's step hides."""
 
@@ -42,9 +40,9 @@ def case(name: str, *, curve: str = "a100-like", seconds: float = 20.0) -> Scena
         "skewed": replace(base, arrivals=Steady(0.8 * capacity(shape, SKEWED)), lengths=SKEWED),
         "overload": replace(base, arrivals=Steady(1.2 * one), deadline_s=slo_s),
         "slow-pod": replace(
-            base, arrivals=Steady(0.6 * 4 * one), pods=4, troubles=(Trouble(0.25 * seconds, 0, Mishap.SLOW, 3.0),)
+            base, arrivals=Steady(0.6 * 4 * one), pods=4, faults=(Fault(0.25 * seconds, 0, FaultKind.SLOW, 3.0),)
         ),
-        "pod-dies": replace(base, arrivals=Steady(0.6 * 4 * one), pods=4, troubles=(_death(seconds),)),
+        "pod-dies": replace(base, arrivals=Steady(0.6 * 4 * one), pods=4, faults=(_death(seconds),)),
         "step": replace(base, arrivals=Steps(((0.0, 0.3 * one), (0.4 * seconds, 0.95 * one)))),
         "shared": replace(base, arrivals=Steady(0.8 * 4 * one), pods=4, aggregators=4),
         "backlog": replace(
@@ -92,7 +90,7 @@ def synthetic_day(day_s: float = 7200.0) -> Scenario:
 def batcher(size: int, seconds: float = 20.0) -> Scenario:
     """Seed 003's model at 70 % of what batches of `size` allow; the policies have no network, nor anything else."""
     rate = 0.7 * size / find("batcher").time_s(size)
-    lengths = Lengths(Kind.FIXED, fixed_tokens=1, longest=1)
+    lengths = Lengths(QueryKind.FIXED, fixed_tokens=1, longest=1)
     base = Scenario(f"batcher-{size}", Steady(rate), seconds, curve="batcher", lengths=lengths, noise=0.0)
     return replace(base, intake_s=0.0, network_s=0.0, complete_s=0.0)
 
@@ -124,8 +122,8 @@ def _scaled(name: str) -> Scenario:
     )
 
 
-def _death(seconds: float) -> Trouble:
-    return Trouble(0.5 * seconds, 1, Mishap.DIES)
+def _death(seconds: float) -> Fault:
+    return Fault(0.5 * seconds, 1, FaultKind.DIES)
 
 
 @cache

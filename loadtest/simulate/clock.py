@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from loadtest.simulate.step_times import StepTimes
+from loadtest.simulate.curves import StepTimes
 
 _BLOCK = 8192
 

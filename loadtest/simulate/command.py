@@ -15,12 +15,12 @@ from rich.table import Table
 from loadtest.options import fail, positive, positive_int
 from loadtest.screen import ERRORS, OUTPUT
 from loadtest.simulate import cases
-from loadtest.simulate.mechanisms import Mechanism
+from loadtest.simulate.core_aggregator import Mechanism
 from loadtest.simulate.outcome import Outcome
 from loadtest.simulate.pool import Pool
 from loadtest.simulate.scenario import Kind, Policy, Scenario
+from loadtest.simulate.simulation import simulate
 from loadtest.simulate.sweep import best
-from loadtest.simulate.world import simulate
 
 _WIDTH = 110
 """Of the table where the terminal's is unknown, or less."""

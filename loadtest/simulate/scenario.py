@@ -8,22 +8,43 @@ from math import inf
 
 from aggregator.scheduler.budget.controller import SlaGoal, Steering
 from aggregator.scheduler.work_item import Priority
-from k8s.scaler.measuring.demand import DemandPolicy
 from loadtest.generation.paper_sla import PaperSteering
-from loadtest.simulate.arrivals import Arrivals
-from loadtest.simulate.core_sender import CoreSender
-from loadtest.simulate.desk import Work
-from loadtest.simulate.hpa import HpaPolicy
-from loadtest.simulate.lengths import Lengths
-from loadtest.simulate.mechanisms import Mechanism
-from loadtest.simulate.plain_sender import Closing, PlainSender
-from loadtest.simulate.pod import Engine
-from loadtest.simulate.sender import Sender
-from loadtest.simulate.step_times import StepTimes
+from loadtest.simulate.aggregator import Aggregator
+from loadtest.simulate.core_aggregator import CoreAggregator, Mechanism
+from loadtest.simulate.curves import StepTimes
+from loadtest.simulate.load import Arrivals, Lengths
+from loadtest.simulate.model_servers import Engine
+from loadtest.simulate.plain_aggregator import Closing, PlainAggregator
+from loadtest.simulate.scaling import Autoscale
 from protos.modelserver.v1.curve import Curve
 
 
-class Mishap(StrEnum):
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Processor seconds of an aggregator, and of callers on the same core: half before the engine, half after it.
+
+    `call_s` of a query's caller, `query_s` of each query, `batch_s` of each batch; `step_s` of each engine step is the
+    model server's own, on the engine's core, beside the step itself. A batch's queries are answered before callers
+    read any. All 0: nothing waits for a core, as where there are enough of them.
+    """
+
+    call_s: float = 0.0
+    query_s: float = 0.0
+    batch_s: float = 0.0
+    step_s: float = 0.0
+
+    def __str__(self) -> str:
+        """In milliseconds."""
+        each = (("call", self.call_s), ("query", self.query_s), ("batch", self.batch_s), ("step", self.step_s))
+        return "a core for " + ", ".join(f"{1e3 * work_s:.2f} ms a {what}" for what, work_s in each)
+
+    @property
+    def waits(self) -> bool:
+        """Whether an aggregator's core can be busy at all."""
+        return self.call_s > 0.0 or self.query_s > 0.0 or self.batch_s > 0.0
+
+
+class FaultKind(StrEnum):
     """What happens to a pod."""
 
     SLOW = "slow"
@@ -32,25 +53,14 @@ class Mishap(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class Fault:
     """From `at_s` on, for `for_s` seconds, something is wrong with a pod; one that dies starts anew at once."""
 
     at_s: float
     pod: int
-    mishap: Mishap
+    kind: FaultKind
     factor: float = 3.0
     for_s: float = inf
-
-
-@dataclass(frozen=True, slots=True)
-class Autoscale:
-    """The scaler's demand formula and the autoscaler behind it; a new pod serves after `start_s`."""
-
-    hpa: HpaPolicy = field(default_factory=HpaPolicy)
-    demand: DemandPolicy = field(default_factory=DemandPolicy)
-    start_s: float = 90.0
-    discovery_s: float = 2.0
-    publish_s: float = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +93,7 @@ class Scenario:
     max_held_tokens: int = 500_000
     backlog: int = 0
     priority: Priority = Priority.INTERACTIVE
-    troubles: tuple[Trouble, ...] = ()
+    faults: tuple[Fault, ...] = ()
     autoscale: Autoscale | None = None
     sample_s: float = 0.0
     calm_share: float = 1.0
@@ -149,11 +159,11 @@ class Policy:
         tokens = min(float(curve.saturation_point), queries * usual_tokens)
         return tokens / curve.time_s(int(tokens))
 
-    def sender(self, number: int, scenario: Scenario, engine: Engine) -> Sender:
+    def aggregator(self, number: int, scenario: Scenario, engine: Engine) -> Aggregator:
         """One aggregator that follows it."""
         if self.kind in {Kind.OURS, Kind.SLA_PAPER}:
             goal = SlaGoal(answer_s=scenario.slo_s) if self.sla and not self.tokens else None
-            return CoreSender(
+            return CoreAggregator(
                 number,
                 engine,
                 token_budget=self.tokens or None,
@@ -163,7 +173,7 @@ class Policy:
                 without=self.without,
                 steering=Steering if self.kind is Kind.OURS else PaperSteering,
             )
-        return PlainSender(number, engine, self._closing(engine), scenario.max_held_tokens)
+        return PlainAggregator(number, engine, self._closing(engine), scenario.max_held_tokens)
 
     def _closing(self, engine: Engine) -> Closing:
         queries, tokens = engine.step_queries, engine.step_tokens

@@ -14,9 +14,8 @@ from rich.table import Table
 from loadtest.options import fail, positive, positive_int
 from loadtest.screen import ERRORS, OUTPUT
 from loadtest.simulate.cases import capacity
-from loadtest.simulate.curves import find
-from loadtest.simulate.lengths import Lengths
-from loadtest.simulate.step_times import step_times
+from loadtest.simulate.curves import find, step_times
+from loadtest.simulate.load import Lengths
 from loadtest.stack.errors import StackError
 from loadtest.stack.service import Aggregator, ModelServer
 from loadtest.validate import live, sla

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import median
 
-from loadtest.simulate.arrivals import Steady
-from loadtest.simulate.desk import Work
+from loadtest.simulate.curves import StepTimes
+from loadtest.simulate.load import Steady
 from loadtest.simulate.outcome import Outcome
-from loadtest.simulate.scenario import Kind, Policy, Scenario
-from loadtest.simulate.step_times import StepTimes
-from loadtest.simulate.world import simulate
+from loadtest.simulate.scenario import Kind, Policy, Scenario, Work
+from loadtest.simulate.simulation import simulate
 
 TOLERANCE = 0.15
 """Of the live median of p50s, for the simulator's."""

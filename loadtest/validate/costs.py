@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from loadtest.processor import cpu_s
 from loadtest.prometheus import totals
-from loadtest.simulate.desk import Work
+from loadtest.simulate.scenario import Work
 from loadtest.stack.service import Aggregator, ModelServer
 
 

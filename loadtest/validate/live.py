@@ -20,7 +20,7 @@ import numpy.typing as npt
 from aggregator.errors import ungrouped
 from loadtest.clients.messages import NO_WISHES, request
 from loadtest.questions import bundled_questions
-from loadtest.simulate.arrivals import Steady
+from loadtest.simulate.load import Steady
 from loadtest.stack.errors import StackError
 from loadtest.stack.service import Aggregator, ModelServer, without_kafka
 from protos.embedding.v1 import embedding_pb2 as pb

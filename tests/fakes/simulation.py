@@ -1,63 +1,57 @@
-"""A pool of model servers in virtual time, with networks that take their time, driven by the real dispatcher."""
+"""Simulated model servers behind the real dispatcher, for tests that say what comes when, and which server fails."""
 
 from __future__ import annotations
 
-import random
-from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
-from functools import partial
-from heapq import heappop, heappush
 from math import inf
+
+import numpy as np
 
 from aggregator.scheduler.dispatcher import Batch, Dispatcher
 from aggregator.scheduler.replica import ReplicaPolicy, StepReport
 from aggregator.scheduler.work_item import Entry, Priority, Query
+from loadtest.simulate.aggregator import InFlightBatch
+from loadtest.simulate.clock import Clock, Noise
+from loadtest.simulate.core_aggregator import in_flight
+from loadtest.simulate.curves import slower
+from loadtest.simulate.model_servers import Engine, Pod
 from protos.modelserver.v1.curve import Curve, Rule
 
 CURVE = Curve(floor_s=0.010, fixed_s=0.004, per_token_s=1e-5, saturation_point=600, rule=Rule.HINGE, max_tokens=8192)
 """A step takes 10 ms up to 600 tokens, then 10 µs more per token."""
 
 RESTART_S = 0.5
-
-Asked = tuple[Batch, float]
-"""What a server was sent, and when it came."""
+_START_S = 100.0
 
 
 def ignore(_: object) -> None:
     """What a query's index is good for when nobody asks for it."""
 
 
-@dataclass(slots=True)
-class Server:
-    """One model server: a step at a time, in order of arrival.
+def _unconnected(batch: InFlightBatch, report: StepReport) -> None:
+    raise AssertionError(f"no simulation takes {report} of {batch}")
 
-    A batch that `kills` it fails and takes it away for a while, unless it `survives`.
+
+class Server(Pod):
+    """A model server and what was seen of it. A batch that `kills` it takes it away for a while, unless it `survives`.
+
+    `idle_s`: by the time at which a step began, how long the engine had been idle before it.
     """
 
-    name: str
-    slowness: float = 1.0
-    curve: Curve = CURVE
-    hangs: bool = False
-    kills: Callable[[Batch], bool] = lambda _: False
-    survives: bool = False
-    deaths: int = 0
-    waiting: deque[Asked] = field(default_factory=deque[Asked])
-    running: bool = False
-    ended_s: float = 0.0
-    idle_s: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
-    sent: list[tuple[float, Batch]] = field(default_factory=list[tuple[float, Batch]])
+    def __init__(self, name: str, slowness: float = 1.0, *, survives: bool = False) -> None:
+        clock, noise = Clock(), Noise(np.random.default_rng(0), 0.0)
+        super().__init__(0, Engine(CURVE), clock, noise, _unconnected, slowness)
+        self.name = name
+        self.survives = survives
+        self.kills: Callable[[Batch], bool] = lambda _: False
+        self.deaths = 0
+        self.idle_s: dict[float, float] = {}
+        self.sent: list[tuple[float, Batch]] = []
 
     @property
     def measured(self) -> Curve:
         """Its own curve, as it would measure it at start."""
-        curve, factor = self.curve, self.slowness
-        return replace(
-            curve,
-            floor_s=curve.floor_s * factor,
-            fixed_s=curve.fixed_s * factor,
-            per_token_s=curve.per_token_s * factor,
-        )
+        return slower(self.engine.curve, self.slowness)
 
 
 class Simulation:
@@ -68,30 +62,36 @@ class Simulation:
     ) -> None:
         self.dispatcher = dispatcher
         self.servers = {server.name: server for server in servers}
-        self.now_s = 100.0
+        self.clock = Clock()
+        self.clock.now_s = _START_S
         self.latency_s: dict[int, float] = {}
         self.refused: list[Query] = []
         self.poison: list[Query] = []
-        self._network_s = network_s
-        self._noise = random.Random(seed)
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._under_way: dict[str, tuple[Server, Batch]] = {}
-        self._order = 0
-        self._wake_s = inf
         self.asked = 0
+        self._network_s = network_s
+        self._noise = Noise(np.random.default_rng(seed), 0.02)
+        self._out: dict[str, InFlightBatch] = {}
+        self._wake_s = inf
+        for server in self.servers.values():
+            server.clock, server.noise, server.reply = self.clock, self._noise, self._stepped
+            server.idle_since_s = _START_S
+
+    @property
+    def now_s(self) -> float:
+        """Virtual seconds."""
+        return self.clock.now_s
 
     def at(self, time_s: float, act: Callable[[], None]) -> None:
-        """Do something at a time, then look for batches that are due."""
-        self._order += 1
-        heappush(self._events, (time_s, self._order, act))
+        """Do something at a time, then send the batches that are due."""
+        self.clock.at(time_s, lambda _: act())
 
     def run(self, until_s: float = inf) -> None:
         """Let time pass until then, or until nothing is left to happen."""
-        while self._events and self._events[0][0] <= until_s:
-            self.now_s, _, act = heappop(self._events)
-            act()
-            self._look()
-        self.now_s = max(self.now_s, until_s) if until_s < inf else self.now_s
+        clock = self.clock
+        while (next_s := clock.next_s()) <= until_s and next_s < inf:
+            clock.step()
+            self._dispatch()
+        clock.now_s = max(clock.now_s, until_s) if until_s < inf else clock.now_s
 
     def put(
         self, tokens: int, priority: Priority = Priority.DEFAULT, *, within_s: float = inf, tenant: str = ""
@@ -102,80 +102,68 @@ class Simulation:
         self.dispatcher.queue.put(query, self.asked.to_bytes(4, "little") * tokens, tokens)
         return self.asked
 
-    def _look(self) -> None:
-        due = self.dispatcher.due(self.now_s, max_entries=1024)
+    def _dispatch(self) -> None:
+        now_s = self.now_s
+        due = self.dispatcher.due(now_s, max_entries=1024)
         for query in due.expired + due.late:
             query.done = True
             self.refused.append(query)
         for batch in due.batches:
             server = self.servers[batch.replica.name]
-            server.sent.append((self.now_s, batch))
-            arrival_s = self.now_s + self._travel_s()
-            self._under_way[batch.batch_id] = (server, batch)
-            self.at(arrival_s, partial(self._arrive, server, (batch, arrival_s)))
-            self.at(self.now_s + batch.timeout_s, partial(self._fail, batch))
+            server.sent.append((now_s, batch))
+            sent = self._out[batch.batch_id] = in_flight(batch, 0, server.number)
+            self.clock.at(now_s + self._travel_s(), server.arrive, sent)
+            self.clock.at(now_s + batch.timeout_s, self._fail, sent)
         if due.wake_s < inf and due.wake_s != self._wake_s:
-            assert due.wake_s > self.now_s, "The dispatcher asks to be woken at once."
+            assert due.wake_s > now_s, "The dispatcher asks to be woken at once."
             self._wake_s = due.wake_s
-            self.at(due.wake_s, lambda: None)
+            self.clock.at(due.wake_s, ignore)
 
     def _travel_s(self) -> float:
-        return self._network_s * (0.5 + self._noise.expovariate(2.0))
+        return self._network_s * self._noise.delay()
 
-    def _arrive(self, server: Server, asked: Asked) -> None:
-        server.waiting.append(asked)
-        if not server.running:
-            self._step(server)
-
-    def _step(self, server: Server) -> None:
-        if not server.waiting or server.hangs:
-            return
-        batch, arrived_s = server.waiting.popleft()
-        duration_s = server.measured.time_s(batch.token_count) * self._noise.uniform(0.97, 1.03)
-        idle_s = self.now_s - server.ended_s
-        server.running = True
-        server.idle_s.append((self.now_s, idle_s))
-        report = StepReport(batch.token_count, duration_s, 0, idle_s, self.now_s - arrived_s)
-        self.at(self.now_s + duration_s, lambda: self._finish(server, batch, report))
-        self.at(self.now_s + duration_s, lambda: self._next_step(server))
-
-    def _next_step(self, server: Server) -> None:
-        server.running, server.ended_s = False, self.now_s
-        self._step(server)
-
-    def _finish(self, server: Server, batch: Batch, report: StepReport) -> None:
-        if server.kills(batch):
-            if server.survives:
-                self._fail(batch)
-            else:
-                self._die(server)
-            return
-        queued = sum(batch.token_count for batch, _ in server.waiting)
-        self.at(self.now_s + self._travel_s(), lambda: self._reply(batch, replace(report, queued_tokens=queued)))
+    def _stepped(self, sent: InFlightBatch, report: StepReport) -> None:
+        batch: Batch = sent.body
+        server = self.servers[batch.replica.name]
+        server.idle_s[self.now_s - report.step_duration_s] = report.idle_before_s
+        if not server.kills(batch):
+            self.clock.at(self.now_s + self._travel_s(), self._reply, (sent, report))
+        elif server.survives:
+            self._fail(sent)
+        else:
+            self._die(server)
 
     def _die(self, server: Server) -> None:
         """Its replica goes, what is out there fails, and a while later another server stands at the same address."""
         server.deaths += 1
-        server.waiting.clear()
+        server.die()
         replica = self.dispatcher.replicas.pop(server.name, None)
         if replica is None:
             return
-        for where, batch in list(self._under_way.values()):
-            if where is server:
-                self._fail(batch)
-        again = type(replica)(replica.name, server.measured, replica.token_budget, ReplicaPolicy())
-        self.at(self.now_s + RESTART_S, lambda: self.dispatcher.replicas.update({replica.name: again}))
+        for sent in list(self._out.values()):
+            if sent.body.replica.name == server.name:
+                self._fail(sent)
 
-    def _reply(self, batch: Batch, report: StepReport) -> None:
-        if self._under_way.pop(batch.batch_id, None):
-            self.dispatcher.done(batch, report, self.now_s)
-            for query in _alive(batch.entries):
+        def again() -> None:
+            server.dead = False
+            fresh = type(replica)(replica.name, server.measured, replica.token_budget, ReplicaPolicy())
+            self.dispatcher.replicas[replica.name] = fresh
+
+        self.at(self.now_s + RESTART_S, again)
+
+    def _reply(self, came: tuple[InFlightBatch, StepReport]) -> None:
+        sent, report = came
+        if self._out.pop(sent.body.batch_id, None):
+            sent.over = True
+            self.dispatcher.done(sent.body, report, self.now_s)
+            for query in _alive(sent.body.entries):
                 query.done = True
                 self.latency_s[query.index] = self.now_s - query.enqueued_s
 
-    def _fail(self, batch: Batch) -> None:
-        if self._under_way.pop(batch.batch_id, None):
-            for query in _alive(self.dispatcher.failed(batch, self.now_s, self._noise.random())):
+    def _fail(self, sent: InFlightBatch) -> None:
+        if self._out.pop(sent.body.batch_id, None):
+            sent.over = True
+            for query in _alive(self.dispatcher.failed(sent.body, self.now_s, self._noise.uniform())):
                 query.done = True
                 self.poison.append(query)
 

@@ -177,7 +177,7 @@ def test_nothing_is_refused_as_late_that_a_spare_replica_could_answer_in_time(co
     for one in dispatcher.replicas.in_use.values():
         one.sent("1", 100, 0.02)
     sim = Simulation(dispatcher, [])
-    sim.now_s = now_s = 0.031  # all are to be staged to
+    sim.clock.now_s = now_s = 0.031  # all are to be staged to
     sim.put(20, within_s=0.012)
     due = dispatcher.due(now_s, max_entries=1024)
     assert len(due.late) == (count == ENOUGH)

@@ -42,7 +42,7 @@ def flood(sim: Simulation, until_s: float, priority: Priority = Priority.BACKGRO
 
 def idle_share(server: Server, from_s: float, until_s: float) -> float:
     """Idle time between batches over all time, once the replica is warm."""
-    return sum(idle_s for at_s, idle_s in server.idle_s if from_s <= at_s < until_s) / (until_s - from_s)
+    return sum(idle_s for at_s, idle_s in server.idle_s.items() if from_s <= at_s < until_s) / (until_s - from_s)
 
 
 @pytest.mark.slow

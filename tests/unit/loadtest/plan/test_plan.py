@@ -93,8 +93,8 @@ def test_values_that_are_none_are_refused(tmp_path: Path, content: str) -> None:
 
 
 def rising(file: Path) -> Path:
-    """Three minutes of 40 queries a second, then seven of 400."""
-    times = [number / 40 for number in range(180 * 40)] + [180 + number / 400 for number in range(420 * 400)]
+    """A minute of 40 queries a second, then two of 400."""
+    times = [number / 40 for number in range(60 * 40)] + [60 + number / 400 for number in range(120 * 400)]
     file.write_text("time,tokens\n" + "".join(f"{time:.4f},12\n" for time in times))
     return file
 
@@ -105,13 +105,13 @@ def test_a_load_that_outgrows_its_pods_is_shown_what_more_of_them_buy(
 ) -> None:
     arrivals, plot = rising(tmp_path / "arrivals.csv"), tmp_path / "plan.svg"
     given = ["--arrivals", str(arrivals), "--profile", "minilm-cpu", "--slo", "300ms", "--cost-per-hour", "2"]
-    assert main(["plan", *given, "--start-s", "60", "--plot", str(plot)]) == 0
+    assert main(["plan", *given, "--start-s", "20", "--plot", str(plot)]) == 0
     told = capsys.readouterr().out
     rows = [line.split() for line in told.splitlines() if line.startswith("tokenbatch")]
     shares = [float(next(word for word in row if word.endswith("%")).rstrip("%")) for row in rows]
     assert rows[0][1:4] == ["1", "to", "8"]
     assert max(shares) > shares[0]
-    assert "Pods start in 60 s" in told
+    assert "Pods start in 20 s" in told
     values = yaml.safe_load(told[told.index("modelServer:") :])
     best = shares.index(max(shares))
     assert values["modelServer"]["autoscaling"]["minReplicas"] == int(rows[best][1])

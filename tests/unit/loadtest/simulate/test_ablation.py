@@ -11,12 +11,12 @@ import pytest
 from loadtest.__main__ import main
 from loadtest.simulate import cases
 from loadtest.simulate.ablation import Run, Trial, all_cases, bears_on, policies
+from loadtest.simulate.core_aggregator import Mechanism
 from loadtest.simulate.curves import A100_LIKE
-from loadtest.simulate.mechanisms import Mechanism
+from loadtest.simulate.model_servers import Engine
 from loadtest.simulate.outcome import Outcome
-from loadtest.simulate.pod import Engine
 from loadtest.simulate.scenario import Kind, Policy, Scenario
-from loadtest.simulate.world import simulate
+from loadtest.simulate.simulation import simulate
 
 
 def short(scenario: Scenario) -> Scenario:
@@ -112,7 +112,7 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
 
 def test_an_aggregator_lacks_what_is_switched_off() -> None:
     off = frozenset(Mechanism)
-    sender = Policy(Kind.OURS, without=off).sender(0, cases.case("steady"), Engine(A100_LIKE))
+    aggregator = Policy(Kind.OURS, without=off).aggregator(0, cases.case("steady"), Engine(A100_LIKE))
     for pod in range(40):
-        sender.join(pod)
-    assert len(sender.speeds()) == 40
+        aggregator.join(pod)
+    assert len(aggregator.speeds()) == 40

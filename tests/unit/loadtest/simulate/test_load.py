@@ -5,8 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from loadtest.simulate.arrivals import TRACE_S, Arrivals, Bursts, Day, Replay, Steady, Steps, trace
-from loadtest.simulate.lengths import NQ_COUNTS, Kind, Lengths
+from loadtest.simulate.load import (
+    NQ_COUNTS,
+    TRACE_S,
+    Arrivals,
+    Bursts,
+    Day,
+    Lengths,
+    QueryKind,
+    Replay,
+    Steady,
+    Steps,
+    trace,
+)
 
 
 def rng() -> np.random.Generator:
@@ -55,7 +66,7 @@ def test_questions_have_the_lengths_of_the_bundled_ones() -> None:
 
 
 def test_skewed_lengths_lie_between_3_and_60_tokens() -> None:
-    drawn = Lengths(Kind.LOGNORMAL).draw(50_000, rng())
+    drawn = Lengths(QueryKind.LOGNORMAL).draw(50_000, rng())
     assert (drawn.min(), drawn.max()) == (3, 60)
     assert drawn.mean() > np.median(drawn)
 
@@ -64,4 +75,4 @@ def test_documents_are_mixed_in_by_their_share() -> None:
     drawn = Lengths(documents=0.2).draw(50_000, rng())
     assert (drawn >= 64).mean() == pytest.approx(0.2, rel=0.05)
     assert drawn.max() <= 512
-    assert set(Lengths(Kind.FIXED, fixed_tokens=7).draw(10, rng()).tolist()) == {7}
+    assert set(Lengths(QueryKind.FIXED, fixed_tokens=7).draw(10, rng()).tolist()) == {7}

@@ -7,8 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
-from loadtest.simulate.desk import Work
-from loadtest.simulate.step_times import StepTimes
+from loadtest.simulate.curves import StepTimes
+from loadtest.simulate.scenario import Work
 from loadtest.validate.command import table
 from loadtest.validate.compare import Repeat, Row, Run, row, simulated
 from loadtest.validate.costs import Reading, costs

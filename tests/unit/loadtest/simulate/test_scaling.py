@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loadtest.simulate.hpa import Hpa, HpaPolicy
+from loadtest.simulate.scaling import Hpa, HpaPolicy
 
 
 def test_it_asks_for_the_metric_rounded_up() -> None:

@@ -7,16 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from loadtest.simulate.arrivals import Steps
-from loadtest.simulate.hpa import HpaPolicy
-from loadtest.simulate.scenario import Autoscale, Kind, Policy, Scenario
-from loadtest.simulate.stretches import STRETCH_S, Stretches
-from loadtest.simulate.world import simulate
+from loadtest.simulate.load import Steps
+from loadtest.simulate.outcome import STRETCH_S, Stretches
+from loadtest.simulate.scaling import Autoscale, HpaPolicy
+from loadtest.simulate.scenario import Kind, Policy, Scenario
+from loadtest.simulate.simulation import simulate
 
 LOAD = Scenario(
     "day",
-    Steps(((0.0, 10.0), (1200.0, 600.0), (1320.0, 10.0))),
-    2400.0,
+    Steps(((0.0, 10.0), (600.0, 600.0), (660.0, 10.0))),
+    1200.0,
     curve="minilm-cpu",
     slo_s=0.1,
     warm_up_s=0.0,

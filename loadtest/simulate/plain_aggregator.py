@@ -13,8 +13,8 @@ from math import inf
 
 from aggregator.scheduler.replica import StepReport
 from aggregator.scheduler.work_item import Priority
-from loadtest.simulate.parcel import Parcel
-from loadtest.simulate.pod import Engine
+from loadtest.simulate.aggregator import InFlightBatch
+from loadtest.simulate.model_servers import Engine
 
 Item = tuple[float, float, int]
 """When a query came, its deadline, its tokens."""
@@ -36,7 +36,7 @@ class Closing:
     margin_s: float = 0.0
 
 
-class PlainSender:
+class PlainAggregator:
     """One aggregator that batches by such a rule."""
 
     def __init__(self, number: int, engine: Engine, closing: Closing, max_held_tokens: int = 500_000) -> None:
@@ -73,9 +73,9 @@ class PlainSender:
         self.held_tokens += token_count
         return True
 
-    def due(self, now_s: float) -> tuple[Sequence[Parcel], float]:
+    def due(self, now_s: float) -> tuple[Sequence[InFlightBatch], float]:
         """Every batch that is closed and finds a pod with room."""
-        sent: list[Parcel] = []
+        sent: list[InFlightBatch] = []
         while self._queue or self._again:
             pod = min(self._out, key=self._out.__getitem__, default=None)
             if pod is None or self._out[pod] >= self._closing.depth:
@@ -89,21 +89,21 @@ class PlainSender:
                 if closes_s > now_s:
                     return sent, closes_s
                 items = self._cut()
-            sent.append(self._parcel(items, pod))
+            sent.append(self._in_flight(items, pod))
         return sent, inf
 
-    def done(self, parcel: Parcel, report: StepReport, now_s: float) -> Sequence[float]:
+    def done(self, batch: InFlightBatch, report: StepReport, now_s: float) -> Sequence[float]:
         """Let the answered queries go."""
         del report, now_s
-        self._came_back(parcel)
-        self.held_tokens -= parcel.token_count
-        return [arrived_s for arrived_s, _, _ in parcel.body]
+        self._came_back(batch)
+        self.held_tokens -= batch.token_count
+        return [arrived_s for arrived_s, _, _ in batch.body]
 
-    def failed(self, parcel: Parcel, now_s: float, jitter: float) -> None:
+    def failed(self, batch: InFlightBatch, now_s: float, jitter: float) -> None:
         """Send it again, before anything else."""
         del now_s, jitter
-        self._came_back(parcel)
-        self._again.append(parcel.body)
+        self._came_back(batch)
+        self._again.append(batch.body)
 
     def join(self, pod: int) -> None:
         """A pod is ready."""
@@ -149,13 +149,13 @@ class PlainSender:
             self.held_tokens -= tokens
             self.expired += 1
 
-    def _came_back(self, parcel: Parcel) -> None:
-        if parcel.pod in self._out:
-            self._out[parcel.pod] -= 1
+    def _came_back(self, batch: InFlightBatch) -> None:
+        if batch.pod in self._out:
+            self._out[batch.pod] -= 1
 
-    def _parcel(self, items: list[Item], pod: int) -> Parcel:
+    def _in_flight(self, items: list[Item], pod: int) -> InFlightBatch:
         self._out[pod] += 1
         tokens = sum(item[2] for item in items)
         budget = min(self._closing.max_tokens, self._engine.step_tokens)
         # Each batch is a step of its own: merging belongs to the policy that knows budgets.
-        return Parcel(self._number, pod, items, tokens, len(items), budget, tokens, True, inf)
+        return InFlightBatch(self._number, pod, items, tokens, len(items), budget, tokens, True, inf)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from loadtest.simulate.clock import Noise
-from loadtest.simulate.step_times import step_times
+from loadtest.simulate.curves import step_times
 from protos.modelserver.v1.curve import Curve, Rule
 
 CURVE = Curve(0.010, 0.002, 0.0002, 100, Rule.THROUGHPUT, 1000)

@@ -1,4 +1,4 @@
-"""One simulation: arrivals, aggregators, pods and the network between them, in the order of time."""
+"""One simulation: arrivals, aggregators, model servers and the network between them, in the order of time."""
 
 from __future__ import annotations
 
@@ -10,17 +10,13 @@ import numpy as np
 
 from aggregator.scheduler.replica import StepReport
 from aggregator.scheduler.work_item import Priority
+from loadtest.simulate.aggregator import Aggregator, InFlightBatch
 from loadtest.simulate.clock import Clock, Noise
 from loadtest.simulate.curves import find
-from loadtest.simulate.desk import Desk
-from loadtest.simulate.fleet import Fleet
-from loadtest.simulate.outcome import Outcome, Record, summarise
-from loadtest.simulate.parcel import Parcel
-from loadtest.simulate.pod import Engine, Pod
+from loadtest.simulate.model_servers import Engine, Fleet, Pod
+from loadtest.simulate.outcome import STRETCH_S, Outcome, Record, Stretches, summarise
 from loadtest.simulate.scaling import Scaling
-from loadtest.simulate.scenario import Mishap, Policy, Scenario, Trouble
-from loadtest.simulate.sender import Sender
-from loadtest.simulate.stretches import STRETCH_S, Stretches
+from loadtest.simulate.scenario import Fault, FaultKind, Policy, Scenario
 
 _BEFORE_S = -1.0
 """When a backlog came: before the first arrival, so that its answers count by themselves."""
@@ -28,17 +24,31 @@ _TAIL_S = 120.0
 """How long after the last arrival answers are waited for."""
 
 
+class CpuCore:
+    """The core that one aggregator works on: what comes while it is busy waits its turn."""
+
+    __slots__ = ("_free_s",)
+
+    def __init__(self) -> None:
+        self._free_s = 0.0
+
+    def done_s(self, now_s: float, work_s: float) -> float:
+        """When work that comes now is done."""
+        self._free_s = max(self._free_s, now_s) + work_s
+        return self._free_s
+
+
 @dataclass(slots=True, eq=False)
-class _Place:
+class _Host:
     """One aggregator, its core, and when it wants to be asked again."""
 
-    sender: Sender
-    desk: Desk = field(default_factory=Desk)
+    aggregator: Aggregator
+    core: CpuCore = field(default_factory=CpuCore)
     wake_s: float = inf
     waits: bool = False
 
 
-class World:
+class Simulation:
     """A scenario under a policy; `run` it once. The same seed gives the same outcome, to the byte."""
 
     def __init__(self, scenario: Scenario, policy: Policy, seed: int) -> None:
@@ -47,17 +57,21 @@ class World:
         self._noise = Noise(np.random.default_rng([seed, 2]), scenario.noise, scenario.step_times)
         self.clock = Clock()
         engine = Engine(find(scenario.curve), longest_input=scenario.lengths.longest, overhead_s=scenario.work.step_s)
-        self._places = [_Place(policy.sender(number, scenario, engine)) for number in range(scenario.aggregators)]
+        self._hosts = [_Host(policy.aggregator(number, scenario, engine)) for number in range(scenario.aggregators)]
         self.record = Record(scenario.warm_up_s)
-        self.fleet = Fleet(engine, self.clock, self._noise, self._reply, [place.sender for place in self._places])
+        self.fleet = Fleet(engine, self.clock, self._noise, self._reply, [host.aggregator for host in self._hosts])
         self._curve = engine.curve
-        self._out: dict[int, dict[int, Parcel]] = {}
+        self._out: dict[int, dict[int, InFlightBatch]] = {}
         self._travel_s = 0.0
         for _ in range(scenario.pods):
             self.fleet.start(0.0)
-        for trouble in scenario.troubles:
-            self.clock.at(trouble.at_s, self._begin, trouble)
-        self._scaling = Scaling(scenario, self.clock, self.fleet) if scenario.autoscale is not None else None
+        for fault in scenario.faults:
+            self.clock.at(fault.at_s, self._begin, fault)
+        self._scaling = (
+            Scaling(scenario.autoscale, scenario.pods, scenario.duration_s, self.clock, self.fleet)
+            if scenario.autoscale is not None
+            else None
+        )
         self._busy = (0.0, 0.0)
         self.clock.at(scenario.duration_s, self._stop_counting)
         if scenario.sample_s:
@@ -71,7 +85,7 @@ class World:
         which = self._rng.integers(0, scenario.aggregators, len(times)).tolist()
         intake_s, from_s, take, work = scenario.intake_s, scenario.warm_up_s, self._take, scenario.work
         self._queue_backlog()
-        places, scaling, next_s, step = self._places, self._scaling, clock.next_s, clock.step
+        hosts, scaling, next_s, step = self._hosts, self._scaling, clock.next_s, clock.step
         stretches, ready, pod_tokens_per_s = None, self.fleet.ready, 0.0
         if scenario.calm_share < 1.0:
             stretches = record.stretches = Stretches(scenario.calm_share, times, lengths, self._rng)
@@ -82,7 +96,7 @@ class World:
             while next_s() <= now_s:
                 step()
             clock.now_s = now_s
-            place = places[number]
+            host = hosts[number]
             if scaling is not None:
                 scaling.arrived(tokens)
             record.arrived += came_s >= from_s
@@ -93,77 +107,77 @@ class World:
             if left_out:
                 continue
             if work.waits:
-                clock.at(place.desk.done_s(now_s, 0.5 * (work.call_s + work.query_s)), take, (place, came_s, tokens))
+                clock.at(host.core.done_s(now_s, 0.5 * (work.call_s + work.query_s)), take, (host, came_s, tokens))
             else:
-                take((place, came_s, tokens))
+                take((host, came_s, tokens))
         while next_s() <= scenario.duration_s + _TAIL_S:
             step()
         return self._outcome()
 
     def _held_tokens(self) -> int:
-        return sum(place.sender.held_tokens for place in self._places)
+        return sum(host.aggregator.held_tokens for host in self._hosts)
 
     def _queue_backlog(self) -> None:
-        for place in self._places:
+        for host in self._hosts:
             for tokens in self._scenario.lengths.draw(self._scenario.backlog, self._rng).tolist():
-                place.sender.put(0.0, _BEFORE_S, inf, tokens, Priority.DEFAULT)
+                host.aggregator.put(0.0, _BEFORE_S, inf, tokens, Priority.DEFAULT)
             if self._scenario.backlog:
-                self.clock.at(0.0, self._look, place)
+                self.clock.at(0.0, self._dispatch, host)
 
-    def _take(self, came: tuple[_Place, float, int]) -> None:
-        place, came_s, tokens = came
-        if not place.sender.put(
+    def _take(self, came: tuple[_Host, float, int]) -> None:
+        host, came_s, tokens = came
+        if not host.aggregator.put(
             self.clock.now_s, came_s, came_s + self._scenario.deadline_s, tokens, self._scenario.priority
         ):
             self.record.refused += came_s >= self.record.from_s
-        elif not place.waits:
-            self._look(place)
+        elif not host.waits:
+            self._dispatch(host)
 
-    def _look(self, place: _Place) -> None:
+    def _dispatch(self, host: _Host) -> None:
         """Send what is due, and note when to look again."""
         now_s = self.clock.now_s
-        parcels, wake_s = place.sender.due(now_s)
-        for parcel in parcels:
-            self._send(place, parcel, now_s)
-        place.waits = place.sender.waits
-        if wake_s < place.wake_s or place.wake_s <= now_s:
-            place.wake_s = wake_s
+        batches, wake_s = host.aggregator.due(now_s)
+        for batch in batches:
+            self._send(host, batch, now_s)
+        host.waits = host.aggregator.waits
+        if wake_s < host.wake_s or host.wake_s <= now_s:
+            host.wake_s = wake_s
             if wake_s < inf:
-                self.clock.at(wake_s, self._wake, (place, wake_s))
+                self.clock.at(wake_s, self._wake, (host, wake_s))
 
-    def _wake(self, asked: tuple[_Place, float]) -> None:
-        place, wake_s = asked
-        if place.wake_s == wake_s:
-            place.wake_s = inf
-            self._look(place)
+    def _wake(self, asked: tuple[_Host, float]) -> None:
+        host, wake_s = asked
+        if host.wake_s == wake_s:
+            host.wake_s = inf
+            self._dispatch(host)
 
-    def _send(self, place: _Place, parcel: Parcel, now_s: float) -> None:
-        self.record.sent(parcel.token_count, parcel.token_budget, now_s)
-        pod = self.fleet.pods[parcel.pod]
-        leaves_s = place.desk.done_s(now_s, 0.5 * self._scenario.work.batch_s)
-        self.clock.at(leaves_s + self._scenario.network_s * self._noise.delay(), pod.arrive, parcel)
-        if parcel.timeout_s < inf:
-            self.clock.at(now_s + parcel.timeout_s, self._fail, (place, parcel))
-        self._out.setdefault(parcel.pod, {})[id(parcel)] = parcel
+    def _send(self, host: _Host, batch: InFlightBatch, now_s: float) -> None:
+        self.record.sent(batch.token_count, batch.token_budget, now_s)
+        pod = self.fleet.pods[batch.pod]
+        leaves_s = host.core.done_s(now_s, 0.5 * self._scenario.work.batch_s)
+        self.clock.at(leaves_s + self._scenario.network_s * self._noise.delay(), pod.arrive, batch)
+        if batch.timeout_s < inf:
+            self.clock.at(now_s + batch.timeout_s, self._fail, (host, batch))
+        self._out.setdefault(batch.pod, {})[id(batch)] = batch
 
-    def _reply(self, parcel: Parcel, report: StepReport) -> None:
+    def _reply(self, batch: InFlightBatch, report: StepReport) -> None:
         delay_s = self._scenario.network_s * self._noise.delay()
         act = self._read if self._scenario.work.waits else self._answer
-        self.clock.at(self.clock.now_s + delay_s, act, (parcel, report))
+        self.clock.at(self.clock.now_s + delay_s, act, (batch, report))
 
-    def _read(self, came: tuple[Parcel, StepReport]) -> None:
-        desk = self._places[came[0].sender].desk
-        self.clock.at(desk.done_s(self.clock.now_s, 0.5 * self._scenario.work.batch_s), self._answer, came)
+    def _read(self, came: tuple[InFlightBatch, StepReport]) -> None:
+        core = self._hosts[came[0].aggregator].core
+        self.clock.at(core.done_s(self.clock.now_s, 0.5 * self._scenario.work.batch_s), self._answer, came)
 
-    def _answer(self, came: tuple[Parcel, StepReport]) -> None:
-        parcel, report = came
-        if parcel.over:
+    def _answer(self, came: tuple[InFlightBatch, StepReport]) -> None:
+        batch, report = came
+        if batch.over:
             return
-        self._end(parcel)
-        place, now_s, record, scenario = self._places[parcel.sender], self.clock.now_s, self.record, self._scenario
-        answered = place.sender.done(parcel, report, now_s)
-        self._look(place)  # the next batch first: these are answered while the engine runs it
-        work, done_s, complete_s, from_s = scenario.work, place.desk.done_s, scenario.complete_s, record.from_s
+        self._end(batch)
+        host, now_s, record, scenario = self._hosts[batch.aggregator], self.clock.now_s, self.record, self._scenario
+        answered = host.aggregator.done(batch, report, now_s)
+        self._dispatch(host)  # the next batch first: these are answered while the engine runs it
+        work, done_s, complete_s, from_s = scenario.work, host.core.done_s, scenario.complete_s, record.from_s
         done_s(now_s, 0.5 * work.query_s * len(answered))
         if scenario.backlog and from_s <= now_s <= scenario.duration_s:
             record.backlog_answered += sum(came_s < 0.0 for came_s in answered)
@@ -173,30 +187,30 @@ class World:
                 record.came_s.append(came_s)
                 record.latency_s.append(read_s - came_s)
 
-    def _fail(self, failed: tuple[_Place, Parcel]) -> None:
-        place, parcel = failed
-        if parcel.over:
+    def _fail(self, failed: tuple[_Host, InFlightBatch]) -> None:
+        host, batch = failed
+        if batch.over:
             return
-        self._end(parcel)
-        place.sender.failed(parcel, self.clock.now_s, self._noise.uniform())
-        self._look(place)
+        self._end(batch)
+        host.aggregator.failed(batch, self.clock.now_s, self._noise.uniform())
+        self._dispatch(host)
 
-    def _end(self, parcel: Parcel) -> None:
-        parcel.over = True
-        del self._out[parcel.pod][id(parcel)]
+    def _end(self, batch: InFlightBatch) -> None:
+        batch.over = True
+        del self._out[batch.pod][id(batch)]
 
-    def _begin(self, trouble: Trouble) -> None:
-        pod = self.fleet.pods[trouble.pod]
-        match trouble.mishap:
-            case Mishap.SLOW:
-                pod.slowness = trouble.factor
-            case Mishap.HANGS:
+    def _begin(self, fault: Fault) -> None:
+        pod = self.fleet.pods[fault.pod]
+        match fault.kind:
+            case FaultKind.SLOW:
+                pod.slowness = fault.factor
+            case FaultKind.HANGS:
                 pod.hangs = True
-            case Mishap.DIES:
+            case FaultKind.DIES:
                 self._die(pod)
                 return
-        if trouble.for_s < inf:
-            self.clock.at(self.clock.now_s + trouble.for_s, self._heal, pod)
+        if fault.for_s < inf:
+            self.clock.at(self.clock.now_s + fault.for_s, self._heal, pod)
 
     def _heal(self, pod: Pod) -> None:
         pod.slowness, pod.hangs = 1.0, False
@@ -204,17 +218,17 @@ class World:
             pod.start()
 
     def _die(self, pod: Pod) -> None:
-        """Its connections end at once; another pod starts in its place."""
+        """Its connections end at once; another pod starts in its host."""
         pod.die()
         self.fleet.leave(pod)
-        for parcel in list(self._out.get(pod.number, {}).values()):
-            self._fail((self._places[parcel.sender], parcel))
+        for batch in list(self._out.get(pod.number, {}).values()):
+            self._fail((self._hosts[batch.aggregator], batch))
         start_s = self._scenario.autoscale.start_s if self._scenario.autoscale is not None else 30.0
         self.fleet.start(self.clock.now_s + start_s)
 
     def _sample(self, _: object) -> None:
-        now_s, senders = self.clock.now_s, [place.sender for place in self._places]
-        speeds: Sequence[tuple[int, float]] = senders[0].speeds()
+        now_s, aggregators = self.clock.now_s, [host.aggregator for host in self._hosts]
+        speeds: Sequence[tuple[int, float]] = aggregators[0].speeds()
         self.record.trace.append(
             {
                 "time_s": round(now_s, 6),
@@ -239,7 +253,7 @@ class World:
         return summarise(
             self.record,
             names=(scenario.name, self._policy.label, self._seed),
-            expired=sum(place.sender.expired for place in self._places),
+            expired=sum(host.aggregator.expired for host in self._hosts),
             slo_s=scenario.slo_s,
             seconds=scenario.duration_s - scenario.warm_up_s,
             busy=self._busy,
@@ -248,4 +262,4 @@ class World:
 
 def simulate(scenario: Scenario, policy: Policy, seed: int = 1) -> Outcome:
     """Run one scenario under one policy."""
-    return World(scenario, policy, seed).run()
+    return Simulation(scenario, policy, seed).run()

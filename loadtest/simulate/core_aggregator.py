@@ -1,24 +1,105 @@
-"""The aggregator's own core in the simulation: queue, packing, replicas, retries, admission, steering."""
+"""The aggregator's own core in the simulation, whole or with some of its mechanisms switched off."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
+from enum import StrEnum
+from math import inf
+
+from typing_extensions import override
 
 from aggregator.admission.bounds import Admission, AdmissionPolicy
 from aggregator.scheduler.budget.controller import Promise, SlaGoal, Steering, StepLimits
 from aggregator.scheduler.dispatcher import Batch, Dispatcher, DispatchPolicy
 from aggregator.scheduler.queue import QueuePolicy
-from aggregator.scheduler.replica import StepReport
+from aggregator.scheduler.replica import LightLead, Replica, ReplicaPolicy, StepReport
+from aggregator.scheduler.replica_choice import ActiveReplicas
 from aggregator.scheduler.work_item import Priority, Query
-from loadtest.simulate.mechanisms import Mechanism, active_replicas_without, policy_without, replicas_without
-from loadtest.simulate.parcel import Parcel
-from loadtest.simulate.pod import Engine
+from loadtest.simulate.aggregator import InFlightBatch
+from loadtest.simulate.model_servers import Engine
+from protos.modelserver.v1.curve import Curve
+
+
+class Mechanism(StrEnum):
+    """What the core does besides sending what waits to the model server that is free first."""
+
+    SUBSETS = "subsets"  # of more than 32 model servers, as many are used as there is work for (ADR 14)
+    PACING = "pacing"  # batches that are not full keep their distance in time (ADR 11)
+    HALF_BATCHES = "half-batches"  # where others send too, batches are cut so that two fit one step (ADR 11)
+    LIGHT_LEAD = "light-lead"  # while all that waits fits one batch, it is staged later (ADR 9)
+    LARGE_STEPS = "large-steps"  # of a backlog, more is cut than a batch usually holds (ADR 15)
+    SKIPPING = "skipping"  # a slow server that is idle is skipped while others would finish sooner (ADR 4)
+
+
+ReplicaMaker = Callable[..., Replica]
+
+
+def policy_without(off: AbstractSet[Mechanism], policy: DispatchPolicy) -> DispatchPolicy:
+    """The policy with values that turn off those mechanisms which have one."""
+    if Mechanism.PACING in off:
+        policy = replace(policy, paced=False)
+    if Mechanism.HALF_BATCHES in off:
+        policy = replace(policy, replica=replace(policy.replica, shared_from=inf))
+    return policy
+
+
+def replicas_without(off: AbstractSet[Mechanism]) -> ReplicaMaker:
+    """What makes replicas that lack these mechanisms."""
+    kind = _NeverSkipped if Mechanism.SKIPPING in off else Replica
+
+    def make(
+        name: str, curve: Curve, token_budget: int, policy: ReplicaPolicy, steering: Steering | None, *, capacity: int
+    ) -> Replica:
+        most = 0 if Mechanism.LARGE_STEPS in off else capacity
+        replica = kind(name, curve, token_budget, policy, steering, capacity=most)
+        if Mechanism.LIGHT_LEAD in off:
+            replica.light_lead = _NeverShorter(inf, 0.0)
+        return replica
+
+    return make
+
+
+def active_replicas_without(off: AbstractSet[Mechanism], name: str) -> ActiveReplicas:
+    """The replicas of one dispatcher: with no subsets, all in use."""
+    return _AllInUse(name) if Mechanism.SUBSETS in off else ActiveReplicas(name)
+
+
+class _NeverSkipped(Replica):
+    """A replica that nobody waits for."""
+
+    @override
+    def finishes_by(self, by_s: float, tokens: int, now_s: float) -> int:
+        return 0
+
+
+class _NeverShorter(LightLead):
+    """A second lead that stays longer than the first."""
+
+    @override
+    def observe(self, lead_s: float, idle_s: float, staged_s: float) -> None:
+        pass
+
+
+class _AllInUse(ActiveReplicas):
+    """Replicas that are never spare."""
+
+    @override
+    def __setitem__(self, name: str, replica: Replica) -> None:
+        super().__setitem__(name, replica)
+        while self.widen():
+            pass
+
+    @override
+    def returned(self, replica: Replica) -> None:
+        pass
+
 
 _POLICY = DispatchPolicy(queue=QueuePolicy(coalesce=False))
 
 
-class CoreSender:
+class CoreAggregator:
     """One aggregator as production runs it, less input and output."""
 
     def __init__(
@@ -75,17 +156,18 @@ class CoreSender:
         self.dispatcher.queue.put(query, b"", token_count)
         return True
 
-    def due(self, now_s: float) -> tuple[Sequence[Parcel], float]:
+    def due(self, now_s: float) -> tuple[Sequence[InFlightBatch], float]:
         """What the dispatcher says is due."""
         dispatcher = self.dispatcher
         due = dispatcher.due(now_s, max_entries=self._engine.step_queries)
         self.expire((*due.expired, *due.late))
         self._waits = len(dispatcher.queue) > 0 and dispatcher.replicas.due_s(now_s) > now_s
-        return [self._parcel(batch) for batch in due.batches], due.wake_s
+        batches = [in_flight(batch, self._number, int(batch.replica.name)) for batch in due.batches]
+        return batches, due.wake_s
 
-    def done(self, parcel: Parcel, report: StepReport, now_s: float) -> Sequence[float]:
+    def done(self, sent: InFlightBatch, report: StepReport, now_s: float) -> Sequence[float]:
         """Tell the dispatcher, and let the answered queries go."""
-        batch: Batch = parcel.body
+        batch: Batch = sent.body
         self.dispatcher.done(batch, report, now_s)
         if self.promise is not None:
             overhead_s = now_s - batch.cut_s - report.step_duration_s - report.staged_s + self._overhead_s
@@ -103,9 +185,9 @@ class CoreSender:
             self.admission.release(tokens, refusable=True)
         return answered
 
-    def failed(self, parcel: Parcel, now_s: float, jitter: float) -> None:
+    def failed(self, sent: InFlightBatch, now_s: float, jitter: float) -> None:
         """Its queries go again as the core's retries say; poison does not occur here."""
-        for entry in self.dispatcher.failed(parcel.body, now_s, jitter):
+        for entry in self.dispatcher.failed(sent.body, now_s, jitter):
             self.expire(query for query in entry.waiters if not query.done)
 
     def expire(self, queries: Iterable[Query]) -> None:
@@ -144,16 +226,18 @@ class CoreSender:
         ]
         return bool(steered) and all(steering.at_floor for steering in steered)
 
-    def _parcel(self, batch: Batch) -> Parcel:
-        budget = batch.token_budget
-        return Parcel(
-            self._number,
-            int(batch.replica.name),
-            batch,
-            batch.token_count,
-            len(batch.entries),
-            budget,
-            max(budget, batch.token_count),
-            batch.attempt > 0 or batch.isolated,
-            batch.timeout_s,
-        )
+
+def in_flight(batch: Batch, aggregator: int, pod: int) -> InFlightBatch:
+    """The dispatcher's batch as a model server sees it."""
+    budget = batch.token_budget
+    return InFlightBatch(
+        aggregator,
+        pod,
+        batch,
+        batch.token_count,
+        len(batch.entries),
+        budget,
+        max(budget, batch.token_count),
+        batch.attempt > 0 or batch.isolated,
+        batch.timeout_s,
+    )

@@ -19,18 +19,16 @@ from aggregator.scheduler.budget import controller as steering
 from aggregator.scheduler.budget import sla
 from k8s.scaler.measuring import demand
 from loadtest.__main__ import main
-from loadtest.simulate import cases, core_sender, curves, mechanisms, scaling
-from loadtest.simulate.arrivals import Steady, Steps
-from loadtest.simulate.core_sender import CoreSender
-from loadtest.simulate.hpa import HpaPolicy
-from loadtest.simulate.lengths import Lengths
-from loadtest.simulate.mechanisms import Mechanism
+from loadtest.simulate import cases, core_aggregator, curves, scaling
+from loadtest.simulate.core_aggregator import CoreAggregator, Mechanism
+from loadtest.simulate.load import Lengths, Steady, Steps
+from loadtest.simulate.model_servers import Engine
 from loadtest.simulate.outcome import Outcome
-from loadtest.simulate.pod import Engine
 from loadtest.simulate.pool import Pool
-from loadtest.simulate.scenario import Autoscale, Kind, Mishap, Policy, Scenario, Trouble
+from loadtest.simulate.scaling import Autoscale, HpaPolicy
+from loadtest.simulate.scenario import Fault, FaultKind, Kind, Policy, Scenario
+from loadtest.simulate.simulation import simulate
 from loadtest.simulate.sweep import SWEPT_ON, Compared, best, compare, settings
-from loadtest.simulate.world import simulate
 
 SHORT = Scenario("short", Steady(1500.0), 3.0, deadline_s=1.0, warm_up_s=0.0)
 POLICIES = [
@@ -46,23 +44,23 @@ POLICIES = [
 
 def test_it_is_the_production_core_that_is_driven() -> None:
     for user, name, home in [
-        (core_sender, "Dispatcher", dispatcher),
-        (mechanisms, "Replica", replicas),
-        (mechanisms, "ActiveReplicas", active_replicas),
-        (core_sender, "Admission", admission),
-        (core_sender, "Promise", steering),
+        (core_aggregator, "Dispatcher", dispatcher),
+        (core_aggregator, "Replica", replicas),
+        (core_aggregator, "ActiveReplicas", active_replicas),
+        (core_aggregator, "Admission", admission),
+        (core_aggregator, "Promise", steering),
         (steering, "SlaController", sla),
         (scaling, "Demand", demand),
         (scaling, "Arrivals", core_arrivals),
     ]:
         assert getattr(user, name) is getattr(home, name)
         assert home.__name__.startswith(("aggregator.scheduler.", "aggregator.admission.", "k8s.scaler."))
-    sender = Policy(Kind.OURS).sender(0, SHORT, Engine(curves.A100_LIKE))
-    assert isinstance(sender, CoreSender)
-    assert type(sender.dispatcher) is dispatcher.Dispatcher
-    sender.join(0)
-    assert type(sender.dispatcher.replicas) is active_replicas.ActiveReplicas
-    assert type(sender.dispatcher.replicas["0"]) is replicas.Replica
+    aggregator = Policy(Kind.OURS).aggregator(0, SHORT, Engine(curves.A100_LIKE))
+    assert isinstance(aggregator, CoreAggregator)
+    assert type(aggregator.dispatcher) is dispatcher.Dispatcher
+    aggregator.join(0)
+    assert type(aggregator.dispatcher.replicas) is active_replicas.ActiveReplicas
+    assert type(aggregator.dispatcher.replicas["0"]) is replicas.Replica
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.label)
@@ -73,13 +71,13 @@ def test_the_same_seed_gives_the_same_outcome_to_the_byte_and_nobody_is_lost(pol
     assert outcome.arrived == outcome.answered + outcome.refused + outcome.expired
 
 
-@pytest.mark.parametrize("mishap", Mishap)
+@pytest.mark.parametrize("kind", FaultKind)
 @pytest.mark.parametrize("policy", [POLICIES[0], POLICIES[3]], ids=lambda policy: policy.label)
-def test_when_a_pod_fails_every_query_is_answered_by_another(policy: Policy, mishap: Mishap) -> None:
-    if mishap is Mishap.HANGS and policy.kind is not Kind.OURS:
+def test_when_a_pod_fails_every_query_is_answered_by_another(policy: Policy, kind: FaultKind) -> None:
+    if kind is FaultKind.HANGS and policy.kind is not Kind.OURS:
         return  # the plain ones have no time-outs, and wait
-    trouble = Trouble(1.0, 0, mishap, for_s=1.0)
-    scenario = replace(SHORT, pods=3, deadline_s=float("inf"), troubles=(trouble,))
+    fault = Fault(1.0, 0, kind, for_s=1.0)
+    scenario = replace(SHORT, pods=3, deadline_s=float("inf"), faults=(fault,))
     outcome = simulate(scenario, policy, 3)
     assert outcome.answered == outcome.arrived
 
@@ -127,7 +125,7 @@ def test_a_step_in_load_brings_pods_and_the_queue_is_worked_off_within_what_is_p
 
 
 def test_a_target_that_a_pod_cannot_meet_shrinks_the_budget() -> None:
-    slow = replace(SHORT, slo_s=0.06, noise=0.1, sample_s=0.5, troubles=(Trouble(0.5, 0, Mishap.SLOW, 2.0),))
+    slow = replace(SHORT, slo_s=0.06, noise=0.1, sample_s=0.5, faults=(Fault(0.5, 0, FaultKind.SLOW, 2.0),))
     trace = simulate(replace(slow, curve="minilm-cpu", arrivals=Steady(200.0)), Policy(Kind.OURS), 1).trace
     assert trace[-1]["token_budget"] < trace[0]["token_budget"]
 

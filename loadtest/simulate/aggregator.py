@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from aggregator.scheduler.replica import StepReport
 from aggregator.scheduler.work_item import Priority
-from loadtest.simulate.parcel import Parcel
 
 
-class Sender(Protocol):
+@dataclass(slots=True, eq=False)
+class InFlightBatch:
+    """One batch, `over` once it came back or failed; `body` is the aggregator's own. Times are virtual seconds."""
+
+    aggregator: int
+    pod: int
+    body: Any
+    token_count: int
+    query_count: int
+    token_budget: int
+    max_step_tokens: int
+    alone: bool
+    timeout_s: float
+    arrived_s: float = 0.0
+    over: bool = False
+
+
+class Aggregator(Protocol):
     """One aggregator. Times are virtual seconds; pods are known by their numbers."""
 
     expired: int
@@ -27,7 +44,7 @@ class Sender(Protocol):
         """Take a query in; False when it is refused for want of room."""
         ...
 
-    def due(self, now_s: float) -> tuple[Sequence[Parcel], float]:
+    def due(self, now_s: float) -> tuple[Sequence[InFlightBatch], float]:
         """The batches to send now, and when to ask again."""
         ...
 
@@ -36,11 +53,11 @@ class Sender(Protocol):
         """Whether a further query can change nothing before that time, or before a batch comes back."""
         ...
 
-    def done(self, parcel: Parcel, report: StepReport, now_s: float) -> Sequence[float]:
+    def done(self, batch: InFlightBatch, report: StepReport, now_s: float) -> Sequence[float]:
         """A batch came back; the times at which the queries came that it answers."""
         ...
 
-    def failed(self, parcel: Parcel, now_s: float, jitter: float) -> None:
+    def failed(self, batch: InFlightBatch, now_s: float, jitter: float) -> None:
         """A batch was lost with its pod, or timed out."""
         ...
 

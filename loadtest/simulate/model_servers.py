@@ -1,0 +1,172 @@
+"""Model servers: each merges what waits into steps, one at a time, each as long as its curve says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import inf
+
+from aggregator.scheduler.replica import StepReport
+from loadtest.simulate.aggregator import Aggregator, InFlightBatch
+from loadtest.simulate.clock import Clock, Noise
+from modelserver.scheduler.merge import MergeLimits, select
+from protos.modelserver.v1.curve import Curve
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What every pod runs: its curve, what one step may hold, and the server's own time before each (`overhead_s`)."""
+
+    curve: Curve
+    step_tokens: int = 16384
+    step_queries: int = 1024
+    longest_input: int = 512
+    overhead_s: float = 0.0
+
+    @cached_property
+    def limits(self) -> MergeLimits:
+        """For the choice of the batches of a step."""
+        return MergeLimits(self.step_tokens, self.step_queries)
+
+    @cached_property
+    def backlog_tokens(self) -> int:
+        """What the server would have measured: the least size of batches with 99 % of the best throughput."""
+        sizes = range(min(self.curve.saturation_point, self.step_tokens), self.step_tokens + 1)
+        tokens_per_s = {size: size / (self.curve.time_s(size) + self.overhead_s) for size in sizes}
+        enough = 0.99 * max(tokens_per_s.values())
+        return next(size for size in sizes if tokens_per_s[size] >= enough)
+
+
+@dataclass(slots=True, eq=False)
+class Pod:
+    """One server. `slowness` multiplies its step times; while it `hangs` no step begins; a `dead` one does nothing."""
+
+    number: int
+    engine: Engine
+    clock: Clock
+    noise: Noise
+    reply: Callable[[InFlightBatch, StepReport], None]
+    slowness: float = 1.0
+    hangs: bool = False
+    dead: bool = False
+    waiting: list[InFlightBatch] = field(default_factory=list[InFlightBatch])
+    running: tuple[InFlightBatch, ...] = ()
+    idle_since_s: float = 0.0
+    busy_s: float = 0.0
+    steps: int = 0
+    step_tokens: int = 0
+
+    def arrive(self, batch: InFlightBatch) -> None:
+        """A batch came."""
+        if self.dead or batch.over:
+            return
+        batch.arrived_s = self.clock.now_s
+        self.waiting.append(batch)
+        if not self.running:
+            self.start()
+
+    def start(self) -> None:
+        """Begin the next step, if one can."""
+        self.waiting = [batch for batch in self.waiting if not batch.over]
+        if not self.waiting or self.hangs or self.dead:
+            return
+        selection = select(self.waiting, self.engine.limits)
+        assert selection is not None, "A batch waits and no step comes of it. This is a bug."
+        step = selection.batches
+        if len(step) == len(self.waiting):
+            self.waiting = []
+        else:
+            self.waiting = [batch for batch in self.waiting if batch not in step]
+        self.running = step
+        tokens = sum(batch.token_count for batch in step)
+        duration_s = self.slowness * self.engine.curve.time_s(tokens) * self.noise.factor(tokens)
+        began_s = self.clock.now_s + self.engine.overhead_s
+        self.clock.at(began_s + duration_s, self._end, (step, tokens, began_s, began_s - self.idle_since_s))
+
+    def die(self) -> None:
+        """Stop; what was here gets no answer."""
+        self.dead = True
+        self.running, self.waiting = (), []
+
+    def _end(self, ended: tuple[tuple[InFlightBatch, ...], int, float, float]) -> None:
+        step, tokens, began_s, idle_s = ended
+        if self.dead:
+            return
+        now_s = self.clock.now_s
+        self.busy_s += now_s - began_s
+        self.steps += 1
+        self.step_tokens += tokens
+        self.running = ()
+        self.idle_since_s = now_s
+        queued = sum(batch.token_count for batch in self.waiting)
+        for batch in step:
+            staged_s = began_s - batch.arrived_s
+            self.reply(batch, StepReport(tokens, now_s - began_s, queued, idle_s, staged_s))
+        self.start()
+
+
+class Fleet:
+    """Every pod that ever was, by its number; `ready` ones have a replica in each aggregator."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        clock: Clock,
+        noise: Noise,
+        reply: Callable[[InFlightBatch, StepReport], None],
+        aggregators: Sequence[Aggregator],
+    ) -> None:
+        self.pods: list[Pod] = []
+        self.ready: dict[int, Pod] = {}
+        self._engine, self._clock, self._noise, self._reply = engine, clock, noise, reply
+        self.aggregators = aggregators
+        self._starting: dict[int, Pod] = {}
+        self._from_s: dict[int, float] = {}
+        self._until_s: dict[int, float] = {}
+
+    @property
+    def count(self) -> int:
+        """Pods that were asked for and not sent away."""
+        return len(self.ready) + len(self._starting)
+
+    def start(self, ready_s: float) -> None:
+        """Ask for one more pod, which serves from `ready_s` on; it costs from now on."""
+        pod = Pod(len(self.pods), self._engine, self._clock, self._noise, self._reply)
+        self.pods.append(pod)
+        self._from_s[pod.number] = self._clock.now_s
+        self._starting[pod.number] = pod
+        if ready_s <= self._clock.now_s:
+            self._join(pod)
+        else:
+            self._clock.at(ready_s, self._join, pod)
+
+    def scale(self, replicas: int, ready_s: float) -> None:
+        """Have so many pods: new ones serve from `ready_s` on; those that still start go first, then the youngest."""
+        while self.count < replicas:
+            self.start(ready_s)
+        for _ in range(self.count - replicas):
+            self.leave((self._starting or self.ready)[max(self._starting or self.ready)])
+
+    def leave(self, pod: Pod) -> None:
+        """A pod takes no more batches, and costs nothing from now on."""
+        self._starting.pop(pod.number, None)
+        self._until_s[pod.number] = self._clock.now_s
+        if self.ready.pop(pod.number, None) is not None:
+            for aggregator in self.aggregators:
+                aggregator.leave(pod.number)
+
+    def busy(self, until_s: float) -> tuple[float, float]:
+        """Seconds that engines computed, and seconds that pods were there, up to a time."""
+        there_s = sum(
+            max(0.0, min(self._until_s.get(number, inf), until_s) - from_s) for number, from_s in self._from_s.items()
+        )
+        return sum(pod.busy_s for pod in self.pods), there_s
+
+    def _join(self, pod: Pod) -> None:
+        if self._starting.pop(pod.number, None) is None:
+            return  # sent away while it started
+        self.ready[pod.number] = pod
+        pod.idle_since_s = self._clock.now_s
+        for aggregator in self.aggregators:
+            aggregator.join(pod.number)
