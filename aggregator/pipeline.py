@@ -39,8 +39,6 @@ from aggregator.sources.completion import Completion, complete_input, share_out
 from aggregator.sources.source import Receive, Source
 
 _LOG = logging.getLogger(__name__)
-_CALLS_WAIT_S = 2.0
-"""How long calls that were queued wait for another server when the last one went; later ones are refused at once."""
 _EXPIRED = Failure(Code.DEADLINE_EXCEEDED, "the deadline passed before the input reached an engine")
 _LATE = Failure(Code.DEADLINE_EXCEEDED, "the deadline cannot be met: the batch would end after it")
 _POISON = Failure(Code.INTERNAL, "this input, alone in its batch, made the engine fail")
@@ -225,7 +223,7 @@ class Pipeline:
             self._completion.forget(model, lambda request: request.source.replayed)
             self._fail(model.take_out(lambda _: True), _UNAVAILABLE)
             return inf
-        calls_end_s = inf if model.scales_to_zero else model.unavailable_since_s + _CALLS_WAIT_S
+        calls_end_s = model.calls_wait_until_s
         if calls_end_s <= now_s and model.admission.holds_calls:
             self._fail(model.take_out(lambda request: request.source.refusable), _UNAVAILABLE)
         give_up_s = inf if self._max_unavailable_s is None else model.unavailable_since_s + self._max_unavailable_s

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from math import inf
 from typing import Protocol
 
 from aggregator.admission.bounds import Admission
@@ -20,6 +21,9 @@ from aggregator.scheduler.generating_replica import GeneratingReplica
 from aggregator.scheduler.queue import TokenQueue
 from aggregator.scheduler.replica import UNMEASURED, Replica
 from aggregator.scheduler.work_item import Entry, Priority, Query
+
+CALLS_WAIT_S = 60.0
+"""How long calls wait for another server once the last one has gone; after that they are refused at once."""
 
 
 class CountingFactory(Protocol):
@@ -48,7 +52,8 @@ class Model:
     """One configured model: its revisions in service, what it holds, and what waits for a first server.
 
     `superseded` are revisions whose servers are gone while others of the same name are there. A model that
-    `scales_to_zero` is without servers on purpose at times: then calls wait for the first one, as records do.
+    `scales_to_zero` is without servers on purpose at times: then calls wait for the first one without end, as
+    records do.
     """
 
     name: str
@@ -65,6 +70,13 @@ class Model:
     def available(self) -> bool:
         """Whether some server can take a batch."""
         return any(model_revision.engines for model_revision in self.revisions.values())
+
+    @property
+    def calls_wait_until_s(self) -> float:
+        """Until when calls wait for a server, while there is none (monotonic seconds)."""
+        if self.scales_to_zero:
+            return inf
+        return -inf if self.unavailable_since_s is None else self.unavailable_since_s + CALLS_WAIT_S
 
     def full(self) -> frozenset[Priority]:
         """The classes of which Kafka must not bring more now, by what is queued or pending."""

@@ -44,7 +44,7 @@ def route_all(requests: Sequence[Request], models: Models, now_s: float) -> Rout
                 key = (request.model, request.model_revision, request.source.refusable, id(request.options), embeds)
                 route = routes.get(key)
                 if route is None:
-                    model, model_revision, options = _route(request, models)
+                    model, model_revision, options = _route(request, models, now_s)
                     if model_revision is None:
                         route = options, model.pending
                     else:
@@ -73,11 +73,11 @@ def unroute(request: Request) -> None:
     request.options = request.options.asked or request.options
 
 
-def _route(request: Request, models: Models) -> tuple[Model, ModelRevision | None, Options]:
+def _route(request: Request, models: Models, now_s: float) -> tuple[Model, ModelRevision | None, Options]:
     """The model, the revision to serve the request (None: none is known yet), and its options made definite."""
     model = models.find(request.model)
     model_revision = model.choose(request.model_revision, request.request_id)
-    waits = model.scales_to_zero or not request.source.refusable
+    waits = not request.source.refusable or now_s < model.calls_wait_until_s
     if not waits and (model_revision is None or not model_revision.engines):
         raise ModelUnavailable(f"no server of {model.name} is available")
     if model_revision is None:

@@ -105,9 +105,9 @@ class Dispatcher:
         self._ended(batch, now_s, None)
         self.retries.refused(batch.entries, batch.group, now_s, jitter)
 
-    def lost(self, entries: list[Entry], replica: str, now_s: float, jitter: float) -> None:
-        """What these entries had begun on a replica came to nothing; they are sent again, to go on elsewhere."""
-        self.retries.failed(entries, None, replica, now_s, jitter)
+    def lost(self, entries: list[Entry], replica: str, now_s: float, jitter: float, *, again: bool) -> None:
+        """A replica failed beneath what these had begun: they go on elsewhere, as suspects if it happened `again`."""
+        self.retries.failed(entries, Group(entries, 1, replica, now_s) if again else None, replica, now_s, jitter)
 
     def failed(self, batch: Batch, now_s: float, jitter: float) -> list[Entry]:
         """A batch failed; returns the entries proven to be poison, the rest is sent again."""

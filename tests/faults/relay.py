@@ -24,6 +24,7 @@ class Relay:
         self._open.set()
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._writers: set[asyncio.StreamWriter] = set()
 
     @property
     def address(self) -> str:
@@ -37,6 +38,11 @@ class Relay:
     def mend(self) -> None:
         """Pass on again."""
         self._open.set()
+
+    def reset(self) -> None:
+        """End every connection there is, as a firewall or a proxy does that forgets them."""
+        for writer in self._writers:
+            writer.transport.abort()
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._take, "localhost", self.port or None)
@@ -60,9 +66,12 @@ class Relay:
         with contextlib.suppress(OSError, asyncio.CancelledError):
             await self._open.wait()
             far_reader, far_writer = await asyncio.open_connection("localhost", self.to_port)
+            both = {writer, far_writer}
+            self._writers |= both
             try:
                 await asyncio.gather(self._pass_on(reader, far_writer), self._pass_on(far_reader, writer))
             finally:
+                self._writers -= both
                 far_writer.close()
         writer.close()
 

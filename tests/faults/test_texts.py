@@ -1,8 +1,8 @@
 """Servers and aggregators fail beneath texts that grow: each text is, token by token, that of a run without faults.
 
 Callers stream texts and producers ask for others through Kafka, while at random moments a model server is killed,
-hangs, is stopped, is cut off or is replaced with all others, or an aggregator is killed. FAULTS_TEXTS_S is how long the
-row with a real model lasts, FAULTS_SEED the seed of its faults.
+hangs, is stopped, is cut off, loses its connections or is replaced with all others, or an aggregator is killed.
+FAULTS_TEXTS_S is how long the row with a real model lasts, FAULTS_SEED the seed of its faults.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -25,16 +26,19 @@ import pytest
 
 from loadtest.stack.kafka import KafkaBroker
 from loadtest.stack.service import ModelServer
-from loadtest.texts.smollm2 import NAME, smollm2
+from loadtest.texts.smollm2 import NAME
 from protos.generation.v1 import generation_pb2 as pb
 from protos.generation.v1 import generation_pb2_grpc as pb_grpc
 from tests.faults.relay import Relay
 from tests.faults.rows import Figures
+from tests.faults.test_model_server_faults import restarting
 from tests.faults.test_network_faults import port_of
 from tests.faults.topic_logs import read_topics
 from tests.integration.aggregator.conftest import Running, aggregators, synthetic
 from tests.integration.aggregator.desk import Desk, Sent, Topics, open_desk
-from tests.integration.aggregator.test_generation import generated
+from tests.integration.aggregator.scrape import metrics
+from tests.integration.aggregator.test_generation import Texts, generate, generated
+from tests.integration.aggregator.two_smollm2 import two_smollm2
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
@@ -42,7 +46,15 @@ SOAK_S = float(os.environ.get("FAULTS_TEXTS_S", "1200"))
 SEED = int(os.environ.get("FAULTS_SEED", "1"))
 SUBJECTS = ("rivers", "stars", "日本 🗼", "trains")
 CALL_S = 300.0
-_KNOWN = {"GRPC__DRAIN_TIMEOUT_S": "0.5", "MODEL__TASK": "generate", "MODEL__MAX_INPUT_TOKENS": "512"}
+BACK_S = 60.0
+_DRAINS = {"GRPC__DRAIN_TIMEOUT_S": "0.5"}
+_KNOWN = {
+    **_DRAINS,
+    "MODEL__TASK": "generate",
+    "MODEL__MAX_INPUT_TOKENS": "512",
+    "SYNTHETIC__FIXED_S": "0.01",
+    "SYNTHETIC__PER_TOKEN_S": "0.0001",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +82,10 @@ class Seen:
 
 @dataclass
 class Theatre:
-    """Model servers, each behind a relay of its own, and two aggregators between them and Kafka and callers."""
+    """Model servers, each behind a relay of its own, and two aggregators between them and Kafka and callers.
+
+    A server hangs, or is cut off, for `longest_s` at the most.
+    """
 
     servers: Sequence[ModelServer]
     relays: Sequence[Relay]
@@ -78,6 +93,7 @@ class Theatre:
     desk: Desk
     texts: int
     tokens: int
+    longest_s: float
     seen: Seen = field(default_factory=Seen)
     wholes: dict[int, Whole] = field(default_factory=dict[int, Whole])
     killed: Counter[int] = field(default_factory=Counter[int])
@@ -162,21 +178,32 @@ class Theatre:
         self.seen.resumed += attempt > 0
         return Whole(text, tuple(token_ids))
 
-    async def break_things(self, chance: random.Random, until_s: float) -> None:
-        """One fault after another, of each kind as many; each is mended before the next."""
-        faults: Sequence[tuple[str, Callable[[random.Random], Awaitable[None]]]] = (
-            ("killed", self._kill),
-            ("hung", self._hang),
-            ("stopped", self._stop),
-            ("cut off", self._cut),
-            ("all replaced", self._replace),
-            ("aggregator killed", self._kill_aggregator),
+    async def break_things(self, chance: random.Random, until_s: float, light: int) -> None:
+        """One fault after another, each mended before the next; `light` ones, which mend quickly, so often a round."""
+        faults: Sequence[tuple[str, Callable[[random.Random], Awaitable[None]], int]] = (
+            ("killed", self._kill, 1),
+            ("stopped", self._stop, 1),
+            ("all replaced", self._replace, 1),
+            ("hung", self._hang, light),
+            ("cut off", self._cut, light),
+            ("connections reset", self._reset, light),
+            ("aggregator killed", self._kill_aggregator, light),
         )
+        round_ = [(name, fault) for name, fault, times in faults for _ in range(times)]
         while time.monotonic() < until_s:
-            for name, fault in chance.sample(faults, len(faults)):
+            for name, fault in chance.sample(round_, len(round_)):
                 await fault(chance)
                 self.seen.faults[name] += 1
+                await asyncio.to_thread(self._until_all_in_use)
                 await asyncio.sleep(chance.uniform(0.2, 1.5))
+
+    def _until_all_in_use(self) -> None:
+        """Until every aggregator has every server again."""
+        deadline_s = time.monotonic() + BACK_S
+        for running in self.running:
+            while metrics(running.process.metrics_address).value("embed_replica_state") < len(self.servers):
+                assert time.monotonic() < deadline_s, f"a server is not used {BACK_S:g} s after its fault was mended"
+                time.sleep(0.1)
 
     async def _busiest(self) -> int:
         """The place of the server that generates most."""
@@ -194,7 +221,7 @@ class Theatre:
     async def _hang(self, chance: random.Random) -> None:
         victim = self.servers[await self._busiest()]
         victim.pause()
-        await asyncio.sleep(chance.uniform(0.5, 6.0))  # the fault itself
+        await asyncio.sleep(chance.uniform(0.5, self.longest_s))  # the fault itself
         victim.resume()
 
     async def _stop(self, chance: random.Random) -> None:
@@ -206,8 +233,12 @@ class Theatre:
     async def _cut(self, chance: random.Random) -> None:
         relay = self.relays[await self._busiest()]
         relay.cut()
-        await asyncio.sleep(chance.uniform(0.5, 6.0))  # the fault itself
+        await asyncio.sleep(chance.uniform(0.5, self.longest_s))  # the fault itself
         relay.mend()
+
+    async def _reset(self, chance: random.Random) -> None:
+        del chance
+        self.relays[await self._busiest()].reset()
 
     async def _replace(self, chance: random.Random) -> None:
         for victim in chance.sample(self.servers, len(self.servers)):
@@ -225,7 +256,14 @@ class Theatre:
 
 @asynccontextmanager
 async def opened(
-    kafka: KafkaBroker, folder: Path, servers: Sequence[ModelServer], model: str, *, texts: int, tokens: int
+    kafka: KafkaBroker,
+    folder: Path,
+    servers: Sequence[ModelServer],
+    model: str,
+    *,
+    texts: int,
+    tokens: int,
+    longest_s: float,
 ) -> AsyncGenerator[Theatre]:
     """A theatre whose servers have started; all of it ends with the block."""
     async with AsyncExitStack() as stack:
@@ -242,10 +280,10 @@ async def opened(
             await asyncio.to_thread(start, topics=topics, group=topics.requests, settings=settings) for _ in range(2)
         ]
         desk = await stack.enter_async_context(open_desk(kafka.bootstrap, topics))
-        yield Theatre(servers, relays, running, desk, texts, tokens)
+        yield Theatre(servers, relays, running, desk, texts, tokens, longest_s)
 
 
-async def act(theatre: Theatre, callers: int, every_s: float, seconds: float, figures: Figures) -> None:
+async def act(theatre: Theatre, *, callers: int, every_s: float, seconds: float, light: int, figures: Figures) -> None:
     """The load, the faults, and what must be true at the end."""
     await theatre.learn()
     chance, sent, seen = random.Random(SEED), dict[str, int](), theatre.seen
@@ -253,7 +291,7 @@ async def act(theatre: Theatre, callers: int, every_s: float, seconds: float, fi
         for number in range(callers):
             load.create_task(theatre.call(random.Random(number)))
         load.create_task(theatre.produce(every_s, sent))
-        await theatre.break_things(chance, time.monotonic() + seconds)
+        await theatre.break_things(chance, time.monotonic() + seconds, light)
         theatre.over = True
     await theatre.collect(sent)
     figures.more |= {"faults": seen.faults.total(), "by_fault": dict(seen.faults), "resumed": seen.resumed}
@@ -271,8 +309,7 @@ async def act(theatre: Theatre, callers: int, every_s: float, seconds: float, fi
 @pytest.fixture
 def known(tmp_path: Path) -> Iterator[list[ModelServer]]:
     """Three that compute nothing: each token follows from the seed and all tokens before it."""
-    settings = {**_KNOWN, "SYNTHETIC__FIXED_S": "0.01", "SYNTHETIC__PER_TOKEN_S": "0.0001"}
-    servers = [synthetic(tmp_path / f"server-{number}.log", **settings) for number in range(3)]
+    servers = [synthetic(tmp_path / f"server-{number}.log", **_KNOWN) for number in range(3)]
     for server in servers:
         server.start()
     yield servers
@@ -286,29 +323,55 @@ def known(tmp_path: Path) -> Iterator[list[ModelServer]]:
 async def test_texts_go_on_as_if_nothing_had_happened(
     kafka: KafkaBroker, tmp_path: Path, known: list[ModelServer], figures: Figures
 ) -> None:
-    async with opened(kafka, tmp_path, known, known[0].model, texts=24, tokens=250) as theatre:
-        await act(theatre, callers=12, every_s=0.5, seconds=1.0, figures=figures)
+    async with opened(kafka, tmp_path, known, known[0].model, texts=24, tokens=250, longest_s=4.0) as theatre:
+        await act(theatre, callers=12, every_s=0.5, seconds=1.0, light=1, figures=figures)
+
+
+@pytest.mark.row("a text that ends the process of its server, at its 40th token, with every text beside it")
+@pytest.mark.timeout(300)
+async def test_a_text_that_ends_its_servers_is_given_up_alone(
+    kafka: KafkaBroker, tmp_path: Path, figures: Figures
+) -> None:
+    def ask(address: str, number: int) -> Coroutine[Any, Any, Texts]:
+        sampling = pb.Sampling(max_tokens=120, seed=number, ignore_eos=True)
+        return generate(address, timeout_s=CALL_S, prompt=f"tell me of {number}", sampling=sampling)
+
+    with ExitStack() as stack:
+
+        def server(name: str, **settings: str) -> ModelServer:
+            return stack.enter_context(synthetic(tmp_path / f"{name}.log", **_KNOWN, **settings))
+
+        start = stack.enter_context(aggregators(kafka, tmp_path, "fatal"))
+        address = start(server("sound")).process.address
+        fatal, *expected = await asyncio.gather(*(ask(address, number) for number in range(13)))
+        harmless = {token_id for each in expected for token_id in each.token_ids}
+        poison = next(token_id for token_id in fatal.token_ids[40:] if token_id not in harmless)
+        ends = {"SYNTHETIC__POISON_TOKEN_ID": str(poison), "SYNTHETIC__POISON_MODE": "exit"}
+        servers = [server(name, **ends) for name in "ab"]
+        address = start(*servers).process.address
+        async with restarting(servers):
+            came, *others = await asyncio.gather(*(ask(address, number) for number in range(13)))
+            again = await ask(address, 0)
+    wrong = [number for number, pair in enumerate(zip(others, expected, strict=True)) if differs(*pair)]
+    figures.counts = {"sent": 14, "answered": 14, "lost": 0, "wrong": len(wrong), "duplicates": 0}
+    figures.more = {"servers ended": came.last.attempt}
+    assert wrong == []
+    assert came.code is grpc.StatusCode.INTERNAL
+    assert came.token_ids == fatal.token_ids[: len(came.token_ids)]
+    assert came.last.attempt <= 6
+    assert (again.code, "broke the engine before" in again.details) == (grpc.StatusCode.INTERNAL, True)
+
+
+def differs(came: Texts, expected: Texts) -> bool:
+    """Whether a text did not come, or is another."""
+    return (came.code, came.text, came.token_ids) != (grpc.StatusCode.OK, expected.text, expected.token_ids)
 
 
 @pytest.fixture
 def real(tmp_path: Path) -> Iterator[list[ModelServer]]:
-    """SmolLM2 in float32 on two engines, each of one thread."""
-    variables = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1"}
-    settings = {**_KNOWN, "ENGINE__DTYPE": "float32"}
-    path = str(smollm2())
-    with pytest.MonkeyPatch.context() as patched:
-        for name, value in variables.items():
-            patched.setenv(name, value)
-        servers = [
-            ModelServer(tmp_path / f"server-{number}.log", model_path=path, settings=settings) for number in range(2)
-        ]
-        for server in servers:
-            server.launch()
-        for server in servers:
-            server.wait(600.0)
+    """SmolLM2 on two engines."""
+    with two_smollm2(tmp_path, **_DRAINS) as servers:
         yield servers
-    for server in servers:
-        server.kill()
 
 
 @pytest.mark.vllm
@@ -317,5 +380,5 @@ def real(tmp_path: Path) -> Iterator[list[ModelServer]]:
 async def test_texts_of_a_model_go_on_as_if_nothing_had_happened(
     kafka: KafkaBroker, tmp_path: Path, real: list[ModelServer], figures: Figures
 ) -> None:
-    async with opened(kafka, tmp_path, real, NAME, texts=16, tokens=40) as theatre:
-        await act(theatre, callers=6, every_s=4.0, seconds=SOAK_S, figures=figures)
+    async with opened(kafka, tmp_path, real, NAME, texts=16, tokens=40, longest_s=12.0) as theatre:
+        await act(theatre, callers=6, every_s=4.0, seconds=SOAK_S, light=4, figures=figures)

@@ -3,7 +3,8 @@
     begin → (first token → done) → … → complete
 
 A batch of prompts is out until each has its first token, as a batch of an embedding model is until its vectors come:
-what packs, paces, retries and isolates batches is the same for both. After that its texts go on by themselves.
+what packs, paces, retries and isolates batches is the same for both. After that its texts go on by themselves. A batch
+of suspects is out until each has gained so many tokens that it is not what made servers fail.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ _LOG = logging.getLogger(__name__)
 _ID_BYTES = 4
 _MOST_ATTEMPTS = 16
 """A text beneath which so many servers went away is not tried again, though no one failure was proven to be its."""
+_GOES_WELL = 32
+"""New tokens after which a text is no suspect: what makes a server fail does so at the same token again."""
 _POISON = Failure(Code.INTERNAL, "this prompt, alone on its server, made the engine fail")
 _LATE = Failure(Code.DEADLINE_EXCEEDED, "the deadline passed before the text was complete")
 _NO_FIRST_TOKEN = Failure(Code.DEADLINE_EXCEEDED, "no token came within first_token_timeout")
@@ -93,12 +96,12 @@ class Generating:
             if text.started_s == inf:
                 text.started_s = now_s
             under_way = _UnderWay(self, begun, entry, request, text)
-            begun.without_first.add(under_way)
+            begun.waiting.add(under_way)
             self._under_way[request] = under_way
             replica.began()
-        if not begun.without_first:
+        if not begun.waiting:
             self._done(begun)
-        for under_way in tuple(begun.without_first):
+        for under_way in tuple(begun.waiting):
             under_way.wait_until(_expected_by_s(under_way))
             engine.generate(under_way)
 
@@ -111,12 +114,19 @@ class Generating:
     # What texts hear of their servers.
 
     def first_token(self, under_way: _UnderWay) -> None:
-        """It has one."""
+        """It has one here."""
         begun = under_way.begun
-        begun.without_first.discard(under_way)
+        begun.first_tokens_s = self._clock()
         under_way.entry.waiters[0].deadline_s = under_way.request.deadline_s
         under_way.wait_until(under_way.request.deadline_s)
-        if not begun.without_first and not begun.done:
+        if not begun.batch.isolated:
+            self.goes_well(under_way)
+
+    def goes_well(self, under_way: _UnderWay) -> None:
+        """Its batch waits for it no more."""
+        begun = under_way.begun
+        begun.waiting.discard(under_way)
+        if not begun.waiting and not begun.done and begun.error is None:
             self._done(begun)
 
     def finished(self, under_way: _UnderWay, failure: Failure | None = None) -> None:
@@ -152,18 +162,20 @@ class Generating:
         lost, self._lost = self._lost, []
         now_s = self._clock()
         batches: dict[_Begun, list[Entry]] = {}
-        running: dict[tuple[ModelRevision, str], list[Entry]] = {}
+        running: dict[tuple[ModelRevision, str, bool], list[Entry]] = {}
         for under_way in lost:
             begun = under_way.begun
             self._end(under_way)
             text, entry = under_way.text, under_way.entry
             text.attempts += 1
+            text.failures = 1 if under_way.gained >= _GOES_WELL else text.failures + 1
             entry.token_ids = text.ids_so_far
             entry.token_count = len(entry.token_ids) // _ID_BYTES
             if text.attempts > _MOST_ATTEMPTS:
                 self._poison(begun.model_revision, entry)
             elif begun.done:
-                running.setdefault((begun.model_revision, begun.replica.name), []).append(entry)
+                key = begun.model_revision, begun.replica.name, text.failures > 1
+                running.setdefault(key, []).append(entry)
             else:
                 batches.setdefault(begun, []).append(entry)
         for begun, entries in batches.items():
@@ -171,8 +183,8 @@ class Generating:
             begun.batch.entries[:] = entries
             for poison in begun.model_revision.dispatcher.failed(begun.batch, now_s, self._jitter()):
                 self._poison(begun.model_revision, poison)
-        for (model_revision, replica), entries in running.items():
-            model_revision.dispatcher.lost(entries, replica, now_s, self._jitter())
+        for (model_revision, replica, again), entries in running.items():
+            model_revision.dispatcher.lost(entries, replica, now_s, self._jitter(), again=again)
         for begun, count in Counter(under_way.begun for under_way in lost).items():
             self._tell(begun, count)
             self._changed(begun.model_revision)
@@ -209,26 +221,25 @@ class Generating:
         del self._under_way[under_way.request]
         under_way.wait_until(inf)
         begun = under_way.begun
-        begun.replica.finished(len(under_way.text.token_ids) - under_way.had)
+        begun.replica.finished(under_way.gained)
         _observe(begun)
-        begun.without_first.discard(under_way)
-        if not begun.without_first and not begun.done and begun.error is None:
-            self._done(begun)
+        self.goes_well(under_way)
         self._changed(begun.model_revision)
 
     def _done(self, begun: _Begun) -> None:
-        """Each of a batch's texts has a token, or its end."""
+        """A batch waits for none of its texts any more."""
         begun.done = True
         now_s = self._clock()
+        first_tokens_s = min(now_s, begun.first_tokens_s)
         load = begun.engine.load
         report = StepReport(
             step_tokens=begun.batch.token_count,
-            step_duration_s=max(0.0, now_s - max(begun.batch.cut_s, begun.replica.first_tokens_s)),
+            step_duration_s=max(0.0, first_tokens_s - max(begun.batch.cut_s, begun.replica.first_tokens_s)),
             queued_tokens=0 if load is None else load.waiting_tokens,
             idle_before_s=0.0,
             staged_s=0.0,
         )
-        begun.replica.first_tokens_s = now_s
+        begun.replica.first_tokens_s = first_tokens_s
         _observe(begun)
         begun.model_revision.dispatcher.done(begun.batch, report, now_s)
         self._changed(begun.model_revision)
@@ -236,13 +247,17 @@ class Generating:
 
 @dataclass(slots=True, eq=False)
 class _Begun:
-    """A batch of prompts at a server; `without_first` are its texts that wait for their first token."""
+    """A batch of prompts at a server, which is `done` once it is `waiting` for none of its texts.
+
+    `first_tokens_s`: when the last of them had its first token that has one.
+    """
 
     model_revision: ModelRevision
     engine: TextEngine
     batch: Batch
     replica: GeneratingReplica
-    without_first: set[_UnderWay] = field(default_factory=set)
+    waiting: set[_UnderWay] = field(default_factory=set)
+    first_tokens_s: float = inf
     done: bool = False
     error: BatchFailed | None = None
 
@@ -269,6 +284,11 @@ class _UnderWay:
         self._timer: asyncio.TimerHandle | None = None
 
     @property
+    def gained(self) -> int:
+        """New tokens that came from this server."""
+        return len(self.text.token_ids) - self.had
+
+    @property
     def token_ids(self) -> bytes:
         """What to go on from, int32 little endian."""
         return self.entry.token_ids
@@ -291,8 +311,11 @@ class _UnderWay:
 
     def extend(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], stripped: int) -> None:
         """New tokens came, the last `stripped` of them no text."""
-        if self in self.begun.without_first:
-            self._generating.first_token(self)
+        if self in self.begun.waiting:
+            if not self.gained:
+                self._generating.first_token(self)
+            elif self.gained >= _GOES_WELL:
+                self._generating.goes_well(self)
         if self.text.extend(token_ids, logprobs, self._generating.now_s, stripped):
             self.begun.engine.abort(self)
             self._generating.finished(self)

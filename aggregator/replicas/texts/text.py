@@ -16,7 +16,8 @@ class Text:
     """What is asked of one text, and what there is of it so far.
 
     `messages`: a chat, which the model's template makes a prompt of. `prompt_ids` are int32 little endian. Times are
-    monotonic seconds. `attempts`: how often a server failed beneath it. `taken` tokens and characters were handed on.
+    monotonic seconds. `attempts`: how often a server failed beneath it; `failures`: how often since it last went well.
+    `taken` tokens and characters were handed on.
     """
 
     sampling: pb.Sampling
@@ -33,6 +34,7 @@ class Text:
     started_s: float = inf
     first_token_s: float = inf
     attempts: int = 0
+    failures: int = 0
     taken_tokens: int = 0
     _characters: str = ""
     _ready: int = 0

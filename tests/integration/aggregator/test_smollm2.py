@@ -12,10 +12,11 @@ import grpc
 import pytest
 
 from loadtest.stack.service import ModelServer
-from loadtest.texts.smollm2 import NAME, smollm2
+from loadtest.texts.smollm2 import NAME
 from protos.generation.v1 import generation_pb2 as pb
 from tests.integration.aggregator.conftest import StartAggregator
 from tests.integration.aggregator.test_generation import Texts, generate, generated
+from tests.integration.aggregator.two_smollm2 import two_smollm2
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
@@ -25,23 +26,9 @@ QUESTIONS = ("rivers", "stars", "日本 🗼", "trains")
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ModelServer]]:
-    """Two of them, each on one core."""
-    told = {"ENGINE__DTYPE": "float32", "MODEL__MAX_INPUT_TOKENS": "512"}
-    variables = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1"}
-    path = str(smollm2())
-    with pytest.MonkeyPatch.context() as patched:
-        for name, value in variables.items():
-            patched.setenv(name, value)
-        made = [
-            ModelServer(tmp_path_factory.mktemp("smollm2") / "log", model_path=path, settings=told) for _ in range(2)
-        ]
-        for server in made:
-            server.launch()
-        for server in made:
-            server.wait(600.0)
-    yield made
-    for server in made:
-        server.kill()
+    """Two of them."""
+    with two_smollm2(tmp_path_factory.mktemp("smollm2")) as started:
+        yield started
 
 
 async def test_every_text_is_that_of_a_run_without_the_fault(

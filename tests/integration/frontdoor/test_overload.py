@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from aggregator import app
+from aggregator.admission.models import CALLS_WAIT_S
 from aggregator.admission.quotas import QuotaPolicy
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.integration.frontdoor.door import Door, SlowEngine, ask, front_door, retry_delay_s, until
@@ -189,11 +190,14 @@ async def test_memory_stays_flat_in_a_flood() -> None:
     assert grown < 16 * MIB  # 1,280 calls of 6 KiB of text and 20 vectors each
 
 
-async def test_an_unavailable_model_is_told_at_once() -> None:
+async def test_a_model_that_has_long_been_unavailable_is_told_at_once() -> None:
     async with front_door() as door:
+        [model] = door.models
         [model_revision] = door.models.in_service()
         [engine] = model_revision.engines.values()
         door.pipeline.leave(engine)
+        assert model.unavailable_since_s is not None
+        model.unavailable_since_s -= CALLS_WAIT_S
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await door.stub.Embed(ask("rain"))
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE

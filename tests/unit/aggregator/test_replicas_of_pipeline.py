@@ -17,7 +17,7 @@ from tests.fakes.sources import KAFKA
 from tests.fakes.world import DESCRIPTION, MODEL, FakeCounting, SerialEngine, WordTokenizer, World
 
 
-def test_kafka_waits_for_a_model_server_and_grpc_is_told_at_once() -> None:
+def test_kafka_waits_for_a_first_model_server_and_grpc_is_told_at_once() -> None:
     async def check() -> None:
         async with World().started() as world:
             assert (await world.embed("1")).code is Code.UNAVAILABLE
@@ -34,7 +34,7 @@ def test_kafka_waits_for_a_model_server_and_grpc_is_told_at_once() -> None:
     run(check())
 
 
-def test_calls_that_were_queued_when_the_last_server_went_are_told_soon_and_records_wait_on() -> None:
+def test_calls_wait_a_minute_for_another_server_when_the_last_one_went_and_records_wait_on() -> None:
     async def check() -> None:
         engine = SerialEngine(slowness=1e6)
         async with World(engine).started() as world:
@@ -43,11 +43,15 @@ def test_calls_that_were_queued_when_the_last_server_went_are_told_soon_and_reco
             world.produce(world.request("1", source=KAFKA))
             await asyncio.sleep(0.5)
             world.pool.members.leave(engine)
-            await asyncio.sleep(1.9)
+            await asyncio.sleep(59.8)
+            calls.append(asyncio.create_task(world.embed("1")))
+            await asyncio.sleep(0.1)
             assert not any(call.done() for call in calls)
             await asyncio.sleep(0.2)
             codes = [call.result().code for call in calls if call.done()]
             assert len(codes) >= 20  # the others are under way
+            assert calls[-1].done()
+            assert (await world.embed("1")).code is Code.UNAVAILABLE
             assert set(codes) == {Code.UNAVAILABLE}
             assert not world.kafka.replied
             world.pool.members.join(SerialEngine(replace(DESCRIPTION, address="server-2:1")), WordTokenizer())

@@ -112,7 +112,7 @@ def test_what_a_server_had_begun_goes_on_at_another() -> None:
     dispatcher.queue.put(query(), b"1234", 1)
     batch = dispatcher.due(0.0, max_entries=64).batches[0]
     dispatcher.done(batch, StepReport(1, 0.01, 0, 0.0, 0.0), 0.1)
-    dispatcher.lost(batch.entries, batch.replica.name, 0.2, 0.0)
+    dispatcher.lost(batch.entries, batch.replica.name, 0.2, 0.0, again=False)
     again = dispatcher.due(0.3, max_entries=64).batches
     assert [(each.entries, each.attempt) for each in again] == [(batch.entries, 1)]
     assert again[0].replica is not batch.replica

@@ -17,7 +17,7 @@ from opentelemetry.trace import Tracer
 from aggregator.admission.limits import Gate
 from aggregator.admission.model_revision import ModelRevision
 from aggregator.admission.quotas import QuotaPolicy, Quotas
-from aggregator.errors import Code, EngineFailed, ModelServerLost
+from aggregator.errors import Code, ModelServerLost
 from aggregator.observability.gathered import Gatherer
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
@@ -229,19 +229,58 @@ async def test_an_engine_that_fails_beneath_a_text_is_not_suspected_of_being_gon
     assert len(desk.revision.dispatcher.retries) == 1
 
 
-async def test_one_beneath_which_servers_go_on_dying_is_given_up(desk: Desk) -> None:
-    request = desk.ask(max_tokens=500)
-    for _ in range(40):
+async def die_beneath(desk: Desk, tokens: int) -> list[FakeTextEngine]:
+    """Each server dies once the text has gained so many tokens there; where it was until it was given up."""
+    died: list[FakeTextEngine] = []
+    while not desk.completed:
         for engine in desk.dispatch():
             sequence = engine.started[-1]
-            sequence.extend([65], (), 0)
-            sequence.lost(EngineFailed("x"))
+            for _ in range(tokens):
+                sequence.extend([65], (), 0)
+            sequence.lost(ModelServerLost("gone"))
+            died.append(engine)
         await asyncio.sleep(0)
         desk.now_s += 1.0
-    assert desk.completed == [request]
-    assert request.code is Code.INTERNAL
+    return died
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 31])
+async def test_one_beneath_which_two_servers_die_is_given_up_once_it_fails_alone(desk: Desk, tokens: int) -> None:
+    request = desk.ask(max_tokens=500)
+    first, second, alone = await die_beneath(desk, tokens)
+    assert first is not second
+    assert alone is second
+    assert (desk.completed, request.code) == ([request], Code.INTERNAL)
     assert desk.revision.dispatcher.retries.is_quarantined(PROMPT)
     assert desk.seats() == 16
+
+
+async def test_one_that_gains_tokens_at_each_server_before_it_dies_is_tried_longer(desk: Desk) -> None:
+    request = desk.ask(max_tokens=5000)
+    assert len(await die_beneath(desk, 32)) == 17
+    assert request.code is Code.INTERNAL
+
+
+async def test_suspects_go_apart_and_the_rest_waits_until_they_have_gained_some_tokens(desk: Desk) -> None:
+    asked = [desk.ask(max_tokens=500) for _ in range(2)]
+    for _ in range(2):
+        for engine in desk.dispatch():
+            for sequence in tuple(engine.started):
+                sequence.extend([65], (), 0)
+                sequence.lost(ModelServerLost("gone"))
+            engine.started.clear()
+        await asyncio.sleep(0)
+        desk.now_s += 1.0
+    (engine,) = desk.dispatch()
+    (alone,) = engine.started
+    for _ in range(32):
+        alone.extend([65], (), 0)
+        assert not desk.dispatch()
+    alone.extend([65], (), 0)
+    assert desk.dispatch() == [engine]
+    engine.started[1].end(cut=False)
+    alone.end(cut=False)
+    assert [request.code for request in asked] == [Code.OK] * 2
 
 
 async def test_a_late_text_ends_with_what_there_is_of_it(desk: Desk) -> None:
