@@ -6,8 +6,6 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any, Protocol
 
-from aggregator.errors import StartError
-
 _NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 Object = dict[str, Any]
@@ -68,8 +66,8 @@ def connect() -> Kubernetes:
 
 
 def this_namespace() -> str:
-    """The namespace of this pod. Raises StartError outside of a cluster."""
+    """The namespace of this pod; outside of a cluster the one that kubectl takes when it is told none."""
     try:
-        return _NAMESPACE.read_text().strip()
-    except OSError as error:
-        raise StartError("this is no pod of Kubernetes: set the namespace") from error
+        return _NAMESPACE.read_text(encoding="utf-8").strip()
+    except OSError:
+        return "default"

@@ -35,11 +35,7 @@ CHART_SETS: dict[str, frozenset[str]] = {
     "modelserver": frozenset(
         {"model.path", "model.name", "model.revision", "grpc.bind", "telemetry.metrics_bind", "profile.cache"}
     ),
-    "scaler": frozenset(
-        {"kafka", "models", "namespace", "aggregators.addresses", "peers", "keda.bind", "telemetry.metrics_bind"}
-        | {"api.bind", "api.service", "api.secret", "api.owner", "api.cert_file", "api.key_file"}
-        | {"api.ca_file", "api.client_ca_file", "api.client_names"}
-    ),
+    "scaler": frozenset({"kafka", "models", "aggregators.addresses", "peers", "api", "keda", "telemetry.metrics_bind"}),
 }
 
 

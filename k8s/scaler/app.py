@@ -24,7 +24,7 @@ from k8s.scaler.published import Published
 from k8s.scaler.settings import ApiSettings, ScalerSettings
 
 _LOG = logging.getLogger(__name__)
-_CERTIFICATES_INTERVAL_S = 30.0
+_LOOKED_AFTER_S = 30.0
 _GRACE_S = 3.0
 
 
@@ -41,15 +41,15 @@ class Scaler:
     ) -> None:
         self._settings = settings
         self._kubernetes = kubernetes or _kubernetes_for(settings)
-        self.namespace = settings.namespace or this_namespace()
+        self.namespace = this_namespace()
         self._telemetry = telemetry.start(settings.telemetry, "tokenbatch-scaler")
-        labels = {model.label or model.name: model.name for model in settings.models}
-        self.published = Published(labels, settings.api.service, settings.policy.max_age_s, clock)
+        models = [model.name for model in settings.models]
+        self.published = Published(models, settings.api.service, settings.policy.max_age_s, clock)
         metrics = ScalerMetrics(self._telemetry.gatherer)
         metrics.show(self.published)
         self._aggregators = Aggregators(settings.aggregators, clock, lambda: metrics.input_failed("aggregator"))
         self._kafka = kafka or KafkaLag(settings.kafka)
-        self._peers = Peers(labels, ANSWER_TIMEOUT_S)
+        self._peers = Peers(models, ANSWER_TIMEOUT_S)
         self.measuring = Measuring(
             settings,
             self._aggregators,
@@ -78,8 +78,8 @@ class Scaler:
                     tasks.create_task(self._peers.follow(self._found(self._settings.peers)), name="follow peers"),
                     tasks.create_task(self.measuring.run(), name="measure"),
                 ]
-                if self.api is not None:
-                    serving = self._serve_api(self.api, self._settings.api)
+                if self.api is not None and self._kubernetes is not None:
+                    serving = self._serve_api(self.api, self._kubernetes, self._settings.api)
                     running.append(tasks.create_task(serving, name="serve the API"))
                 else:
                     await self.port.set_ready(ready=True)
@@ -112,39 +112,31 @@ class Scaler:
         async for found in serving(self._kubernetes, ServiceAddress.parse(services[0])):
             yield fixed | dict(found)
 
-    async def _serve_api(self, api: ExternalMetricsApi, settings: ApiSettings) -> None:
-        """Serve with the certificates of the moment, ready once there are any; and let the API server know."""
+    async def _serve_api(self, api: ExternalMetricsApi, kubernetes: Kubernetes, settings: ApiSettings) -> None:
+        """Serve with the certificate of the moment, ready once there is one; and let the API server know."""
         used: Identity | None = None
-        registration = self._registration(settings)
+        registration = Registration(kubernetes, self.namespace, settings.service)
         registered = False
         while True:
             try:
-                identity = await current_identity(settings, self.namespace, self._kubernetes)
+                identity = await current_identity(kubernetes, self.namespace, settings.service)
                 if identity != used:
                     await api.use(settings.bind, identity.server_context(), identity.client_names)
                     _LOG.info("external metrics are served", extra={"address": api.address})
                     used = identity
                     await self.port.set_ready(ready=True)
-                if registration is not None:
-                    await registration.keep(identity.ca_bundle)
+                await registration.keep(identity.served.ca_bundle)
                 registered = True
             except (KubernetesError, OSError, ssl.SSLError) as error:  # what is served stays served
-                _LOG.warning("certificates could not be looked after", extra={"error": str(error)})
-            await asyncio.sleep(_CERTIFICATES_INTERVAL_S if registered else 1.0)
-
-    def _registration(self, settings: ApiSettings) -> Registration | None:
-        """None outside of a cluster, where there is nothing to register with."""
-        if self._kubernetes is None:
-            return None
-        return Registration(self._kubernetes, namespace=self.namespace, service=settings.service, owner=settings.owner)
+                _LOG.warning("the metrics API could not be looked after", extra={"error": str(error)})
+            await asyncio.sleep(_LOOKED_AFTER_S if registered else 1.0)
 
 
 def _kubernetes_for(settings: ScalerSettings) -> Kubernetes | None:
     """The cluster, where anything in the settings needs one."""
-    api = settings.api
     needed = (
         any(address.startswith(SCHEME) for address in (*settings.aggregators.addresses, *settings.peers))
         or any(model.deployment for model in settings.models)
-        or bool(api.bind and (api.client_ca_file is None or api.cert_file is None))
+        or bool(settings.api.bind)
     )
     return connect() if needed else None

@@ -92,8 +92,8 @@ class KedaScaler(pb_grpc.ExternalScalerServicer):
 
     def _value(self, reference: pb.ScaledObjectRef) -> float:
         model = reference.scalerMetadata.get("model", "")
-        selector = f"model={model}" if model else ""
-        return max(each.value for each in self._published.query(_metric(reference), selector))
+        wanted = {"model": model} if model else {}
+        return max(each.value for each in self._published.query(_metric(reference), wanted))
 
 
 class GrpcPort:

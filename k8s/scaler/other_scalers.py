@@ -17,7 +17,6 @@ import grpc.aio
 
 from k8s.scaler.measuring.demand import StaleInputError
 from k8s.scaler.published import OWN_REQUIRED_REPLICAS, SCALER, UnknownMetric, Value
-from k8s.scaler.selectors import equalities
 from protos.keda import externalscaler_pb2 as pb
 from protos.keda import externalscaler_pb2_grpc as pb_grpc
 
@@ -32,9 +31,8 @@ Find = Callable[[str, str], str]
 class Peers:
     """The replicas of this scaler, this one among them, whose answer changes nothing."""
 
-    def __init__(self, labels: Mapping[str, str], timeout_s: float) -> None:
-        """`labels`: the label of each model, and its name."""
-        self._labels = labels
+    def __init__(self, models: Sequence[str], timeout_s: float) -> None:
+        self._models = models
         self._timeout_s = timeout_s
         self._addresses: frozenset[str] = frozenset()
 
@@ -45,18 +43,17 @@ class Peers:
 
     async def required(self) -> Mapping[str, float]:
         """By model the most that one of them requires; left out where none knows."""
-        asked = [(address, label) for address in self._addresses for label in self._labels]
+        asked = [(address, model) for address in self._addresses for model in self._models]
         told = await asyncio.gather(*(self._ask(*each) for each in asked))
         found: dict[str, float] = {}
-        for (_, label), required in zip(asked, told, strict=True):
-            name = self._labels[label]
+        for (_, model), required in zip(asked, told, strict=True):
             if required:
-                found[name] = max(*required, found.get(name, 0.0))
+                found[model] = max(*required, found.get(model, 0.0))
         return found
 
-    async def _ask(self, address: str, label: str) -> Sequence[float]:
+    async def _ask(self, address: str, model: str) -> Sequence[float]:
         try:
-            return await _values(address, OWN_REQUIRED_REPLICAS, {"model": label}, self._timeout_s)
+            return await _values(address, OWN_REQUIRED_REPLICAS, {"model": model}, self._timeout_s)
         except (StaleInputError, UnknownMetric):
             return ()
 
@@ -66,12 +63,11 @@ def in_cluster(service: str, namespace: str) -> str:
     return f"{service}.{namespace}.svc:{_PORT}"
 
 
-async def ask_release(find: Find, namespace: str, metric: str, selector: str) -> Sequence[Value]:
-    """What the scaler that the selector names says.
+async def ask_release(find: Find, namespace: str, metric: str, labels: Mapping[str, str]) -> Sequence[Value]:
+    """What the scaler that the labels name says.
 
-    Raises BadSelector, UnknownMetric, or StaleInputError where it does not answer or does not know.
+    Raises UnknownMetric, or StaleInputError where it does not answer or does not know.
     """
-    labels = equalities(selector)
     service = labels.get(SCALER, "")
     if not _SERVICE.fullmatch(service):
         raise UnknownMetric(f"whose, in the namespace {namespace}? say it by the selector: {SCALER}=tokenbatch-scaler")

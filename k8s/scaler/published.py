@@ -9,7 +9,6 @@ from functools import partial
 
 from k8s.scaler.measuring.demand import StaleInputError
 from k8s.scaler.measuring.figures import Figure
-from k8s.scaler.selectors import matches
 
 REQUIRED_REPLICAS = "embed_required_replicas"
 OWN_REQUIRED_REPLICAS = "own_required_replicas"
@@ -19,6 +18,7 @@ AGGREGATOR_BUSY = "embed_aggregator_busy"
 METRICS = (REQUIRED_REPLICAS, LAG, AGGREGATOR_BUSY)
 SCALER = "scaler"
 """The label that says which scaler's Service a figure is of."""
+_ALL: Mapping[str, str] = {}
 
 
 class UnknownMetric(LookupError):
@@ -36,8 +36,8 @@ class Value:
 class Published:
     """The figures of one scaler; while they are too old there is an error, and never an old one for a new one."""
 
-    def __init__(self, models: Mapping[str, str], scaler: str, max_age_s: float, clock: Callable[[], float]) -> None:
-        """`models`: the label of each model, and its name; `scaler`: the Service of this one."""
+    def __init__(self, models: Sequence[str], scaler: str, max_age_s: float, clock: Callable[[], float]) -> None:
+        """`scaler`: the Service of this one."""
         self._models = models
         self.scaler = scaler
         self._max_age_s = max_age_s
@@ -48,34 +48,34 @@ class Published:
         self.busy: tuple[float, float] | None = None
         self.explain: Callable[[], str] = lambda: "nothing was measured yet"
 
-    def query(self, metric: str, selector: str = "") -> Sequence[Value]:
-        """The series that a selector means. Raises UnknownMetric, BadSelector, StaleInputError."""
-        series = self._series(metric)
-        chosen = {label: read for label, read in series.items() if matches(selector, self._labels(label))}
+    def query(self, metric: str, wanted: Mapping[str, str] = _ALL) -> Sequence[Value]:
+        """The series that have these labels. Raises UnknownMetric, StaleInputError."""
+        series = [(self._labels(model), read) for model, read in self._series(metric).items()]
+        chosen = [(labels, read) for labels, read in series if wanted.items() <= labels.items()]
         if not chosen:
-            raise UnknownMetric(f"no series of {metric} has the labels {selector!r}")
-        return [Value(self._labels(label), read()) for label, read in chosen.items()]
+            raise UnknownMetric(f"no series of {metric} has the labels {dict(wanted)}")
+        return [Value(labels, read()) for labels, read in chosen]
 
     def known(self) -> Iterator[tuple[str, Value]]:
         """Every series with its metric, but those that cannot be told at this moment."""
         for metric in METRICS:
-            for label, read in self._series(metric).items():
+            for model, read in self._series(metric).items():
                 with suppress(StaleInputError):
-                    yield metric, Value(self._labels(label), read())
+                    yield metric, Value(self._labels(model), read())
 
     def ages_s(self) -> Mapping[str, tuple[float | None, float]]:
         """By model: required replicas where known, and the age of the oldest input, or of the process."""
         now_s = self._clock()
         found: dict[str, tuple[float | None, float]] = {}
-        for model in self._models.values():
+        for model in self._models:
             figure = self.figures.get(model)
             age_s = now_s - (figure.measured_s if figure is not None else self._started_s)
             fresh = figure is not None and age_s <= self._max_age_s
             found[model] = (self._highest(model, figure) if figure is not None and fresh else None, age_s)
         return found
 
-    def _labels(self, label: str) -> dict[str, str]:
-        return {SCALER: self.scaler} | ({"model": label} if label else {})
+    def _labels(self, model: str) -> dict[str, str]:
+        return {SCALER: self.scaler} | ({"model": model} if model else {})
 
     def _series(self, metric: str) -> Mapping[str, Callable[[], float]]:
         of_models = {REQUIRED_REPLICAS: self._required, OWN_REQUIRED_REPLICAS: self._own, LAG: self._lag}
@@ -83,7 +83,7 @@ class Published:
             return {"": self._busy_share}
         if metric not in of_models:
             raise UnknownMetric(f"there is no metric {metric}; there are {', '.join(METRICS)}")
-        return {label: partial(of_models[metric], name) for label, name in self._models.items()}
+        return {model: partial(of_models[metric], model) for model in self._models}
 
     def _figure(self, model: str) -> Figure:
         figure = self.figures.get(model)

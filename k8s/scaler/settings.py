@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat
@@ -24,13 +23,19 @@ class Group(BaseModel):
 class ModelSettings(Group):
     """One model whose servers are scaled."""
 
-    name: str = Field(description="its name, as the aggregators have it")
-    label: str = Field(default="", description="what the metric's label `model` says; empty: the name")
-    deployment: str = Field(default="", description="the Deployment that serves it; empty: replicas are not known")
-    part_of: str = Field(
-        default="", description="the model whose demand it has a share of, as a canary does; empty: it has its own"
+    name: str = Field(description="what the metrics' label `model` says")
+    demand_of: str = Field(
+        default="", description="the model, as the aggregators name it, whose demand it serves; empty: the name"
     )
-    share: Annotated[float, Field(ge=0, le=1)] = Field(default=1.0, description="of that demand")
+    deployment: str = Field(default="", description="the Deployment that serves it; empty: replicas are not known")
+    share: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=1.0, description="its part of that demand, where a canary has the rest"
+    )
+
+    @property
+    def model(self) -> str:
+        """The model whose demand it serves."""
+        return self.demand_of or self.name
 
 
 def _followed(addresses: tuple[str, ...]) -> tuple[str, ...]:
@@ -78,18 +83,10 @@ class ApiSettings(Group):
     bind: str = Field(
         default="0.0.0.0:8443", description="host:port; port 0 picks a free one; empty: external metrics are not served"
     )
-    service: str = Field(default="tokenbatch-scaler", description="the Service before it: what its certificate names")
-    secret: str = Field(
-        default="tokenbatch-scaler-tls", description="the Secret in which the replicas share a certificate made by them"
+    service: str = Field(
+        default="tokenbatch-scaler",
+        description="the Service before it, which its certificate names; the Secret SERVICE-tls holds that",
     )
-    owner: str = Field(default="", description="the ClusterRole with which the APIService goes; empty: it stays")
-    cert_file: Path | None = Field(default=None, description="a certificate made by others, such as cert-manager")
-    key_file: Path | None = Field(default=None, description="its key")
-    ca_file: Path | None = Field(default=None, description="who signed it; absent: whom the API server trusts anyway")
-    client_ca_file: Path | None = Field(
-        default=None, description="who signs the API server's client certificate; empty: as the cluster says"
-    )
-    client_names: tuple[str, ...] = Field(default=(), description="names that certificate may carry; empty: any")
 
 
 class KedaSettings(Group):
@@ -101,7 +98,6 @@ class KedaSettings(Group):
 class ScalerSettings(StrictSettings):
     """Everything the scaler can be told."""
 
-    namespace: str = Field(default="", description="the namespace it scales; empty: the one it runs in")
     models: tuple[ModelSettings, ...] = Field(default=(ModelSettings(name="all-minilm-l6-v2"),), min_length=1)
     kafka: KafkaSettings = KafkaSettings()
     aggregators: AggregatorsSettings = AggregatorsSettings()

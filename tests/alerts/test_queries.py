@@ -65,7 +65,6 @@ def scaler(log_file: Path, kafka: str, demand: str) -> Service:
         "KAFKA__GROUP_ID": TOPICS.requests,
         "AGGREGATORS__ADDRESSES": json.dumps([demand]),
         "AGGREGATORS__INTERVAL_S": "1",
-        "NAMESPACE": NAMESPACE,
         "API__BIND": "",
         "KEDA__BIND": f"127.0.0.1:{keda_port}",
         "TELEMETRY__METRICS_BIND": f"127.0.0.1:{metrics_port}",

@@ -45,7 +45,7 @@ def test_aggregators_and_the_scaler_are_told_of_its_share(tmp_path: Path) -> Non
     assert model.canary == CanarySettings(revision="b", share=0.25)
     assert model.servers == (f"k8s://{NAME}.ns:50061", f"k8s://{ON_TRIAL}.ns:50061")
     scaled = load(ScalerSettings, prefix=SCALER, env={}, file=tmp_path / "scaler").models
-    assert [(each.name, each.part_of, each.deployment, each.share) for each in scaled] == [
+    assert [(each.name, each.demand_of, each.deployment, each.share) for each in scaled] == [
         (MODEL, "", NAME, 0.75),
         ("minilm-canary", MODEL, ON_TRIAL, 0.25),
     ]

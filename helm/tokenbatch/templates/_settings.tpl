@@ -65,34 +65,23 @@
 {{- $name := include "tokenbatch.fullname" . -}}
 {{- $models := list -}}
 {{- range (include "tokenbatch.models" . | fromJson).items -}}
-{{- $model := dict "name" .name "label" .slug "deployment" .fullname -}}
-{{- if .onTrial -}}
-{{- $_ := set $model "name" .slug -}}
-{{- $_ := set $model "part_of" .name -}}
+{{- $model := dict "name" .slug "deployment" .fullname -}}
+{{- if ne .slug .name -}}
+{{- $_ := set $model "demand_of" .name -}}
 {{- end -}}
 {{- if lt .share 1.0 -}}
 {{- $_ := set $model "share" .share -}}
 {{- end -}}
 {{- $models = append $models $model -}}
 {{- end -}}
-{{- $serves := eq .Values.autoscaling.mode "hpa" -}}
-{{- $api := dict "bind" (ternary "0.0.0.0:8443" "" $serves) "service" (printf "%s-scaler" $name) "secret" (printf "%s-scaler-tls" $name) -}}
-{{- if and $serves .Values.serviceAccounts.create -}}
-{{- $_ := set $api "owner" (printf "%s-scaler-%s" $name .Release.Namespace) -}}
-{{- end -}}
-{{- if .Values.scaler.certificates.certManager -}}
-{{- $_ := set $api "cert_file" "/etc/tokenbatch/tls/tls.crt" -}}
-{{- $_ := set $api "key_file" "/etc/tokenbatch/tls/tls.key" -}}
-{{- $_ := set $api "ca_file" "/etc/tokenbatch/tls/ca.crt" -}}
-{{- end -}}
+{{- $bind := ternary "0.0.0.0:8443" "" (eq .Values.autoscaling.mode "hpa") -}}
 {{- $address := printf "k8s://%s-aggregator-pods.%s:50052" $name .Release.Namespace -}}
 {{- include "tokenbatch.override" (list $settings (dict
-  "namespace" .Release.Namespace
   "kafka" (include "tokenbatch.kafkaSettings" . | fromYaml)
   "models" $models
   "aggregators" (merge (dict "addresses" (list $address)) (default dict $settings.aggregators))
   "peers" (list (printf "k8s://%s-scaler.%s:50071" $name .Release.Namespace))
-  "api" (merge $api (default dict $settings.api)))) -}}
+  "api" (dict "bind" $bind "service" (printf "%s-scaler" $name)))) -}}
 {{- toYaml $settings -}}
 {{- end -}}
 

@@ -1,103 +1,80 @@
-"""Make the certificate authority and the serving certificate of the metrics API."""
+"""The serving certificate of the metrics API, which all replicas of a scaler share in one Secret."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import base64
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from k8s.api import Kubernetes, KubernetesError, Object
+
+_LOG = logging.getLogger(__name__)
 _DAYS = 90.0
-"""Validity of the serving certificate."""
-_CA_DAYS = 3650.0
-_CA_RENEWED_DAYS_BEFORE = 365.0
-_SKEW = timedelta(minutes=5)
 _RENEWED_AT = 2 / 3
+_SKEW = timedelta(minutes=5)
+_CONFLICT = 409
+_KEYS = {"ca_bundle": "ca.crt", "certificate": "tls.crt", "key": "tls.key"}
+_MADE_BY_CERT_MANAGER = "cert-manager.io/certificate-name"
 
 
 @dataclass(frozen=True, slots=True)
-class Certificates:
-    """What the replicas share, all PEM. `ca_bundle` holds the authority in use first, then the one before it."""
+class Certificate:
+    """A serving certificate, its key, and the certificates by which the API server knows it, all PEM."""
 
     ca_bundle: bytes
-    ca_key: bytes
     certificate: bytes
     key: bytes
 
 
-def make(names: Sequence[str], now: datetime, old: Certificates | None = None) -> Certificates:
-    """New certificates for these DNS names; an authority that is good for another year is kept."""
-    authority = _kept_authority(old, now) if old is not None else None
-    bundle = old.ca_bundle if authority is not None and old is not None else b""
-    if authority is None:
-        authority = _authority(now)
-        before = b"" if old is None else _first(old.ca_bundle)
-        bundle = authority[0].public_bytes(serialization.Encoding.PEM) + before
-    ca, ca_key = authority
+def utc_now() -> datetime:
+    """The wall clock, which certificates are judged by."""
+    return datetime.now(UTC)
+
+
+async def serving_certificate(
+    kubernetes: Kubernetes, namespace: str, service: str, clock: Callable[[], datetime] = utc_now
+) -> Certificate:
+    """The certificate in the Secret of a Service.
+
+    A scaler that finds none there, or one that is due, makes one; one that loses that race takes the other's.
+    What cert-manager made is taken as it is. Raises KubernetesError.
+    """
+    path = f"/api/v1/namespaces/{namespace}/secrets/{service}-tls"
+    host = f"{service}.{namespace}.svc"
+    names = (host, f"{host}.cluster.local")
+    while True:
+        secret = await kubernetes.get(path)
+        found = _read(secret)
+        if _MADE_BY_CERT_MANAGER in (secret["metadata"].get("annotations") or {}):
+            if found is None:
+                raise KubernetesError(0, f"the Secret {service}-tls does not hold a certificate yet")
+            return found
+        if found is not None and not is_due(found, names, clock()):
+            return found
+        made = make(names, clock(), found)
+        data = {key: base64.b64encode(getattr(made, field)).decode() for field, key in _KEYS.items()}
+        try:
+            await kubernetes.update(path, secret | {"data": data})
+        except KubernetesError as error:
+            if error.status != _CONFLICT:
+                raise
+        else:
+            _LOG.info("made a serving certificate", extra={"names": names})
+            return made
+
+
+def make(names: Sequence[str], now: datetime, before: Certificate | None = None) -> Certificate:
+    """A certificate for these DNS names that signs itself; the one before stays trusted, for it may still be served."""
     key = ec.generate_private_key(ec.SECP256R1())
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0][:64])]))
-        .issuer_name(ca.subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _SKEW)
-        .not_valid_after(now + timedelta(days=_DAYS))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name) for name in names]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .sign(ca_key, hashes.SHA256())
-    )
-    return Certificates(bundle, _pem(ca_key), certificate.public_bytes(serialization.Encoding.PEM), _pem(key))
-
-
-def is_due(certificates: Certificates, names: Sequence[str], now: datetime) -> bool:
-    """Whether new ones are to be made: two thirds of the validity are over, a name is missing, or they are damaged."""
-    try:
-        certificate = x509.load_pem_x509_certificate(certificates.certificate)
-        alternative = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        ca = x509.load_pem_x509_certificate(certificates.ca_bundle)
-        certificate.verify_directly_issued_by(ca)
-    except (ValueError, TypeError, x509.ExtensionNotFound, Exception):  # noqa: BLE001 - whatever it is, it is no good
-        return True
-    start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-    present = set(alternative.get_values_for_type(x509.DNSName))
-    return now >= start + (end - start) * _RENEWED_AT or not set(names) <= present or _ca_is_due(ca, now)
-
-
-def _kept_authority(old: Certificates, now: datetime) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey] | None:
-    try:
-        ca = x509.load_pem_x509_certificate(old.ca_bundle)
-        key = serialization.load_pem_private_key(old.ca_key, None)
-    except ValueError:
-        return None
-    if not isinstance(key, ec.EllipticCurvePrivateKey) or _ca_is_due(ca, now):
-        return None
-    return (ca, key) if key.public_key() == ca.public_key() else None
-
-
-def _ca_is_due(ca: x509.Certificate, now: datetime) -> bool:
-    return now >= ca.not_valid_after_utc - timedelta(days=_CA_RENEWED_DAYS_BEFORE)
-
-
-def _authority(now: datetime) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"tokenbatch scaler {now:%Y-%m-%dT%H:%M:%SZ}")])
-    usage = x509.KeyUsage(
-        digital_signature=True,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=True,
-        crl_sign=True,
-        encipher_only=False,
-        decipher_only=False,
-    )
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0][:64])])
     certificate = (
         x509.CertificateBuilder()
         .subject_name(name)
@@ -105,28 +82,45 @@ def _authority(now: datetime) -> tuple[x509.Certificate, ec.EllipticCurvePrivate
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - _SKEW)
-        .not_valid_after(now + timedelta(days=_CA_DAYS))
+        .not_valid_after(now + timedelta(days=_DAYS))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(each) for each in names]), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(usage, critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .sign(key, hashes.SHA256())
+        .public_bytes(serialization.Encoding.PEM)
     )
-    return certificate, key
-
-
-def _first(bundle: bytes) -> bytes:
-    """The authority that was in use, to be trusted until nothing that it signed is served any more."""
-    try:
-        return x509.load_pem_x509_certificate(bundle).public_bytes(serialization.Encoding.PEM)
-    except ValueError:
-        return b""
-
-
-def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(
+    private = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
+    trusted = before.certificate if before is not None and _parsed(before.certificate) is not None else b""
+    return Certificate(certificate + trusted, certificate, private)
 
 
-def utc_now() -> datetime:
-    """The wall clock, which certificates are judged by."""
-    return datetime.now(UTC)
+def is_due(found: Certificate, names: Sequence[str], now: datetime) -> bool:
+    """Whether a new one is to be made: two thirds of its time are over, a name is missing, or it is damaged."""
+    certificate, issuer = _parsed(found.certificate), _parsed(found.ca_bundle)
+    if certificate is None or issuer is None:
+        return True
+    try:
+        certificate.verify_directly_issued_by(issuer)
+        alternative = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (ValueError, TypeError, InvalidSignature, x509.ExtensionNotFound):
+        return True
+    start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    present = set(alternative.get_values_for_type(x509.DNSName))
+    return now >= start + (end - start) * _RENEWED_AT or not set(names) <= present
+
+
+def _parsed(pem: bytes) -> x509.Certificate | None:
+    try:
+        return x509.load_pem_x509_certificate(pem)
+    except ValueError:
+        return None
+
+
+def _read(secret: Object) -> Certificate | None:
+    data = secret.get("data") or {}
+    try:
+        return Certificate(**{field: base64.b64decode(data[key]) for field, key in _KEYS.items()})
+    except (KeyError, ValueError):
+        return None

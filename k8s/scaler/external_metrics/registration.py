@@ -18,9 +18,9 @@ from k8s.scaler.external_metrics.discovery import GROUP, VERSION
 _LOG = logging.getLogger(__name__)
 NAME = f"{VERSION}.{GROUP}"
 PATH = f"/apis/apiregistration.k8s.io/v1/apiservices/{NAME}"
-_ROLE = "/apis/rbac.authorization.k8s.io/v1/clusterroles/"
+_ROLES = "/apis/rbac.authorization.k8s.io/v1/clusterroles/"
 _MARK = "tokenbatch/scaler"
-_NOT_FOUND, _CONFLICT = 404, 409
+_FORBIDDEN, _NOT_FOUND, _CONFLICT = 403, 404, 409
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +39,13 @@ def holder(found: Object) -> Holder:
 
 
 class Registration:
-    """The registration, as far as it is this release's: `owner` is the ClusterRole with which it is to go, if any."""
+    """The registration, as far as it is this release's."""
 
-    def __init__(self, kubernetes: Kubernetes, *, namespace: str, service: str, owner: str) -> None:
+    def __init__(self, kubernetes: Kubernetes, namespace: str, service: str) -> None:
         self._kubernetes = kubernetes
         self._namespace = namespace
         self._service = service
-        self._owner = owner
+        self._role = f"{service}-{namespace}"
         self._self = Holder(f"{namespace}/{service}", is_scaler=True)
         self._seen: Holder | None = None
 
@@ -100,16 +100,20 @@ class Registration:
         return {"apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService", "metadata": metadata, "spec": spec}
 
     async def _owners(self) -> list[Object]:
-        if not self._owner:
+        """The chart's ClusterRole; none where somebody else gave the scaler its rights."""
+        try:
+            role = await self._kubernetes.get(_ROLES + self._role)
+        except KubernetesError as error:
+            if error.status not in {_FORBIDDEN, _NOT_FOUND}:
+                raise
             return []
-        role = await self._kubernetes.get(_ROLE + self._owner)
         kind = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole"}
-        return [{**kind, "name": self._owner, "uid": role["metadata"]["uid"]}]
+        return [{**kind, "name": self._role, "uid": role["metadata"]["uid"]}]
 
     async def _let_go(self, found: Object) -> None:
         """It was ours, and another took it: it must not be deleted with this release."""
         owners = found["metadata"].get("ownerReferences") or []
-        others = [each for each in owners if (each["kind"], each["name"]) != ("ClusterRole", self._owner)]
+        others = [each for each in owners if (each["kind"], each["name"]) != ("ClusterRole", self._role)]
         if len(others) < len(owners):
             metadata = {"ownerReferences": others, "resourceVersion": found["metadata"]["resourceVersion"]}
             await self._kubernetes.patch(PATH, {"metadata": metadata})

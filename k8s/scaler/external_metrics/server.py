@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import logging
 import math
 import ssl
 from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -21,9 +19,8 @@ from k8s.scaler.measuring.demand import StaleInputError
 from k8s.scaler.metrics import ScalerMetrics
 from k8s.scaler.other_scalers import Find, ask_release, in_cluster
 from k8s.scaler.published import SCALER, Published, UnknownMetric, Value
-from k8s.scaler.selectors import BadSelector, equalities
+from k8s.scaler.selectors import BadSelector, labels_of
 
-_LOG = logging.getLogger(__name__)
 _BASE = f"/apis/{discovery.GROUP}/{discovery.VERSION}"
 _OPEN = frozenset({"/healthz", "/livez", "/readyz"})
 _GRACE_S = 2.0
@@ -80,8 +77,7 @@ class ExternalMetricsApi:
             f"/apis/{discovery.GROUP}": discovery.group(),
             _BASE: discovery.resources(),
             "/openapi/v2": discovery.openapi_v2(),
-            "/openapi/v3": discovery.openapi_v3_index(),
-            f"/openapi/v3{_BASE}": discovery.openapi_v3(),
+            "/openapi/v3": discovery.openapi_v3(),
         }
         for path, document in fixed.items():
             application.router.add_get(path, _fixed(document))
@@ -131,10 +127,10 @@ class ExternalMetricsApi:
 
     async def _values(self, namespace: str, metric: str, selector: str) -> Sequence[Value]:
         """Our own; those of another release from its own scaler, which the selector names."""
-        ours = namespace == self._namespace and equalities(selector).get(SCALER, self._published.scaler)
-        if ours == self._published.scaler:
-            return self._published.query(metric, selector)
-        return await ask_release(self._find, namespace, metric, selector)
+        labels = labels_of(selector)
+        if namespace == self._namespace and labels.get(SCALER, self._published.scaler) == self._published.scaler:
+            return self._published.query(metric, labels)
+        return await ask_release(self._find, namespace, metric, labels)
 
     def _failed(self, code: int, reason: str, message: str) -> web.Response:
         self._metrics.answered("api", reason)
@@ -167,13 +163,9 @@ def _common_name(certificate: Any) -> str | None:
 
 
 def _fixed(document: discovery.Document) -> Callable[[web.Request], Awaitable[web.Response]]:
-    text = json.dumps(document)
-    tag = f'"{hashlib.sha256(text.encode()).hexdigest()}"'
-
     async def answer(request: web.Request) -> web.Response:
-        if request.headers.get("If-None-Match") == tag:
-            return web.Response(status=304, headers={"ETag": tag})
-        return web.Response(text=text, content_type="application/json", headers={"ETag": tag})
+        del request
+        return _json(document)
 
     return answer
 

@@ -55,7 +55,7 @@ class Measuring:
         demand = DemandPolicy(policy.drain_s, policy.utilisation, policy.peak_hold_s, policy.max_age_s)
         self._figures = {
             model.name: ModelFigures(
-                model.part_of or model.name,
+                model.model,
                 shares,
                 demand,
                 arrival_window_s=policy.arrival_window_s,
@@ -136,7 +136,7 @@ class Measuring:
 
 def topics_by_model(kafka: KafkaSettings, models: Sequence[ModelSettings]) -> dict[str, list[str]]:
     """The topics whose requests, when they name no model, are for each model."""
-    topics: dict[str, list[str]] = {model.name: [] for model in models if not model.part_of}
+    topics: dict[str, list[str]] = {model.model: [] for model in models}
     for topic in kafka.topics:
-        topics.setdefault(topic.model or models[0].name, []).append(topic.name)
+        topics.setdefault(topic.model or models[0].model, []).append(topic.name)
     return topics

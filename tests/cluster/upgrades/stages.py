@@ -157,8 +157,8 @@ ELSEWHERE = Stage(
     (
         Effect(
             "scaler.certificates.certManager",
-            DEPLOYMENTS["scaler"],
-            lambda it: volume(it, "tls")["secret"]["secretName"],
+            "certificates",
+            lambda it: it["spec"]["secretName"],
             "tokenbatch-vectors-scaler-tls",
         ),
         Effect("scaler.certificates.issuerRef", "certificates", lambda it: it["spec"]["issuerRef"]),

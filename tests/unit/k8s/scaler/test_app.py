@@ -37,10 +37,10 @@ from tests.fakes.kubernetes_api import SLICES, FakeKubernetesApi, slice_of
 
 MAX_AGE_S, NEWCOMER_S = 20.0, 30.0
 MODEL = "org/model"
-DEPLOYMENT = "/apis/apps/v1/namespaces/ns/deployments/model"
+DEPLOYMENT = "/apis/apps/v1/namespaces/default/deployments/model"
 API_SERVICE = "/apis/apiregistration.k8s.io/v1/apiservices/v1beta1.external.metrics.k8s.io"
 AUTHENTICATION = "/api/v1/namespaces/kube-system/configmaps/extension-apiserver-authentication"
-SECRET = "/api/v1/namespaces/ns/secrets/tokenbatch-scaler-tls"
+SECRET = "/api/v1/namespaces/default/secrets/tokenbatch-scaler-tls"
 
 
 class FakeLag(KafkaLag):
@@ -87,8 +87,7 @@ class Cluster:
         """Of a scaler that listens on the first port, with replicas on all of them; none: on a free one, alone."""
         port = self.aggregator.address.rpartition(":")[2]
         return ScalerSettings(
-            namespace="ns",
-            models=(ModelSettings(name=MODEL, label="model", deployment="model"),),
+            models=(ModelSettings(name="model", demand_of=MODEL, deployment="model"),),
             aggregators=AggregatorsSettings(addresses=(f"k8s://aggregators.ns:{port}",), interval_s=0.05),
             policy=PolicySettings(max_age_s=MAX_AGE_S, peak_hold_s=0.0),
             api=ApiSettings(bind="127.0.0.1:0"),
@@ -113,7 +112,7 @@ class Cluster:
         await until(lambda: self.lag.reads >= begun)
 
     def value(self, scaler: Scaler) -> float:
-        (found,) = scaler.published.query("embed_required_replicas", "model=model")
+        (found,) = scaler.published.query("embed_required_replicas", {"model": "model"})
         return found.value
 
     def busy(self, scaler: Scaler) -> float:
@@ -287,10 +286,10 @@ async def test_the_api_is_served_with_the_clusters_own_front_proxy_authority(clu
         await until(lambda: bool(api.address) and cluster.value(scaler) > 0)
         made = await until_secret(cluster)
         tls = cluster.authority.client(made, "front-proxy")
-        url = f"https://{api.address}/apis/external.metrics.k8s.io/v1beta1/namespaces/ns/embed_required_replicas"
+        url = f"https://{api.address}/apis/external.metrics.k8s.io/v1beta1/namespaces/default/embed_required_replicas"
         async with (
             aiohttp.ClientSession() as session,
-            session.get(url, ssl=tls, server_hostname="tokenbatch-scaler.ns.svc") as response,
+            session.get(url, ssl=tls, server_hostname="tokenbatch-scaler.default.svc") as response,
         ):
             assert (await response.json())["items"][0]["value"] == "1034m"
 
@@ -310,7 +309,7 @@ def test_outside_of_a_cluster_the_start_says_what_is_missing(monkeypatch: pytest
 
 def test_topics_belong_to_the_model_of_requests_that_name_none() -> None:
     settings = ScalerSettings()
-    models = (ModelSettings(name="a"), ModelSettings(name="a-canary", part_of="a"), ModelSettings(name="b"))
+    models = (ModelSettings(name="a"), ModelSettings(name="a-canary", demand_of="a"), ModelSettings(name="b"))
     assert topics_by_model(settings.kafka, models) == {"a": ["embed.requests.v1"], "b": []}
 
 

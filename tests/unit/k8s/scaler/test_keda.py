@@ -26,13 +26,13 @@ class Operator:
 
     def __init__(self) -> None:
         self.now_s = 100.0
-        self.published = Published({"m": "org/m"}, "scaler", 20.0, lambda: self.now_s)
+        self.published = Published(["m"], "scaler", 20.0, lambda: self.now_s)
         self.show(0.0)
         metrics = ScalerMetrics(Gatherer())
         self.port = GrpcPort(KedaScaler(self.published, metrics, 0.01), "127.0.0.1:0")
 
     def show(self, replicas: float, lag: int = 0) -> None:
-        self.published.figures = {"org/m": Figure(replicas, lag, self.now_s)}
+        self.published.figures = {"m": Figure(replicas, lag, self.now_s)}
 
     def connect(self) -> None:
         self.channel = grpc.aio.insecure_channel(self.port.address)

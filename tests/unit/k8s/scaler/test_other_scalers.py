@@ -14,23 +14,23 @@ from k8s.scaler.metrics import ScalerMetrics
 from k8s.scaler.other_scalers import Peers
 from k8s.scaler.published import REQUIRED_REPLICAS, Published
 
-LABELS = {"m": "org/m"}
+MODELS = ["m"]
 
 
 class Replica:
     """One replica: what it came to itself, and what it publishes."""
 
     def __init__(self) -> None:
-        self.published = Published(LABELS, "scaler", 20.0, lambda: 100.0)
+        self.published = Published(MODELS, "scaler", 20.0, lambda: 100.0)
         self.port = GrpcPort(KedaScaler(self.published, ScalerMetrics(Gatherer()), 1.0), "127.0.0.1:0")
-        self.peers = Peers(LABELS, 5.0)
+        self.peers = Peers(MODELS, 5.0)
 
     def comes_to(self, required: float, *, knows_what_for: bool = True) -> None:
-        self.published.figures = {"org/m": Figure(required, 0, 100.0, knows_what_for)}
+        self.published.figures = {"m": Figure(required, 0, 100.0, knows_what_for)}
 
     async def publishes(self) -> float:
         self.published.of_peers = await self.peers.required()
-        (value,) = self.published.query(REQUIRED_REPLICAS, "model=m")
+        (value,) = self.published.query(REQUIRED_REPLICAS, {"model": "m"})
         return value.value
 
 

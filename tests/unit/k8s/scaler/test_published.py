@@ -8,6 +8,8 @@ from k8s.scaler.measuring.demand import StaleInputError
 from k8s.scaler.measuring.figures import Figure
 from k8s.scaler.published import AGGREGATOR_BUSY, LAG, REQUIRED_REPLICAS, Published, UnknownMetric
 
+M = {"model": "m"}
+
 
 class Clock:
     now_s = 100.0
@@ -16,15 +18,15 @@ class Clock:
         return self.now_s
 
 
-def publish(clock: Clock, **labels: str) -> Published:
-    return Published(labels or {"m": "org/m", "n": "org/n"}, "scaler", 20.0, clock)
+def publish(clock: Clock, *models: str) -> Published:
+    return Published(models or ("m", "n"), "scaler", 20.0, clock)
 
 
 def test_a_figure_is_found_by_name_and_label() -> None:
     published = publish(Clock())
-    published.figures = {"org/m": Figure(2.5, 7, 100.0), "org/n": Figure(1.0, 0, 100.0)}
+    published.figures = {"m": Figure(2.5, 7, 100.0), "n": Figure(1.0, 0, 100.0)}
     published.busy = (1.5, 100.0)
-    assert [(each.labels, each.value) for each in published.query(REQUIRED_REPLICAS, "model=m")] == [
+    assert [(each.labels, each.value) for each in published.query(REQUIRED_REPLICAS, M)] == [
         ({"scaler": "scaler", "model": "m"}, 2.5)
     ]
     assert [each.value for each in published.query(LAG)] == [7.0, 0.0]
@@ -33,56 +35,56 @@ def test_a_figure_is_found_by_name_and_label() -> None:
 
 def test_one_series_that_is_old_makes_the_whole_answer_an_error() -> None:
     published = publish(Clock())
-    published.figures = {"org/m": Figure(2.5, 7, 100.0), "org/n": Figure(1.0, 0, 70.0)}
+    published.figures = {"m": Figure(2.5, 7, 100.0), "n": Figure(1.0, 0, 70.0)}
     published.explain = lambda: "Kafka does not answer"
-    assert len(published.query(REQUIRED_REPLICAS, "model=m")) == 1
-    with pytest.raises(StaleInputError, match="org/n is not known: Kafka does not answer"):
+    assert len(published.query(REQUIRED_REPLICAS, M)) == 1
+    with pytest.raises(StaleInputError, match="n is not known: Kafka does not answer"):
         published.query(REQUIRED_REPLICAS)
 
 
 def test_a_figure_grows_old_while_nothing_replaces_it() -> None:
     clock = Clock()
-    published = publish(clock, m="org/m")
-    published.figures = {"org/m": Figure(2.5, 7, 100.0)}
+    published = publish(clock, "m")
+    published.figures = {"m": Figure(2.5, 7, 100.0)}
     published.busy = (0.5, 100.0)
     clock.now_s = 121.0
     for metric in (REQUIRED_REPLICAS, LAG, AGGREGATOR_BUSY):
         with pytest.raises(StaleInputError):
-            published.query(metric, "model=m" if metric != AGGREGATOR_BUSY else "")
-    assert published.ages_s() == {"org/m": (None, 21.0)}
+            published.query(metric, M if metric != AGGREGATOR_BUSY else {})
+    assert published.ages_s() == {"m": (None, 21.0)}
 
 
 def test_a_figure_holds_until_it_is_older_than_it_may_be() -> None:
     clock = Clock()
     published = publish(clock)
-    published.figures = {"org/m": Figure(2.5, 7, 100.0)}
+    published.figures = {"m": Figure(2.5, 7, 100.0)}
     published.busy = (0.5, 100.0)
     clock.now_s = 120.0
-    assert [each.value for each in published.query(REQUIRED_REPLICAS, "model=m")] == [2.5]
+    assert [each.value for each in published.query(REQUIRED_REPLICAS, M)] == [2.5]
     assert [each.value for each in published.query(AGGREGATOR_BUSY)] == [0.5]
-    assert published.ages_s() == {"org/m": (2.5, 20.0), "org/n": (None, 20.0)}
+    assert published.ages_s() == {"m": (2.5, 20.0), "n": (None, 20.0)}
 
 
 def test_before_anything_was_measured_there_is_no_figure() -> None:
     published = publish(Clock())
     with pytest.raises(StaleInputError, match=r": nothing was measured yet$"):
-        published.query(REQUIRED_REPLICAS, "model=m")
+        published.query(REQUIRED_REPLICAS, M)
     with pytest.raises(StaleInputError):
         published.query(AGGREGATOR_BUSY)
 
 
 def test_what_was_never_measured_is_as_old_as_the_process() -> None:
     clock = Clock()
-    published = publish(clock, m="org/m")
-    assert published.ages_s() == {"org/m": (None, 0.0)}
+    published = publish(clock, "m")
+    assert published.ages_s() == {"m": (None, 0.0)}
     clock.now_s += 30.0
-    assert published.ages_s() == {"org/m": (None, 30.0)}
+    assert published.ages_s() == {"m": (None, 30.0)}
 
 
-@pytest.mark.parametrize(("metric", "selector"), [("other", ""), (REQUIRED_REPLICAS, "model=x")])
-def test_what_there_is_not_is_unknown(metric: str, selector: str) -> None:
+@pytest.mark.parametrize(("metric", "wanted"), [("other", {}), (REQUIRED_REPLICAS, {"model": "x"})])
+def test_what_there_is_not_is_unknown(metric: str, wanted: dict[str, str]) -> None:
     with pytest.raises(UnknownMetric):
-        publish(Clock()).query(metric, selector)
+        publish(Clock()).query(metric, wanted)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +94,7 @@ def test_what_there_is_not_is_unknown(metric: str, selector: str) -> None:
 def test_the_most_that_any_replica_of_the_scaler_requires_is_told_of_those_that_know(
     own: float, knows: bool, of_peers: float | None, told: float
 ) -> None:
-    published = publish(Clock(), m="m")
+    published = publish(Clock(), "m")
     published.figures = {"m": Figure(own, 7, 90.0, knows_what_for=knows), "n": Figure(9.0, 0, 95.0)}
     published.of_peers = {"n": 50.0} | ({"m": of_peers} if of_peers is not None else {})
     assert [each.value for each in published.query(REQUIRED_REPLICAS)] == [told]

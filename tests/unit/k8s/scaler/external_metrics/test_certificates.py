@@ -10,31 +10,21 @@ import pytest
 from cryptography import x509
 
 from k8s.api import Kubernetes, KubernetesError
-from k8s.scaler.external_metrics.certificates import Certificates, is_due, make
-from k8s.scaler.external_metrics.identity import SharedCertificate
+from k8s.scaler.external_metrics.certificates import Certificate, is_due, make, serving_certificate
 from tests.fakes.kubernetes_api import FakeKubernetesApi
 
 NAMES = ("scaler.ns.svc", "scaler.ns.svc.cluster.local")
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
-SECRET = "/api/v1/namespaces/ns/secrets/tls"
+LATER = NOW + timedelta(days=61)
+SECRET = "/api/v1/namespaces/ns/secrets/scaler-tls"
 
 
-def authorities(bundle: bytes) -> list[x509.Certificate]:
-    return x509.load_pem_x509_certificates(bundle)
+def trusted(made: Certificate, bundle: bytes) -> bool:
+    certificate = x509.load_pem_x509_certificate(made.certificate)
+    return certificate in x509.load_pem_x509_certificates(bundle)
 
 
-def trusted(certificates: Certificates, bundle: bytes) -> bool:
-    certificate = x509.load_pem_x509_certificate(certificates.certificate)
-    for ca in authorities(bundle):
-        try:
-            certificate.verify_directly_issued_by(ca)
-        except Exception:  # noqa: BLE001, S112 - another authority's
-            continue
-        return True
-    return False
-
-
-def test_a_certificate_names_the_service_and_is_signed_by_the_authority() -> None:
+def test_a_certificate_names_the_service_and_is_what_is_trusted() -> None:
     made = make(NAMES, NOW)
     assert trusted(made, made.ca_bundle)
     assert not is_due(made, NAMES, NOW)
@@ -43,7 +33,7 @@ def test_a_certificate_names_the_service_and_is_signed_by_the_authority() -> Non
 def test_a_certificate_is_due_at_two_thirds_of_its_time() -> None:
     made = make(NAMES, NOW)
     assert not is_due(made, NAMES, NOW + timedelta(days=59))
-    assert is_due(made, NAMES, NOW + timedelta(days=61))
+    assert is_due(made, NAMES, LATER)
 
 
 def test_a_certificate_without_one_of_the_names_is_due() -> None:
@@ -51,42 +41,31 @@ def test_a_certificate_without_one_of_the_names_is_due() -> None:
 
 
 @pytest.mark.parametrize("field", ["ca_bundle", "certificate"])
-def test_a_damaged_certificate_is_due(field: str) -> None:
+@pytest.mark.parametrize("content", [b"nonsense", make(NAMES, NOW).certificate], ids=["nonsense", "another's"])
+def test_a_damaged_certificate_is_due(field: str, content: bytes) -> None:
     made = make(NAMES, NOW)
-    parts = {name: getattr(made, name) for name in ("ca_bundle", "ca_key", "certificate", "key")}
-    assert is_due(Certificates(**{**parts, field: b"nonsense"}), NAMES, NOW)
+    parts = {name: getattr(made, name) for name in ("ca_bundle", "certificate", "key")}
+    assert is_due(Certificate(**{**parts, field: content}), NAMES, NOW)
 
 
-def test_a_renewal_keeps_the_authority_so_that_nobody_has_to_learn_a_new_one() -> None:
+def test_a_renewed_certificate_is_trusted_beside_the_one_that_may_still_be_served() -> None:
     first = make(NAMES, NOW)
-    second = make(NAMES, NOW + timedelta(days=61), first)
-    assert second.ca_bundle == first.ca_bundle
-    assert second.certificate != first.certificate
-    assert trusted(second, first.ca_bundle)
-
-
-def test_a_new_authority_is_bundled_with_the_old_one_while_that_is_still_served() -> None:
-    first = make(NAMES, NOW)
-    later = NOW + timedelta(days=3650 - 300)
-    second = make(NAMES, later, first)
-    assert len(authorities(second.ca_bundle)) == 2
+    second = make(NAMES, LATER, first)
+    third = make(NAMES, LATER + timedelta(days=61), second)
     assert trusted(first, second.ca_bundle)
     assert trusted(second, second.ca_bundle)
-    third = make(NAMES, later + timedelta(days=61), second)
-    assert third.ca_bundle == second.ca_bundle
+    assert not is_due(second, NAMES, LATER)
+    assert not trusted(first, third.ca_bundle)
 
 
-def test_a_damaged_authority_is_replaced() -> None:
+def test_a_damaged_certificate_is_trusted_no_more() -> None:
     first = make(NAMES, NOW)
-    second = make(NAMES, NOW, Certificates(first.ca_bundle, b"nonsense", first.certificate, first.key))
-    assert trusted(second, second.ca_bundle)
-    assert not trusted(second, first.ca_bundle)
-    third = make(NAMES, NOW, Certificates(b"nonsense", first.ca_key, first.certificate, first.key))
-    assert len(authorities(third.ca_bundle)) == 1
+    second = make(NAMES, NOW, Certificate(first.ca_bundle, b"nonsense", first.key))
+    assert len(x509.load_pem_x509_certificates(second.ca_bundle)) == 1
 
 
-def shared(kubernetes: Kubernetes, now: datetime = NOW) -> SharedCertificate:
-    return SharedCertificate(kubernetes, namespace="ns", secret="tls", names=NAMES, clock=lambda: now)
+async def current(kubernetes: Kubernetes, now: datetime = NOW) -> Certificate:
+    return await serving_certificate(kubernetes, "ns", "scaler", lambda: now)
 
 
 def api() -> FakeKubernetesApi:
@@ -98,44 +77,58 @@ def api() -> FakeKubernetesApi:
 async def test_the_first_makes_a_certificate() -> None:
     fake = api()
     async with fake.started() as kubernetes:
-        made = await shared(kubernetes).current()
+        made = await current(kubernetes)
     assert base64.b64decode(fake.objects[SECRET]["data"]["tls.crt"]) == made.certificate
 
 
 async def test_replicas_that_start_together_serve_the_same_certificate() -> None:
     fake = api()
     async with fake.started() as kubernetes:
-        found = await asyncio.gather(*(shared(kubernetes).current() for _ in range(4)))
+        found = await asyncio.gather(*(current(kubernetes) for _ in range(4)))
     assert len({each.certificate for each in found}) == 1
 
 
 async def test_nothing_is_written_while_all_is_well() -> None:
     fake = api()
     async with fake.started() as kubernetes:
-        await shared(kubernetes).current()
+        await current(kubernetes)
         fake.calls.clear()
-        await shared(kubernetes).current()
+        await current(kubernetes)
     assert {call.split()[0] for call in fake.calls} == {"GET"}
 
 
 async def test_a_renewal_in_time_is_made_by_one_and_taken_by_the_other() -> None:
     fake = api()
-    later = NOW + timedelta(days=61)
     async with fake.started() as kubernetes:
-        first = await shared(kubernetes).current()
-        found = await asyncio.gather(*(shared(kubernetes, later).current() for _ in range(2)))
+        first = await current(kubernetes)
+        found = await asyncio.gather(*(current(kubernetes, LATER) for _ in range(2)))
     assert found[0].certificate == found[1].certificate != first.certificate
 
 
 async def test_a_secret_that_holds_nonsense_is_overwritten() -> None:
     fake = api()
-    fake.put(SECRET, {"data": dict.fromkeys(("ca.crt", "ca.key", "tls.crt", "tls.key"), "%")})
+    fake.put(SECRET, {"data": dict.fromkeys(("ca.crt", "tls.crt", "tls.key"), "%")})
     async with fake.started() as kubernetes:
-        made = await shared(kubernetes).current()
+        made = await current(kubernetes)
     assert not is_due(made, NAMES, NOW)
 
 
 async def test_without_the_secret_it_says_so() -> None:
     async with FakeKubernetesApi().started() as kubernetes:
         with pytest.raises(KubernetesError, match="404"):
-            await shared(kubernetes).current()
+            await current(kubernetes)
+
+
+async def test_what_cert_manager_makes_is_waited_for_and_taken_as_it_is() -> None:
+    fake = FakeKubernetesApi()
+    theirs = {"annotations": {"cert-manager.io/certificate-name": "scaler"}}
+    made = make(("other.example",), NOW)
+    data = {"ca.crt": made.ca_bundle, "tls.crt": made.certificate, "tls.key": made.key}
+    fake.put(SECRET, {"metadata": dict(theirs)})
+    async with fake.started() as kubernetes:
+        with pytest.raises(KubernetesError, match="does not hold a certificate yet"):
+            await current(kubernetes)
+        encoded = {key: base64.b64encode(value).decode() for key, value in data.items()}
+        fake.put(SECRET, {"metadata": dict(theirs), "data": encoded})
+        assert await current(kubernetes, LATER) == made
+    assert {call.split()[0] for call in fake.calls} == {"GET"}

@@ -32,12 +32,12 @@ def api(*releases: str) -> FakeKubernetesApi:
     """With a ClusterRole for each release."""
     fake = FakeKubernetesApi()
     for name in releases:
-        fake.put(f"{ROLES}/{name}", {"metadata": {"uid": f"uid of {name}"}})
+        fake.put(f"{ROLES}/{name}-scaler-ns", {"metadata": {"uid": f"uid of {name}"}})
     return fake
 
 
 def registration(kubernetes: Kubernetes, release: str = "a") -> Registration:
-    return Registration(kubernetes, namespace="ns", service=f"{release}-scaler", owner=release)
+    return Registration(kubernetes, "ns", f"{release}-scaler")
 
 
 def events(fake: FakeKubernetesApi) -> list[dict[str, Any]]:
@@ -60,7 +60,7 @@ async def test_where_there_is_none_it_is_made_and_goes_with_the_release() -> Non
     assert made["spec"]["service"] == {"namespace": "ns", "name": "a-scaler", "port": 443}
     assert base64.b64decode(made["spec"]["caBundle"]) == BUNDLE
     (owner,) = made["metadata"]["ownerReferences"]
-    assert (owner["kind"], owner["name"], owner["uid"]) == ("ClusterRole", "a", "uid of a")
+    assert (owner["kind"], owner["name"], owner["uid"]) == ("ClusterRole", "a-scaler-ns", "uid of a")
 
 
 async def test_nothing_is_written_while_all_is_well() -> None:
@@ -147,8 +147,16 @@ async def test_anothers_that_leads_nowhere_is_left_alone() -> None:
     assert writes(fake) == []
 
 
-async def test_without_the_right_to_look_it_says_so() -> None:
+async def test_where_the_rights_are_somebody_elses_it_stays_when_the_release_goes() -> None:
     fake = api()
     async with fake.started() as kubernetes:
-        with pytest.raises(KubernetesError, match="404"):
+        await registration(kubernetes).keep(BUNDLE)
+    assert "ownerReferences" not in fake.objects[PATH]["metadata"]
+
+
+async def test_an_api_server_that_is_away_is_said() -> None:
+    fake = api("a")
+    fake.away = True
+    async with fake.started() as kubernetes:
+        with pytest.raises(KubernetesError, match="503"):
             await registration(kubernetes).keep(BUNDLE)
