@@ -12,11 +12,23 @@ from types import FrameType
 ROOT = Path(__file__).parents[2]
 
 
+_STEP = re.compile(r"^\d+\. \[`([^`]+)`\]\(\.\./\1\)(?: .*→ `(\w+)`)?", re.MULTILINE)
+
+
 def listed(title: str) -> list[str]:
     """The files under a heading, in their order."""
+    return [file for file, _ in _steps(title)]
+
+
+def types(title: str) -> dict[str, str]:
+    """What a record or call is from a step on, and the file of that step."""
+    return {kind: file for file, kind in _steps(title) if kind}
+
+
+def _steps(title: str) -> list[tuple[str, str]]:
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     section = page.partition(f"## {title}\n")[2].partition("\n## ")[0]
-    return re.findall(r"^\d+\. \[`([^`]+)`\]\(\.\./\1\)", section, re.MULTILINE)
+    return _STEP.findall(section)
 
 
 @contextmanager

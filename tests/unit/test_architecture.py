@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 import pytest
 
@@ -16,7 +17,7 @@ from protos.embedding.v1 import embedding_pb2 as pb
 from tests.fakes.clock import run
 from tests.fakes.kafka import FakeDeliveries, FakeKafka
 from tests.fakes.kafka_producer import FakeProducer
-from tests.fakes.way import ROOT, entered, listed
+from tests.fakes.way import ROOT, entered, listed, types
 from tests.fakes.world import MODEL, SerialEngine, World
 
 RECORD, CALL = "A record's way, file by file", "A call's way, file by file"
@@ -33,6 +34,14 @@ def test_the_way_is_short_and_each_file_is_there(title: str) -> None:
     files = listed(title)
     assert 5 < len(files) <= 15
     assert all((ROOT / file).is_file() for file in files)
+
+
+@pytest.mark.parametrize("title", [RECORD, CALL])
+def test_its_types_are_few_and_each_is_named_where_it_comes_about(title: str) -> None:
+    found = types(title)
+    assert 1 < len(found) <= 10
+    for kind, file in found.items():
+        assert re.search(rf"\b{kind}\b", (ROOT / file).read_text(encoding="utf-8")), f"{file} knows no {kind}"
 
 
 def test_a_record_takes_the_way_that_is_told() -> None:
