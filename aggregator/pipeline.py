@@ -193,13 +193,11 @@ class Pipeline:
         """Send what is due for one model; returns when to look again."""
         wake_s = self._expire_waiting(model, now_s)
         for model_revision in model.revisions.values():
-            due = model_revision.dispatcher.due(
-                now_s, max_entries=model_revision.query_capacity, draining=self._draining
-            )
+            due = model_revision.dispatcher.due(now_s, max_items=model_revision.query_capacity, draining=self._draining)
             for batch in due.batches:
                 replica, engine = batch.replica, model_revision.engines[batch.replica.name]
                 self._metrics.batch_sent(
-                    replica.name, batch.reason, batch.token_count, len(batch.entries), batch.token_budget
+                    replica.name, batch.reason, batch.token_count, len(batch.items), batch.token_budget
                 )
                 if model_revision.description.generating is not None:
                     self._generating.begin(model_revision, cast("TextEngine", engine), batch)
@@ -236,11 +234,11 @@ class Pipeline:
 
     async def run_batch(self, model_revision: ModelRevision, engine: Engine, batch: Batch) -> None:
         """Send a batch, share out what came back, and complete the requests whose last input it was."""
-        queries = (query for entry in batch.entries for query in entry.waiters)
+        queries = (query for item in batch.items for query in item.waiters)
         with self._tracing.process(
             model_revision.description.model,
             batch.batch_id,
-            queries=len(batch.entries),
+            queries=len(batch.items),
             tokens=batch.token_count,
             attempt=batch.attempt,
             parents=(request_of(query).traceparent for query in queries),
@@ -274,13 +272,13 @@ class Pipeline:
     def _batch_failed(
         self, model_revision: ModelRevision, batch: Batch, engine: Engine, error: BatchFailed
     ) -> list[Request]:
-        """Its entries go again as `core.retries` says; returns the requests that a proven poison completed."""
+        """Its items go again as `core.retries` says; returns the requests that a proven poison completed."""
         now_s = self._clock()
         fields = {"batch_id": batch.batch_id, "replica": batch.replica.name, "code": error.code.name}
         if not isinstance(error, EngineFailed):  # its words may tell a text
             fields["error"] = str(error)
         _LOG.warning("batch failed", extra=fields)
-        self._metrics.retried(error.code, len(batch.entries))
+        self._metrics.retried(error.code, len(batch.items))
         finished: list[Request] = []
         if isinstance(error, ModelServerBusy):
             model_revision.dispatcher.refused(batch, now_s, self._jitter())
@@ -288,8 +286,8 @@ class Pipeline:
         if isinstance(error, ModelServerLost):
             self._pool.suspect(engine)
         poison = replace(_POISON, attempts=batch.attempt + 1)
-        for entry in model_revision.dispatcher.failed(batch, now_s, self._jitter()):
-            for query in entry.waiters:
+        for item in model_revision.dispatcher.failed(batch, now_s, self._jitter()):
+            for query in item.waiters:
                 if not query.done:
                     complete_input(query, poison, finished)
         return finished

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from aggregator.errors import Code, TokenbatchError
 from aggregator.replicas.results import Vector
 from aggregator.replicas.texts.text import Text
-from aggregator.scheduler.work_item import Entry, Priority, Query
+from aggregator.scheduler.work_item import Priority, Query, WorkItem
 from protos.embedding.v1 import embedding_pb2 as pb
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class Request:
     traceparent: bytes | None = None
     held: Held | None = None
     token_count: int = 0
-    places: Sequence[tuple[Query, Entry]] = ()
+    slots: Sequence[tuple[Query, WorkItem]] = ()
     admitted: bool = False
     given_up: bool = False
     text: Text | None = None

@@ -15,7 +15,7 @@ from aggregator.replicas.texts.text import Text
 from aggregator.request import Failure, Request
 from aggregator.scheduler.generating_replica import first_token_in_s
 from aggregator.scheduler.queue import TokenQueue
-from aggregator.scheduler.work_item import Entry, Query
+from aggregator.scheduler.work_item import Query, WorkItem
 from protos.embedding.v1 import embedding_pb2 as pb
 
 _ID_BYTES = 4
@@ -43,7 +43,7 @@ async def enqueue(
     complete: list[Request] = []
     queue = model_revision.dispatcher.queue
     now_s = clock()
-    held = Held(admission, queue, model_revision.promise, now_s)
+    held = Held(admission, queue, model_revision.slo, now_s)
     replicas = model_revision.dispatcher.replicas.values()
     for request, inputs, token_count in _counted(model_revision, waiting, found):
         if not request.remaining:
@@ -64,9 +64,9 @@ async def enqueue(
                     continue
             gate.charge(request, token_count, now_s)
             request.admitted = True
-        places = _put(queue, request, inputs)
+        slots = _put(queue, request, inputs)
         if refusable:
-            request.places = places
+            request.slots = slots
         text = request.text
         hold(request, held, token_count if text is None else token_count + model_revision.text_tokens(text))
     return complete
@@ -77,20 +77,20 @@ def _is_late(model_revision: ModelRevision, request: Request, token_count: int, 
     if request.text is None or request.text.first_token_by_s == inf:
         return False
     dispatcher = model_revision.dispatcher
-    ahead = sum(waiting.entries for waiting in dispatcher.queue.classes[: request.priority + 1])
+    ahead = sum(waiting.items for waiting in dispatcher.queue.classes[: request.priority + 1])
     in_s = first_token_in_s(dispatcher.replicas.values(), ahead, token_count, now_s)
     return now_s + in_s > request.text.first_token_by_s
 
 
-def _put(queue: TokenQueue, request: Request, inputs: Sequence[tuple[int, bytes]]) -> list[tuple[Query, Entry]]:
-    places: list[tuple[Query, Entry]] = []
+def _put(queue: TokenQueue, request: Request, inputs: Sequence[tuple[int, bytes]]) -> list[tuple[Query, WorkItem]]:
+    slots: list[tuple[Query, WorkItem]] = []
     for index, token_ids in inputs:
         deadline_s = request.deadline_s
         if request.text is not None:
             deadline_s = min(deadline_s, request.text.first_token_by_s)
         query = Query(request, index, request.priority, request.tenant, request.received_s, deadline_s)
-        places.append((query, queue.put(query, token_ids, len(token_ids) // _ID_BYTES)))
-    return places
+        slots.append((query, queue.put(query, token_ids, len(token_ids) // _ID_BYTES)))
+    return slots
 
 
 async def _count(model_revision: ModelRevision, requests: Sequence[Request]) -> tuple[list[_Waiting], list[Counted]]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from aggregator.admission.bounds import Admission
 from aggregator.request import Request
-from aggregator.scheduler.budget.controller import Promise
+from aggregator.scheduler.budget.controller import SloTracker
 from aggregator.scheduler.queue import TokenQueue
 
 
@@ -16,7 +16,7 @@ class Held:
 
     admission: Admission
     queue: TokenQueue
-    promise: Promise | None
+    slo: SloTracker | None
     queued_s: float
 
 
@@ -30,6 +30,6 @@ def hold(request: Request, held: Held, token_count: int) -> None:
 def release(request: Request) -> None:
     """Give back what it holds; once. Places lead back to their request: kept, both would wait for a collection."""
     held, request.held = request.held, None
-    request.places = ()
+    request.slots = ()
     if held is not None:
         held.admission.release(request.token_count, request.tenant, refusable=request.source.refusable)

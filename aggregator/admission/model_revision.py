@@ -14,7 +14,7 @@ from aggregator.replicas.answers import differences
 from aggregator.replicas.engine import Engine, ServerDescription
 from aggregator.replicas.texts.text import Text
 from aggregator.request import Options, Request, request_of
-from aggregator.scheduler.budget.controller import Promise, SlaGoal
+from aggregator.scheduler.budget.controller import SlaGoal, SloTracker
 from aggregator.scheduler.dispatcher import Batch, Dispatcher, DispatchPolicy
 from aggregator.scheduler.replica import Replica
 from protos.embedding.v1 import embedding_pb2 as pb
@@ -61,7 +61,7 @@ class ModelRevision:
         if description.generating is not None:  # two equal prompts may be drawn different texts
             policy = replace(policy, queue=replace(policy.queue, coalesce=False), by_prefix=True)
         self.dispatcher = Dispatcher(f"{description.model}-{uuid.uuid4().hex[:8]}", policy)
-        self.promise = Promise(goal) if goal is not None else None
+        self.slo = SloTracker(goal) if goal is not None else None
         self.engines: dict[str, Engine] = {}
         self.under_way: set[Batch] = set()
         self.retired = False
@@ -124,12 +124,12 @@ class ModelRevision:
     def abandon(self) -> list[Request]:
         """Take out every request that waits here, whole: what is under way of it is computed for nobody."""
         dispatcher = self.dispatcher
-        waiting = [(query, entry) for entry in dispatcher.waiting() for query in entry.waiters if not query.done]
+        waiting = [(query, item) for item in dispatcher.waiting() for query in item.waiters if not query.done]
         requests = dict.fromkeys(request_of(query) for query, _ in waiting)
-        for query, entry in waiting:
-            dispatcher.queue.cancel(query, entry)
+        for query, item in waiting:
+            dispatcher.queue.cancel(query, item)
         for batch in self.under_way if requests else ():
-            for query in (query for entry in batch.entries for query in entry.waiters):
+            for query in (query for item in batch.items for query in item.waiters):
                 query.done = query.done or request_of(query) in requests
         return list(requests)
 

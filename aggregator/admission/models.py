@@ -15,12 +15,12 @@ from aggregator.admission.tokenizers.tokenizer import Tokenizer
 from aggregator.errors import UnknownModel, shown
 from aggregator.replicas.engine import Engine, ServerDescription
 from aggregator.request import Request, request_of
-from aggregator.scheduler.budget.controller import Promise, SlaGoal, StepLimits
+from aggregator.scheduler.budget.controller import SlaGoal, SloTracker, StepLimits
 from aggregator.scheduler.dispatcher import DispatchPolicy
 from aggregator.scheduler.generating_replica import GeneratingReplica
 from aggregator.scheduler.queue import TokenQueue
 from aggregator.scheduler.replica import UNMEASURED, Replica
-from aggregator.scheduler.work_item import Entry, Priority, Query
+from aggregator.scheduler.work_item import Priority, Query, WorkItem
 
 CALLS_WAIT_S = 60.0
 """How long calls wait for another server once the last one has gone; after that they are refused at once."""
@@ -126,22 +126,22 @@ class Model:
         self.superseded = []
         return waiting
 
-    def waiting(self) -> list[tuple[Query, tuple[TokenQueue, Entry]]]:
+    def waiting(self) -> list[tuple[Query, tuple[TokenQueue, WorkItem]]]:
         """Queries that are not under way, each with its place; for rare sweeps."""
         return [
-            (query, (model_revision.dispatcher.queue, entry))
+            (query, (model_revision.dispatcher.queue, item))
             for model_revision in self.revisions.values()
-            for entry in model_revision.dispatcher.waiting()
-            for query in entry.waiters
+            for item in model_revision.dispatcher.waiting()
+            for query in item.waiters
             if not query.done
         ]
 
     def take_out(self, gone: Callable[[Request], bool]) -> list[Request]:
         """Take the requests for which `gone` holds out of the queues; those under way come back on their own."""
         taken = dict.fromkeys(self.pending.take(gone))
-        for query, (queue, entry) in self.waiting():
+        for query, (queue, item) in self.waiting():
             if gone(request_of(query)):
-                queue.cancel(query, entry)
+                queue.cancel(query, item)
                 taken[request_of(query)] = None
         return list(taken)
 
@@ -203,16 +203,16 @@ class Models:
             goal = self._goal if description.generating is None else None
             model_revision = ModelRevision(description, tokenizer, self._counting(tokenizer), self._policy, goal)
             model.revisions[description.model_revision] = model_revision
-        model_revision.add(engine, self._replica(description, model_revision.promise))
+        model_revision.add(engine, self._replica(description, model_revision.slo))
         return model
 
-    def _replica(self, description: ServerDescription, promise: Promise | None) -> Replica:
+    def _replica(self, description: ServerDescription, slo: SloTracker | None) -> Replica:
         """A replica with its budget: the setting's, or what was measured; a controller where a time is promised."""
         curve, capacity = description.curve or UNMEASURED, description.step_token_capacity
-        steering = None
-        if promise is not None:
+        budget_controller = None
+        if slo is not None:
             limits = StepLimits(curve.saturation_point, capacity)
-            steering = promise.steer(limits, curve.time_s(promise.goal.min_tokens))
+            budget_controller = slo.controller(limits, curve.time_s(slo.goal.min_tokens))
         budget = min(self._token_budget or curve.saturation_point, capacity)
         generating = description.generating
         if generating is not None:
@@ -227,7 +227,9 @@ class Models:
                 capacity=capacity,
             )
         most = 0 if self._token_budget else min(curve.backlog_tokens, capacity)
-        return Replica(description.address, description.curve, budget, self._policy.replica, steering, capacity=most)
+        return Replica(
+            description.address, description.curve, budget, self._policy.replica, budget_controller, capacity=most
+        )
 
     def leave(self, engine: Engine) -> Model:
         """A server is gone; its revision stays as long as no other can take over what waits for it."""

@@ -85,9 +85,7 @@ class DemandMeter:
     def of(self, model: Model) -> pb.ModelDemand:
         """One model's demand and replicas at this moment."""
         now_s = self._clock()
-        promises = [
-            model_revision.promise for model_revision in model.revisions.values() if model_revision.promise is not None
-        ]
+        slos = [model_revision.slo for model_revision in model.revisions.values() if model_revision.slo is not None]
         kafka, grpc = (self._arrivals[model.name, source] for source in (KAFKA, GRPC))
         return pb.ModelDemand(
             model=model.name,
@@ -96,8 +94,8 @@ class DemandMeter:
             held_tokens=model.admission.total,
             tokens_per_record=kafka.tokens_per_request,
             replicas=[replica for model_revision in model.revisions.values() for replica in _replicas(model_revision)],
-            p99_s=max((promise.p99_s for promise in promises), default=0.0),
-            slo_s=max((promise.goal.answer_s or 0.0 for promise in promises), default=0.0),
+            p99_s=max((slo.p99_s for slo in slos), default=0.0),
+            slo_s=max((slo.goal.answer_s or 0.0 for slo in slos), default=0.0),
             pending_requests=len(model.pending),
             kv_token_s_per_token=max((each.kv_token_s_per_token for each in model.revisions.values()), default=0.0),
         )
@@ -154,6 +152,6 @@ def _replicas(model_revision: ModelRevision) -> Iterator[pb.Replica]:
             step_time_s=replica.step_time_s(replica.token_budget),
             batches_out=replica.batches_out,
             tokens_out=replica.tokens_out,
-            budget_at_floor=replica.steering is not None and replica.steering.at_floor,
+            budget_at_floor=replica.budget_controller is not None and replica.budget_controller.at_floor,
             kv_tokens=replica.kv_tokens if isinstance(replica, GeneratingReplica) else 0,
         )

@@ -189,7 +189,7 @@ def _replicas(model_revision: ModelRevision) -> Iterator[ReplicaFigures]:
             inflight_tokens=replica.tokens_out,
             token_budget=replica.token_budget,
             saturation_point=curve.saturation_point if curve is not None else None,
-            pressure=replica.steering.pressure if replica.steering is not None else None,
+            pressure=replica.budget_controller.pressure if replica.budget_controller is not None else None,
         )
 
 

@@ -182,9 +182,9 @@ def outgoing(batch: Batch) -> OutgoingBatch:
     """The batch as the wire carries it: ids and lengths end to end."""
     return OutgoingBatch(
         batch_id=batch.batch_id,
-        token_ids=b"".join([entry.token_ids for entry in batch.entries]),
-        lengths=np.array([entry.token_count for entry in batch.entries], dtype="<i4").tobytes(),
-        query_count=len(batch.entries),
+        token_ids=b"".join([item.token_ids for item in batch.items]),
+        lengths=np.array([item.token_count for item in batch.items], dtype="<i4").tobytes(),
+        query_count=len(batch.items),
         token_count=batch.token_count,
         attempt=batch.attempt,
         isolate=batch.isolated,

@@ -11,8 +11,8 @@ from aggregator.scheduler.packing import Packer, PackPolicy
 from aggregator.scheduler.queue import QueuePolicy, TokenQueue
 from aggregator.scheduler.replica import Replica, ReplicaPolicy, SendReason, StepReport
 from aggregator.scheduler.replica_choice import ActiveReplicas, Pace, choose_replica
-from aggregator.scheduler.retries import Group, Retries, RetryPolicy
-from aggregator.scheduler.work_item import Entry, Query
+from aggregator.scheduler.retries import Retries, RetryBatch, RetryPolicy
+from aggregator.scheduler.work_item import Query, WorkItem
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,30 +35,30 @@ class DispatchPolicy:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """Entries cut for one replica; `group` is set when they failed before. The time-out counts from `cut_s`.
+    """Items packed for one replica; `retry` is set when they failed before. The time-out counts from `packed_s`.
 
     `token_budget`: what their step may hold, others' batches included.
     """
 
     batch_id: str
-    entries: list[Entry]
+    items: list[WorkItem]
     token_count: int
     replica: Replica
     reason: SendReason
-    group: Group | None
-    cut_s: float
+    retry: RetryBatch | None
+    packed_s: float
     timeout_s: float
     token_budget: int
 
     @property
     def attempt(self) -> int:
-        """How often these entries failed before."""
-        return self.group.failures if self.group else 0
+        """How often these items failed before."""
+        return self.retry.failures if self.retry else 0
 
     @property
     def isolated(self) -> bool:
         """Whether it is under suspicion, and must run in an engine step of its own."""
-        return self.group is not None and self.group.suspect
+        return self.retry is not None and self.retry.suspect
 
 
 @dataclass(slots=True)
@@ -83,41 +83,41 @@ class Dispatcher:
         self._policy = policy
         self._batch_ids = (f"{name}-{number}" for number in count(1))
 
-    def due(self, now_s: float, *, max_entries: int, draining: bool = False) -> Due:
+    def due(self, now_s: float, *, max_items: int, draining: bool = False) -> Due:
         """Cut every batch that is to be sent now: failed ones first, then from the queue."""
         due = Due()
         due.expired = self.queue.expire(now_s) + self.retries.expire(now_s)
         if len(self.retries):
             self._send_again(due, now_s)
-        self._send_queued(due, now_s, max_entries, SendReason.DRAIN if draining else None)
+        self._send_queued(due, now_s, max_items, SendReason.DRAIN if draining else None)
         due.wake_s = min(due.wake_s, self.queue.next_deadline_s())
         return due
 
     def done(self, batch: Batch, report: StepReport, now_s: float) -> None:
         """A batch came back well."""
         self._ended(batch, now_s, report)
-        if batch.group is not None:
-            self.retries.succeeded(batch.group)
+        if batch.retry is not None:
+            self.retries.succeeded(batch.retry)
 
     def refused(self, batch: Batch, now_s: float, jitter: float) -> None:
         """A server refused a batch before starting it; `jitter` in [0, 1) spreads what comes again."""
         batch.replica.hold_until(now_s + self._policy.retry.backoff_s * (0.5 + jitter))
         self._ended(batch, now_s, None)
-        self.retries.refused(batch.entries, batch.group, now_s, jitter)
+        self.retries.refused(batch.items, batch.retry, now_s, jitter)
 
-    def lost(self, entries: list[Entry], replica: str, now_s: float, jitter: float, *, again: bool) -> None:
+    def lost(self, items: list[WorkItem], replica: str, now_s: float, jitter: float, *, again: bool) -> None:
         """A replica failed beneath what these had begun: they go on elsewhere, as suspects if it happened `again`."""
-        self.retries.failed(entries, Group(entries, 1, replica, now_s) if again else None, replica, now_s, jitter)
+        self.retries.failed(items, RetryBatch(items, 1, replica, now_s) if again else None, replica, now_s, jitter)
 
-    def failed(self, batch: Batch, now_s: float, jitter: float) -> list[Entry]:
-        """A batch failed; returns the entries proven to be poison, the rest is sent again."""
+    def failed(self, batch: Batch, now_s: float, jitter: float) -> list[WorkItem]:
+        """A batch failed; returns the items proven to be poison, the rest is sent again."""
         self._ended(batch, now_s, None)
-        return self.retries.failed(batch.entries, batch.group, batch.replica.name, now_s, jitter)
+        return self.retries.failed(batch.items, batch.retry, batch.replica.name, now_s, jitter)
 
-    def waiting(self) -> Iterator[Entry]:
-        """Entries queued or waiting to be sent again; for rare sweeps."""
-        yield from self.queue.entries()
-        yield from self.retries.entries()
+    def waiting(self) -> Iterator[WorkItem]:
+        """Items queued or waiting to be sent again; for rare sweeps."""
+        yield from self.queue.items()
+        yield from self.retries.items()
 
     def _send_again(self, due: Due, now_s: float) -> None:
         retries, replicas = self.retries, self.replicas.values()
@@ -125,71 +125,71 @@ class Dispatcher:
         for replica in replicas:
             replica.exclusive = retries.reserves(replica.name, now_s)
             while replica.due_s(now_s) <= now_s:
-                group = retries.next_for(
+                retry = retries.next_for(
                     replica.name,
                     token_budget=replica.token_budget,
                     idle=not replica.batches_out,
                     others=len(replicas) > 1,
                     now_s=now_s,
                 )
-                if group is None:
+                if retry is None:
                     break
-                reason = SendReason.SUSPECT if group.suspect else SendReason.RETRY
-                due.batches.append(self._cut(replica, group.entries, reason, group, now_s))
+                reason = SendReason.SUSPECT if retry.suspect else SendReason.RETRY
+                due.batches.append(self._batch(replica, retry.items, reason, retry, now_s))
         times = (retries.next_due_s(now_s), *(replica.due_s(now_s) for replica in replicas))
         due.wake_s = min(time_s for time_s in times if time_s > now_s)
 
-    def _send_queued(self, due: Due, now_s: float, max_entries: int, always: SendReason | None) -> None:
+    def _send_queued(self, due: Due, now_s: float, max_items: int, always: SendReason | None) -> None:
         queue = self.queue
         pace = self._pace if self._policy.paced and always is None else None
         while len(queue):
             prompt = queue.next_ids() if self._policy.by_prefix else b""
-            turn = choose_replica(
+            choice = choose_replica(
                 self.replicas.in_use.values(), now_s, queue.tokens, pace, queue.next_deadline_s(), prompt=prompt
             )
-            replica = turn.replica
+            replica = choice.replica
             if replica is None:
-                if turn.lacks_replica and self.replicas.widen():
+                if choice.lacks_replica and self.replicas.widen():
                     continue
-                due.wake_s = min(due.wake_s, turn.wake_s)
+                due.wake_s = min(due.wake_s, choice.wake_s)
                 return
             budget = self._budget(replica, now_s)
             # A spare replica might be sooner; and a longer step than usual is one that every deadline allows.
-            finish_s = None if self.replicas.has_spare or budget > replica.token_budget else turn.finish_s
-            room = min(max_entries, max(1, replica.seats))
-            cut = self._packer.pack(budget, now_s, max_entries=room, finish_s=finish_s)
-            due.late += cut.late
-            if cut.entries:
-                self._pace.sent(len(cut.entries), now_s)
-                reason = SendReason.OVERSIZED if cut.oversized else SendReason.AGED if cut.aged else turn.reason
-                due.batches.append(self._cut(replica, cut.entries, always or reason, None, now_s, budget=budget))
+            finish_s = None if self.replicas.has_spare or budget > replica.token_budget else choice.finish_s
+            room = min(max_items, max(1, replica.seats))
+            packed = self._packer.pack(budget, now_s, max_items=room, finish_s=finish_s)
+            due.late += packed.late
+            if packed.items:
+                self._pace.sent(len(packed.items), now_s)
+                reason = SendReason.OVERSIZED if packed.oversized else SendReason.AGED if packed.aged else choice.reason
+                due.batches.append(self._batch(replica, packed.items, always or reason, None, now_s, budget=budget))
 
     def _budget(self, replica: Replica, now_s: float) -> int:
         """Tokens that the replica's next batch may hold: more than usual of a backlog whose deadlines allow it."""
         backlog_tokens, within_s = self.queue.backlog(now_s)
         left_s = replica.answered_within_s(self.queue.next_deadline_s(), now_s)
         share_tokens = -(-self.queue.tokens // max(1, len(self.replicas.in_use)))
-        return replica.cut_tokens(self.queue.tokens, backlog_tokens, min(within_s, left_s), share_tokens)
+        return replica.batch_tokens(self.queue.tokens, backlog_tokens, min(within_s, left_s), share_tokens)
 
-    def _cut(
+    def _batch(
         self,
         replica: Replica,
-        entries: list[Entry],
+        items: list[WorkItem],
         reason: SendReason,
-        group: Group | None,
+        retry: RetryBatch | None,
         now_s: float,
         *,
         budget: int = 0,
     ) -> Batch:
-        token_count = sum(entry.token_count for entry in entries)
+        token_count = sum(item.token_count for item in items)
         budget = max(budget, replica.token_budget)
         batch_id = next(self._batch_ids)
         timeout_s = replica.sent(batch_id, token_count, now_s, budget)
         if self._policy.by_prefix:
-            replica.note_prompts(entry.token_ids for entry in entries)
+            replica.note_prompts(item.token_ids for item in items)
         if len(self.replicas) == 1:
             timeout_s = max(timeout_s, self._policy.lone_timeout_s)
-        return Batch(batch_id, entries, token_count, replica, reason, group, now_s, timeout_s, budget)
+        return Batch(batch_id, items, token_count, replica, reason, retry, now_s, timeout_s, budget)
 
     def _ended(self, batch: Batch, now_s: float, report: StepReport | None) -> None:
         batch.replica.ended(batch.batch_id, now_s, report)

@@ -10,23 +10,23 @@ from collections import deque
 from heapq import heapify, heappop, heappush, heapreplace
 from math import inf
 
-from aggregator.scheduler.work_item import Place
+from aggregator.scheduler.work_item import QueueSlot
 
 
 class _Flow:
-    """One tenant's places: those with a deadline by deadline, then the rest by arrival."""
+    """One tenant's slots: those with a deadline by deadline, then the rest by arrival."""
 
     __slots__ = ("dated", "finish", "tenant", "undated")
 
     def __init__(self, tenant: str, finish: int) -> None:
         self.tenant = tenant
         self.finish = finish
-        self.dated: list[Place] = []
-        self.undated: deque[Place] = deque()
+        self.dated: list[QueueSlot] = []
+        self.undated: deque[QueueSlot] = deque()
 
 
 class FairQueue:
-    """The places of one priority class, in the order in which they are owed service."""
+    """The slots of one priority class, in the order in which they are owed service."""
 
     def __init__(self) -> None:
         # Each flow has one head, (start tag of what comes next, order, flow); tags count tokens.
@@ -39,22 +39,22 @@ class FairQueue:
         """Places and tenants remembered, those no longer valid included."""
         return len(self._flows) + sum(len(flow.dated) + len(flow.undated) for flow in self._flows.values())
 
-    def push(self, place: Place) -> None:
-        """Add a place to its tenant's flow."""
-        tenant = place[2].tenant
+    def push(self, slot: QueueSlot) -> None:
+        """Add a slot to its tenant's flow."""
+        tenant = slot[2].tenant
         flow = self._flows.get(tenant) or self._open(tenant)
-        if place[0] == inf:
-            flow.undated.append(place)
+        if slot[0] == inf:
+            flow.undated.append(slot)
         else:
-            heappush(flow.dated, place)
+            heappush(flow.dated, slot)
 
     def charge(self, tenant: str, token_count: int) -> None:
-        """Count tokens that a tenant got out of turn: as aged, or through another's place (a coalesced input)."""
+        """Count tokens that a tenant got out of turn: as aged, or through another's slot (a coalesced input)."""
         flow = self._flows.get(tenant) or self._open(tenant)
         flow.finish += token_count
 
-    def pop(self) -> Place | None:
-        """Take the place owed next, and charge its tenant; None when nothing waits."""
+    def pop(self) -> QueueSlot | None:
+        """Take the slot owed next, and charge its tenant; None when nothing waits."""
         heads = self._heads
         while heads:
             start, order, flow = heads[0]
@@ -63,25 +63,25 @@ class FairQueue:
                 continue
             dated, undated = flow.dated, flow.undated
             while dated or undated:
-                place = heappop(dated) if dated else undated.popleft()
-                entry = place[3]
-                if entry.queued and not place[2].done:
+                slot = heappop(dated) if dated else undated.popleft()
+                item = slot[3]
+                if item.queued and not slot[2].done:
                     self._virtual_time = start
                     self._order = order = self._order + 1
-                    flow.finish = finish = start + entry.token_count
+                    flow.finish = finish = start + item.token_count
                     heapreplace(heads, (finish, order, flow))
-                    return place
+                    return slot
             heappop(heads)
             del self._flows[flow.tenant]
         self._virtual_time = 0
         return None
 
     def drop_invalid(self) -> None:
-        """Forget the places that are no longer valid, and the tenants that neither have others nor owe service."""
+        """Forget the slots that are no longer valid, and the tenants that neither have others nor owe service."""
         for flow in self._flows.values():
-            flow.dated = [place for place in flow.dated if place[3].queued and not place[2].done]
+            flow.dated = [slot for slot in flow.dated if slot[3].queued and not slot[2].done]
             heapify(flow.dated)
-            flow.undated = deque(place for place in flow.undated if place[3].queued and not place[2].done)
+            flow.undated = deque(slot for slot in flow.undated if slot[3].queued and not slot[2].done)
         self._heads = [
             head for head in self._heads if head[2].dated or head[2].undated or head[2].finish > self._virtual_time
         ]

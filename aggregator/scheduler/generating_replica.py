@@ -7,7 +7,7 @@ from math import inf
 
 from typing_extensions import override
 
-from aggregator.scheduler.budget.controller import Steering
+from aggregator.scheduler.budget.controller import BudgetController
 from aggregator.scheduler.replica import Replica, ReplicaPolicy
 from protos.modelserver.v1.curve import Curve
 
@@ -31,7 +31,7 @@ class GeneratingReplica(Replica):
         curve: Curve | None,
         token_budget: int,
         policy: ReplicaPolicy,
-        steering: Steering | None = None,
+        budget_controller: BudgetController | None = None,
         *,
         kv_tokens: int,
         max_sequences: int,
@@ -41,7 +41,7 @@ class GeneratingReplica(Replica):
         """`capacity`: tokens of prompts that one batch may hold; 0: no more than the budget."""
         self.sequences = 0
         self._per_sequence_s = per_sequence_s
-        super().__init__(name, curve, token_budget, policy, steering, capacity=capacity)
+        super().__init__(name, curve, token_budget, policy, budget_controller, capacity=capacity)
         self.first_tokens_s = -inf
         self.kv_tokens = kv_tokens
         self._max_sequences = max_sequences
@@ -96,7 +96,7 @@ class GeneratingReplica(Replica):
         return super().due_s(now_s, queued_tokens)
 
     @override
-    def cut_tokens(
+    def batch_tokens(
         self, queued_tokens: int, backlog_tokens: int = 0, within_s: float = 0.0, share_tokens: int = 0
     ) -> int:
         """Tokens of prompts that the next batch may hold here: its share of what waits, however long that takes.

@@ -1,4 +1,4 @@
-"""Hold the entries of one model until they are packed: by class, fairly between tenants, by deadline, by arrival."""
+"""Hold the items of one model until they are packed: by class, fairly between tenants, by deadline, by arrival."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from heapq import heapify, heappop, heappush
 from math import inf
 
 from aggregator.scheduler.fairness import FairQueue
-from aggregator.scheduler.work_item import Entry, Place, Priority, Query
+from aggregator.scheduler.work_item import Priority, Query, QueueSlot, WorkItem
 
 _PUTS_PER_SWEEP = 4096
 _RECENT_S = 10.0
@@ -18,72 +18,72 @@ _RECENT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class QueuePolicy:
-    """What the queue is told: `max_wait_s` per class until an entry is aged, and whether equal inputs share."""
+    """What the queue is told: `max_wait_s` per class until an item is aged, and whether equal inputs share."""
 
     max_wait_s: tuple[float, float, float] = (0.1, 0.5, 5.0)
     coalesce: bool = True
 
 
-class ClassQueue:
-    """One priority class: places passed over by an earlier batch first, then the fair order.
+class PriorityQueue:
+    """One priority class: slots passed over by an earlier batch first, then the fair order.
 
-    `tokens` and `entries` count the entries whose best waiter is of this class.
+    `tokens` and `items` count the items whose best waiter is of this class.
     """
 
     def __init__(self, max_wait_s: float) -> None:
         self.fair = FairQueue()
         self.max_wait_s = max_wait_s
         self.tokens = 0
-        self.entries = 0
+        self.items = 0
         self.in_use_until_s = -inf
-        self._arrivals: deque[Place] = deque()
-        self._passed: deque[Place] = deque()
+        self._arrivals: deque[QueueSlot] = deque()
+        self._skipped: deque[QueueSlot] = deque()
         self._sweep_at = _PUTS_PER_SWEEP
 
-    def push(self, place: Place) -> None:
-        """Add a place."""
-        self.in_use_until_s = place[2].enqueued_s + _RECENT_S
-        self._arrivals.append(place)
-        self.fair.push(place)
+    def push(self, slot: QueueSlot) -> None:
+        """Add a slot."""
+        self.in_use_until_s = slot[2].enqueued_s + _RECENT_S
+        self._arrivals.append(slot)
+        self.fair.push(slot)
 
-    def pop(self) -> Place | None:
-        """Take the place owed next."""
-        return self.pop_passed() or self.fair.pop()
+    def pop(self) -> QueueSlot | None:
+        """Take the slot owed next."""
+        return self.pop_skipped() or self.fair.pop()
 
-    def pop_passed(self) -> Place | None:
-        """Take the place at the head, if an earlier batch passed it over."""
-        passed = self._passed
-        while passed:
-            place = passed.popleft()
-            if place[3].queued and not place[2].done:
-                return place
+    def pop_skipped(self) -> QueueSlot | None:
+        """Take the slot at the head, if an earlier batch passed it over."""
+        skipped = self._skipped
+        while skipped:
+            slot = skipped.popleft()
+            if slot[3].queued and not slot[2].done:
+                return slot
         return None
 
-    def put_back(self, places: Sequence[Place]) -> None:
-        """Return places that were popped and not taken, to open the next batch in the same order."""
-        self._passed.extendleft(reversed(places))
+    def put_back(self, slots: Sequence[QueueSlot]) -> None:
+        """Return slots that were popped and not taken, to open the next batch in the same order."""
+        self._skipped.extendleft(reversed(slots))
 
-    def arrivals(self) -> Iterator[Place]:
-        """The valid places, in the order of arrival."""
-        return (place for place in self._arrivals if place[3].queued and not place[2].done)
+    def arrivals(self) -> Iterator[QueueSlot]:
+        """The valid slots, in the order of arrival."""
+        return (slot for slot in self._arrivals if slot[3].queued and not slot[2].done)
 
     def oldest(self) -> Query | None:
         """The waiting query that arrived first."""
-        place = self.oldest_place()
-        return place[2] if place is not None else None
+        slot = self.oldest_slot()
+        return slot[2] if slot is not None else None
 
-    def oldest_place(self) -> Place | None:
-        """Its place."""
+    def oldest_slot(self) -> QueueSlot | None:
+        """Its slot."""
         arrivals = self._arrivals
         while arrivals:
-            place = arrivals[0]
-            if place[3].queued and not place[2].done:
-                return place
+            slot = arrivals[0]
+            if slot[3].queued and not slot[2].done:
+                return slot
             arrivals.popleft()
         return None
 
     def sweep(self) -> None:
-        """Forget places that are no longer valid once they may be the most, so that memory follows what waits."""
+        """Forget slots that are no longer valid once they may be the most, so that memory follows what waits."""
         if len(self._arrivals) + len(self.fair) > self._sweep_at:
             self._arrivals = deque(self.arrivals())
             self.fair.drop_invalid()
@@ -91,22 +91,22 @@ class ClassQueue:
 
 
 class TokenQueue:
-    """Entries waiting for a batch, counted in tokens.
+    """Items waiting for a batch, counted in tokens.
 
-    Every query put in leaves exactly once: taken with its entry by `packing.pack`, by `expire`, or by `cancel`.
-    An entry's rank is the best of its waiters', because each of them has a place of its own and the first place
-    that is served takes the entry. Costs: O(log n) per query, nothing is copied.
+    Every query put in leaves exactly once: taken with its item by `packing.pack`, by `expire`, or by `cancel`.
+    An item's rank is the best of its waiters', because each of them has a slot of its own and the first slot
+    that comes up takes the item. Costs: O(log n) per query, nothing is copied.
     """
 
     def __init__(self, policy: QueuePolicy) -> None:
-        self.classes = tuple(ClassQueue(wait_s) for wait_s in policy.max_wait_s)
+        self.classes = tuple(PriorityQueue(wait_s) for wait_s in policy.max_wait_s)
         self.coalesced = 0
         self._coalesce = policy.coalesce
-        self._by_ids: dict[bytes, Entry] = {}
-        self._deadlines: list[Place] = []
+        self._by_ids: dict[bytes, WorkItem] = {}
+        self._deadlines: list[QueueSlot] = []
         self._order = 0
         self._sweep_at = _PUTS_PER_SWEEP
-        self._promoted: dict[Entry, None] = {}
+        self._promoted: dict[WorkItem, None] = {}
 
     @property
     def tokens(self) -> int:
@@ -121,56 +121,56 @@ class TokenQueue:
         than its class may wait would make the ones behind it late.
         """
         for priority, waiting in zip(Priority, self.classes, strict=True):
-            if waiting.entries or now_s < waiting.in_use_until_s:
+            if waiting.items or now_s < waiting.in_use_until_s:
                 return waiting.tokens // (2 if priority is Priority.INTERACTIVE else 1), waiting.max_wait_s
         return 0, 0.0
 
     def next_ids(self) -> bytes:
         """Token ids of what has waited longest in the most urgent class; empty when nothing waits."""
-        places = (waiting.oldest_place() for waiting in self.classes)
-        return next((place[3].token_ids for place in places if place is not None), b"")
+        slots = (waiting.oldest_slot() for waiting in self.classes)
+        return next((slot[3].token_ids for slot in slots if slot is not None), b"")
 
     def __len__(self) -> int:
-        """Entries waiting, all classes."""
+        """Items waiting, all classes."""
         first, second, third = self.classes
-        return first.entries + second.entries + third.entries
+        return first.items + second.items + third.items
 
-    def put(self, query: Query, token_ids: bytes, token_count: int) -> Entry:
+    def put(self, query: Query, token_ids: bytes, token_count: int) -> WorkItem:
         """Queue an input; an equal one that waits already is shared."""
         waiting = self.classes[query.priority]
-        entry = self._by_ids.get(token_ids)
-        if entry is None:
-            entry = Entry(token_ids, token_count, [query], query.priority, True)
+        item = self._by_ids.get(token_ids)
+        if item is None:
+            item = WorkItem(token_ids, token_count, [query], query.priority, True)
             if self._coalesce:
-                self._by_ids[token_ids] = entry
+                self._by_ids[token_ids] = item
             waiting.tokens += token_count
-            waiting.entries += 1
+            waiting.items += 1
         else:
-            entry.waiters.append(query)
+            item.waiters.append(query)
             self.coalesced += 1
-            if query.priority < entry.priority:
-                self._reclass(entry, query.priority)
+            if query.priority < item.priority:
+                self._reclass(item, query.priority)
         self._order += 1
-        place = (query.deadline_s, self._order, query, entry)
-        waiting.push(place)
+        slot = (query.deadline_s, self._order, query, item)
+        waiting.push(slot)
         if query.deadline_s != inf:
-            heappush(self._deadlines, place)
+            heappush(self._deadlines, slot)
         if not self._order % _PUTS_PER_SWEEP:
             self._sweep()
-        return entry
+        return item
 
-    def cancel(self, query: Query, entry: Entry) -> bool:
+    def cancel(self, query: Query, item: WorkItem) -> bool:
         """Take a query out that nobody waits for any more; False when it was completed or is under way already."""
         if query.done:
             return False
         query.done = True
-        if not entry.queued:
+        if not item.queued:
             return False
-        entry.waiters.remove(query)
-        if not entry.waiters:
-            self._remove(entry)
-        elif all(waiter.priority > entry.priority for waiter in entry.waiters):
-            self._reclass(entry, min(waiter.priority for waiter in entry.waiters))
+        item.waiters.remove(query)
+        if not item.waiters:
+            self._remove(item)
+        elif all(waiter.priority > item.priority for waiter in item.waiters):
+            self._reclass(item, min(waiter.priority for waiter in item.waiters))
         return True
 
     def expire(self, now_s: float) -> list[Query]:
@@ -178,8 +178,8 @@ class TokenQueue:
         expired: list[Query] = []
         deadlines = self._deadlines
         while deadlines and deadlines[0][0] <= now_s:
-            _, _, query, entry = heappop(deadlines)
-            if entry.queued and self.cancel(query, entry):
+            _, _, query, item = heappop(deadlines)
+            if item.queued and self.cancel(query, item):
                 expired.append(query)
         return expired
 
@@ -187,30 +187,30 @@ class TokenQueue:
         """When `expire` has something to do next; `inf` when no deadline waits."""
         deadlines = self._deadlines
         while deadlines:
-            deadline_s, _, query, entry = deadlines[0]
-            if entry.queued and not query.done:
+            deadline_s, _, query, item = deadlines[0]
+            if item.queued and not query.done:
                 return deadline_s
             heappop(deadlines)
         return inf
 
-    def promote(self, entry: Entry) -> None:
-        """Treat an entry as aged from now on: it holds its partition's committed offset back."""
-        if entry.queued:
-            self._promoted[entry] = None
+    def promote(self, item: WorkItem) -> None:
+        """Treat an item as aged from now on: it holds its partition's committed offset back."""
+        if item.queued:
+            self._promoted[item] = None
 
-    def aged(self, now_s: float) -> Entry | None:
-        """The entry to be served as aged first: promoted ones, then by arrival; it stays where it is."""
+    def aged(self, now_s: float) -> WorkItem | None:
+        """The item to pack first as aged: promoted ones, then by arrival; it stays where it is."""
         if self._promoted:
             return next(iter(self._promoted))
-        found: Place | None = None
+        found: QueueSlot | None = None
         for waiting in self.classes:
-            place = waiting.oldest_place()
+            slot = waiting.oldest_slot()
             if (
-                place is not None
-                and now_s - place[2].enqueued_s > waiting.max_wait_s
-                and (found is None or place[2].enqueued_s < found[2].enqueued_s)
+                slot is not None
+                and now_s - slot[2].enqueued_s > waiting.max_wait_s
+                and (found is None or slot[2].enqueued_s < found[2].enqueued_s)
             ):
-                found = place
+                found = slot
         return found[3] if found is not None else None
 
     def oldest_wait_s(self, now_s: float) -> float:
@@ -218,45 +218,45 @@ class TokenQueue:
         ages = [now_s - query.enqueued_s for waiting in self.classes if (query := waiting.oldest()) is not None]
         return max(ages, default=0.0)
 
-    def take(self, entry: Entry, served: Query | None) -> None:
-        """Remove an entry that goes into a batch, in the turn of `served` (None: out of turn).
+    def take(self, item: WorkItem, query_in_turn: Query | None) -> None:
+        """Remove an item that goes into a batch, in the turn of `query_in_turn` (None: out of turn).
 
-        The tenants of all other waiters are charged here; that of `served` was when its place was popped.
+        The tenants of all other waiters are charged here; that of `query_in_turn` was when its slot was popped.
         """
-        self._remove(entry)
-        for query in entry.waiters:
-            if query is not served:
-                self.classes[query.priority].fair.charge(query.tenant, entry.token_count)
+        self._remove(item)
+        for query in item.waiters:
+            if query is not query_in_turn:
+                self.classes[query.priority].fair.charge(query.tenant, item.token_count)
 
-    def entries(self) -> Iterator[Entry]:
-        """Every waiting entry, in no order; for rare sweeps."""
+    def items(self) -> Iterator[WorkItem]:
+        """Every waiting item, in no order; for rare sweeps."""
         for waiting in self.classes:
-            for _, _, query, entry in waiting.arrivals():
-                if entry.waiters[0] is query:
-                    yield entry
+            for _, _, query, item in waiting.arrivals():
+                if item.waiters[0] is query:
+                    yield item
 
-    def _remove(self, entry: Entry) -> None:
-        assert entry.queued, "An entry left the queue twice. This is a bug."
-        entry.queued = False
-        waiting = self.classes[entry.priority]
-        waiting.tokens -= entry.token_count
-        waiting.entries -= 1
+    def _remove(self, item: WorkItem) -> None:
+        assert item.queued, "An item left the queue twice. This is a bug."
+        item.queued = False
+        waiting = self.classes[item.priority]
+        waiting.tokens -= item.token_count
+        waiting.items -= 1
         if self._coalesce:
-            del self._by_ids[entry.token_ids]
+            del self._by_ids[item.token_ids]
         if self._promoted:
-            self._promoted.pop(entry, None)
+            self._promoted.pop(item, None)
 
-    def _reclass(self, entry: Entry, priority: Priority) -> None:
-        """Count an entry under another class, that of the best of its waiters."""
-        for waiting, sign in ((self.classes[entry.priority], -1), (self.classes[priority], 1)):
-            waiting.tokens += sign * entry.token_count
-            waiting.entries += sign
-        entry.priority = priority
+    def _reclass(self, item: WorkItem, priority: Priority) -> None:
+        """Count an item under another class, that of the best of its waiters."""
+        for waiting, sign in ((self.classes[item.priority], -1), (self.classes[priority], 1)):
+            waiting.tokens += sign * item.token_count
+            waiting.items += sign
+        item.priority = priority
 
     def _sweep(self) -> None:
         for waiting in self.classes:
             waiting.sweep()
         if len(self._deadlines) > self._sweep_at:
-            self._deadlines = [place for place in self._deadlines if place[3].queued and not place[2].done]
+            self._deadlines = [slot for slot in self._deadlines if slot[3].queued and not slot[2].done]
             heapify(self._deadlines)
             self._sweep_at = 2 * len(self._deadlines) + _PUTS_PER_SWEEP

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import inf
 
-from aggregator.scheduler.budget.controller import Steering
+from aggregator.scheduler.budget.controller import BudgetController
 from protos.modelserver.v1.curve import Curve, Rule
 
 
@@ -173,8 +173,8 @@ class Replica:
     """One model server, as this aggregator sees it: what is out, how fast it is, when the next batch is due.
 
     `exclusive`: a suspect runs here, or waits to run here, alone. `foreign_tokens`: what others had queued here
-    when the last reply came. `token_budget` is what a batch holds while no more waits: as given, or what `steering`
-    allows if that is less. `largest` is what one may hold where more waits.
+    when the last reply came. `token_budget` is what a batch holds while no more waits: as given, or what its
+    `budget_controller` allows if that is less. `largest` is what one may hold where more waits.
     """
 
     def __init__(
@@ -183,16 +183,16 @@ class Replica:
         curve: Curve | None,
         token_budget: int,
         policy: ReplicaPolicy,
-        steering: Steering | None = None,
+        budget_controller: BudgetController | None = None,
         *,
         capacity: int = 0,
     ) -> None:
         """`capacity`: tokens that a batch of a backlog may hold; 0: no more than the budget."""
         self.name = name
-        self.steering = steering
+        self.budget_controller = budget_controller
         self._usual = token_budget
         self._capacity = max(token_budget, capacity)
-        self._follow_steering()
+        self._follow_budget()
         self.lead_s = policy.first_lead_s
         self.light_lead = LightLead(policy.first_lead_s, policy.min_lead_s)
         self.reply_delay = ReplyDelay()
@@ -210,7 +210,7 @@ class Replica:
 
     @property
     def seats(self) -> int:
-        """Entries that may be sent now."""
+        """Items that may be sent now."""
         return _ANY
 
     @property
@@ -266,7 +266,7 @@ class Replica:
         step_tokens = min(tokens, self.token_budget)
         return min(tokens, int(left_s / self.step_time_s(step_tokens)) * step_tokens)
 
-    def cut_tokens(
+    def batch_tokens(
         self, queued_tokens: int, backlog_tokens: int = 0, within_s: float = 0.0, share_tokens: int = 0
     ) -> int:
         """Tokens that the next batch may hold here, in a step that takes no longer than `within_s`.
@@ -375,14 +375,14 @@ class Replica:
             self.lead_s = max(policy.min_lead_s, shorter_s)
 
     def _steer(self, out: _Out, report: StepReport) -> None:
-        steering = self.steering
-        if steering is not None:
-            shortest_s = self.step_time_s(steering.min_tokens)
-            steering.observe(report.step_tokens, report.step_duration_s, out.token_budget, shortest_s)
-            self._follow_steering()
+        budget_controller = self.budget_controller
+        if budget_controller is not None:
+            shortest_s = self.step_time_s(budget_controller.min_tokens)
+            budget_controller.observe(report.step_tokens, report.step_duration_s, out.token_budget, shortest_s)
+            self._follow_budget()
 
-    def _follow_steering(self) -> None:
-        allowed = self._capacity if self.steering is None else self.steering.token_budget
+    def _follow_budget(self) -> None:
+        allowed = self._capacity if self.budget_controller is None else self.budget_controller.token_budget
         self.token_budget, self.largest = min(self._usual, allowed), min(self._capacity, allowed)
 
     def _tokens_within(self, seconds: float) -> int:

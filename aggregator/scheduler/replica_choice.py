@@ -25,17 +25,17 @@ _MEMORY = 0.9
 class Pace:
     """When the next batch that is not full may go, though a replica is free for it. Times are monotonic seconds."""
 
-    __slots__ = ("_elapsed_s", "_entries", "_sent_s")
+    __slots__ = ("_elapsed_s", "_items", "_sent_s")
 
     def __init__(self) -> None:
         self._sent_s = -inf
-        self._entries = 0.0
+        self._items = 0.0
         self._elapsed_s = 0.0
 
-    def sent(self, entries: int, now_s: float) -> None:
-        """So many entries were cut off the queue."""
+    def sent(self, items: int, now_s: float) -> None:
+        """So many items were cut off the queue."""
         if self._sent_s > -inf:
-            self._entries = _MEMORY * self._entries + entries
+            self._items = _MEMORY * self._items + items
             self._elapsed_s = _MEMORY * self._elapsed_s + (now_s - self._sent_s)
         self._sent_s = now_s
 
@@ -47,7 +47,7 @@ class Pace:
         those to come: as that falls, less waiting is worth while.
         """
         window_s = next_free_s - self._sent_s
-        if not 0.0 < window_s < inf or self._entries * window_s < free_replicas * self._elapsed_s:
+        if not 0.0 < window_s < inf or self._items * window_s < free_replicas * self._elapsed_s:
             return -inf
         return self._sent_s + gain * window_s / (free_replicas + 1)
 
@@ -62,7 +62,7 @@ _PATIENCE = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ReplicaChoice:
     """A replica that takes a batch now, or the time to ask again (`inf`: when something changes).
 
     `finish_s` is when that batch would be answered, by the soonest of the replicas if this one would miss the earliest
@@ -84,7 +84,7 @@ def choose_replica(
     deadline_s: float = inf,
     *,
     prompt: bytes = b"",
-) -> Turn:
+) -> ReplicaChoice:
     """Choose the replica with the smallest predicted finish among those whose turn it is.
 
     It is passed by only while quicker replicas, after all that they have out, would finish everything that waits
@@ -104,11 +104,11 @@ def choose_replica(
             later.append(replica)
             wake_s = min(wake_s, due_s)
     if not ready:
-        return Turn(None, wake_s, lacks_replica=True)
+        return ReplicaChoice(None, wake_s, lacks_replica=True)
     tokens = min(queued_tokens, *(replica.token_budget for replica in ready))
     best = min(ready, key=lambda replica: replica.finish_s(tokens, now_s))
     if prompt:
-        best = _nearest(ready, best, tokens, now_s, prompt)
+        best = _with_prefix(ready, best, tokens, now_s, prompt)
     best_finish_s = best.finish_s(min(queued_tokens, best.token_budget), now_s)
     free_s = [(replica.free_s(now_s), replica) for replica in later]
     sooner = [
@@ -120,16 +120,16 @@ def choose_replica(
         # Ask again at the latest when one of these promises turns out to be broken.
         wake_s = min(wake_s, *(at_s for at_s, _, finished in sooner if finished))
         step_s = min(replica.step_time_s(tokens) for _, replica, finished in sooner if finished)
-        return Turn(None, wake_s, lacks_replica=best_finish_s - now_s > _PATIENCE * step_s)
+        return ReplicaChoice(None, wake_s, lacks_replica=best_finish_s - now_s > _PATIENCE * step_s)
     full = queued_tokens >= best.token_budget
     if pace is not None and later and not full:
         # What a step costs whatever it holds is what a query saves that waits to share one.
         gain = best.step_time_s(1) / best.step_time_s(queued_tokens)
         paced_s = pace.next_s(len(ready), min(at_s for at_s, _ in free_s), gain)
         if paced_s > now_s and best.answer_s(queued_tokens, paced_s) < deadline_s:
-            return Turn(None, min(wake_s, paced_s))
+            return ReplicaChoice(None, min(wake_s, paced_s))
     reason = SendReason.FULL if full else SendReason.IDLE
-    return Turn(
+    return ReplicaChoice(
         best,
         wake_s,
         SendReason.STAGED if best.batches_out else reason,
@@ -137,7 +137,7 @@ def choose_replica(
     )
 
 
-def _nearest(ready: Collection[Replica], best: Replica, tokens: int, now_s: float, prompt: bytes) -> Replica:
+def _with_prefix(ready: Collection[Replica], best: Replica, tokens: int, now_s: float, prompt: bytes) -> Replica:
     """The one that knows most of a prompt, of those within a fifth of the time of the soonest, which wins a tie."""
     within_s = now_s + _ALIKE * (best.finish_s(tokens, now_s) - now_s)
     alike = [replica for replica in ready if replica is not best and replica.finish_s(tokens, now_s) <= within_s]
@@ -204,7 +204,7 @@ class ActiveReplicas(MutableMapping[str, Replica]):
     def returned(self, replica: Replica) -> None:
         """Note that a batch came back from this replica: unless it is always in use, it is spare once it is idle."""
         if len(self._replicas) > ENOUGH and self._replicas.get(replica.name) is replica:
-            self._let_go(self._rank(replica.name))
+            self._make_spare(self._rank(replica.name))
 
     @override
     def __getitem__(self, name: str) -> Replica:
@@ -216,7 +216,7 @@ class ActiveReplicas(MutableMapping[str, Replica]):
         self._replicas[name] = self.in_use[name] = replica
         insort(self._ranked, self._rank(name))
         for ranked in (self._rank(name), *self._ranked[ENOUGH : ENOUGH + 1]):
-            self._let_go(ranked)
+            self._make_spare(ranked)
 
     @override
     def __delitem__(self, name: str) -> None:
@@ -237,7 +237,7 @@ class ActiveReplicas(MutableMapping[str, Replica]):
     def __len__(self) -> int:
         return len(self._replicas)
 
-    def _let_go(self, ranked: _Ranked) -> None:
+    def _make_spare(self, ranked: _Ranked) -> None:
         """Let a replica be spare if it is idle, and not one of those that are always in use."""
         name = ranked[1]
         always = len(self._ranked) <= ENOUGH or ranked < self._ranked[ENOUGH]

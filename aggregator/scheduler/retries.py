@@ -2,7 +2,7 @@
 
 A failed batch goes whole to another replica once. Failing again it becomes suspect: it is bisected, and at most
 one suspect part is out in the whole pool, always on the same replica, so that a query which kills the engine
-kills one server and no more. For n entries with one poison: at most log2(n) + 2 failing sends, and
+kills one server and no more. For n items with one poison: at most log2(n) + 2 failing sends, and
 2 * log2(n) + 2 sends in all. (But a lone query fails three times, not two, before it is condemned: two servers
 that happen to go away one after the other must not dead-letter an innocent.)
 """
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from math import inf
 
-from aggregator.scheduler.work_item import Entry, Query
+from aggregator.scheduler.work_item import Query, WorkItem
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,26 +28,26 @@ class RetryPolicy:
 
 
 @dataclass(slots=True, eq=False)
-class Group:
-    """Entries that are sent together once more. `half`: the other half of the batch this part was cut from."""
+class RetryBatch:
+    """Items that are sent together once more. `half`: the other half of the batch this part was cut from."""
 
-    entries: list[Entry]
+    items: list[WorkItem]
     failures: int
     failed_on: str
     not_before_s: float
     suspect: bool = False
-    half: Group | None = None
+    half: RetryBatch | None = None
 
     @property
     def token_count(self) -> int:
         """Σ token_count."""
-        return sum(entry.token_count for entry in self.entries)
+        return sum(item.token_count for item in self.items)
 
     def drop_dead(self) -> None:
-        """Leave out the entries nobody waits for any more."""
-        alive = [entry for entry in self.entries if entry.alive]
-        if len(alive) < len(self.entries):
-            self.entries, self.half = alive, None  # the poison may have been among them
+        """Leave out the items nobody waits for any more."""
+        alive = [item for item in self.items if item.alive]
+        if len(alive) < len(self.items):
+            self.items, self.half = alive, None  # the poison may have been among them
 
 
 class Retries:
@@ -55,13 +55,13 @@ class Retries:
 
     def __init__(self, policy: RetryPolicy) -> None:
         self._policy = policy
-        self._whole: deque[Group] = deque()
+        self._whole: deque[RetryBatch] = deque()
         self._suspects = _Suspects(policy.patience_s)
         self._quarantine = _Quarantine(policy.quarantine_size)
 
     def __len__(self) -> int:
-        """Groups that wait to be sent again."""
-        return len(self._groups())
+        """Retry batches that wait to be sent again."""
+        return len(self._retry_batches())
 
     def is_quarantined(self, token_ids: bytes) -> bool:
         """Whether this very input broke the engine lately."""
@@ -71,9 +71,9 @@ class Retries:
         """This input broke the engine."""
         self._quarantine.add(token_ids)
 
-    def refused(self, entries: list[Entry], group: Group | None, now_s: float, jitter: float) -> None:
+    def refused(self, items: list[WorkItem], retry: RetryBatch | None, now_s: float, jitter: float) -> None:
         """A server refused a batch before starting it: it waits its turn again, at no charge."""
-        again = group or Group(entries, 0, "", now_s)
+        again = retry or RetryBatch(items, 0, "", now_s)
         again.not_before_s = now_s + jitter * self._policy.backoff_s
         if again.suspect:
             self._suspects.refused(again)
@@ -81,18 +81,18 @@ class Retries:
             self._whole.appendleft(again)
 
     def failed(
-        self, entries: list[Entry], group: Group | None, replica: str, now_s: float, jitter: float
-    ) -> list[Entry]:
+        self, items: list[WorkItem], retry: RetryBatch | None, replica: str, now_s: float, jitter: float
+    ) -> list[WorkItem]:
         """A batch failed on a replica; `jitter` in [0, 1) spreads retries.
 
-        Returns the entries proven to be poison (none or one): they failed alone.
+        Returns the items proven to be poison (none or one): they failed alone.
         """
-        failures = group.failures + 1 if group else 1
-        again = Group(entries, failures, replica, now_s + jitter * self._policy.backoff_s * failures)
-        if group is not None and group.suspect:
+        failures = retry.failures + 1 if retry else 1
+        again = RetryBatch(items, failures, replica, now_s + jitter * self._policy.backoff_s * failures)
+        if retry is not None and retry.suspect:
             poison = self._suspects.failed(again)
-            for entry in poison:
-                self._quarantine.add(entry.token_ids)
+            for item in poison:
+                self._quarantine.add(item.token_ids)
             return poison
         if failures == 1:
             self._whole.append(again)
@@ -100,36 +100,36 @@ class Retries:
             self._suspects.add(again)
         return []
 
-    def succeeded(self, group: Group) -> None:
-        """A retried group came back well."""
-        if group.suspect:
-            self._suspects.succeeded(group)
+    def succeeded(self, retry: RetryBatch) -> None:
+        """A retried retry batch came back well."""
+        if retry.suspect:
+            self._suspects.succeeded(retry)
 
     def reserves(self, replica: str, now_s: float) -> bool:
         """Whether a suspect runs on this replica or waits for it now: nothing is staged there, so that it is free."""
         return self._suspects.claims(replica, now_s) or (self._suspects.out and self._suspects.replica == replica)
 
-    def next_for(self, replica: str, *, token_budget: int, idle: bool, others: bool, now_s: float) -> Group | None:
-        """The group to send on this replica now, if any.
+    def next_for(self, replica: str, *, token_budget: int, idle: bool, others: bool, now_s: float) -> RetryBatch | None:
+        """The retry batch to send on this replica now, if any.
 
         `idle`: nothing is out on the replica; a suspect travels alone. `others`: the pool has another replica, so that
-        a whole retry need not go where it failed. Of a whole group that is over the budget the rest stays here.
+        a whole retry need not go where it failed. Of a whole retry batch that is over the budget the rest stays here.
         """
         if idle and self._suspects.claims(replica, now_s):
             return self._suspects.send()
-        for group in tuple(self._whole):
-            if group.not_before_s <= now_s and (group.failed_on != replica or not others):
-                self._whole.remove(group)
-                group.drop_dead()
-                if group.entries:
-                    return self._within(group, token_budget)
+        for retry in tuple(self._whole):
+            if retry.not_before_s <= now_s and (retry.failed_on != replica or not others):
+                self._whole.remove(retry)
+                retry.drop_dead()
+                if retry.items:
+                    return self._within(retry, token_budget)
         return None
 
     def next_due_s(self, now_s: float) -> float:
         """When something here is to be done by the clock alone: a pause ends, a deadline passes; `inf`: nothing."""
-        groups = self._groups()
-        pauses = (group.not_before_s for group in groups)
-        deadlines = (query.deadline_s for query in _waiting(groups))
+        retry_batches = self._retry_batches()
+        pauses = (retry.not_before_s for retry in retry_batches)
+        deadlines = (query.deadline_s for query in _waiting(retry_batches))
         times = (*pauses, *deadlines, self._suspects.moves_s)
         return min((time_s for time_s in times if time_s > now_s), default=inf)
 
@@ -139,46 +139,46 @@ class Retries:
 
     def expire(self, now_s: float) -> list[Query]:
         """Take out the waiting queries whose deadline has passed."""
-        expired = [query for query in _waiting(self._groups()) if query.deadline_s <= now_s]
+        expired = [query for query in _waiting(self._retry_batches()) if query.deadline_s <= now_s]
         for query in expired:
             query.done = True
         return expired
 
-    def entries(self) -> list[Entry]:
-        """Every entry that waits to be sent again; for rare sweeps."""
-        return [entry for group in self._groups() for entry in group.entries]
+    def items(self) -> list[WorkItem]:
+        """Every item that waits to be sent again; for rare sweeps."""
+        return [item for retry in self._retry_batches() for item in retry.items]
 
-    def _groups(self) -> tuple[Group, ...]:
+    def _retry_batches(self) -> tuple[RetryBatch, ...]:
         return (*self._whole, *self._suspects.parts, *self._suspects.waiting)
 
-    def _within(self, group: Group, token_budget: int) -> Group:
-        """As much of the group as fits the budget; the rest goes next."""
+    def _within(self, retry: RetryBatch, token_budget: int) -> RetryBatch:
+        """As much of the retry batch as fits the budget; the rest goes next."""
         token_count = 0
-        for position, entry in enumerate(group.entries):
-            token_count += entry.token_count
+        for position, item in enumerate(retry.items):
+            token_count += item.token_count
             if position and token_count > token_budget:
-                rest = Group(group.entries[position:], group.failures, group.failed_on, group.not_before_s)
+                rest = RetryBatch(retry.items[position:], retry.failures, retry.failed_on, retry.not_before_s)
                 self._whole.appendleft(rest)
-                group.entries = group.entries[:position]
+                retry.items = retry.items[:position]
                 break
-        return group
+        return retry
 
 
 class _Suspects:
     """The parts of the batch under suspicion now, in the order to try them, and those that wait behind it."""
 
     def __init__(self, patience_s: float) -> None:
-        self.parts: deque[Group] = deque()
-        self.waiting: deque[Group] = deque()
+        self.parts: deque[RetryBatch] = deque()
+        self.waiting: deque[RetryBatch] = deque()
         self.replica = ""
         self.out = False
         self.moves_s = inf
         self._patience_s = patience_s
 
-    def add(self, group: Group) -> None:
+    def add(self, retry: RetryBatch) -> None:
         """Suspect one more batch."""
-        group.suspect = True
-        self.waiting.append(group)
+        retry.suspect = True
+        self.waiting.append(retry)
         self._open_next()
 
     def claims(self, replica: str, now_s: float) -> bool:
@@ -186,23 +186,23 @@ class _Suspects:
         while self.parts and not self.out:
             part = self.parts[0]
             part.drop_dead()
-            if part.entries:
+            if part.items:
                 return self.replica == replica and part.not_before_s <= now_s
             self.parts.popleft()
             self._open_next()
         return False
 
-    def send(self) -> Group:
+    def send(self) -> RetryBatch:
         """The next part; one at a time."""
         self.out = True
         return self.parts.popleft()
 
-    def refused(self, part: Group) -> None:
+    def refused(self, part: RetryBatch) -> None:
         """The part that was out was not tried."""
         self.out = False
         self.parts.appendleft(part)
 
-    def succeeded(self, part: Group) -> None:
+    def succeeded(self, part: RetryBatch) -> None:
         """The part that was out is cleared: what made its batch fail is in the other half, which need not fail too."""
         self.out = False
         if part.half is not None:
@@ -211,15 +211,15 @@ class _Suspects:
             self._open(half)
         self._open_next()
 
-    def failed(self, part: Group) -> list[Entry]:
-        """The part that was out failed; returns its entry if it was alone."""
+    def failed(self, part: RetryBatch) -> list[WorkItem]:
+        """The part that was out failed; returns its item if it was alone."""
         self.out = False
         self.replica = part.failed_on
-        if len(part.entries) > 1:
+        if len(part.items) > 1:
             self._open(part)
             return []
         self._open_next()
-        return part.entries
+        return part.items
 
     def replicas_changed(self, replicas: Collection[str], now_s: float) -> None:
         """Move the suspects to another replica when theirs has been away for too long."""
@@ -230,15 +230,15 @@ class _Suspects:
         elif self.moves_s <= now_s and replicas:
             self.replica, self.moves_s = next(iter(replicas)), inf
 
-    def _open(self, group: Group) -> None:
-        """Put a batch's halves, or a lone entry, in front of the other parts."""
-        if len(group.entries) == 1:
-            self.parts.appendleft(group)
+    def _open(self, retry: RetryBatch) -> None:
+        """Put a batch's halves, or a lone item, in front of the other parts."""
+        if len(retry.items) == 1:
+            self.parts.appendleft(retry)
             return
-        middle = len(group.entries) // 2
+        middle = len(retry.items) // 2
         first, second = (
-            Group(entries, group.failures, group.failed_on, group.not_before_s, suspect=True)
-            for entries in (group.entries[:middle], group.entries[middle:])
+            RetryBatch(items, retry.failures, retry.failed_on, retry.not_before_s, suspect=True)
+            for items in (retry.items[:middle], retry.items[middle:])
         )
         first.half = second
         self.parts.extendleft((second, first))
@@ -249,11 +249,11 @@ class _Suspects:
             self.replica = ""
             if not self.waiting:
                 return
-            group = self.waiting.popleft()
-            group.drop_dead()
-            if group.entries:
-                self.replica = group.failed_on
-                self._open(group)
+            retry = self.waiting.popleft()
+            retry.drop_dead()
+            if retry.items:
+                self.replica = retry.failed_on
+                self._open(retry)
 
 
 class _Quarantine:
@@ -277,5 +277,5 @@ def _digest(token_ids: bytes) -> bytes:
     return blake2b(token_ids, digest_size=16).digest()
 
 
-def _waiting(groups: Collection[Group]) -> list[Query]:
-    return [query for group in groups for entry in group.entries for query in entry.waiters if not query.done]
+def _waiting(retry_batches: Collection[RetryBatch]) -> list[Query]:
+    return [query for retry in retry_batches for item in retry.items for query in item.waiters if not query.done]

@@ -1,4 +1,4 @@
-"""One input on its way to a vector: the query that waits for it, and the entry that computes it."""
+"""One input on its way to a vector: the query that waits for it, and the item that computes it."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Query:
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class WorkItem:
     """One computation: token ids in (little-endian int32, special tokens included), one vector out.
 
-    Identical inputs share one entry as its waiters. While it is `queued` all of them are alive, and `priority`
+    Identical inputs share one item as its waiters. While it is `queued` all of them are alive, and `priority`
     is the best class among them.
     """
 
@@ -50,8 +50,8 @@ class Entry:
         return any(not query.done for query in self.waiters)
 
 
-Place = tuple[float, int, Query, Entry]
-"""Where one query stands in the queue: its deadline (seconds), its number in the order of arrival, itself, its entry.
+QueueSlot = tuple[float, int, Query, WorkItem]
+"""Where one query stands in the queue: its deadline (seconds), its number in the order of arrival, itself, its item.
 
-A place is valid while its query is not done and its entry is queued; nobody searches for a place to remove it.
+A slot is valid while its query is not done and its item is queued; nobody searches for a slot to remove it.
 """

@@ -64,8 +64,8 @@ class Completion:
             request.fail(_GONE)
             request.inputs = ()  # whoever still has the request at hand need not keep its texts
             if request.held is not None:
-                for query, entry in request.places:
-                    request.held.queue.cancel(query, entry)
+                for query, item in request.slots:
+                    request.held.queue.cancel(query, item)
             self._release([request])
 
     def forget(self, model: Model, gone: Callable[[Request], bool]) -> None:
@@ -106,26 +106,26 @@ class Completion:
             if is_stuck is None:
                 continue
             for model in self._models:
-                for query, (queue, entry) in model.waiting():
+                for query, (queue, item) in model.waiting():
                     if request_of(query).source is source and is_stuck(request_of(query)):
-                        queue.promote(entry)
+                        queue.promote(item)
 
 
 def account(request: Request, now_s: float) -> None:
     """Tell the promise it was served under, if any, how long it took, and how much of that was overhead."""
-    if request.held is None or request.held.promise is None:
+    if request.held is None or request.held.slo is None:
         return
     batches = [outcome.batch for outcome in request.outcomes if isinstance(outcome, Vector)]
     if batches:
         last = max(batches, key=lambda batch: batch.done_s)
         overhead_s = request.held.queued_s - request.received_s + last.carried_s + now_s - last.done_s
-        request.held.promise.answered(now_s - request.received_s, overhead_s)
+        request.held.slo.answered(now_s - request.received_s, overhead_s)
 
 
 def share_out(model_revision: ModelRevision, batch: Batch, result: StepResult, now_s: float) -> list[Request]:
     """Give every waiting query its row, or its error; returns the requests that this completed."""
     description, report = model_revision.description, result.report
-    batched_s = max(0.0, now_s - batch.cut_s - report.step_duration_s)
+    batched_s = max(0.0, now_s - batch.packed_s - report.step_duration_s)
     completed = CompletedBatch(
         batch_id=batch.batch_id,
         model=description.model,
@@ -138,13 +138,13 @@ def share_out(model_revision: ModelRevision, batch: Batch, result: StepResult, n
         done_s=now_s,
     )
     failures = {row: Failure(Code(code), message) for row, code, message in result.errors}
-    cut_s = batch.cut_s
+    packed_s = batch.packed_s
     finished: list[Request] = []
-    for row, entry in enumerate(batch.entries):
+    for row, item in enumerate(batch.items):
         failure = failures.get(row) if failures else None
-        for query in entry.waiters:
+        for query in item.waiters:
             if not query.done:
-                outcome = failure or Vector(completed, row, entry.token_count, cut_s - query.enqueued_s)
+                outcome = failure or Vector(completed, row, item.token_count, packed_s - query.enqueued_s)
                 complete_input(query, outcome, finished)
     return finished
 

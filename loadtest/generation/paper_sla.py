@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
-from aggregator.scheduler.budget.controller import RecentQuantile, SlaGoal, Steering, StepLimits
+from aggregator.scheduler.budget.controller import BudgetController, RecentQuantile, SlaGoal, StepLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class PaperController:
         self.size = min(max(math.floor(wanted), policy.min_size), policy.max_size)
 
 
-class PaperSteering(Steering):
+class PaperSteering(BudgetController):
     """One replica's budget as the paper's search has it, with tokens for requests, up to the saturation point."""
 
     def __init__(self, goal: SlaGoal, limits: StepLimits, shortest_step_s: float, overhead: RecentQuantile) -> None:
@@ -81,7 +81,7 @@ class PaperSteering(Steering):
         return self._paper.size
 
     @override
-    def observe(self, step_tokens: int, step_s: float, cut_budget: int, shortest_step_s: float) -> None:
-        super().observe(step_tokens, step_s, cut_budget, shortest_step_s)
+    def observe(self, step_tokens: int, step_s: float, packed_budget: int, shortest_step_s: float) -> None:
+        super().observe(step_tokens, step_s, packed_budget, shortest_step_s)
         self._paper.retarget(self.target_s)
         self._paper.observe(step_tokens, step_s)

@@ -11,7 +11,7 @@ from math import inf
 from typing_extensions import override
 
 from aggregator.admission.bounds import Admission, AdmissionPolicy
-from aggregator.scheduler.budget.controller import Promise, SlaGoal, Steering, StepLimits
+from aggregator.scheduler.budget.controller import BudgetController, SlaGoal, SloTracker, StepLimits
 from aggregator.scheduler.dispatcher import Batch, Dispatcher, DispatchPolicy
 from aggregator.scheduler.queue import QueuePolicy
 from aggregator.scheduler.replica import LightLead, Replica, ReplicaPolicy, StepReport
@@ -50,10 +50,16 @@ def replicas_without(off: AbstractSet[Mechanism]) -> ReplicaMaker:
     kind = _NeverSkipped if Mechanism.SKIPPING in off else Replica
 
     def make(
-        name: str, curve: Curve, token_budget: int, policy: ReplicaPolicy, steering: Steering | None, *, capacity: int
+        name: str,
+        curve: Curve,
+        token_budget: int,
+        policy: ReplicaPolicy,
+        budget_controller: BudgetController | None,
+        *,
+        capacity: int,
     ) -> Replica:
         most = 0 if Mechanism.LARGE_STEPS in off else capacity
-        replica = kind(name, curve, token_budget, policy, steering, capacity=most)
+        replica = kind(name, curve, token_budget, policy, budget_controller, capacity=most)
         if Mechanism.LIGHT_LEAD in off:
             replica.light_lead = _NeverShorter(inf, 0.0)
         return replica
@@ -112,7 +118,7 @@ class CoreAggregator:
         max_held_tokens: int = 500_000,
         overhead_s: float = 0.0,
         without: AbstractSet[Mechanism] = frozenset(),
-        steering: type[Steering] = Steering,
+        budget_controller: type[BudgetController] = BudgetController,
     ) -> None:
         """`overhead_s`: what an answer takes besides queue, network and step (tokenizing, completing)."""
         self._policy = policy_without(without, _POLICY)
@@ -120,14 +126,14 @@ class CoreAggregator:
         self.dispatcher = Dispatcher(str(number), self._policy)
         self.dispatcher.replicas = active_replicas_without(without, str(number))
         self.admission = Admission(AdmissionPolicy(max_held_tokens))
-        self.promise = Promise(goal) if goal is not None else None
+        self.slo = SloTracker(goal) if goal is not None else None
         self.expired = 0
         self._number = number
         self._engine = engine
         self._token_budget = token_budget
         self._overhead_s = overhead_s
         self._waits = False
-        self._steering = steering
+        self._budget_controller = budget_controller
 
     @property
     def held_tokens(self) -> int:
@@ -159,7 +165,7 @@ class CoreAggregator:
     def due(self, now_s: float) -> tuple[Sequence[InFlightBatch], float]:
         """What the dispatcher says is due."""
         dispatcher = self.dispatcher
-        due = dispatcher.due(now_s, max_entries=self._engine.step_queries)
+        due = dispatcher.due(now_s, max_items=self._engine.step_queries)
         self.expire((*due.expired, *due.late))
         self._waits = len(dispatcher.queue) > 0 and dispatcher.replicas.due_s(now_s) > now_s
         batches = [in_flight(batch, self._number, int(batch.replica.name)) for batch in due.batches]
@@ -169,14 +175,14 @@ class CoreAggregator:
         """Tell the dispatcher, and let the answered queries go."""
         batch: Batch = sent.body
         self.dispatcher.done(batch, report, now_s)
-        if self.promise is not None:
-            overhead_s = now_s - batch.cut_s - report.step_duration_s - report.staged_s + self._overhead_s
-            oldest_s = min(entry.waiters[0].enqueued_s for entry in batch.entries)
-            self.promise.answered(now_s + self._overhead_s - oldest_s, overhead_s)
+        if self.slo is not None:
+            overhead_s = now_s - batch.packed_s - report.step_duration_s - report.staged_s + self._overhead_s
+            oldest_s = min(item.waiters[0].enqueued_s for item in batch.items)
+            self.slo.answered(now_s + self._overhead_s - oldest_s, overhead_s)
         answered: list[float] = []
         tokens = 0
-        for entry in batch.entries:
-            for query in entry.waiters:
+        for item in batch.items:
+            for query in item.waiters:
                 if not query.done:
                     query.done = True
                     tokens += query.index
@@ -187,8 +193,8 @@ class CoreAggregator:
 
     def failed(self, sent: InFlightBatch, now_s: float, jitter: float) -> None:
         """Its queries go again as the core's retries say; poison does not occur here."""
-        for entry in self.dispatcher.failed(sent.body, now_s, jitter):
-            self.expire(query for query in entry.waiters if not query.done)
+        for item in self.dispatcher.failed(sent.body, now_s, jitter):
+            self.expire(query for query in item.waiters if not query.done)
 
     def expire(self, queries: Iterable[Query]) -> None:
         """Give up queries: it is too late for them."""
@@ -200,14 +206,16 @@ class CoreAggregator:
     def join(self, pod: int) -> None:
         """A replica of its own for each pod."""
         engine, curve = self._engine, self._engine.curve
-        steering = None
-        if self.promise is not None:
+        budget_controller = None
+        if self.slo is not None:
             limits = StepLimits(curve.saturation_point, engine.step_tokens)
-            steering = self.promise.steer(limits, curve.time_s(self.promise.goal.min_tokens), self._steering)
+            budget_controller = self.slo.controller(
+                limits, curve.time_s(self.slo.goal.min_tokens), self._budget_controller
+            )
         budget = min(self._token_budget or curve.saturation_point, engine.step_tokens)
         most = 0 if self._token_budget else engine.backlog_tokens
         self.dispatcher.replicas[str(pod)] = self._replica(
-            str(pod), curve, budget, self._policy.replica, steering, capacity=most
+            str(pod), curve, budget, self._policy.replica, budget_controller, capacity=most
         )
 
     def leave(self, pod: int) -> None:
@@ -222,9 +230,11 @@ class CoreAggregator:
     def at_floor(self) -> bool:
         """Whether only more pods help."""
         steered = [
-            replica.steering for replica in self.dispatcher.replicas.in_use.values() if replica.steering is not None
+            replica.budget_controller
+            for replica in self.dispatcher.replicas.in_use.values()
+            if replica.budget_controller is not None
         ]
-        return bool(steered) and all(steering.at_floor for steering in steered)
+        return bool(steered) and all(budget_controller.at_floor for budget_controller in steered)
 
 
 def in_flight(batch: Batch, aggregator: int, pod: int) -> InFlightBatch:
@@ -235,7 +245,7 @@ def in_flight(batch: Batch, aggregator: int, pod: int) -> InFlightBatch:
         pod,
         batch,
         batch.token_count,
-        len(batch.entries),
+        len(batch.items),
         budget,
         max(budget, batch.token_count),
         batch.attempt > 0 or batch.isolated,

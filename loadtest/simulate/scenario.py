@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import inf
 
-from aggregator.scheduler.budget.controller import SlaGoal, Steering
+from aggregator.scheduler.budget.controller import BudgetController, SlaGoal
 from aggregator.scheduler.work_item import Priority
 from loadtest.generation.paper_sla import PaperSteering
 from loadtest.simulate.aggregator import Aggregator
@@ -171,7 +171,7 @@ class Policy:
                 max_held_tokens=scenario.max_held_tokens,
                 overhead_s=scenario.intake_s + scenario.complete_s,
                 without=self.without,
-                steering=Steering if self.kind is Kind.OURS else PaperSteering,
+                budget_controller=BudgetController if self.kind is Kind.OURS else PaperSteering,
             )
         return PlainAggregator(number, engine, self._closing(engine), scenario.max_held_tokens)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 
 from aggregator.scheduler.queue import TokenQueue
-from aggregator.scheduler.work_item import Entry, Priority, Query
+from aggregator.scheduler.work_item import Priority, Query, WorkItem
 
 
 def query(
@@ -36,8 +36,8 @@ class Filler:
         at_s: float = 0.0,
         deadline_s: float = inf,
         ids: bytes | None = None,
-    ) -> tuple[Query, Entry]:
-        """Put one input; returns its query and its entry."""
+    ) -> tuple[Query, WorkItem]:
+        """Put one input; returns its query and its item."""
         self.put += 1
         one = query(priority, tenant=tenant, at_s=at_s, deadline_s=deadline_s, index=self.put)
         return one, self.queue.put(one, self.put.to_bytes(4, "little") if ids is None else ids, tokens)

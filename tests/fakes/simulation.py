@@ -9,7 +9,7 @@ import numpy as np
 
 from aggregator.scheduler.dispatcher import Batch, Dispatcher
 from aggregator.scheduler.replica import ReplicaPolicy, StepReport
-from aggregator.scheduler.work_item import Entry, Priority, Query
+from aggregator.scheduler.work_item import Priority, Query, WorkItem
 from loadtest.simulate.aggregator import InFlightBatch
 from loadtest.simulate.clock import Clock, Noise
 from loadtest.simulate.core_aggregator import in_flight
@@ -104,7 +104,7 @@ class Simulation:
 
     def _dispatch(self) -> None:
         now_s = self.now_s
-        due = self.dispatcher.due(now_s, max_entries=1024)
+        due = self.dispatcher.due(now_s, max_items=1024)
         for query in due.expired + due.late:
             query.done = True
             self.refused.append(query)
@@ -156,7 +156,7 @@ class Simulation:
         if self._out.pop(sent.body.batch_id, None):
             sent.over = True
             self.dispatcher.done(sent.body, report, self.now_s)
-            for query in _alive(sent.body.entries):
+            for query in _alive(sent.body.items):
                 query.done = True
                 self.latency_s[query.index] = self.now_s - query.enqueued_s
 
@@ -168,5 +168,5 @@ class Simulation:
                 self.poison.append(query)
 
 
-def _alive(entries: Iterable[Entry]) -> list[Query]:
-    return [query for entry in entries for query in entry.waiters if not query.done]
+def _alive(items: Iterable[WorkItem]) -> list[Query]:
+    return [query for item in items for query in item.waiters if not query.done]

@@ -14,7 +14,7 @@ import numpy as np
 from google.protobuf import json_format
 
 from aggregator.errors import BatchFailed, Code, ModelServerLost, RequestError
-from aggregator.replicas import generation as server_steps
+from aggregator.replicas.texts import generate_call as server_steps
 from aggregator.replicas.texts.generate_call import GenerateCall
 from aggregator.request import Failure, Request
 from aggregator.settings.aggregator import KafkaSettings, TopicSettings

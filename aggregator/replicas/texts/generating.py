@@ -28,7 +28,7 @@ from aggregator.request import Failure, Request, request_of
 from aggregator.scheduler.dispatcher import Batch
 from aggregator.scheduler.generating_replica import GeneratingReplica
 from aggregator.scheduler.replica import StepReport
-from aggregator.scheduler.work_item import Entry
+from aggregator.scheduler.work_item import WorkItem
 from protos.modelserver.v1.modelserver_pb2 import Sampling
 
 if TYPE_CHECKING:
@@ -88,14 +88,14 @@ class Generating:
         assert isinstance(replica, GeneratingReplica), "A text was sent to a server that embeds. This is a bug."
         begun = _Begun(model_revision, engine, batch, replica)
         now_s = self._clock()
-        for entry in tuple(batch.entries):
-            request = request_of(entry.waiters[0])
+        for item in tuple(batch.items):
+            request = request_of(item.waiters[0])
             text = request.text
-            if not entry.alive or text is None:
+            if not item.alive or text is None:
                 continue
             if text.started_s == inf:
                 text.started_s = now_s
-            under_way = _UnderWay(self, begun, entry, request, text)
+            under_way = _UnderWay(self, begun, item, request, text)
             begun.waiting.add(under_way)
             self._under_way[request] = under_way
             replica.began()
@@ -117,7 +117,7 @@ class Generating:
         """It has one here."""
         begun = under_way.begun
         begun.first_tokens_s = self._clock()
-        under_way.entry.waiters[0].deadline_s = under_way.request.deadline_s
+        under_way.item.waiters[0].deadline_s = under_way.request.deadline_s
         under_way.wait_until(under_way.request.deadline_s)
         if not begun.batch.isolated:
             self.goes_well(under_way)
@@ -138,7 +138,7 @@ class Generating:
         under_way.begun.model_revision.finished_text(text, now_s - text.started_s)
         self._metrics.generated(request.model, text, now_s - request.received_s, request.received_s, failure)
         self._tracing.generated(request, text, now_s, failure.code if failure is not None else None)
-        query = under_way.entry.waiters[0]
+        query = under_way.item.waiters[0]
         if not query.done:
             query.done = True
             if request.remaining and request.complete_input(0, failure or text):
@@ -161,30 +161,30 @@ class Generating:
         """Send again what was lost: batches that had not begun as failed ones, the others at their place."""
         lost, self._lost = self._lost, []
         now_s = self._clock()
-        batches: dict[_Begun, list[Entry]] = {}
-        running: dict[tuple[ModelRevision, str, bool], list[Entry]] = {}
+        batches: dict[_Begun, list[WorkItem]] = {}
+        running: dict[tuple[ModelRevision, str, bool], list[WorkItem]] = {}
         for under_way in lost:
             begun = under_way.begun
             self._end(under_way)
-            text, entry = under_way.text, under_way.entry
+            text, item = under_way.text, under_way.item
             text.attempts += 1
             text.failures = 1 if under_way.gained >= _GOES_WELL else text.failures + 1
-            entry.token_ids = text.ids_so_far
-            entry.token_count = len(entry.token_ids) // _ID_BYTES
+            item.token_ids = text.ids_so_far
+            item.token_count = len(item.token_ids) // _ID_BYTES
             if text.attempts > _MOST_ATTEMPTS:
-                self._poison(begun.model_revision, entry)
+                self._poison(begun.model_revision, item)
             elif begun.done:
                 key = begun.model_revision, begun.replica.name, text.failures > 1
-                running.setdefault(key, []).append(entry)
+                running.setdefault(key, []).append(item)
             else:
-                batches.setdefault(begun, []).append(entry)
-        for begun, entries in batches.items():
+                batches.setdefault(begun, []).append(item)
+        for begun, items in batches.items():
             begun.done = True
-            begun.batch.entries[:] = entries
+            begun.batch.items[:] = items
             for poison in begun.model_revision.dispatcher.failed(begun.batch, now_s, self._jitter()):
                 self._poison(begun.model_revision, poison)
-        for (model_revision, replica, again), entries in running.items():
-            model_revision.dispatcher.lost(entries, replica, now_s, self._jitter(), again=again)
+        for (model_revision, replica, again), items in running.items():
+            model_revision.dispatcher.lost(items, replica, now_s, self._jitter(), again=again)
         for begun, count in Counter(under_way.begun for under_way in lost).items():
             self._tell(begun, count)
             self._changed(begun.model_revision)
@@ -200,11 +200,11 @@ class Generating:
         if isinstance(error, ModelServerLost):
             self._pool.suspect(begun.engine)
 
-    def _poison(self, model_revision: ModelRevision, entry: Entry) -> None:
-        request = request_of(entry.waiters[0])
+    def _poison(self, model_revision: ModelRevision, item: WorkItem) -> None:
+        request = request_of(item.waiters[0])
         assert request.text is not None, "A text has none. This is a bug."
         model_revision.dispatcher.retries.quarantine(request.text.prompt_ids)
-        query = entry.waiters[0]
+        query = item.waiters[0]
         if not query.done:
             query.done = True
             if request.remaining and request.complete_input(0, _POISON):
@@ -234,7 +234,7 @@ class Generating:
         load = begun.engine.load
         report = StepReport(
             step_tokens=begun.batch.token_count,
-            step_duration_s=max(0.0, first_tokens_s - max(begun.batch.cut_s, begun.replica.first_tokens_s)),
+            step_duration_s=max(0.0, first_tokens_s - max(begun.batch.packed_s, begun.replica.first_tokens_s)),
             queued_tokens=0 if load is None else load.waiting_tokens,
             idle_before_s=0.0,
             staged_s=0.0,
@@ -272,11 +272,11 @@ def _observe(begun: _Begun) -> None:
 class _UnderWay:
     """One text at one server; a `replicas.engine.Sequence`."""
 
-    __slots__ = ("_generating", "_timer", "begun", "entry", "had", "request", "text")
+    __slots__ = ("_generating", "_timer", "begun", "had", "item", "request", "text")
 
-    def __init__(self, generating: Generating, begun: _Begun, entry: Entry, request: Request, text: Text) -> None:
+    def __init__(self, generating: Generating, begun: _Begun, item: WorkItem, request: Request, text: Text) -> None:
         self.begun = begun
-        self.entry = entry
+        self.item = item
         self.request = request
         self.text = text
         self.had = len(text.token_ids)
@@ -291,7 +291,7 @@ class _UnderWay:
     @property
     def token_ids(self) -> bytes:
         """What to go on from, int32 little endian."""
-        return self.entry.token_ids
+        return self.item.token_ids
 
     @property
     def sampling(self) -> Sampling:

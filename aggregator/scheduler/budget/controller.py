@@ -70,7 +70,7 @@ class StepLimits:
     step_capacity: int
 
 
-class Steering:
+class BudgetController:
     """What one replica's steps may hold, renewed with every step that its server reports (algorithms §4)."""
 
     def __init__(self, goal: SlaGoal, limits: StepLimits, shortest_step_s: float, overhead: RecentQuantile) -> None:
@@ -103,16 +103,16 @@ class Steering:
         """Recent step time over its target; above 1 it is missed. None before any step."""
         return self._controller.pressure
 
-    def observe(self, step_tokens: int, step_s: float, cut_budget: int, shortest_step_s: float) -> None:
-        """Learn from one step of a batch that was cut for `cut_budget` tokens.
+    def observe(self, step_tokens: int, step_s: float, packed_budget: int, shortest_step_s: float) -> None:
+        """Learn from one step of a batch that was cut for `packed_budget` tokens.
 
         `shortest_step_s` is what a step of `min_tokens` takes now: no target asks for less.
         """
         self._controller.retarget(self.goal.target_s(self._overhead.value, shortest_step_s))
-        self._controller.observe(step_tokens, step_s, cut_budget)
+        self._controller.observe(step_tokens, step_s, packed_budget)
 
 
-class Promise:
+class SloTracker:
     """What is promised for one model revision, and how its answers kept it lately, all replicas together."""
 
     __slots__ = ("_latency", "_overhead", "goal")
@@ -132,6 +132,8 @@ class Promise:
         self._latency.observe(latency_s)
         self._overhead.observe(max(0.0, overhead_s))
 
-    def steer(self, limits: StepLimits, shortest_step_s: float, kind: type[Steering] = Steering) -> Steering:
-        """The steering of one replica; `shortest_step_s`: a step of the goal's `min_tokens`, as it was measured."""
+    def controller(
+        self, limits: StepLimits, shortest_step_s: float, kind: type[BudgetController] = BudgetController
+    ) -> BudgetController:
+        """One replica's budget controller; `shortest_step_s`: a measured step of the goal's `min_tokens`."""
         return kind(self.goal, limits, shortest_step_s, self._overhead)

@@ -60,7 +60,7 @@ def step_target_s(sla_s: float, overhead_p95_s: float, shortest_step_s: float) -
 class _Step:
     tokens: int
     duration_s: float
-    cut_budget: int
+    packed_budget: int
 
 
 class SlaController:
@@ -109,19 +109,19 @@ class SlaController:
         """
         self._target_s = _checked(target_s)
 
-    def observe(self, step_tokens: int, step_duration_s: float, cut_budget: int) -> None:
+    def observe(self, step_tokens: int, step_duration_s: float, packed_budget: int) -> None:
         """Learn from one engine step of `step_tokens` tokens (merged batches included) and set the next budget.
 
-        `cut_budget` is the budget that its batch was cut for, which may be an older one. A step at least `fill`
+        `packed_budget` is the budget that its batch was cut for, which may be an older one. A step at least `fill`
         full counts both ways; one emptier than that only when the latest steps of any fill, taken together, were
         too slow (low load teaches nothing about raising, and rare hiccups in it nothing at all). A step larger than
         its budget teaches nothing, nor does a duration that is not positive and finite.
         """
-        if not 1 <= step_tokens <= cut_budget or not 0.0 < step_duration_s < math.inf:
+        if not 1 <= step_tokens <= packed_budget or not 0.0 < step_duration_s < math.inf:
             return
-        step = _Step(step_tokens, step_duration_s, cut_budget)
+        step = _Step(step_tokens, step_duration_s, packed_budget)
         self._recent.append(step)
-        if step_tokens >= self._policy.fill * cut_budget:
+        if step_tokens >= self._policy.fill * packed_budget:
             self._judge_filled(step)
         else:
             self._judge_unfilled()
@@ -131,7 +131,7 @@ class SlaController:
         if len(self._filled) < _MIN_EVIDENCE:
             return
         # Seconds per token of budget tell how long a step at today's budget, as full as usual, takes.
-        step_s = self._token_budget * _mean(step.duration_s / step.cut_budget for step in self._filled)
+        step_s = self._token_budget * _mean(step.duration_s / step.packed_budget for step in self._filled)
         bound = self._target_s / _mean(step.duration_s / step.tokens for step in self._filled)
         if step_s > self._target_s * (1.0 + self._policy.tolerance):
             self._move_to(min(bound, self._token_budget))

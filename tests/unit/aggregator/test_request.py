@@ -16,7 +16,7 @@ from aggregator.admission.routing import unroute
 from aggregator.errors import Code, InvalidRequest
 from aggregator.replicas.results import CompletedBatch, Vector
 from aggregator.request import Defaults, Failure, Options, Origin, Request
-from aggregator.scheduler.budget.controller import Promise, SlaGoal, StepLimits
+from aggregator.scheduler.budget.controller import SlaGoal, SloTracker, StepLimits
 from aggregator.scheduler.queue import QueuePolicy, TokenQueue
 from aggregator.scheduler.work_item import Priority
 from aggregator.sources.completion import account
@@ -198,44 +198,44 @@ def test_who_begins_anew_keeps_failures_and_forgets_vectors_and_what_a_revision_
     assert request.options is asked
 
 
-def held(promise: Promise | None = None) -> tuple[Held, Admission]:
+def held(slo: SloTracker | None = None) -> tuple[Held, Admission]:
     queue = TokenQueue(QueuePolicy())
     admission = Admission(AdmissionPolicy(1000))
-    return Held(admission, queue, promise, 51.0), admission
+    return Held(admission, queue, slo, 51.0), admission
 
 
 def test_what_is_held_is_given_back_once() -> None:
     where, admission = held()
     request = parsed("a", tenant="t")
     hold(request, where, 12)
-    request.places = [("query", "entry")]  # type: ignore[list-item]
+    request.slots = [("query", "item")]  # type: ignore[list-item]
     assert (admission.total, request.token_count, request.held) == (12, 12, where)
     for _ in range(2):
         release(request)
-        assert (admission.total, request.held, list(request.places)) == (0, None, [])
+        assert (admission.total, request.held, list(request.slots)) == (0, None, [])
 
 
 def test_an_answers_overhead_is_all_but_its_waiting_and_its_step() -> None:
     """Received at 50 s, queued at 51, carried for 0.5, done at 90, completed at 92: 39 s of waiting are no overhead."""
-    promise = Promise(SlaGoal(answer_s=100.0))
-    where, _ = held(promise)
+    slo = SloTracker(SlaGoal(answer_s=100.0))
+    where, _ = held(slo)
     request = parsed("a", "b")
     hold(request, where, 12)
     request.complete_input(0, vector(done_s=60.0, carried_s=9.0))
     request.complete_input(1, vector(done_s=90.0, carried_s=0.5))
     account(request, 92.0)
-    assert promise.p99_s == 42.0
-    steering = promise.steer(_LIMITS, 0.001)
-    assert steering.target_s == pytest.approx((100.0 - (1.0 + 0.5 + 2.0)) / 2)
+    assert slo.p99_s == 42.0
+    budget_controller = slo.controller(_LIMITS, 0.001)
+    assert budget_controller.target_s == pytest.approx((100.0 - (1.0 + 0.5 + 2.0)) / 2)
 
 
 def test_neither_a_failure_nor_what_was_never_held_counts_as_an_answer() -> None:
-    promise = Promise(SlaGoal(answer_s=100.0))
-    where, _ = held(promise)
+    slo = SloTracker(SlaGoal(answer_s=100.0))
+    where, _ = held(slo)
     failed, never = parsed("a"), parsed("b")
     hold(failed, where, 12)
     failed.fail(FIRST)
     account(failed, 92.0)
     never.complete_input(0, vector())
     account(never, 92.0)
-    assert promise.p99_s == 0.0
+    assert slo.p99_s == 0.0

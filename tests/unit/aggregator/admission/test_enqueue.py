@@ -78,7 +78,7 @@ class Desk:
         return asyncio.run(enqueue(self.model_revision, self.admission, requests, self.gate, lambda: NOW_S))
 
     def queued(self) -> list[bytes]:
-        return [entry.token_ids for entry in self.queue.entries()]
+        return [item.token_ids for item in self.queue.items()]
 
 
 def request(
@@ -115,8 +115,8 @@ def test_texts_are_counted_and_ids_are_taken_as_they_are_each_in_its_place() -> 
     assert desk.put(one) == []
     assert desk.queued() == [ids(1, 10, 11, 2), ids(1, 5, 2), ids(1, 12, 2)]
     assert desk.counting.calls == [["10 11", "12"]]
-    assert [(query.index, query.owner) for query, _ in one.places] == [(0, one), (1, one), (2, one)]
-    assert [entry.token_count for _, entry in one.places] == [4, 3, 3]
+    assert [(query.index, query.owner) for query, _ in one.slots] == [(0, one), (1, one), (2, one)]
+    assert [item.token_count for _, item in one.slots] == [4, 3, 3]
     assert (one.token_count, one.admitted, desk.admission.total) == (10, True, 10)
     assert one.held is not None
     assert (one.held.queue, one.held.queued_s) == (desk.queue, NOW_S)
@@ -128,9 +128,9 @@ def test_several_requests_are_counted_in_one_call_and_each_gets_its_own() -> Non
     desk.put(first, second)
     assert desk.counting.calls == [["10", "20 21"]]
     assert (first.token_count, second.token_count) == (3, 4)
-    assert second.places == ()  # nobody can go away who came by Kafka
+    assert second.slots == ()  # nobody can go away who came by Kafka
     assert desk.queue.next_deadline_s() == NOW_S + 5.0
-    waiting = [query for entry in desk.queue.entries() for query in entry.waiters]
+    waiting = [query for item in desk.queue.items() for query in item.waiters]
     assert {(query.owner, query.enqueued_s, query.priority) for query in waiting} == {
         (one, 100.0, Priority.DEFAULT) for one in (first, second)
     }
@@ -178,11 +178,11 @@ def test_what_broke_the_engine_before_is_refused_and_its_neighbours_are_not() ->
     poison = ids(1, 66, 2)
     retries = desk.model_revision.dispatcher.retries
     desk.put(request("66"))
-    [entry] = desk.queue.entries()
+    [item] = desk.queue.items()
     for name in ("a", "b", "b"):
         group = retries.next_for(name, token_budget=99, idle=True, others=True, now_s=1e9)
-        retries.failed([entry], group, name, 0.0, 0.0)
-    desk.queue.take(entry, None)
+        retries.failed([item], group, name, 0.0, 0.0)
+    desk.queue.take(item, None)
     one = request("66", "10", poison)
     assert desk.put(one) == []
     assert failures(one) == [Code.INTERNAL, None, Code.INTERNAL]
@@ -196,7 +196,7 @@ def test_inputs_that_had_their_outcome_are_neither_counted_nor_queued() -> None:
     desk.put(one)
     assert desk.counting.calls == [["10", "30"]]
     assert desk.queued() == [ids(1, 10, 2), ids(1, 30, 2)]
-    assert [query.index for query, _ in one.places] == [0, 2]
+    assert [query.index for query, _ in one.slots] == [0, 2]
 
 
 def test_a_request_of_which_nothing_is_left_is_completed_and_one_that_was_given_up_is_not_told() -> None:
@@ -240,7 +240,7 @@ def test_a_promise_goes_along_where_there_is_one() -> None:
     one = request("1")
     desk.put(one)
     assert one.held is not None
-    assert one.held.promise is desk.model_revision.promise is not None
+    assert one.held.slo is desk.model_revision.slo is not None
 
 
 def test_a_text_counts_with_what_its_new_tokens_are_likely_to_take() -> None:

@@ -151,7 +151,7 @@ def test_a_queue_that_enough_replicas_cannot_take_goes_to_more() -> None:
     sim = Simulation(dispatcher, servers)
     for _ in range(50 * 30):
         sim.put(20)
-    batches = dispatcher.due(sim.now_s, max_entries=1024).batches
+    batches = dispatcher.due(sim.now_s, max_items=1024).batches
     assert [batch.token_count for batch in batches] == [600] * 50
     assert len({batch.replica.name for batch in batches}) == len(dispatcher.replicas.in_use) == 50
 
@@ -165,7 +165,7 @@ def test_a_spare_replica_takes_what_a_slow_one_is_passed_by_for() -> None:
     for name in others:
         dispatcher.replicas[name].sent(name, 600, sim.now_s)
     sim.put(20)
-    [batch] = dispatcher.due(sim.now_s, max_entries=1024).batches
+    [batch] = dispatcher.due(sim.now_s, max_items=1024).batches
     assert batch.replica.name not in {slow, *others}
 
 
@@ -179,7 +179,7 @@ def test_nothing_is_refused_as_late_that_a_spare_replica_could_answer_in_time(co
     sim = Simulation(dispatcher, [])
     sim.clock.now_s = now_s = 0.031  # all are to be staged to
     sim.put(20, within_s=0.012)
-    due = dispatcher.due(now_s, max_entries=1024)
+    due = dispatcher.due(now_s, max_items=1024)
     assert len(due.late) == (count == ENOUGH)
     assert len(due.batches) == (count > ENOUGH)
 

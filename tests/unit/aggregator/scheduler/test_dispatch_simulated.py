@@ -225,7 +225,7 @@ def killed_by_one_query(retries: type[Retries], *, survives: bool = False) -> tu
     poison: list[int] = []
 
     def kills(batch: Batch) -> bool:
-        return any(query.index in poison for entry in batch.entries for query in entry.waiters)
+        return any(query.index in poison for item in batch.items for query in item.waiters)
 
     for pod in pods:
         pod.kills = kills
@@ -278,10 +278,10 @@ def test_a_suspect_for_which_no_replica_is_kept_free_waits_as_long_as_the_overlo
 def test_a_server_that_is_busy_is_left_alone_for_a_moment_and_its_batch_goes_again() -> None:
     sim = pool(Server("a"))
     sim.put(10)
-    (batch,) = sim.dispatcher.due(START_S, max_entries=10).batches
+    (batch,) = sim.dispatcher.due(START_S, max_items=10).batches
     sim.dispatcher.refused(batch, START_S, 0.5)
-    assert list(sim.dispatcher.waiting()) == batch.entries
-    held = sim.dispatcher.due(START_S, max_entries=10)
+    assert list(sim.dispatcher.waiting()) == batch.items
+    held = sim.dispatcher.due(START_S, max_items=10)
     assert (held.batches, held.wake_s) == ([], START_S + POLICY.retry.backoff_s * 0.5)
-    (again,) = sim.dispatcher.due(START_S + POLICY.retry.backoff_s, max_entries=10).batches
-    assert (again.entries, again.attempt, again.isolated, again.reason) == (batch.entries, 0, False, SendReason.RETRY)
+    (again,) = sim.dispatcher.due(START_S + POLICY.retry.backoff_s, max_items=10).batches
+    assert (again.items, again.attempt, again.isolated, again.reason) == (batch.items, 0, False, SendReason.RETRY)

@@ -12,7 +12,7 @@ from aggregator.scheduler.dispatcher import Batch, Dispatcher, DispatchPolicy, D
 from aggregator.scheduler.queue import QueuePolicy
 from aggregator.scheduler.replica import Replica, SendReason, StepReport
 from aggregator.scheduler.replica_choice import ENOUGH
-from aggregator.scheduler.work_item import Entry, Priority
+from aggregator.scheduler.work_item import Priority, WorkItem
 from tests.fakes.queries import Filler
 from tests.fakes.replicas import CURVE, POLICY, replica
 
@@ -31,8 +31,8 @@ class Desk:
             self.dispatcher.replicas[name] = replica(name, warm=warm, token_budget=token_budget)
         self.put = Filler(self.dispatcher.queue)
 
-    def due(self, now_s: float = NOW_S, *, max_entries: int = 1000, draining: bool = False) -> Due:
-        return self.dispatcher.due(now_s, max_entries=max_entries, draining=draining)
+    def due(self, now_s: float = NOW_S, *, max_items: int = 1000, draining: bool = False) -> Due:
+        return self.dispatcher.due(now_s, max_items=max_items, draining=draining)
 
     def batch(self, now_s: float = NOW_S) -> Batch:
         [batch] = self.due(now_s).batches
@@ -43,7 +43,7 @@ class Desk:
         assert not due.batches
         return due
 
-    def failed(self, batch: Batch, now_s: float) -> list[Entry]:
+    def failed(self, batch: Batch, now_s: float) -> list[WorkItem]:
         return self.dispatcher.failed(batch, now_s, 0.0)
 
 
@@ -58,10 +58,10 @@ def test_nothing_waits_and_nothing_is_due() -> None:
 
 def test_what_waits_goes_to_an_idle_server_at_once() -> None:
     desk = Desk("a")
-    entries = [desk.put(10)[1], desk.put(20)[1]]
+    items = [desk.put(10)[1], desk.put(20)[1]]
     batch = desk.batch()
-    assert (batch.entries, batch.token_count, batch.replica.name) == (entries, 30, "a")
-    assert (batch.reason, batch.group, batch.cut_s) == (SendReason.IDLE, None, NOW_S)
+    assert (batch.items, batch.token_count, batch.replica.name) == (items, 30, "a")
+    assert (batch.reason, batch.retry, batch.packed_s) == (SendReason.IDLE, None, NOW_S)
     assert (batch.attempt, batch.isolated) == (0, False)
     assert batch.replica.batches_out == 1
 
@@ -111,8 +111,8 @@ def test_no_batch_has_more_entries_than_a_server_takes() -> None:
     desk = Desk("a")
     for _ in range(5):
         desk.put(1)
-    [batch] = desk.due(max_entries=3).batches
-    assert len(batch.entries) == 3
+    [batch] = desk.due(max_items=3).batches
+    assert len(batch.items) == 3
 
 
 def test_a_deadline_wakes_it_and_ends_what_waits() -> None:
@@ -129,7 +129,7 @@ def test_what_cannot_be_in_time_is_told_apart_and_only_where_there_is_evidence()
         patient = desk.put(10)[1]
         due = desk.due(0.02)
         assert due.late == ([hurried] if warm else [])
-        assert (patient in due.batches[0].entries, len(due.batches[0].entries)) == (True, 1 if warm else 2)
+        assert (patient in due.batches[0].items, len(due.batches[0].items)) == (True, 1 if warm else 2)
 
 
 def test_a_lone_servers_batch_is_given_longer_as_there_is_nowhere_else_to_send_it() -> None:
@@ -144,13 +144,13 @@ def test_a_lone_servers_batch_is_given_longer_as_there_is_nowhere_else_to_send_i
 
 def test_a_failed_batch_goes_whole_to_another_server_and_says_so() -> None:
     desk = Desk("a", "b")
-    entries = [desk.put(10)[1], desk.put(10)[1]]
+    items = [desk.put(10)[1], desk.put(10)[1]]
     first = desk.batch()
     assert desk.failed(first, NOW_S + 0.01) == []
     assert first.replica.batches_out == 0
     again = desk.batch(NOW_S + 0.02)
     assert again.replica is not first.replica
-    assert (again.entries, again.reason, again.attempt, again.isolated) == (entries, SendReason.RETRY, 1, False)
+    assert (again.items, again.reason, again.attempt, again.isolated) == (items, SendReason.RETRY, 1, False)
 
 
 def cornered(desk: Desk) -> Batch:
@@ -165,7 +165,7 @@ def cornered(desk: Desk) -> Batch:
 def test_failing_again_it_is_bisected_and_each_part_runs_alone_on_one_server() -> None:
     desk = Desk("a", "b")
     half = cornered(desk)
-    assert (len(half.entries), half.reason, half.attempt, half.isolated) == (2, SendReason.SUSPECT, 2, True)
+    assert (len(half.items), half.reason, half.attempt, half.isolated) == (2, SendReason.SUSPECT, 2, True)
     assert half.replica.exclusive
     desk.put(10)
     others = desk.due(NOW_S + 2).batches
@@ -177,12 +177,12 @@ def test_a_part_that_comes_back_well_clears_its_entries_and_the_other_is_looked_
     half = cornered(desk)
     desk.dispatcher.done(half, report(20), NOW_S + 2.01)
     other = desk.batch(NOW_S + 3)
-    assert (other.replica, len(other.entries)) == (half.replica, 1)
-    assert desk.failed(other, NOW_S + 3.01) == other.entries
+    assert (other.replica, len(other.items)) == (half.replica, 1)
+    assert desk.failed(other, NOW_S + 3.01) == other.items
     last = desk.batch(NOW_S + 4)
     desk.dispatcher.done(last, report(10), NOW_S + 4.01)
     assert desk.nothing(NOW_S + 5).wake_s == inf
-    assert desk.dispatcher.retries.is_quarantined(other.entries[0].token_ids)
+    assert desk.dispatcher.retries.is_quarantined(other.items[0].token_ids)
 
 
 def test_a_server_a_suspect_waits_for_takes_nothing_else() -> None:
@@ -227,7 +227,7 @@ def test_failed_batches_go_before_what_waits() -> None:
     desk.failed(desk.batch(), NOW_S)
     desk.put(100)
     batches = desk.due(NOW_S + 0.1).batches
-    assert batches[0].entries == [first]
+    assert batches[0].items == [first]
     assert [batch.reason for batch in batches] == [SendReason.RETRY, SendReason.FULL]
 
 
@@ -244,7 +244,7 @@ def test_a_batch_that_was_refused_goes_again_at_no_charge_once_the_server_had_a_
     assert desk.dispatcher.retries.next_due_s(NOW_S - 1.0) == pytest.approx(NOW_S + again_s)
     assert desk.nothing(NOW_S + held_s - 0.001).wake_s == pytest.approx(NOW_S + held_s)
     again = desk.batch(NOW_S + held_s)
-    assert (again.attempt, again.entries) == (0, batch.entries)
+    assert (again.attempt, again.items) == (0, batch.items)
 
 
 def test_a_refused_retry_is_no_first_attempt() -> None:
@@ -254,7 +254,7 @@ def test_a_refused_retry_is_no_first_attempt() -> None:
     retry = desk.batch(NOW_S + 1)
     desk.dispatcher.refused(retry, NOW_S + 1, 0.5)
     again = desk.batch(NOW_S + 2)
-    assert (again.attempt, again.group) == (1, retry.group)
+    assert (again.attempt, again.retry) == (1, retry.retry)
 
 
 def test_a_batch_that_came_back_well_teaches_its_replica() -> None:
@@ -268,9 +268,9 @@ def test_a_batch_that_came_back_well_teaches_its_replica() -> None:
 
 def test_deadlines_pass_for_what_waits_to_be_sent_again() -> None:
     desk = Desk("a", "b")
-    query, entry = desk.put(10, deadline_s=NOW_S + 0.5)
+    query, item = desk.put(10, deadline_s=NOW_S + 0.5)
     desk.dispatcher.failed(desk.batch(), NOW_S, 0.9)
-    assert list(desk.dispatcher.waiting()) == [entry]
+    assert list(desk.dispatcher.waiting()) == [item]
     assert desk.nothing(NOW_S + 0.5).expired == [query]
 
 
@@ -298,7 +298,7 @@ def test_equal_inputs_are_shared_or_not_as_the_policy_says() -> None:
         desk = Desk("a", policy=replace(ALONE, queue=QueuePolicy(coalesce=coalesce)))
         for _ in range(3):
             desk.put(10, ids=b"same")
-        assert len(desk.batch().entries) == computed
+        assert len(desk.batch().items) == computed
 
 
 def test_what_is_late_for_each_of_several_batches_is_told() -> None:
@@ -366,7 +366,7 @@ def test_a_batch_that_is_not_full_is_paced_while_a_replica_runs_but_not_past_a_d
 
 
 def backlogged(count: int = 50, capacity: int = 300, **query: Any) -> Desk:
-    """One replica of 100 tokens that gains from batches of up to 300, and `count` entries of 10 tokens."""
+    """One replica of 100 tokens that gains from batches of up to 300, and `count` items of 10 tokens."""
     desk = Desk()
     desk.dispatcher.replicas["a"] = Replica("a", CURVE, 100, POLICY, capacity=capacity)
     for _ in range(count):

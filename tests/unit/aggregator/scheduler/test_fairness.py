@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aggregator.scheduler.fairness import FairQueue
-from aggregator.scheduler.work_item import Entry, Place, Priority
+from aggregator.scheduler.work_item import Priority, QueueSlot, WorkItem
 from tests.fakes.queries import query
 
 
@@ -21,14 +21,14 @@ class Fair:
         self.queue = FairQueue()
         self.pushed = 0
 
-    def push(self, tenant: str, tokens: int = 10, deadline_s: float = inf) -> Place:
+    def push(self, tenant: str, tokens: int = 10, deadline_s: float = inf) -> QueueSlot:
         self.pushed += 1
         one = query(tenant=tenant, deadline_s=deadline_s, index=self.pushed)
-        place = (deadline_s, self.pushed, one, Entry(b"", tokens, [one], Priority.DEFAULT, queued=True))
+        place = (deadline_s, self.pushed, one, WorkItem(b"", tokens, [one], Priority.DEFAULT, queued=True))
         self.queue.push(place)
         return place
 
-    def pop(self) -> Place | None:
+    def pop(self) -> QueueSlot | None:
         place = self.queue.pop()
         if place is not None:
             place[3].queued = False

@@ -58,13 +58,13 @@ def test_without_anything_of_ours_it_is_asked_however_full_it_seems() -> None:
     server = replica()
     server.observe_load(free_kv_tokens=0, running=9)
     assert server.due_s(1.0) == 1.0
-    assert server.cut_tokens(100) == 1
+    assert server.batch_tokens(100) == 1
 
 
 def test_a_batch_holds_no_more_than_the_budget_and_the_room() -> None:
     server = replica(kv_tokens=400)
-    assert server.cut_tokens(10_000, 10_000, 5.0) == 400
-    assert replica(kv_tokens=9_000).cut_tokens(10_000, 10_000, 5.0) == 500
+    assert server.batch_tokens(10_000, 10_000, 5.0) == 400
+    assert replica(kv_tokens=9_000).batch_tokens(10_000, 10_000, 5.0) == 500
 
 
 def test_longer_texts_are_expected_to_grow_more() -> None:
@@ -102,19 +102,19 @@ def test_no_more_prompts_are_sent_than_there_are_places() -> None:
     dispatcher.replicas["a"] = replica(max_sequences=3)
     for number in range(5):
         dispatcher.queue.put(query(), bytes([number] * 4), 1)
-    due = dispatcher.due(0.0, max_entries=64)
-    assert next(len(batch.entries) for batch in due.batches) == 3
+    due = dispatcher.due(0.0, max_items=64)
+    assert next(len(batch.items) for batch in due.batches) == 3
 
 
 def test_what_a_server_had_begun_goes_on_at_another() -> None:
     dispatcher = Dispatcher("m", DispatchPolicy())
     dispatcher.replicas["a"], dispatcher.replicas["b"] = replica("a"), replica("b")
     dispatcher.queue.put(query(), b"1234", 1)
-    batch = dispatcher.due(0.0, max_entries=64).batches[0]
+    batch = dispatcher.due(0.0, max_items=64).batches[0]
     dispatcher.done(batch, StepReport(1, 0.01, 0, 0.0, 0.0), 0.1)
-    dispatcher.lost(batch.entries, batch.replica.name, 0.2, 0.0, again=False)
-    again = dispatcher.due(0.3, max_entries=64).batches
-    assert [(each.entries, each.attempt) for each in again] == [(batch.entries, 1)]
+    dispatcher.lost(batch.items, batch.replica.name, 0.2, 0.0, again=False)
+    again = dispatcher.due(0.3, max_items=64).batches
+    assert [(each.items, each.attempt) for each in again] == [(batch.items, 1)]
     assert again[0].replica is not batch.replica
 
 
@@ -161,7 +161,7 @@ def test_nothing_is_expected_without_fresh_evidence() -> None:
 @pytest.mark.parametrize(("share", "cut"), [(0, 500), (800, 800), (9000, 2000)])
 def test_it_takes_its_share_of_the_prompts_that_wait_at_once(share: int, cut: int) -> None:
     server = GeneratingReplica("a", CURVE, 500, ReplicaPolicy(), kv_tokens=9_000, max_sequences=99, capacity=2000)
-    assert server.cut_tokens(10_000, 0, 0.0, share) == cut
+    assert server.batch_tokens(10_000, 0, 0.0, share) == cut
 
 
 def ids(*values: int) -> bytes:
@@ -188,7 +188,7 @@ def test_a_conversation_goes_on_where_it_was_unless_that_takes_longer() -> None:
     def sent(prompt: bytes) -> str:
         """Who takes a prompt; its texts end at once."""
         dispatcher.queue.put(Query(None, 0, Priority.DEFAULT, "", 1.0, inf), prompt, len(prompt) // 4)
-        (batch,) = dispatcher.due(1.0, max_entries=9).batches
+        (batch,) = dispatcher.due(1.0, max_items=9).batches
         took_s = CURVE.time_s(batch.token_count)
         dispatcher.done(batch, StepReport(batch.token_count, took_s, 0, 0.0, 0.0), 1.0)
         return batch.replica.name

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aggregator.scheduler.packing import Cut, Packer, PackPolicy
+from aggregator.scheduler.packing import PackedBatch, Packer, PackPolicy
 from aggregator.scheduler.queue import QueuePolicy, TokenQueue
 from aggregator.scheduler.work_item import Priority
 from tests.fakes.queries import Filler
@@ -24,12 +24,12 @@ def filled(token_counts: Sequence[int], policy: PackPolicy | None = None) -> tup
     return put, Packer(queue, policy or PackPolicy())
 
 
-def sizes(cut: Cut) -> list[int]:
-    return [entry.token_count for entry in cut.entries]
+def sizes(packed: PackedBatch) -> list[int]:
+    return [item.token_count for item in packed.items]
 
 
-def pack(packer: Packer, token_budget: int = 100, now_s: float = 0.0, finish_s: float | None = None) -> Cut:
-    return packer.pack(token_budget, now_s, max_entries=1000, finish_s=finish_s)
+def pack(packer: Packer, token_budget: int = 100, now_s: float = 0.0, finish_s: float | None = None) -> PackedBatch:
+    return packer.pack(token_budget, now_s, max_items=1000, finish_s=finish_s)
 
 
 lengths = st.lists(st.integers(1, 60), max_size=120)
@@ -38,18 +38,18 @@ lengths = st.lists(st.integers(1, 60), max_size=120)
 @pytest.mark.slow
 @settings(max_examples=60)
 @given(lengths, st.integers(1, 100), st.integers(1, 20), st.integers(0, 70))
-def test_packing_loses_nothing_and_never_overshoots_the_budget_or_the_entries(
-    token_counts: list[int], token_budget: int, max_entries: int, lookahead: int
+def test_packing_loses_nothing_and_never_overshoots_the_budget_or_the_most_items(
+    token_counts: list[int], token_budget: int, max_items: int, lookahead: int
 ) -> None:
     put, packer = filled(token_counts, PackPolicy(lookahead=lookahead))
-    packed: list[int] = []
+    sent: list[int] = []
     while len(put.queue):
-        cut = packer.pack(token_budget, 0.0, max_entries=max_entries)
-        assert 0 < len(cut.entries) <= max_entries
-        assert cut.token_count == sum(sizes(cut))
-        assert cut.token_count <= token_budget or (cut.oversized and len(cut.entries) == 1)
-        packed += sizes(cut)
-    assert sorted(packed) == sorted(token_counts)
+        packed = packer.pack(token_budget, 0.0, max_items=max_items)
+        assert 0 < len(packed.items) <= max_items
+        assert packed.token_count == sum(sizes(packed))
+        assert packed.token_count <= token_budget or (packed.oversized and len(packed.items) == 1)
+        sent += sizes(packed)
+    assert sorted(sent) == sorted(token_counts)
 
 
 @pytest.mark.slow
@@ -59,7 +59,7 @@ def test_a_batch_is_left_with_room_only_where_nothing_in_reach_fits(token_counts
     put, packer = filled(token_counts, PackPolicy(lookahead=1000))
     while len(put.queue):
         room = token_budget - pack(packer, token_budget).token_count
-        assert all(entry.token_count > room for entry in put.queue.entries())
+        assert all(item.token_count > room for item in put.queue.items())
 
 
 def test_past_the_first_misfit_no_more_than_the_lookahead_is_examined() -> None:
@@ -108,8 +108,8 @@ def test_unless_told_otherwise_64_more_are_examined_past_the_first_misfit() -> N
 def test_a_batch_of_as_many_entries_as_a_server_takes_ends_there() -> None:
     put, packer = filled([10] * 5)
     put(10, BACKGROUND)
-    assert sizes(packer.pack(100, 0.0, max_entries=3)) == [10] * 3
-    assert len(packer.pack(100, 0.0, max_entries=3).entries) == 3
+    assert sizes(packer.pack(100, 0.0, max_items=3)) == [10] * 3
+    assert len(packer.pack(100, 0.0, max_items=3).items) == 3
 
 
 def test_a_tenant_pays_for_what_was_passed_over_once() -> None:
@@ -117,9 +117,9 @@ def test_a_tenant_pays_for_what_was_passed_over_once() -> None:
     put, packer = filled([])
     for tenant in ("a", "a", "b"):
         put(60, tenant=tenant)
-    assert [entry.waiters[0].tenant for entry in pack(packer, 60).entries] == ["a"]
-    assert [entry.waiters[0].tenant for entry in pack(packer, 50).entries] == ["b"]
-    assert [entry.waiters[0].tenant for entry in pack(packer, 60).entries] == ["a"]
+    assert [item.waiters[0].tenant for item in pack(packer, 60).items] == ["a"]
+    assert [item.waiters[0].tenant for item in pack(packer, 50).items] == ["b"]
+    assert [item.waiters[0].tenant for item in pack(packer, 60).items] == ["a"]
 
 
 def test_lower_classes_fill_what_the_higher_leave() -> None:
@@ -139,10 +139,10 @@ def test_a_place_passed_over_in_a_lower_class_does_not_go_before_a_higher_class(
 
 def test_one_longer_than_the_budget_goes_alone() -> None:
     _, packer = filled([250, 10])
-    cut = pack(packer)
-    assert (sizes(cut), cut.oversized) == ([250], True)
-    cut = pack(packer)
-    assert (sizes(cut), cut.oversized) == ([10], False)
+    packed = pack(packer)
+    assert (sizes(packed), packed.oversized) == ([250], True)
+    packed = pack(packer)
+    assert (sizes(packed), packed.oversized) == ([10], False)
 
 
 def test_one_longer_than_the_budget_is_next_when_it_was_passed_over() -> None:
@@ -154,8 +154,8 @@ def test_one_longer_than_the_budget_is_next_when_it_was_passed_over() -> None:
 def test_expired_queries_never_reach_an_engine() -> None:
     put, packer = filled([])
     expired, lasting = put(10, deadline_s=5.0)[0], put(10, deadline_s=5.1)[1]
-    cut = pack(packer, now_s=5.0)
-    assert (cut.late, cut.entries) == ([expired], [lasting])
+    packed = pack(packer, now_s=5.0)
+    assert (packed.late, packed.items) == ([expired], [lasting])
 
 
 def test_what_cannot_be_in_time_is_refused_and_costs_its_tenant_nothing() -> None:
@@ -163,17 +163,17 @@ def test_what_cannot_be_in_time_is_refused_and_costs_its_tenant_nothing() -> Non
     late = [put(10, tenant="tight", deadline_s=6.0)[0] for _ in range(20)]
     for tenant in ("tight", "other") * 10:
         put(10, tenant=tenant, deadline_s=9.0)
-    cut = pack(packer, finish_s=6.5)
-    assert cut.late == late
-    assert [entry.waiters[0].tenant for entry in cut.entries].count("tight") == 5
+    packed = pack(packer, finish_s=6.5)
+    assert packed.late == late
+    assert [item.waiters[0].tenant for item in packed.items].count("tight") == 5
 
 
 def test_a_shared_entry_is_computed_for_those_who_can_wait() -> None:
     put, packer = filled([])
-    hurried, entry = put(10, ids=b"same", deadline_s=1.0)
+    hurried, item = put(10, ids=b"same", deadline_s=1.0)
     patient, _ = put(10, ids=b"same", deadline_s=9.0)
-    cut = pack(packer, finish_s=2.0)
-    assert (cut.late, cut.entries, entry.waiters) == ([hurried], [entry], [patient])
+    packed = pack(packer, finish_s=2.0)
+    assert (packed.late, packed.items, item.waiters) == ([hurried], [item], [patient])
 
 
 def test_at_least_one_aged_entry_goes_with_each_batch_though_it_is_more_than_their_share() -> None:
@@ -182,8 +182,8 @@ def test_at_least_one_aged_entry_goes_with_each_batch_though_it_is_more_than_the
         put(30, BACKGROUND)
     for _ in range(100):
         put(10, INTERACTIVE, at_s=10.0)
-    cut = pack(packer, now_s=10.0)
-    assert (sizes(cut), cut.aged) == ([30] + [10] * 7, True)
+    packed = pack(packer, now_s=10.0)
+    assert (sizes(packed), packed.aged) == ([30] + [10] * 7, True)
 
 
 def test_aged_entries_fill_no_more_than_their_share() -> None:
@@ -196,7 +196,7 @@ def test_aged_entries_fill_no_more_than_their_share() -> None:
 
 
 class AgedFirst(Packer):
-    """Aged entries outrank all others, without a share."""
+    """Aged items outrank all others, without a share."""
 
     def __init__(self, queue: TokenQueue, policy: PackPolicy) -> None:
         super().__init__(queue, PackPolicy(policy.lookahead, aged_share=1.0))
@@ -213,7 +213,7 @@ def interactive_waits_s(packer: type[Packer]) -> list[float]:
         now_s = step * 0.1
         for _ in range(2):
             put(10, INTERACTIVE, at_s=now_s)
-        served = [entry.waiters[0] for entry in pack(packs, now_s=now_s).entries]
+        served = [item.waiters[0] for item in pack(packs, now_s=now_s).items]
         waits_s += [now_s - query.enqueued_s for query in served if query.priority is INTERACTIVE]
     return waits_s
 
@@ -233,16 +233,16 @@ def test_background_work_goes_on_under_a_flood_of_interactive_calls() -> None:
         for _ in range(10):
             put(10, INTERACTIVE, at_s=step)
         pack(packer, now_s=step)
-    assert put.queue.classes[BACKGROUND].entries == 0
+    assert put.queue.classes[BACKGROUND].items == 0
 
 
 def test_an_promoted_entry_goes_with_the_next_batch() -> None:
     put, packer = filled([])
-    _, entry = put(10, BACKGROUND)
+    _, item = put(10, BACKGROUND)
     for _ in range(100):
         put(10, INTERACTIVE)
-    put.queue.promote(entry)
-    assert entry in pack(packer).entries
+    put.queue.promote(item)
+    assert item in pack(packer).items
 
 
 @pytest.mark.parametrize("tokens", [96, 250])
@@ -252,9 +252,9 @@ def test_a_large_input_is_not_kept_out_by_the_aged_that_go_with_each_batch(token
         put(5, BACKGROUND, at_s=-3600.0)
     for _ in range(100):
         put(10, INTERACTIVE)
-    _, entry = put(tokens, INTERACTIVE, deadline_s=9.0)  # at the head
+    _, item = put(tokens, INTERACTIVE, deadline_s=9.0)  # at the head
     batches = [pack(packer) for _ in range(3)]
-    assert any(entry in cut.entries for cut in batches)
+    assert any(item in packed.items for packed in batches)
 
 
 @pytest.mark.parametrize("tokens", [96, 250])
@@ -263,7 +263,7 @@ def test_aged_and_passed_over_inputs_take_turns(tokens: int) -> None:
     for _ in range(5):
         put(tokens, BACKGROUND, at_s=-3600.0)
         put(tokens, INTERACTIVE)
-    taken = [cut.entries[0].priority for _ in range(10) for cut in [pack(packer)]]
+    taken = [packed.items[0].priority for _ in range(10) for packed in [pack(packer)]]
     assert taken.count(BACKGROUND) == taken.count(INTERACTIVE) == 5
     assert all(BACKGROUND in taken[step : step + 3] for step in range(8))
 
@@ -282,27 +282,27 @@ def test_a_batch_of_few_entries_may_be_all_aged() -> None:
     for _ in range(3):
         put(2, BACKGROUND, at_s=-3600.0)
     put(2, INTERACTIVE)
-    assert packer.pack(100, 0.0, max_entries=2).aged
+    assert packer.pack(100, 0.0, max_items=2).aged
     assert len(put.queue) == 2
 
 
 def test_an_empty_queue_gives_an_empty_cut() -> None:
     _, packer = filled([])
-    assert pack(packer) == Cut()
+    assert pack(packer) == PackedBatch()
 
 
-@pytest.mark.parametrize(("token_budget", "max_entries"), [(0, 1), (1, 0)])
-def test_a_replica_without_room_is_a_bug(token_budget: int, max_entries: int) -> None:
+@pytest.mark.parametrize(("token_budget", "max_items"), [(0, 1), (1, 0)])
+def test_a_replica_without_room_is_a_bug(token_budget: int, max_items: int) -> None:
     _, packer = filled([10])
     with pytest.raises(AssertionError, match="This is a bug"):
-        packer.pack(token_budget, 0.0, max_entries=max_entries)
+        packer.pack(token_budget, 0.0, max_items=max_items)
 
 
 def test_what_opens_a_batch_and_just_fills_it_is_not_oversized() -> None:
     _, packer = filled([60, 100])
     assert sizes(pack(packer)) == [60]
-    cut = pack(packer)
-    assert (sizes(cut), cut.oversized) == ([100], False)
+    packed = pack(packer)
+    assert (sizes(packed), packed.oversized) == ([100], False)
 
 
 def test_who_opens_a_batch_is_charged_once_and_whoever_shares_the_input_too() -> None:
@@ -312,5 +312,5 @@ def test_who_opens_a_batch_is_charged_once_and_whoever_shares_the_input_too() ->
     waiting = {tenant: [put(60, tenant=tenant)[1] for _ in range(2)] for tenant in ("b", "a")}
     pack(packer)
     pack(packer)
-    order = [pack(packer).entries for _ in range(4)]
-    assert [next(tenant for tenant, entries in waiting.items() if each[0] in entries) for each in order] == [*"baba"]
+    order = [pack(packer).items for _ in range(4)]
+    assert [next(tenant for tenant, items in waiting.items() if each[0] in items) for each in order] == [*"baba"]

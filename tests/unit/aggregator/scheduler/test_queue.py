@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from aggregator.scheduler.packing import Packer, PackPolicy
 from aggregator.scheduler.queue import QueuePolicy, TokenQueue
-from aggregator.scheduler.work_item import Entry, Priority, Query
+from aggregator.scheduler.work_item import Priority, Query, WorkItem
 from tests.fakes.queries import Filler
 
 INTERACTIVE, DEFAULT, BACKGROUND = Priority
@@ -29,9 +29,9 @@ class Setting:
     packer: Packer
 
     def packed(self, token_budget: int = 100, now_s: float = 0.0) -> list[Query]:
-        """The queries of the next batch, each with its entry's first waiter."""
-        cut = self.packer.pack(token_budget, now_s, max_entries=1000)
-        return [entry.waiters[0] for entry in cut.entries]
+        """The queries of the next batch, each with its item's first waiter."""
+        packed = self.packer.pack(token_budget, now_s, max_items=1000)
+        return [item.waiters[0] for item in packed.items]
 
 
 def setting(policy: QueuePolicy | None = None) -> Setting:
@@ -56,14 +56,14 @@ def test_equal_inputs_share_one_entry_which_has_the_best_class_and_the_earliest_
         here.put(5, DEFAULT, ids=b"same", deadline_s=9.0),
         here.put(5, INTERACTIVE, ids=b"same", deadline_s=8.0),
     ]
-    assert len({entry for _, entry in shared}) == 1
+    assert len({item for _, item in shared}) == 1
     assert (len(here.queue), here.queue.tokens, here.queue.coalesced) == (2, 10, 2)
-    assert [waiting.entries for waiting in here.queue.classes] == [1, 1, 0]
-    entry = shared[0][1]
+    assert [waiting.items for waiting in here.queue.classes] == [1, 1, 0]
+    item = shared[0][1]
     assert here.queue.cancel(*shared[2])
     assert [waiting.tokens for waiting in here.queue.classes] == [0, 10, 0]
     assert here.packed(5) == [shared[0][0]]  # by the deadline of the one in its own class
-    assert entry.waiters == [shared[0][0], shared[1][0]]
+    assert item.waiters == [shared[0][0], shared[1][0]]
     assert here.packed() == [first[0]]
 
 
@@ -84,10 +84,10 @@ def test_a_waiter_of_another_tenant_is_served_in_the_turn_of_its_own() -> None:
     here = setting()
     for _ in range(50):
         here.put(10, tenant="flood")
-    _, entry = here.put(10, tenant="flood", ids=b"same")
+    _, item = here.put(10, tenant="flood", ids=b"same")
     here.put(10, tenant="small", ids=b"same")
-    cut = here.packer.pack(20, 0.0, max_entries=10)
-    assert entry in cut.entries
+    packed = here.packer.pack(20, 0.0, max_items=10)
+    assert item in packed.items
 
 
 def test_each_waiters_tenant_pays_for_a_shared_entry() -> None:
@@ -110,8 +110,8 @@ def test_a_joined_entry_does_not_lose_its_place_when_the_one_who_joined_goes() -
 
 def test_without_coalescing_equal_inputs_are_computed_apart() -> None:
     here = setting(QueuePolicy(coalesce=False))
-    entries = {here.put(5, ids=b"same")[1] for _ in range(3)}
-    assert len(entries) == len(here.queue) == 3
+    items = {here.put(5, ids=b"same")[1] for _ in range(3)}
+    assert len(items) == len(here.queue) == 3
     assert here.queue.coalesced == 0
 
 
@@ -119,17 +119,17 @@ def test_a_taken_entry_is_not_joined_any_more() -> None:
     here = setting()
     _, under_way = here.put(5, ids=b"same")
     here.packed()
-    _, entry = here.put(5, ids=b"same")
-    assert entry is not under_way
+    _, item = here.put(5, ids=b"same")
+    assert item is not under_way
 
 
 def test_cancelling_what_is_under_way_or_completed_says_so() -> None:
     here = setting()
-    query, entry = here.put(5)
+    query, item = here.put(5)
     here.packed()
-    assert not here.queue.cancel(query, entry)
+    assert not here.queue.cancel(query, item)
     assert query.done
-    assert not here.queue.cancel(query, entry)
+    assert not here.queue.cancel(query, item)
 
 
 def test_deadlines_fire_though_nothing_is_packed() -> None:
@@ -157,11 +157,11 @@ def test_the_next_deadline_is_of_one_that_still_waits() -> None:
 def test_an_entry_expires_waiter_by_waiter() -> None:
     here = setting()
     first = here.put(5, ids=b"same", deadline_s=1.0)[0]
-    second, entry = here.put(5, ids=b"same")
+    second, item = here.put(5, ids=b"same")
     assert here.queue.expire(1.0) == [first]
-    assert (entry.waiters, entry.alive) == ([second], True)
-    here.queue.cancel(second, entry)
-    assert not entry.alive
+    assert (item.waiters, item.alive) == ([second], True)
+    here.queue.cancel(second, item)
+    assert not item.alive
 
 
 def test_the_aged_are_found_by_class_in_order_of_arrival_after_the_promoted() -> None:
@@ -189,10 +189,10 @@ def test_the_aged_are_found_by_class_in_order_of_arrival_after_the_promoted() ->
 
 def test_a_better_deadline_does_not_make_a_shared_entry_younger() -> None:
     here = setting()
-    _, entry = here.put(5, at_s=0.0, ids=b"same")
+    _, item = here.put(5, at_s=0.0, ids=b"same")
     here.put(5, at_s=0.1)
     here.put(5, at_s=0.2, ids=b"same", deadline_s=9.0)
-    assert here.queue.aged(0.55) is entry
+    assert here.queue.aged(0.55) is item
 
 
 def test_of_those_aged_at_once_the_better_class_goes_first() -> None:
@@ -206,10 +206,10 @@ def test_of_those_aged_at_once_the_better_class_goes_first() -> None:
 def test_an_input_is_aged_only_after_the_whole_of_what_its_class_may_wait() -> None:
     here = setting(QueuePolicy(max_wait_s=(1.0, 2.0, 4.0)))
     for priority, max_wait_s in zip(Priority, (1.0, 2.0, 4.0), strict=True):
-        entry = here.put(5, priority)[1]
+        item = here.put(5, priority)[1]
         assert here.queue.aged(max_wait_s) is None
-        assert here.queue.aged(max_wait_s + 0.001) is entry
-        here.queue.take(entry, None)
+        assert here.queue.aged(max_wait_s + 0.001) is item
+        here.queue.take(item, None)
 
 
 def test_the_promoted_are_aged_in_the_order_in_which_they_were_promoted() -> None:
@@ -224,17 +224,17 @@ def test_the_promoted_are_aged_in_the_order_in_which_they_were_promoted() -> Non
 
 def test_a_sweep_finds_every_entry_once() -> None:
     here = setting()
-    entries = [here.put(5, priority, ids=ids)[1] for priority in Priority for ids in (b"a", b"b")]
-    entries.append(here.put(5, tenant="another")[1])
-    assert sorted(map(id, here.queue.entries())) == sorted(map(id, set(entries)))
+    items = [here.put(5, priority, ids=ids)[1] for priority in Priority for ids in (b"a", b"b")]
+    items.append(here.put(5, tenant="another")[1])
+    assert sorted(map(id, here.queue.items())) == sorted(map(id, set(items)))
 
 
 def test_an_entry_cannot_leave_twice() -> None:
     here = setting()
-    _, entry = here.put(5)
-    here.queue.take(entry, None)
+    _, item = here.put(5)
+    here.queue.take(item, None)
     with pytest.raises(AssertionError, match="This is a bug"):
-        here.queue.take(entry, None)
+        here.queue.take(item, None)
 
 
 @pytest.mark.parametrize("how", [pytest.param("expire", marks=pytest.mark.slow), "cancel"])
@@ -242,9 +242,9 @@ def test_memory_follows_what_waits_though_nothing_is_packed_for_hours(how: str) 
     here = setting()
     lasting = here.put(5)
     for number in range(15_000):
-        query, entry = here.put(5, deadline_s=number * 0.001, tenant=str(number))
+        query, item = here.put(5, deadline_s=number * 0.001, tenant=str(number))
         if how == "cancel":
-            here.queue.cancel(query, entry)
+            here.queue.cancel(query, item)
         else:
             here.queue.expire(number * 0.001)
         here.queue.oldest_wait_s(0.0)
@@ -282,7 +282,7 @@ class EveryQueryLeavesOnce(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now_s = 0.0
-        self.waiting: dict[Query, Entry] = {}
+        self.waiting: dict[Query, WorkItem] = {}
         self.left: list[Query] = []
         self.put_queries: list[Query] = []
         self.queue = TokenQueue(QueuePolicy(max_wait_s=(0.5, 1.0, 3.0)))
@@ -296,7 +296,7 @@ class EveryQueryLeavesOnce(RuleBasedStateMachine):
         within_s=st.sampled_from([0.2, 1.0, 4.0, inf, inf]),
     )
     def put(self, number: int, priority: Priority, tenant: str, within_s: float) -> None:
-        query, entry = self.fill(
+        query, item = self.fill(
             1 + number * 3,
             priority,
             tenant=tenant,
@@ -305,7 +305,7 @@ class EveryQueryLeavesOnce(RuleBasedStateMachine):
             ids=bytes([number]),
         )
         self.put_queries.append(query)
-        self.waiting[query] = entry
+        self.waiting[query] = item
 
     @precondition(lambda self: self.waiting)
     @rule(chosen=st.randoms(use_true_random=False))
@@ -329,38 +329,36 @@ class EveryQueryLeavesOnce(RuleBasedStateMachine):
     @rule(tenant=st.sampled_from("ab"))
     def cancel_all_of(self, tenant: str) -> None:
         if self.now_s > 5.0:
-            waiting = [(query, entry) for entry in list(self.queue.entries()) for query in list(entry.waiters)]
-            self.leave(
-                [query for query, entry in waiting if query.tenant == tenant and self.queue.cancel(query, entry)]
-            )
+            waiting = [(query, item) for item in list(self.queue.items()) for query in list(item.waiters)]
+            self.leave([query for query, item in waiting if query.tenant == tenant and self.queue.cancel(query, item)])
 
     @rule(
         token_budget=st.integers(1, 90),
-        max_entries=st.integers(1, 8),
+        max_items=st.integers(1, 8),
         runs_s=st.sampled_from([None, 0.3, 2.0]),
     )
-    def pack(self, token_budget: int, max_entries: int, runs_s: float | None) -> None:
+    def pack(self, token_budget: int, max_items: int, runs_s: float | None) -> None:
         before = len(self.waiting)
         ends_s = None if runs_s is None else self.now_s + runs_s
-        cut = self.packer.pack(token_budget, self.now_s, max_entries=max_entries, finish_s=ends_s)
-        assert cut.token_count == sum(entry.token_count for entry in cut.entries)
-        assert len(cut.entries) <= max_entries
-        assert cut.token_count <= token_budget or (cut.oversized and len(cut.entries) == 1)
+        packed = self.packer.pack(token_budget, self.now_s, max_items=max_items, finish_s=ends_s)
+        assert packed.token_count == sum(item.token_count for item in packed.items)
+        assert len(packed.items) <= max_items
+        assert packed.token_count <= token_budget or (packed.oversized and len(packed.items) == 1)
         bound_s = self.now_s if ends_s is None else ends_s
-        assert set(cut.late) == self.waiting_where(lambda query: query.deadline_s <= bound_s)
-        self.leave(cut.late)
-        for entry in cut.entries:
-            self.leave([query for query in self.waiting if self.waiting[query] is entry])
+        assert set(packed.late) == self.waiting_where(lambda query: query.deadline_s <= bound_s)
+        self.leave(packed.late)
+        for item in packed.items:
+            self.leave([query for query in self.waiting if self.waiting[query] is item])
         assert not before or len(self.waiting) < before
 
     @invariant()
     def counts_are_exact(self) -> None:
-        entries = set(self.waiting.values())
-        assert set(self.queue.entries()) == entries
+        items = set(self.waiting.values())
+        assert set(self.queue.items()) == items
         for priority, each in zip(Priority, self.queue.classes, strict=True):
-            of_class = [entry for entry in entries if min(query.priority for query in entry.waiters) == priority]
-            assert each.entries == len(of_class)
-            assert each.tokens == sum(entry.token_count for entry in of_class)
+            of_class = [item for item in items if min(query.priority for query in item.waiters) == priority]
+            assert each.items == len(of_class)
+            assert each.tokens == sum(item.token_count for item in of_class)
         assert self.queue.next_deadline_s() == min((query.deadline_s for query in self.waiting), default=inf)
         assert self.queue.oldest_wait_s(self.now_s) == max(
             (self.now_s - query.enqueued_s for query in self.waiting), default=0.0
@@ -390,8 +388,8 @@ def test_deadlines_of_what_was_taken_long_ago_are_forgotten_and_those_of_what_wa
     lasting = here.put(5, tenant="lasting", deadline_s=50.0)[0]
     here.put(5, BACKGROUND, ids=b"shared", deadline_s=60.0)
     for number in range(9000):
-        _, entry = here.put(5, tenant=str(number % 10), deadline_s=100.0 + number)
-        here.queue.take(entry, None)
+        _, item = here.put(5, tenant=str(number % 10), deadline_s=100.0 + number)
+        here.queue.take(item, None)
     assert places(here.queue) < 20_000
     assert len(here.queue._deadlines) < 9000  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     assert here.queue.next_deadline_s() == 50.0
@@ -413,7 +411,7 @@ def test_a_backlog_is_what_waits_in_the_most_urgent_class_in_use_of_interactive_
 def test_a_class_is_in_use_for_ten_seconds_after_something_of_it_came() -> None:
     here = setting()
     here.put(9, DEFAULT)
-    query, entry = here.put(5, INTERACTIVE)
-    here.queue.cancel(query, entry)
+    query, item = here.put(5, INTERACTIVE)
+    here.queue.cancel(query, item)
     assert here.queue.backlog(query.enqueued_s + 9.99) == (0, 0.1)
     assert here.queue.backlog(query.enqueued_s + 10.0) == (9, 0.5)

@@ -13,7 +13,7 @@ from typing_extensions import override
 from aggregator.scheduler.dispatcher import Dispatcher, DispatchPolicy
 from aggregator.scheduler.queue import QueuePolicy
 from aggregator.scheduler.replica import Replica, SendReason, StepReport
-from aggregator.scheduler.replica_choice import Pace, Turn, choose_replica
+from aggregator.scheduler.replica_choice import Pace, ReplicaChoice, choose_replica
 from protos.modelserver.v1.curve import Curve, Rule
 from tests.fakes.replicas import CURVE, POLICY, replica
 from tests.fakes.simulation import Server, Simulation
@@ -192,8 +192,8 @@ def sharing(count: int = 10) -> Replica:
 
 @pytest.mark.parametrize(("queued", "cut"), [(30, 100), (50, 100), (51, 50), (99, 50), (100, 100), (900, 100)])
 def test_where_others_send_too_a_batch_is_cut_so_that_two_fit_one_step(queued: int, cut: int) -> None:
-    assert sharing().cut_tokens(queued) == cut
-    assert replica(warm=True).cut_tokens(queued) == 100
+    assert sharing().batch_tokens(queued) == cut
+    assert replica(warm=True).batch_tokens(queued) == 100
 
 
 def test_what_others_have_queued_tells_of_them_too_and_one_reply_of_theirs_does_not() -> None:
@@ -201,8 +201,8 @@ def test_what_others_have_queued_tells_of_them_too_and_one_reply_of_theirs_does_
     for number in range(10):
         one.sent(str(number), 60, 0.0)
         one.ended(str(number), 0.01, StepReport(60, 0.010, 70, 0.0, 0.0))
-    assert one.cut_tokens(70) == 50
-    assert sharing(1).cut_tokens(70) == 100
+    assert one.batch_tokens(70) == 50
+    assert sharing(1).batch_tokens(70) == 100
 
 
 def test_an_answer_at_the_very_deadline_is_too_late() -> None:
@@ -267,7 +267,7 @@ def test_no_batch_waits_for_its_pace_until_an_answer_at_the_very_deadline() -> N
     assert choose_replica([idle, busy], 5.0, 50, Fixed(), at_s + 1e-9).replica is None
 
 
-def idle_beside_busy(idle: int, busy: int) -> Turn:
+def idle_beside_busy(idle: int, busy: int) -> ReplicaChoice:
     """What becomes of 16 tokens, a moment before a busy replica is free, by what steps take on either."""
     replicas = [
         Replica(str(times), Curve(0.0, 0.0, times * 2**-10, 1, Rule.THROUGHPUT, 1000), 100, POLICY)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typing_extensions import override
 
-from aggregator.scheduler.budget.controller import RecentQuantile, SlaGoal, Steering, StepLimits
+from aggregator.scheduler.budget.controller import BudgetController, RecentQuantile, SlaGoal, StepLimits
 from aggregator.scheduler.replica import UNMEASURED, Replica, StepReport
 from aggregator.scheduler.replica_choice import choose_replica
 from tests.fakes.replicas import CURVE, POLICY, replica
@@ -205,21 +205,21 @@ def test_a_prediction_from_the_own_batchs_size_is_misled_by_steps_shared_with_ot
 
 
 def budgets_seen(report_of: StepReport, *, resized_to: int) -> tuple[int, float, int]:
-    """What a replica's steering hears of a batch of 50 tokens, cut for 100, when the budget changed meanwhile."""
+    """What a budget controller observes of a batch of 50 tokens, packed for 100, when the budget changed meanwhile."""
     heard: list[tuple[int, float, int]] = []
 
-    class Heard(Steering):
+    class Heard(BudgetController):
         @property
         @override
         def token_budget(self) -> int:
             return 100
 
         @override
-        def observe(self, step_tokens: int, step_s: float, cut_budget: int, shortest_step_s: float) -> None:
-            heard.append((step_tokens, step_s, cut_budget))
+        def observe(self, step_tokens: int, step_s: float, packed_budget: int, shortest_step_s: float) -> None:
+            heard.append((step_tokens, step_s, packed_budget))
 
-    steering = Heard(SlaGoal(step_s=0.05), StepLimits(100, 4096), 0.01, RecentQuantile(0.95))
-    one = Replica("a", CURVE, 100, POLICY, steering)
+    budget_controller = Heard(SlaGoal(step_s=0.05), StepLimits(100, 4096), 0.01, RecentQuantile(0.95))
+    one = Replica("a", CURVE, 100, POLICY, budget_controller)
     one.sent("1", 50, 5.0)
     one.token_budget = resized_to
     one.ended("1", 5.064, report_of)
@@ -301,13 +301,13 @@ def shared_by(reports: list[StepReport], **policy: float) -> Replica:
     ],
 )
 def test_a_replica_is_shared_where_replies_tell_of_others_batches(told: StepReport, shared: bool) -> None:
-    assert shared_by([told] * 10).cut_tokens(60) == (50 if shared else 101)
+    assert shared_by([told] * 10).batch_tokens(60) == (50 if shared else 101)
 
 
 def test_a_replica_counts_as_shared_from_a_fifth_of_replies_on() -> None:
-    half = shared_by([report(41)], sharing_gain=0.2).cut_tokens(60)
+    half = shared_by([report(41)], sharing_gain=0.2).batch_tokens(60)
     assert (half, type(half)) == (50, int)
-    assert shared_by([report(41), report(40), report(40)], sharing_gain=0.2).cut_tokens(60) == 101
+    assert shared_by([report(41), report(40), report(40)], sharing_gain=0.2).batch_tokens(60) == 101
 
 
 def test_a_full_batch_leads_as_long_as_ever() -> None:
@@ -319,8 +319,8 @@ def test_a_full_batch_leads_as_long_as_ever() -> None:
 
 
 def test_a_replica_begins_with_its_controllers_budget() -> None:
-    steering = Steering(SlaGoal(step_s=0.05), StepLimits(77, 4096), 0.01, RecentQuantile(0.95))
-    assert Replica("a", CURVE, 101, POLICY, steering).token_budget == steering.token_budget != 101
+    budget_controller = BudgetController(SlaGoal(step_s=0.05), StepLimits(77, 4096), 0.01, RecentQuantile(0.95))
+    assert Replica("a", CURVE, 101, POLICY, budget_controller).token_budget == budget_controller.token_budget != 101
 
 
 def test_a_guess_is_corrected_by_the_first_reply_however_short_its_step() -> None:
@@ -365,33 +365,33 @@ def test_the_lead_of_light_batches_learns_from_how_long_before_the_end_each_was_
     assert one.light_lead.value_s == pytest.approx(0.004 + 0.05 * (0.005 - 0.004))
 
 
-def roomy(capacity: int = 1000, steering: Steering | None = None) -> Replica:
+def roomy(capacity: int = 1000, budget_controller: BudgetController | None = None) -> Replica:
     """A replica of 100 tokens whose server gains from batches of up to `capacity`."""
-    return Replica("a", CURVE, 100, POLICY, steering, capacity=capacity)
+    return Replica("a", CURVE, 100, POLICY, budget_controller, capacity=capacity)
 
 
 @pytest.mark.parametrize(("backlog", "cut"), [(0, 100), (100, 100), (101, 101), (700, 700), (1000, 1000), (5000, 1000)])
 def test_of_a_backlog_as_much_is_cut_as_waits_up_to_what_the_server_gains_from(backlog: int, cut: int) -> None:
-    assert roomy().cut_tokens(9000, backlog, inf) == cut
+    assert roomy().batch_tokens(9000, backlog, inf) == cut
 
 
 def test_a_batch_of_a_backlog_takes_no_longer_than_it_may_and_never_less_than_the_budget() -> None:
     one = roomy()
     within_s = one.step_time_s(400)
-    assert one.cut_tokens(9000, 9000, within_s + 1e-9) == 400
-    assert one.cut_tokens(9000, 9000, one.step_time_s(50)) == 100
-    assert one.cut_tokens(9000, 9000, -1.0) == 100
+    assert one.batch_tokens(9000, 9000, within_s + 1e-9) == 400
+    assert one.batch_tokens(9000, 9000, one.step_time_s(50)) == 100
+    assert one.batch_tokens(9000, 9000, -1.0) == 100
 
 
 def test_where_a_steps_time_does_not_depend_on_its_tokens_any_number_is_in_time() -> None:
     flat = replace(CURVE, per_token_s=0.0)
-    assert Replica("a", flat, 100, POLICY, capacity=1000).cut_tokens(9000, 9000, 1e-9) == 1000
+    assert Replica("a", flat, 100, POLICY, capacity=1000).batch_tokens(9000, 9000, 1e-9) == 1000
 
 
 def test_a_server_that_measured_no_gain_or_a_controller_that_allows_less_bounds_a_backlogs_batches() -> None:
-    assert roomy(capacity=0).cut_tokens(9000, 9000, inf) == 100
-    steering = Steering(SlaGoal(step_s=0.05), StepLimits(300, 4096), 0.01, RecentQuantile(0.95))
-    assert roomy(steering=steering).cut_tokens(9000, 9000, inf) == 300
+    assert roomy(capacity=0).batch_tokens(9000, 9000, inf) == 100
+    budget_controller = BudgetController(SlaGoal(step_s=0.05), StepLimits(300, 4096), 0.01, RecentQuantile(0.95))
+    assert roomy(budget_controller=budget_controller).batch_tokens(9000, 9000, inf) == 300
 
 
 def test_a_time_out_allows_for_the_largest_step_of_somebody_else() -> None:

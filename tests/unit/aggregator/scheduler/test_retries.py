@@ -12,31 +12,31 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aggregator.scheduler.retries import Group, Retries, RetryPolicy
-from aggregator.scheduler.work_item import Entry, Priority
+from aggregator.scheduler.retries import Retries, RetryBatch, RetryPolicy
+from aggregator.scheduler.work_item import Priority, WorkItem
 from tests.fakes.queries import query
 
 POLICY = RetryPolicy(backoff_s=0.02, patience_s=30.0, quarantine_size=3)
 
 
-def entries(count: int, tokens: int = 10, *, deadline_s: float = inf) -> list[Entry]:
+def items(count: int, tokens: int = 10, *, deadline_s: float = inf) -> list[WorkItem]:
     return [
-        Entry(number.to_bytes(4, "little"), tokens, [query(deadline_s=deadline_s, index=number)], Priority.DEFAULT)
+        WorkItem(number.to_bytes(4, "little"), tokens, [query(deadline_s=deadline_s, index=number)], Priority.DEFAULT)
         for number in range(count)
     ]
 
 
-def give_up(*given_up: Entry) -> None:
-    for entry in given_up:
-        entry.waiters[0].done = True
+def give_up(*given_up: WorkItem) -> None:
+    for item in given_up:
+        item.waiters[0].done = True
 
 
 @dataclass(slots=True)
 class Send:
-    """One send of a group, where, and what came of it."""
+    """One send of a retry batch, where, and what came of it."""
 
     replica: str
-    entries: list[Entry]
+    items: list[WorkItem]
     failed: bool
     suspect: bool
 
@@ -45,34 +45,34 @@ class Send:
 class World:
     """Two or more idle replicas that fail a batch for which `breaks` holds; keeps book of every send."""
 
-    breaks: Callable[[list[Entry]], bool]
+    breaks: Callable[[list[WorkItem]], bool]
     replicas: tuple[str, ...] = ("a", "b", "c")
     retries: Retries = field(default_factory=lambda: Retries(POLICY))
     now_s: float = 100.0
     sends: list[Send] = field(default_factory=list[Send])
-    well: list[Entry] = field(default_factory=list[Entry])
-    poison: list[Entry] = field(default_factory=list[Entry])
+    well: list[WorkItem] = field(default_factory=list[WorkItem])
+    poison: list[WorkItem] = field(default_factory=list[WorkItem])
 
-    def send(self, replica: str, batch: list[Entry], group: Group | None = None) -> None:
+    def send(self, replica: str, batch: list[WorkItem], retry: RetryBatch | None = None) -> None:
         failed = self.breaks(batch)
-        self.sends.append(Send(replica, batch, failed, group is not None and group.suspect))
+        self.sends.append(Send(replica, batch, failed, retry is not None and retry.suspect))
         if failed:
-            self.poison += self.retries.failed(batch, group, replica, self.now_s, 0.5)
+            self.poison += self.retries.failed(batch, retry, replica, self.now_s, 0.5)
         else:
             self.well += batch
-            if group is not None:
-                self.retries.succeeded(group)
+            if retry is not None:
+                self.retries.succeeded(retry)
 
     def finish(self) -> None:
         """Send everything again until nothing is left, one replica after the other."""
         while len(self.retries):
             self.now_s += 0.2
             for replica in self.replicas:
-                group = self.ask(replica)
-                if group is not None:
-                    self.send(replica, group.entries, group)
+                retry = self.ask(replica)
+                if retry is not None:
+                    self.send(replica, retry.items, retry)
 
-    def ask(self, replica: str, *, token_budget: int = 10**6, idle: bool = True) -> Group | None:
+    def ask(self, replica: str, *, token_budget: int = 10**6, idle: bool = True) -> RetryBatch | None:
         return self.retries.next_for(
             replica, token_budget=token_budget, idle=idle, others=len(self.replicas) > 1, now_s=self.now_s
         )
@@ -82,21 +82,21 @@ class World:
         return sum(send.failed for send in self.sends)
 
 
-def holds(poison: Entry, sent: list[Entry]) -> bool:
+def holds(poison: WorkItem, sent: list[WorkItem]) -> bool:
     return poison in sent
 
 
-def nothing_breaks(_: list[Entry]) -> bool:
+def nothing_breaks(_: list[WorkItem]) -> bool:
     return False
 
 
-def all_breaks(_: list[Entry]) -> bool:
+def all_breaks(_: list[WorkItem]) -> bool:
     return True
 
 
 @pytest.mark.parametrize("size", [*range(2, 40), 64, 100, 255, 256, 257])
 def test_one_poison_is_cornered_within_the_bounds_wherever_it_is(size: int) -> None:
-    batch = entries(size)
+    batch = items(size)
     for poison in batch if size < 40 else random.Random(size).sample(batch, 12):
         world = World(partial(holds, poison))
         world.send("a", batch)
@@ -109,7 +109,7 @@ def test_one_poison_is_cornered_within_the_bounds_wherever_it_is(size: int) -> N
 
 
 def test_a_lone_query_fails_three_times_on_two_replicas_before_it_is_condemned() -> None:
-    batch = entries(1)
+    batch = items(1)
     world = World(all_breaks)
     world.send("a", batch)
     world.finish()
@@ -118,16 +118,16 @@ def test_a_lone_query_fails_three_times_on_two_replicas_before_it_is_condemned()
 
 
 def test_a_batch_that_failed_for_other_reasons_is_tried_whole_elsewhere_once() -> None:
-    batch = entries(5)
+    batch = items(5)
     world = World(nothing_breaks)
     world.retries.failed(batch, None, "a", world.now_s, 0.5)
     world.finish()
-    assert [(send.replica, send.entries) for send in world.sends] == [("b", batch)]
+    assert [(send.replica, send.items) for send in world.sends] == [("b", batch)]
 
 
 def test_where_there_is_no_other_replica_it_goes_where_it_failed() -> None:
     world = World(nothing_breaks, replicas=("a",))
-    world.retries.failed(entries(5), None, "a", world.now_s, 0.5)
+    world.retries.failed(items(5), None, "a", world.now_s, 0.5)
     world.finish()
     assert len(world.well) == 5
 
@@ -142,40 +142,40 @@ def test_where_there_is_no_other_replica_it_goes_where_it_failed() -> None:
 def test_whatever_fails_poison_is_condemned_innocents_are_served_and_one_suspect_is_out(
     batches: list[tuple[int, set[int]]], replicas: int, order: random.Random
 ) -> None:
-    bad: set[Entry] = set()
+    bad: set[WorkItem] = set()
     world = World(lambda sent: bool(bad & set(sent)), replicas=tuple("abcd"[:replicas]))
-    everything: list[Entry] = []
+    everything: list[WorkItem] = []
     for size, poisoned in batches:
-        batch = entries(size)
+        batch = items(size)
         everything += batch
         bad.update(batch[number] for number in poisoned if number < size)
         world.send(order.choice(world.replicas), batch)
-    out: list[tuple[str, Group]] = []
+    out: list[tuple[str, RetryBatch]] = []
     while len(world.retries) or out:
         world.now_s += 0.05
         if out and order.random() < 0.5:
-            replica, group = out.pop(order.randrange(len(out)))
-            world.send(replica, group.entries, group)
+            replica, retry = out.pop(order.randrange(len(out)))
+            world.send(replica, retry.items, retry)
         replica = order.choice(world.replicas)
         again = world.ask(replica, idle=all(where != replica for where, _ in out))
         if again is not None:
             out.append((replica, again))
-        suspects = [where for where, group in out if group.suspect]
+        suspects = [where for where, retry in out if retry.suspect]
         assert len(suspects) <= 1
         assert all(world.retries.reserves(where, world.now_s) for where in suspects)
     assert set(world.poison) == bad
     assert len(world.poison) == len(bad)
-    assert sorted(map(id, world.well)) == sorted(id(entry) for entry in everything if entry not in bad)
+    assert sorted(map(id, world.well)) == sorted(id(item) for item in everything if item not in bad)
 
 
-def suspected(size: int = 4) -> tuple[World, list[Entry]]:
+def suspected(size: int = 4) -> tuple[World, list[WorkItem]]:
     """A batch that failed on a and then on b."""
-    world, batch = World(nothing_breaks), entries(size)
+    world, batch = World(nothing_breaks), items(size)
     world.retries.failed(batch, None, "a", world.now_s, 0.5)
     world.now_s += 1.0
-    group = world.ask("b")
-    assert group is not None
-    world.retries.failed(batch, group, "b", world.now_s, 0.5)
+    retry = world.ask("b")
+    assert retry is not None
+    world.retries.failed(batch, retry, "b", world.now_s, 0.5)
     world.now_s += 1.0
     return world, batch
 
@@ -186,16 +186,16 @@ def test_a_suspect_waits_for_an_idle_replica_and_has_it_kept_free() -> None:
     assert world.ask("a") is None
     assert world.retries.reserves("b", world.now_s)
     assert not world.retries.reserves("a", world.now_s)
-    group = world.ask("b")
-    assert group is not None
-    assert group.entries == batch[:2]
+    retry = world.ask("b")
+    assert retry is not None
+    assert retry.items == batch[:2]
     assert world.retries.reserves("b", world.now_s)
     assert world.ask("b") is None  # one at a time
 
 
 def test_no_replica_is_kept_free_while_a_suspect_pauses() -> None:
-    world, batch = World(nothing_breaks), entries(4)
-    world.retries.failed(batch, Group(batch, 1, "a", 0.0), "b", world.now_s, 0.5)
+    world, batch = World(nothing_breaks), items(4)
+    world.retries.failed(batch, RetryBatch(batch, 1, "a", 0.0), "b", world.now_s, 0.5)
     assert not world.retries.reserves("b", world.now_s)
     assert world.retries.next_due_s(world.now_s) == pytest.approx(world.now_s + 0.02)
     assert world.retries.reserves("b", world.now_s + 0.021)
@@ -203,39 +203,39 @@ def test_no_replica_is_kept_free_while_a_suspect_pauses() -> None:
 
 def test_the_half_that_must_hold_the_poison_is_not_sent_whole() -> None:
     world, batch = suspected(8)
-    sent: list[list[Entry]] = []
+    sent: list[list[WorkItem]] = []
     for _ in range(3):
-        group = world.ask("b")
-        assert group is not None
-        sent.append(group.entries)
-        world.retries.succeeded(group)
+        retry = world.ask("b")
+        assert retry is not None
+        sent.append(retry.items)
+        world.retries.succeeded(retry)
     assert sent == [batch[:4], batch[4:6], batch[6:7]]
 
 
 def test_who_was_given_up_may_have_been_the_poison() -> None:
     world, batch = suspected(8)
     give_up(batch[0])
-    sent: list[list[Entry]] = []
-    while (group := world.ask("b")) is not None:
-        sent.append(group.entries)
-        world.retries.succeeded(group)
+    sent: list[list[WorkItem]] = []
+    while (retry := world.ask("b")) is not None:
+        sent.append(retry.items)
+        world.retries.succeeded(retry)
     assert sent == [batch[1:4], batch[4:]]
 
 
 def test_parts_that_nobody_waits_for_are_dropped_and_the_next_batch_comes_under_suspicion() -> None:
     world, batch = suspected(2)
-    other = entries(1)
-    world.retries.failed(other, Group(other, 1, "a", 0.0), "c", world.now_s, 0.5)
+    other = items(1)
+    world.retries.failed(other, RetryBatch(other, 1, "a", 0.0), "c", world.now_s, 0.5)
     assert len(world.retries) == 3
-    gone = entries(2)
-    world.retries.failed(gone, Group(gone, 1, "a", 0.0), "c", world.now_s, 0.5)
+    gone = items(2)
+    world.retries.failed(gone, RetryBatch(gone, 1, "a", 0.0), "c", world.now_s, 0.5)
     world.now_s += 1.0
     give_up(*batch, *gone)
     assert not world.retries.reserves("b", world.now_s)
-    group = world.ask("c")
-    assert group is not None
-    assert group.entries == other
-    world.retries.succeeded(group)
+    retry = world.ask("c")
+    assert retry is not None
+    assert retry.items == other
+    world.retries.succeeded(retry)
     assert world.ask("c") is None
     assert len(world.retries) == 0
 
@@ -259,82 +259,82 @@ def test_suspects_move_when_their_replica_stays_away_too_long() -> None:
 
 
 def test_a_refused_batch_waits_its_turn_again_at_no_charge() -> None:
-    world, batch = World(nothing_breaks), entries(2)
+    world, batch = World(nothing_breaks), items(2)
     world.retries.refused(batch, None, world.now_s, 0.5)
     assert world.ask("a") is None
     assert world.retries.next_due_s(world.now_s) == pytest.approx(world.now_s + 0.01)
     world.now_s += 0.011
-    group = world.ask("a")
-    assert group is not None
-    assert (group.entries, group.failures) == (batch, 0)
-    world.retries.failed(batch, group, "a", world.now_s, 0.5)
+    retry = world.ask("a")
+    assert retry is not None
+    assert (retry.items, retry.failures) == (batch, 0)
+    world.retries.failed(batch, retry, "a", world.now_s, 0.5)
     world.now_s += 1.0
-    group = world.ask("b")
-    assert group is not None
-    world.retries.refused(batch, group, world.now_s, 0.5)
+    retry = world.ask("b")
+    assert retry is not None
+    world.retries.refused(batch, retry, world.now_s, 0.5)
     world.now_s += 1.0
     assert world.ask("a") is None  # where it failed before
-    assert world.ask("b") is group
+    assert world.ask("b") is retry
 
 
 def test_a_refused_suspect_stays_the_next_one() -> None:
     world, _ = suspected()
-    group = world.ask("b")
-    assert group is not None
-    world.retries.refused(group.entries, group, world.now_s, 0.5)
+    retry = world.ask("b")
+    assert retry is not None
+    world.retries.refused(retry.items, retry, world.now_s, 0.5)
     assert world.ask("b") is None
     world.now_s += 1.0
-    assert world.ask("b") is group
+    assert world.ask("b") is retry
 
 
 def test_retries_are_spread_by_their_jitter() -> None:
     world = World(nothing_breaks)
-    world.retries.failed(entries(1), None, "a", 100.0, 0.25)
-    world.retries.failed(entries(1), None, "a", 100.0, 0.75)
+    world.retries.failed(items(1), None, "a", 100.0, 0.25)
+    world.retries.failed(items(1), None, "a", 100.0, 0.75)
     assert world.retries.next_due_s(100.0) == pytest.approx(100.005)
     assert world.retries.next_due_s(100.01) == pytest.approx(100.015)
 
 
 def test_a_group_over_the_budget_of_its_new_replica_goes_in_parts() -> None:
-    world, batch = World(nothing_breaks), entries(5, tokens=40)
+    world, batch = World(nothing_breaks), items(5, tokens=40)
     world.retries.failed(batch, None, "a", world.now_s, 0.0)
     parts = [world.ask("b", token_budget=budget) for budget in (100, 10, 1000)]
-    assert [part.entries if part else None for part in parts] == [batch[:2], batch[2:3], batch[3:]]
+    assert [part.items if part else None for part in parts] == [batch[:2], batch[2:3], batch[3:]]
     assert [part.token_count if part else None for part in parts] == [80, 40, 80]
     assert all(part is not None and part.failures == 1 for part in parts)
 
 
 def test_a_group_that_nobody_waits_for_is_not_sent_and_does_not_hide_the_next() -> None:
-    world, gone, batch = World(nothing_breaks), entries(2), entries(2)
+    world, gone, batch = World(nothing_breaks), items(2), items(2)
     world.retries.failed(gone, None, "a", world.now_s, 0.0)
     world.retries.failed(batch, None, "a", world.now_s, 0.0)
     give_up(*gone)
-    group = world.ask("b")
-    assert group is not None
-    assert group.entries == batch
+    retry = world.ask("b")
+    assert retry is not None
+    assert retry.items == batch
 
 
 def test_deadlines_pass_while_waiting_too() -> None:
-    world, hurried = World(nothing_breaks), entries(3, deadline_s=101.0)
-    world.retries.failed(hurried + entries(1), None, "a", 100.0, 0.0)
+    world, hurried = World(nothing_breaks), items(3, deadline_s=101.0)
+    world.retries.failed(hurried + items(1), None, "a", 100.0, 0.0)
     give_up(hurried[0])
     assert world.retries.next_due_s(100.0) == 101.0
     assert world.retries.expire(100.9) == []
-    assert world.retries.expire(101.0) == [entry.waiters[0] for entry in hurried[1:]]
-    assert len(world.retries.entries()) == 4
+    assert world.retries.expire(101.0) == [item.waiters[0] for item in hurried[1:]]
+    assert len(world.retries.items()) == 4
     assert world.retries.next_due_s(101.0) == inf
-    group = world.ask("b")
-    assert group is not None
-    assert len(group.entries) == 1
+    retry = world.ask("b")
+    assert retry is not None
+    assert len(retry.items) == 1
 
 
 def test_the_same_poison_is_known_when_it_is_replayed_and_forgotten_in_order() -> None:
-    world, batch = World(all_breaks), entries(5)
+    world, batch = World(all_breaks), items(5)
     assert not world.retries.is_quarantined(batch[0].token_ids)
-    for entry in batch:
-        world.send("a", [entry])
+    for item in batch:
+        world.send("a", [item])
         world.finish()
-    assert [world.retries.is_quarantined(entry.token_ids) for entry in batch] == [False, False, True, True, True]
+    assert [world.retries.is_quarantined(item.token_ids) for item in batch] == [False, False, True, True, True]
     assert not world.retries.is_quarantined(b"another")
 
 
@@ -349,7 +349,7 @@ def test_suspects_move_at_the_very_end_of_their_replicas_patience() -> None:
 
 def test_the_quarantine_knows_an_input_by_all_of_its_ids_and_by_nothing_else() -> None:
     world = World(all_breaks)
-    poison = Entry(b"\x01\x00\x00\x00\x02\x00\x00\x00", 2, [query()], Priority.DEFAULT)
+    poison = WorkItem(b"\x01\x00\x00\x00\x02\x00\x00\x00", 2, [query()], Priority.DEFAULT)
     world.send("a", [poison])
     world.finish()
     assert world.poison == [poison]
@@ -359,11 +359,11 @@ def test_the_quarantine_knows_an_input_by_all_of_its_ids_and_by_nothing_else() -
 
 
 def test_only_what_failed_alone_is_quarantined() -> None:
-    batch = entries(8)
+    batch = items(8)
     world = World(partial(holds, batch[3]))
     world.send("a", batch)
     world.finish()
-    assert [world.retries.is_quarantined(entry.token_ids) for entry in batch] == [number == 3 for number in range(8)]
+    assert [world.retries.is_quarantined(item.token_ids) for item in batch] == [number == 3 for number in range(8)]
 
 
 def test_two_inputs_of_one_hash_are_told_apart_by_their_digest() -> None:
@@ -372,7 +372,7 @@ def test_two_inputs_of_one_hash_are_told_apart_by_their_digest() -> None:
             return 7
 
     world = World(all_breaks)
-    world.send("a", [Entry(Alike(b"poison!!"), 2, [query()], Priority.DEFAULT)])
+    world.send("a", [WorkItem(Alike(b"poison!!"), 2, [query()], Priority.DEFAULT)])
     world.finish()
     assert world.retries.is_quarantined(Alike(b"poison!!"))
     assert not world.retries.is_quarantined(Alike(b"innocent"))
@@ -380,87 +380,87 @@ def test_two_inputs_of_one_hash_are_told_apart_by_their_digest() -> None:
 
 def test_a_pause_before_a_retry_grows_with_the_failures() -> None:
     retries = Retries(POLICY)
-    batch = entries(2)
+    batch = items(2)
     retries.failed(batch, None, "a", 100.0, 0.5)
     assert retries.next_due_s(100.0) == pytest.approx(100.01)
     retries = Retries(POLICY)
-    retries.failed(batch, Group(batch, 1, "a", 0.0), "b", 100.0, 0.5)
+    retries.failed(batch, RetryBatch(batch, 1, "a", 0.0), "b", 100.0, 0.5)
     assert retries.next_due_s(100.0) == pytest.approx(100.02)
 
 
 def test_retries_go_in_the_order_in_which_they_failed_and_a_refused_one_first() -> None:
     world = World(nothing_breaks)
-    first, second, refused = entries(1), entries(1), entries(1)
+    first, second, refused = items(1), items(1), items(1)
     world.retries.failed(first, None, "a", world.now_s, 0.0)
     world.retries.failed(second, None, "a", world.now_s, 0.0)
     world.retries.refused(refused, None, world.now_s, 0.0)
-    sent = [group.entries for _ in range(3) if (group := world.ask("b")) is not None]
+    sent = [retry.items for _ in range(3) if (retry := world.ask("b")) is not None]
     assert sent == [refused, first, second]
     assert world.ask("b") is None
 
 
 def test_a_group_that_pauses_does_not_hold_up_the_next() -> None:
     world = World(nothing_breaks)
-    pausing, ready = entries(1), entries(1)
+    pausing, ready = items(1), items(1)
     world.retries.failed(pausing, None, "a", world.now_s, 0.9)
     world.retries.failed(ready, None, "a", world.now_s, 0.0)
-    group = world.ask("b")
-    assert group is not None
-    assert group.entries == ready
+    retry = world.ask("b")
+    assert retry is not None
+    assert retry.items == ready
     assert len(world.retries) == 1
 
 
 def test_the_rest_of_a_group_over_a_budget_pauses_no_longer_and_went_wrong_as_often() -> None:
-    world, batch = World(nothing_breaks), entries(4, tokens=40)
+    world, batch = World(nothing_breaks), items(4, tokens=40)
     world.retries.failed(batch, None, "a", world.now_s, 0.5)
     world.now_s += 0.01
     assert world.ask("a", token_budget=80) is None
     first, rest = world.ask("b", token_budget=80), world.ask("b", token_budget=80)
     assert first is not None
     assert rest is not None
-    assert (rest.entries, rest.failures, rest.failed_on) == (batch[2:], 1, "a")
+    assert (rest.items, rest.failures, rest.failed_on) == (batch[2:], 1, "a")
     assert world.ask("b") is None
 
 
 def test_a_batch_that_waits_behind_a_suspect_is_tried_where_it_failed_itself() -> None:
     world, _ = suspected(1)
-    other = entries(1)
-    world.retries.failed(other, Group(other, 1, "a", 0.0), "c", world.now_s, 0.0)
+    other = items(1)
+    world.retries.failed(other, RetryBatch(other, 1, "a", 0.0), "c", world.now_s, 0.0)
     assert world.ask("c") is None
     lone = world.ask("b")
     assert lone is not None
     world.retries.succeeded(lone)
     assert world.ask("b") is None
-    group = world.ask("c")
-    assert group is not None
-    assert (group.entries, group.suspect, group.failures) == (other, True, 2)
+    retry = world.ask("c")
+    assert retry is not None
+    assert (retry.items, retry.suspect, retry.failures) == (other, True, 2)
 
 
 def test_a_suspect_is_no_longer_out_once_it_came_back_whichever_way() -> None:
     world, _ = suspected(4)
-    for ends in (world.retries.succeeded, lambda group: world.retries.failed(group.entries, group, "b", 200.0, 0.0)):
-        group = world.ask("b")
-        assert group is not None
+    for ends in (world.retries.succeeded, lambda retry: world.retries.failed(retry.items, retry, "b", 200.0, 0.0)):
+        retry = world.ask("b")
+        assert retry is not None
         world.now_s = 300.0
-        ends(group)
+        ends(retry)
         assert world.retries.reserves("b", world.now_s)
     assert world.ask("b") is not None
 
 
 def test_everything_that_waits_counts_whole_retries_parts_and_those_behind() -> None:
     world, batch = suspected(4)
-    other, whole = entries(2), entries(3)
-    world.retries.failed(other, Group(other, 1, "a", 0.0), "c", world.now_s, 0.0)
+    other, whole = items(2), items(3)
+    world.retries.failed(other, RetryBatch(other, 1, "a", 0.0), "c", world.now_s, 0.0)
     world.retries.failed(whole, None, "a", world.now_s, 0.0)
     assert len(world.retries) == 1 + 2 + 1
-    assert sorted(map(id, world.retries.entries())) == sorted(map(id, batch + other + whole))
+    assert sorted(map(id, world.retries.items())) == sorted(map(id, batch + other + whole))
 
 
 def test_once_all_is_cleared_up_no_replica_is_waited_for() -> None:
     world, _ = suspected(1)
-    group = world.ask("b")
-    assert group is not None
-    world.retries.succeeded(group)
+    retry = world.ask("b")
+    assert retry is not None
+    world.retries.succeeded(retry)
     world.retries.replicas_changed(["a"], world.now_s)
     assert world.retries.next_due_s(world.now_s) == inf
 
@@ -471,10 +471,10 @@ def test_where_nothing_failed_nothing_is_due() -> None:
 
 def test_once_a_suspects_patience_has_ended_nothing_more_is_due_by_the_clock() -> None:
     retries = Retries(RetryPolicy(patience_s=30.0))
-    batch = entries(1, deadline_s=7.0)
+    batch = items(1, deadline_s=7.0)
     retries.failed(batch, None, "a", 5.0, 0.0)
-    group = retries.next_for("b", token_budget=100, idle=True, others=True, now_s=5.0)
-    retries.failed(batch, group, "b", 5.0, 0.0)
+    retry = retries.next_for("b", token_budget=100, idle=True, others=True, now_s=5.0)
+    retries.failed(batch, retry, "b", 5.0, 0.0)
     retries.replicas_changed([], 5.0)
     assert retries.next_due_s(5.0) == 7.0
     assert retries.next_due_s(34.0) == 35.0

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from aggregator.scheduler.budget.controller import Promise, SlaGoal, StepLimits
+from aggregator.scheduler.budget.controller import SlaGoal, SloTracker, StepLimits
 from aggregator.scheduler.budget.sla import SlaController, SlaPolicy
 from loadtest.generation.paper_sla import PaperController, PaperPolicy, PaperSteering
 from protos.modelserver.v1.curve import Curve, Rule
@@ -79,7 +79,9 @@ def test_its_maximum_with_what_runs_makes_the_size_run_away() -> None:
 
 
 def test_a_replica_of_the_simulator_can_be_steered_by_it() -> None:
-    steering = Promise(SlaGoal(step_s=0.050)).steer(StepLimits(1000, 4096), CPU.time_s(64), PaperSteering)
-    assert steering.token_budget == 1000
-    steering.observe(1000, 0.100, 1000, CPU.time_s(64))
-    assert steering.token_budget == (64 + 1000) // 2
+    budget_controller = SloTracker(SlaGoal(step_s=0.050)).controller(
+        StepLimits(1000, 4096), CPU.time_s(64), PaperSteering
+    )
+    assert budget_controller.token_budget == 1000
+    budget_controller.observe(1000, 0.100, 1000, CPU.time_s(64))
+    assert budget_controller.token_budget == (64 + 1000) // 2

@@ -15,7 +15,7 @@ from aggregator.scheduler import dispatcher
 from aggregator.scheduler import rates as core_arrivals
 from aggregator.scheduler import replica as replicas
 from aggregator.scheduler import replica_choice as active_replicas
-from aggregator.scheduler.budget import controller as steering
+from aggregator.scheduler.budget import controller as budget_controller
 from aggregator.scheduler.budget import sla
 from k8s.scaler.measuring import demand
 from loadtest.__main__ import main
@@ -48,8 +48,8 @@ def test_it_is_the_production_core_that_is_driven() -> None:
         (core_aggregator, "Replica", replicas),
         (core_aggregator, "ActiveReplicas", active_replicas),
         (core_aggregator, "Admission", admission),
-        (core_aggregator, "Promise", steering),
-        (steering, "SlaController", sla),
+        (core_aggregator, "SloTracker", budget_controller),
+        (budget_controller, "SlaController", sla),
         (scaling, "Demand", demand),
         (scaling, "Arrivals", core_arrivals),
     ]:

@@ -74,7 +74,7 @@ class Running:
         self.failed = 0
         self.served_again = threading.Event()
         events = GenerationEvents(lambda state, _: self._state(state), self.steps.append, self._failed)
-        self.loop = GenerationLoop(build, _steering, events)
+        self.loop = GenerationLoop(build, _budget_controller, events)
         self.loop.start()
 
     def _state(self, state: EngineState) -> None:
@@ -92,7 +92,7 @@ class Running:
         self.loop.do(Start(reader.outbox, number, prompt, sampling))
 
 
-def _steering(made: EngineFacts) -> tuple[StepTokens, MemoryLimit | None]:
+def _budget_controller(made: EngineFacts) -> tuple[StepTokens, MemoryLimit | None]:
     cost = StepCost(0.0, 1e-9, 1e-9)
     return StepTokens(cost, 1.0, made.step_token_capacity, made.step_query_capacity), None
 

@@ -131,7 +131,7 @@ class Desk:
 
     def dispatch(self) -> list[FakeTextEngine]:
         """Begin what is due; at which servers."""
-        batches = self.revision.dispatcher.due(self.now_s, max_entries=8).batches
+        batches = self.revision.dispatcher.due(self.now_s, max_items=8).batches
         for batch in batches:
             self.generating.begin(self.revision, self.engines[batch.replica.name], batch)
         return [self.engines[batch.replica.name] for batch in batches]
@@ -307,8 +307,8 @@ async def test_a_stop_string_aborts_what_would_go_on(desk: Desk) -> None:
 
 async def test_nothing_is_begun_for_who_has_gone(desk: Desk) -> None:
     request = desk.ask(max_tokens=5)
-    batch = desk.revision.dispatcher.due(desk.now_s, max_entries=8).batches[0]
-    batch.entries[0].waiters[0].done = True
+    batch = desk.revision.dispatcher.due(desk.now_s, max_items=8).batches[0]
+    batch.items[0].waiters[0].done = True
     request.fail(Failure(Code.CANCELLED, "gone"))
     desk.generating.begin(desk.revision, desk.engines[batch.replica.name], batch)
     assert not desk.engines[batch.replica.name].started

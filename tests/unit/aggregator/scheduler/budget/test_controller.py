@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.scheduler.budget.controller import Promise, RecentQuantile, SlaGoal, Steering, StepLimits
+from aggregator.scheduler.budget.controller import BudgetController, RecentQuantile, SlaGoal, SloTracker, StepLimits
 from aggregator.scheduler.replica import Replica, ReplicaPolicy, StepReport
 from protos.modelserver.v1.curve import Curve, Rule
 
@@ -16,22 +16,22 @@ CURVE = Curve(0.004, 0.004, 1e-4, 1000, Rule.THROUGHPUT, 8192)
 LIMITS = StepLimits(saturation_point=1000, step_capacity=4096)
 
 
-def steering(goal: SlaGoal, limits: StepLimits = LIMITS) -> Steering:
-    return Promise(goal).steer(limits, CURVE.time_s(goal.min_tokens))
+def budget_controller(goal: SlaGoal, limits: StepLimits = LIMITS) -> BudgetController:
+    return SloTracker(goal).controller(limits, CURVE.time_s(goal.min_tokens))
 
 
-def steps(one: Steering, count: int, slowness: float = 1.0) -> None:
+def steps(one: BudgetController, count: int, slowness: float = 1.0) -> None:
     for _ in range(count):
         budget = one.token_budget
         one.observe(budget, slowness * CURVE.time_s(budget), budget, slowness * CURVE.time_s(one.min_tokens))
 
 
 def test_it_starts_at_the_saturation_point() -> None:
-    assert steering(SlaGoal(step_s=0.050)).token_budget == 1000
+    assert budget_controller(SlaGoal(step_s=0.050)).token_budget == 1000
 
 
 def test_a_target_for_steps_is_taken_as_it_is() -> None:
-    one = steering(SlaGoal(step_s=0.050))
+    one = budget_controller(SlaGoal(step_s=0.050))
     steps(one, 20)
     assert one.target_s == 0.050
     assert CURVE.time_s(one.token_budget) == pytest.approx(0.050, rel=0.1)
@@ -39,26 +39,26 @@ def test_a_target_for_steps_is_taken_as_it_is() -> None:
 
 def test_it_rises_to_what_the_target_allows_and_a_step_holds() -> None:
     for target_s, limits, highest in [(9.0, LIMITS, 4096), (9.0, StepLimits(1000, 700), 700), (0.2, LIMITS, 1960)]:
-        one = steering(SlaGoal(step_s=target_s), limits)
+        one = budget_controller(SlaGoal(step_s=target_s), limits)
         steps(one, 40)
         assert one.token_budget == pytest.approx(highest, rel=0.06)
         assert one.token_budget <= limits.step_capacity
 
 
 def test_the_targets_of_an_answer_leave_room_for_the_overhead_as_it_is_measured() -> None:
-    promise = Promise(SlaGoal(answer_s=0.120))
-    one = promise.steer(LIMITS, CURVE.time_s(64))
+    slo = SloTracker(SlaGoal(answer_s=0.120))
+    one = slo.controller(LIMITS, CURVE.time_s(64))
     assert one.target_s == pytest.approx(0.060)
     for _ in range(100):
-        promise.answered(0.5, 0.020)
+        slo.answered(0.5, 0.020)
     steps(one, 20)
     assert one.target_s == pytest.approx(0.050)
     assert CURVE.time_s(one.token_budget) == pytest.approx(0.050, rel=0.1)
-    assert promise.p99_s == 0.5
+    assert slo.p99_s == 0.5
 
 
 def test_an_answer_cannot_be_promised_sooner_than_the_shortest_step() -> None:
-    one = steering(SlaGoal(answer_s=0.002))
+    one = budget_controller(SlaGoal(answer_s=0.002))
     steps(one, 20)
     assert one.target_s == pytest.approx(CURVE.time_s(64))
     assert one.token_budget <= 2 * 64
@@ -66,7 +66,7 @@ def test_an_answer_cannot_be_promised_sooner_than_the_shortest_step() -> None:
 
 
 def test_pressure_is_the_recent_step_time_over_the_target() -> None:
-    one = steering(SlaGoal(step_s=0.050))
+    one = budget_controller(SlaGoal(step_s=0.050))
     assert one.pressure is None
     steps(one, 1)
     assert one.pressure == pytest.approx(CURVE.time_s(1000) / 0.050)
@@ -77,7 +77,7 @@ def test_pressure_is_the_recent_step_time_over_the_target() -> None:
 @pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(1, 5000), st.floats(1e-4, 5.0)), max_size=60))
 def test_the_budget_stays_within_its_bounds_and_the_engines_capacity(reports: list[tuple[int, float]]) -> None:
-    one = steering(SlaGoal(answer_s=0.1))
+    one = budget_controller(SlaGoal(answer_s=0.1))
     for step_tokens, step_s in reports:
         one.observe(step_tokens, step_s, one.token_budget, CURVE.time_s(64))
         assert 64 <= one.token_budget <= 4096
@@ -85,7 +85,7 @@ def test_the_budget_stays_within_its_bounds_and_the_engines_capacity(reports: li
 
 def test_a_replica_without_steering_keeps_its_budget_and_one_with_it_follows() -> None:
     plain = Replica("a", CURVE, 1000, ReplicaPolicy())
-    steered = Replica("a", CURVE, 1000, ReplicaPolicy(), steering(SlaGoal(step_s=0.050)))
+    steered = Replica("a", CURVE, 1000, ReplicaPolicy(), budget_controller(SlaGoal(step_s=0.050)))
     for one in (plain, steered):
         for number in range(20):
             tokens = one.token_budget
@@ -97,7 +97,7 @@ def test_a_replica_without_steering_keeps_its_budget_and_one_with_it_follows() -
 
 def test_a_step_is_judged_by_the_budget_its_batch_was_cut_for() -> None:
     """Else a batch that was staged before the budget shrank would look oversized, and teach nothing."""
-    one = Replica("a", CURVE, 1000, ReplicaPolicy(), steering(SlaGoal(step_s=0.050)))
+    one = Replica("a", CURVE, 1000, ReplicaPolicy(), budget_controller(SlaGoal(step_s=0.050)))
     for number in range(20):
         one.sent(f"{number}", one.token_budget, float(number))
         if number:
@@ -128,7 +128,7 @@ def test_a_goal_that_makes_no_sense_is_refused(times: dict[str, float]) -> None:
 
 
 def test_the_least_budget_may_be_one_token() -> None:
-    assert steering(SlaGoal(step_s=0.050, min_tokens=1)).min_tokens == 1
+    assert budget_controller(SlaGoal(step_s=0.050, min_tokens=1)).min_tokens == 1
 
 
 def test_a_quantile_is_the_smallest_value_that_so_large_a_share_does_not_exceed() -> None:
@@ -159,30 +159,30 @@ def test_unless_told_otherwise_512_values_count_and_every_sixteenth_is_looked_at
 
 def test_the_overhead_that_is_left_room_for_is_the_p95_without_queueing() -> None:
     """Else an overload, in which answers queue for seconds, would drive the budget to its floor."""
-    promise = Promise(SlaGoal(answer_s=0.200))
-    one = promise.steer(LIMITS, CURVE.time_s(64))
+    slo = SloTracker(SlaGoal(answer_s=0.200))
+    one = slo.controller(LIMITS, CURVE.time_s(64))
     for number in range(512):
-        promise.answered(latency_s=30.0, overhead_s=0.010 if number % 25 else 0.080)
+        slo.answered(latency_s=30.0, overhead_s=0.010 if number % 25 else 0.080)
     steps(one, 1)
     assert one.target_s == pytest.approx((0.200 - 0.010) / 2)
     for number in range(512):
-        promise.answered(latency_s=30.0, overhead_s=0.010 if number % 12 else 0.080)
+        slo.answered(latency_s=30.0, overhead_s=0.010 if number % 12 else 0.080)
     steps(one, 1)
     assert one.target_s == pytest.approx((0.200 - 0.080) / 2)
 
 
 def test_an_overhead_below_zero_counts_as_none() -> None:
-    promise = Promise(SlaGoal(answer_s=0.200))
-    promise.answered(0.1, -5.0)
-    one = promise.steer(LIMITS, CURVE.time_s(64))
+    slo = SloTracker(SlaGoal(answer_s=0.200))
+    slo.answered(0.1, -5.0)
+    one = slo.controller(LIMITS, CURVE.time_s(64))
     assert one.target_s == pytest.approx(0.100)
 
 
 def test_a_promise_is_kept_by_the_p99_of_its_answers() -> None:
-    promise = Promise(SlaGoal(answer_s=0.200))
+    slo = SloTracker(SlaGoal(answer_s=0.200))
     for number in range(512):
-        promise.answered(1.0 if number % 50 == 0 else 0.1, 0.0)
-    assert promise.p99_s == 1.0
+        slo.answered(1.0 if number % 50 == 0 else 0.1, 0.0)
+    assert slo.p99_s == 1.0
     for number in range(512):
-        promise.answered(1.0 if number % 150 == 0 else 0.1, 0.0)
-    assert promise.p99_s == 0.1
+        slo.answered(1.0 if number % 150 == 0 else 0.1, 0.0)
+    assert slo.p99_s == 0.1

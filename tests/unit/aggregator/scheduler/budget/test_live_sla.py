@@ -13,7 +13,7 @@ from aggregator.app import make_goal
 from aggregator.observability.demand import DemandMeter
 from aggregator.observability.snapshot import snapshot
 from aggregator.replicas.engine import OutgoingBatch, StepResult
-from aggregator.scheduler.budget.controller import Promise, SlaGoal
+from aggregator.scheduler.budget.controller import SlaGoal, SloTracker
 from aggregator.scheduler.replica import Replica
 from aggregator.settings.aggregator import SlaSettings
 from protos.modelserver.v1.curve import Curve, Rule
@@ -43,10 +43,10 @@ def replica_of(world: World) -> Replica:
     return replica
 
 
-def promise_of(world: World) -> Promise:
+def promise_of(world: World) -> SloTracker:
     [model_revision] = world.pipeline.models.in_service()
-    assert model_revision.promise is not None
-    return model_revision.promise
+    assert model_revision.slo is not None
+    return model_revision.slo
 
 
 def test_a_target_that_is_missed_shrinks_the_budget_until_it_is_met_and_a_pod_that_heals_gets_it_back() -> None:
@@ -78,8 +78,8 @@ def test_what_is_promised_for_answers_leaves_room_for_what_the_network_takes() -
                 await world.embed(str(number))
             await flood(world, 1.0)
             replica = replica_of(world)
-            assert replica.steering is not None
-            assert replica.steering.target_s == pytest.approx(0.008, rel=0.2)
+            assert replica.budget_controller is not None
+            assert replica.budget_controller.target_s == pytest.approx(0.008, rel=0.2)
             assert promise_of(world).p99_s > 0.020
 
     run(check())
