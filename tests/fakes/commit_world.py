@@ -14,11 +14,9 @@ from aggregator.observability.tracing import Tracing
 from aggregator.request import Failure, Request
 from aggregator.settings.aggregator import KafkaSettings, TopicSettings
 from aggregator.sources.kafka.codec import route_of
-from aggregator.sources.kafka.consumer.consumer import KafkaDeliveries
 from aggregator.sources.kafka.source import KafkaSource
 from tests.fakes.clock import AutojumpLoop
-from tests.fakes.flights import Broker, FlightProducer
-from tests.fakes.group import SESSION_S, Commit, FakeGroup, FakeMember, Log, Words
+from tests.fakes.kafka import SESSION_S, Commit, FakeKafka, FakeMember, FakeProducer, Words
 
 SPAN, POLL, GAP = 8, 3, 2
 TPS = (TopicPartition("in", 0), TopicPartition("in", 1))
@@ -42,8 +40,8 @@ class Process:
         settings = SETTINGS.model_copy(update={"client_id": name})
         self.name = name
         self.taken: list[Request] = []
-        self.deliveries = KafkaDeliveries(settings, lambda _: None)
-        self.producer = FlightProducer(world.broker)
+        self.deliveries = world.kafka.deliveries(settings, member=world.member_type)
+        self.producer = FakeProducer(world.kafka)
         self.path = path_type(
             settings,
             "m",
@@ -86,13 +84,13 @@ class World:
     def __init__(self, member_type: type[FakeMember] = FakeMember, path_type: type[KafkaSource] = KafkaSource) -> None:
         self.loop = AutojumpLoop()
         self.loop.set_exception_handler(self._broke)
-        self.group = FakeGroup({tp: Log() for tp in TPS})
-        self.broker = Broker()
+        self.kafka = FakeKafka("out", "in-dlt")
+        self.kafka.create_topic("in", len(TPS))
         self.processes: list[Process] = []
         self.members: list[FakeMember] = []
         self.violations: list[str] = []
         self._bad: set[bytes] = set()
-        self._producers: dict[str, FlightProducer] = {}
+        self._producers: dict[str, FakeProducer] = {}
         self._path_type = path_type
         self._names = 0
         world = self
@@ -101,7 +99,7 @@ class World:
             """Tells the world what it commits."""
 
             def __init__(self, *arguments: Any) -> None:
-                super().__init__(world.group, *arguments)
+                super().__init__(*arguments)
                 world.members.append(self)
 
             async def commit(self, generation: int, member_id: str, offsets: Mapping[TopicPartition, int]) -> Words:
@@ -110,7 +108,7 @@ class World:
                 return words
 
             def judged(self, commit: Commit) -> Words:
-                before = dict(world.group.committed)
+                before = dict(world.kafka.committed)
                 words: Words = super().judged(commit)
                 world.check_taken(before)
                 return words
@@ -133,7 +131,7 @@ class World:
         self.processes.remove(process)
         for member in self._members_of(process):
             member.die()
-            self.loop.call_later(SESSION_S, self.group.leave, member)
+            self.loop.call_later(SESSION_S, self.kafka.leave, member)
         self.loop.run_until_complete(process.kill())
 
     def shut_down(self, process: Process) -> None:
@@ -143,15 +141,16 @@ class World:
 
     def put_out(self, member: FakeMember, notices_s: float) -> None:
         """The group goes on without a member, which notices after a while."""
-        self.loop.call_soon(self.group.leave, member)
+        self.loop.call_soon(self.kafka.leave, member)
         self.loop.call_later(notices_s, member.rejoin)
 
     def append(self, tp: TopicPartition, *, good: bool, gap: int) -> None:
         """Write a query, or bytes that are none."""
-        log = self.group.logs[tp]
-        log.append(tp, b"text" if good else b"\xff", TEXT, gap)
+        log = self.kafka.logs[tp]
+        key = f"{tp.partition}:{log.end + gap}".encode()  # tells where it stands
+        log.append(key, b"text" if good else b"\xff", TEXT, gap=gap)
         if not good:
-            self._bad.add(log.records[-1].key or b"")
+            self._bad.add(key)
 
     def check_sent(self, member: FakeMember, offsets: Mapping[TopicPartition, int]) -> None:
         """No process may ask for a position with something before it that it was not told is kept."""
@@ -163,12 +162,12 @@ class World:
 
     def check_taken(self, before: Mapping[TopicPartition, int]) -> None:
         """What the group takes never goes back, and everything before it is answered or kept by somebody."""
-        for tp, offset in self.group.committed.items():
+        for tp, offset in self.kafka.committed.items():
             if offset < before.get(tp, 0):
                 self.violations.append(f"{tp.partition} went back from {before[tp]} to {offset}")
             for key in self._keys(tp, before.get(tp, 0), offset):
-                answered = ("out", key) in self.broker.written and key not in self._bad
-                if not answered and ("in-dlt", key) not in self.broker.written:
+                answered = ("out", key) in self.kafka.written and key not in self._bad
+                if not answered and ("in-dlt", key) not in self.kafka.written:
                     self.violations.append(f"{key!r} is lost: {tp.partition}@{offset} was committed")
 
     def check_spans(self) -> None:
@@ -186,15 +185,15 @@ class World:
 
     def recover(self, failure: Failure) -> None:
         """Heal everything: in the end all must be committed."""
-        self.group.held = self.broker.held = False
-        self.group.poll_delay_s = 0.0
+        self.kafka.held = self.kafka.flights_held = False
+        self.kafka.poll_delay_s = 0.0
         if not self.processes:
             self.start()
         for _ in range(100):
-            for commit in tuple(self.group.sent):
-                self.group.answer(commit)
-            for flight in tuple(self.broker.under_way):
-                self.broker.acknowledge(flight)
+            for commit in tuple(self.kafka.sent):
+                self.kafka.answer(commit)
+            for flight in tuple(self.kafka.under_way):
+                self.kafka.acknowledge(flight)
             for process in self.processes:
                 process.path.pause(lambda _model: False, lambda _model, _priority: False)
                 if process.taken:
@@ -206,8 +205,8 @@ class World:
 
     def behind(self) -> list[TopicPartition]:
         """Partitions with records that are not committed."""
-        logs = self.group.logs
-        return [tp for tp, log in logs.items() if log.records and self.group.committed.get(tp, 0) != log.end]
+        logs = {tp: self.kafka.logs[tp] for tp in TPS}
+        return [tp for tp, log in logs.items() if log.records and self.kafka.committed.get(tp, 0) != log.end]
 
     def close(self) -> None:
         """End everything."""
@@ -229,7 +228,7 @@ class World:
         return [member for member in self.members if member.owner == process.name]
 
     def _keys(self, tp: TopicPartition, start: int, end: int) -> list[bytes]:
-        return [record.key or b"" for record in self.group.logs[tp].records if start <= record.offset < end]
+        return [record.key or b"" for record in self.kafka.logs[tp].records if start <= record.offset < end]
 
     def _broke(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         del loop

@@ -1,243 +1,431 @@
-"""An in-memory Kafka: topics, a consumer group that rebalances, and switches for what goes wrong."""
+"""An in-memory Kafka beneath the real consumer: logs, a group's coordinator, a producer, and what goes wrong."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from typing import Any
 
+from aiokafka import TopicPartition
 from aiokafka import errors as kafka_errors
+from aiokafka.partitioner import murmur2
 
 from aggregator.settings.aggregator import KafkaSettings
-from aggregator.sources.kafka.consumer.committed_offset import CommittedOffset, Lease
-from aggregator.sources.kafka.consumer.reader import IntakeCounts
-from aggregator.sources.kafka.records import OutgoingRecord
+from aggregator.sources.kafka.consumer.committed_offset import Lease
+from aggregator.sources.kafka.consumer.consumer import KafkaDeliveries
+from aggregator.sources.kafka.consumer.group import OnAssigned, OnRevoked
+from aggregator.sources.kafka.records import OnDelivered, OutgoingRecord, Record
 from tests.fakes.records import FakeRecord
 
-TopicPartition = tuple[str, int]
+SESSION_S = 5.0
+_HEARTBEAT_S = 0.1
+_NO_LEADER_S = 0.1
+
+Words = Mapping[TopicPartition, type[Exception] | None]
 
 
 @dataclass(slots=True)
 class Log:
-    """One partition; `start` rises as retention removes records."""
+    """One partition; `start` rises as retention removes records, `end` is the next offset."""
 
+    tp: TopicPartition
     records: list[FakeRecord] = field(default_factory=list[FakeRecord])
     start: int = 0
+    end: int = 0
+
+    def append(
+        self, key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes]] = (), *, gap: int = 0
+    ) -> FakeRecord:
+        """Write one record, after `gap` offsets that hold none."""
+        offset = self.end + gap
+        record = FakeRecord(self.tp.topic, self.tp.partition, offset, 0, key, value, tuple(headers))
+        self.records.append(record)
+        self.end = offset + 1
+        return record
+
+    def read(self, position: int, max_records: int) -> Sequence[FakeRecord]:
+        """The next records. Raises OffsetOutOfRangeError before the start."""
+        if position < self.start:
+            raise kafka_errors.OffsetOutOfRangeError({self.tp: position})
+        return [record for record in self.records if record.offset >= position][:max_records]
+
+
+@dataclass(slots=True, eq=False)
+class Commit:
+    """A commit on its way to the coordinator; `words` once it was judged."""
+
+    member: FakeMember
+    generation: int
+    member_id: str
+    offsets: Mapping[TopicPartition, int]
+    answer: asyncio.Future[Words]
+    words: Words | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """Records on their way to the broker, and what it will say of each."""
+
+    producer: FakeProducer
+    records: Sequence[OutgoingRecord]
+    landed: asyncio.Future[Sequence[Exception | None]]
 
 
 class FakeKafka:
-    """The broker. `down` stops every answer, `refusals` are final for their topic's records, `leaderless` take none."""
+    """Logs and one group's coordinator. While `held`, commits wait until the test lets them arrive and be answered.
 
-    def __init__(self) -> None:
+    `refusals` are final for their topic's records, `leaderless` partitions take none; while `flights_held`, what is
+    produced waits in `under_way`. `written` is what ever was, by topic and key.
+    """
+
+    def __init__(self, *topics: str) -> None:
+        """With topics of one partition each."""
         self.logs: dict[TopicPartition, Log] = {}
-        self.committed: dict[TopicPartition, int] = {}
-        self.commits: list[tuple[TopicPartition, int]] = []
-        self.down = False
+        for name in topics:
+            self.create_topic(name)
         self.refusals: dict[str, Exception] = {}
         self.leaderless: set[tuple[str, int]] = set()
         self.max_message_bytes = 1_000_000
+        self.flights_held = False
+        self.under_way: list[Flight] = []
+        self.written: set[tuple[str, bytes]] = set()
         self.generation = 0
-        self._members: list[FakeDeliveries] = []
-        self._rebalancing = asyncio.Lock()
+        self.members: dict[str, FakeMember] = {}
+        self.committed: dict[TopicPartition, int] = {}
+        self.sent: list[Commit] = []
+        self.held = False
+        self.poll_delay_s = 0.0
+        self._joined: set[str] = set()
+        self._numbers = count(1)
 
-    def create_topic(self, name: str, partitions: int) -> None:
+    def create_topic(self, name: str, partitions: int = 1) -> None:
         """Add a topic without records."""
-        self.logs |= {(name, partition): Log() for partition in range(partitions)}
+        for tp in (TopicPartition(name, partition) for partition in range(partitions)):
+            self.logs[tp] = Log(tp)
 
     def partitions(self, topic: str) -> list[int]:
         """The topic's partitions; none if it is not there."""
-        return [partition for name, partition in self.logs if name == topic]
+        return [tp.partition for tp in self.logs if tp.topic == topic]
 
-    def append(self, tp: TopicPartition, record: OutgoingRecord) -> None:
-        """Write one record."""
-        log = self.logs[tp]
-        log.records.append(FakeRecord(*tp, len(log.records), 0, record.key, record.value, tuple(record.headers)))
-        self.wake()
+    def records(self, topic: str, partition: int = 0) -> list[FakeRecord]:
+        """What a partition holds."""
+        return self.logs[TopicPartition(topic, partition)].records
 
-    def expire(self, tp: TopicPartition, start: int) -> None:
-        """Let retention remove everything before `start`."""
-        self.logs[tp].start = start
+    def append(self, record: OutgoingRecord) -> None:
+        """Write one record where its partition or its key says."""
+        self.logs[self.place(record)].append(record.key, record.value, record.headers)
+        self.written.add((record.topic, record.key or b""))
 
-    def wake(self) -> None:
-        """Let every member look again."""
-        for member in self._members:
-            member.wake()
+    def produce(self, record: OutgoingRecord) -> Exception | None:
+        """Write one record, or say why not."""
+        partitions = self.partitions(record.topic)
+        if record.topic in self.refusals:
+            return self.refusals[record.topic]
+        if not partitions or record.partition not in {None, *partitions}:
+            missing: Exception = kafka_errors.UnknownTopicOrPartitionError(record.topic)
+            return missing
+        if len(record.value) > self.max_message_bytes:
+            too_large: Exception = kafka_errors.MessageSizeTooLargeError()
+            return too_large
+        self.append(record)
+        return None
 
-    async def join(self, member: FakeDeliveries) -> None:
-        """Add a member to the group."""
-        await self._rebalance([*self._members, member])
+    def place(self, record: OutgoingRecord) -> TopicPartition:
+        """Where a record belongs."""
+        if record.partition is not None:
+            return TopicPartition(record.topic, record.partition)
+        partitions = len(self.partitions(record.topic)) or 1
+        return TopicPartition(record.topic, (murmur2(record.key or b"") & 0x7FFFFFFF) % partitions)
 
-    async def leave(self, member: FakeDeliveries) -> None:
-        """Remove a member from the group."""
-        await self._rebalance([each for each in self._members if each is not member])
+    def write(self, flight: Flight) -> None:
+        """Let records be written, but nothing be said of it."""
+        for record in flight.records:
+            self.produce(record)
 
-    async def commit(self, generation: int, offsets: Mapping[TopicPartition, int]) -> None:
-        """Take a commit of this generation. Raises KafkaError."""
-        if self.down:
-            raise kafka_errors.GroupCoordinatorNotAvailableError
-        if generation != self.generation:
-            raise kafka_errors.IllegalGenerationError
-        self.committed |= offsets
-        self.commits.extend(offsets.items())
+    def acknowledge(self, flight: Flight, refusals: Sequence[Exception | None] = ()) -> None:
+        """Let all be written but what is refused, and its sender hear of it."""
+        refused = [*refusals, *([None] * len(flight.records))]
+        errors = [each or self.produce(record) for record, each in zip(flight.records, refused, strict=False)]
+        self.under_way.remove(flight)
+        flight.producer.tell(flight, errors)
 
-    async def _rebalance(self, members: list[FakeDeliveries]) -> None:
-        async with self._rebalancing:
-            await asyncio.gather(*(member.give_back() for member in self._members))
-            self.generation += 1
-            self._members = members
-            for number, member in enumerate(members):
-                mine = [tp for tp in self.logs if tp[0] in member.topics]
-                await member.take(self.generation, mine[number :: len(members)])
+    def deliveries(
+        self,
+        settings: KafkaSettings,
+        on_fenced: Callable[[Sequence[Lease]], None] = lambda _: None,
+        member: type[FakeMember] | None = None,
+    ) -> KafkaDeliveries:
+        """The real intake as a member of this group."""
+        made: Any = partial(member or FakeMember, self)
+        return KafkaDeliveries(settings, on_fenced, member=made)
+
+    def join(self, member: FakeMember) -> None:
+        """A member is ready for the next generation; a new one makes all others give their partitions back."""
+        if member.member_id not in self.members:
+            member.member_id = f"member-{next(self._numbers)}"
+            self.members[member.member_id] = member
+        self._joined.add(member.member_id)
+        self._rebalance()
+
+    def leave(self, member: FakeMember) -> None:
+        """A member goes, or is put out; it may not know yet."""
+        if self.members.pop(member.member_id, None) is not None:
+            self._joined.discard(member.member_id)
+            self._rebalance()
+
+    def time_out(self, member: FakeMember) -> None:
+        """Put out a member that has not joined again in time."""
+        if member.member_id not in self._joined:
+            self.leave(member)
+
+    def judge(self, commit: Commit) -> Words:
+        """Take a commit, or say why not."""
+        simple = commit.generation < 0 and not self.members
+        error: type[Exception] | None = None
+        if not simple and commit.member_id not in self.members:
+            error = kafka_errors.UnknownMemberIdError
+        elif not simple and commit.generation != self.generation:
+            error = kafka_errors.IllegalGenerationError
+        if error is None:
+            self.committed |= commit.offsets
+        return dict.fromkeys(commit.offsets, error)
+
+    def arrive(self, commit: Commit) -> None:
+        """Let a commit reach the coordinator, behind those that its member sent before."""
+        for each in self.sent[: self.sent.index(commit) + 1]:
+            if each.member is commit.member and each.words is None:
+                each.words = each.member.judged(each)
+
+    def answer(self, commit: Commit) -> None:
+        """Let the coordinator's words reach the member, if it still waits for them."""
+        self.arrive(commit)
+        self.sent.remove(commit)
+        if not commit.answer.done() and commit.words is not None:
+            commit.answer.set_result(commit.words)
+
+    def lose(self, commit: Commit) -> None:
+        """Break the connection: no answer comes, and what was not yet taken never arrives."""
+        for each in [each for each in self.sent if each.member is commit.member]:
+            self.sent.remove(each)
+            if not each.answer.done():
+                each.answer.set_exception(kafka_errors.KafkaConnectionError())
+
+    def _rebalance(self) -> None:
+        if self.members.keys() - self._joined:
+            for member_id, member in self.members.items():
+                if member_id not in self._joined:
+                    member.rejoin()
+            return
+        self.generation += 1
+        members = [self.members[member_id] for member_id in sorted(self.members)]
+        self._joined.clear()
+        for number, member in enumerate(members):
+            tps = sorted(tp for tp in self.logs if tp.topic in member.topics)
+            member.assigned(self.generation, tps[number :: len(members)])
 
 
-class FakeDeliveries:
-    """ports.Deliveries over FakeKafka, with all that KafkaDeliveries offers."""
+class FakeMember:
+    """A consumer in the group, in place of `GroupMember`."""
 
-    def __init__(self, kafka: FakeKafka, settings: KafkaSettings, on_fenced: Callable[[Sequence[Lease]], None]) -> None:
+    failure: Exception | None = None
+    in_group = True
+
+    def __init__(
+        self, kafka: FakeKafka, settings: KafkaSettings, on_revoked: OnRevoked, on_assigned: OnAssigned
+    ) -> None:
+        self.owner = settings.client_id
         self.topics = frozenset(topic.name for topic in settings.topics)
-        self.counts = IntakeCounts()
+        self.kafka = kafka
+        self.generation = -1
+        self.member_id = ""
+        self.starts: dict[TopicPartition, int] = {}
+        self._on_revoked = on_revoked
+        self._on_assigned = on_assigned
+        self._positions: dict[TopicPartition, int | None] = {}
+        self._rejoining: asyncio.Task[None] | None = None
+        self._gone = False
+
+    async def start(self) -> None:
+        """Join."""
+        self.rejoin()
+
+    async def stop(self, timeout_s: float) -> None:
+        """Leave."""
+        del timeout_s
+        if not self._gone:
+            self.die()
+            self.kafka.leave(self)
+
+    def die(self) -> None:
+        """Do nothing more; the group finds out by itself."""
+        self._gone = True
+        if self._rejoining is not None:
+            self._rejoining.cancel()
+
+    def rejoin(self) -> None:
+        """Hear by the next heartbeat that the group rebalances, or that it went on without this member."""
+        if not self._gone and (self._rejoining is None or self._rejoining.done()):
+            self._rejoining = asyncio.get_running_loop().create_task(self._rejoin())
+        asyncio.get_running_loop().call_later(SESSION_S, self._time_out, self.generation)
+
+    def assigned(self, generation: int, tps: Sequence[TopicPartition]) -> None:
+        """Begin a generation."""
+        self.generation = generation
+        self._positions = dict.fromkeys(tps)
+        self.starts = {}
+        if not self._gone:
+            with contextlib.suppress(Exception):  # as aiokafka does
+                self._on_assigned(generation, self.member_id, tps)
+
+    async def poll(
+        self, tps: Iterable[TopicPartition], max_records: int, timeout_s: float
+    ) -> Mapping[TopicPartition, Sequence[Record]]:
+        """What is in the logs behind the positions; after a delay those may be another generation's."""
+        if self.kafka.poll_delay_s:
+            await asyncio.sleep(self.kafka.poll_delay_s)
+        found: dict[TopicPartition, Sequence[Record]] = {}
+        for tp in tps:
+            position = self._positions.get(tp)
+            if position is None or max_records <= 0:
+                continue
+            log = self.kafka.logs[tp]
+            records = log.read(position, max_records)
+            max_records -= len(records)
+            self._positions[tp] = records[-1].offset + 1 if records else log.end
+            if records:
+                found[tp] = records
+        if not found:
+            await asyncio.sleep(timeout_s)
+        return found
+
+    def read(self, tp: TopicPartition, topic_id: bytes, offset: int) -> None:
+        """Read from there; a topic is never made again."""
+        del topic_id
+        self.seek(tp, offset)
+
+    def lost_topic(self, tp: TopicPartition) -> bool:
+        """A topic is never made again."""
+        del tp
+        return False
+
+    def seek(self, tp: TopicPartition, offset: int) -> None:
+        """Read from there, if it is assigned."""
+        if tp in self._positions:
+            self._positions[tp] = offset
+            self.starts.setdefault(tp, offset)
+
+    def position(self, tp: TopicPartition) -> int | None:
+        """The next offset to read."""
+        return self._positions.get(tp)
+
+    def highwater(self, tp: TopicPartition) -> int:
+        """The log's end."""
+        return self.kafka.logs[tp].end
+
+    def unheard_s(self, tp: TopicPartition) -> float:
+        """Always just told."""
+        del tp
+        return 0.0
+
+    async def topic_id(self, topic: str) -> bytes:
+        """As from a broker that knows none."""
+        del topic
+        return bytes(16)
+
+    async def committed(self, tps: Sequence[TopicPartition], topic_id: bytes) -> Mapping[TopicPartition, int]:
+        """The group's offsets of these, where it has one."""
+        del topic_id
+        return {tp: self.kafka.committed[tp] for tp in tps if tp in self.kafka.committed}
+
+    async def log_starts(self, tps: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+        """The first offset of each that is left."""
+        return {tp: self.kafka.logs[tp].start for tp in tps}
+
+    async def log_ends(self, tps: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+        """The next offset of each."""
+        return {tp: self.kafka.logs[tp].end for tp in tps}
+
+    async def commit(self, generation: int, member_id: str, offsets: Mapping[TopicPartition, int]) -> Words:
+        """Send a commit and wait for its answer."""
+        answer = asyncio.get_running_loop().create_future()
+        commit = Commit(self, generation, member_id, dict(offsets), answer)
+        self.kafka.sent.append(commit)
+        if not self.kafka.held:
+            self.kafka.answer(commit)
+        words: Words = await answer
+        return words
+
+    def judged(self, commit: Commit) -> Words:
+        """What the coordinator says to a commit of this member."""
+        return self.kafka.judge(commit)
+
+    async def _rejoin(self) -> None:
+        if self.member_id:
+            await asyncio.sleep(_HEARTBEAT_S)
+            if self.member_id not in self.kafka.members:
+                self.generation, self.member_id = -1, ""
+            await self._on_revoked()
+        self._positions = {}
+        self.kafka.join(self)
+
+    def _time_out(self, generation: int) -> None:
+        if self.generation == generation and (self.generation >= 0 or self._gone):
+            self.kafka.time_out(self)
+
+
+class FakeProducer:
+    """A Producer; `acknowledged` is what it heard of, by topic and key."""
+
+    def __init__(self, kafka: FakeKafka) -> None:
+        self.acknowledged: set[tuple[str, bytes]] = set()
         self._kafka = kafka
-        self._settings = settings
-        self._on_fenced = on_fenced
-        self._generation = -1
-        self._committed_offsets: dict[TopicPartition, CommittedOffset] = {}
-        self._positions: dict[TopicPartition, int] = {}
-        self._over: set[TopicPartition] = set()
-        self._held: frozenset[str] = frozenset()
-        self._fetching = True
-        self._draining = False
-        self._wakened = asyncio.Event()
-        self._closing = asyncio.Event()
+        self._closed = False
 
-    async def run(self) -> None:
-        """Be a member of the group until `close`."""
-        await self._kafka.join(self)
-        while not self._closing.is_set():
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._closing.wait(), self._settings.commit_interval_s)
-            await self._commit()
-            self.wake()
+    async def start(self) -> None:
+        """Nothing to do."""
 
-    async def fetch(self) -> Sequence[Lease]:
-        """The next records; none only once fetching is stopped."""
-        while self._fetching:
-            leases = [] if self._kafka.down or self._draining else self._deliver()
-            if leases:
-                return leases
-            self._wakened.clear()
-            await self._wakened.wait()
-        return ()
-
-    def hold(self, topics: frozenset[str]) -> None:
-        """Pause exactly these topics."""
-        self._held = topics
-        self.wake()
-
-    def stop_fetching(self) -> None:
-        """Hand out no more."""
-        self._fetching = False
-        self.wake()
+    async def send(
+        self, records: Sequence[OutgoingRecord], on_delivered: OnDelivered | None = None
+    ) -> Sequence[Exception | None]:
+        """Write each record, or say why not; waits for partitions without a leader. Raises ProducerClosed."""
+        words: list[Exception | None] = [None] * len(records)
+        left: Sequence[int] = range(len(records))
+        while True:
+            now = [at for at in left if self._kafka.place(records[at]) not in self._kafka.leaderless]
+            for at, word in zip(now, await self._fly([records[at] for at in now]), strict=True):
+                words[at] = word
+            left = [at for at in left if at not in now]
+            if now and on_delivered is not None:
+                on_delivered(now, [words[at] for at in now])
+            if not left:
+                return words
+            await asyncio.sleep(_NO_LEADER_S)
 
     async def close(self, timeout_s: float) -> None:
-        """Commit, fence, leave."""
-        self.stop_fetching()
-        self._closing.set()
-        await self._commit()
-        self._fence()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._kafka.leave(self), timeout_s)
+        """Send no more; what is under way may still arrive."""
+        del timeout_s
+        self._closed = True
+        for flight in self._kafka.under_way:
+            if flight.producer is self and not flight.landed.done():
+                flight.landed.set_exception(kafka_errors.ProducerClosed())
 
-    @property
-    def healthy(self) -> bool:
-        """Whether it has joined a broker that answers."""
-        return self._generation >= 0 and not self._kafka.down
+    def tell(self, flight: Flight, errors: Sequence[Exception | None]) -> None:
+        """The broker answered; whoever sent may wait for it no more."""
+        if not flight.landed.done():
+            for record, error in zip(flight.records, errors, strict=True):
+                if error is None:
+                    self.acknowledged.add((record.topic, record.key or b""))
+            flight.landed.set_result(errors)
 
-    def half_span_holders(self) -> Sequence[Lease]:
-        """Leases that hold back a wide span."""
-        half = self._settings.max_commit_span / 2
-        return [
-            each.holder for each in self._committed_offsets.values() if each.span > half and each.holder is not None
-        ]
-
-    def lag_records(self) -> Mapping[TopicPartition, int]:
-        """Log end minus position."""
-        return {tp: len(self._kafka.logs[tp].records) - position for tp, position in self._positions.items()}
-
-    def uncommitted_span(self) -> Mapping[TopicPartition, int]:
-        """The span of each committed offset."""
-        return {tp: committed_offset.span for tp, committed_offset in self._committed_offsets.items()}
-
-    def paused(self) -> frozenset[TopicPartition]:
-        """The partitions that wait, held or over their span cap."""
-        return frozenset(tp for tp in self._committed_offsets if tp in self._over or tp[0] in self._held)
-
-    def wake(self) -> None:
-        """Look again at what can be handed out."""
-        self._wakened.set()
-
-    async def give_back(self) -> None:
-        """Drain, commit, fence."""
-        if not self._committed_offsets:
-            return
-        self.counts.rebalances += 1
-        self._draining = True
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._settings.drain_timeout_s):
-                while any(committed_offset.unfinished for committed_offset in self._committed_offsets.values()):  # noqa: ASYNC110 - as the real one
-                    await asyncio.sleep(0.001)
-        await self._commit()
-        self._fence()
-        self._draining = False
-
-    async def take(self, generation: int, tps: Sequence[TopicPartition]) -> None:
-        """Start where the group left off, or at the start, which is committed."""
-        self._generation = generation
-        starts = {tp: self._kafka.committed.get(tp, self._kafka.logs[tp].start) for tp in tps}
-        self._committed_offsets = {tp: CommittedOffset(*tp, start) for tp, start in starts.items()}
-        self._positions = dict(starts)
-        new = {tp: start for tp, start in starts.items() if tp not in self._kafka.committed}
-        if new:
-            await self._kafka.commit(generation, new)
-        self.wake()
-
-    def _deliver(self) -> list[Lease]:
-        leases: list[Lease] = []
-        for tp, committed_offset in self._committed_offsets.items():
-            limit = self._settings.max_commit_span * (0.75 if tp in self._over else 1)
-            (self._over.add if committed_offset.span > limit else self._over.discard)(tp)
-            if tp in self._over or tp[0] in self._held:
-                continue
-            log = self._kafka.logs[tp]
-            if self._positions[tp] < log.start:
-                self.counts.deleted_unread += log.start - self._positions[tp]
-                committed_offset.skip_to(log.start)
-                self._positions[tp] = log.start
-            room = self._settings.max_poll_records - len(leases)
-            records = log.records[self._positions[tp] : self._positions[tp] + room]
-            leases.extend(committed_offset.deliver(record.offset, record) for record in records)
-            self._positions[tp] += len(records)
-        return leases
-
-    async def _commit(self) -> None:
-        positions = {
-            tp: committed_offset.position
-            for tp, committed_offset in self._committed_offsets.items()
-            if not committed_offset.fenced
-        }
-        moved = {tp: position for tp, position in positions.items() if self._kafka.committed.get(tp) != position}
-        if not moved:
-            return
-        try:
-            await self._kafka.commit(self._generation, moved)
-        except kafka_errors.KafkaError as error:
-            failures = self.counts.commit_failures
-            failures[type(error).__name__] = failures.get(type(error).__name__, 0) + 1
-
-    def _fence(self) -> None:
-        unfinished = [
-            lease for committed_offset in self._committed_offsets.values() for lease in committed_offset.fence()
-        ]
-        self._committed_offsets, self._positions = {}, {}
-        if unfinished:
-            self._on_fenced(unfinished)
+    async def _fly(self, records: Sequence[OutgoingRecord]) -> Sequence[Exception | None]:
+        if self._closed:
+            raise kafka_errors.ProducerClosed
+        flight = Flight(self, records, asyncio.get_running_loop().create_future())
+        self._kafka.under_way.append(flight)
+        if not self._kafka.flights_held:
+            self._kafka.acknowledge(flight)
+        return await flight.landed

@@ -15,29 +15,11 @@ from aiokafka.errors import GroupCoordinatorNotAvailableError
 from aggregator.settings.aggregator import KafkaSettings, TopicSettings
 from aggregator.sources.kafka.consumer.committed_offset import Lease
 from aggregator.sources.kafka.consumer.consumer import KafkaDeliveries
-from aggregator.sources.kafka.consumer.reader import IntakeCounts
 from aggregator.sources.kafka.producer.producer import KafkaProducer
-from aggregator.sources.kafka.records import Deliveries, OutgoingRecord, Producer, Record
-from tests.fakes.kafka import FakeDeliveries, FakeKafka
-from tests.fakes.kafka_producer import FakeProducer
+from aggregator.sources.kafka.records import OutgoingRecord, Producer, Record
+from tests.fakes.kafka import FakeKafka, FakeProducer
 
 OnFenced = Callable[[Sequence[Lease]], None]
-
-
-class ManagedDeliveries(Deliveries, Protocol):
-    """Intake with its whole life."""
-
-    counts: IntakeCounts
-
-    async def run(self) -> None: ...
-    def stop_fetching(self) -> None: ...
-    async def close(self, timeout_s: float) -> None: ...
-    @property
-    def healthy(self) -> bool: ...
-    def half_span_holders(self) -> Sequence[Lease]: ...
-    def lag_records(self) -> Mapping[tuple[str, int], int]: ...
-    def uncommitted_span(self) -> Mapping[tuple[str, int], int]: ...
-    def paused(self) -> frozenset[tuple[str, int]]: ...
 
 
 class ManagedProducer(Producer, Protocol):
@@ -51,7 +33,7 @@ class Cluster(Protocol):
     """What a test may ask of a Kafka. Each cluster object is one consumer group."""
 
     def settings(self, *topics: str, **changes: Any) -> KafkaSettings: ...
-    def deliveries(self, settings: KafkaSettings, on_fenced: OnFenced) -> ManagedDeliveries: ...
+    def deliveries(self, settings: KafkaSettings, on_fenced: OnFenced) -> KafkaDeliveries: ...
     def producer(self, settings: KafkaSettings) -> ManagedProducer: ...
     async def create_topic(self, partitions: int = 1, **configuration: str) -> str: ...
     async def read(self, topic: str) -> Sequence[Record]: ...
@@ -72,8 +54,8 @@ class FakeCluster:
         named = tuple(TopicSettings(name=topic) for topic in topics) or (TopicSettings(name="unused"),)
         return KafkaSettings.model_validate({"topics": named, **QUICK, **changes})
 
-    def deliveries(self, settings: KafkaSettings, on_fenced: OnFenced) -> ManagedDeliveries:
-        return FakeDeliveries(self.kafka, settings, on_fenced)
+    def deliveries(self, settings: KafkaSettings, on_fenced: OnFenced) -> KafkaDeliveries:
+        return self.kafka.deliveries(settings, on_fenced)
 
     def producer(self, settings: KafkaSettings) -> ManagedProducer:
         del settings
@@ -87,13 +69,13 @@ class FakeCluster:
         return name
 
     async def read(self, topic: str) -> Sequence[Record]:
-        return [record for tp, log in sorted(self.kafka.logs.items()) if tp[0] == topic for record in log.records]
+        return [record for tp, log in sorted(self.kafka.logs.items()) if tp.topic == topic for record in log.records]
 
     async def committed(self, topic: str) -> Mapping[int, int]:
         return {partition: offset for (name, partition), offset in self.kafka.committed.items() if name == topic}
 
     async def expire(self, topic: str, partition: int, start: int) -> None:
-        self.kafka.expire((topic, partition), start)
+        self.kafka.logs[TopicPartition(topic, partition)].start = start
 
 
 class RealCluster:
@@ -109,7 +91,7 @@ class RealCluster:
         own = {"bootstrap_servers": self.bootstrap, "group_id": f"group-{self.name}", "topics": named}
         return KafkaSettings.model_validate({**own, **QUICK, **changes})
 
-    def deliveries(self, settings: KafkaSettings, on_fenced: OnFenced) -> ManagedDeliveries:
+    def deliveries(self, settings: KafkaSettings, on_fenced: OnFenced) -> KafkaDeliveries:
         return KafkaDeliveries(settings, on_fenced)
 
     def producer(self, settings: KafkaSettings) -> ManagedProducer:

@@ -15,14 +15,12 @@ from aggregator.sources.kafka.records import OutgoingRecord
 from aggregator.sources.kafka.source import KafkaSource
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.fakes.clock import run
-from tests.fakes.kafka import FakeDeliveries, FakeKafka
-from tests.fakes.kafka_producer import FakeProducer
+from tests.fakes.kafka import FakeKafka, FakeProducer
 from tests.fakes.way import ROOT, entered, listed, types
 from tests.fakes.world import MODEL, SerialEngine, World
 
 RECORD, CALL = "A record's way, file by file", "A call's way, file by file"
 ELSEWHERE = {
-    "aggregator/sources/kafka/consumer/consumer.py",
     "aggregator/sources/kafka/producer/producer.py",
     "aggregator/replicas/client.py",
 }
@@ -49,11 +47,9 @@ def test_a_record_takes_the_way_that_is_told() -> None:
 
     async def check() -> None:
         settings = KafkaSettings(topics=(TopicSettings(name="in"),), reply_topic="out", group_id="g")
-        kafka = FakeKafka()
-        for name in ("in", "out", "in-dlt"):
-            kafka.create_topic(name, 1)
+        kafka = FakeKafka("in", "out", "in-dlt")
         world = World(SerialEngine())
-        deliveries = FakeDeliveries(kafka, settings, lambda _: None)
+        deliveries = kafka.deliveries(settings)
         clock = asyncio.get_running_loop().time
         source = KafkaSource(
             settings,
@@ -71,10 +67,10 @@ def test_a_record_takes_the_way_that_is_told() -> None:
             await asyncio.sleep(1)
             with entered(files) as found:
                 value = pb.EmbedRequest(inputs=[pb.Input(text="1 2")]).SerializeToString()
-                kafka.append(("in", 0), OutgoingRecord("in", 0, b"k", value, []))
+                kafka.append(OutgoingRecord("in", 0, b"k", value, []))
                 await asyncio.sleep(1)
             task.cancel()
-        assert kafka.logs["out", 0].records
+        assert kafka.records("out")
         assert found == set(files) - ELSEWHERE
 
     run(check())

@@ -12,7 +12,8 @@ from aiokafka import errors as kafka_errors
 from aggregator.errors import is_cancelled
 from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.consumer.committed_offset import CommittedOffset, Lease
-from aggregator.sources.kafka.consumer.membership import Membership
+from aggregator.sources.kafka.consumer.group import GroupMember
+from aggregator.sources.kafka.consumer.membership import MemberFactory, Membership
 from aggregator.sources.kafka.consumer.partitions import Partition
 from aggregator.sources.kafka.consumer.reader import Chunk, IntakeCounts, IntakeObserver, OnFenced
 
@@ -34,10 +35,17 @@ class KafkaDeliveries:
     partition and asks for no more while that waits. Held partitions are simply not read, so nothing is fetched twice.
     """
 
-    def __init__(self, settings: KafkaSettings, on_fenced: OnFenced, observer: IntakeObserver | None = None) -> None:
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        on_fenced: OnFenced,
+        observer: IntakeObserver | None = None,
+        member: MemberFactory = GroupMember,
+    ) -> None:
         self.counts = IntakeCounts(observer)
         self._settings = settings
         self._on_fenced = on_fenced
+        self._member = member
         self._membership: Membership | None = None
         self._ready: list[Chunk] = []
         self._held: frozenset[str] = frozenset()
@@ -144,7 +152,7 @@ class KafkaDeliveries:
 
     async def _be_member(self) -> None:
         """Take part in the group until closing, or until something breaks that only a new membership mends."""
-        membership = Membership(self._settings, self.counts, self._on_fenced, self._changed.set)
+        membership = Membership(self._settings, self.counts, self._on_fenced, self._changed.set, self._member)
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._membership = membership

@@ -14,7 +14,7 @@ from aiokafka import errors as kafka_errors
 
 from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.consumer.commits import Committer
-from aggregator.sources.kafka.consumer.group import GroupMember
+from aggregator.sources.kafka.consumer.group import GroupMember, OnAssigned, OnRevoked
 from aggregator.sources.kafka.consumer.partitions import Assignment, Partition
 from aggregator.sources.kafka.consumer.reader import Chunk, IntakeCounts, OnFenced, Reader
 
@@ -26,19 +26,25 @@ _COMMIT_TIMEOUT_S = 5.0
 _LOG_ENDS_INTERVAL_S = 5.0
 
 T = TypeVar("T")
+MemberFactory = Callable[[KafkaSettings, OnRevoked, OnAssigned], GroupMember]
 
 
 class Membership:
     """A member of the group and its current assignment; `on_change` hears when there may be more to read."""
 
     def __init__(
-        self, settings: KafkaSettings, counts: IntakeCounts, on_fenced: OnFenced, on_change: Callable[[], None]
+        self,
+        settings: KafkaSettings,
+        counts: IntakeCounts,
+        on_fenced: OnFenced,
+        on_change: Callable[[], None],
+        member: MemberFactory = GroupMember,
     ) -> None:
         self._settings = settings
         self._counts = counts
         self._on_fenced = on_fenced
         self._on_change = on_change
-        self._member = GroupMember(settings, self._on_revoked, self._on_assigned)
+        self._member = member(settings, self._on_revoked, self._on_assigned)
         self._reader = Reader(self._member, settings, counts, on_fenced)
         self._committer = Committer(counts)
         self._tasks: asyncio.TaskGroup | None = None

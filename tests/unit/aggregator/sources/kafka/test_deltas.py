@@ -19,8 +19,7 @@ from aggregator.sources.kafka.records import OutgoingRecord
 from aggregator.sources.kafka.source import KafkaSource
 from protos.generation.v1 import generation_pb2 as pb
 from tests.fakes.clock import run
-from tests.fakes.kafka import FakeDeliveries, FakeKafka
-from tests.fakes.kafka_producer import FakeProducer
+from tests.fakes.kafka import FakeKafka, FakeProducer
 
 TOPIC = TopicSettings(name="in", task="generate", reply_topic="out", delta_topic="deltas")
 SETTINGS = KafkaSettings(topics=(TOPIC,), group_id="g")
@@ -38,10 +37,8 @@ class Side:
     """The Kafka side of a pipeline whose texts the test lets grow."""
 
     def __init__(self) -> None:
-        self.kafka = FakeKafka()
-        for name in ("in", "out", "deltas", "in-dlt"):
-            self.kafka.create_topic(name, 1)
-        self.deliveries = FakeDeliveries(self.kafka, SETTINGS, lambda _: None)
+        self.kafka = FakeKafka("in", "out", "deltas", "in-dlt")
+        self.deliveries = self.kafka.deliveries(SETTINGS)
         self.gatherer = Gatherer()
         self.source = KafkaSource(
             SETTINGS,
@@ -57,7 +54,7 @@ class Side:
     async def ask(self, **fields: Any) -> Request:
         """A request that came by Kafka, routed, with its prompt counted."""
         value = pb.GenerateRequest(prompt="p", request_id="q", **fields).SerializeToString()
-        self.kafka.append(("in", 0), OutgoingRecord("in", 0, b"k", value, []))
+        self.kafka.append(OutgoingRecord("in", 0, b"k", value, []))
         (request,) = await self.source.receive()
         self.source.accept(request)
         assert request.text is not None
@@ -76,7 +73,7 @@ class Side:
         await self.source.reply([request], lambda _: None)
 
     def written(self, topic: str) -> list[pb.GenerateResponse]:
-        return [pb.GenerateResponse.FromString(each.value or b"") for each in self.kafka.logs[topic, 0].records]
+        return [pb.GenerateResponse.FromString(each.value or b"") for each in self.kafka.records(topic)]
 
 
 def check(work: Callable[[Side], Coroutine[Any, Any, None]]) -> None:
@@ -106,7 +103,7 @@ def test_what_a_text_gains_in_a_while_is_one_record_and_the_reply_has_all() -> N
         (reply,) = side.written("out")
         assert (reply.index, reply.text, reply.usage.completion_tokens) == (0, "The sea.", 8)
         assert {each.reply_id for each in deltas} == {reply.reply_id}
-        assert [each.key for each in side.kafka.logs["deltas", 0].records] == [b"k"] * 3
+        assert [each.key for each in side.kafka.records("deltas")] == [b"k"] * 3
 
     check(work)
 

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 import pytest
+from aiokafka import TopicPartition
 from aiokafka import errors as kafka_errors
 
 from aggregator.errors import Code
@@ -21,8 +22,7 @@ from aggregator.sources.kafka.records import OutgoingRecord
 from aggregator.sources.kafka.source import KafkaSource
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.fakes.clock import run
-from tests.fakes.kafka import FakeDeliveries, FakeKafka
-from tests.fakes.kafka_producer import FakeProducer
+from tests.fakes.kafka import FakeKafka, FakeProducer
 from tests.fakes.records import FakeRecord
 
 SETTINGS = KafkaSettings(
@@ -31,6 +31,8 @@ SETTINGS = KafkaSettings(
 REQUEST = pb.EmbedRequest(request_id="q", inputs=[pb.Input(text=text) for text in ("a", "b")]).SerializeToString()
 NAMES_ANOTHER = pb.EmbedRequest(request_id="q", model="n", inputs=[pb.Input(text="a")]).SerializeToString()
 POISON = Failure(Code.INTERNAL, "it broke", attempts=4)
+
+IN = TopicPartition("in", 0)
 
 
 def reply_to(partition: int) -> list[tuple[str, bytes]]:
@@ -42,10 +44,8 @@ class Side:
     """The Kafka side of a pipeline, and what it wrote."""
 
     def __init__(self) -> None:
-        self.kafka = FakeKafka()
-        for name in ("in", "other", "out", "in-dlt"):
-            self.kafka.create_topic(name, 1)
-        self.deliveries = FakeDeliveries(self.kafka, SETTINGS, lambda _: None)
+        self.kafka = FakeKafka("in", "other", "out", "in-dlt")
+        self.deliveries = self.kafka.deliveries(SETTINGS)
         self.producer = FakeProducer(self.kafka)
         self.gatherer = Gatherer()
         self.path = KafkaSource(
@@ -61,7 +61,7 @@ class Side:
 
     async def complete(self, *outcomes: Failure) -> Request:
         """Take one request in, and complete it with these outcomes."""
-        self.kafka.append(("in", 0), OutgoingRecord("in", 0, b"k", REQUEST, [("h", b"1")]))
+        self.kafka.append(OutgoingRecord("in", 0, b"k", REQUEST, [("h", b"1")]))
         (request,) = await self.path.receive()
         for index, outcome in enumerate(outcomes):
             request.complete_input(index, outcome)
@@ -76,7 +76,7 @@ class Side:
 
     def written(self, topic: str) -> list[FakeRecord]:
         """The records of a topic."""
-        return self.kafka.logs[topic, 0].records
+        return self.kafka.records(topic)
 
     def letter(self) -> Mapping[str, str]:
         """The headers of the only dead letter."""
@@ -143,7 +143,7 @@ def test_a_reply_that_cannot_be_written_is_what_became_of_its_request(refusal: E
 def test_a_refusal_that_cannot_be_written_is_counted_as_such() -> None:
     async def work(side: Side) -> None:
         side.kafka.refusals["out"] = kafka_errors.TopicAuthorizationFailedError("out")
-        side.kafka.append(("in", 0), OutgoingRecord("in", 0, b"k", pb.EmbedRequest().SerializeToString(), []))
+        side.kafka.append(OutgoingRecord("in", 0, b"k", pb.EmbedRequest().SerializeToString(), []))
         receiving = asyncio.create_task(side.path.receive())
         await asyncio.sleep(1)
         assert side.counted("embed.requests") == {"INTERNAL": 1}
@@ -160,11 +160,11 @@ def test_a_dead_letter_that_cannot_be_written_holds_the_commit_and_tells_of_the_
         began_s = asyncio.get_running_loop().time()
         await side.complete(POISON, POISON)
         await asyncio.sleep(60)
-        assert side.kafka.committed["in", 0] == 0
+        assert side.kafka.committed[IN] == 0
         side.kafka.refusals.clear()
         await side.path.delivered()
         await asyncio.sleep(1)
-        assert side.kafka.committed["in", 0] == 1
+        assert side.kafka.committed[IN] == 1
         first_s = datetime.fromisoformat(side.letter()["dlt-first-failure-time"]).timestamp()
         assert first_s - began_s < 1
 
@@ -175,18 +175,18 @@ def test_a_dead_letter_that_cannot_be_written_does_not_hold_what_was_completed_w
     async def work(side: Side) -> None:
         side.kafka.refusals["in-dlt"] = kafka_errors.TopicAuthorizationFailedError("in-dlt")
         for _ in range(2):
-            side.kafka.append(("in", 0), OutgoingRecord("in", 0, b"k", REQUEST, []))
+            side.kafka.append(OutgoingRecord("in", 0, b"k", REQUEST, []))
         requests = await side.path.receive()
         assert len(requests) == 2
         requests[0].fail(Failure(Code.OUT_OF_RANGE, "too long"))
         requests[1].fail(POISON)
         await side.path.reply(requests, lambda _: None)
         await asyncio.sleep(60)
-        assert side.kafka.committed["in", 0] == 1
+        assert side.kafka.committed[IN] == 1
         side.kafka.refusals.clear()
         await side.path.delivered()
         await asyncio.sleep(1)
-        assert side.kafka.committed["in", 0] == 2
+        assert side.kafka.committed[IN] == 2
 
     check(work)
 
@@ -195,12 +195,12 @@ def test_a_topic_whose_dead_letters_cannot_be_written_is_held_and_no_other() -> 
     async def work(side: Side) -> None:
         side.kafka.refusals["in-dlt"] = kafka_errors.TopicAuthorizationFailedError("in-dlt")
         for _ in range(5000):
-            side.kafka.append(("in", 0), OutgoingRecord("in", 0, b"k", b"\xff", []))
+            side.kafka.append(OutgoingRecord("in", 0, b"k", b"\xff", []))
         receiving = asyncio.create_task(side.path.receive())
         await asyncio.sleep(10)
         assert side.deliveries.paused() == {("in", 0)}
         assert len(side.written("out")) < 3000  # what was answered before the topic was held, and no more
-        side.kafka.append(("other", 0), OutgoingRecord("other", 0, b"k", REQUEST, []))
+        side.kafka.append(OutgoingRecord("other", 0, b"k", REQUEST, []))
         (request,) = await asyncio.wait_for(receiving, 10)
         assert request.request_id == "q"
         side.kafka.refusals.clear()
@@ -215,7 +215,7 @@ def test_dead_letters_that_are_too_large_and_refused_ones_do_not_stop_each_other
     async def work(side: Side) -> None:
         side.kafka.max_message_bytes = 1000
         for value in (b"\xff" * 900, b"\xff" * 2000, b"\xff" * 10):
-            side.kafka.append(("in", 0), OutgoingRecord("in", 0, b"k", value, []))
+            side.kafka.append(OutgoingRecord("in", 0, b"k", value, []))
         side.kafka.refusals["in-dlt"] = kafka_errors.TopicAuthorizationFailedError("in-dlt")
         receiving = asyncio.create_task(side.path.receive())
         await asyncio.sleep(10)
@@ -234,7 +234,7 @@ def test_replies_wait_for_no_other_partition_of_their_topic() -> None:
         side.kafka.leaderless.add(("out", 1))
         value = pb.EmbedRequest(inputs=[pb.Input(text="a")]).SerializeToString()
         for partition in (0, 1, 0):
-            side.kafka.append(("in", 0), OutgoingRecord("in", 0, None, value, reply_to(partition)))
+            side.kafka.append(OutgoingRecord("in", 0, None, value, reply_to(partition)))
         requests = await side.path.receive()
         for request in requests:
             request.fail(Failure(Code.OUT_OF_RANGE, "too long"))
@@ -242,7 +242,7 @@ def test_replies_wait_for_no_other_partition_of_their_topic() -> None:
         completing = asyncio.create_task(side.path.reply(requests, released.extend))
         await asyncio.sleep(10)
         assert released == [requests[0], requests[2]]
-        assert side.kafka.committed["in", 0] == 1
+        assert side.kafka.committed[IN] == 1
         side.kafka.leaderless.clear()
         await completing
         assert released == [requests[0], requests[2], requests[1]]
@@ -253,7 +253,7 @@ def test_replies_wait_for_no_other_partition_of_their_topic() -> None:
 def test_requests_that_nobody_waits_for_any_more_are_released_as_well() -> None:
     async def work(side: Side) -> None:
         for _ in range(2):
-            side.kafka.append(("in", 0), OutgoingRecord("in", 0, b"k", REQUEST, []))
+            side.kafka.append(OutgoingRecord("in", 0, b"k", REQUEST, []))
         requests = await side.path.receive()
         await side.producer.close(0)
         released: list[Request] = []
@@ -266,7 +266,7 @@ def test_requests_that_nobody_waits_for_any_more_are_released_as_well() -> None:
 def test_what_was_given_back_is_left_unanswered_to_its_new_owner() -> None:
     async def work(side: Side) -> None:
         for _ in range(2):
-            side.kafka.append(("in", 0), OutgoingRecord("in", 0, b"k", REQUEST, []))
+            side.kafka.append(OutgoingRecord("in", 0, b"k", REQUEST, []))
         requests = await side.path.receive()
         requests[0].fail(Failure(Code.OUT_OF_RANGE, "too long"))
         requests[1].fail(POISON)
@@ -285,12 +285,12 @@ def test_what_is_completed_after_the_producer_was_closed_is_left_to_the_next_rea
     async def work(side: Side) -> None:
         await side.producer.close(0)
         await side.complete(POISON, POISON)
-        side.kafka.append(("in", 0), OutgoingRecord("in", 0, b"k", b"\xff", []))
+        side.kafka.append(OutgoingRecord("in", 0, b"k", b"\xff", []))
         receiving = asyncio.create_task(side.path.receive())
         await asyncio.sleep(1)
         side.deliveries.stop_fetching()
         assert not await receiving
-        assert side.kafka.committed["in", 0] == 0
+        assert side.kafka.committed[IN] == 0
 
     check(work)
 
@@ -302,7 +302,7 @@ def held(side: Side) -> set[str]:
 
 def test_a_topic_is_held_for_every_model_that_its_records_asked_for_and_for_its_own_while_that_is_away() -> None:
     async def work(side: Side) -> None:
-        side.kafka.append(("in", 0), OutgoingRecord("in", 0, b"k", NAMES_ANOTHER, []))
+        side.kafka.append(OutgoingRecord("in", 0, b"k", NAMES_ANOTHER, []))
         (request,) = await side.path.receive()
         side.path.pause(lambda _: False, lambda model, _: model == "n")
         assert held(side) == set()
@@ -323,7 +323,7 @@ LARGE = pb.EmbedRequest(request_id="large", inputs=[pb.Input(text="x" * 20_000)]
 def test_records_with_large_values_are_received_apart() -> None:
     async def work(side: Side) -> None:
         for value in (LARGE, REQUEST, LARGE, b"\xff" * 20_000, REQUEST):
-            side.kafka.append(("in", 0), OutgoingRecord("in", 0, b"k", value, []))
+            side.kafka.append(OutgoingRecord("in", 0, b"k", value, []))
         small = await side.path.receive()
         assert [request.request_id for request in small] == ["q", "q"]
         assert [request.request_id for request in await side.path.receive_large()] == ["large", "large"]
@@ -336,7 +336,7 @@ def test_records_with_large_values_are_received_apart() -> None:
 def test_large_records_wait_as_long_as_their_topic_is_held_and_are_left_to_the_next_reader_at_the_end() -> None:
     async def work(side: Side) -> None:
         for topic, value in (("in", LARGE), ("in", REQUEST), ("other", LARGE)):
-            side.kafka.append((topic, 0), OutgoingRecord(topic, 0, b"k", value, []))
+            side.kafka.append(OutgoingRecord(topic, 0, b"k", value, []))
         (request,) = await side.path.receive()
         side.path.accept(request)
         side.path.pause(lambda _: False, lambda *_: True)
@@ -345,7 +345,7 @@ def test_large_records_wait_as_long_as_their_topic_is_held_and_are_left_to_the_n
         assert not receiving.done()
         side.path.pause(lambda _: False, lambda *_: False)
         assert {each.request_id for each in await receiving} == {"large"}
-        side.kafka.append(("in", 0), OutgoingRecord("in", 0, b"k", LARGE, []))
+        side.kafka.append(OutgoingRecord("in", 0, b"k", LARGE, []))
         small = asyncio.create_task(side.path.receive())
         await asyncio.sleep(1)
         side.deliveries.stop_fetching()
@@ -359,12 +359,11 @@ def test_only_topics_whose_large_records_wait_are_held_when_too_many_of_them_do(
     async def work(side: Side) -> None:
         value = pb.EmbedRequest(inputs=[pb.Input(text="x" * (1 << 20))]).SerializeToString()
         for _ in range(64):
-            side.kafka.append(("in", 0), OutgoingRecord("in", 0, b"k", value, []))
+            side.kafka.append(OutgoingRecord("in", 0, b"k", value, []))
         receiving = asyncio.create_task(side.path.receive())
         await asyncio.sleep(1)
         assert held(side) == {"in"}
-        side.kafka.append(("other", 0), OutgoingRecord("other", 0, b"k", REQUEST, []))
-        side.deliveries.wake()
+        side.kafka.append(OutgoingRecord("other", 0, b"k", REQUEST, []))
         assert [request.request_id for request in await receiving] == ["q"]
         await side.path.receive_large()
         assert held(side) == set()
@@ -375,8 +374,8 @@ def test_only_topics_whose_large_records_wait_are_held_when_too_many_of_them_do(
 def test_a_large_record_whose_partition_was_given_back_meanwhile_is_not_read() -> None:
     async def work(side: Side) -> None:
         value = pb.EmbedRequest(inputs=[pb.Input(text="x" * 20_000)]).SerializeToString()
-        side.kafka.append(("in", 0), OutgoingRecord("in", 0, b"k", value, []))
-        side.kafka.append(("in", 0), OutgoingRecord("in", 0, b"k", REQUEST, []))
+        side.kafka.append(OutgoingRecord("in", 0, b"k", value, []))
+        side.kafka.append(OutgoingRecord("in", 0, b"k", REQUEST, []))
         (request,) = await side.path.receive()
         route_of(request).lease.committed_offset.fence()
         side.deliveries.stop_fetching()

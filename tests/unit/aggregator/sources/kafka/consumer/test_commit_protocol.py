@@ -21,7 +21,7 @@ from aggregator.sources.kafka.consumer.committed_offset import CommittedOffset
 from aggregator.sources.kafka.consumer.partitions import Assignment, Partition
 from aggregator.sources.kafka.source import KafkaSource
 from tests.fakes.commit_world import GAP, TPS, World
-from tests.fakes.group import Commit, FakeMember, Words
+from tests.fakes.kafka import Commit, FakeMember, Words
 
 BAD = Failure(Code.INVALID_ARGUMENT, "the sender's fault")
 BROKEN = Failure(Code.INTERNAL, "the engine's fault")
@@ -45,7 +45,6 @@ class CommitProtocol(RuleBasedStateMachine):
         for name, (module, broken) in self.patches.items():
             self.patch.setattr(module, name, broken)
         self.world = World(self.member_type, self.path_type)
-        self.patch.setattr(kafka_membership, "GroupMember", self.world.member_type)
         self.world.start()
         self.world.start()
         self.world.run(1.0)
@@ -80,7 +79,7 @@ class CommitProtocol(RuleBasedStateMachine):
                 world.start()
             return
         process = world.processes[which % len(world.processes)]
-        members = list(world.group.members.values())
+        members = list(world.kafka.members.values())
         match what:
             case "crash":
                 world.kill(process)
@@ -95,26 +94,26 @@ class CommitProtocol(RuleBasedStateMachine):
 
     @rule(commits=st.booleans(), replies=st.booleans(), poll_s=st.sampled_from((0.0, 0.0, 0.7)))
     def hold_answers(self, commits: bool, replies: bool, poll_s: float) -> None:
-        self.world.group.held, self.world.broker.held = commits, replies
-        self.world.group.poll_delay_s = poll_s
+        self.world.kafka.held, self.world.kafka.flights_held = commits, replies
+        self.world.kafka.poll_delay_s = poll_s
 
-    @precondition(lambda self: self.world.group.sent)
+    @precondition(lambda self: self.world.kafka.sent)
     @rule(which=_WHICH, fate=st.sampled_from(("arrive", "answer", "answer", "lose")))
     def decide_commit(self, which: int, fate: str) -> None:
-        sent = self.world.group.sent
-        getattr(self.world.group, fate)(sent[which % len(sent)])
+        sent = self.world.kafka.sent
+        getattr(self.world.kafka, fate)(sent[which % len(sent)])
 
-    @precondition(lambda self: self.world.broker.under_way)
+    @precondition(lambda self: self.world.kafka.under_way)
     @rule(which=_WHICH, refused=st.lists(st.sampled_from((None, None, *REFUSALS)), max_size=3))
     def acknowledge(self, which: int, refused: list[Exception | None]) -> None:
-        flights = self.world.broker.under_way
-        self.world.broker.acknowledge(flights[which % len(flights)], refused)
+        flights = self.world.kafka.under_way
+        self.world.kafka.acknowledge(flights[which % len(flights)], refused)
 
-    @precondition(lambda self: self.world.broker.under_way)
+    @precondition(lambda self: self.world.kafka.under_way)
     @rule(which=_WHICH)
     def write_in_silence(self, which: int) -> None:
-        flights = self.world.broker.under_way
-        self.world.broker.write(flights[which % len(flights)])
+        flights = self.world.kafka.under_way
+        self.world.kafka.write(flights[which % len(flights)])
 
     @invariant()
     def what_was_promised_holds(self) -> None:
@@ -174,8 +173,8 @@ class NewestGeneration(FakeMember):
 
     @override
     def judged(self, commit: Commit) -> Words:
-        commit.generation = self.group.generation
-        commit.member_id = next(iter(self.group.members), "")
+        commit.generation = self.kafka.generation
+        commit.member_id = next(iter(self.kafka.members), "")
         return super().judged(commit)
 
 
@@ -231,18 +230,18 @@ def test_a_late_commit_in_a_newer_generations_name_is_found_out(member_type: typ
         game.produce(TPS[0], [True, True], 0)
         world.run(1.0)
         [slow] = [process for process in world.processes if process.taken]
-        world.group.held = True
+        world.kafka.held = True
         slow.complete(slow.taken[:1], BAD)
         world.run(1.0)
-        [late] = world.group.sent
+        [late] = world.kafka.sent
         world.put_out(late.member, notices_s=30.0)
         world.run(10.0)
         [heir] = [process for process in world.processes if process is not slow]
         heir.complete(tuple(heir.taken), BAD)
         world.run(1.0)
-        world.group.answer(next(commit for commit in world.group.sent if commit.member is not late.member))
-        assert world.group.committed[TPS[0]] == 2
-        world.group.answer(late)
+        world.kafka.answer(next(commit for commit in world.kafka.sent if commit.member is not late.member))
+        assert world.kafka.committed[TPS[0]] == 2
+        world.kafka.answer(late)
         assert bool(world.violations) is (member_type is NewestGeneration), world.violations
     finally:
         world.close()
