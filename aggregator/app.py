@@ -24,10 +24,8 @@ from aggregator.observability.metrics import Metrics
 from aggregator.observability.snapshot import snapshot
 from aggregator.observability.tracing import Tracing
 from aggregator.pipeline import Pipeline
-from aggregator.replicas.addresses import changes
-from aggregator.replicas.discovery import Discovered
+from aggregator.replicas.discovery import Discovery, ReadyAggregators, Target, changes
 from aggregator.replicas.pool import ModelServers, describe
-from aggregator.replicas.ready_aggregators import ReadyAggregators
 from aggregator.scheduler.budget.controller import SlaGoal
 from aggregator.scheduler.dispatcher import DispatchPolicy
 from aggregator.scheduler.queue import QueuePolicy
@@ -63,7 +61,8 @@ class Aggregator:
         cache = TokenizerCache(
             settings.tokenizer.cache, fast=settings.tokenizer.fast, on_check=self._metrics.tokenizer_checked
         )
-        pool = ModelServers(Discovered(settings.models), cache, tracing=tracing)
+        targets = [Target(address, model.name) for model in settings.models for address in model.servers]
+        pool = ModelServers(Discovery(targets), cache, tracing=tracing)
         meter = DemandMeter(self._models)
         self._ready_aggregators = ReadyAggregators(settings.tenants.aggregators if settings.tenants.limited else "1")
         self._pipeline = Pipeline(

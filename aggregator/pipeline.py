@@ -272,7 +272,7 @@ class Pipeline:
     def _batch_failed(
         self, model_revision: ModelRevision, batch: Batch, engine: Engine, error: BatchFailed
     ) -> list[Request]:
-        """Its items go again as `core.retries` says; returns the requests that a proven poison completed."""
+        """Its items go again as `scheduler.retries` says; returns the requests that a proven poison completed."""
         now_s = self._clock()
         fields = {"batch_id": batch.batch_id, "replica": batch.replica.name, "code": error.code.name}
         if not isinstance(error, EngineFailed):  # its words may tell a text

@@ -1,70 +1,104 @@
-"""Say where the model servers should be: addresses as they stand in the settings, and what Services and names have."""
+"""Follow addresses that stand for changing endpoints: a Service's in Kubernetes, or those of a name in DNS."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
+import logging
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable
 from contextlib import aclosing
-from typing import Protocol
+from dataclasses import dataclass
 
 from typing_extensions import override
 
-from aggregator.replicas.addresses import Followed, Follower, changes
+from aggregator.replicas import dns
 from aggregator.replicas.dns import Resolve, look_up
-from aggregator.replicas.watch import Target
+from k8s import endpoints
 from k8s.api import Kubernetes, connect
 
+_LOG = logging.getLogger(__name__)
+_SCHEMES = (endpoints.SCHEME, dns.SCHEME)
 
-class ConfiguredModel(Protocol):
-    """A model and where it is served."""
-
-    @property
-    def name(self) -> str:
-        """The name its servers must give."""
-        ...
-
-    @property
-    def servers(self) -> Sequence[str]:
-        """`host:port` of each."""
-        ...
+Endpoints = Callable[[], AsyncGenerator[frozenset[str]]]
+"""Opens the sets of `host:port` that an address has in turn."""
 
 
-class Discovered(AsyncIterable[frozenset[Target]]):
-    """All targets, given anew whenever they change.
+def changes(address: str) -> bool:
+    """Whether it is `k8s://SERVICE.NAMESPACE:PORT` or `dns://NAME:PORT`."""
+    return address.startswith(_SCHEMES)
 
-    `k8s://SERVICE.NAMESPACE:PORT` stands for a Service's endpoints, `dns://NAME:PORT` for a name's addresses.
-    """
+
+def parse(address: str) -> dns.DnsAddress | endpoints.ServiceAddress:
+    """Read an address that changes. Raises StartError for one that cannot be read."""
+    if address.startswith(dns.SCHEME):
+        return dns.DnsAddress.parse(address)
+    return endpoints.ServiceAddress.parse(address)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a server should be, and the model it should serve."""
+
+    address: str
+    model: str
+
+
+class _Watcher:
+    """Opens the endpoints of addresses; all Services share one connection to the Kubernetes API."""
+
+    def __init__(self, cluster: Callable[[], Kubernetes], resolve: Resolve) -> None:
+        self._cluster = cluster
+        self._resolve = resolve
+        self._kubernetes: Kubernetes | None = None
+
+    def endpoints(self, address: str) -> Endpoints:
+        """Raises StartError for an address that cannot be read, and for a Service outside of a cluster."""
+        parsed = parse(address)
+        if isinstance(parsed, dns.DnsAddress):
+            return lambda: dns.resolved(parsed, self._resolve)
+        kubernetes = self._kubernetes = self._kubernetes or self._cluster()
+        return lambda: endpoints.endpoints(kubernetes, parsed)
+
+    async def close(self) -> None:
+        """Close the connection, if there is one."""
+        if self._kubernetes is not None:
+            await self._kubernetes.close()
+
+
+class Discovery(AsyncIterable[frozenset[Target]]):
+    """All targets, given anew whenever they change."""
 
     def __init__(
         self,
-        models: Sequence[ConfiguredModel],
+        targets: Iterable[Target],
         cluster: Callable[[], Kubernetes] = connect,
         resolve: Resolve = look_up,
     ) -> None:
-        """Raises StartError for an address that cannot be read, and for a Service where no cluster is known."""
-        named = [(address, model.name) for model in models for address in model.servers]
-        self._follower = Follower(cluster, resolve)
-        self._fixed = frozenset(Target(address, model) for address, model in named if not changes(address))
-        self._followed = [(self._follower.follow(address), model) for address, model in named if changes(address)]
+        """`targets` as the settings name them. Raises StartError as `_Watcher.endpoints` does."""
+        targets = tuple(targets)
+        self._watcher = _Watcher(cluster, resolve)
+        self._fixed = frozenset(target for target in targets if not changes(target.address))
+        self._changing = [
+            (target, self._watcher.endpoints(target.address)) for target in targets if changes(target.address)
+        ]
 
     @override
     async def __aiter__(self) -> AsyncIterator[frozenset[Target]]:
         """Follow every address that changes until closed."""
-        if not self._followed:
+        if not self._changing:
             yield self._fixed
             return
-        found: dict[int, frozenset[Target]] = {}
+        found: dict[Target, frozenset[Target]] = {}
         changed = asyncio.Event()
 
-        async def follow(number: int, followed: Followed, model: str) -> None:
-            async with aclosing(followed.endpoints()) as answers:
+        async def follow(target: Target, opened: Endpoints) -> None:
+            async with aclosing(opened()) as answers:
                 async for hosts in answers:
-                    found[number] = frozenset(Target(host, model) for host in hosts)
+                    found[target] = frozenset(Target(host, target.model) for host in hosts)
                     changed.set()
 
         following = [
-            asyncio.create_task(follow(number, followed, model), name=f"follow {followed.address}")
-            for number, (followed, model) in enumerate(self._followed)
+            asyncio.create_task(follow(target, opened), name=f"follow {target.address}")
+            for target, opened in self._changing
         ]
         for task in following:
             task.add_done_callback(lambda _: changed.set())
@@ -75,8 +109,36 @@ class Discovered(AsyncIterable[frozenset[Target]]):
                 changed.clear()
                 for task in following:
                     if task.done():
-                        task.result()  # it ends only by what nobody thought of, which is not to be passed over
+                        task.result()  # raises: it ends only by an unexpected error
         finally:
             for task in following:
                 task.cancel()
-            await self._follower.close()
+            await self._watcher.close()
+
+
+class ReadyAggregators:
+    """How many aggregators are ready, among which a tenant's rate is divided; call it for the number, at least 1."""
+
+    def __init__(
+        self, aggregators: str, cluster: Callable[[], Kubernetes] = connect, resolve: Resolve = look_up
+    ) -> None:
+        """`aggregators` as in the setting of that name. Raises StartError as `_Watcher.endpoints` does."""
+        self._watcher = _Watcher(cluster, resolve)
+        self._endpoints = self._watcher.endpoints(aggregators) if changes(aggregators) else None
+        self._count = 1 if self._endpoints else int(aggregators)
+
+    def __call__(self) -> int:
+        """The latest number."""
+        return self._count
+
+    async def run(self) -> None:
+        """Follow the endpoints until cancelled; returns at once where the number is fixed."""
+        if self._endpoints is None:
+            return
+        try:
+            async with aclosing(self._endpoints()) as answers:
+                async for hosts in answers:
+                    self._count = max(1, len(hosts))
+                    _LOG.info("counted the ready aggregators", extra={"aggregators": self._count})
+        finally:
+            await self._watcher.close()

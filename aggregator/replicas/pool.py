@@ -8,15 +8,16 @@ from collections.abc import AsyncIterable, Callable
 from aggregator.admission.tokenizers.cache import TokenizerCache
 from aggregator.observability.tracing import Tracing
 from aggregator.replicas.client import ModelServerClient
+from aggregator.replicas.discovery import Target
 from aggregator.replicas.engine import Engine, PoolMembers, ServerDescription
-from aggregator.replicas.watch import Agreement, ProbePolicy, ServerWatch, Target
+from aggregator.replicas.watch import Agreement, ProbePolicy, ServerWatch
 
 Targets = AsyncIterable[frozenset[Target]]
 """All servers there should be, given anew whenever they change."""
 
 
 class ModelServers:
-    """A pool over changing addresses; a `ports.Pool`."""
+    """The model servers at changing addresses; an `engine.Pool`."""
 
     def __init__(
         self,

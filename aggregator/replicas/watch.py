@@ -16,20 +16,13 @@ from aggregator.admission.tokenizers.fast_tokenizer import FastTokenizer
 from aggregator.errors import BatchFailed, ModelServerBusy
 from aggregator.replicas.answers import BadDescription, differences
 from aggregator.replicas.client import GrpcEngine, ModelServerClient
+from aggregator.replicas.discovery import Target
 from aggregator.replicas.engine import Engine, OutgoingBatch, PoolMembers, ServerDescription
 from aggregator.replicas.texts.generate_call import probe
 
 _LOG = logging.getLogger(__name__)
 
 _PROBE_TEXT = "probe"
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where a server should be, and the model it should serve."""
-
-    address: str
-    model: str
 
 
 @dataclass(frozen=True, slots=True)

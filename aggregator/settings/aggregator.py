@@ -18,7 +18,7 @@ from pydantic import (
 
 from aggregator.errors import StartError
 from aggregator.observability.telemetry import TelemetrySettings
-from aggregator.replicas.addresses import changes, read
+from aggregator.replicas.discovery import changes, parse
 from aggregator.settings.strict import StrictSettings
 
 
@@ -32,7 +32,7 @@ def check_address(address: str) -> None:
     """Raises ValueError for an address that begins like one whose endpoints change, and cannot be read."""
     if changes(address):
         try:
-            read(address)
+            parse(address)
         except StartError as error:
             raise ValueError(str(error)) from error
 

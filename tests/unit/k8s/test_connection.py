@@ -177,9 +177,8 @@ async def test_a_watch_that_is_left_ends_its_thread() -> None:
 def test_addresses_as_host_and_port_do_not_cost_the_clients_import() -> None:
     script = (
         "import sys, aggregator.__main__, k8s.scaler.__main__\n"
-        "from aggregator.replicas.discovery import Discovered\n"
-        "from aggregator.settings.aggregator import ModelSettings\n"
-        "Discovered([ModelSettings(name='a', servers=('x:1',))])\n"
+        "from aggregator.replicas.discovery import Discovery, Target\n"
+        "Discovery([Target('x:1', 'a')])\n"
         "sys.exit('kubernetes' in sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True)

@@ -9,9 +9,7 @@ import pytest
 
 from aggregator.errors import StartError
 from aggregator.replicas import dns
-from aggregator.replicas.discovery import Discovered
-from aggregator.replicas.watch import Target
-from aggregator.settings.aggregator import ModelSettings
+from aggregator.replicas.discovery import Discovery, Target
 from tests.fakes.kubernetes_api import SLICES, FakeKubernetesApi, slice_of
 
 PATH = f"{SLICES.format(namespace='ns')}/one"
@@ -22,8 +20,7 @@ async def first(targets: AsyncIterator[frozenset[Target]]) -> set[str]:
 
 
 async def test_addresses_are_given_once() -> None:
-    models = [ModelSettings(name="a", servers=("x:1", "y:1")), ModelSettings(name="b", servers=("x:1",))]
-    targets = aiter(Discovered(models))
+    targets = aiter(Discovery([Target("x:1", "a"), Target("y:1", "a"), Target("x:1", "b")]))
     assert await first(targets) == {"a x:1", "a y:1", "b x:1"}
     with pytest.raises(StopAsyncIteration):
         await anext(targets)
@@ -32,9 +29,9 @@ async def test_addresses_are_given_once() -> None:
 async def test_the_endpoints_of_services_join_the_addresses() -> None:
     api = FakeKubernetesApi()
     api.put(PATH, slice_of("10.0.0.1"))
-    models = [ModelSettings(name="a", servers=("x:1", "k8s://a.ns:50061")), ModelSettings(name="b", servers=("y:1",))]
+    configured = [Target("x:1", "a"), Target("k8s://a.ns:50061", "a"), Target("y:1", "b")]
     async with api.started():
-        targets = aiter(Discovered(models, api.client))
+        targets = aiter(Discovery(configured, api.client))
         assert await first(targets) == {"a x:1", "b y:1"}
         assert await first(targets) == {"a x:1", "a 10.0.0.1:50061", "b y:1"}
         api.put(PATH, slice_of("10.0.0.1", "10.0.0.2"))
@@ -51,8 +48,8 @@ async def test_the_addresses_of_names_join_the_others_as_they_come_and_go(monkey
     async def resolve(name: str, port: int) -> frozenset[str]:
         return frozenset(f"{host}:{port}" for host in now[name])
 
-    models = [ModelSettings(name="m", servers=("x:1", "dns://a:2")), ModelSettings(name="n", servers=("dns://b:3",))]
-    targets = aiter(Discovered(models, resolve=resolve))
+    configured = [Target("x:1", "m"), Target("dns://a:2", "m"), Target("dns://b:3", "n")]
+    targets = aiter(Discovery(configured, resolve=resolve))
     both = {"m x:1", "m 10.0.0.1:2", "n 10.0.1.1:3"}
     while (found := await first(targets)) != both:
         assert found < both
@@ -63,9 +60,9 @@ async def test_the_addresses_of_names_join_the_others_as_they_come_and_go(monkey
 
 async def test_services_of_several_models_are_followed_at_once() -> None:
     api = FakeKubernetesApi()
-    models = [ModelSettings(name=name, servers=(f"k8s://{name}.ns:50061",)) for name in ("a", "b")]
+    configured = [Target(f"k8s://{name}.ns:50061", name) for name in ("a", "b")]
     async with api.started():
-        targets = aiter(Discovered(models, api.client))
+        targets = aiter(Discovery(configured, api.client))
         assert await first(targets) == set()
         api.put(PATH, slice_of("10.0.0.1"))  # the fake's slices belong to every Service
         while (found := await first(targets)) != {"a 10.0.0.1:50061", "b 10.0.0.1:50061"}:
@@ -77,4 +74,4 @@ def test_outside_of_a_cluster_a_service_is_refused_at_the_start(monkeypatch: pyt
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     monkeypatch.setenv("KUBECONFIG", "/nonexistent")
     with pytest.raises(StartError, match="give addresses as host:port"):
-        Discovered([ModelSettings(name="a", servers=("k8s://a.ns:1",))])
+        Discovery([Target("k8s://a.ns:1", "a")])

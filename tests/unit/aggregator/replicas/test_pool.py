@@ -14,10 +14,10 @@ import pytest
 from aggregator.admission.tokenizers.cache import TokenizerCache
 from aggregator.admission.tokenizers.tokenizer import Tokenizer
 from aggregator.errors import ModelServerLost
-from aggregator.replicas.discovery import Discovered
+from aggregator.replicas.discovery import Discovery, Target
 from aggregator.replicas.engine import Engine
 from aggregator.replicas.pool import ModelServers, describe
-from aggregator.replicas.watch import ProbePolicy, Target
+from aggregator.replicas.watch import ProbePolicy
 from protos.modelserver.v1 import modelserver_pb2 as pb
 from tests.fakes.engines import batch
 from tests.fakes.model_server import FakeModelServer, Refusal, embed_response
@@ -68,12 +68,6 @@ class Members:
         return engine
 
 
-@dataclass(frozen=True)
-class Configured:
-    name: str
-    servers: tuple[str, ...]
-
-
 @pytest.fixture
 async def servers() -> AsyncIterator[list[FakeModelServer]]:
     servers: list[FakeModelServer] = []
@@ -111,8 +105,8 @@ async def running(pool: ModelServers, members: Members) -> AsyncGenerator[None]:
 
 
 def static(cache: TokenizerCache, *servers: FakeModelServer, policy: ProbePolicy = POLICY) -> ModelServers:
-    configured = Configured("fake", tuple(server.address for server in servers))
-    return ModelServers(Discovered([configured]), cache, policy=policy)
+    targets = [Target(server.address, "fake") for server in servers]
+    return ModelServers(Discovery(targets), cache, policy=policy)
 
 
 async def test_every_server_that_answers_joins_with_its_tokenizer(

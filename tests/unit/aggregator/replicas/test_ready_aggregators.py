@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 
 from aggregator.admission.quotas import QuotaPolicy, Quotas
-from aggregator.replicas.ready_aggregators import ReadyAggregators
+from aggregator.replicas.discovery import ReadyAggregators
 from tests.fakes.kubernetes_api import SLICES, FakeKubernetesApi, slice_of
 
 PATH = f"{SLICES.format(namespace='ns')}/one"
