@@ -1,4 +1,4 @@
-"""Say which batches are due now, on which replica and why, and what becomes of those that come back."""
+"""Decide which batches are due now, on which replica and why, and what happens to batches that come back."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from aggregator.scheduler.work_item import Query, WorkItem
 class DispatchPolicy:
     """How one model's queue, packing, replicas and retries behave.
 
-    `lone_timeout_s`: a batch's time-out where there is no other replica to send it to. `paced`: whether replicas are
-    kept from starting and ending together. `by_prefix`: whether what waits prefers the replica that has computed its
-    beginning before, of those that are about as quick.
+    `lone_timeout_s`: a batch's time-out if there is no other replica. `paced`: whether small batches are spread over
+    time (see `replica_choice.Pace`). `by_prefix`: whether a prompt prefers, of replicas that are about equally fast,
+    one that has computed its beginning before.
     """
 
     queue: QueuePolicy = field(default_factory=QueuePolicy)
@@ -35,9 +35,9 @@ class DispatchPolicy:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """Items packed for one replica; `retry` is set when they failed before. The time-out counts from `packed_s`.
+    """Items packed for one replica; `retry` is set if they failed before. The time-out counts from `packed_s`.
 
-    `token_budget`: what their step may hold, others' batches included.
+    `token_budget`: what their engine step may hold, including other aggregators' batches.
     """
 
     batch_id: str
@@ -57,13 +57,13 @@ class Batch:
 
     @property
     def isolated(self) -> bool:
-        """Whether it is under suspicion, and must run in an engine step of its own."""
+        """Whether it is a suspect and must run in an engine step of its own."""
         return self.retry is not None and self.retry.suspect
 
 
 @dataclass(slots=True)
 class Due:
-    """What there is to do at one moment, and when to ask again (`inf`: when something changes)."""
+    """What is to be done now, and when to ask again (`inf`: when something changes)."""
 
     batches: list[Batch] = field(default_factory=list)
     expired: list[Query] = field(default_factory=list)
@@ -72,7 +72,7 @@ class Due:
 
 
 class Dispatcher:
-    """One model revision's queue, replicas and retries at work; `name` makes its batch ids unique."""
+    """The queue, replicas and retries of one model revision; `name` makes its batch ids unique."""
 
     def __init__(self, name: str, policy: DispatchPolicy) -> None:
         self.queue = TokenQueue(policy.queue)
@@ -84,7 +84,7 @@ class Dispatcher:
         self._batch_ids = (f"{name}-{number}" for number in count(1))
 
     def due(self, now_s: float, *, max_items: int, draining: bool = False) -> Due:
-        """Cut every batch that is to be sent now: failed ones first, then from the queue."""
+        """Pack every batch that is to be sent now: retry batches first, then batches from the queue."""
         due = Due()
         due.expired = self.queue.expire(now_s) + self.retries.expire(now_s)
         if len(self.retries):
@@ -94,28 +94,28 @@ class Dispatcher:
         return due
 
     def done(self, batch: Batch, report: StepReport, now_s: float) -> None:
-        """A batch came back well."""
+        """A batch succeeded."""
         self._ended(batch, now_s, report)
         if batch.retry is not None:
             self.retries.succeeded(batch.retry)
 
     def refused(self, batch: Batch, now_s: float, jitter: float) -> None:
-        """A server refused a batch before starting it; `jitter` in [0, 1) spreads what comes again."""
+        """A server refused a batch before starting it; `jitter` in [0, 1) spreads the retries."""
         batch.replica.hold_until(now_s + self._policy.retry.backoff_s * (0.5 + jitter))
         self._ended(batch, now_s, None)
         self.retries.refused(batch.items, batch.retry, now_s, jitter)
 
     def lost(self, items: list[WorkItem], replica: str, now_s: float, jitter: float, *, again: bool) -> None:
-        """A replica failed beneath what these had begun: they go on elsewhere, as suspects if it happened `again`."""
+        """A replica failed after these items had begun there: they continue elsewhere, as suspects if `again`."""
         self.retries.failed(items, RetryBatch(items, 1, replica, now_s) if again else None, replica, now_s, jitter)
 
     def failed(self, batch: Batch, now_s: float, jitter: float) -> list[WorkItem]:
-        """A batch failed; returns the items proven to be poison, the rest is sent again."""
+        """A batch failed. Returns the items proven to be poison; the others are sent again."""
         self._ended(batch, now_s, None)
         return self.retries.failed(batch.items, batch.retry, batch.replica.name, now_s, jitter)
 
     def waiting(self) -> Iterator[WorkItem]:
-        """Items queued or waiting to be sent again; for rare sweeps."""
+        """Items queued or waiting for a retry; only for rare sweeps."""
         yield from self.queue.items()
         yield from self.retries.items()
 
@@ -154,7 +154,7 @@ class Dispatcher:
                 due.wake_s = min(due.wake_s, choice.wake_s)
                 return
             budget = self._budget(replica, now_s)
-            # A spare replica might be sooner; and a longer step than usual is one that every deadline allows.
+            # No deadline estimate if a spare replica might be sooner, or if the step was sized by the deadlines.
             finish_s = None if self.replicas.has_spare or budget > replica.token_budget else choice.finish_s
             room = min(max_items, max(1, replica.seats))
             packed = self._packer.pack(budget, now_s, max_items=room, finish_s=finish_s)
@@ -165,7 +165,7 @@ class Dispatcher:
                 due.batches.append(self._batch(replica, packed.items, always or reason, None, now_s, budget=budget))
 
     def _budget(self, replica: Replica, now_s: float) -> int:
-        """Tokens that the replica's next batch may hold: more than usual of a backlog whose deadlines allow it."""
+        """Tokens that the replica's next batch may hold: more than usual for a backlog whose deadlines allow it."""
         backlog_tokens, within_s = self.queue.backlog(now_s)
         left_s = replica.answered_within_s(self.queue.next_deadline_s(), now_s)
         share_tokens = -(-self.queue.tokens // max(1, len(self.replicas.in_use)))

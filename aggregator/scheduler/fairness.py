@@ -1,7 +1,7 @@
 """Share one priority class between tenants: start-time fair queueing on tokens, earliest deadline within a tenant.
 
-After Goyal, Vin and Cheng, "Start-time Fair Queueing" (SIGCOMM 1996): a tenant's next query carries the start tag
-max(virtual time, the finish tag of what that tenant took last); the smallest start tag is served next.
+After Goyal, Vin and Cheng, "Start-time Fair Queueing" (SIGCOMM 1996): a tenant's next query has the start tag
+max(virtual time, finish tag of the tenant's last query). The smallest start tag is served next.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from aggregator.scheduler.work_item import QueueSlot
 
 
 class _Flow:
-    """One tenant's slots: those with a deadline by deadline, then the rest by arrival."""
+    """One tenant's slots: slots with a deadline by deadline, then the rest by arrival."""
 
     __slots__ = ("dated", "finish", "tenant", "undated")
 
@@ -26,17 +26,17 @@ class _Flow:
 
 
 class FairQueue:
-    """The slots of one priority class, in the order in which they are owed service."""
+    """The slots of one priority class, in the order of service."""
 
     def __init__(self) -> None:
-        # Each flow has one head, (start tag of what comes next, order, flow); tags count tokens.
+        # Each flow has one head: (start tag of its next slot, order, flow). Tags count tokens.
         self._flows: dict[str, _Flow] = {}
         self._heads: list[tuple[int, int, _Flow]] = []
         self._virtual_time = 0
         self._order = 0
 
     def __len__(self) -> int:
-        """Places and tenants remembered, those no longer valid included."""
+        """The number of slots and tenants in memory, invalid ones included."""
         return len(self._flows) + sum(len(flow.dated) + len(flow.undated) for flow in self._flows.values())
 
     def push(self, slot: QueueSlot) -> None:
@@ -49,16 +49,16 @@ class FairQueue:
             heappush(flow.dated, slot)
 
     def charge(self, tenant: str, token_count: int) -> None:
-        """Count tokens that a tenant got out of turn: as aged, or through another's slot (a coalesced input)."""
+        """Count tokens that a tenant got out of turn: as aged, or through another tenant's slot (a coalesced input)."""
         flow = self._flows.get(tenant) or self._open(tenant)
         flow.finish += token_count
 
     def pop(self) -> QueueSlot | None:
-        """Take the slot owed next, and charge its tenant; None when nothing waits."""
+        """Take the next slot, and charge its tenant; None when nothing waits."""
         heads = self._heads
         while heads:
             start, order, flow = heads[0]
-            if flow.finish > start:  # charged meanwhile: it waits its turn longer
+            if flow.finish > start:  # charged meanwhile: its turn comes later
                 heapreplace(heads, (flow.finish, order, flow))
                 continue
             dated, undated = flow.dated, flow.undated
@@ -77,7 +77,7 @@ class FairQueue:
         return None
 
     def drop_invalid(self) -> None:
-        """Forget the slots that are no longer valid, and the tenants that neither have others nor owe service."""
+        """Drop invalid slots, and the tenants that have no other slots and are not ahead of the virtual time."""
         for flow in self._flows.values():
             flow.dated = [slot for slot in flow.dated if slot[3].queued and not slot[2].done]
             heapify(flow.dated)

@@ -1,4 +1,4 @@
-"""Cut the next batch off the queue: as many tokens as fit, never one more."""
+"""Pack the next batch from the queue: as many tokens as fit the token budget."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from aggregator.scheduler.work_item import Query, QueueSlot, WorkItem
 
 @dataclass(frozen=True, slots=True)
 class PackPolicy:
-    """How a batch is cut.
+    """How a batch is packed.
 
-    `lookahead`: slots examined past the first misfit. `aged_share`: of the budget, for items that waited
-    too long.
+    `lookahead`: slots examined after the first one that does not fit. `aged_share`: the share of the budget for aged
+    items.
     """
 
     lookahead: int = 64
@@ -22,9 +22,9 @@ class PackPolicy:
 
 @dataclass(slots=True)
 class PackedBatch:
-    """One batch off the queue, and the queries refused because it would come too late for them.
+    """The items of one batch, and the queries refused because the batch would end after their deadlines.
 
-    `aged`: it holds items that waited too long. `oversized`: one item longer than the budget, alone.
+    `aged`: it holds aged items. `oversized`: it holds one item longer than the budget, alone.
     """
 
     items: list[WorkItem] = field(default_factory=list)
@@ -34,16 +34,16 @@ class PackedBatch:
     oversized: bool = False
 
     def add(self, item: WorkItem) -> None:
-        """Put one more item into the batch."""
+        """Add one item."""
         self.items.append(item)
         self.token_count += item.token_count
 
 
 class Packer:
-    """Packs one queue's batches.
+    """Packs the batches of one queue.
 
-    What did not fit opens the next batch: the slot that was passed over at the head, or else the aged item
-    that this left no room for; so neither large inputs nor aged ones starve the other.
+    The slot at the head that did not fit goes first into the next batch. Otherwise an aged item that did not fit goes
+    first. So neither large inputs nor aged ones starve the other.
     """
 
     def __init__(self, queue: TokenQueue, policy: PackPolicy) -> None:
@@ -52,11 +52,11 @@ class Packer:
         self._aged_is_owed = False
 
     def pack(self, token_budget: int, now_s: float, *, max_items: int, finish_s: float | None = None) -> PackedBatch:
-        """Take items whose Σ token_count fits the budget (tokens), at most `max_entries` of them.
+        """Take items whose Σ token_count fits the budget (tokens), at most `max_items` of them.
 
-        `finish_s` is when the batch is predicted to end, given only while that prediction has evidence: queries
-        that must be answered sooner are refused instead of computed for nobody. An item longer than the budget
-        goes alone. At least one query leaves a queue that is not empty.
+        `finish_s` is the predicted end of the batch, given only if that prediction has evidence. Queries with an
+        earlier deadline are refused. An item longer than the budget goes alone. At least one query leaves a queue that
+        is not empty.
         """
         assert token_budget > 0, "A replica was given no budget. This is a bug."
         assert max_items > 0, "A replica was given no room for items. This is a bug."
@@ -69,14 +69,14 @@ class Packer:
         return packed
 
     def _open(self, packed: PackedBatch) -> None:
-        """Begin with the slot at the head of the best class, if the last batch passed it over."""
+        """Begin with the slot at the head of the most urgent class, if the last batch skipped it."""
         best = next((waiting for waiting in self._queue.classes if waiting.items), None)
         if best is not None and (slot := best.pop_skipped()) is not None:
             self._queue.take(slot[3], slot[2])
             packed.add(slot[3])
 
     def _add_aged(self, packed: PackedBatch, token_budget: int, now_s: float, max_items: int) -> None:
-        """Add aged items up to their share, and at least one: they can neither starve nor take over."""
+        """Add aged items up to their share, and at least one: they neither starve nor fill the batch."""
         queue = self._queue
         share = self._policy.aged_share * token_budget
         aged_tokens = 0
@@ -92,7 +92,7 @@ class Packer:
             aged_tokens += item.token_count
 
     def _fill(self, packed: PackedBatch, token_budget: int, max_items: int) -> None:
-        """Add what fits, class by class; from the first misfit on, `lookahead` more slots are examined."""
+        """Add what fits, class by class; after the first slot that does not fit, examine `lookahead` more."""
         queue = self._queue
         items, token_count = packed.items, packed.token_count
         left = self._policy.lookahead + 1

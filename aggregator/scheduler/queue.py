@@ -1,4 +1,4 @@
-"""Hold the items of one model until they are packed: by class, fairly between tenants, by deadline, by arrival."""
+"""Hold the work items of one model until they are packed: by class, fairly between tenants, by deadline, by arrival."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from aggregator.scheduler.work_item import Priority, Query, QueueSlot, WorkItem
 
 _PUTS_PER_SWEEP = 4096
 _RECENT_S = 10.0
-"""A class of which something came within this time is in use: steps stay short for what is to come."""
+"""A class with an arrival within this time is in use: steps stay short for its next queries."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueuePolicy:
-    """What the queue is told: `max_wait_s` per class until an item is aged, and whether equal inputs share."""
+    """`max_wait_s`: the time until an item of each class is aged. `coalesce`: whether equal inputs share one item."""
 
     max_wait_s: tuple[float, float, float] = (0.1, 0.5, 5.0)
     coalesce: bool = True
 
 
 class PriorityQueue:
-    """One priority class: slots passed over by an earlier batch first, then the fair order.
+    """One priority class: slots that an earlier batch skipped come first, then the fair order.
 
-    `tokens` and `items` count the items whose best waiter is of this class.
+    `tokens` and `items` count the items whose most urgent waiter is of this class.
     """
 
     def __init__(self, max_wait_s: float) -> None:
@@ -47,11 +47,11 @@ class PriorityQueue:
         self.fair.push(slot)
 
     def pop(self) -> QueueSlot | None:
-        """Take the slot owed next."""
+        """Take the next slot."""
         return self.pop_skipped() or self.fair.pop()
 
     def pop_skipped(self) -> QueueSlot | None:
-        """Take the slot at the head, if an earlier batch passed it over."""
+        """Take the slot at the head, if an earlier batch skipped it."""
         skipped = self._skipped
         while skipped:
             slot = skipped.popleft()
@@ -60,7 +60,7 @@ class PriorityQueue:
         return None
 
     def put_back(self, slots: Sequence[QueueSlot]) -> None:
-        """Return slots that were popped and not taken, to open the next batch in the same order."""
+        """Return slots that were popped and not taken; the next batch begins with them, in the same order."""
         self._skipped.extendleft(reversed(slots))
 
     def arrivals(self) -> Iterator[QueueSlot]:
@@ -73,7 +73,7 @@ class PriorityQueue:
         return slot[2] if slot is not None else None
 
     def oldest_slot(self) -> QueueSlot | None:
-        """Its slot."""
+        """The slot of that query."""
         arrivals = self._arrivals
         while arrivals:
             slot = arrivals[0]
@@ -83,7 +83,7 @@ class PriorityQueue:
         return None
 
     def sweep(self) -> None:
-        """Forget slots that are no longer valid once they may be the most, so that memory follows what waits."""
+        """Drop invalid slots once they may be the majority, so that memory follows the number of waiting queries."""
         if len(self._arrivals) + len(self.fair) > self._sweep_at:
             self._arrivals = deque(self.arrivals())
             self.fair.drop_invalid()
@@ -93,9 +93,9 @@ class PriorityQueue:
 class TokenQueue:
     """Items waiting for a batch, counted in tokens.
 
-    Every query put in leaves exactly once: taken with its item by `packing.pack`, by `expire`, or by `cancel`.
-    An item's rank is the best of its waiters', because each of them has a slot of its own and the first slot
-    that comes up takes the item. Costs: O(log n) per query, nothing is copied.
+    Every query leaves exactly once: with its item by `Packer.pack`, by `expire`, or by `cancel`. An item has the rank
+    of its most urgent waiter, because every waiter has its own slot and the first slot that is popped takes the item.
+    Costs: O(log n) per query; nothing is copied.
     """
 
     def __init__(self, policy: QueuePolicy) -> None:
@@ -110,15 +110,15 @@ class TokenQueue:
 
     @property
     def tokens(self) -> int:
-        """Tokens waiting, all classes."""
+        """Waiting tokens of all classes."""
         first, second, third = self.classes
         return first.tokens + second.tokens + third.tokens
 
     def backlog(self, now_s: float) -> tuple[int, float]:
-        """Tokens of the most urgent class in use that may go in one batch, and how long its step may take (seconds).
+        """Tokens of the most urgent class in use that one batch may hold, and the longest time of its step (seconds).
 
-        They are all that wait; of interactive ones half, so that the other half is cut while these run. A step longer
-        than its class may wait would make the ones behind it late.
+        These are all waiting tokens of the class; of the interactive class half, so that the other half is packed while
+        these run. A step longer than the class may wait would make the queries behind it late.
         """
         for priority, waiting in zip(Priority, self.classes, strict=True):
             if waiting.items or now_s < waiting.in_use_until_s:
@@ -126,17 +126,17 @@ class TokenQueue:
         return 0, 0.0
 
     def next_ids(self) -> bytes:
-        """Token ids of what has waited longest in the most urgent class; empty when nothing waits."""
+        """Token ids of the item that has waited longest in the most urgent class; empty when nothing waits."""
         slots = (waiting.oldest_slot() for waiting in self.classes)
         return next((slot[3].token_ids for slot in slots if slot is not None), b"")
 
     def __len__(self) -> int:
-        """Items waiting, all classes."""
+        """Waiting items of all classes."""
         first, second, third = self.classes
         return first.items + second.items + third.items
 
     def put(self, query: Query, token_ids: bytes, token_count: int) -> WorkItem:
-        """Queue an input; an equal one that waits already is shared."""
+        """Queue an input; if an equal one waits already, they share its item."""
         waiting = self.classes[query.priority]
         item = self._by_ids.get(token_ids)
         if item is None:
@@ -160,7 +160,7 @@ class TokenQueue:
         return item
 
     def cancel(self, query: Query, item: WorkItem) -> bool:
-        """Take a query out that nobody waits for any more; False when it was completed or is under way already."""
+        """Remove a query whose caller is gone; False if it is completed or in flight already."""
         if query.done:
             return False
         query.done = True
@@ -174,7 +174,7 @@ class TokenQueue:
         return True
 
     def expire(self, now_s: float) -> list[Query]:
-        """Take out the queries whose deadline has passed; they never reach an engine."""
+        """Remove the queries whose deadline has passed; they never reach an engine."""
         expired: list[Query] = []
         deadlines = self._deadlines
         while deadlines and deadlines[0][0] <= now_s:
@@ -184,7 +184,7 @@ class TokenQueue:
         return expired
 
     def next_deadline_s(self) -> float:
-        """When `expire` has something to do next; `inf` when no deadline waits."""
+        """The earliest deadline that waits; `inf` when there is none."""
         deadlines = self._deadlines
         while deadlines:
             deadline_s, _, query, item = deadlines[0]
@@ -194,12 +194,12 @@ class TokenQueue:
         return inf
 
     def promote(self, item: WorkItem) -> None:
-        """Treat an item as aged from now on: it holds its partition's committed offset back."""
+        """Treat an item as aged from now on, because it holds its partition's committed offset back."""
         if item.queued:
             self._promoted[item] = None
 
     def aged(self, now_s: float) -> WorkItem | None:
-        """The item to pack first as aged: promoted ones, then by arrival; it stays where it is."""
+        """The next aged item to pack: promoted items first, then by arrival. It stays in the queue."""
         if self._promoted:
             return next(iter(self._promoted))
         found: QueueSlot | None = None
@@ -221,7 +221,8 @@ class TokenQueue:
     def take(self, item: WorkItem, query_in_turn: Query | None) -> None:
         """Remove an item that goes into a batch, in the turn of `query_in_turn` (None: out of turn).
 
-        The tenants of all other waiters are charged here; that of `query_in_turn` was when its slot was popped.
+        The tenants of all other waiters are charged here; the tenant of `query_in_turn` was charged when its slot was
+        popped.
         """
         self._remove(item)
         for query in item.waiters:
@@ -229,7 +230,7 @@ class TokenQueue:
                 self.classes[query.priority].fair.charge(query.tenant, item.token_count)
 
     def items(self) -> Iterator[WorkItem]:
-        """Every waiting item, in no order; for rare sweeps."""
+        """Every waiting item, in no order; only for rare sweeps."""
         for waiting in self.classes:
             for _, _, query, item in waiting.arrivals():
                 if item.waiters[0] is query:
@@ -247,7 +248,7 @@ class TokenQueue:
             self._promoted.pop(item, None)
 
     def _reclass(self, item: WorkItem, priority: Priority) -> None:
-        """Count an item under another class, that of the best of its waiters."""
+        """Count an item under the class of its most urgent waiter."""
         for waiting, sign in ((self.classes[item.priority], -1), (self.classes[priority], 1)):
             waiting.tokens += sign * item.token_count
             waiting.items += sign

@@ -1,10 +1,10 @@
-"""Give failed batches another chance, and corner the one query that breaks the engine.
+"""Retry failed batches, and find the one query that makes the engine fail.
 
-A failed batch goes whole to another replica once. Failing again it becomes suspect: it is bisected, and at most
-one suspect part is out in the whole pool, always on the same replica, so that a query which kills the engine
-kills one server and no more. For n items with one poison: at most log2(n) + 2 failing sends, and
-2 * log2(n) + 2 sends in all. (But a lone query fails three times, not two, before it is condemned: two servers
-that happen to go away one after the other must not dead-letter an innocent.)
+A failed batch is retried whole on another replica once. If it fails again, it is a suspect: it is bisected, and at most
+one suspect part is in flight in the whole pool, always on the same replica. So a query that kills the engine kills one
+server and no more. For n items with one poison there are at most log2(n) + 2 failing sends, and 2 * log2(n) + 2 sends
+in all. A single query fails three times, not two, before it counts as poison: two servers that happen to go away one
+after the other must not dead-letter a good query.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from aggregator.scheduler.work_item import Query, WorkItem
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """`backoff_s` is the longest pause before a retry; a suspect waits `patience_s` for its replica to come back."""
+    """`backoff_s`: the longest pause before a retry. `patience_s`: how long a suspect waits for its replica."""
 
     backoff_s: float = 0.02
     patience_s: float = 30.0
@@ -29,7 +29,7 @@ class RetryPolicy:
 
 @dataclass(slots=True, eq=False)
 class RetryBatch:
-    """Items that are sent together once more. `half`: the other half of the batch this part was cut from."""
+    """Items that are sent again together. `half`: the other half of the bisected batch."""
 
     items: list[WorkItem]
     failures: int
@@ -44,7 +44,7 @@ class RetryBatch:
         return sum(item.token_count for item in self.items)
 
     def drop_dead(self) -> None:
-        """Leave out the items nobody waits for any more."""
+        """Drop the items that no query waits for any more."""
         alive = [item for item in self.items if item.alive]
         if len(alive) < len(self.items):
             self.items, self.half = alive, None  # the poison may have been among them
@@ -64,15 +64,15 @@ class Retries:
         return len(self._retry_batches())
 
     def is_quarantined(self, token_ids: bytes) -> bool:
-        """Whether this very input broke the engine lately."""
+        """Whether this very input was proven to be poison recently."""
         return token_ids in self._quarantine
 
     def quarantine(self, token_ids: bytes) -> None:
-        """This input broke the engine."""
+        """This input is poison."""
         self._quarantine.add(token_ids)
 
     def refused(self, items: list[WorkItem], retry: RetryBatch | None, now_s: float, jitter: float) -> None:
-        """A server refused a batch before starting it: it waits its turn again, at no charge."""
+        """A server refused a batch before starting it: it is sent again, and this does not count as a failure."""
         again = retry or RetryBatch(items, 0, "", now_s)
         again.not_before_s = now_s + jitter * self._policy.backoff_s
         if again.suspect:
@@ -101,19 +101,19 @@ class Retries:
         return []
 
     def succeeded(self, retry: RetryBatch) -> None:
-        """A retried retry batch came back well."""
+        """A retry batch succeeded."""
         if retry.suspect:
             self._suspects.succeeded(retry)
 
     def reserves(self, replica: str, now_s: float) -> bool:
-        """Whether a suspect runs on this replica or waits for it now: nothing is staged there, so that it is free."""
+        """Whether a suspect runs on this replica or waits for it: nothing is staged there, so that it becomes free."""
         return self._suspects.claims(replica, now_s) or (self._suspects.out and self._suspects.replica == replica)
 
     def next_for(self, replica: str, *, token_budget: int, idle: bool, others: bool, now_s: float) -> RetryBatch | None:
         """The retry batch to send on this replica now, if any.
 
-        `idle`: nothing is out on the replica; a suspect travels alone. `others`: the pool has another replica, so that
-        a whole retry need not go where it failed. Of a whole retry batch that is over the budget the rest stays here.
+        `idle`: nothing is in flight on the replica; a suspect runs alone. `others`: the pool has another replica, so a
+        whole retry does not go where it failed. If a whole retry batch exceeds the budget, the rest stays here.
         """
         if idle and self._suspects.claims(replica, now_s):
             return self._suspects.send()
@@ -126,7 +126,7 @@ class Retries:
         return None
 
     def next_due_s(self, now_s: float) -> float:
-        """When something here is to be done by the clock alone: a pause ends, a deadline passes; `inf`: nothing."""
+        """When something here is due by time alone: a pause ends or a deadline passes; `inf`: nothing."""
         retry_batches = self._retry_batches()
         pauses = (retry.not_before_s for retry in retry_batches)
         deadlines = (query.deadline_s for query in _waiting(retry_batches))
@@ -134,18 +134,18 @@ class Retries:
         return min((time_s for time_s in times if time_s > now_s), default=inf)
 
     def replicas_changed(self, replicas: Collection[str], now_s: float) -> None:
-        """Tell which replicas there are; suspects whose replica stays away for `patience_s` are moved to another."""
+        """Set the replicas of the pool; suspects whose replica stays away for `patience_s` move to another one."""
         self._suspects.replicas_changed(replicas, now_s)
 
     def expire(self, now_s: float) -> list[Query]:
-        """Take out the waiting queries whose deadline has passed."""
+        """Remove the waiting queries whose deadline has passed."""
         expired = [query for query in _waiting(self._retry_batches()) if query.deadline_s <= now_s]
         for query in expired:
             query.done = True
         return expired
 
     def items(self) -> list[WorkItem]:
-        """Every item that waits to be sent again; for rare sweeps."""
+        """Every item that waits to be sent again; only for rare sweeps."""
         return [item for retry in self._retry_batches() for item in retry.items]
 
     def _retry_batches(self) -> tuple[RetryBatch, ...]:
@@ -165,7 +165,7 @@ class Retries:
 
 
 class _Suspects:
-    """The parts of the batch under suspicion now, in the order to try them, and those that wait behind it."""
+    """The parts of the batch that is bisected now, in the order of trial, and the suspect batches that wait."""
 
     def __init__(self, patience_s: float) -> None:
         self.parts: deque[RetryBatch] = deque()
@@ -176,13 +176,13 @@ class _Suspects:
         self._patience_s = patience_s
 
     def add(self, retry: RetryBatch) -> None:
-        """Suspect one more batch."""
+        """Add one more suspect batch."""
         retry.suspect = True
         self.waiting.append(retry)
         self._open_next()
 
     def claims(self, replica: str, now_s: float) -> bool:
-        """Whether a part is to be sent on this replica as soon as nothing else is out there."""
+        """Whether a part is to be sent on this replica as soon as nothing else is in flight there."""
         while self.parts and not self.out:
             part = self.parts[0]
             part.drop_dead()
@@ -198,12 +198,12 @@ class _Suspects:
         return self.parts.popleft()
 
     def refused(self, part: RetryBatch) -> None:
-        """The part that was out was not tried."""
+        """The part in flight was not tried."""
         self.out = False
         self.parts.appendleft(part)
 
     def succeeded(self, part: RetryBatch) -> None:
-        """The part that was out is cleared: what made its batch fail is in the other half, which need not fail too."""
+        """The part in flight succeeded: the poison is in the other half, which is bisected at once."""
         self.out = False
         if part.half is not None:
             half = self.parts.popleft()
@@ -212,7 +212,7 @@ class _Suspects:
         self._open_next()
 
     def failed(self, part: RetryBatch) -> list[WorkItem]:
-        """The part that was out failed; returns its item if it was alone."""
+        """The part in flight failed; returns its item if it was alone."""
         self.out = False
         self.replica = part.failed_on
         if len(part.items) > 1:
@@ -222,7 +222,7 @@ class _Suspects:
         return part.items
 
     def replicas_changed(self, replicas: Collection[str], now_s: float) -> None:
-        """Move the suspects to another replica when theirs has been away for too long."""
+        """Move the suspects to another replica if theirs has been away too long."""
         if not self.replica or self.replica in replicas:
             self.moves_s = inf
         elif self.moves_s == inf:
@@ -231,7 +231,7 @@ class _Suspects:
             self.replica, self.moves_s = next(iter(replicas)), inf
 
     def _open(self, retry: RetryBatch) -> None:
-        """Put a batch's halves, or a lone item, in front of the other parts."""
+        """Put the halves of a batch, or a single item, in front of the other parts."""
         if len(retry.items) == 1:
             self.parts.appendleft(retry)
             return
@@ -244,7 +244,7 @@ class _Suspects:
         self.parts.extendleft((second, first))
 
     def _open_next(self) -> None:
-        """Put the next failed batch under suspicion once the present one is cleared up."""
+        """Bisect the next suspect batch once the present one is done."""
         while not self.parts and not self.out:
             self.replica = ""
             if not self.waiting:
@@ -257,7 +257,7 @@ class _Suspects:
 
 
 class _Quarantine:
-    """Digests of the inputs condemned last."""
+    """Digests of the most recent poison inputs."""
 
     def __init__(self, size: int) -> None:
         self._size = size

@@ -1,4 +1,4 @@
-"""One input on its way to a vector: the query that waits for it, and the item that computes it."""
+"""One input in the queue (`Query`), and the computation that gives it a vector (`WorkItem`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Priority(IntEnum):
 
 @dataclass(slots=True, eq=False)
 class Query:
-    """One input of a request, its `owner`, waiting for its vector.
+    """One input of a request (`owner`) that waits for its vector.
 
     Times are monotonic seconds; a deadline of `inf` means none.
     """
@@ -34,8 +34,8 @@ class Query:
 class WorkItem:
     """One computation: token ids in (little-endian int32, special tokens included), one vector out.
 
-    Identical inputs share one item as its waiters. While it is `queued` all of them are alive, and `priority`
-    is the best class among them.
+    Identical inputs share one item as its waiters. While it is `queued`, every waiter is alive, and `priority` is the
+    most urgent class among them.
     """
 
     token_ids: bytes
@@ -46,12 +46,12 @@ class WorkItem:
 
     @property
     def alive(self) -> bool:
-        """Whether anybody still waits for the vector."""
+        """Whether any query still waits for the vector."""
         return any(not query.done for query in self.waiters)
 
 
 QueueSlot = tuple[float, int, Query, WorkItem]
-"""Where one query stands in the queue: its deadline (seconds), its number in the order of arrival, itself, its item.
+"""The position of one query in the queue: its deadline (seconds), its arrival number, the query, its item.
 
-A slot is valid while its query is not done and its item is queued; nobody searches for a slot to remove it.
+A slot is valid while its query is not done and its item is queued. Invalid slots stay until they are popped or swept.
 """
