@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
-import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from aggregator.errors import StartError, ungrouped
 from aggregator.observability import heap, logs
 from aggregator.settings.aggregator import ENV_PREFIX, AggregatorSettings
 from aggregator.settings.help import help_text
-from aggregator.settings.strict import load
+from aggregator.settings.load import load
 
 _LOG = logging.getLogger(__name__)
 _BAD_START = 2
@@ -28,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code: 0 after a drain, 1 after a failure at work, 2 when it could not start."""
     options = _parser().parse_args(arguments)
     try:
-        settings = load(AggregatorSettings, prefix=ENV_PREFIX, env=os.environ, file=options.config)
+        settings = load(AggregatorSettings, ENV_PREFIX, options.config)
         if options.check:
             return uvloop.run(check(settings))
         logs.configure("tokenbatch-aggregator", settings.telemetry.log_level)

@@ -30,7 +30,7 @@ from aggregator.scheduler.budget.controller import SlaGoal
 from aggregator.scheduler.dispatcher import DispatchPolicy
 from aggregator.scheduler.queue import QueuePolicy
 from aggregator.settings.aggregator import AggregatorSettings, SlaSettings
-from aggregator.settings.strict import as_text
+from aggregator.settings.load import as_text
 from aggregator.sources.grpc.source import GrpcSource
 from aggregator.sources.kafka.connection import check as check_kafka
 from aggregator.sources.kafka.connection import prepare_topics
@@ -214,10 +214,8 @@ def make_models(settings: AggregatorSettings, worker: Executor, long_worker: Exe
 
 
 def make_goal(sla: SlaSettings) -> SlaGoal | None:
-    """What token budgets are steered by; None: by nothing."""
-    if sla.target_s is None and sla.latency_s is None:
-        return None
-    return SlaGoal(sla.target_s, sla.latency_s)
+    """What token budgets are controlled by; None: they are the measured saturation points."""
+    return None if sla.latency_s is None else SlaGoal(answer_s=sla.latency_s)
 
 
 async def check(settings: AggregatorSettings) -> int:

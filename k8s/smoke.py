@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import math
-import os
 import secrets
 import sys
 import time
@@ -24,7 +23,7 @@ from aiokafka.errors import KafkaError
 
 from aggregator.errors import StartError
 from aggregator.settings.aggregator import ENV_PREFIX, AggregatorSettings, KafkaSettings, TopicSettings
-from aggregator.settings.strict import load
+from aggregator.settings.load import load
 from aggregator.sources.kafka.connection import client_options
 from k8s.api import Kubernetes, KubernetesError, connect
 from k8s.scaler.external_metrics.discovery import GROUP, VERSION
@@ -223,7 +222,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--timeout-s", type=float, default=120.0, metavar="S", help="for all of it (%(default)s)")
     options = parser.parse_args(arguments)
     try:
-        settings = load(AggregatorSettings, prefix=ENV_PREFIX, env=os.environ, file=options.config)
+        settings = load(AggregatorSettings, ENV_PREFIX, options.config)
         found = asyncio.run(prove(settings, options.grpc, options.timeout_s, options.metric))
     except (Failed, StartError) as error:
         sys.stderr.write(f"failed: {error}\n")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path
 from textwrap import fill
-from typing import Annotated, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import yaml
 from pydantic import (
@@ -66,7 +66,6 @@ class ModelSettings(Group):
         description="what it is served for; auto: generate for a causal language model without the modules.json of an"
         " embedding model",
     )
-    trust_remote_code: bool = Field(default=False, description="run code that comes with the model")
 
 
 class GenerationSettings(Group):
@@ -96,17 +95,17 @@ class EngineSettings(Group):
     step_tokens: PositiveInt | None = Field(
         default=None, description="tokens that one step holds; empty: 4096 on a CPU, 16384 on a GPU"
     )
-    memory_share: Annotated[float, Field(gt=0, lt=1)] = Field(default=0.8, description="of the GPU's memory for vLLM")
-    vllm_options: dict[str, Any] = Field(default={}, description="further arguments of vLLM's EngineArgs, as they are")
+    vllm_options: dict[str, Any] = Field(
+        default={},
+        description="further arguments of vLLM's EngineArgs, such as gpu_memory_utilization and trust_remote_code",
+    )
 
 
 class QueueSettings(Group):
     """Batches that wait for the engine."""
 
-    merging: bool = Field(default=True, description="merge batches that wait into one step")
-    max_tokens: PositiveInt | None = Field(
-        default=None, description="waiting tokens, above which batches are refused; empty: eight full steps"
-    )
+    merging: bool = True
+    max_tokens: PositiveInt | None = None
 
 
 class GrpcSettings(Group):
@@ -121,26 +120,21 @@ class GrpcSettings(Group):
 class ProfileSettings(Group):
     """The saturation profile: how step time depends on tokens."""
 
-    enabled: bool = Field(default=True, description="measure at the start, unless a profile is supplied or cached")
-    file: Path | None = Field(
-        default=None, description="a supplied profile; one that belongs to something else is refused"
-    )
-    cache: Path = Field(default=Path("~/.cache/tokenbatch/profiles"), description="folder of measured profiles")
-    max_tokens: PositiveInt | None = Field(
-        default=None,
-        description="largest total measured, published with the curve; empty: 1024 on a CPU, 8192 on a GPU",
-    )
-    budget_s: PositiveFloat = Field(default=15.0, description="time for the sweep, which makes at least three rounds")
+    enabled: bool = True
+    file: Path | None = None
+    cache: Path = Path("~/.cache/tokenbatch/profiles")
+    max_tokens: PositiveInt | None = None
+    budget_s: PositiveFloat = 15.0
 
 
 class SyntheticSettings(Group):
     """The synthetic engine (engine.kind=synthetic), for load tests and fault tests."""
 
-    fixed_s: NonNegativeFloat = Field(default=0.002, description="time of a step")
-    per_token_s: NonNegativeFloat = Field(default=0.00001, description="and of each of its tokens")
-    dimensions: PositiveInt | None = Field(default=None, description="empty: as the model's files say")
-    poison_token_id: NonNegativeInt | None = Field(default=None, description="a token id that makes the engine fail")
-    poison_mode: Literal["error", "exit"] = Field(default="error", description="raise in the step, or end the process")
+    fixed_s: NonNegativeFloat = 0.002
+    per_token_s: NonNegativeFloat = 0.00001
+    dimensions: PositiveInt | None = None
+    poison_token_id: NonNegativeInt | None = None
+    poison_mode: Literal["error", "exit"] = "error"
 
 
 class TelemetrySettings(Group):
@@ -160,10 +154,24 @@ class ModelServerSettings(Group):
     model: ModelSettings = ModelSettings()
     engine: EngineSettings = EngineSettings()
     generation: GenerationSettings = GenerationSettings()
-    queue: QueueSettings = QueueSettings()
+    queue: QueueSettings = Field(
+        default=QueueSettings(),
+        description="batches that wait. merging: several may run in one step; max_tokens: above so many waiting tokens"
+        " batches are refused (empty: eight full steps)",
+    )
     grpc: GrpcSettings = GrpcSettings()
-    profile: ProfileSettings = ProfileSettings()
-    synthetic: SyntheticSettings = SyntheticSettings()
+    profile: ProfileSettings = Field(
+        default=ProfileSettings(),
+        description="the saturation profile, measured at the start. enabled: false: not at all; file: one that was"
+        " measured before, for this model and device; cache: folder of those that were measured here; max_tokens: the"
+        " largest total that is measured (empty: 1024 on a CPU, 8192 on a GPU); budget_s: time for it",
+    )
+    synthetic: SyntheticSettings = Field(
+        default=SyntheticSettings(),
+        description="of engine.kind synthetic, which computes nothing. fixed_s and per_token_s: time of a step;"
+        " dimensions (empty: as the model's files say); poison_token_id: a token that makes a step fail;"
+        " poison_mode: error or exit",
+    )
     telemetry: TelemetrySettings = TelemetrySettings()
 
     @property
@@ -218,22 +226,33 @@ def as_text(settings: ModelServerSettings) -> str:
 
 
 def help_text() -> str:
-    """Every setting, for `--help`."""
+    """Every setting, for `--help`; a group that has a description of its own is one setting, a mapping."""
     lines = ["Settings come from the environment, then from the file of --config (YAML), then from these defaults."]
-    for path, field in _settings():
+    for path, field, default in _settings():
         choices = "|".join(map(str, get_args(field.annotation))) if "Literal" in str(field.annotation) else ""
-        shown = "empty" if field.default is None or field.default == "" else str(field.default)
+        shown = (
+            default.model_dump_json() if isinstance(default, Group) else "empty" if default in (None, "") else default
+        )
         lines.append(f"{_variable(path)}  {choices and f'<{choices}>  '}[default {shown}]")
         lines.append(fill(field.description or "", 110, initial_indent="    ", subsequent_indent="    "))
     return "\n".join(lines) + "\n"
 
 
-def _settings() -> Iterator[tuple[tuple[str, str], FieldInfo]]:
-    """Group and name of every setting."""
+def _settings() -> Iterator[tuple[tuple[str, ...], FieldInfo, Any]]:
+    """Path, field and default of every setting."""
     for group, outer in ModelServerSettings.model_fields.items():
-        assert isinstance(outer.default, Group), "a setting stands outside of a group. This is a bug."
+        if outer.description:
+            yield (group,), outer, outer.default
+            continue
         for name, field in type(outer.default).model_fields.items():
-            yield (group, name), field
+            yield (group, name), field, field.default
+
+
+def _names() -> Iterator[tuple[str, ...]]:
+    """Every name that a setting may be given by, those of groups as a whole included."""
+    for group, outer in ModelServerSettings.model_fields.items():
+        yield (group,)
+        yield from ((group, name) for name in type(outer.default).model_fields)
 
 
 def _variable(path: tuple[str, ...]) -> str:
@@ -241,8 +260,7 @@ def _variable(path: tuple[str, ...]) -> str:
 
 
 def _unknown_variables() -> Iterator[str]:
-    known = {_variable(path) for path, _ in _settings()}
-    known |= {_variable((group,)) for group in ModelServerSettings.model_fields}
+    known = {_variable(path) for path in _names()}
     for name in os.environ:
         if name.upper().startswith(ENV_PREFIX) and name.upper() not in known and not _SERVICE_LINK.search(name):
             nearest = get_close_matches(name, known, n=1)
@@ -253,5 +271,5 @@ def _problem(error: ErrorDetails) -> str:
     key = ".".join(map(str, error["loc"]))
     if error["type"] != "extra_forbidden":
         return f"{key}: {error['msg']}"
-    nearest = get_close_matches(key, [".".join(path) for path, _ in _settings()], n=1)
+    nearest = get_close_matches(key, [".".join(path) for path in _names()], n=1)
     return f"{key} is not a setting" + (f": did you mean {nearest[0]}?" if nearest else "; --help lists all")

@@ -1,31 +1,16 @@
-"""Configuration of the gRPC front door: the listener, its limits, its certificates, its callers."""
+"""All configuration of the aggregator."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    PositiveFloat,
-    PositiveInt,
-    SecretStr,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, PositiveFloat, PositiveInt, SecretStr, field_validator, model_validator
 
 from aggregator.errors import StartError
 from aggregator.observability.telemetry import TelemetrySettings
 from aggregator.replicas.discovery import changes, parse
-from aggregator.settings.strict import StrictSettings
-
-
-class Group(BaseModel):
-    """One group of settings."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+from aggregator.settings.load import Group
 
 
 def check_address(address: str) -> None:
@@ -40,11 +25,18 @@ def check_address(address: str) -> None:
 class TlsSettings(Group):
     """Certificates of the gRPC port; files that change are read anew, without a restart."""
 
-    cert_file: Path | None = Field(default=None, description="certificate chain, PEM; empty: no TLS")
-    key_file: Path | None = Field(default=None, description="its private key, PEM, not encrypted")
-    client_ca_file: Path | None = Field(
-        default=None, description="CA of client certificates, PEM; given, every client must have one (mTLS)"
-    )
+    cert_file: Path | None = None
+    key_file: Path | None = None
+    client_ca_file: Path | None = None
+
+
+class JwtSettings(Group):
+    """JSON Web Tokens as bearer tokens."""
+
+    jwks_file: Path | None = None
+    issuer: str = ""
+    audience: str = ""
+    tenant_claim: str = "sub"
 
 
 class AuthenticationSettings(Group):
@@ -54,10 +46,11 @@ class AuthenticationSettings(Group):
         default=None,
         description="bearer tokens, one a line: TENANT TOKEN, or TENANT sha256:DIGEST (hexadecimal) of the token",
     )
-    jwks_file: Path | None = Field(default=None, description="JSON Web Key Set whose keys sign bearer tokens (JWT)")
-    jwt_issuer: str = Field(default="", description="the iss that a JWT must have; empty: any")
-    jwt_audience: str = Field(default="", description="the aud that a JWT must have; empty: any")
-    jwt_tenant_claim: str = Field(default="sub", description="the claim of a JWT that names the tenant")
+    jwt: JwtSettings = Field(
+        default=JwtSettings(),
+        description="bearer tokens that are JWTs. jwks_file: JSON Web Key Set with the keys that sign them; issuer and"
+        " audience: the iss and aud that they must have (empty: any); tenant_claim: the claim that names the tenant",
+    )
     client_certificates: bool = Field(
         default=False,
         description="the tenant is the client certificate's SPIFFE id, or else its common name, or else its first DNS"
@@ -67,30 +60,20 @@ class AuthenticationSettings(Group):
     @property
     def required(self) -> bool:
         """Whether callers must show who they are; then no field of a message names a tenant, on Kafka neither."""
-        return self.tokens_file is not None or self.jwks_file is not None or self.client_certificates
+        return self.tokens_file is not None or self.jwt.jwks_file is not None or self.client_certificates
 
 
 class GrpcSettings(Group):
-    """The gRPC front door."""
+    """The gRPC port."""
 
     enabled: bool = Field(default=True, description="serve gRPC at all")
     bind: str = Field(default="0.0.0.0:50051", description="host:port; port 0 picks a free one")
-    max_message_bytes: PositiveInt = Field(default=4 * 1024 * 1024, description="of one request")
-    max_connection_age_s: PositiveFloat = Field(
-        default=1800.0, description="a connection is closed at this age (give or take 10 %), so that load spreads anew"
+    tls: TlsSettings = Field(
+        default=TlsSettings(),
+        description="PEM files, read again when they change. cert_file: certificate chain (empty: no TLS); key_file:"
+        " its private key, not encrypted; client_ca_file: CA of client certificates (given, every client needs one)",
     )
-    reflection: bool | None = Field(
-        default=None,
-        description="describe the service to tools such as grpcurl, which need no credential for it; empty: unless"
-        " `grpc.authentication` is on",
-    )
-    tls: TlsSettings = TlsSettings()
     authentication: AuthenticationSettings = AuthenticationSettings()
-
-    @property
-    def describes_itself(self) -> bool:
-        """Whether reflection is served."""
-        return not self.authentication.required if self.reflection is None else self.reflection
 
 
 class TenantSettings(Group):
@@ -146,45 +129,78 @@ class TopicSettings(Group):
 _TEXT_REPLY_TOPIC = "generate.replies.v1"
 
 
+class SaslSettings(Group):
+    """How clients authenticate where the protocol is SASL_PLAINTEXT or SASL_SSL."""
+
+    mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"] = "PLAIN"
+    username: str = ""
+    password: SecretStr = SecretStr("")
+    password_file: Path | None = None
+    token_file: Path | None = None
+
+
+class SslSettings(Group):
+    """Certificates where the protocol is SSL or SASL_SSL."""
+
+    ca_file: Path | None = None
+    cert_file: Path | None = None
+    key_file: Path | None = None
+
+
+class ClientSettings(Group):
+    """How the clients fetch, commit and stay in the group; the defaults fit brokers that have theirs.
+
+    `max_poll_records`: of one fetch. `max_commit_span`: records of a partition beyond its committed offset, answered or
+    not, above which it is paused: they are what a new owner reads again. `drain_timeout_s`: to finish what a revoked
+    partition has in flight.
+    """
+
+    client_id: str = "tokenbatch"
+    session_timeout_s: PositiveFloat = 30.0
+    max_poll_records: PositiveInt = 1000
+    commit_interval_s: PositiveFloat = 0.2
+    max_commit_span: PositiveInt = 50_000
+    drain_timeout_s: PositiveFloat = 10.0
+
+
 class KafkaSettings(Group):
     """The Kafka cluster, its topics, and how far intake may run ahead."""
 
     enabled: bool = Field(default=True, description="read requests from Kafka at all")
     bootstrap_servers: str = Field(default="localhost:9092", description="host:port, several separated by commas")
     topics: tuple[TopicSettings, ...] = Field(
-        default=(TopicSettings(name="embed.requests.v1"),), description="the query topics", min_length=1
+        default=(TopicSettings(name="embed.requests.v1"),), description="the request topics", min_length=1
     )
     reply_topic: str = Field(default="embed.replies.v1", description="where replies go that name no reply topic")
     allowed_reply_topics: tuple[str, ...] = Field(
         default=(), description="further topics a request may name; shell patterns such as team-a.* are allowed"
     )
     group_id: str = Field(default="tokenbatch", description="consumer group")
-    client_id: str = Field(default="tokenbatch", description="client id, for the broker's logs and quotas")
     create_topics: bool = Field(default=False, description="create missing topics at start")
     partitions: PositiveInt = Field(default=8, description="of topics that are created")
-    replication_factor: int = Field(default=-1, description="of topics that are created; -1: the broker's default")
-    max_poll_records: PositiveInt = Field(default=1000, description="records taken per fetch at the most")
     max_reply_bytes: PositiveInt = Field(
-        default=900_000, description="a request whose reply would be larger is refused"
+        default=900_000, description="a request whose reply could be larger is refused"
     )
-    commit_interval_s: PositiveFloat = Field(default=0.2, description="offsets are committed this often")
-    max_commit_span: PositiveInt = Field(
-        default=50_000,
-        description="records of a partition beyond the committed offset, answered or not, above which it is paused",
-    )
-    drain_timeout_s: PositiveFloat = Field(default=10.0, description="to finish what a revoked partition has under way")
-    session_timeout_s: PositiveFloat = Field(default=30.0, description="the group's session time-out")
-    compression: Literal["none", "gzip", "snappy", "lz4", "zstd"] = Field(default="none", description="of replies")
     skip_corrupt_batches: bool = Field(default=False, description="step over record batches whose checksum is wrong")
-    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(default="PLAINTEXT")
-    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"] = Field(default="PLAIN")
-    sasl_username: str = Field(default="")
-    sasl_password: SecretStr = Field(default=SecretStr(""))
-    sasl_password_file: Path | None = Field(default=None, description="read instead of sasl_password")
-    sasl_token_file: Path | None = Field(default=None, description="bearer token for OAUTHBEARER, read anew each time")
-    ssl_ca_file: Path | None = Field(default=None)
-    ssl_cert_file: Path | None = Field(default=None)
-    ssl_key_file: Path | None = Field(default=None)
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
+        default="PLAINTEXT", description="as Kafka's security.protocol"
+    )
+    sasl: SaslSettings = Field(
+        default=SaslSettings(),
+        description="mechanism: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 or OAUTHBEARER; username; password, or"
+        " password_file that holds it; token_file: bearer token for OAUTHBEARER, read for each connection",
+    )
+    ssl: SslSettings = Field(
+        default=SslSettings(),
+        description="PEM files. ca_file: CA of the brokers (empty: the system's); cert_file and key_file: this"
+        " client's",
+    )
+    client: ClientSettings = Field(
+        default=ClientSettings(),
+        description="seldom changed: client_id, session_timeout_s, max_poll_records; commit_interval_s, max_commit_span"
+        " (records beyond the committed offset above which a partition is paused), drain_timeout_s (of a partition that"
+        " is revoked)",
+    )
 
     def replies_of(self, topic: TopicSettings) -> str:
         """Where the replies to a topic's records go that name none."""
@@ -268,18 +284,11 @@ class BatchingSettings(Group):
 
 
 class SlaSettings(Group):
-    """A time that token budgets are steered by, live; without one they are the measured saturation points."""
+    """A time that token budgets are controlled by; without one they are the measured saturation points."""
 
-    target_s: PositiveFloat | None = Field(default=None, description="of one engine step; or give latency_s")
     latency_s: PositiveFloat | None = Field(
-        default=None, description="of a whole answer, from which the step's time follows; or give target_s"
+        default=None, description="of a whole answer; token budgets follow it; empty: the measured saturation points"
     )
-
-    @model_validator(mode="after")
-    def _makes_sense(self) -> Self:
-        if self.target_s is not None and self.latency_s is not None:
-            raise ValueError("give target_s or latency_s, not both")
-        return self
 
 
 class DemandSettings(Group):
@@ -294,20 +303,18 @@ class DemandSettings(Group):
 class TokenizerSettings(Group):
     """Tokenizers come from the model servers."""
 
-    cache: Path = Field(default=Path("~/.cache/tokenbatch/tokenizers"), description="their files, by fingerprint")
-    fast: bool = Field(default=True, description="take the fast path for printable ASCII, where it proved itself")
+    cache: Path = Path("~/.cache/tokenbatch/tokenizers")
+    fast: bool = True
 
 
 class LifecycleSettings(Group):
     """Start and stop."""
 
-    grace_s: PositiveFloat = Field(
-        default=25.0, description="from SIGTERM to the exit; what is unfinished then is replayed"
-    )
-    connect_timeout_s: PositiveFloat = Field(default=30.0, description="for brokers at start")
+    grace_s: PositiveFloat = 25.0
+    connect_timeout_s: PositiveFloat = 30.0
 
 
-class AggregatorSettings(StrictSettings):
+class AggregatorSettings(Group):
     """Everything the aggregator can be told."""
 
     kafka: KafkaSettings = KafkaSettings()
@@ -315,11 +322,20 @@ class AggregatorSettings(StrictSettings):
     tenants: TenantSettings = TenantSettings()
     models: tuple[ModelSettings, ...] = Field(
         default=(ModelSettings(name="all-minilm-l6-v2", aliases=("minilm",), servers=("localhost:50061",)),),
+        description="the models, the first one for requests that name none",
         min_length=1,
     )
     batching: BatchingSettings = BatchingSettings()
     sla: SlaSettings = SlaSettings()
     demand: DemandSettings = DemandSettings()
-    lifecycle: LifecycleSettings = LifecycleSettings()
+    lifecycle: LifecycleSettings = Field(
+        default=LifecycleSettings(),
+        description="grace_s: from SIGTERM to the exit, what is unfinished then is replayed; connect_timeout_s: for"
+        " brokers at start",
+    )
     telemetry: TelemetrySettings = TelemetrySettings()
-    tokenizer: TokenizerSettings = TokenizerSettings()
+    tokenizer: TokenizerSettings = Field(
+        default=TokenizerSettings(),
+        description="cache: folder of the files that model servers send, by fingerprint; fast: the fast path for"
+        " printable ASCII, where it agrees with the model's own tokenizer",
+    )

@@ -12,29 +12,33 @@ from pydantic.fields import FieldInfo
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One setting: where it stands and what it takes."""
+    """One setting: where it stands, what it takes, and its default (PydanticUndefined where it must be given)."""
 
     path: tuple[str, ...]
     field: FieldInfo
-
-    def env_name(self, prefix: str) -> str:
-        """Its name in the environment."""
-        return env_name(prefix, self.path)
-
-    @property
-    def default(self) -> Any:
-        """Its default, or PydanticUndefined where it must be given."""
-        return self.field.get_default(call_default_factory=True, validated_data={})
+    default: Any
 
 
-def leaves(settings_type: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[Leaf]:
-    """Every setting of a type, group by group."""
+def leaves(
+    settings_type: type[BaseModel], path: tuple[str, ...] = (), defaults: BaseModel | None = None
+) -> Iterator[Leaf]:
+    """Every setting of a type, group by group; a group that has a description of its own is one setting, a mapping."""
     for name, field in settings_type.model_fields.items():
         group = group_of(field.annotation)
-        if group is None:
-            yield Leaf((*path, name), field)
+        default = field.get_default() if defaults is None else getattr(defaults, name)
+        if group is None or field.description:
+            yield Leaf((*path, name), field, default)
         else:
-            yield from leaves(group, (*path, name))
+            yield from leaves(group, (*path, name), default if isinstance(default, BaseModel) else None)
+
+
+def all_paths(settings_type: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Every name that a setting may be given by, those of groups as a whole included."""
+    for name, field in settings_type.model_fields.items():
+        yield (*path, name)
+        group = group_of(field.annotation) or element_of(field.annotation)
+        if group is not None:
+            yield from all_paths(group, (*path, name))
 
 
 def group_of(annotation: Any) -> type[BaseModel] | None:
@@ -51,17 +55,3 @@ def element_of(annotation: Any) -> type[BaseModel] | None:
 def env_name(prefix: str, path: Sequence[str]) -> str:
     """What the setting at `path` is called in the environment."""
     return prefix + "__".join(path).upper()
-
-
-def field_at(settings_type: type[BaseModel], path: Sequence[str | int]) -> FieldInfo | None:
-    """The field at a path; numbers in it are places in a sequence."""
-    model: type[BaseModel] | None = settings_type
-    field: FieldInfo | None = None
-    for part in path:
-        if isinstance(part, int):
-            continue
-        field = model.model_fields.get(part) if model is not None else None
-        if field is None:
-            return None
-        model = group_of(field.annotation) or element_of(field.annotation)
-    return field

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from enum import Enum
 from pathlib import Path
 from textwrap import fill
 from typing import Any, Literal, get_args, get_origin
@@ -13,7 +14,7 @@ from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
-from aggregator.settings.fields import Leaf, element_of, leaves
+from aggregator.settings.fields import Leaf, element_of, env_name, group_of, leaves
 
 _WIDTH = 110
 _BOUNDS = {Gt: (">", "gt"), Ge: ("≥", "ge"), Lt: ("<", "lt"), Le: ("≤", "le")}
@@ -33,7 +34,7 @@ def help_text(settings_type: type[BaseModel], prefix: str) -> str:
         if leaf.path[:-1] != group:
             group = leaf.path[:-1]
             lines.append("")
-        lines += _lines(leaf.env_name(prefix), leaf)
+        lines += _lines(env_name(prefix, leaf.path), leaf)
     return "\n".join(lines) + "\n"
 
 
@@ -80,8 +81,10 @@ def _type_name(annotation: Any) -> str:
     if type(None) in arguments:
         return " or ".join(_type_name(argument) for argument in arguments if argument is not type(None)) + " or empty"
     names = {str: "text", int: "integer", float: "number", bool: "true|false", SecretStr: "secret", Path: "path"}
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+    if group_of(annotation) is not None or origin is dict:
         return "mapping"
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return "|".join(str(choice.value) for choice in annotation)
     return names.get(annotation, getattr(annotation, "__name__", str(annotation)))
 
 

@@ -24,12 +24,11 @@ SETTINGS: dict[str, type[BaseModel]] = {
 # What the chart sets itself: ports that Services and probes name, files that it mounts, addresses that it knows.
 CHART_SETS: dict[str, frozenset[str]] = {
     "kafka": frozenset(
-        {"enabled", "bootstrap_servers", "sasl_password", "sasl_password_file", "sasl_token_file"}
-        | {"ssl_ca_file", "ssl_cert_file", "ssl_key_file"}
+        {"enabled", "bootstrap_servers", "ssl"} | {"sasl.password", "sasl.password_file", "sasl.token_file"}
     ),
     "aggregator": frozenset(
         {"kafka", "models", "grpc.enabled", "grpc.bind", "grpc.tls", "demand"}
-        | {"grpc.authentication.tokens_file", "grpc.authentication.jwks_file"}
+        | {"grpc.authentication.tokens_file", "grpc.authentication.jwt.jwks_file"}
         | {"telemetry.metrics_bind", "tenants.aggregators", "tokenizer.cache"}
     ),
     "modelserver": frozenset(

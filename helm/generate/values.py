@@ -127,7 +127,7 @@ class FrontDoor(Values):
         default=None, description="{secretName, key}: every client must have a certificate of it"
     )
     tokens: SecretKey | None = Field(default=None, description="{secretName, key} of grpc.authentication.tokens_file")
-    jwks: SecretKey | None = Field(default=None, description="{secretName, key} of grpc.authentication.jwks_file")
+    jwks: SecretKey | None = Field(default=None, description="{secretName, key} of grpc.authentication.jwt.jwks_file")
 
 
 class Route(Values):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from pathlib import Path
 from aggregator.errors import StartError, ungrouped
 from aggregator.observability import logs
 from aggregator.settings.help import help_text
-from aggregator.settings.strict import as_text, load
+from aggregator.settings.load import as_text, load
 from k8s.scaler.app import Scaler
 from k8s.scaler.settings import ENV_PREFIX, ScalerSettings
 
@@ -24,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code: 0 after SIGTERM, 2 when it could not start."""
     options = _parser().parse_args(arguments)
     try:
-        settings = load(ScalerSettings, prefix=ENV_PREFIX, env=os.environ, file=options.config)
+        settings = load(ScalerSettings, ENV_PREFIX, options.config)
         if options.check:
             sys.stdout.write(as_text(settings))
             return 0

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat
+from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat
 
 from aggregator.observability.telemetry import TelemetrySettings
 from aggregator.settings.aggregator import KafkaSettings, check_address
-from aggregator.settings.strict import StrictSettings
+from aggregator.settings.load import Group
 from k8s.endpoints import SCHEME
 
 ENV_PREFIX = "TOKENBATCH_SCALER_"
-
-
-class Group(BaseModel):
-    """One group of settings."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class ModelSettings(Group):
@@ -95,7 +89,7 @@ class KedaSettings(Group):
     bind: str = Field(default="0.0.0.0:50071", description="host:port; port 0 picks a free one")
 
 
-class ScalerSettings(StrictSettings):
+class ScalerSettings(Group):
     """Everything the scaler can be told."""
 
     models: tuple[ModelSettings, ...] = Field(default=(ModelSettings(name="all-minilm-l6-v2"),), min_length=1)

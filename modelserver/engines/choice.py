@@ -23,6 +23,8 @@ L = TypeVar("L")
 
 _log = logging.getLogger(__name__)
 
+_MEMORY_SHARE = 0.8
+"""Of the GPU's memory for vLLM, unless `engine.vllm_options` say otherwise: other processes need some as well."""
 _SYNTHETIC_STEP_TOKENS = 8192
 _SYNTHETIC_SEQUENCES = 256
 _SYNTHETIC_KV_TOKENS = 1 << 18
@@ -102,8 +104,7 @@ def _loaded(load: Callable[[LoadOptions], L], settings: ModelServerSettings, fil
         model_tokens=files.max_input_tokens,
         max_input_tokens=settings.model.max_input_tokens,
         step_tokens=engine.step_tokens,
-        memory_share=engine.memory_share,
-        trust_remote_code=settings.model.trust_remote_code,
+        memory_share=_MEMORY_SHARE,
         options=engine.vllm_options,
     )
     try:

@@ -50,7 +50,6 @@ class LoadOptions:
     max_input_tokens: int | None
     step_tokens: int | None
     memory_share: float
-    trust_remote_code: bool
     options: Mapping[str, Any]
 
 
@@ -170,7 +169,6 @@ def _config(options: LoadOptions) -> VllmConfig:
         "max_num_seqs": math.ceil(step_tokens / _TOKENS_PER_QUERY),
         "enforce_eager": cpu,
         "gpu_memory_utilization": options.memory_share,
-        "trust_remote_code": options.trust_remote_code,
         "skip_tokenizer_init": True,
         "disable_log_stats": True,
         "enable_prefix_caching": False,

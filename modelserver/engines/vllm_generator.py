@@ -175,7 +175,6 @@ def load(options: LoadOptions) -> VllmGenerator:
         "max_num_seqs": _CPU_SEQUENCES if cpu else _GPU_SEQUENCES,
         "enforce_eager": cpu,
         "gpu_memory_utilization": options.memory_share,
-        "trust_remote_code": options.trust_remote_code,
         "skip_tokenizer_init": True,
         "disable_log_stats": True,
         "enable_prefix_caching": True,

@@ -65,7 +65,7 @@ def scaler(log_file: Path, kafka: str, demand: str) -> Service:
         "KAFKA__GROUP_ID": TOPICS.requests,
         "AGGREGATORS__ADDRESSES": json.dumps([demand]),
         "AGGREGATORS__INTERVAL_S": "1",
-        "API__BIND": "",
+        "API": '{"bind": ""}',
         "KEDA__BIND": f"127.0.0.1:{keda_port}",
         "TELEMETRY__METRICS_BIND": f"127.0.0.1:{metrics_port}",
     }
@@ -95,7 +95,6 @@ class Stack:
                 "KAFKA__REPLY_TOPIC": TOPICS.replies,
                 "KAFKA__GROUP_ID": TOPICS.requests,
                 "KAFKA__PARTITIONS": "2",
-                "KAFKA__REPLICATION_FACTOR": "1",
                 "SLA__LATENCY_S": "2",  # without a promise nothing is late, and nothing counts it
                 "DEMAND__BIND": f"127.0.0.1:{demand_port}",
             },

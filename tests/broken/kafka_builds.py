@@ -163,7 +163,7 @@ BUILDS = (
         "is-ready-though-nobody-answers-it",
         "an aggregator is ready only while its group counts it in",
         "aggregator/sources/kafka/consumer/group.py",
-        " and time.monotonic() - self._heard_s <= self._settings.session_timeout_s\n",
+        " and time.monotonic() - self._heard_s <= self._settings.client.session_timeout_s\n",
         "\n",
         (f"{_CLIENT}::test_intake_is_not_ready_once_heartbeats_have_gone_unanswered_for_the_sessions_time",),
     ),

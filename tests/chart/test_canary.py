@@ -10,7 +10,7 @@ import yaml
 
 from aggregator.settings.aggregator import ENV_PREFIX as AGGREGATOR
 from aggregator.settings.aggregator import AggregatorSettings, CanarySettings
-from aggregator.settings.strict import load
+from aggregator.settings.load import load
 from k8s.scaler.settings import ENV_PREFIX as SCALER
 from k8s.scaler.settings import ScalerSettings
 from tests.chart.rendering import CHART, find, render, run, template
@@ -41,10 +41,10 @@ def test_aggregators_and_the_scaler_are_told_of_its_share(tmp_path: Path) -> Non
     for kind in ("aggregator", "scaler"):
         text = find(objects, "ConfigMap", f"t-tokenbatch-{kind}")["data"][f"{kind}.yaml"]
         (tmp_path / kind).write_text(text, encoding="utf-8")
-    (model,) = load(AggregatorSettings, prefix=AGGREGATOR, env={}, file=tmp_path / "aggregator").models
+    (model,) = load(AggregatorSettings, AGGREGATOR, tmp_path / "aggregator").models
     assert model.canary == CanarySettings(revision="b", share=0.25)
     assert model.servers == (f"k8s://{NAME}.ns:50061", f"k8s://{ON_TRIAL}.ns:50061")
-    scaled = load(ScalerSettings, prefix=SCALER, env={}, file=tmp_path / "scaler").models
+    scaled = load(ScalerSettings, SCALER, tmp_path / "scaler").models
     assert [(each.name, each.demand_of, each.deployment, each.share) for each in scaled] == [
         (MODEL, "", NAME, 0.75),
         ("minilm-canary", MODEL, ON_TRIAL, 0.25),

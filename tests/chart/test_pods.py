@@ -11,7 +11,7 @@ import yaml
 
 from aggregator.settings.aggregator import ENV_PREFIX as AGGREGATOR
 from aggregator.settings.aggregator import AggregatorSettings
-from aggregator.settings.strict import load
+from aggregator.settings.load import load
 from k8s.scaler.settings import ENV_PREFIX as SCALER
 from k8s.scaler.settings import ScalerSettings
 from modelserver import settings as modelserver
@@ -20,9 +20,9 @@ from tests.chart.rendering import CASES, Object, find, pod_specs, render
 
 VOLUMES = {"configMap", "emptyDir", "projected", "secret", "persistentVolumeClaim", "csi", "ephemeral"}
 LOAD: dict[str, Callable[[Path], object]] = {
-    "aggregator.yaml": lambda file: load(AggregatorSettings, prefix=AGGREGATOR, env={}, file=file),
+    "aggregator.yaml": lambda file: load(AggregatorSettings, AGGREGATOR, file),
     "modelserver.yaml": modelserver.load,
-    "scaler.yaml": lambda file: load(ScalerSettings, prefix=SCALER, env={}, file=file),
+    "scaler.yaml": lambda file: load(ScalerSettings, SCALER, file),
 }
 
 
@@ -134,12 +134,12 @@ def test_what_a_person_sets_reaches_the_process(tmp_path: Path) -> None:
     objects = render("everything")
     file = tmp_path / "aggregator.yaml"
     file.write_text(find(objects, "ConfigMap", "embed-aggregator")["data"]["aggregator.yaml"], encoding="utf-8")
-    settings = load(AggregatorSettings, prefix=AGGREGATOR, env={}, file=file)
+    settings = load(AggregatorSettings, AGGREGATOR, file)
     assert settings.batching.token_budget == 128
     assert settings.batching.coalesce is False
     assert settings.batching.max_held_tokens == 5_000_000
     assert settings.kafka.topics[1].tenant == "index"
-    assert settings.kafka.sasl_password_file == Path("/etc/tokenbatch/kafka/password")
+    assert settings.kafka.sasl.password_file == Path("/etc/tokenbatch/kafka/password")
     assert settings.kafka.create_topics is False
     assert [model.name for model in settings.models] == ["BAAI/bge-small-en-v1.5", "house"]
 
@@ -171,5 +171,5 @@ def test_aggregators_are_told_of_models_that_scale_to_zero_and_of_no_others(
     objects = render(case, *(("--set", values) if values else ()))
     file = tmp_path / "aggregator.yaml"
     file.write_text(find(objects, "ConfigMap", "t-tokenbatch-aggregator")["data"]["aggregator.yaml"], encoding="utf-8")
-    settings = load(AggregatorSettings, prefix=AGGREGATOR, env={}, file=file)
+    settings = load(AggregatorSettings, AGGREGATOR, file)
     assert [model.scales_to_zero for model in settings.models] == [zero]

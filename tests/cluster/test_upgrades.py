@@ -153,7 +153,7 @@ def _jwk() -> Object:
 
 CHANGES: list[tuple[dict[str, Any], set[str]]] = [
     ({"aggregator": {"config": {"batching": {"max_held_tokens": 400_000}}}}, {"aggregator"}),
-    ({"kafka": {"config": {"session_timeout_s": 20}}}, {"aggregator", "scaler"}),
+    ({"kafka": {"config": {"client": {"session_timeout_s": 20}}}}, {"aggregator", "scaler"}),
     ({"modelServer": {"config": {"synthetic": {"fixed_s": 0.015}}}}, {"model-server"}),
     ({"scaler": {"config": {"policy": {"drain_s": 20}}}}, {"scaler"}),
     ({"aggregator": {"podAnnotations": {"team": "search"}}}, {"aggregator"}),

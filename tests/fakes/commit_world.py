@@ -12,7 +12,7 @@ from aggregator.observability.gathered import Gatherer
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
 from aggregator.request import Failure, Request
-from aggregator.settings.aggregator import KafkaSettings, TopicSettings
+from aggregator.settings.aggregator import ClientSettings, KafkaSettings, TopicSettings
 from aggregator.sources.kafka.codec import route_of
 from aggregator.sources.kafka.source import KafkaSource
 from tests.fakes.clock import AutojumpLoop
@@ -20,13 +20,8 @@ from tests.fakes.kafka import SESSION_S, Commit, FakeKafka, FakeMember, FakeProd
 
 SPAN, POLL, GAP = 8, 3, 2
 TPS = (TopicPartition("in", 0), TopicPartition("in", 1))
-SETTINGS = KafkaSettings(
-    topics=(TopicSettings(name="in"),),
-    reply_topic="out",
-    max_commit_span=SPAN,
-    max_poll_records=POLL,
-    drain_timeout_s=2.0,
-)
+CLIENT = ClientSettings(max_commit_span=SPAN, max_poll_records=POLL, drain_timeout_s=2.0)
+SETTINGS = KafkaSettings(topics=(TopicSettings(name="in"),), reply_topic="out", client=CLIENT)
 TEXT = (("content-type", b"text/plain"),)
 _METRICS = Metrics(Gatherer())
 _TRACING = Tracing()
@@ -37,7 +32,7 @@ class Process:
     """One aggregator's Kafka side. `taken` are the requests that the pipeline has under way."""
 
     def __init__(self, world: World, name: str, path_type: type[KafkaSource]) -> None:
-        settings = SETTINGS.model_copy(update={"client_id": name})
+        settings = SETTINGS.model_copy(update={"client": CLIENT.model_copy(update={"client_id": name})})
         self.name = name
         self.taken: list[Request] = []
         self.deliveries = world.kafka.deliveries(settings, member=world.member_type)

@@ -237,7 +237,7 @@ class FakeMember:
     def __init__(
         self, kafka: FakeKafka, settings: KafkaSettings, on_revoked: OnRevoked, on_assigned: OnAssigned
     ) -> None:
-        self.owner = settings.client_id
+        self.owner = settings.client.client_id
         self.topics = frozenset(topic.name for topic in settings.topics)
         self.kafka = kafka
         self.generation = -1

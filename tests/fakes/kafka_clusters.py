@@ -12,7 +12,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
 from aiokafka.errors import GroupCoordinatorNotAvailableError
 
-from aggregator.settings.aggregator import KafkaSettings, TopicSettings
+from aggregator.settings.aggregator import ClientSettings, KafkaSettings, TopicSettings
 from aggregator.sources.kafka.consumer.committed_offset import Lease
 from aggregator.sources.kafka.consumer.consumer import KafkaDeliveries
 from aggregator.sources.kafka.producer.producer import KafkaProducer
@@ -44,6 +44,13 @@ class Cluster(Protocol):
 QUICK = {"commit_interval_s": 0.05, "drain_timeout_s": 3.0, "session_timeout_s": 6.0}
 
 
+def _grouped(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a cluster with those of its clients in their group."""
+    client = {name: value for name, value in changes.items() if name in ClientSettings.model_fields}
+    rest = {name: value for name, value in changes.items() if name not in client}
+    return {**rest, "client": {**QUICK, **client}}
+
+
 class FakeCluster:
     """FakeKafka as a Cluster."""
 
@@ -52,7 +59,7 @@ class FakeCluster:
 
     def settings(self, *topics: str, **changes: Any) -> KafkaSettings:
         named = tuple(TopicSettings(name=topic) for topic in topics) or (TopicSettings(name="unused"),)
-        return KafkaSettings.model_validate({"topics": named, **QUICK, **changes})
+        return KafkaSettings.model_validate({"topics": named, **_grouped(changes)})
 
     def deliveries(self, settings: KafkaSettings, on_fenced: OnFenced) -> KafkaDeliveries:
         return self.kafka.deliveries(settings, on_fenced)
@@ -89,7 +96,7 @@ class RealCluster:
     def settings(self, *topics: str, **changes: Any) -> KafkaSettings:
         named = tuple(TopicSettings(name=topic) for topic in topics) or (TopicSettings(name="unused"),)
         own = {"bootstrap_servers": self.bootstrap, "group_id": f"group-{self.name}", "topics": named}
-        return KafkaSettings.model_validate({**own, **QUICK, **changes})
+        return KafkaSettings.model_validate({**own, **_grouped(changes)})
 
     def deliveries(self, settings: KafkaSettings, on_fenced: OnFenced) -> KafkaDeliveries:
         return KafkaDeliveries(settings, on_fenced)

@@ -33,7 +33,7 @@ DATED = {"message.timestamp.type": "LogAppendTime"}
 _POLL_S = 0.2
 _GRACE_S = 60.0
 _SETTINGS = {
-    "KAFKA__SESSION_TIMEOUT_S": "6",  # the least that brokers take
+    "KAFKA__CLIENT__SESSION_TIMEOUT_S": "6",  # the least that brokers take
     "KAFKA__CREATE_TOPICS": "false",
     "BATCHING__TOKEN_BUDGET": "250",
 }

@@ -192,7 +192,9 @@ async def test_a_stuck_record_pauses_only_its_partition(scene: Scene, figures: F
         {"name": "away", "servers": [away.address]},
     ]
     scene.servers.append(away)
-    aggregator = await scene.aggregator(settings={"MODELS": json.dumps(models), "KAFKA__MAX_COMMIT_SPAN": "500"})
+    aggregator = await scene.aggregator(
+        settings={"MODELS": json.dumps(models), "KAFKA__CLIENT__MAX_COMMIT_SPAN": "500"}
+    )
 
     def for_the_other(number: int, request_id: str) -> Planned:
         text = f"wait for it {number}"

@@ -274,7 +274,7 @@ async def opened(
         settings = {
             "MODELS": json.dumps([{"name": model, "servers": [relay.address for relay in relays]}]),
             "KAFKA__TOPICS": json.dumps([topic]),
-            "KAFKA__SESSION_TIMEOUT_S": "6",
+            "KAFKA__CLIENT__SESSION_TIMEOUT_S": "6",
         }
         running = [
             await asyncio.to_thread(start, topics=topics, group=topics.requests, settings=settings) for _ in range(2)

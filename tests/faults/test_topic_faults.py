@@ -85,7 +85,7 @@ async def test_what_retention_took_is_counted(scene: Scene, figures: Figures) ->
 @pytest.mark.short
 async def test_a_topic_made_again_is_read_from_its_start(scene: Scene, figures: Figures) -> None:
     await scene.server()
-    aggregator = await scene.aggregator(settings={"KAFKA__SESSION_TIMEOUT_S": "20"})
+    aggregator = await scene.aggregator(settings={"KAFKA__CLIENT__SESSION_TIMEOUT_S": "20"})
     await scene.load.send(2000)
     assert await scene.drained()
     scene.kept_id = await scene.requests_id()
@@ -180,8 +180,8 @@ async def guarded(guarded_broker: tuple[KafkaBroker, str], tmp_path: Path) -> As
     broker, address = guarded_broker
     user = {
         "KAFKA__SECURITY_PROTOCOL": "SASL_PLAINTEXT",
-        "KAFKA__SASL_USERNAME": "app",
-        "KAFKA__SASL_PASSWORD": "secret",
+        "KAFKA__SASL__USERNAME": "app",
+        "KAFKA__SASL__PASSWORD": "secret",
     }
     scene = Scene(tmp_path, broker.bootstrap, beside=address, settings=user)
     await scene.open()

@@ -35,7 +35,7 @@ NOISE_MIB = 20.0
 @pytest.mark.timeout(3600)
 async def test_a_burst_is_worked_off_with_flat_memory(scene: Scene, figures: Figures) -> None:
     await scene.server(SYNTHETIC__FIXED_S="0.002")
-    settings = {"BATCHING__TOKEN_BUDGET": "4000", "KAFKA__MAX_COMMIT_SPAN": str(SPAN)}
+    settings = {"BATCHING__TOKEN_BUDGET": "4000", "KAFKA__CLIENT__MAX_COMMIT_SPAN": str(SPAN)}
     aggregator = await scene.aggregator(settings=settings)
     await scene.load.send(2000)
     assert await scene.drained()

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from jwt.algorithms import OKPAlgorithm
 from jwt.utils import base64url_encode
 
-from aggregator.settings.aggregator import AuthenticationSettings
+from aggregator.settings.aggregator import JwtSettings
 from aggregator.sources.grpc import bearer_tokens
 from aggregator.sources.grpc.bearer_tokens import JwtTokens, StaticTokens
 from tests.fuzz.target import Cut, Target, field
@@ -22,7 +22,7 @@ from tests.fuzz.target import Cut, Target, field
 _FOLDER = Path(tempfile.mkdtemp(prefix="fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))  # noqa: S108 - memory
 _KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))
 _JWK: dict[str, Any] = {**json.loads(OKPAlgorithm.to_jwk(_KEY.public_key())), "kid": "k"}
-_SETTINGS = AuthenticationSettings(jwt_tenant_claim="tenant")
+_SETTINGS = JwtSettings(tenant_claim="tenant")
 _HEADER = {"alg": "EdDSA", "kid": "k"}
 _CLAIMS = {"tenant": "t", "sub": "s", "iss": "i", "aud": ["a"], "exp": 4_000_000_000, "nbf": 1, "iat": 1}
 _GOOD = f"{base64url_encode(json.dumps(_HEADER).encode()).decode()}.{base64url_encode(b'{}').decode()}.AA"

@@ -13,8 +13,8 @@ from typing import Any
 from unittest.mock import patch
 
 from aggregator.settings import aggregator as aggregator_settings
-from aggregator.settings import strict as runtime_settings
-from aggregator.settings.strict import SettingsError, as_text
+from aggregator.settings import load as runtime_settings
+from aggregator.settings.load import SettingsError, as_text, load
 from modelserver import settings as modelserver_settings
 from modelserver.errors import CannotStart
 from modelserver.profile import store as profile_store
@@ -25,21 +25,18 @@ _FOLDER = Path(tempfile.mkdtemp(prefix="fuzz-", dir="/dev/shm" if Path("/dev/shm
 _OWNER = ProfileOwner("m", "r", "float32", "synthetic", "1", "cpu")
 _PREFIXES = (aggregator_settings.ENV_PREFIX, modelserver_settings.ENV_PREFIX)
 _NAMES = (
-    *("KAFKA__TOPICS", "KAFKA__BOOTSTRAP_SERVERS", "KAFKA__MAX_COMMIT_SPAN", "MODELS", "BATCHING__COALESCE"),
+    *("KAFKA__TOPICS", "KAFKA__BOOTSTRAP_SERVERS", "KAFKA__CLIENT__MAX_COMMIT_SPAN", "MODELS", "BATCHING__COALESCE"),
     *("KAFKA", "GRPC__ENABLED", "ENGINE__KIND", "ENGINE__STEP_TOKENS", "MODEL__PATH", "PROFILE"),
 )
 
 
 def _load(kind: int, file: Path | None, env: dict[str, str]) -> None:
     try:
-        if kind % 2:
-            with patch.dict(os.environ, {name: value for name, value in env.items() if _may_be_set(name, value)}):
+        with patch.dict(os.environ, {name: value for name, value in env.items() if _may_be_set(name, value)}):
+            if kind % 2:
                 modelserver_settings.as_text(modelserver_settings.load(file))
-        else:
-            settings = runtime_settings.load(
-                aggregator_settings.AggregatorSettings, prefix=_PREFIXES[0], env=env, file=file
-            )
-            as_text(settings)
+            else:
+                as_text(load(aggregator_settings.AggregatorSettings, _PREFIXES[0], file))
     except (CannotStart, SettingsError):
         return
 

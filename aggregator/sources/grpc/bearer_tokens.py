@@ -15,7 +15,7 @@ from typing import Any, TypeGuard
 import jwt
 from pydantic import BaseModel, ConfigDict, FiniteFloat
 
-from aggregator.settings.aggregator import AuthenticationSettings
+from aggregator.settings.aggregator import JwtSettings
 from aggregator.sources.grpc.certificates import WatchedFiles
 
 _LOG = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ _ALGORITHMS = ("RS256", "ES256", "EdDSA")
 class JwtTokens:
     """JSON Web Tokens signed by a key of a JWKS file; the key is chosen by the token's `kid`."""
 
-    def __init__(self, file: Path, settings: AuthenticationSettings) -> None:
+    def __init__(self, file: Path, settings: JwtSettings) -> None:
         """Raises OSError or ValueError."""
         self._keys = WatchedFiles([file], partial(_read_keys, file))
         self._settings = settings
@@ -87,15 +87,15 @@ class JwtTokens:
                 token,
                 key,
                 algorithms=_ALGORITHMS,
-                issuer=settings.jwt_issuer or None,
-                audience=settings.jwt_audience or None,
+                issuer=settings.issuer or None,
+                audience=settings.audience or None,
                 leeway=_LEEWAY_S,
-                options={"require": ["exp"], "verify_aud": bool(settings.jwt_audience)},
+                options={"require": ["exp"], "verify_aud": bool(settings.audience)},
             )
             expires_s = _Claims.model_validate(claims).exp
         except (jwt.PyJWTError, KeyError, ValueError):
             return None
-        tenant = claims.get(settings.jwt_tenant_claim)
+        tenant = claims.get(settings.tenant_claim)
         return Caller(tenant, expires_s + _LEEWAY_S) if is_name(tenant) else None
 
     def _key(self, kid: str | None) -> jwt.PyJWK:

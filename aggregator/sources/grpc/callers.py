@@ -94,7 +94,7 @@ def open_authentication(settings: AuthenticationSettings) -> Authentication | No
     tokens: list[Tokens] = []
     for name, file, opened in (
         ("tokens_file", settings.tokens_file, StaticTokens),
-        ("jwks_file", settings.jwks_file, partial(JwtTokens, settings=settings)),
+        ("jwt.jwks_file", settings.jwt.jwks_file, partial(JwtTokens, settings=settings.jwt)),
     ):
         if file is not None:
             try:

@@ -141,12 +141,12 @@ class GrpcServer:
         self._settings = settings
         self._service = service
         self._credentials = server_credentials(settings.tls)
-        self._server = grpc.aio.server(options=_options(settings, limits))
+        self._server = grpc.aio.server(options=_options(limits))
         self._health = _Health()
         self.address = ""
         others = Guarded(calls)
         others.add_generic_rpc_handlers((self._health.handler(),))
-        if settings.describes_itself:
+        if not settings.authentication.required:  # it would tell anybody who has no credential
             reflection.enable(others, (*_SERVICES, health.SERVICE_NAME))
         self._server.add_generic_rpc_handlers((service.handler(), generation.handler(), others))
 
@@ -169,11 +169,8 @@ class GrpcServer:
             "tls": self._credentials is not None,
             "client_certificates": tls.client_ca_file is not None,
             "authentication": self._settings.authentication.required,
-            "reflection": self._settings.describes_itself,
         }
         _LOG.info("grpc listening", extra=extra)
-        if self._settings.authentication.required and self._settings.describes_itself:
-            _LOG.warning("reflection answers callers without a credential; grpc.reflection=false turns it off")
 
     async def set_serving(self, *, serving: bool) -> None:
         """What the health service says, of the server and of the service."""
@@ -226,9 +223,9 @@ class _Health(health.aio.HealthServicer):
             watch.cancel()
 
 
-def _options(settings: GrpcSettings, limits: Limits) -> list[tuple[str, Any]]:
+def _options(limits: Limits) -> list[tuple[str, Any]]:
     return [
-        ("grpc.max_receive_message_length", settings.max_message_bytes),
+        ("grpc.max_receive_message_length", limits.max_message_bytes),
         ("grpc.max_send_message_length", -1),  # held to max_reply_bytes before
         ("grpc.max_metadata_size", limits.max_metadata_bytes),
         ("grpc.absolute_max_metadata_size", limits.max_metadata_bytes),
@@ -241,7 +238,7 @@ def _options(settings: GrpcSettings, limits: Limits) -> list[tuple[str, Any]]:
         # By itself gRPC lets clients send ever more, megabytes on every call, of what nobody has asked for yet.
         ("grpc.http2.bdp_probe", 0),
         ("grpc.http2.lookahead_bytes", _LOOKAHEAD_BYTES),
-        ("grpc.max_connection_age_ms", int(settings.max_connection_age_s * 1000)),
+        ("grpc.max_connection_age_ms", int(limits.connection_age_s * 1000)),
         ("grpc.max_connection_age_grace_ms", int(limits.connection_grace_s * 1000)),
         ("grpc.max_allowed_incoming_connections", _MOST_CONNECTIONS),
         ("grpc.server_handshake_timeout_ms", 20_000),

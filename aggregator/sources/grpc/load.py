@@ -28,7 +28,8 @@ class Limits:
     `max_calls`: requests under way, those on streams included. `max_pending_bytes`: of these requests together.
     `max_streams`: open EmbedStream calls, each with room for one message on its way in; when one more comes, one that
     has been silent for 5 s makes way. `stream_window`: requests under way on one of them. `max_inputs`: of one request.
-    `max_metadata_bytes`: of one call. `connection_grace_s`: what calls have to end on a connection that is to close.
+    `max_message_bytes`: of one request. `max_metadata_bytes`: of one call. A connection is closed at `connection_age_s`
+    (give or take 10 %), so that load spreads anew over the aggregators; its calls then have `connection_grace_s`.
     """
 
     max_calls: int = 4096
@@ -37,7 +38,9 @@ class Limits:
     stream_window: int = 256
     max_inputs: int = 1024
     max_calls_per_connection: int = 1024
+    max_message_bytes: int = 4 * 1024 * 1024
     max_metadata_bytes: int = 16 * 1024
+    connection_age_s: float = 1800.0
     connection_grace_s: float = 300.0
 
 

@@ -56,7 +56,7 @@ class GrpcSource:
         )
         callers = Callers(defaults, open_authentication(grpc.authentication), traced=tracing.enabled)
         load = Load(limits, metrics)
-        reading = Reading(max(_FEWEST_PLACES, limits.max_pending_bytes // grpc.max_message_bytes), load)
+        reading = Reading(max(_FEWEST_PLACES, limits.max_pending_bytes // limits.max_message_bytes), load)
         self._batcher = CallBatcher(models.next_due_s)
         calls = Calls(self._batcher, give_up, callers, load, reading)
         service = EmbeddingsService(

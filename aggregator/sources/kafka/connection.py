@@ -18,7 +18,7 @@ from aiokafka.conn import collect_hosts, create_conn
 from typing_extensions import override
 
 from aggregator.errors import StartError
-from aggregator.settings.aggregator import KafkaSettings
+from aggregator.settings.aggregator import KafkaSettings, SaslSettings
 from aggregator.sources.kafka.records import DEAD_LETTER_SUFFIX
 
 _RETRY_S = 0.5
@@ -47,14 +47,14 @@ def client_options(settings: KafkaSettings) -> dict[str, Any]:
     _keep_secrets_out_of_logs()
     options: dict[str, Any] = {
         "bootstrap_servers": [server.strip() for server in settings.bootstrap_servers.split(",") if server.strip()],
-        "client_id": settings.client_id,
+        "client_id": settings.client.client_id,
         "security_protocol": settings.security_protocol,
     }
     try:
         if settings.security_protocol in {"SSL", "SASL_SSL"}:
             options["ssl_context"] = _ssl_context(settings)
         if settings.security_protocol.startswith("SASL_"):
-            options |= _sasl(settings)
+            options |= _sasl(settings.sasl)
     except OSError as error:  # ssl.SSLError is one
         raise StartError(f"kafka: a security file cannot be used: {error}") from error
     return options
@@ -133,26 +133,26 @@ def _listed(names: Collection[str]) -> str:
 
 
 def _ssl_context(settings: KafkaSettings) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=settings.ssl_ca_file)
-    if settings.ssl_cert_file is not None:
-        context.load_cert_chain(settings.ssl_cert_file, settings.ssl_key_file)
+    context = ssl.create_default_context(cafile=settings.ssl.ca_file)
+    if settings.ssl.cert_file is not None:
+        context.load_cert_chain(settings.ssl.cert_file, settings.ssl.key_file)
     return context
 
 
-def _sasl(settings: KafkaSettings) -> dict[str, Any]:
-    if settings.sasl_mechanism == "OAUTHBEARER":
-        if settings.sasl_token_file is None:
-            raise StartError("kafka: OAUTHBEARER needs kafka.sasl_token_file")
-        settings.sasl_token_file.read_bytes()  # now rather than at the first connection
-        return {"sasl_mechanism": "OAUTHBEARER", "sasl_oauth_token_provider": _TokenFile(settings.sasl_token_file)}
-    password = settings.sasl_password.get_secret_value()
-    if settings.sasl_password_file is not None:
-        password = settings.sasl_password_file.read_text().rstrip("\r\n")
-    if not settings.sasl_username or not password:
-        raise StartError(f"kafka: {settings.sasl_mechanism} needs kafka.sasl_username and a password")
+def _sasl(settings: SaslSettings) -> dict[str, Any]:
+    if settings.mechanism == "OAUTHBEARER":
+        if settings.token_file is None:
+            raise StartError("kafka: OAUTHBEARER needs kafka.sasl.token_file")
+        settings.token_file.read_bytes()  # now rather than at the first connection
+        return {"sasl_mechanism": "OAUTHBEARER", "sasl_oauth_token_provider": _TokenFile(settings.token_file)}
+    password = settings.password.get_secret_value()
+    if settings.password_file is not None:
+        password = settings.password_file.read_text().rstrip("\r\n")
+    if not settings.username or not password:
+        raise StartError(f"kafka: {settings.mechanism} needs kafka.sasl.username and a password")
     return {
-        "sasl_mechanism": settings.sasl_mechanism,
-        "sasl_plain_username": settings.sasl_username,
+        "sasl_mechanism": settings.mechanism,
+        "sasl_plain_username": settings.username,
         "sasl_plain_password": password,
     }
 
@@ -214,9 +214,8 @@ async def _create(
     timeout_s: float,
 ) -> None:
     counts = [max(settings.partitions, existing.get(name.removesuffix(DEAD_LETTER_SUFFIX), 0)) for name in names]
-    factor = settings.replication_factor
-    assignment: dict[int, list[int]] | None = {} if factor == -1 else None  # aiokafka wants one beside a -1
-    topics = [NewTopic(name, count, factor, assignment) for name, count in zip(names, counts, strict=True)]
+    # Replicas: -1, the broker's default.replication.factor; aiokafka wants an assignment beside it.
+    topics = [NewTopic(name, count, -1, {}) for name, count in zip(names, counts, strict=True)]
     response: Any = await admin.create_topics(topics, timeout_ms=int(timeout_s * 1000))
     for name, code, message, *_ in response.topic_errors:
         error = kafka_errors.for_code(code)

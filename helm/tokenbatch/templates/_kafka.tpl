@@ -8,18 +8,26 @@
 {{- if .Values.strimzi.enabled -}}
 {{- $_ := set $settings "create_topics" false -}}
 {{- end -}}
+{{- $sasl := dict -}}
 {{- if $kafka.saslPassword -}}
-{{- $_ := set $settings "sasl_password_file" "/etc/tokenbatch/kafka/password" -}}
+{{- $_ := set $sasl "password_file" "/etc/tokenbatch/kafka/password" -}}
 {{- end -}}
 {{- if $kafka.saslToken -}}
-{{- $_ := set $settings "sasl_token_file" "/etc/tokenbatch/kafka/token" -}}
+{{- $_ := set $sasl "token_file" "/etc/tokenbatch/kafka/token" -}}
 {{- end -}}
+{{- if $sasl -}}
+{{- $_ := set $settings "sasl" (merge $sasl (default dict $settings.sasl)) -}}
+{{- end -}}
+{{- $ssl := dict -}}
 {{- if $kafka.ca -}}
-{{- $_ := set $settings "ssl_ca_file" "/etc/tokenbatch/kafka/ca.crt" -}}
+{{- $_ := set $ssl "ca_file" "/etc/tokenbatch/kafka/ca.crt" -}}
 {{- end -}}
 {{- if $kafka.clientCertificate -}}
-{{- $_ := set $settings "ssl_cert_file" "/etc/tokenbatch/kafka/tls.crt" -}}
-{{- $_ := set $settings "ssl_key_file" "/etc/tokenbatch/kafka/tls.key" -}}
+{{- $_ := set $ssl "cert_file" "/etc/tokenbatch/kafka/tls.crt" -}}
+{{- $_ := set $ssl "key_file" "/etc/tokenbatch/kafka/tls.key" -}}
+{{- end -}}
+{{- if $ssl -}}
+{{- $_ := set $settings "ssl" $ssl -}}
 {{- end -}}
 {{- toYaml $settings -}}
 {{- end -}}

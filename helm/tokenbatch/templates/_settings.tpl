@@ -31,7 +31,7 @@
 {{- $_ := set $authentication "tokens_file" "/etc/tokenbatch/grpc/tokens" -}}
 {{- end -}}
 {{- if $door.jwks -}}
-{{- $_ := set $authentication "jwks_file" "/etc/tokenbatch/grpc/jwks.json" -}}
+{{- $_ := set $authentication "jwt" (dict "jwks_file" "/etc/tokenbatch/grpc/jwks.json") -}}
 {{- end -}}
 {{- if $tls -}}
 {{- include "tokenbatch.override" (list $settings (dict "grpc" (merge (dict "tls" $tls) (default dict $settings.grpc)))) -}}

@@ -47,7 +47,6 @@ def _load(folder: str, blocks: int | None) -> Generator:
             max_input_tokens=LONGEST,
             step_tokens=STEP_TOKENS,
             memory_share=0.5,
-            trust_remote_code=False,
             options={**options, "block_size": _BLOCK_TOKENS},
         )
     )

@@ -42,7 +42,7 @@ def of_kafka(name: str) -> Iterator[Effect]:
 
 KAFKA: Object = {
     "bootstrapServers": f"{BOOTSTRAP},{BOOTSTRAP}",
-    "config": {"session_timeout_s": 21, "topics": [{"name": "embed.requests.v1", "model": MODEL}]},
+    "config": {"client": {"session_timeout_s": 21}, "topics": [{"name": "embed.requests.v1", "model": MODEL}]},
     "saslPassword": {"secretName": "kafka-user", "key": "word"},
     "saslToken": {"secretName": "kafka-user", "key": "bearer"},
     "ca": {"secretName": "kafka-ca", "key": "ca"},

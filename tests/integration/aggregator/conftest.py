@@ -111,7 +111,6 @@ def aggregators(kafka: KafkaBroker, folder: Path, prefix: str) -> Generator[Star
             "KAFKA__REPLY_TOPIC": topics.replies,
             "KAFKA__GROUP_ID": group,
             "KAFKA__PARTITIONS": "2",
-            "KAFKA__REPLICATION_FACTOR": "1",
             **(settings or {}),
         }
         aggregator = Aggregator(

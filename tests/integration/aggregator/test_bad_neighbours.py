@@ -105,7 +105,7 @@ async def test_a_flood_of_corrupt_records_holds_nothing_up_and_is_committed_in_o
     # The broker's clock says when an outcome was written.
     dated = {"message.timestamp.type": "LogAppendTime"}
     await make_topics(kafka.bootstrap, topics.replies, topics.dead_letters, configs=dated)
-    running = start_aggregator(quick, topics=topics, settings={"KAFKA__COMMIT_INTERVAL_S": "0.02"})
+    running = start_aggregator(quick, topics=topics, settings={"KAFKA__CLIENT__COMMIT_INTERVAL_S": "0.02"})
     flood = [Sent(b"\xff\xff", (), b"bad") for _ in range(3000)]
     for number in range(30):
         flood[number * 100] = query("fine", f"good-{number}")

@@ -150,7 +150,9 @@ async def test_an_offset_is_committed_only_after_its_reply(
         settings={"ENGINE__KIND": "synthetic", "PROFILE__ENABLED": "false", "SYNTHETIC__FIXED_S": "0.1"},
     )
     with slow:
-        running = start_aggregator(slow, settings={"BATCHING__TOKEN_BUDGET": "100", "KAFKA__COMMIT_INTERVAL_S": "0.02"})
+        running = start_aggregator(
+            slow, settings={"BATCHING__TOKEN_BUDGET": "100", "KAFKA__CLIENT__COMMIT_INTERVAL_S": "0.02"}
+        )
         seen: list[tuple[int, int]] = []
         async with open_desk(running.kafka, running.topics) as desk:
             await desk.produce(*(query(text, f"q{number}") for number, text in enumerate(questions(200))))

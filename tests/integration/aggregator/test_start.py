@@ -67,7 +67,7 @@ async def test_check_says_that_all_is_well_and_keeps_secrets(kafka: KafkaBroker,
         "--check",
         **topics("checked"),
         KAFKA__BOOTSTRAP_SERVERS=kafka.bootstrap,
-        KAFKA__SASL_PASSWORD="hunter2",
+        KAFKA__SASL__PASSWORD="hunter2",
         MODELS=model(quick.address),
     )
     assert (ended.returncode, ended.stderr) == (0, "")
@@ -162,7 +162,6 @@ def test_a_port_that_is_taken_ends_the_start(kafka: KafkaBroker, taken_port: int
     ended = aggregator(
         **topics("ports", create=True),
         KAFKA__BOOTSTRAP_SERVERS=kafka.bootstrap,
-        KAFKA__REPLICATION_FACTOR="1",
         **{"DEMAND__BIND": "127.0.0.1:0", setting: f"127.0.0.1:{taken_port}"},
     )
     assert ended.returncode == 2

@@ -154,12 +154,8 @@ class Keys:
             {**json.loads(ECAlgorithm.to_jwk(self.ec.public_key())), "kid": "ec", "alg": "ES256"},
         ]
         (folder / "jwks.json").write_text(json.dumps({"keys": keys}))
-        return {
-            "jwks_file": folder / "jwks.json",
-            "jwt_issuer": ISSUER,
-            "jwt_audience": AUDIENCE,
-            "jwt_tenant_claim": "tenant",
-        }
+        file = folder / "jwks.json"
+        return {"jwt": {"jwks_file": file, "issuer": ISSUER, "audience": AUDIENCE, "tenant_claim": "tenant"}}
 
     def token(self, kid: str = "ec", *, leave_out: str = "", **claims: Any) -> str:
         body = {"tenant": "team-a", "iss": ISSUER, "aud": AUDIENCE, "exp": time.time() + 600, **claims}

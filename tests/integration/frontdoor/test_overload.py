@@ -133,9 +133,7 @@ async def test_a_rate_of_tokens_is_divided_among_the_ready_aggregators(monkeypat
 
 
 async def test_a_message_or_metadata_too_large_is_refused() -> None:
-    async with front_door(
-        settings={"grpc": {"max_message_bytes": 10_000}}, limits={"max_metadata_bytes": 4_000}
-    ) as door:
+    async with front_door(limits={"max_message_bytes": 10_000, "max_metadata_bytes": 4_000}) as door:
         await refusal(door.stub.Embed(ask("x" * 20_000)))
         with pytest.raises(grpc.aio.AioRpcError):
             await door.stub.Embed(ask("x"), metadata=[("x-large", "x" * 8_000)])
@@ -143,8 +141,7 @@ async def test_a_message_or_metadata_too_large_is_refused() -> None:
 
 
 async def test_a_connection_is_renewed_at_its_age_and_no_call_is_lost() -> None:
-    settings = {"grpc": {"max_connection_age_s": 0.2}}
-    async with front_door(settings=settings) as door:
+    async with front_door(limits={"connection_age_s": 0.2}) as door:
         seen: set[grpc.ChannelConnectivity] = set()
 
         async def watch() -> None:

@@ -150,7 +150,7 @@ async def test_a_frozen_aggregator_answers_all_of_a_topic_made_again_and_no_two_
     topics = Topics(f"{shared.name}.requests", f"{shared.name}.replies")
     await make_topics(kafka.bootstrap, topics.requests, topics.replies, topics.dead_letters)
     settings = {"KAFKA__TOPICS": f'[{{"name": "{topics.requests}"}}]', "KAFKA__REPLY_TOPIC": topics.replies}
-    settings |= {"KAFKA__SESSION_TIMEOUT_S": "20"}
+    settings |= {"KAFKA__CLIENT__SESSION_TIMEOUT_S": "20"}
 
     def aggregator(group: str) -> Aggregator:
         return Aggregator(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ LITERAL = 3
 READ, WRITE, DESCRIBE = 3, 4, 8
 DENY, ALLOW = 2, 3
 
-USER: dict[str, Any] = {"security_protocol": "SASL_PLAINTEXT", "sasl_username": "app", "sasl_password": "secret"}
+USER = {"username": "app", "password": "secret"}
 
 
 class GuardedCluster(RealCluster):
@@ -42,8 +42,9 @@ class GuardedCluster(RealCluster):
         super().__init__(broker.bootstrap)
         self.guarded = guarded
 
-    def as_user(self, *topics: str, **changes: Any) -> KafkaSettings:
-        return self.settings(*topics, **{"bootstrap_servers": self.guarded, **USER, **changes})
+    def as_user(self, *topics: str, sasl: Mapping[str, Any] = USER, **changes: Any) -> KafkaSettings:
+        guarded = {"bootstrap_servers": self.guarded, "security_protocol": "SASL_PLAINTEXT", "sasl": sasl}
+        return self.settings(*topics, **guarded, **changes)
 
     async def grant(self, kind: int, name: str, *operations: int) -> None:
         """Allow operations on one topic or group."""
@@ -102,18 +103,18 @@ async def test_a_wrong_password_is_said_at_once(guarded: GuardedCluster, mechani
     wrong = tmp_path / "password"
     wrong.write_text("guess\n")
     with pytest.raises(StartError, match="refused the credentials"):
-        await prepare_topics(guarded.as_user(sasl_mechanism=mechanism, sasl_password_file=wrong), 30)
+        await prepare_topics(guarded.as_user(sasl={**USER, "mechanism": mechanism, "password_file": wrong}), 30)
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256"])
 async def test_what_is_missing_or_not_to_be_seen_is_named(guarded: GuardedCluster, mechanism: str) -> None:
     topic = await guarded.create_topic()
     with pytest.raises(StartError, match=f"{topic}.* not there, or not for this client to see"):
-        await prepare_topics(guarded.as_user(topic, sasl_mechanism=mechanism), 30)
+        await prepare_topics(guarded.as_user(topic, sasl={**USER, "mechanism": mechanism}), 30)
     with pytest.raises(StartError, match="not there"):
-        await check(guarded.as_user(topic, sasl_mechanism=mechanism), 30)
+        await check(guarded.as_user(topic, sasl={**USER, "mechanism": mechanism}), 30)
     with pytest.raises(StartError, match="not authorised to create topic"):
-        await prepare_topics(guarded.as_user(topic, sasl_mechanism=mechanism, create_topics=True), 30)
+        await prepare_topics(guarded.as_user(topic, sasl={**USER, "mechanism": mechanism}, create_topics=True), 30)
 
 
 async def test_only_records_for_the_forbidden_topic_are_refused(guarded: GuardedCluster) -> None:
@@ -176,8 +177,9 @@ async def test_a_group_that_is_forbidden_for_a_moment_costs_no_record_and_is_tol
         "KAFKA__REPLY_TOPIC": topics.replies,
         "KAFKA__GROUP_ID": group,
         "KAFKA__CREATE_TOPICS": "false",
-        "KAFKA__SESSION_TIMEOUT_S": "6",
-        **{f"KAFKA__{name.upper()}": value for name, value in USER.items()},
+        "KAFKA__CLIENT__SESSION_TIMEOUT_S": "6",
+        "KAFKA__SECURITY_PROTOCOL": "SASL_PLAINTEXT",
+        **{f"KAFKA__SASL__{name.upper()}": value for name, value in USER.items()},
     }
     with synthetic(tmp_path / "modelserver.log") as server:
         aggregator = Aggregator(

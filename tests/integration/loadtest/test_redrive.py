@@ -192,7 +192,6 @@ async def test_a_letter_that_fails_for_ever_comes_to_rest(desk: Desk, tmp_path: 
         "KAFKA__REPLY_TOPIC": f"{desk.queries}-replies",
         "KAFKA__GROUP_ID": desk.queries,
         "KAFKA__CREATE_TOPICS": "true",
-        "KAFKA__REPLICATION_FACTOR": "1",
     }
     engine = {"ENGINE__KIND": "synthetic", "PROFILE__ENABLED": "false"}
     with (

@@ -53,7 +53,6 @@ def options(path: str, dtype: str = "float32") -> LoadOptions:
         max_input_tokens=None,
         step_tokens=STEP_TOKENS,
         memory_share=0.5,
-        trust_remote_code=False,
         options={},
     )
 

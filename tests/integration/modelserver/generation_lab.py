@@ -159,7 +159,6 @@ def main(file: Path) -> None:
             max_input_tokens=MAX_LEN,
             step_tokens=None,
             memory_share=0.5,
-            trust_remote_code=False,
             options={},
         )
     )

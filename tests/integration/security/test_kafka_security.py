@@ -21,29 +21,29 @@ MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "client 
 def settings_for(mechanism: str, kafka: SecureKafka) -> dict[str, str]:
     """The aggregator's environment, without its prefix."""
     folder = kafka.folder
-    common = {"KAFKA__SSL_CA_FILE": str(folder / "ca.crt")}
+    common = {"KAFKA__SSL__CA_FILE": str(folder / "ca.crt")}
     if mechanism == "client certificate":
         return {
             **common,
             "KAFKA__SECURITY_PROTOCOL": "SSL",
             "KAFKA__BOOTSTRAP_SERVERS": kafka.ssl,
-            "KAFKA__SSL_CERT_FILE": str(folder / "client.crt"),
-            "KAFKA__SSL_KEY_FILE": str(folder / "client.key"),
+            "KAFKA__SSL__CERT_FILE": str(folder / "client.crt"),
+            "KAFKA__SSL__KEY_FILE": str(folder / "client.key"),
         }
     common |= {
         "KAFKA__SECURITY_PROTOCOL": "SASL_SSL",
         "KAFKA__BOOTSTRAP_SERVERS": kafka.sasl_ssl,
-        "KAFKA__SASL_MECHANISM": mechanism,
+        "KAFKA__SASL__MECHANISM": mechanism,
     }
     if mechanism == "OAUTHBEARER":
         token = folder / "token"
         token.write_text(kafka.token() + "\n")
-        return {**common, "KAFKA__SASL_TOKEN_FILE": str(token)}
+        return {**common, "KAFKA__SASL__TOKEN_FILE": str(token)}
     if mechanism == "SCRAM-SHA-512":  # by a file, as Kubernetes mounts secrets
         password = folder / "password"
         password.write_text(PASSWORD + "\n")
-        return {**common, "KAFKA__SASL_USERNAME": USER, "KAFKA__SASL_PASSWORD_FILE": str(password)}
-    return {**common, "KAFKA__SASL_USERNAME": USER, "KAFKA__SASL_PASSWORD": PASSWORD}
+        return {**common, "KAFKA__SASL__USERNAME": USER, "KAFKA__SASL__PASSWORD_FILE": str(password)}
+    return {**common, "KAFKA__SASL__USERNAME": USER, "KAFKA__SASL__PASSWORD": PASSWORD}
 
 
 def check(settings: Mapping[str, str], server: ModelServer) -> subprocess.CompletedProcess[str]:
@@ -97,16 +97,16 @@ def test_the_check_says_ok_and_shows_no_secret(
 @pytest.mark.parametrize(
     ("mechanism", "wrong", "says"),
     [
-        ("PLAIN", {"KAFKA__SASL_PASSWORD": "wrong-secret"}, "credentials"),
-        ("SCRAM-SHA-256", {"KAFKA__SASL_PASSWORD": "wrong-secret"}, "credentials"),
-        ("PLAIN", {"KAFKA__SASL_PASSWORD": ""}, "password"),
-        ("PLAIN", {"KAFKA__SSL_CA_FILE": "stranger.crt"}, "TLS"),
+        ("PLAIN", {"KAFKA__SASL__PASSWORD": "wrong-secret"}, "credentials"),
+        ("SCRAM-SHA-256", {"KAFKA__SASL__PASSWORD": "wrong-secret"}, "credentials"),
+        ("PLAIN", {"KAFKA__SASL__PASSWORD": ""}, "password"),
+        ("PLAIN", {"KAFKA__SSL__CA_FILE": "stranger.crt"}, "TLS"),
         (
             "client certificate",
-            {"KAFKA__SSL_CERT_FILE": "stranger.crt", "KAFKA__SSL_KEY_FILE": "stranger.key"},
+            {"KAFKA__SSL__CERT_FILE": "stranger.crt", "KAFKA__SSL__KEY_FILE": "stranger.key"},
             "kafka",
         ),
-        ("PLAIN", {"KAFKA__SSL_CA_FILE": "nowhere.crt"}, "security file"),
+        ("PLAIN", {"KAFKA__SSL__CA_FILE": "nowhere.crt"}, "security file"),
     ],
 )
 def test_what_is_wrong_is_said_without_the_secret(
@@ -126,7 +126,7 @@ def test_an_expired_token_is_refused_and_a_fresh_one_in_the_file_is_taken(
     secure_kafka: SecureKafka, model_server: ModelServer
 ) -> None:
     settings = settings_for("OAUTHBEARER", secure_kafka)
-    token = Path(settings["KAFKA__SASL_TOKEN_FILE"])
+    token = Path(settings["KAFKA__SASL__TOKEN_FILE"])
     token.write_text(secure_kafka.token(seconds=-120))
     assert check(settings, model_server).returncode == 1
     token.write_text(secure_kafka.token())

@@ -119,7 +119,9 @@ class KafkaDeliveries:
     def half_span_holders(self) -> Sequence[Lease]:
         """Leases that hold back a committed offset whose span passed half of its cap: their inputs are to be aged."""
         membership = self._membership
-        return () if membership is None else membership.assignment.half_span_holders(self._settings.max_commit_span)
+        return (
+            () if membership is None else membership.assignment.half_span_holders(self._settings.client.max_commit_span)
+        )
 
     def lag_records(self) -> Mapping[tuple[str, int], int]:
         """Log end minus fetch position of each assigned partition (topic, number)."""
@@ -171,7 +173,7 @@ class KafkaDeliveries:
             if chunks is None:
                 self._changed.clear()
                 with contextlib.suppress(TimeoutError):  # commits free partitions that were over their span cap
-                    async with asyncio.timeout(self._settings.commit_interval_s):
+                    async with asyncio.timeout(self._settings.client.commit_interval_s):
                         await self._changed.wait()
             elif chunks and self._fetching:
                 self._ready.extend(chunks)

@@ -66,7 +66,7 @@ class GroupMember:
     """A consumer in the group. `on_revoked` is awaited before the group may go on; `on_assigned` hears of the rest."""
 
     def __init__(self, settings: KafkaSettings, on_revoked: OnRevoked, on_assigned: OnAssigned) -> None:
-        rebalance_timeout_s = settings.drain_timeout_s + _REJOIN_MARGIN_S
+        rebalance_timeout_s = settings.client.drain_timeout_s + _REJOIN_MARGIN_S
         self._settings = settings
         self._on_assigned = on_assigned
         self._on_revoked = on_revoked
@@ -79,12 +79,12 @@ class GroupMember:
             auto_offset_reset="none",  # start and out-of-range positions are decided here, and counted
             isolation_level=_ISOLATION,
             partition_assignment_strategy=(RoundRobinPartitionAssignor,),
-            session_timeout_ms=int(settings.session_timeout_s * 1000),
-            heartbeat_interval_ms=int(min(_HEARTBEAT_S, settings.session_timeout_s / 3) * 1000),
+            session_timeout_ms=int(settings.client.session_timeout_s * 1000),
+            heartbeat_interval_ms=int(min(_HEARTBEAT_S, settings.client.session_timeout_s / 3) * 1000),
             rebalance_timeout_ms=int(rebalance_timeout_s * 1000),
             request_timeout_ms=int((rebalance_timeout_s + _REJOIN_MARGIN_S) * 1000),
             max_poll_interval_ms=_NEVER_MS,  # back-pressure may stop fetching for as long as it takes
-            max_poll_records=settings.max_poll_records,
+            max_poll_records=settings.client.max_poll_records,
             fetch_max_wait_ms=int(_FETCH_WAIT_S * 1000),
             fetch_max_bytes=_FETCH_BYTES,
             max_partition_fetch_bytes=_PARTITION_FETCH_BYTES,
@@ -104,7 +104,7 @@ class GroupMember:
         coordinator = self._coordinator
         if coordinator is None or coordinator.coordinator_id is None or self.failure is not None:
             return False
-        return self.generation >= 0 and time.monotonic() - self._heard_s <= self._settings.session_timeout_s
+        return self.generation >= 0 and time.monotonic() - self._heard_s <= self._settings.client.session_timeout_s
 
     @property
     def generation(self) -> int:

@@ -66,7 +66,7 @@ class Membership:
         await self._member.start()
         tasks.create_task(self._watch_log_ends(), name="watch log ends")
         while True:
-            await asyncio.sleep(self._settings.commit_interval_s)
+            await asyncio.sleep(self._settings.client.commit_interval_s)
             await self._committer.commit(self._member, self.assignment, _COMMIT_TIMEOUT_S)
             failure = self._member.failure
             if failure is not None:
@@ -75,7 +75,9 @@ class Membership:
     async def read(self, held_topics: frozenset[str], timeout_s: float) -> list[Chunk] | None:
         """The next records of partitions that may be read; None when there is no such partition now."""
         assignment = self.assignment
-        readable = assignment.readable(held_topics, self._settings.max_commit_span, asyncio.get_running_loop().time())
+        readable = assignment.readable(
+            held_topics, self._settings.client.max_commit_span, asyncio.get_running_loop().time()
+        )
         if not readable:
             return None
         chunks = await self._reader.read(assignment, readable, timeout_s)
@@ -193,7 +195,7 @@ class Membership:
     async def _drain(self, assignment: Assignment) -> None:
         """Wait for what is out; not after the group has put this member out, as nothing can be committed then."""
         loop = asyncio.get_running_loop()
-        until_s = loop.time() + self._settings.drain_timeout_s
+        until_s = loop.time() + self._settings.client.drain_timeout_s
         while assignment.unfinished and not self._ending and loop.time() < until_s:
             if self._member.generation != assignment.generation:
                 return

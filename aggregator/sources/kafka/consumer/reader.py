@@ -119,7 +119,7 @@ class Reader:
             return await self._read_singly(assignment, suspects[0])
         tps = [partition.tp for partition in readable]
         try:
-            found = await self._member.poll(tps, self._settings.max_poll_records, timeout_s)
+            found = await self._member.poll(tps, self._settings.client.max_poll_records, timeout_s)
         except Exception as error:  # noqa: BLE001 - a record that cannot be parsed raises anything
             await self._deal_with(error, assignment, readable)
             return []
@@ -145,7 +145,7 @@ class Reader:
         """Read record by record up to the one that cannot be read: a whole fetch would fail on its account."""
         records: list[Record] = []
         try:
-            while len(records) < self._settings.max_poll_records:
+            while len(records) < self._settings.client.max_poll_records:
                 found = await self._member.poll((partition.tp,), 1, 0.0 if records else _SINGLE_WAIT_S)
                 if not found:
                     partition.suspect = False

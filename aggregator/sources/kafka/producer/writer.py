@@ -151,7 +151,6 @@ class KafkaWriter:
         return False
 
     async def _connect(self) -> Any:
-        compression = None if self._settings.compression == "none" else self._settings.compression
         while True:
             self.raise_if_closed()
             producer = AIOKafkaProducer(
@@ -160,7 +159,6 @@ class KafkaWriter:
                 enable_idempotence=True,
                 linger_ms=0,
                 max_batch_size=2**30,  # batches are cut here
-                compression_type=compression,
                 request_timeout_ms=int(_REQUEST_TIMEOUT_S * 1000),
                 retry_backoff_ms=int(RETRY_S * 1000),
                 metadata_max_age_ms=30_000,

@@ -6,7 +6,6 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from pydantic import ValidationError
 from typing_extensions import override
 
 from aggregator.app import make_goal
@@ -114,10 +113,4 @@ def test_without_a_promise_nothing_is_steered() -> None:
 
 def test_settings_become_a_goal() -> None:
     assert make_goal(SlaSettings()) is None
-    assert make_goal(SlaSettings(target_s=0.05)) == SlaGoal(step_s=0.05)
     assert make_goal(SlaSettings(latency_s=0.2)) == SlaGoal(answer_s=0.2)
-
-
-def test_settings_that_contradict_each_other_are_refused() -> None:
-    with pytest.raises(ValidationError, match="not both"):
-        SlaSettings(target_s=0.1, latency_s=0.2)

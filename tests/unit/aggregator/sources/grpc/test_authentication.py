@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from aggregator.errors import Unauthenticated
-from aggregator.settings.aggregator import AuthenticationSettings
+from aggregator.settings.aggregator import JwtSettings
 from aggregator.sources.grpc.bearer_tokens import JwtTokens
 from aggregator.sources.grpc.callers import Authentication
 
@@ -30,4 +30,4 @@ def test_keys_that_cannot_be_told_apart_are_refused_with_what_to_do(tmp_path: Pa
     file = tmp_path / "jwks.json"
     file.write_text(json.dumps({"keys": keys}))
     with pytest.raises(ValueError, match="key 2 has the id of another, or both have none: give each a kid of its own"):
-        JwtTokens(file, AuthenticationSettings())
+        JwtTokens(file, JwtSettings())

@@ -13,7 +13,7 @@ from aggregator.errors import StartError
 from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.connection import client_options
 
-SASL: dict[str, Any] = {"security_protocol": "SASL_PLAINTEXT", "sasl_username": "app"}
+SASL = "SASL_PLAINTEXT"
 
 
 def options(**changes: Any) -> dict[str, Any]:
@@ -33,13 +33,13 @@ def test_tls_verifies_the_broker() -> None:
     assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)
 
 
-@pytest.mark.parametrize("name", ["ssl_ca_file", "ssl_cert_file"])
+@pytest.mark.parametrize("name", ["ca_file", "cert_file"])
 def test_a_certificate_that_cannot_be_read_stops_the_start(name: str, tmp_path: Path) -> None:
     empty = tmp_path / "empty.pem"
     empty.write_text("")
     for path in (empty, tmp_path / "missing.pem"):
         with pytest.raises(StartError, match="security file"):
-            options(security_protocol="SASL_SSL", **{name: path})
+            options(security_protocol="SASL_SSL", ssl={name: path})
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
@@ -47,21 +47,22 @@ def test_a_password_comes_from_the_settings_or_better_from_a_file(mechanism: str
     secret = tmp_path / "password"
     secret.write_text(" from file \r\n")
     given = SecretStr("from settings")
-    assert options(**SASL, sasl_mechanism=mechanism, sasl_password=given)["sasl_plain_password"] == "from settings"
-    both = options(**SASL, sasl_mechanism=mechanism, sasl_password=given, sasl_password_file=secret)
+    sasl = {"mechanism": mechanism, "username": "app", "password": given}
+    assert options(security_protocol=SASL, sasl=sasl)["sasl_plain_password"] == "from settings"
+    both = options(security_protocol=SASL, sasl={**sasl, "password_file": secret})
     assert (both["sasl_plain_username"], both["sasl_plain_password"]) == ("app", " from file ")
 
 
-@pytest.mark.parametrize("changes", [{}, {"sasl_username": "", "sasl_password": "x"}])
+@pytest.mark.parametrize("changes", [{"username": "app"}, {"password": "x"}])
 def test_a_name_and_a_password_are_needed(changes: dict[str, str]) -> None:
-    with pytest.raises(StartError, match=r"needs kafka\.sasl_username and a password"):
-        options(**{**SASL, **changes})
+    with pytest.raises(StartError, match=r"needs kafka\.sasl\.username and a password"):
+        options(security_protocol=SASL, sasl=changes)
 
 
 async def test_a_bearer_token_is_read_anew_for_each_connection(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("first\n")
-    provider = options(security_protocol="SASL_SSL", sasl_mechanism="OAUTHBEARER", sasl_token_file=file)[
+    provider = options(security_protocol="SASL_SSL", sasl={"mechanism": "OAUTHBEARER", "token_file": file})[
         "sasl_oauth_token_provider"
     ]
     assert await provider.token() == "first"
@@ -70,7 +71,7 @@ async def test_a_bearer_token_is_read_anew_for_each_connection(tmp_path: Path) -
 
 
 def test_a_bearer_token_needs_its_file(tmp_path: Path) -> None:
-    with pytest.raises(StartError, match="sasl_token_file"):
-        options(security_protocol="SASL_SSL", sasl_mechanism="OAUTHBEARER")
+    with pytest.raises(StartError, match=r"kafka\.sasl\.token_file"):
+        options(security_protocol="SASL_SSL", sasl={"mechanism": "OAUTHBEARER"})
     with pytest.raises(StartError, match="security file"):
-        options(security_protocol="SASL_SSL", sasl_mechanism="OAUTHBEARER", sasl_token_file=tmp_path / "none")
+        options(security_protocol="SASL_SSL", sasl={"mechanism": "OAUTHBEARER", "token_file": tmp_path / "none"})
