@@ -1,4 +1,4 @@
-"""Measure how many tokens per second arrive for a model, whatever becomes of them, and how long a request is."""
+"""Measure the tokens that arrive per second for a model, the length of a request, and how fast tokens leave."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _FORGET_WINDOWS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class ArrivalPolicy:
-    """`window_s`: the time constant of the rate; `memory_requests`: of the mean length, in requests.
+    """`window_s`: the time constant of the rate. `memory_requests`: that of the mean length, in requests.
 
-    `first_tokens_per_input` is a guess, before any input was counted: what comes where no server is must wake one.
+    `first_tokens_per_input` is a guess until the first input is counted: an arrival must start a first server.
     """
 
     window_s: float = 15.0
@@ -24,10 +24,10 @@ class ArrivalPolicy:
 class Arrivals:
     """One model's arrivals from one source.
 
-    What arrives is counted before anything can refuse it, and before its tokens are known: so inputs are counted
-    at arrival, tokens per input where they are counted, and the rate is the product. Shedding therefore does not
-    hide demand (algorithms: λ includes refused and expired arrivals). Five windows after the last of them the rate is
-    0: what only decays is above it for hours, and keeps a model awake.
+    Arrivals are counted before anything can refuse them, and before their tokens are known. So inputs are counted at
+    arrival, tokens per input where they are tokenized, and the rate is the product. Shedding therefore does not hide
+    demand. Five windows after the last arrival the rate is 0: a rate that only decays stays above 0 for hours and keeps
+    a model's servers running.
     """
 
     __slots__ = (
@@ -52,14 +52,14 @@ class Arrivals:
         self._mean_tokens = 0.0
 
     def arrived(self, inputs: int, now_s: float) -> None:
-        """So many inputs came in."""
+        """This number of inputs arrived."""
         self._decay(now_s)
         self._inputs += inputs
         if inputs:
             self._arrived_s = self._updated_s
 
     def counted(self, requests: int, inputs: int, tokens: int) -> None:
-        """So many requests turned out to hold so many inputs and tokens."""
+        """These requests held this number of inputs and tokens."""
         if not requests or not inputs:
             return
         self._requests_seen = min(self._requests_seen + requests, self._policy.memory_requests)
@@ -73,9 +73,9 @@ class Arrivals:
         return self._mean_tokens
 
     def tokens_per_s(self, now_s: float) -> float:
-        """Arriving tokens per second: inputs that arrived, times the recent mean tokens of an input.
+        """Arriving tokens per second: arrived inputs times the recent mean tokens of an input.
 
-        The first seconds of a process are not averaged with a past that it has not seen.
+        In its first seconds a process averages only over the time since its start.
         """
         self._decay(now_s)
         seen_s = self._policy.window_s * -math.expm1(-max(now_s - self._since_s, 1.0) / self._policy.window_s)
@@ -91,7 +91,7 @@ class Arrivals:
 
 
 class BusyShare:
-    """The share of time that a thread computes, over the last seconds, from readings of its two clocks."""
+    """The share of the last seconds that a thread used the CPU, from readings of two clocks."""
 
     __slots__ = ("_readings", "_window_s")
 
@@ -102,7 +102,7 @@ class BusyShare:
     def observe(self, now_s: float, cpu_s: float) -> float:
         """Take a reading (any clock, the thread's CPU time); returns the share since the oldest one in the window.
 
-        0 at the first reading. The reading before the window is kept, so that rare readings still span it.
+        0 at the first reading. The last reading before the window is kept, so that rare readings still span it.
         """
         readings = self._readings
         readings.append((now_s, cpu_s))
@@ -117,9 +117,9 @@ _FORGET_S = 5.0
 
 
 class Drain:
-    """Tokens that leave per second, from what had left at one look and at another.
+    """Tokens that leave per second, from the difference between two readings.
 
-    It is looked at whenever a caller is refused: then something waits all the time, and what leaves is what can.
+    It is read whenever a caller is refused: then something always waits, and tokens leave at the full rate.
     """
 
     def __init__(self) -> None:
@@ -128,7 +128,7 @@ class Drain:
         self._left = 0
 
     def tokens_per_s(self, left: int, now_s: float) -> float | None:
-        """The rate, when `left` tokens have left in all; None until it is known."""
+        """The rate, when `left` tokens have left in total; None until it is known."""
         if now_s - self._looked_s > _FORGET_S:
             self._tokens_per_s = None
             self._began_s, self._left = now_s, left

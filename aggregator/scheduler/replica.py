@@ -1,4 +1,4 @@
-"""One model server, as the aggregator sees it: what is out, when its next batch is due, how fast it is."""
+"""One model server, as the aggregator sees it: what is in flight, when its next batch is due, how fast it is."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from protos.modelserver.v1.curve import Curve, Rule
 
 
 class LiveScale:
-    """How much slower (above 1) or faster one replica runs than its curve: a robust EWMA of measured over fitted time.
+    """How many times slower one replica runs than its curve: a robust moving average of measured over fitted time.
 
-    It averages logarithms, so that twice and half as fast weigh the same, and one stray step moves it by at
-    most `weight * clip`. The first steps weigh more, as in a plain mean that begins with one vote for 1.0.
+    It averages logarithms, so that twice and half as fast weigh the same. One outlier moves it by at most `weight *
+    clip`. The first steps weigh more, as in a plain mean that begins with one value of 1.0.
     """
 
     __slots__ = ("_clip", "_count", "_log_scale", "_weight", "value")
 
     def __init__(self, weight: float = 0.1, clip: float = 0.7) -> None:
-        """Weight: share of a new step once warm. Clip: the largest surprise, in natural logarithms, that counts.
+        """`weight`: the share of a new step once warm. `clip`: the largest deviation that counts (natural logarithm).
 
-        `value` is the factor to multiply fitted times by; 1.0 before any step.
+        `value` is the factor for fitted times; 1.0 before any step.
         """
         self.value = 1.0
         self._weight = weight
@@ -36,7 +36,7 @@ class LiveScale:
     def observe(self, measured_s: float, fitted_s: float) -> None:
         """Learn from one step.
 
-        A time that is not positive and finite teaches nothing: an engine may be quicker than its clock's tick.
+        A time that is not positive and finite is ignored: an engine may be faster than its clock's tick.
         """
         if not (0.0 < measured_s < math.inf and 0.0 < fitted_s < math.inf):
             return
@@ -48,24 +48,24 @@ class LiveScale:
 
 
 class LightLead:
-    """How long before the running step's end to send what waits, when all of it fits one batch.
+    """How long before the end of the running step the next batch is sent, while all that waits fits one batch.
 
-    Then the engine has time to spare, and a query that comes while a batch lies staged waits a whole step for the
-    next one: so the batch is to arrive just as the engine comes free, half of them a little late.
+    The engine then has time to spare. A query that arrives while a batch lies staged waits a whole step for the next
+    one. So the batch should arrive just as the engine comes free; half of the batches arrive a little late.
     """
 
     __slots__ = ("_gain", "_least_s", "value_s")
 
     def __init__(self, first_s: float, least_s: float, gain: float = 0.05) -> None:
-        """`gain`: the share of each surprise that counts."""
+        """`gain`: the weight of each observation."""
         self.value_s = first_s
         self._least_s = least_s
         self._gain = gain
 
     def observe(self, lead_s: float, idle_s: float, staged_s: float) -> None:
-        """A batch was sent `lead_s` before the end, and the engine was idle before it, or it lay staged.
+        """A batch was sent `lead_s` before the end; then the engine was idle before it, or it lay staged.
 
-        Whatever lead it went by, it tells which one would have been right; a stray one counts no more than the lead.
+        Every batch tells which lead would have been right. An outlier counts no more than the lead itself.
         """
         surprise_s = max(-self.value_s, min(lead_s + idle_s - staged_s - self.value_s, self.value_s))
         self.value_s = max(self._least_s, self.value_s + self._gain * surprise_s)
@@ -74,8 +74,9 @@ class LightLead:
 class ReplyDelay:
     """How long after its predicted end a batch is answered, in step times: the mean and twice the mean deviation.
 
-    As in TCP's time-outs (Jacobson, "Congestion avoidance and control", 1988). A query whose deadline lies within
-    it would be computed for nobody. In step times, so that a replica that was slow forgets it as it quickens.
+    As in TCP's time-outs (Jacobson, "Congestion avoidance and control", 1988). A query with a deadline before that
+    would be computed for nobody. The unit is a step time, so that a replica that was slow forgets its delay as it
+    speeds up.
     """
 
     __slots__ = ("_deviation", "_gain", "_mean")
@@ -87,11 +88,11 @@ class ReplyDelay:
 
     @property
     def value(self) -> float:
-        """Step times to count on; never negative, 0 before any reply."""
+        """Expected delay in step times; never negative, 0 before any reply."""
         return max(0.0, self._mean + 2.0 * self._deviation)
 
     def observe(self, delay_s: float, step_s: float) -> None:
-        """A reply came so long after its predicted end; more than the time of its step, `step_s`, counts as that."""
+        """A reply came `delay_s` after its predicted end; more than the step's time, `step_s`, counts as that."""
         surprise = max(-1.0, min(delay_s / step_s, 1.0)) - self._mean if step_s > 0.0 else 0.0
         self._mean += self._gain * surprise
         self._deviation += self._gain * (abs(surprise) - self._deviation)
@@ -102,26 +103,26 @@ UNMEASURED = Curve(0.0, 0.005, 5e-5, 512, Rule.THROUGHPUT, 8192)
 
 
 class SendReason(StrEnum):
-    """Why a batch was sent when it was; the label of `embed.batch.sends`."""
+    """Why a batch was sent at that time; the label of `embed.batch.sends`."""
 
     IDLE = "idle"  # the replica had nothing to do
     FULL = "full"  # the replica had nothing to do, and more than a budget waited
     STAGED = "staged"  # the running batch is about to end
-    AGED = "aged"  # it carries queries that waited too long
+    AGED = "aged"  # it holds aged queries
     OVERSIZED = "oversized"  # one input longer than the budget
     DRAIN = "drain"  # the process is stopping
-    RETRY = "retry"  # a failed batch, once more
+    RETRY = "retry"  # a failed batch, sent again
     SUSPECT = "suspect"  # part of a batch that failed twice, alone in the pool
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaPolicy:
-    """How replicas time their batches; all in seconds but the shares and factors.
+    """How a replica times its batches. Times are in seconds; the rest are shares and factors.
 
-    `idle_target`: engine idle time between batches, as a share of the step, under which the lead is good.
+    `idle_target`: the engine's idle time between batches, as a share of the step, below which the lead is good.
     `first_timeout_s`: the least time-out of a batch until the replica's first reply. `evidence_factor`: a reply is
-    evidence while what is predicted for its step is no more than so many times what the step took. `shared_from`: a
-    replica counts as shared with other aggregators from this share of replies on that tell of their batches.
+    evidence while the step's predicted time is at most this multiple of its real time. `shared_from`: a replica counts
+    as shared with other aggregators if at least this share of its replies report their batches.
     """
 
     idle_target: float = 0.01
@@ -140,9 +141,10 @@ class ReplicaPolicy:
 
 @dataclass(slots=True)
 class _Out:
-    """One batch that is out, the budget it was cut for, and when it was promised back.
+    """One batch in flight, the budget it was packed for, and when it is expected back.
 
-    `lead_s`: how long before the predicted end of what ran it was sent. `light`: later than a full one would have been.
+    `lead_s`: how long before the predicted end of the running batch it was sent. `light`: it was sent later than a full
+    batch would have been.
     """
 
     batch_id: str
@@ -157,7 +159,7 @@ class _Out:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What a reply tells of the engine step that ran the batch (maybe merged with others' batches)."""
+    """What a reply tells about the engine step that ran the batch, possibly merged with others' batches."""
 
     step_tokens: int
     step_duration_s: float
@@ -170,11 +172,11 @@ _ANY = 1 << 30
 
 
 class Replica:
-    """One model server, as this aggregator sees it: what is out, how fast it is, when the next batch is due.
+    """One model server, as this aggregator sees it: what is in flight, how fast it is, when the next batch is due.
 
-    `exclusive`: a suspect runs here, or waits to run here, alone. `foreign_tokens`: what others had queued here
-    when the last reply came. `token_budget` is what a batch holds while no more waits: as given, or what its
-    `budget_controller` allows if that is less. `largest` is what one may hold where more waits.
+    `exclusive`: a suspect runs here alone, or waits to. `foreign_tokens`: what other aggregators had queued here at the
+    last reply. `token_budget`: what a batch holds while no backlog waits: the given budget, or less if
+    `budget_controller` allows less. `largest`: what a batch may hold of a backlog.
     """
 
     def __init__(
@@ -225,7 +227,7 @@ class Replica:
 
     @property
     def end_s(self) -> float:
-        """When what is out is predicted to end; with nothing out, when the server may be sent something again."""
+        """The predicted end of what is in flight; with nothing in flight, when the server may be sent something."""
         return self._out[-1].end_s if self._out else self.not_before_s
 
     def step_time_s(self, tokens: int) -> float:
@@ -233,32 +235,32 @@ class Replica:
         return self._curve.time_s(tokens) * self._scale.value
 
     def free_s(self, now_s: float) -> float:
-        """When the engine is predicted to have run all that is out and all that others queued."""
+        """When the engine is predicted to have finished everything in flight and everything that others queued."""
         if not self._out:
             return max(now_s + self._foreign_s(now_s), self.not_before_s)
         end_s = self._out[-1].end_s
         if end_s < now_s:
-            # What is overdue is likely to stay so for as long again: a hung server must not look like a free one.
+            # An overdue batch is expected to take as long again: a server that hangs must not look free.
             end_s += 2.0 * (now_s - end_s)
         return max(end_s, self.not_before_s)
 
     def finish_s(self, tokens: int, now_s: float) -> float:
-        """When a batch of `tokens` tokens sent now is predicted to be done."""
+        """The predicted end of a batch of `tokens` tokens that is sent now."""
         return self.free_s(now_s) + self.step_time_s(tokens)
 
     def answer_s(self, tokens: int, now_s: float) -> float:
-        """When that batch is likely to be answered, by how replies compared with predictions."""
+        """When the answer to that batch is expected, by how recent replies compared with their predictions."""
         step_s = self.step_time_s(tokens)
         return self.free_s(now_s) + step_s + self.reply_delay.value * step_s
 
     def answered_within_s(self, by_s: float, now_s: float) -> float:
-        """How many seconds a step sent now may take that is likely to be answered by then."""
+        """How many seconds a step that is sent now may take, so that its answer is expected by `by_s`."""
         return (by_s - self.free_s(now_s)) / (1.0 + self.reply_delay.value)
 
     def finishes_by(self, by_s: float, tokens: int, now_s: float) -> int:
         """How many of `tokens` waiting tokens this replica is predicted to finish by `by_s`, in steps of its budget.
 
-        None when it is overdue, so that nobody waits for a server that hangs.
+        0 when it is overdue, so that nothing waits for a server that hangs.
         """
         left_s = by_s - self.free_s(now_s)
         if self.exclusive or self.end_s <= now_s or left_s <= 0.0:
@@ -271,11 +273,10 @@ class Replica:
     ) -> int:
         """Tokens that the next batch may hold here, in a step that takes no longer than `within_s`.
 
-        A backlog goes in larger ones than the budget, because what a batch costs besides its tokens is then paid for
-        more of them. Else it is the budget, or half of it where more than half of one waits and others send: the server
-        merges batches into one step while they fit the budget together. Two that are a little longer than half of it
-        do not, and each runs alone in a step that could have held more. `share_tokens`, of what waits for each replica,
-        count where texts are generated.
+        A backlog goes in batches larger than the budget, because a batch also costs time besides its tokens. Otherwise
+        the size is the budget. It is half of the budget if more than half waits and other aggregators send too: the
+        server merges batches that fit the budget together, and two that are slightly larger than half do not.
+        `share_tokens`, the waiting tokens for each replica, applies to generation only.
         """
         del share_tokens
         budget = self.token_budget
@@ -286,19 +287,19 @@ class Replica:
         return budget // 2
 
     def note_prompts(self, prompts: Iterable[bytes]) -> None:
-        """These (ids, int32 little endian) are on their way; who embeds keeps nothing of them."""
+        """These prompts (ids, int32 little endian) are sent here; an embedding replica remembers nothing of them."""
 
     def known_tokens(self, prompt: bytes) -> int:
-        """Tokens of its beginning that need not be computed here again."""
+        """Tokens of the prompt's beginning that the server need not compute again."""
         del prompt
         return 0
 
     def has_evidence(self, now_s: float) -> bool:
-        """Whether a reply came lately that bears predictions out, so that they may refuse a query."""
+        """Whether a recent reply confirmed the predictions, so that they may refuse a query."""
         return now_s - self._evidence_s <= self._policy.evidence_max_age_s
 
     def due_s(self, now_s: float, queued_tokens: float = inf) -> float:
-        """When this replica takes its next batch: now when idle, at predicted end minus lead when one runs.
+        """When it takes its next batch: now if idle, else the predicted end of the running batch minus the lead.
 
         The lead is shorter while all that waits fits one batch.
         """
@@ -313,9 +314,9 @@ class Replica:
         return max(out[-1].end_s - lead_s, self.not_before_s)
 
     def sent(self, batch_id: str, token_count: int, now_s: float, step_budget: int = 0) -> float:
-        """Note a batch whose step may hold so many tokens (0: the budget); returns its time-out in seconds from now.
+        """Note a batch whose step may hold `step_budget` tokens (0: the budget); returns its time-out (seconds).
 
-        The time-out allows for a full step of somebody else's, which a replica cannot see coming.
+        The time-out allows for one full step of another aggregator, which this replica cannot predict.
         """
         policy = self._policy
         end_s = self.finish_s(token_count, now_s)
@@ -330,7 +331,7 @@ class Replica:
         return max(least_s, policy.timeout_factor * longest_s)
 
     def ended(self, batch_id: str, now_s: float, report: StepReport | None) -> None:
-        """Note that a batch came back, with what its step reports; None when it failed."""
+        """Note that a batch came back, with its step's report; None if it failed."""
         out = next((out for out in self._out if out.batch_id == batch_id), None)
         assert out is not None, "A batch came back that is not out on this replica. This is a bug."
         self._out.remove(out)
@@ -346,13 +347,13 @@ class Replica:
         self.not_before_s = max(self.not_before_s, until_s)
 
     def _foreign_s(self, now_s: float) -> float:
-        """How long the engine still has to do for others: what they had queued, less what it did since."""
+        """How long the engine still works for others: what they had queued, minus what it has done since."""
         if not self.foreign_tokens:
             return 0.0
         return max(0.0, self._replied_s + self.step_time_s(self.foreign_tokens) - now_s)
 
     def _learn(self, out: _Out, report: StepReport, now_s: float) -> None:
-        """Steer by what the engine did, never by the own batch's size: a step may hold others' batches too."""
+        """Learn from what the engine did, not from the own batch's size: a step may hold others' batches too."""
         policy = self._policy
         self._observe(report)
         self._steer(out, report)
@@ -386,7 +387,7 @@ class Replica:
         self.token_budget, self.largest = min(self._usual, allowed), min(self._capacity, allowed)
 
     def _tokens_within(self, seconds: float) -> int:
-        """How many tokens a step of so many seconds is predicted to hold, up to the largest."""
+        """How many tokens a step of so many seconds is predicted to hold, at most `largest`."""
         curve = self._curve
         if curve.per_token_s <= 0.0:
             return self.largest

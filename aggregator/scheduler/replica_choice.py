@@ -1,8 +1,9 @@
-"""Spread small batches over the time until the next replica comes free, so that replicas do not start and end together.
+"""Choose the replica for the next batch, and pace small batches so that replicas do not start and end together.
 
-Where a step takes about as long for one query as for many, a free replica that takes the first query at once is lost to
-those that come a moment later. Sent so, the first few queries of a load use every replica up within milliseconds; all
-others wait for the replicas to come free together, and as all steps last as long, they stay together.
+If a step takes about as long for one query as for many, a free replica that takes the first query at once is not
+available for the queries that come a moment later. The first few queries of a load would occupy every replica within
+milliseconds. All others would wait for the replicas to come free together, and because all steps take as long, the
+replicas would stay in phase.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from typing_extensions import override
 from aggregator.scheduler.replica import Replica, SendReason
 
 _MEMORY = 0.9
-"""What a batch weighs in the rate, once the next one has gone."""
+"""The weight of earlier batches in the rate, at each new batch."""
 
 
 class Pace:
-    """When the next batch that is not full may go, though a replica is free for it. Times are monotonic seconds."""
+    """When the next batch that is not full may go although a replica is free for it. Times are monotonic seconds."""
 
     __slots__ = ("_elapsed_s", "_items", "_sent_s")
 
@@ -33,18 +34,18 @@ class Pace:
         self._elapsed_s = 0.0
 
     def sent(self, items: int, now_s: float) -> None:
-        """So many items were cut off the queue."""
+        """This number of items left the queue in a batch."""
         if self._sent_s > -inf:
             self._items = _MEMORY * self._items + items
             self._elapsed_s = _MEMORY * self._elapsed_s + (now_s - self._sent_s)
         self._sent_s = now_s
 
     def next_s(self, free_replicas: int, next_free_s: float, gain: float) -> float:
-        """The time from which the next one may go; `-inf` while so little comes that each query finds a free replica.
+        """When the next small batch may go; `-inf` while arrivals are so rare that each query finds a free replica.
 
         The time from the last batch to `next_free_s`, when a busy replica comes free, is divided evenly between the
-        `free_replicas` and that one. `gain` in [0, 1] is what the queries that wait save of a step by sharing it with
-        those to come: as that falls, less waiting is worth while.
+        `free_replicas` and that one. `gain` in [0, 1] is the share of a step that waiting queries save by sharing it
+        with later ones: the smaller it is, the shorter the wait.
         """
         window_s = next_free_s - self._sent_s
         if not 0.0 < window_s < inf or self._items * window_s < free_replicas * self._elapsed_s:
@@ -53,20 +54,22 @@ class Pace:
 
 
 _QUICKER = 1.5
-"""A replica is skipped only for others whose steps take this much less time: else alike ones would all be skipped."""
+"""A replica is skipped only for others that are faster by this factor; otherwise equal ones would all be skipped."""
 
 _ALIKE = 1.2
+"""Replicas whose predicted times differ by less than this factor count as equally fast."""
 
 _PATIENCE = 2.0
-"""What a replica is skipped with may wait for the others for so many of their steps, and is then worth one more."""
+"""If a replica is skipped and the faster ones need more than this many of their steps, one more replica is used."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaChoice:
     """A replica that takes a batch now, or the time to ask again (`inf`: when something changes).
 
-    `finish_s` is when that batch would be answered, by the soonest of the replicas if this one would miss the earliest
-    deadline; None while the replica has no evidence for it. `lacks_replica`: none takes what waits, another one could.
+    `finish_s`: when that batch would be answered; if this replica would miss the earliest deadline, when the soonest
+    replica would answer it. None while the replica has no evidence. `lacks_replica`: no active replica takes what
+    waits, but another one could.
     """
 
     replica: Replica | None
@@ -85,13 +88,13 @@ def choose_replica(
     *,
     prompt: bytes = b"",
 ) -> ReplicaChoice:
-    """Choose the replica with the smallest predicted finish among those whose turn it is.
+    """Choose the replica with the smallest predicted finish among those that are due.
 
-    It is passed by only while quicker replicas, after all that they have out, would finish everything that waits
-    sooner than it would finish one batch (a pod ten times slower than its siblings must not hold a query for
-    ten times as long, but in an overload it takes its part). With a `pace`, less than a full batch waits its time
-    unless the earliest `deadline_s` of what waits could then be missed. Of those that finish about as soon as the
-    first, the one takes it that knows most of a `prompt`'s beginning.
+    It is skipped only while faster replicas, after everything they have in flight, would finish all waiting tokens
+    sooner than it would finish one batch. So a pod that is ten times slower does not hold a query ten times as long,
+    but takes its part in an overload. With a `pace`, less than a full batch waits for its time, unless the earliest
+    waiting `deadline_s` could then be missed. Of the replicas that finish about as soon as the first one, the one is
+    chosen that holds most of the `prompt`'s beginning.
     """
     ready: list[Replica] = []
     later: list[Replica] = []
@@ -117,13 +120,13 @@ def choose_replica(
         if _QUICKER * replica.step_time_s(tokens) <= best.step_time_s(tokens)
     ]
     if sum(finished for _, _, finished in sooner) >= queued_tokens:
-        # Ask again at the latest when one of these promises turns out to be broken.
+        # Ask again at the latest when one of these replicas should be free.
         wake_s = min(wake_s, *(at_s for at_s, _, finished in sooner if finished))
         step_s = min(replica.step_time_s(tokens) for _, replica, finished in sooner if finished)
         return ReplicaChoice(None, wake_s, lacks_replica=best_finish_s - now_s > _PATIENCE * step_s)
     full = queued_tokens >= best.token_budget
     if pace is not None and later and not full:
-        # What a step costs whatever it holds is what a query saves that waits to share one.
+        # A query that waits to share a step saves the part of its time that does not depend on tokens.
         gain = best.step_time_s(1) / best.step_time_s(queued_tokens)
         paced_s = pace.next_s(len(ready), min(at_s for at_s, _ in free_s), gain)
         if paced_s > now_s and best.answer_s(queued_tokens, paced_s) < deadline_s:
@@ -138,7 +141,7 @@ def choose_replica(
 
 
 def _with_prefix(ready: Collection[Replica], best: Replica, tokens: int, now_s: float, prompt: bytes) -> Replica:
-    """The one that knows most of a prompt, of those within a fifth of the time of the soonest, which wins a tie."""
+    """Of the replicas about as fast as `best`, the one that holds most of the prompt; a tie goes to `best`."""
     within_s = now_s + _ALIKE * (best.finish_s(tokens, now_s) - now_s)
     alike = [replica for replica in ready if replica is not best and replica.finish_s(tokens, now_s) <= within_s]
     return max([best, *alike], key=lambda replica: replica.known_tokens(prompt))
@@ -147,7 +150,7 @@ def _with_prefix(ready: Collection[Replica], best: Replica, tokens: int, now_s: 
 def _answer_s(
     best: Replica, replicas: Collection[Replica], now_s: float, queued_tokens: int, deadline_s: float
 ) -> float:
-    """When a batch is likely to be answered: by `best`, or if that is late, by the soonest with evidence."""
+    """When a batch is expected to be answered: by `best`, or if that is late, by the soonest replica with evidence."""
     answer_s = best.answer_s(min(queued_tokens, best.token_budget), now_s)
     if answer_s < deadline_s:
         return answer_s
@@ -161,15 +164,15 @@ def _answer_s(
 _Ranked = tuple[bytes, str]
 
 ENOUGH = 32
-"""So many replicas are always in use, and more while none of those takes what waits."""
+"""This many replicas are always active; more are while none of these takes what waits."""
 
 
 class ActiveReplicas(MutableMapping[str, Replica]):
-    """Replicas by name; those `in_use` are compared for each batch, the others are spare.
+    """Replicas by name; those `in_use` (active) are compared for each batch, the others are spare.
 
-    Work that is spread over more servers than it needs is cut into smaller batches than they could hold, and to
-    compare a thousand replicas costs more than a batch does. Which replicas are always in use follows from their names
-    and the dispatcher's (rendezvous hashing: Thaler and Ravishankar, 1998), so that each aggregator has others.
+    Work that is spread over more servers than it needs travels in small batches, and comparing a thousand replicas
+    costs more than a batch does. The names of replica and dispatcher decide which replicas are always active
+    (rendezvous hashing: Thaler and Ravishankar, 1998), so that each aggregator has different ones.
     """
 
     def __init__(self, dispatcher: str) -> None:
@@ -181,11 +184,11 @@ class ActiveReplicas(MutableMapping[str, Replica]):
 
     @property
     def has_spare(self) -> bool:
-        """Whether a replica is not in use."""
+        """Whether any replica is spare."""
         return bool(self._spare)
 
     def due_s(self, now_s: float) -> float:
-        """When the first replica takes its next batch (monotonic seconds); `inf` when there is none."""
+        """When the first replica takes its next batch (monotonic seconds); `inf` if there is none."""
         first_s = inf
         for replica in chain((self._replicas[name] for _, name in self._spare), self.in_use.values()):
             first_s = min(first_s, replica.due_s(now_s))
@@ -194,7 +197,7 @@ class ActiveReplicas(MutableMapping[str, Replica]):
         return first_s
 
     def widen(self) -> bool:
-        """Use one of the spare replicas, too; False when there is none."""
+        """Make one spare replica active; False if there is none."""
         if not self._spare:
             return False
         _, name = self._spare.pop(0)
@@ -202,7 +205,7 @@ class ActiveReplicas(MutableMapping[str, Replica]):
         return True
 
     def returned(self, replica: Replica) -> None:
-        """Note that a batch came back from this replica: unless it is always in use, it is spare once it is idle."""
+        """A batch came back from this replica: unless it is always active, it is spare again once it is idle."""
         if len(self._replicas) > ENOUGH and self._replicas.get(replica.name) is replica:
             self._make_spare(self._rank(replica.name))
 

@@ -1,4 +1,4 @@
-"""Turn what is promised into a replica's token budget: a target for its steps, a controller, the engine's capacity."""
+"""Set a replica's token budget from the service level: a target for its steps, a controller, the engine's capacity."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from aggregator.scheduler.budget.sla import SlaController, SlaPolicy, step_targe
 
 @dataclass(frozen=True, slots=True)
 class SlaGoal:
-    """What is promised: seconds of an engine step (`step_s`), or of a whole answer (`answer_s`); exactly one of them.
+    """The service level: seconds of an engine step (`step_s`), or of a whole answer (`answer_s`); exactly one of them.
 
-    `min_tokens` is the least budget: longer inputs go alone once it is reached.
+    `min_tokens` is the smallest budget: at that budget, longer inputs go alone.
     """
 
     step_s: float | None = None
@@ -21,14 +21,14 @@ class SlaGoal:
     min_tokens: int = 64
 
     def __post_init__(self) -> None:
-        """Raise ValueError unless exactly one time is given, and a budget."""
+        """Raise ValueError unless exactly one time and a valid budget are given."""
         if (self.step_s is None) == (self.answer_s is None):
             raise ValueError("give the time of a step or that of an answer, not both and not neither")
         if self.min_tokens < 1:
             raise ValueError(f"not a budget: {self.min_tokens} tokens")
 
     def target_s(self, overhead_s: float, shortest_step_s: float) -> float:
-        """Seconds that a step may take, given the p95 of all else but queueing, and the shortest step there is."""
+        """Seconds that a step may take, given the p95 of everything but queueing and step, and the shortest step."""
         if self.step_s is not None:
             return self.step_s
         assert self.answer_s is not None, "A goal without a time. This is a bug."
@@ -36,7 +36,7 @@ class SlaGoal:
 
 
 class RecentQuantile:
-    """A quantile of the latest `memory` values, sorted anew after every `renew` of them; 0 before any."""
+    """A quantile of the latest `memory` values, sorted again after every `renew` of them; 0 before any."""
 
     __slots__ = ("_renew", "_share", "_since", "_value", "_values")
 
@@ -49,7 +49,7 @@ class RecentQuantile:
 
     @property
     def value(self) -> float:
-        """The quantile as last taken."""
+        """The quantile at the last sorting."""
         return self._value
 
     def observe(self, value: float) -> None:
@@ -64,17 +64,17 @@ class RecentQuantile:
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """What a model server can do, in tokens: from where on more gains little, and what fits a step."""
+    """What a model server can do, in tokens: its saturation point, and what a step can hold."""
 
     saturation_point: int
     step_capacity: int
 
 
 class BudgetController:
-    """What one replica's steps may hold, renewed with every step that its server reports (algorithms §4)."""
+    """What one replica's steps may hold, updated with every step that its server reports."""
 
     def __init__(self, goal: SlaGoal, limits: StepLimits, shortest_step_s: float, overhead: RecentQuantile) -> None:
-        """`overhead`: the live p95 of what an answer takes besides queueing and its step; used with `answer_s` only."""
+        """`overhead`: the live p95 of an answer's time without queueing and step; used with `answer_s` only."""
         self.goal = goal
         self._overhead = overhead
         highest = limits.step_capacity
@@ -95,25 +95,25 @@ class BudgetController:
 
     @property
     def at_floor(self) -> bool:
-        """Whether only more servers can make answers quicker."""
+        """Whether only more servers can make answers faster."""
         return self._controller.at_floor
 
     @property
     def pressure(self) -> float | None:
-        """Recent step time over its target; above 1 it is missed. None before any step."""
+        """Recent step time over its target; above 1 the target is missed. None before any step."""
         return self._controller.pressure
 
     def observe(self, step_tokens: int, step_s: float, packed_budget: int, shortest_step_s: float) -> None:
-        """Learn from one step of a batch that was cut for `packed_budget` tokens.
+        """Learn from one step of a batch that was packed for `packed_budget` tokens.
 
-        `shortest_step_s` is what a step of `min_tokens` takes now: no target asks for less.
+        `shortest_step_s` is what a step of `min_tokens` takes now: no target is shorter.
         """
         self._controller.retarget(self.goal.target_s(self._overhead.value, shortest_step_s))
         self._controller.observe(step_tokens, step_s, packed_budget)
 
 
 class SloTracker:
-    """What is promised for one model revision, and how its answers kept it lately, all replicas together."""
+    """The service level of one model revision, and how recent answers of all replicas met it."""
 
     __slots__ = ("_latency", "_overhead", "goal")
 
@@ -128,7 +128,7 @@ class SloTracker:
         return self._latency.value
 
     def answered(self, latency_s: float, overhead_s: float) -> None:
-        """An answer was delivered; `overhead_s` of its time was neither waiting nor its engine step."""
+        """An answer was delivered; `overhead_s` is its time without queueing and engine step."""
         self._latency.observe(latency_s)
         self._overhead.observe(max(0.0, overhead_s))
 

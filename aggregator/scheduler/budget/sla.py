@@ -1,10 +1,10 @@
-"""Steer one replica's token budget so that an engine step takes the time the service level leaves for it.
+"""Set one replica's token budget so that an engine step takes the time that the service level leaves for it.
 
-Algorithm 2 of seed 001 moves its bounds by fixed amounts, so it either hunts around a small budget or takes
-hundreds of steps to follow a pod that changes speed (its unit tests show it). Ours uses what
-every latency curve of seed 000 has in common: tokens per second never fall as steps grow. So a step of b
-tokens that took t seconds bounds the budget that just meets a target D at b * D / t: from above when the step
-was too slow, from below when it was too fast. Going to that bound cannot overshoot, and needs no step size.
+Algorithm 2 of Pang, Li and Wang ("Optimizing LLM Inference Throughput via Memory-aware and SLA-constrained Dynamic
+Batching") moves its bounds by fixed amounts, so it oscillates around a small budget or takes hundreds of steps to
+follow a pod that changes speed. This controller uses a property of every latency curve: tokens per second never fall as
+steps grow. So a step of b tokens that took t seconds bounds the right budget for a target D by b * D / t: from above if
+the step was too slow, from below if it was too fast. Moving to that bound cannot overshoot.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _MIN_EVIDENCE = 4
 
 @dataclass(frozen=True, slots=True)
 class SlaPolicy:
-    """Settings of one replica's controller, in tokens (B_min, B_max and the first budget) and shares.
+    """Settings of one replica's controller: budgets in tokens, and shares.
 
-    `min_tokens` should be at least the longest admissible input, or such inputs go alone; `max_tokens` is what the
-    engine holds; `start_tokens` the saturation point. `tolerance` is epsilon as
-    a share of the target, `fill` the share of its budget that a step must hold to teach anything about raising.
+    `min_tokens` should be at least the longest valid input; longer inputs go alone. `max_tokens`: what an engine step
+    holds. `start_tokens`: the saturation point. `tolerance`: the dead band around the target, as a share of it. `fill`:
+    the share of its budget that a step must hold to raise the budget.
     """
 
     min_tokens: int
@@ -34,7 +34,7 @@ class SlaPolicy:
     window: int = 6
 
     def __post_init__(self) -> None:
-        """Raise ValueError when the budgets are out of order or a share is none."""
+        """Raise ValueError if the budgets are out of order or a share is out of range."""
         if not 1 <= self.min_tokens <= self.start_tokens <= self.max_tokens:
             raise ValueError(f"out of order: {self.min_tokens} <= {self.start_tokens} <= {self.max_tokens} tokens")
         if not (0.0 < self.tolerance < 1.0 and 0.0 < self.fill <= 1.0):
@@ -44,12 +44,12 @@ class SlaPolicy:
 
 
 def step_target_s(sla_s: float, overhead_p95_s: float, shortest_step_s: float) -> float:
-    """Seconds that one engine step may take: (SLA - o) / 2, as a request waits for half a step in two and then runs.
+    """Seconds that one engine step may take: (SLA - o) / 2, as a request waits for half a step of two and then runs.
 
-    `overhead_p95_s` is the p95 of network, tokenising, decoding and replying, **without queueing**: in an
-    overload queueing would drive the budget to its floor, where the replica is slowest, and it would never come
-    back. `shortest_step_s` is the replica's time at its smallest budget; the target is never below it. Raises
-    ValueError for an SLA that is not positive or an overhead that is negative.
+    `overhead_p95_s` (o) is the p95 of network, tokenizing, decoding and replying, **without queueing**: in an overload,
+    queueing would lower the budget to its minimum, where the replica is slowest, and it would stay there.
+    `shortest_step_s` is the replica's time at its smallest budget; the target is never below it. Raises ValueError for
+    an SLA that is not positive or an overhead that is negative.
     """
     if not (0.0 < sla_s < math.inf and 0.0 <= overhead_p95_s < math.inf):
         raise ValueError(f"not times: SLA {sla_s} s, overhead {overhead_p95_s} s")
@@ -64,11 +64,10 @@ class _Step:
 
 
 class SlaController:
-    """One replica's token budget by feedback; soft state, so a restart costs a few steps of warm-up.
+    """One replica's token budget by feedback; its state is soft, so a restart costs a few steps of warm-up.
 
-    Ours never moves inside D +- epsilon, takes each mean without its largest and smallest value (one stray step
-    in six counts for nothing), and learns nothing from steps longer than the budget they were cut for (one
-    oversized input). See `observe` for what counts as evidence.
+    It does not move inside the tolerance. Each mean leaves out its largest and smallest value, so one outlier in six
+    counts for nothing. Steps longer than the budget they were packed for (one oversized input) are ignored.
     """
 
     __slots__ = ("_filled", "_policy", "_recent", "_target_s", "_token_budget")
@@ -92,30 +91,30 @@ class SlaController:
 
     @property
     def at_floor(self) -> bool:
-        """Whether latency can no longer be bought with throughput, so that only more pods help (demand)."""
+        """Whether a smaller budget cannot make steps faster any more, so that only more pods help."""
         return self._token_budget <= self._policy.min_tokens + max(1, self._policy.start_tokens // 8)
 
     @property
     def pressure(self) -> float | None:
-        """Mean time of the latest steps over the target; above 1 it is missed. None before any step."""
+        """Mean time of the latest steps over the target; above 1 the target is missed. None before any step."""
         if not self._recent:
             return None
         return sum(step.duration_s for step in self._recent) / len(self._recent) / self._target_s
 
     def retarget(self, target_s: float) -> None:
-        """Take a new target D in seconds (the overhead changed); the next step is judged by it.
+        """Set a new target D in seconds (the overhead changed); it applies from the next step.
 
-        Raises ValueError when it is not positive and finite.
+        Raises ValueError if it is not positive and finite.
         """
         self._target_s = _checked(target_s)
 
     def observe(self, step_tokens: int, step_duration_s: float, packed_budget: int) -> None:
-        """Learn from one engine step of `step_tokens` tokens (merged batches included) and set the next budget.
+        """Learn from one engine step of `step_tokens` tokens (merged batches included), and set the next budget.
 
-        `packed_budget` is the budget that its batch was cut for, which may be an older one. A step at least `fill`
-        full counts both ways; one emptier than that only when the latest steps of any fill, taken together, were
-        too slow (low load teaches nothing about raising, and rare hiccups in it nothing at all). A step larger than
-        its budget teaches nothing, nor does a duration that is not positive and finite.
+        `packed_budget` is the budget that its batch was packed for, which may be an older one. A step that is at least
+        `fill` full can raise and lower the budget. An emptier step can only lower it, and only if the latest steps
+        together were too slow: low load says nothing about larger steps, and a single slow step says nothing. A step
+        larger than its budget is ignored, and so is a duration that is not positive and finite.
         """
         if not 1 <= step_tokens <= packed_budget or not 0.0 < step_duration_s < math.inf:
             return
@@ -130,7 +129,7 @@ class SlaController:
         self._filled.append(step)
         if len(self._filled) < _MIN_EVIDENCE:
             return
-        # Seconds per token of budget tell how long a step at today's budget, as full as usual, takes.
+        # How long a step of the current budget takes, if it is as full as recent ones.
         step_s = self._token_budget * _mean(step.duration_s / step.packed_budget for step in self._filled)
         bound = self._target_s / _mean(step.duration_s / step.tokens for step in self._filled)
         if step_s > self._target_s * (1.0 + self._policy.tolerance):
