@@ -127,6 +127,21 @@ async def test_replicas_are_held_while_the_scaler_knows_nothing_and_while_it_is_
     await _asleep(release)
 
 
+async def test_an_upgrade_ends_while_a_model_sleeps_and_its_rollback_answers_each_record_once(release: Release) -> None:
+    await _asleep(release)
+    await asyncio.to_thread(release.upgrade, {"aggregator": {"config": {"batching": {"max_held_tokens": 400_000}}}})
+    assert not release.pods("model-server")
+    traffic = Traffic(kafka_on_node.BOOTSTRAP, Calls(""))
+    await traffic.open()
+    async with traffic.flowing(20.0, 0):
+        await asyncio.to_thread(release.rollback)
+        await asyncio.sleep(5.0)
+    verdict = await traffic.verdict()
+    assert verdict.problems == ()
+    assert verdict.sent > 0
+    await _asleep(release)
+
+
 def test_the_webhook_refuses_a_second_scaled_object_for_one_model(release: Release) -> None:
     assert release.name == NAME
     second = keda_on_cluster.scaled_object("second", DEPLOYMENT)
