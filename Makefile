@@ -64,7 +64,7 @@ proto-check: ## Fail if the generated code differs from protos/
 	@.ci/install --dev
 	@.ci/proto --check
 
-chart: ## Generate what follows from the settings: chart values, schema, docs, dashboard
+chart: ## Generate what follows from settings and values: the chart's schema, docs, dashboard
 	@.ci/install --dev
 	@$(PY) -m helm.generate
 

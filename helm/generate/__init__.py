@@ -1,1 +1,1 @@
-"""Generate what follows from the settings: the chart's values, their schema and table, docs, dashboard."""
+"""Generate what follows from settings and values: the chart's schema, docs/configuration.md, the dashboard."""

@@ -10,9 +10,7 @@ from pathlib import Path
 
 from helm.generate.configuration import configuration_md
 from helm.generate.dashboard import dashboard_json
-from helm.generate.readme import readme_md
 from helm.generate.schema import values_schema
-from helm.generate.values_yaml import values_yaml
 
 ROOT = Path(__file__).parents[2]
 _CHART = Path("helm/tokenbatch")
@@ -23,9 +21,7 @@ def _schema_json() -> str:
 
 
 FILES: Mapping[Path, Callable[[], str]] = {
-    _CHART / "values.yaml": values_yaml,
     _CHART / "values.schema.json": _schema_json,
-    _CHART / "README.md": readme_md,
     _CHART / "files/dashboard.json": dashboard_json,
     Path("docs/configuration.md"): configuration_md,
 }

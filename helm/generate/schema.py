@@ -1,14 +1,17 @@
-"""Make the chart's values.schema.json from its values and from the settings of the processes it installs."""
+"""Make the chart's values.schema.json from values.yaml and from the settings of the processes that it installs."""
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+import yaml
 from pydantic import BaseModel
 
 from aggregator.settings.aggregator import AggregatorSettings, KafkaSettings
-from helm.generate.values import ChartValues
 from k8s.scaler.settings import ScalerSettings
 from modelserver.settings import ModelServerSettings
 
@@ -37,36 +40,76 @@ CHART_SETS: dict[str, frozenset[str]] = {
     "scaler": frozenset({"kafka", "models", "aggregators.addresses", "peers", "api", "keda", "telemetry.metrics_bind"}),
 }
 
+_VALUES = Path(__file__).parents[1] / "tokenbatch/values.yaml"
+_DEFINITIONS = Path(__file__).with_name("definitions.yaml")
+_LINE = re.compile(r"(?P<indent> *)(?:# @schema (?P<said>\{.*\})|(?P<name>\w+):)")
+_OF_TEXT = re.compile(r"(labels|annotations|nodeSelector)$", re.IGNORECASE)
+_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
+
 
 def values_schema() -> Schema:
     """JSON Schema, draft 7, which the validators of Helm 3 and Helm 4 both know."""
-    schema = ChartValues.model_json_schema(by_alias=True, ref_template="#/definitions/{model}")
-    definitions: Schema = schema.pop("$defs")
-    for name in ("Model", "Canary"):
+    text = _VALUES.read_text(encoding="utf-8")
+    whole = _group(yaml.safe_load(text), (), dict(_said(text.splitlines())))
+    definitions: Schema = yaml.safe_load(_DEFINITIONS.read_text(encoding="utf-8"))
+    definitions["ModelServer"] = whole["properties"]["modelServer"]
+    for name in ("Canary", "Model"):
         definitions[name]["properties"] |= definitions["ModelServer"]["properties"]
     for name, settings in SETTINGS.items():
         definitions |= _settings_definitions(name, settings)
-    schema["definitions"] = definitions
-    schema["required"] = list(schema["properties"])  # each has a default, so it is missing only where null took it away
-    schema["properties"]["global"] = {"type": "object", "description": "read by Helm, not by this chart"}
-    schema["$schema"] = "http://json-schema.org/draft-07/schema#"
-    schema["title"] = "Values of the chart tokenbatch"
-    return dict(sorted(_draft7(schema).items()))
+    whole["definitions"] = definitions
+    whole["required"] = list(whole["properties"])  # each has a default, so it is missing only where null took it away
+    whole["properties"]["modelServer"] = {"$ref": "ModelServer"}
+    whole["properties"]["global"] = {"type": "object", "description": "read by Helm, not by this chart"}
+    whole["$schema"] = "http://json-schema.org/draft-07/schema#"
+    return dict(sorted(_draft7(whole).items()))
+
+
+def _said(lines: list[str]) -> Iterator[tuple[tuple[str, ...], Schema]]:
+    """What the lines with @schema say, by the path of the value below each."""
+    path: tuple[str, ...] = ()
+    pending: Schema = {}
+    for line in lines:
+        match = _LINE.match(line)
+        if match is None:
+            continue
+        if match["said"]:
+            pending = yaml.safe_load(match["said"])
+            continue
+        path = (*path[: len(match["indent"]) // 2], match["name"])
+        if pending:
+            yield path, pending
+            pending = {}
+
+
+def _group(values: Mapping[str, Any], path: tuple[str, ...], said: Mapping[tuple[str, ...], Schema]) -> Schema:
+    properties = {name: _value((*path, name), value, said) for name, value in values.items()}
+    return {"type": "object", "additionalProperties": False, "properties": properties}
+
+
+def _value(path: tuple[str, ...], value: Any, said: Mapping[tuple[str, ...], Schema]) -> Schema:
+    given = said.get(path, {})
+    if "$ref" in given or "type" in given:
+        return given
+    if isinstance(value, dict):
+        text = {"additionalProperties": {"type": "string"}} if _OF_TEXT.search(path[-1]) else {}
+        free = not value or text or "additionalProperties" in given
+        return {"type": "object", **text, **given} if free else _group(value, path, said)
+    if isinstance(value, list):
+        return {"type": "array", "items": {"type": "object"}} | given
+    least = {"minimum": 0} if type(value) is int else {}
+    return {"type": _TYPES[type(value)]} | least | given
 
 
 def _settings_definitions(name: str, settings: type[BaseModel]) -> Schema:
     """The settings of one process as definitions of their own, without what the chart sets."""
-    whole = settings.model_json_schema(ref_template=f"#/definitions/{name}.{{model}}")
+    whole = settings.model_json_schema(ref_template=f"{name}.{{model}}")
     definitions: Schema = whole.pop("$defs", {})
     for path in sorted(CHART_SETS[name]):
         _drop(whole, definitions, path.split("."))
-    used = {f"{name}.{key}": value for key, value in definitions.items() if _is_used(key, name, whole, definitions)}
-    return {f"settings.{name}": whole} | used
-
-
-def _is_used(key: str, name: str, whole: Schema, definitions: Schema) -> bool:
     text = json.dumps([whole, definitions])
-    return f'"#/definitions/{name}.{key}"' in text
+    used = {f"{name}.{key}": value for key, value in definitions.items() if f'"{name}.{key}"' in text}
+    return {f"settings.{name}": whole} | used
 
 
 def _drop(whole: Schema, definitions: Schema, path: list[str]) -> None:
@@ -87,11 +130,11 @@ def _draft7(schema: Any) -> Any:
         return [_draft7(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    if name := schema.get("settings"):
-        return {"$ref": f"#/definitions/settings.{name}"}
+    if isinstance(name := schema.get("$ref"), str):
+        return {"$ref": f"#/definitions/{name}"}
     changed = {key: _draft7(value) for key, value in schema.items() if key not in {"default", "format", "title"}}
     if "prefixItems" in changed:
         changed["items"] = changed.pop("prefixItems")
     if isinstance(changed.get("properties"), dict):
         changed["properties"] = {key: _draft7(value) for key, value in schema["properties"].items()}
-    return {"$ref": changed["$ref"]} if "$ref" in changed else changed
+    return changed

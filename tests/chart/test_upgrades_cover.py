@@ -18,7 +18,7 @@ def documented(schema: dict[str, Any], path: str = "") -> Iterator[str]:
     """Paths of all values that are no groups; what may be said again for one model stands under modelServer alone."""
     schema = resolved(schema.get("items", schema) if path == "models" else schema)
     names = set(schema.get("properties", ()))
-    if not names:
+    if not names or "null" in schema["type"]:
         yield path
         return
     if path == "models":
