@@ -1,4 +1,4 @@
-"""Talk to one model server: what it is, its tokenizer, and batches."""
+"""The gRPC client of one model server: health, description, tokenizer, batches."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 2_000),
     ("grpc.max_reconnect_backoff_ms", 2_000),
-    ("grpc.use_local_subchannel_pool", 1),  # a new channel connects afresh, whatever others went through
+    ("grpc.use_local_subchannel_pool", 1),  # a new channel makes its own connection
 )
 _HEALTH = "grpc.health.v1.Health"
 _SERVICE = "modelserver.v1.ModelServer"
@@ -36,7 +36,7 @@ _TOO_LARGE = "larger than max"  # gRPC's own refusal of a message, before or aft
 
 
 class ModelServerClient:
-    """One connection, kept while the server comes and goes behind it."""
+    """One channel, kept while the server comes and goes."""
 
     def __init__(self, address: str, tracing: Tracing | None = None) -> None:
         self.address = address
@@ -59,11 +59,11 @@ class ModelServerClient:
         self._watch = channel.unary_stream(f"/{_HEALTH}/Watch", *health)
 
     def open_generate(self) -> StreamStreamCall:
-        """A call that carries texts."""
+        """The streaming call that carries sequences."""
         return self._generate()
 
     async def describe(self, timeout_s: float) -> ServerDescription:
-        """What it says of itself, once it serves. Raises ModelServerLost or BadDescription."""
+        """Its description, if it serves. Raises ModelServerLost or BadDescription."""
         try:
             health = await self._check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
             if health.status != health_pb2.HealthCheckResponse.SERVING:
@@ -88,7 +88,7 @@ class ModelServerClient:
         return {name: bytes(content) for name, content in files.items()}
 
     async def until_not_serving(self) -> str:
-        """Wait until it says that it does not serve, or goes away; returns what happened."""
+        """Wait until its health is not SERVING, or it goes away; returns the reason."""
         try:
             async for health in self._watch(health_pb2.HealthCheckRequest()):
                 if health.status != health_pb2.HealthCheckResponse.SERVING:
@@ -98,10 +98,10 @@ class ModelServerClient:
         return "it ended its health stream"
 
     async def until_silent(self, every_s: float, timeout_s: float) -> str:
-        """Ask every so often whether it is there, until it does not answer; returns what happened.
+        """Check its health at an interval until it does not answer; returns the reason.
 
-        A machine that vanished closes no connection. (Keepalive pings would find it out too, and are taken for
-        abuse by a server that was not told to expect them.)
+        A machine that vanished closes no connection. (gRPC servers treat keepalive pings as abuse unless configured for
+        them.)
         """
         while True:
             await asyncio.sleep(every_s)
@@ -111,12 +111,12 @@ class ModelServerClient:
                 return _text(error)
 
     async def close(self, grace_s: float | None = None) -> None:
-        """Hang up; batches out to it have `grace_s` to end."""
+        """Close the channel; batches in flight have `grace_s` to end."""
         await self._channel.close(grace_s)
 
 
 class GrpcEngine:
-    """A model server that was reached, as the pipeline sees it; a `replicas.engine.TextEngine`, if it generates."""
+    """A model server that was reached: a `replicas.engine.TextEngine`, of which embedding servers use `embed` only."""
 
     def __init__(self, client: ModelServerClient, description: ServerDescription) -> None:
         self._client = client
@@ -125,20 +125,20 @@ class GrpcEngine:
 
     @property
     def description(self) -> ServerDescription:
-        """What it said of itself when it was reached."""
+        """Its description when it was reached."""
         return self._description
 
     @property
     def load(self) -> GeneratingLoad | None:
-        """How it stood after its last step; None before any."""
+        """Its load after its last step; None before any."""
         return self._generate_call.load
 
     def generate(self, sequence: Sequence) -> None:
-        """Start a text; it hears of all that becomes of it, and of its end once."""
+        """Start a sequence; it receives its tokens, and its end once."""
         self._generate_call.start(sequence)
 
     def abort(self, sequence: Sequence) -> None:
-        """Nobody wants it any more: it hears nothing more."""
+        """Stop a sequence; it receives nothing more."""
         self._generate_call.abort(sequence)
 
     async def embed(self, batch: OutgoingBatch, *, timeout_s: float) -> StepResult:
@@ -172,9 +172,9 @@ class GrpcEngine:
 
 
 def _reader(message: type[M]) -> Callable[[bytes], M]:
-    """Read messages of a type; bytes that are none count as an empty message, which no check lets pass.
+    """A parser of one message type; undecodable bytes become an empty message, which every check refuses.
 
-    (An exception here would make gRPC hand out None as if all were well.)
+    (If it raised, gRPC would return None as a success.)
     """
 
     def read(data: bytes) -> M:
@@ -187,7 +187,7 @@ def _reader(message: type[M]) -> Callable[[bytes], M]:
 
 
 def _failure(error: grpc.aio.AioRpcError) -> BatchFailed:
-    """What a call's status says about the batch: never started, server lost, or engine at fault."""
+    """What a call's status means for its batch: never started, server lost, or engine failed."""
     match error.code():
         case grpc.StatusCode.RESOURCE_EXHAUSTED if _TOO_LARGE not in (error.details() or ""):
             return ModelServerBusy(_text(error))
@@ -199,7 +199,7 @@ def _failure(error: grpc.aio.AioRpcError) -> BatchFailed:
             | grpc.StatusCode.OUT_OF_RANGE
         ):
             return EngineFailed(_text(error))
-        case _:  # among them FAILED_PRECONDITION: another model serves there now, which the pool must find out
+        case _:  # includes FAILED_PRECONDITION: another model is served there now, and the pool must notice
             return ModelServerLost(_text(error))
 
 

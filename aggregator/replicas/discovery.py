@@ -1,4 +1,4 @@
-"""Follow addresses that stand for changing endpoints: a Service's in Kubernetes, or those of a name in DNS."""
+"""Follow addresses whose endpoints change: of a Service in Kubernetes, or of a name in DNS."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LOG = logging.getLogger(__name__)
 _SCHEMES = (endpoints.SCHEME, dns.SCHEME)
 
 Endpoints = Callable[[], AsyncGenerator[frozenset[str]]]
-"""Opens the sets of `host:port` that an address has in turn."""
+"""Opens the stream of an address's endpoints: a set of `host:port` at each change."""
 
 
 def changes(address: str) -> bool:
@@ -28,7 +28,7 @@ def changes(address: str) -> bool:
 
 
 def parse(address: str) -> dns.DnsAddress | endpoints.ServiceAddress:
-    """Read an address that changes. Raises StartError for one that cannot be read."""
+    """Parse an address whose endpoints change. Raises StartError if it is invalid."""
     if address.startswith(dns.SCHEME):
         return dns.DnsAddress.parse(address)
     return endpoints.ServiceAddress.parse(address)
@@ -36,7 +36,7 @@ def parse(address: str) -> dns.DnsAddress | endpoints.ServiceAddress:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a server should be, and the model it should serve."""
+    """The address of a server, and the model it should serve."""
 
     address: str
     model: str
@@ -51,7 +51,7 @@ class _Watcher:
         self._kubernetes: Kubernetes | None = None
 
     def endpoints(self, address: str) -> Endpoints:
-        """Raises StartError for an address that cannot be read, and for a Service outside of a cluster."""
+        """The endpoints of an address. Raises StartError if it is invalid, and for a Service outside of a cluster."""
         parsed = parse(address)
         if isinstance(parsed, dns.DnsAddress):
             return lambda: dns.resolved(parsed, self._resolve)
@@ -65,7 +65,7 @@ class _Watcher:
 
 
 class Discovery(AsyncIterable[frozenset[Target]]):
-    """All targets, given anew whenever they change."""
+    """All targets: the whole set at each change."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Discovery(AsyncIterable[frozenset[Target]]):
         cluster: Callable[[], Kubernetes] = connect,
         resolve: Resolve = look_up,
     ) -> None:
-        """`targets` as the settings name them. Raises StartError as `_Watcher.endpoints` does."""
+        """`targets` as in the settings. Raises StartError as `_Watcher.endpoints` does."""
         targets = tuple(targets)
         self._watcher = _Watcher(cluster, resolve)
         self._fixed = frozenset(target for target in targets if not changes(target.address))
@@ -83,7 +83,7 @@ class Discovery(AsyncIterable[frozenset[Target]]):
 
     @override
     async def __aiter__(self) -> AsyncIterator[frozenset[Target]]:
-        """Follow every address that changes until closed."""
+        """Follow every address that changes, until closed."""
         if not self._changing:
             yield self._fixed
             return
@@ -109,7 +109,7 @@ class Discovery(AsyncIterable[frozenset[Target]]):
                 changed.clear()
                 for task in following:
                     if task.done():
-                        task.result()  # raises: it ends only by an unexpected error
+                        task.result()  # raises: it ends only with an unexpected error
         finally:
             for task in following:
                 task.cancel()
@@ -117,7 +117,7 @@ class Discovery(AsyncIterable[frozenset[Target]]):
 
 
 class ReadyAggregators:
-    """How many aggregators are ready, among which a tenant's rate is divided; call it for the number, at least 1."""
+    """The number of ready aggregators (at least 1), among which a tenant's rate is divided; call it for the number."""
 
     def __init__(
         self, aggregators: str, cluster: Callable[[], Kubernetes] = connect, resolve: Resolve = look_up
@@ -132,7 +132,7 @@ class ReadyAggregators:
         return self._count
 
     async def run(self) -> None:
-        """Follow the endpoints until cancelled; returns at once where the number is fixed."""
+        """Follow the endpoints until cancelled; returns at once if the number is fixed."""
         if self._endpoints is None:
             return
         try:

@@ -1,4 +1,4 @@
-"""Follow the addresses of a name in DNS by resolving it again and again; what was known outlives any outage."""
+"""Follow the addresses of a DNS name by resolving it repeatedly; the last answer stays valid during an outage."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aggregator.errors import StartError
 _LOG = logging.getLogger(__name__)
 SCHEME = "dns://"
 EVERY_S = 2.0
-"""How often a name is resolved: a new server has its first batch within 5 s."""
+"""The interval of resolving: a new server gets its first batch within 5 s."""
 _ADDRESS = re.compile(r"dns://(?P<name>[A-Za-z0-9._-]+):(?P<port>\d+)")
 
 Resolve = Callable[[str, int], Awaitable[frozenset[str]]]
@@ -46,9 +46,9 @@ async def look_up(name: str, port: int) -> frozenset[str]:
 
 
 async def resolved(address: DnsAddress, resolve: Resolve = look_up) -> AsyncGenerator[frozenset[str]]:
-    """`host:port` of every address of the name, given anew whenever they change; never ends.
+    """`host:port` of every address of the name: the whole set at each change; never ends.
 
-    A name that cannot be resolved changes nothing: the last answer holds.
+    A failed resolution changes nothing: the last answer stays valid.
     """
     known: frozenset[str] | None = None
     failing = False

@@ -1,4 +1,4 @@
-"""What the pipeline asks of the world, in the order of the data: records, token counts, engines, replies."""
+"""The interfaces to model servers: what a server is, what is sent to it and comes back, and the pool of servers."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from protos.modelserver.v1.modelserver_pb2 import Sampling
 
 @dataclass(frozen=True, slots=True)
 class Generating:
-    """What a step of a server that generates costs, in seconds, and what it has room for.
+    """What a step costs on a server that generates, in seconds, and the room it has.
 
-    `fixed_s`, and `per_sequence_s` for each sequence that gains a token, and `per_token_s` for each token of a prompt.
+    A step takes `fixed_s`, plus `per_sequence_s` for each sequence that gains a token, plus `per_token_s` for each
+    prompt token.
     """
 
     fixed_s: float
@@ -34,7 +35,7 @@ class Generating:
 
 @dataclass(frozen=True, slots=True)
 class ServerDescription:
-    """What a model server says of itself (`Describe`), checked; one that embeds is not `generating`."""
+    """A model server's checked description (`Describe`); `generating` is None if it embeds."""
 
     address: str
     instance_id: str
@@ -56,7 +57,7 @@ class ServerDescription:
 
 @dataclass(frozen=True, slots=True)
 class OutgoingBatch:
-    """One batch as the wire carries it: packed int32 ids and lengths, little endian."""
+    """One batch in its wire format: ids and lengths, packed int32, little endian."""
 
     batch_id: str
     token_ids: bytes
@@ -70,7 +71,7 @@ class OutgoingBatch:
 
 @dataclass(frozen=True, slots=True)
 class GeneratingLoad:
-    """How a server stands that generates, for all who use it."""
+    """The load of a server that generates, from all aggregators."""
 
     free_kv_tokens: int
     running: int
@@ -80,9 +81,9 @@ class GeneratingLoad:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one batch came back with; `matrix` is float32 [queries, dimensions], pooled, not normalised.
+    """The result of one batch; `matrix` is float32 [queries, dimensions], pooled, not normalised.
 
-    `errors` holds (position, code, message) of the queries that failed; `report` tells of the engine step.
+    `errors` holds (position, code, message) of the queries that failed; `report` describes the engine step.
     """
 
     matrix: npt.NDArray[np.float32]
@@ -91,28 +92,28 @@ class StepResult:
 
 
 class Sequence(Protocol):
-    """One text that a server is asked for, as it hears of it; all is called on the event loop."""
+    """One text that a server generates; all methods are called on the event loop."""
 
     @property
     def token_ids(self) -> bytes:
-        """What to go on from, int32 little endian."""
+        """The tokens to continue from, int32 little endian."""
         ...
 
     @property
     def sampling(self) -> Sampling:
-        """How to draw."""
+        """The sampling parameters."""
         ...
 
     def extend(self, token_ids: Tokens[int], logprobs: Tokens[TokenLogprobs], stripped: int) -> None:
-        """New tokens came, the last `stripped` of them no text."""
+        """New tokens arrived; the last `stripped` of them are not text."""
         ...
 
     def end(self, *, cut: bool) -> None:
-        """Those were its last; for want of room if it was `cut`."""
+        """The sequence is complete; `cut`: because the server has no more room for it."""
         ...
 
     def fail(self, code: Code, message: str) -> None:
-        """The server refused it, or its engine failed beneath it."""
+        """The server refused it, or its engine failed."""
         ...
 
     def lost(self, error: BatchFailed) -> None:
@@ -125,14 +126,14 @@ class Engine(Protocol):
 
     @property
     def description(self) -> ServerDescription:
-        """What it said of itself when it was reached."""
+        """Its description when it was reached."""
         ...
 
     async def embed(self, batch: OutgoingBatch, *, timeout_s: float) -> StepResult:
         """Run one batch.
 
-        Raises ModelServerBusy (never started), ModelServerLost, EngineFailed; an answer of the wrong shape or
-        with values that are not finite is ModelServerLost too.
+        Raises ModelServerBusy (never started), ModelServerLost or EngineFailed. A response of the wrong shape, or with
+        values that are not finite, is ModelServerLost too.
         """
         ...
 
@@ -141,45 +142,45 @@ class TextEngine(Engine, Protocol):
     """One model server that generates."""
 
     def generate(self, sequence: Sequence) -> None:
-        """Start a text; it hears of all that becomes of it, and of its end once."""
+        """Start a sequence; it receives its tokens, and its end once."""
         ...
 
     def abort(self, sequence: Sequence) -> None:
-        """Nobody wants it any more: it hears nothing more."""
+        """Stop a sequence; it receives nothing more."""
         ...
 
     @property
     def load(self) -> GeneratingLoad | None:
-        """How it stood after its last step; None before any."""
+        """Its load after its last step; None before any."""
         ...
 
 
 class Pool(Protocol):
-    """The model servers: who is there, announced to the pipeline as they come and go."""
+    """The model servers; the pipeline is told as they join and leave."""
 
     async def run(self, members: PoolMembers) -> None:
-        """Keep connections to every configured server, announce and withdraw them, until cancelled."""
+        """Keep a connection to every configured server, and tell `members` of each join and leave, until cancelled."""
         ...
 
     def suspect(self, engine: Engine) -> None:
-        """A batch failed there: withdraw it now, probe it, and announce it again when it answers well."""
+        """A batch failed there: remove it now, probe it, and let it join again when it answers well."""
         ...
 
 
 class PoolMembers(Protocol):
-    """The pipeline's side of the pool."""
+    """The part of the pipeline that the pool calls."""
 
     def join(self, engine: Engine, tokenizer: Tokenizer) -> None:
         """A server is ready for batches."""
         ...
 
     def leave(self, engine: Engine) -> None:
-        """A server is gone, or suspect; batches out to it end by themselves."""
+        """A server is gone, or suspect; its batches in flight end by themselves."""
         ...
 
 
 def outgoing(batch: Batch) -> OutgoingBatch:
-    """The batch as the wire carries it: ids and lengths end to end."""
+    """The batch in its wire format: all ids and lengths concatenated."""
     return OutgoingBatch(
         batch_id=batch.batch_id,
         token_ids=b"".join([item.token_ids for item in batch.items]),

@@ -1,4 +1,4 @@
-"""Keep a connection to every model server, and tell the pipeline which of them are fit for batches."""
+"""Keep a connection to every model server, and tell the pipeline which of them take batches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aggregator.replicas.engine import Engine, PoolMembers, ServerDescription
 from aggregator.replicas.watch import Agreement, ProbePolicy, ServerWatch
 
 Targets = AsyncIterable[frozenset[Target]]
-"""All servers there should be, given anew whenever they change."""
+"""All configured servers: the whole set at each change."""
 
 
 class ModelServers:
@@ -37,7 +37,7 @@ class ModelServers:
         self._watches: dict[Target, ServerWatch] = {}
 
     async def run(self, members: PoolMembers) -> None:
-        """Watch every server there should be, until cancelled."""
+        """Watch every configured server, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             running: dict[Target, asyncio.Task[None]] = {}
             async for targets in self._targets:
@@ -49,7 +49,7 @@ class ModelServers:
                     running[target] = tasks.create_task(watch.run(), name=f"model server {target.address}")
 
     def suspect(self, engine: Engine) -> None:
-        """A batch failed there: withdraw it now, probe it, and announce it again when it answers well."""
+        """A batch failed there: remove it now, probe it, and let it join again when it answers well."""
         for watch in self._watches.values():
             watch.suspect(engine)
 
@@ -68,7 +68,7 @@ class ModelServers:
 
 
 async def describe(address: str, timeout_s: float) -> ServerDescription:
-    """What the server at an address says of itself. Raises ModelServerLost or BadDescription."""
+    """The description of the server at an address. Raises ModelServerLost or BadDescription."""
     client = ModelServerClient(address)
     try:
         return await client.describe(timeout_s)

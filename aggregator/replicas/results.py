@@ -1,4 +1,4 @@
-"""Shape a batch's vectors as each request asked: dimensions, normalisation, encoding; once per batch, not per query."""
+"""Finish a batch's vectors as each request asks: dimensions, normalisation, encoding; once per batch, not per query."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ class EncodedRows:
         return self.data[start : start + self.row_bytes]
 
     def scale(self, index: int) -> float:
-        """What an int8 vector's values / 127 are multiplied by; 0 for the other encodings."""
+        """The factor of an int8 vector's values / 127; 0 for the other encodings."""
         return self.scales[index] if self.scales is not None else 0.0
 
 
 @dataclass(slots=True, eq=False)
 class CompletedBatch:
-    """What came back for one batch: pooled vectors, float32 [queries, dimensions], not normalised.
+    """The result of one batch: pooled vectors, float32 [queries, dimensions], not normalised.
 
-    `carried_s` is what it took besides waiting and computing: the network, encoding and decoding. It came at `done_s`.
-    `shared` keeps what the answers to its requests have in common.
+    `carried_s` is its time besides waiting and computing: network, encoding and decoding. It came back at `done_s`.
+    `shared` caches what the responses to its requests have in common.
     """
 
     batch_id: str
@@ -60,7 +60,7 @@ class CompletedBatch:
     _encoded: dict[tuple[int, int, bool], EncodedRows] = field(default_factory=dict)
 
     def rows(self, dimensions: int, encoding: int, *, normalize: bool) -> EncodedRows:
-        """The batch's rows cut to `dimensions` (0: all), then normalised if asked, then encoded."""
+        """The batch's rows, shortened to `dimensions` (0: all), then normalised if asked, then encoded."""
         key = (dimensions, encoding, normalize)
         rows = self._encoded.get(key)
         if rows is None:
@@ -79,7 +79,7 @@ class Vector:
 
 
 def vector_bytes(dimensions: int, encoding: int) -> int:
-    """What one vector takes in an encoding."""
+    """The size of one vector in an encoding."""
     return (dimensions * _BITS[encoding] + 7) // 8
 
 

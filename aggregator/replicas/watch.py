@@ -1,4 +1,4 @@
-"""Bring one model server into the pool when it answers well, and take it out the moment it does not."""
+"""Let one model server join the pool when it answers well, and remove it as soon as it does not."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PROBE_TEXT = "probe"
 
 @dataclass(frozen=True, slots=True)
 class ProbePolicy:
-    """How long an answer may take, and how long to wait between tries: doubling, with jitter.
+    """How long a call may take, and how long to wait between tries: doubling, with jitter.
 
     A server that stayed well for `steady_s` is tried again quickly when it is lost.
     """
@@ -42,20 +42,20 @@ class ProbePolicy:
     jitter: Callable[[], float] = random.random
 
     def delay_s(self, tries: int) -> float:
-        """How long to wait after so many tries in a row, between half and one and a half times the rule."""
+        """The pause after this number of failed tries: half to one and a half times the exponential backoff."""
         return min(self.longest_delay_s, self.first_delay_s * 2.0 ** min(tries, 30)) * (0.5 + self.jitter())
 
 
 @dataclass(slots=True)
 class Agreement:
-    """What servers of one model revision have in common; the first to join says it, the last to leave unsays it."""
+    """What all servers of one model revision have in common; the first to join defines it."""
 
     _members: dict[tuple[str, str], list[ServerDescription]] = field(
         default_factory=dict[tuple[str, str], list[ServerDescription]]
     )
 
     def join(self, description: ServerDescription) -> None:
-        """Raises BadDescription for a server whose answers could not stand in for its siblings'."""
+        """Raises BadDescription for a server whose results could differ from those of its siblings."""
         siblings = self._members.setdefault((description.model, description.model_revision), [])
         differing = differences(description, siblings[0]) if siblings else ()
         if differing:
@@ -63,7 +63,7 @@ class Agreement:
         siblings.append(description)
 
     def leave(self, description: ServerDescription) -> None:
-        """It is no member any more."""
+        """It is not a member any more."""
         key = (description.model, description.model_revision)
         self._members[key].remove(description)
         if not self._members[key]:
@@ -71,7 +71,7 @@ class Agreement:
 
 
 class ServerWatch:
-    """One server's way in and out of the pool, again and again."""
+    """Lets one server join and leave the pool, again and again."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class ServerWatch:
         self._last_trouble = ""
 
     async def run(self) -> None:
-        """Reach it, join it, wait until it is lost; for ever."""
+        """Reach the server, let it join, wait until it is lost; for ever."""
         loop = asyncio.get_running_loop()
         tries = 0
         try:
@@ -114,13 +114,13 @@ class ServerWatch:
             await self._client.close(self._policy.close_grace_s)
 
     def suspect(self, engine: Engine) -> None:
-        """Withdraw it now if it is this one; it is probed before it joins again."""
+        """If it is this server, remove it now; it is probed before it joins again."""
         if engine is self._engine:
             self._withdraw("a batch failed there")
             self._suspected.set()
 
     async def _reach(self) -> tuple[GrpcEngine, FastTokenizer]:
-        """Make sure that it serves the right model, and answers a query of its own tokenizer's."""
+        """Check that it serves the right model, and that it answers a probe made with its own tokenizer."""
         description = await self._client.describe(self._policy.call_timeout_s)
         if description.model != self._target.model:
             raise BadDescription(f"it serves the model {description.model}, not {self._target.model}")
@@ -135,12 +135,12 @@ class ServerWatch:
         if description.generating is not None:
             await probe(engine, counted.ids.tobytes(), timeout_s)
             return engine, tokenizer
-        with suppress(ModelServerBusy):  # it is alive, and has work
+        with suppress(ModelServerBusy):  # it is alive and busy
             await engine.embed(_probe(counted.ids), timeout_s=timeout_s)
         return engine, tokenizer
 
     async def _serve(self, engine: GrpcEngine, tokenizer: FastTokenizer) -> None:
-        """Join it, until it says or shows that it does not serve."""
+        """Let it join, and wait until it reports or shows that it does not serve."""
         description = engine.description
         try:
             self._agreement.join(description)
@@ -165,7 +165,7 @@ class ServerWatch:
         self._withdraw(await self._until_lost())
 
     async def _until_lost(self) -> str:
-        """Wait for bad news, from its health service or from a batch; returns what happened."""
+        """Wait for a failure of its health service or of a batch; returns the reason."""
         address, policy = self._target.address, self._policy
         news = [
             asyncio.create_task(self._client.until_not_serving(), name=f"health of {address}"),
@@ -187,7 +187,7 @@ class ServerWatch:
         return "a batch failed there"
 
     def _withdraw(self, reason: str) -> None:
-        """Take it out of the pool, if it is in."""
+        """Remove it from the pool, if it is in."""
         engine, self._engine = self._engine, None
         if engine is None:
             return

@@ -60,7 +60,7 @@ _ALIKE = 1.2
 """Replicas whose predicted times differ by less than this factor count as equally fast."""
 
 _PATIENCE = 2.0
-"""If a replica is skipped and the faster ones need more than this many of their steps, one more replica is used."""
+"""If a skipped replica would finish later than this many steps of a faster one, one more replica is made active."""
 
 
 @dataclass(frozen=True, slots=True)
