@@ -26,7 +26,7 @@ PASSED, FAILED, LEFT_OUT = "passed", "failed", "left out"
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How one suite ended; a check without tests of its own counts as one."""
+    """How one suite ended; a check without tests of its own counts as one. `cpu_s`: of its processes but daemons."""
 
     suite: str
     outcome: str
@@ -34,6 +34,7 @@ class Result:
     failed: int = 0
     skipped: int = 0
     seconds: float = 0.0
+    cpu_s: float = 0.0
     why: str = ""
 
 
@@ -71,7 +72,7 @@ def _shown(suite: Suite, ending: Future[Result]) -> Result:
 
 
 def run(suite: Suite, *, strict: bool, output: IO[bytes] | None = None) -> Result:
-    """Run one suite's commands, all of them whatever the first says; they print to the terminal, or to `output`."""
+    """Run one suite's commands, all at the same time; they print to the terminal, or to `output`."""
     for need in suite.needs:
         if why := need.why_absent():
             outcome = FAILED if strict and not need.hardware else LEFT_OUT
@@ -79,11 +80,13 @@ def run(suite: Suite, *, strict: bool, output: IO[bytes] | None = None) -> Resul
     suite.report.parent.mkdir(parents=True, exist_ok=True)
     suite.report.unlink(missing_ok=True)
     start = time.monotonic()
-    broken = [
-        command
-        for command in suite.commands
-        if subprocess.run(command, check=False, stdout=output, stderr=output).returncode != 0
-    ]
+    running = [subprocess.Popen(command, stdout=output, stderr=output) for command in suite.commands]
+    cpu_s = 0.0
+    for process in running:
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        cpu_s += used.ru_utime + used.ru_stime
+    broken = [command for command, process in zip(suite.commands, running, strict=True) if process.returncode != 0]
     seconds = time.monotonic() - start
     passed, failed, skipped = _counts(suite.report) or (len(suite.commands) - len(broken), len(broken), 0)
     why = "; ".join(_named(command) for command in broken)
@@ -92,7 +95,7 @@ def run(suite: Suite, *, strict: bool, output: IO[bytes] | None = None) -> Resul
     if strict and skipped:
         why = why or f"{skipped} tests skipped, which a strict run takes for failures"
         failed, skipped = failed + skipped, 0
-    return Result(suite.name, FAILED if failed else PASSED, passed, failed, skipped, seconds, why)
+    return Result(suite.name, FAILED if failed else PASSED, passed, failed, skipped, seconds, cpu_s, why)
 
 
 def _counts(report: Path) -> tuple[int, int, int] | None:
@@ -115,17 +118,21 @@ def _named(command: Sequence[str]) -> str:
 
 def table(results: Sequence[Result]) -> str:
     """The results, a line each, under a header."""
-    rows = [("suite", "result", "passed", "failed", "skipped", "seconds", "why")]
+    rows = [("suite", "result", "passed", "failed", "skipped", "seconds", "of CPU", "why")]
     rows += [
-        (r.suite, r.outcome, str(r.passed), str(r.failed), str(r.skipped), f"{r.seconds:.1f}", r.why) for r in results
+        (
+            *(r.suite, r.outcome, str(r.passed), str(r.failed), str(r.skipped)),
+            *(f"{r.seconds:.1f}", f"{r.cpu_s:.1f}", r.why),
+        )
+        for r in results
     ]
-    widths = [max(len(row[column]) for row in rows) for column in range(6)]
+    widths = [max(len(row[column]) for row in rows) for column in range(7)]
     return "\n".join(
         "  ".join(
             (
                 *(cell.ljust(width) for cell, width in zip(row[:2], widths[:2], strict=True)),
-                *(cell.rjust(width) for cell, width in zip(row[2:6], widths[2:], strict=True)),
-                row[6],
+                *(cell.rjust(width) for cell, width in zip(row[2:7], widths[2:], strict=True)),
+                row[7],
             )
         ).rstrip()
         for row in rows

@@ -25,7 +25,7 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """A named part of the checks: passed when all of its commands exit with 0.
+    """A named part of the checks: passed when all of its commands, which run at the same time, exit with 0.
 
     One that `waits` more than it works, such as for pods or for timeouts, runs beside those that do not.
     """
@@ -147,14 +147,14 @@ SUITES = (
     Suite("proto", ((".ci/proto", "--check"),)),
     Suite("types", (_python("mypy"), _python("pyright"))),
     _pytest("unit", *IN_TWO, *(f"--cov={package}" for package in PURE), "--cov-branch", "--cov-fail-under=100"),
-    _pytest("fuzz"),
     Suite("chart", (_python("helm.generate", "--check"), *_pytest("chart", *IN_TWO, *BY_FILE).commands), (HELM,)),
+    _pytest("integration", *IN_FOUR, *BY_FILE, needs=(JAVA, ENGINE)),
+    _pytest("cluster", "-m", "short", needs=(NAMESPACES, JAVA, HELM, ENGINE), waits=True),
+    _pytest("faults", "-m", "short", *IN_TWO, needs=(JAVA, ENGINE), waits=True),
+    _pytest("e2e", needs=(JAVA, ENGINE), waits=True),
+    _pytest("clients", needs=(JAVA, ENGINE, *TOOLCHAINS), waits=True),
     _pytest("alerts", needs=(PROMETHEUS, JAVA), waits=True),
     _pytest("contract", needs=(JAVA, ENGINE), waits=True),
-    _pytest("integration", *IN_FOUR, *BY_FILE, needs=(JAVA, ENGINE)),
-    _pytest("faults", "-m", "short", *IN_TWO, needs=(JAVA, ENGINE)),
-    _pytest("clients", needs=(JAVA, ENGINE, *TOOLCHAINS)),
-    _pytest("e2e", needs=(JAVA, ENGINE), waits=True),
-    _pytest("cluster", "-m", "short", needs=(NAMESPACES, JAVA, HELM, ENGINE), waits=True),
+    _pytest("fuzz", waits=True),
     _pytest("gpu", needs=(GPU,)),
 )

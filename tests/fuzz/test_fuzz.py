@@ -1,4 +1,4 @@
-"""Any bytes give what they say or a named error: seeds, chance, and half a minute of coverage-guided search."""
+"""Any bytes give what they say or a named error: seeds, chance, and a short coverage-guided search."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.fuzz.target import Target
 from tests.fuzz.targets import MIXED, TARGETS
 
 ALL = [pytest.param(target, id=name) for name, target in TARGETS.items()]
-_SECONDS = 25.0
+_SECONDS = 10.0
 
 
 @pytest.mark.parametrize("target", ALL)

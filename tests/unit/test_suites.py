@@ -109,10 +109,12 @@ def test_suites_that_wait_have_the_terminal_when_there_are_no_others(
 
 
 def test_the_table_gives_the_reason_for_what_was_left_out() -> None:
-    lines = table([Result("unit", "passed", passed=12, seconds=3.21), Result("gpu", "left out", why="no NVIDIA GPU")])
+    lines = table(
+        [Result("unit", "passed", passed=12, seconds=3.21, cpu_s=2.5), Result("gpu", "left out", why="no NVIDIA GPU")]
+    )
     assert [line.split() for line in lines.splitlines()[1:]] == [
-        ["unit", "passed", "12", "0", "0", "3.2"],
-        ["gpu", "left", "out", "0", "0", "0", "0.0", "no", "NVIDIA", "GPU"],
+        ["unit", "passed", "12", "0", "0", "3.2", "2.5"],
+        ["gpu", "left", "out", "0", "0", "0", "0.0", "0.0", "no", "NVIDIA", "GPU"],
     ]
 
 
