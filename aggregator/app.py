@@ -9,7 +9,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from math import inf
 
 from aggregator.admission.bounds import Admission, AdmissionPolicy
-from aggregator.admission.limits import Gate
+from aggregator.admission.limits import AdmissionLimits
 from aggregator.admission.models import Canary, Model, Models
 from aggregator.admission.quotas import QuotaPolicy, Quotas
 from aggregator.admission.tokenizers.cache import TokenizerCache
@@ -70,7 +70,7 @@ class Aggregator:
             pool,
             self._metrics,
             tracing,
-            gate=make_gate(settings, self._ready_aggregators),
+            limits=make_limits(settings, self._ready_aggregators),
             meter=meter,
             max_unavailable_s=settings.batching.max_unavailable_s,
         )
@@ -248,9 +248,9 @@ async def check(settings: AggregatorSettings) -> int:
     return 1 if problems else 0
 
 
-def make_gate(settings: AggregatorSettings, ready_aggregators: Callable[[], int] = lambda: 1) -> Gate:
-    """The gate; a tenant's rate is divided among `ready_aggregators`."""
+def make_limits(settings: AggregatorSettings, ready_aggregators: Callable[[], int] = lambda: 1) -> AdmissionLimits:
+    """The admission limits; a tenant's rate is divided among `ready_aggregators`."""
     tenants = settings.tenants
     rate = inf if tenants.tokens_per_s is None else tenants.tokens_per_s
     quotas = Quotas(QuotaPolicy(rate, tenants.rates), ready_aggregators)
-    return Gate(quotas)
+    return AdmissionLimits(quotas)

@@ -3,12 +3,10 @@
 TokenbatchError
 ├─ RequestError          the request itself is at fault; never retried
 │  ├─ InvalidRequest     malformed, empty, or an option the model does not take
-│  ├─ TooManyTokens      longer than the model takes, and truncation was not allowed
 │  ├─ UnknownModel       no model of that name or alias is configured
 │  ├─ Undecodable        bytes that are not a request at all
 │  ├─ NotPermitted       a reply topic outside the allow list
-│  ├─ Unauthenticated    no credential, or one that is not known, not valid or expired
-│  └─ Expired            the deadline passed, or cannot be met
+│  └─ Unauthenticated    no credential, or one that is not known, not valid or expired
 ├─ Overloaded            a queue bound is reached; try again later
 ├─ ModelUnavailable      no model server can take it now
 ├─ BatchFailed           a model server failed a whole batch; the pipeline retries, bisects, isolates
@@ -70,12 +68,6 @@ class InvalidRequest(RequestError):
     code = Code.INVALID_ARGUMENT
 
 
-class TooManyTokens(RequestError):
-    """Longer than the model takes, and truncation was not allowed."""
-
-    code = Code.OUT_OF_RANGE
-
-
 class UnknownModel(RequestError):
     """No model of that name or alias is configured."""
 
@@ -98,12 +90,6 @@ class Unauthenticated(RequestError):
     """No credential, or one that is not known, not valid or expired."""
 
     code = Code.UNAUTHENTICATED
-
-
-class Expired(RequestError):
-    """The deadline passed, or cannot be met."""
-
-    code = Code.DEADLINE_EXCEEDED
 
 
 class Overloaded(TokenbatchError):

@@ -19,7 +19,7 @@ from typing import Any, cast
 
 from aggregator.admission.enqueue import enqueue
 from aggregator.admission.held import release
-from aggregator.admission.limits import Gate
+from aggregator.admission.limits import AdmissionLimits
 from aggregator.admission.model_revision import ModelRevision
 from aggregator.admission.models import Model, Models
 from aggregator.admission.quotas import QuotaPolicy, Quotas
@@ -56,7 +56,7 @@ class Pipeline:
         metrics: Metrics,
         tracing: Tracing,
         *,
-        gate: Gate | None = None,
+        limits: AdmissionLimits | None = None,
         meter: DemandMeter | None = None,
         max_unavailable_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -67,7 +67,7 @@ class Pipeline:
         self._pool = pool
         self._metrics = metrics
         self._tracing = tracing
-        self._gate = gate or Gate(Quotas(QuotaPolicy()))
+        self._limits = limits or AdmissionLimits(Quotas(QuotaPolicy()))
         self.meter = meter or DemandMeter(models, clock=clock)
         self._max_unavailable_s = max_unavailable_s
         self._clock = clock
@@ -78,7 +78,7 @@ class Pipeline:
         self._completion = Completion(models, self.sources, metrics, clock)
         self._generating = Generating(
             pool,
-            self._gate,
+            self._limits,
             metrics,
             tracing,
             complete=self._reply,
@@ -157,7 +157,7 @@ class Pipeline:
         queue = model_revision.dispatcher.queue
         coalesced = queue.coalesced
         try:
-            refused = await enqueue(model_revision, model.admission, requests, self._gate, self._clock)
+            refused = await enqueue(model_revision, model.admission, requests, self._limits, self._clock)
         except Exception:  # noqa: BLE001 - what nobody thought of must not end the work of all others
             _LOG.exception("requests could not be queued", extra={"requests": len(requests)})
             refused = _unqueued(requests)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from math import inf
 
 from aggregator.admission.bounds import Admission
 from aggregator.admission.held import Held, hold
-from aggregator.admission.limits import Gate
+from aggregator.admission.limits import AdmissionLimits
 from aggregator.admission.model_revision import ModelRevision
 from aggregator.admission.tokenizers.token_counts import Counted, count_long, count_together, is_long, too_long
 from aggregator.errors import Code, InvalidRequest
 from aggregator.replicas.texts.text import Text
 from aggregator.request import Failure, Request
-from aggregator.scheduler.generating_replica import first_token_in_s
 from aggregator.scheduler.queue import TokenQueue
 from aggregator.scheduler.work_item import Query, WorkItem
 from protos.embedding.v1 import embedding_pb2 as pb
@@ -21,9 +19,6 @@ from protos.embedding.v1 import embedding_pb2 as pb
 _ID_BYTES = 4
 _FIRST = (0,)
 _POISONED = Failure(Code.INTERNAL, "this input broke the engine before: it is not tried again")
-_TOO_LATE = Failure(
-    Code.DEADLINE_EXCEEDED, "no token is likely to come within first_token_timeout: other texts come before it"
-)
 _Waiting = tuple[Request, Sequence[str | bytes], Sequence[int]]
 """A request, its inputs, and the positions of those that have no outcome yet."""
 
@@ -32,7 +27,7 @@ async def enqueue(
     model_revision: ModelRevision,
     admission: Admission,
     requests: Sequence[Request],
-    gate: Gate,
+    limits: AdmissionLimits,
     clock: Callable[[], float],
 ) -> list[Request]:
     """Queue every input of `requests`, all of them long or none.
@@ -41,10 +36,10 @@ async def enqueue(
     """
     waiting, found = await _count(model_revision, requests)
     complete: list[Request] = []
-    queue = model_revision.dispatcher.queue
+    dispatcher = model_revision.dispatcher
+    queue = dispatcher.queue
     now_s = clock()
     held = Held(admission, queue, model_revision.slo, now_s)
-    replicas = model_revision.dispatcher.replicas.values()
     for request, inputs, token_count in _counted(model_revision, waiting, found):
         if not request.remaining:
             if not request.given_up:  # while its tokens were counted
@@ -53,16 +48,12 @@ async def enqueue(
         refusable = request.source.refusable
         if not request.admitted:
             if refusable:  # the others are paused before their bound
-                refusal = gate.refusal(request, token_count, admission, replicas, now_s)
+                refusal = limits.refusal(request, token_count, admission, dispatcher, now_s)
                 if refusal is not None:
-                    request.fail(Failure.of(refusal))
+                    request.fail(refusal)
                     complete.append(request)
                     continue
-                if _is_late(model_revision, request, token_count, now_s):
-                    request.fail(_TOO_LATE)
-                    complete.append(request)
-                    continue
-            gate.charge(request, token_count, now_s)
+            limits.charge(request, token_count, now_s)
             request.admitted = True
         slots = _put(queue, request, inputs)
         if refusable:
@@ -70,16 +61,6 @@ async def enqueue(
         text = request.text
         hold(request, held, token_count if text is None else token_count + model_revision.text_tokens(text))
     return complete
-
-
-def _is_late(model_revision: ModelRevision, request: Request, token_count: int, now_s: float) -> bool:
-    """Whether a text is likely to have no token by the time that its caller set."""
-    if request.text is None or request.text.first_token_by_s == inf:
-        return False
-    dispatcher = model_revision.dispatcher
-    ahead = sum(waiting.items for waiting in dispatcher.queue.classes[: request.priority + 1])
-    in_s = first_token_in_s(dispatcher.replicas.values(), ahead, token_count, now_s)
-    return now_s + in_s > request.text.first_token_by_s
 
 
 def _put(queue: TokenQueue, request: Request, inputs: Sequence[tuple[int, bytes]]) -> list[tuple[Query, WorkItem]]:

@@ -1,4 +1,10 @@
-"""Decide whether a call whose tokens are counted is taken: by the bounds and the tenant's rate."""
+"""Decide whether a call is admitted once its tokens are counted.
+
+The limits are checked in this order, and the first one that is reached is the one the caller is told: the size of the
+reply, the tenant's token rate, the tokens that the model and the tenant hold, the time to the first token.
+Before that a call can be refused by its source (credential, calls and bytes in flight, its message), by its route
+(deadline, model, options) and by its token count.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +14,11 @@ from math import inf
 
 from aggregator.admission.bounds import Admission, Bound
 from aggregator.admission.quotas import Quotas
-from aggregator.errors import InvalidRequest, Overloaded, TokenbatchError
+from aggregator.errors import Code, InvalidRequest, Overloaded, TokenbatchError
 from aggregator.replicas.results import vector_bytes
-from aggregator.request import Request
+from aggregator.request import Failure, Request
+from aggregator.scheduler.dispatcher import Dispatcher
+from aggregator.scheduler.generating_replica import first_token_in_s
 from aggregator.scheduler.replica import Replica
 
 _TICK_S = 1e-6
@@ -19,10 +27,13 @@ _MESSAGES = {
     Bound.MODEL: "the queue is full: try again later",
     Bound.TENANT: "the queue holds this tenant's share: try again later, or send less",
 }
+_TOO_LATE = Failure(
+    Code.DEADLINE_EXCEEDED, "no token is likely to come within first_token_timeout: other texts come before it"
+)
 
 
-class Gate:
-    """The quotas of all tenants, and what a refused caller is told. `jitter` in [0, 1) spreads the retries."""
+class AdmissionLimits:
+    """The limits of all models and tenants. `jitter` in [0, 1) spreads the retries of refused callers."""
 
     def __init__(
         self, quotas: Quotas, *, max_reply_bytes: int = 16 * 1024 * 1024, jitter: Callable[[], float] = random.random
@@ -33,9 +44,17 @@ class Gate:
         self._jitter = jitter
 
     def refusal(
-        self, request: Request, token_count: int, admission: Admission, replicas: Collection[Replica], now_s: float
+        self, request: Request, token_count: int, admission: Admission, dispatcher: Dispatcher, now_s: float
+    ) -> Failure | None:
+        """Why a call of `token_count` tokens is not admitted now; `dispatcher` has the replicas that could serve it."""
+        error = self._reached(request, token_count, admission, dispatcher, now_s)
+        if error is not None:
+            return Failure.of(error)
+        return _TOO_LATE if _is_late(request, token_count, dispatcher, now_s) else None
+
+    def _reached(
+        self, request: Request, token_count: int, admission: Admission, dispatcher: Dispatcher, now_s: float
     ) -> TokenbatchError | None:
-        """Why a call of so many tokens is not taken now; `replicas` are those that could serve it."""
         reply_bytes = len(request.inputs) * vector_bytes(request.options.dimensions, request.options.encoding)
         if reply_bytes > self._max_reply_bytes:
             return InvalidRequest(
@@ -49,7 +68,7 @@ class Gate:
             return self._overloaded("the tenant's rate of tokens is used up: send slower", wait_s, rested_s)
         full = admission.full(tenant, token_count)
         if full is not None:
-            tokens_per_s = admission.tokens_per_s(now_s) or _tokens_per_s(replicas) or inf
+            tokens_per_s = admission.tokens_per_s(now_s) or _tokens_per_s(dispatcher.replicas.values()) or inf
             return self._overloaded(
                 _MESSAGES[full.bound], full.excess_tokens / tokens_per_s, full.ahead_tokens / tokens_per_s
             )
@@ -66,6 +85,15 @@ class Gate:
         """
         room_s = max(_SHORTEST_RETRY_S, room_s)
         return Overloaded(message, min(room_s + self._jitter() * max(room_s, open_s), _LONGEST_RETRY_S))
+
+
+def _is_late(request: Request, token_count: int, dispatcher: Dispatcher, now_s: float) -> bool:
+    """Whether a generated text is likely to have no token by the time that its caller set."""
+    if request.text is None or request.text.first_token_by_s == inf:
+        return False
+    ahead = sum(waiting.items for waiting in dispatcher.queue.classes[: request.priority + 1])
+    in_s = first_token_in_s(dispatcher.replicas.values(), ahead, token_count, now_s)
+    return now_s + in_s > request.text.first_token_by_s
 
 
 def _tokens_per_s(replicas: Collection[Replica]) -> float:

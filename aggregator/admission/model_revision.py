@@ -32,14 +32,6 @@ class Counting(Protocol):
         ...
 
 
-class CountingFactory(Protocol):
-    """Makes the Counting of one tokenizer."""
-
-    def __call__(self, tokenizer: Tokenizer) -> Counting:
-        """The Counting of `tokenizer`."""
-        ...
-
-
 class ModelRevision:
     """One revision of a model, while servers of it are known.
 

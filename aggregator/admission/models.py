@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from math import inf
-from typing import Protocol
 
 from aggregator.admission.bounds import Admission
 from aggregator.admission.model_revision import Counting, ModelRevision
@@ -24,14 +23,6 @@ from aggregator.scheduler.work_item import Priority, Query, WorkItem
 
 CALLS_WAIT_S = 60.0
 """How long calls wait for another server once the last one has gone; after that they are refused at once."""
-
-
-class CountingFactory(Protocol):
-    """Makes the Counting of one tokenizer."""
-
-    def __call__(self, tokenizer: Tokenizer) -> Counting:
-        """The Counting of `tokenizer`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +145,7 @@ class Models:
         models: Iterable[Model],
         policy: DispatchPolicy,
         token_budget: int | None,
-        counting: CountingFactory,
+        counting: Callable[[Tokenizer], Counting],
         goal: SlaGoal | None = None,
     ) -> None:
         """A `token_budget` overrides the `goal`; without both it is the saturation point each server measured."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING
 
-from aggregator.admission.limits import Gate
+from aggregator.admission.limits import AdmissionLimits
 from aggregator.admission.model_revision import ModelRevision
 from aggregator.errors import BatchFailed, Code, EngineFailed, ModelServerLost
 from aggregator.observability.metrics import Metrics
@@ -52,7 +52,7 @@ class Generating:
     def __init__(
         self,
         pool: Pool,
-        gate: Gate,
+        limits: AdmissionLimits,
         metrics: Metrics,
         tracing: Tracing,
         *,
@@ -63,7 +63,7 @@ class Generating:
     ) -> None:
         """`complete` replies to requests; `changed` is told when a server of a revision has more room."""
         self._pool = pool
-        self._gate = gate
+        self._limits = limits
         self._metrics = metrics
         self._tracing = tracing
         self._complete = complete
@@ -134,7 +134,7 @@ class Generating:
         self._end(under_way)
         request, text = under_way.request, under_way.text
         now_s = self._clock()
-        self._gate.charge(request, len(text.token_ids), now_s)
+        self._limits.charge(request, len(text.token_ids), now_s)
         under_way.begun.model_revision.finished_text(text, now_s - text.started_s)
         self._metrics.generated(request.model, text, now_s - request.received_s, request.received_s, failure)
         self._tracing.generated(request, text, now_s, failure.code if failure is not None else None)

@@ -22,7 +22,7 @@ from aggregator.admission.models import Model, Models
 from aggregator.admission.tokenizers.counting import Counting
 from aggregator.admission.tokenizers.fast_tokenizer import FastTokenizer
 from aggregator.admission.tokenizers.tokenizer import Tokenizer
-from aggregator.app import make_gate
+from aggregator.app import make_limits
 from aggregator.observability.gathered import Gatherer
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
@@ -176,10 +176,9 @@ async def front_door(
         Counting,
     )
     pool = Announced(pooled, tokenizer())
-    gate = make_gate(configured, ready_aggregators)
     gatherer = Gatherer()
     metrics = Metrics(gatherer)
-    pipeline = Pipeline(models, pool, metrics, Tracing(), gate=gate)
+    pipeline = Pipeline(models, pool, metrics, Tracing(), limits=make_limits(configured, ready_aggregators))
     source = GrpcSource(configured, pipeline.give_up, models, metrics, Tracing(), limits=Limits(**(limits or {})))
     pipeline.sources.append(source)
     server = source.server

@@ -13,7 +13,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from aggregator import app
-from aggregator.admission.limits import Gate
+from aggregator.admission.limits import AdmissionLimits
 from aggregator.request import Request
 from aggregator.sources import response as serialized
 from modelserver.engines.synthetic import vectors
@@ -181,7 +181,7 @@ async def test_no_input_and_too_many_are_refused() -> None:
 async def test_vectors_that_no_answer_may_hold_are_refused_before_they_are_computed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(app, "Gate", partial(Gate, max_reply_bytes=1000))
+    monkeypatch.setattr(app, "AdmissionLimits", partial(AdmissionLimits, max_reply_bytes=1000))
     engine = SlowEngine()
     async with front_door(engine) as door:
         code, message = await failure(door.stub.Embed(ask(*"abc")))

@@ -16,7 +16,7 @@ from typing_extensions import override
 from aggregator.admission.bounds import Admission, AdmissionPolicy
 from aggregator.admission.enqueue import enqueue
 from aggregator.admission.held import release
-from aggregator.admission.limits import Gate
+from aggregator.admission.limits import AdmissionLimits
 from aggregator.admission.model_revision import ModelRevision
 from aggregator.admission.quotas import QuotaPolicy, Quotas
 from aggregator.admission.tokenizers.tokenizer import TokenBatch
@@ -70,12 +70,12 @@ class Desk:
         description = replace(DESCRIPTION, query_prompt="9 ", document_prompt="8 8 ")
         self.model_revision = ModelRevision(description, WordTokenizer(), self.counting, DispatchPolicy(), goal)
         self.admission = Admission(AdmissionPolicy(most))
-        self.gate = Gate(Quotas(quotas or QuotaPolicy()), jitter=lambda: 0.0)
+        self.limits = AdmissionLimits(Quotas(quotas or QuotaPolicy()), jitter=lambda: 0.0)
         self.queue = self.model_revision.dispatcher.queue
 
     def put(self, *requests: Request) -> list[Request]:
         """Enqueue them; returns those that are completed already."""
-        return asyncio.run(enqueue(self.model_revision, self.admission, requests, self.gate, lambda: NOW_S))
+        return asyncio.run(enqueue(self.model_revision, self.admission, requests, self.limits, lambda: NOW_S))
 
     def queued(self) -> list[bytes]:
         return [item.token_ids for item in self.queue.items()]
@@ -231,7 +231,7 @@ def test_what_was_admitted_once_is_neither_refused_nor_charged_again() -> None:
     desk.put(request("1", tenant="b", source=KAFKA))
     assert desk.put(one) == []
     roomy = Admission(AdmissionPolicy(1000))
-    told = desk.gate.refusal(request("1", tenant="a"), 2, roomy, (), NOW_S)
+    told = desk.limits.refusal(request("1", tenant="a"), 2, roomy, desk.model_revision.dispatcher, NOW_S)
     assert told is None, "its eight tokens were charged twice"
 
 

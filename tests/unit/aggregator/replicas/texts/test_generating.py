@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import Tracer
 
-from aggregator.admission.limits import Gate
+from aggregator.admission.limits import AdmissionLimits
 from aggregator.admission.model_revision import ModelRevision
 from aggregator.admission.quotas import QuotaPolicy, Quotas
 from aggregator.errors import Code, ModelServerLost
@@ -96,7 +96,7 @@ class Desk:
         self.gatherer = Gatherer()
         self.generating = Generating(
             self.pool,
-            Gate(Quotas(QuotaPolicy())),
+            AdmissionLimits(Quotas(QuotaPolicy())),
             Metrics(self.gatherer),
             Tracing(tracer, enabled=tracer is not None),
             complete=self.completed.extend,

@@ -1,4 +1,4 @@
-"""Who is taken and who is refused at the gate, in virtual time."""
+"""Who is taken and who is refused by the admission limits, in virtual time."""
 
 from __future__ import annotations
 
@@ -10,16 +10,20 @@ from math import inf
 import pytest
 
 from aggregator.admission.bounds import Admission, AdmissionPolicy
-from aggregator.admission.limits import Gate
+from aggregator.admission.limits import AdmissionLimits
 from aggregator.admission.quotas import QuotaPolicy, Quotas
-from aggregator.app import make_gate
-from aggregator.errors import Code, InvalidRequest, Overloaded, TokenbatchError
+from aggregator.app import make_limits
+from aggregator.errors import Code
+from aggregator.replicas.texts.text import Text
 from aggregator.request import Failure, Options, Origin, Request
+from aggregator.scheduler.dispatcher import Dispatcher, DispatchPolicy
+from aggregator.scheduler.generating_replica import GeneratingReplica
 from aggregator.scheduler.queue import QueuePolicy
-from aggregator.scheduler.replica import Replica, ReplicaPolicy, StepReport
+from aggregator.scheduler.replica import UNMEASURED, Replica, ReplicaPolicy, StepReport
 from aggregator.scheduler.work_item import Priority
 from aggregator.settings.aggregator import AggregatorSettings
 from protos.embedding.v1 import embedding_pb2 as pb
+from protos.generation.v1.generation_pb2 import Sampling
 from protos.modelserver.v1.curve import Curve, Rule
 from tests.fakes.clock import run
 from tests.fakes.sources import GRPC, KAFKA
@@ -58,7 +62,7 @@ def test_retries_are_spread() -> None:
 
     async def check() -> None:
         world = World(SerialEngine(), max_held_tokens=100, queue=NO_SHARING)
-        world.pipeline._gate = Gate(Quotas(QuotaPolicy()), jitter=lambda: next(pauses) / 100)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        world.pipeline._limits = AdmissionLimits(Quotas(QuotaPolicy()), jitter=lambda: next(pauses) / 100)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         async with world.started():
             requests = await asyncio.gather(*(world.embed(TEN_TOKENS) for _ in range(60)))
         told = {failed(request).retry_after_s for request in requests if request.code is Code.RESOURCE_EXHAUSTED}
@@ -70,7 +74,7 @@ def test_retries_are_spread() -> None:
 def test_a_retry_is_told_for_when_there_will_be_room_whatever_the_deadline() -> None:
     async def check() -> None:
         world = World(SerialEngine(), queue=NO_SHARING)
-        world.pipeline._gate = Gate(Quotas(QuotaPolicy(1.0, burst_s=10.0)), jitter=lambda: 0.0)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        world.pipeline._limits = AdmissionLimits(Quotas(QuotaPolicy(1.0, burst_s=10.0)), jitter=lambda: 0.0)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         async with world.started():
             await world.embed(TEN_TOKENS)
             assert abs(failed(await world.embed(TEN_TOKENS, in_s=1.0)).retry_after_s - 10.0) < 0.1
@@ -110,7 +114,7 @@ class Obedient:
 def test_who_comes_again_when_told_asks_a_few_times_beside_a_queue_of_ten_seconds(tenant: str) -> None:
     async def check() -> None:
         world = World(SerialEngine(slowness=330.0), max_held_tokens=1000, queue=NO_SHARING)  # 100 tokens a second
-        world.pipeline._gate = Gate(Quotas(QuotaPolicy()), jitter=random.Random(1).random)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        world.pipeline._limits = AdmissionLimits(Quotas(QuotaPolicy()), jitter=random.Random(1).random)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         async with world.started():
             others = [asyncio.ensure_future(Obedient(world, tenant).ask_on()) for _ in range(110)]
             await asyncio.sleep(15)
@@ -149,7 +153,7 @@ def test_many_who_come_again_when_told_are_refused_a_few_times_each_and_waste_no
 def test_who_comes_again_when_told_is_refused_a_few_times_by_its_tenants_rate() -> None:
     async def check() -> None:
         world = World(SerialEngine(), queue=NO_SHARING)
-        world.pipeline._gate = Gate(Quotas(QuotaPolicy(100.0, burst_s=2.0)))  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        world.pipeline._limits = AdmissionLimits(Quotas(QuotaPolicy(100.0, burst_s=2.0)))  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         async with world.started():
             callers = [Obedient(world, "a") for _ in range(10)]
             await asyncio.wait([asyncio.ensure_future(caller.ask_on()) for caller in callers], timeout=8)
@@ -163,7 +167,7 @@ def test_who_comes_again_when_told_is_refused_a_few_times_by_its_tenants_rate() 
 def test_a_tenant_beyond_its_rate_is_refused_and_others_are_not() -> None:
     async def check() -> None:
         world = World(SerialEngine(), queue=NO_SHARING)
-        world.pipeline._gate = Gate(Quotas(QuotaPolicy(100.0, burst_s=1.0)))  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        world.pipeline._limits = AdmissionLimits(Quotas(QuotaPolicy(100.0, burst_s=1.0)))  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         async with world.started():
             requests = [await world.embed(TEN_TOKENS, tenant="a") for _ in range(15)]
             codes = [request.code for request in requests]
@@ -179,7 +183,7 @@ def test_a_tenant_beyond_its_rate_is_refused_and_others_are_not() -> None:
 def test_what_came_by_kafka_counts_against_its_tenants_rate_and_is_never_refused() -> None:
     async def check() -> None:
         world = World(SerialEngine(), queue=NO_SHARING)
-        world.pipeline._gate = Gate(Quotas(QuotaPolicy(100.0, burst_s=1.0)))  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        world.pipeline._limits = AdmissionLimits(Quotas(QuotaPolicy(100.0, burst_s=1.0)))  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         async with world.started():
             world.produce(*(world.request(TEN_TOKENS, source=KAFKA, tenant="a") for _ in range(20)))
             await asyncio.sleep(0.1)
@@ -258,22 +262,26 @@ def call(tenant: str = "a", inputs: int = 1, options: Options | None = None, *, 
 
 
 class Door:
-    """A gate with all it looks at: a bound of 1,000 tokens, one replica of 10,000 tokens/s."""
+    """The limits with all they look at: a bound of 1,000 tokens, one replica of 10,000 tokens/s."""
 
     def __init__(self, quotas: QuotaPolicy | None = None, *, jitter: float = 0.0, max_reply_bytes: int = 2**24) -> None:
-        self.gate = Gate(Quotas(quotas or QuotaPolicy()), max_reply_bytes=max_reply_bytes, jitter=lambda: jitter)
+        self.limits = AdmissionLimits(
+            Quotas(quotas or QuotaPolicy()), max_reply_bytes=max_reply_bytes, jitter=lambda: jitter
+        )
         self.admission = Admission(AdmissionPolicy(1000))
         replica = Replica("a", Curve(0.0, 0.0, 1e-4, 100, Rule.THROUGHPUT, 1000), 100, ReplicaPolicy())
         replica.sent("0", 100, 99.99)
         replica.ended("0", 100.0, StepReport(100, 0.01, 0, 0.0, 0.0))
-        self.replicas = [replica]
+        self.dispatcher = Dispatcher("m", DispatchPolicy())
+        self.dispatcher.replicas["a"] = replica
 
-    def refusal(self, request: Request, token_count: int = 10, *, now_s: float = 100.0) -> TokenbatchError | None:
-        return self.gate.refusal(request, token_count, self.admission, self.replicas, now_s)
+    def refusal(self, request: Request, token_count: int = 10, *, now_s: float = 100.0) -> Failure | None:
+        return self.limits.refusal(request, token_count, self.admission, self.dispatcher, now_s)
 
     def retry_s(self, request: Request, token_count: int = 10, *, now_s: float = 100.0) -> float:
         told = self.refusal(request, token_count, now_s=now_s)
-        assert isinstance(told, Overloaded)
+        assert told is not None
+        assert told.code is Code.RESOURCE_EXHAUSTED
         return told.retry_after_s
 
 
@@ -292,15 +300,16 @@ def test_with_room_and_time_a_call_is_taken() -> None:
 def test_vectors_that_just_fit_one_answer_are_taken_and_no_more(inputs: int, options: Options) -> None:
     assert Door(max_reply_bytes=1024).refusal(call(inputs=inputs, options=options)) is None
     told = Door(max_reply_bytes=1023).refusal(call(inputs=inputs, options=options))
-    assert isinstance(told, InvalidRequest)
-    assert "would have 1024 bytes: at most 1023 are sent" in str(told)
+    assert told is not None
+    assert told.code is Code.INVALID_ARGUMENT
+    assert "would have 1024 bytes: at most 1023 are sent" in told.message
 
 
 def test_unless_told_otherwise_the_vectors_of_one_answer_may_have_16_mib() -> None:
     door = Door()
-    door.gate = Gate(Quotas(QuotaPolicy()), jitter=lambda: 0.0)
+    door.limits = AdmissionLimits(Quotas(QuotaPolicy()), jitter=lambda: 0.0)
     assert door.refusal(call(inputs=1024, options=Options(dimensions=4096))) is None
-    assert isinstance(door.refusal(call(inputs=1024, options=Options(dimensions=4097))), InvalidRequest)
+    assert door.refusal(call(inputs=1024, options=Options(dimensions=4097))) is not None
 
 
 def test_a_full_model_and_a_full_tenants_share_are_told_apart() -> None:
@@ -315,7 +324,7 @@ def test_who_finds_the_model_full_is_told_to_come_when_there_will_be_room() -> N
     door = Door()
     door.admission.charge(5000, refusable=False)
     assert door.retry_s(call("b"), 1000) == pytest.approx(5000 / 10_000)
-    door.replicas = []
+    del door.dispatcher.replicas["a"]
     assert door.retry_s(call("b"), 1000) == pytest.approx(0.02)
 
 
@@ -338,7 +347,7 @@ def test_what_leaves_while_callers_are_refused_says_more_than_what_replicas_coul
 
 def test_who_used_a_rate_up_is_told_to_come_when_it_allows_that_much_again() -> None:
     door = Door(QuotaPolicy(100.0, burst_s=10.0))
-    door.gate.charge(call(), 1000, 100.0)
+    door.limits.charge(call(), 1000, 100.0)
     assert door.retry_s(call(), 150) == pytest.approx(1.5)
     assert door.refusal(call("b"), 150) is None
 
@@ -350,13 +359,13 @@ def test_nobody_is_told_to_come_at_once_or_ever_so_late_and_not_all_together(
     owed: int, jitter: float, told_s: float
 ) -> None:
     door = Door(QuotaPolicy(100.0, burst_s=10.0), jitter=jitter)
-    door.gate.charge(call(), 1000, 100.0)
+    door.limits.charge(call(), 1000, 100.0)
     assert door.retry_s(call(), owed) == pytest.approx(told_s)
 
 
 def test_nobody_is_told_to_come_later_than_in_two_minutes() -> None:
     door = Door(QuotaPolicy(1.0, burst_s=300.0))
-    door.gate.charge(call(), 300, 100.0)
+    door.limits.charge(call(), 300, 100.0)
     assert door.retry_s(call(), 119) == pytest.approx(119.0)
     assert door.retry_s(call(), 200) == pytest.approx(120.0)
 
@@ -364,40 +373,59 @@ def test_nobody_is_told_to_come_later_than_in_two_minutes() -> None:
 @pytest.mark.parametrize("left_s", [4.0, 0.01, -1.0])
 def test_room_that_comes_after_the_deadline_is_told_as_well(left_s: float) -> None:
     door = Door(QuotaPolicy(100.0, burst_s=10.0))
-    door.gate.charge(call(), 1000, 100.0)
+    door.limits.charge(call(), 1000, 100.0)
     assert door.retry_s(call(in_s=left_s), 100) == pytest.approx(1.0)
 
 
-def test_a_rate_is_looked_at_before_the_bound() -> None:
-    door = Door(QuotaPolicy(100.0, burst_s=1.0))
-    door.gate.charge(call(), 100, 100.0)
+def test_the_limits_are_checked_in_one_order_and_the_first_one_reached_is_told() -> None:
+    door = Door(QuotaPolicy(100.0, burst_s=1.0), max_reply_bytes=1023)
+    generating = GeneratingReplica("a", UNMEASURED, 100, ReplicaPolicy(), kv_tokens=4096, max_sequences=1)
+    door.dispatcher.replicas["a"] = generating
+    generating.began()
+    generating.sent("b", 10, 99.8)
+    generating.ended("b", 99.9, StepReport(10, 0.1, 0, 0.0, 0.0))
+    door.limits.charge(call("a"), 100, 100.0)
     door.admission.charge(1000, refusable=False)
-    assert "rate" in str(door.refusal(call(in_s=0.0001)))
-    assert "full" in str(door.refusal(call("b", in_s=0.0001)))
+    large, small = Options(dimensions=256), Options(dimensions=255)
+
+    def told(tenant: str, options: Options) -> str:
+        asked = call(tenant, options=options)
+        asked.text = Text(Sampling(), first_token_by_s=90.0)
+        refusal = door.refusal(asked)
+        assert refusal is not None
+        return refusal.message
+
+    assert "1024 bytes" in told("a", large)
+    assert "rate" in told("a", small)
+    assert "full" in told("b", small)
+    door.admission.release(1000, refusable=False)
+    assert "first_token_timeout" in told("b", small)
 
 
 def test_who_has_used_its_rate_up_is_told_to_send_slower() -> None:
     door = Door(QuotaPolicy(10.0, burst_s=1.0))
-    door.gate.charge(call("a"), 20, 100.0)
-    assert str(door.refusal(call("a"))) == "the tenant's rate of tokens is used up: send slower"
+    door.limits.charge(call("a"), 20, 100.0)
+    told = door.refusal(call("a"))
+    assert told is not None
+    assert told.message == "the tenant's rate of tokens is used up: send slower"
 
 
-def test_a_gate_holds_each_tenant_to_its_part_of_the_rate_that_the_settings_give_it() -> None:
+def test_a_limits_holds_each_tenant_to_its_part_of_the_rate_that_the_settings_give_it() -> None:
     tenants = {
         "tokens_per_s": 200.0,
         "rates": {"b": 20.0},
     }
     settings = AggregatorSettings.model_validate({"tenants": tenants})
     door = Door()
-    door.gate = make_gate(settings, lambda: 2)
+    door.limits = make_limits(settings, lambda: 2)
     for tenant, burst in (("a", 200), ("b", 20)):
-        door.gate.charge(call(tenant), burst - 10, 100.0)
+        door.limits.charge(call(tenant), burst - 10, 100.0)
         assert door.refusal(call(tenant), 10) is None
-        assert isinstance(door.refusal(call(tenant), 11), Overloaded)
+        assert "rate" in str(door.refusal(call(tenant), 11))
 
 
 def test_without_a_rate_in_the_settings_no_tenant_is_held_to_any() -> None:
     door = Door()
-    door.gate = make_gate(AggregatorSettings())
-    door.gate.charge(call(), 10**9, 100.0)
+    door.limits = make_limits(AggregatorSettings())
+    door.limits.charge(call(), 10**9, 100.0)
     assert door.refusal(call()) is None
