@@ -317,7 +317,7 @@ def test_a_wrong_setting_ends_the_start_with_a_line(capsys: pytest.CaptureFixtur
     file = tmp_path / "scaler.yaml"
     file.write_text("policy: {drain: 3}\n")
     assert main(["--config", str(file)]) == 2
-    assert "policy.drain is not a setting: did you mean drain_s?" in capsys.readouterr().err
+    assert "policy.drain is not a setting: did you mean policy.drain_s?" in capsys.readouterr().err
 
 
 def test_more_than_one_service_is_refused_at_the_start(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
