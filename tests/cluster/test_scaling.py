@@ -58,7 +58,7 @@ def release(new_release: NewRelease, kafka: KafkaBroker) -> Generator[Release]:
         },
         aggregator={
             "autoscaling": {"enabled": False},
-            "config": {"sla": {"target_s": TARGET_S}},
+            "config": {"sla": {"latency_s": TARGET_S}},
         },
         scaler={
             "config": {
@@ -151,7 +151,7 @@ async def test_a_tighter_target_shrinks_the_budget_and_raises_the_replicas(relea
     async with watch.running(), traffic.flowing(RECORDS_PER_S / 2, CALLS_PER_S):
         await asyncio.sleep(30.0)
         loose = _mean_of(watch.samples[-20:])
-        await asyncio.to_thread(release.upgrade, {"aggregator": {"config": {"sla": {"target_s": TIGHT_S}}}})
+        await asyncio.to_thread(release.upgrade, {"aggregator": {"config": {"sla": {"latency_s": TIGHT_S}}}})
         await asyncio.sleep(45.0)
         tight = _mean_of(watch.samples[-20:])
     verdict = await traffic.verdict()
