@@ -38,7 +38,7 @@ async def test_killed_aggregators_lose_nothing(scene: Scene, figures: Figures, c
     assert verdict.problems == ()
 
 
-@pytest.mark.row("aggregator frozen (SIGSTOP) until the group has gone on without it, then thawed")
+@pytest.mark.row("aggregator frozen (SIGSTOP) until the group has reassigned its partitions, then resumed")
 @pytest.mark.parametrize("frozen_s", [pytest.param(10.0, marks=pytest.mark.short), 60.0])
 async def test_a_zombie_commits_nothing(scene: Scene, figures: Figures, frozen_s: float) -> None:
     await scene.server()

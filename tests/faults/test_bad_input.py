@@ -75,7 +75,7 @@ async def test_corrupt_payloads_are_each_dead_lettered_once(scene: Scene, figure
     assert (verdict.sent, verdict.dead_lettered, verdict.duplicates) == (count, count // 11, 0)
 
 
-@pytest.mark.row("one record in ten too long, empty, for an unknown model, expired or astray; some of 5 MB")
+@pytest.mark.row("one record in ten too long, empty, for an unknown model, expired or misrouted; some of 5 MB")
 async def test_bad_requests_are_told_why(scene: Scene, figures: Figures) -> None:
     await scene.configure(scene.topics.requests, max_message_bytes=str(ROOMY))
     await scene.configure(scene.topics.dead_letters, max_message_bytes=str(ROOMY))

@@ -55,7 +55,7 @@ async def test_a_restart_of_the_broker_is_waited_for(
     assert verdict.recovery_s < 30.0
 
 
-@pytest.mark.row("all brokers down for 60 s; one of two aggregators is told to stop meanwhile")
+@pytest.mark.row("all brokers down for 60 s; one of two aggregators is stopped meanwhile")
 async def test_without_brokers_memory_is_bounded_and_a_stop_ends(
     own_kafka: KafkaBroker, own_scene: Scene, figures: Figures
 ) -> None:
@@ -119,7 +119,7 @@ def of_id(cluster: KafkaCluster, node: int) -> KafkaBroker:
     return next(broker for broker in cluster.brokers if broker.seat.node_id == node)
 
 
-@pytest.mark.row("of three brokers one goes and comes back")
+@pytest.mark.row("one of three brokers fails and returns")
 @pytest.mark.parametrize("find", [leader, coordinator, controller])
 @pytest.mark.parametrize("crash", [False, True], ids=["stopped", "killed"])
 async def test_a_broker_that_goes_hands_over(

@@ -63,7 +63,7 @@ def fill(disk: Path) -> Path:
     return ballast
 
 
-@pytest.mark.row("of three brokers one's disk is full, until there is room again")
+@pytest.mark.row("the disk of one of three brokers is full, until there is room again")
 async def test_a_full_disk_is_got_round(on_small_disks: Scene, small_disks: KafkaCluster, figures: Figures) -> None:
     scene = on_small_disks
     await scene.server()
@@ -107,7 +107,7 @@ def turn_bit(log: Path, place: int) -> None:
         file.write(bytes([byte ^ 0x40]))
 
 
-@pytest.mark.row("a record batch spoilt on the broker's disk (CRC): its partition waits, until skipping is allowed")
+@pytest.mark.row("a record batch corrupt on the broker's disk (CRC): its partition waits until skipping is allowed")
 async def test_a_spoilt_batch_is_never_passed_over_in_silence(
     own_kafka: KafkaBroker, own_scene: Scene, figures: Figures
 ) -> None:

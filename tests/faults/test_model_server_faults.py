@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(580)]
 POISON = "9252"  # the token id of "deadly", a word of no other question
 
 
-@pytest.mark.row("one of two model servers killed (SIGKILL, as for want of memory), and started again")
+@pytest.mark.row("one of two model servers killed (SIGKILL, as when out of memory), and restarted")
 async def test_a_killed_model_server_returns(scene: Scene, figures: Figures) -> None:
     victim, _ = [await scene.server() for _ in range(2)]
     await scene.aggregator()
@@ -94,7 +94,7 @@ async def test_without_model_servers_records_wait(scene: Scene, figures: Figures
     assert shown.value("embed_expired_total") == 0
 
 
-@pytest.mark.row("one of two model servers answers with values that are no numbers, too few rows, and no message")
+@pytest.mark.row("one of two model servers returns values that are not numbers, too few rows, and undecodable bytes")
 async def test_wrong_answers_are_not_passed_on(scene: Scene, figures: Figures) -> None:
     sound = await scene.server()
     liar = FakeModelServer()
@@ -135,7 +135,7 @@ async def described(server: ModelServer) -> pb.DescribeResponse:
         return await pb_grpc.ModelServerStub(channel).Describe(pb.DescribeRequest())
 
 
-@pytest.mark.row("a query that breaks the engine with every batch that holds it")
+@pytest.mark.row("a query that makes the engine fail with every batch that holds it")
 @pytest.mark.parametrize(("mode", "every"), [("error", 300), ("exit", 3000)])
 async def test_poison_is_dead_lettered_alone(scene: Scene, figures: Figures, mode: str, every: int) -> None:
     def some_poison(number: int, request_id: str) -> Planned:
@@ -175,7 +175,7 @@ async def restarting(servers: list[ModelServer]) -> AsyncGenerator[None]:
             await watching
 
 
-@pytest.mark.row("a record waits for a model that is away, while those behind it flow")
+@pytest.mark.row("a record waits for a model without servers, while later records are served")
 async def test_a_stuck_record_pauses_only_its_partition(scene: Scene, figures: Figures) -> None:
     server = await scene.server()
     away = ModelServer(

@@ -65,7 +65,7 @@ async def test_a_slow_way_to_kafka(relayed: tuple[Scene, Relay], figures: Figure
     assert verdict.problems == ()
 
 
-@pytest.mark.row("one of two aggregators cut off from Kafka until the group has gone on without it")
+@pytest.mark.row("one of two aggregators cut off from Kafka until the group has reassigned its partitions")
 @pytest.mark.parametrize("cut_s", [15.0, 60.0])
 async def test_a_cut_from_kafka_splits_nothing(relayed: tuple[Scene, Relay], figures: Figures, cut_s: float) -> None:
     scene, relay = relayed
@@ -110,7 +110,7 @@ async def far_side(tmp_path: Path) -> AsyncIterator[FarSide]:
         await scene.close()
 
 
-@pytest.mark.row("one of two aggregators in a network of its own, which loses every packet to and from")
+@pytest.mark.row("one of two aggregators in its own network, which drops every packet to and from")
 @pytest.mark.parametrize("cut_from", ["kafka", "model-server"])
 async def test_a_partition_of_the_network_splits_nothing(far_side: FarSide, figures: Figures, cut_from: str) -> None:
     scene = far_side.scene

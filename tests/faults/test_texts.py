@@ -318,7 +318,9 @@ def known(tmp_path: Path) -> Iterator[list[ModelServer]]:
 
 
 @pytest.mark.short
-@pytest.mark.row("texts whose servers die, hang, are cut off and are replaced, and whose aggregators die")
+@pytest.mark.row(
+    "generated texts whose model servers die, hang, are cut off and are replaced, and whose aggregators die"
+)
 @pytest.mark.timeout(600)
 async def test_texts_go_on_as_if_nothing_had_happened(
     kafka: KafkaBroker, tmp_path: Path, known: list[ModelServer], figures: Figures
@@ -375,7 +377,7 @@ def real(tmp_path: Path) -> Iterator[list[ModelServer]]:
 
 
 @pytest.mark.vllm
-@pytest.mark.row("texts of SmolLM2 through the same")
+@pytest.mark.row("generated texts of SmolLM2 through the same faults")
 @pytest.mark.timeout(SOAK_S + 1800)
 async def test_texts_of_a_model_go_on_as_if_nothing_had_happened(
     kafka: KafkaBroker, tmp_path: Path, real: list[ModelServer], figures: Figures

@@ -51,7 +51,7 @@ async def test_new_partitions_are_read_from_their_start(scene: Scene, figures: F
     assert {partition for partition, _ in scene.load.acknowledged.values()} == set(range(2 * scene.partitions))
 
 
-@pytest.mark.row("retention deletes records that nobody had read")
+@pytest.mark.row("retention deletes unread records")
 @pytest.mark.short
 async def test_what_retention_took_is_counted(scene: Scene, figures: Figures) -> None:
     await scene.server()
@@ -81,7 +81,7 @@ async def test_what_retention_took_is_counted(scene: Scene, figures: Figures) ->
     assert counted == len(deleted) == 100 * sum(range(scene.partitions))
 
 
-@pytest.mark.row("the requests topic deleted, made again and filled while the aggregator is frozen")
+@pytest.mark.row("the requests topic deleted, created again and filled while the aggregator is frozen")
 @pytest.mark.short
 async def test_a_topic_made_again_is_read_from_its_start(scene: Scene, figures: Figures) -> None:
     await scene.server()
@@ -117,7 +117,7 @@ def sometimes_to(topic: str) -> Maker:
     return make
 
 
-@pytest.mark.row("one of two reply topics deleted, and made again")
+@pytest.mark.row("one of two reply topics deleted, and created again")
 async def test_a_deleted_reply_topic_costs_only_its_own(scene: Scene, figures: Figures) -> None:
     other = f"{scene.topics.replies}-other"
     await scene.create(other)
@@ -144,7 +144,7 @@ async def test_a_deleted_reply_topic_costs_only_its_own(scene: Scene, figures: F
     assert verdict.dead_lettered > 300
 
 
-@pytest.mark.row("the dead-letter topic deleted, and made again")
+@pytest.mark.row("the dead-letter topic deleted, and created again")
 @pytest.mark.short
 async def test_a_dead_letter_that_cannot_be_written_holds_its_offset(scene: Scene, figures: Figures) -> None:
     def corrupt(number: int, request_id: str) -> Planned:
@@ -203,7 +203,7 @@ async def forbid(scene: Scene, name: str, kind: int = TOPIC, operation: int = WR
         )
 
 
-@pytest.mark.row("authorisation withdrawn on one of two reply topics, and given back")
+@pytest.mark.row("authorisation revoked on one of two reply topics, and granted again")
 async def test_a_forbidden_reply_topic_costs_only_its_own(guarded: Scene, figures: Figures) -> None:
     scene = guarded
     other = f"{scene.topics.replies}-other"
@@ -225,7 +225,7 @@ async def test_a_forbidden_reply_topic_costs_only_its_own(guarded: Scene, figure
     assert 0 < verdict.dead_lettered < verdict.sent / 3
 
 
-@pytest.mark.row("authorisation of the consumer group withdrawn for 1.2 s, and given back")
+@pytest.mark.row("authorisation of the consumer group revoked for 1.2 s, and granted again")
 @pytest.mark.short
 async def test_a_group_that_is_forbidden_for_a_moment_is_joined_anew(guarded: Scene, figures: Figures) -> None:
     scene = guarded

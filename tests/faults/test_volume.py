@@ -31,7 +31,7 @@ CALM_S = 5.0
 NOISE_MIB = 20.0
 
 
-@pytest.mark.row("a burst of records far beyond what is served")
+@pytest.mark.row("a burst of records far beyond the capacity")
 @pytest.mark.timeout(3600)
 async def test_a_burst_is_worked_off_with_flat_memory(scene: Scene, figures: Figures) -> None:
     await scene.server(SYNTHETIC__FIXED_S="0.002")

@@ -1,0 +1,53 @@
+"""Every setting that the docs name is there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from pydantic import BaseModel
+
+from aggregator.settings.aggregator import AggregatorSettings
+from k8s.scaler.settings import ScalerSettings
+from modelserver.settings import ModelServerSettings
+
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    *(f"docs/{name}.md" for name in ("architecture", "clients", "errors", "runbook")),
+]
+PAGES += sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/adr/*.md"))
+_NAME = re.compile(r"`((?:\w+(?:\[\])?\.)+\w+)`")
+_OF_OTHERS = {"grpc.aio", "grpc.max_receive_message_length"}
+_FILES = (".proto", ".py", ".json", ".md", ".csv")
+
+
+def names(settings: type[BaseModel], before: str = "") -> Iterator[str]:
+    """Every setting and group of settings, with dots between them and brackets after lists."""
+    for name, field in settings.model_fields.items():
+        yield before + name
+        kinds = [field.annotation, *get_args(field.annotation)]
+        for kind in kinds:
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                is_list = kind is not field.annotation and getattr(field.annotation, "__origin__", None) is tuple
+                yield from names(kind, f"{before}{name}[]." if is_list else f"{before}{name}.")
+
+
+KNOWN = {name for each in (AggregatorSettings, ModelServerSettings, ScalerSettings) for name in names(each)}
+GROUPS = {name.split(".")[0].removesuffix("[]") for name in KNOWN if "." in name}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_setting_that_is_named_is_there(page: str) -> None:
+    for name in _NAME.findall((ROOT / page).read_text(encoding="utf-8")):
+        if name.split(".")[0].removesuffix("[]") in GROUPS and name not in _OF_OTHERS and not name.endswith(_FILES):
+            assert name in KNOWN, name
+
+
+def test_groups_and_lists_are_known() -> None:
+    assert {"kafka.client.session_timeout_s", "kafka.topics[].task", "engine.step_tokens", "api.bind"} <= KNOWN
+    assert {"kafka", "grpc", "tenants", "engine", "policy"} <= GROUPS
