@@ -57,6 +57,13 @@ def test_the_engine_runs_in_this_process_and_local_models_need_no_network() -> N
     assert env["VLLM_NO_USAGE_STATS"] == "0", "what the environment says stays"
 
 
+@pytest.mark.parametrize(("given", "policy"), [({}, "passive"), ({"OMP_WAIT_POLICY": "active"}, "active")])
+def test_threads_of_the_engine_sleep_where_they_wait_unless_told_otherwise(given: dict[str, str], policy: str) -> None:
+    env = dict(given)
+    process_env.prepare_engine_env(env, local_model=True)
+    assert env["OMP_WAIT_POLICY"] == policy
+
+
 def test_a_model_from_the_hub_may_use_the_network() -> None:
     env: dict[str, str] = {}
     process_env.prepare_engine_env(env, local_model=False)
