@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
-
-from loadtest.bench.backlog import Progress, between, watch
 from loadtest.bench.figures import Figure
-from loadtest.bench.setting import Plan, backlog
+from loadtest.bench.setting import Plan, Progress, backlog, between
 from loadtest.prometheus import BatchFigures, batch_figures
 
 NAME = "P6"
 _STEP_S = 0.05
-_TIMEOUT_S = 300.0
 
 
 def measure(plan: Plan) -> list[Figure]:
     """Mean fill of the batches cut while a backlog waits, before a model server that takes its time."""
-    looks: list[Progress] = []
     figures: list[BatchFigures] = []
     queries = plan.queries // 2
     with (
         backlog(plan) as setting,
-        setting.instant_modelserver(_STEP_S) as server,
-        setting.aggregator(server, replies := setting.replies_topic()) as aggregator,
+        setting.instant_modelservers(step_s=_STEP_S) as servers,
+        setting.aggregator(servers.addresses, replies := setting.replies_topic()) as aggregator,
     ):
 
-        def look(progress: Progress) -> None:
-            looks.append(progress)
+        def look(_: Progress) -> None:
             figures.append(batch_figures(aggregator.metrics_address))
 
-        asyncio.run(
-            watch(setting.bootstrap, replies, aggregator.pid, count=queries, timeout_s=_TIMEOUT_S, on_look=look)
-        )
+        looks = setting.wait(aggregator, replies, queries, look)
     first, last = between(looks, queries)
     steady = figures[looks.index(last)] - figures[looks.index(first)]
     tokens_per_s = steady.tokens / (last.at_s - first.at_s)

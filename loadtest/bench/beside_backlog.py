@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,18 +11,14 @@ import grpc
 import numpy as np
 
 from aggregator.errors import ungrouped
-from loadtest.bench.backlog import REQUESTS, create_topics, fill
 from loadtest.bench.figures import Figure
-from loadtest.bench.setting import Plan
+from loadtest.bench.setting import REQUESTS, Plan, create_topics, fill, kafka, texts
 from loadtest.clients.messages import NO_WISHES, request
 from loadtest.clients.pace import paced
-from loadtest.options import unique
 from loadtest.prometheus import BatchFigures, batch_figures
-from loadtest.questions import bundled_questions
 from loadtest.report.plots import draw_alone
 from loadtest.report.section import Plot, Series
 from loadtest.stack.errors import StackError
-from loadtest.stack.kafka import KafkaBroker
 from loadtest.stack.service import Aggregator, ModelServer
 from protos.embedding.v1 import embedding_pb2_grpc
 
@@ -100,13 +94,8 @@ class Beside:
 
 def measure(plan: Plan) -> list[Figure]:
     """One run in two phases; the plot of it goes beside the logs."""
-    data = plan.folder / "kafka"
-    shutil.rmtree(data, ignore_errors=True)
-    try:
-        with KafkaBroker(data, jvm_options=(), log_file=plan.folder / "kafka.log") as kafka:
-            found = run(kafka.bootstrap, plan.folder, _SECONDS)
-    finally:
-        shutil.rmtree(data, ignore_errors=True)
+    with kafka(plan) as setting:
+        found = run(setting.bootstrap, plan.folder, _SECONDS)
     (plan.folder / "beside_backlog.svg").write_text(found.plot(), encoding="utf-8")
     notes = (
         f"{SHARE:.0%} of {CAPACITY_PER_S:.0f} queries/s by gRPC, {BACKLOG} queries in Kafka, synthetic engine,"
@@ -127,17 +116,17 @@ def measure(plan: Plan) -> list[Figure]:
     ]
 
 
-def run(kafka: str, folder: Path, seconds: float) -> Beside:
+def run(bootstrap: str, folder: Path, seconds: float) -> Beside:
     """Call for so many seconds, fill Kafka's topic, and call for as long again. Raises StackError."""
     folder.mkdir(parents=True, exist_ok=True)
-    asyncio.run(create_topics(kafka, [REQUESTS, _REPLIES]))
+    asyncio.run(create_topics(bootstrap, [REQUESTS, _REPLIES]))
     engine = {"SYNTHETIC__FIXED_S": str(_FIXED_S), "SYNTHETIC__PER_TOKEN_S": str(_PER_TOKEN_S)}
     told = {"ENGINE__KIND": "synthetic", "PROFILE__ENABLED": "false", **engine}
     with (
         ModelServer(folder / "modelserver.log", settings=told) as server,
         Aggregator(
             folder / "aggregator.log",
-            kafka=kafka,
+            kafka=bootstrap,
             model=server.model,
             servers=[server.address],
             settings={
@@ -149,14 +138,14 @@ def run(kafka: str, folder: Path, seconds: float) -> Beside:
             },
         ) as aggregator,
     ):
-        return asyncio.run(_both(aggregator, kafka, seconds))
+        return asyncio.run(_both(aggregator, bootstrap, seconds))
 
 
-async def _both(aggregator: Aggregator, kafka: str, seconds: float) -> Beside:
+async def _both(aggregator: Aggregator, bootstrap: str, seconds: float) -> Beside:
     await _call(aggregator, 2.0)
     alone = await _call(aggregator, seconds)
     before = batch_figures(aggregator.metrics_address)
-    await fill(kafka, BACKLOG)
+    await fill(bootstrap, BACKLOG)
     async with asyncio.timeout(_TIMEOUT_S):
         while (batch_figures(aggregator.metrics_address) - before).tokens < _UNDER_WAY_TOKENS:  # noqa: ASYNC110 - a page to look at
             await asyncio.sleep(0.1)
@@ -170,8 +159,8 @@ async def _both(aggregator: Aggregator, kafka: str, seconds: float) -> Beside:
 async def _call(aggregator: Aggregator, seconds: float) -> Phase:
     """Send calls at a fixed rate, whatever becomes of those before. Raises StackError when one fails."""
     per_s = SHARE * CAPACITY_PER_S
-    texts = _texts(int(per_s * seconds))
-    sent_s, latency_s = np.zeros(len(texts)), np.zeros(len(texts))
+    questions = texts(int(per_s * seconds))
+    sent_s, latency_s = np.zeros(len(questions)), np.zeros(len(questions))
     before = batch_figures(aggregator.metrics_address)
     try:
         with ungrouped(grpc.aio.AioRpcError):
@@ -182,16 +171,11 @@ async def _call(aggregator: Aggregator, seconds: float) -> Phase:
 
                 async def one(number: int) -> None:
                     called_s = time.monotonic()
-                    await stub.Embed(request([texts[number]], str(number), NO_WISHES), timeout=_TIMEOUT_S)
+                    await stub.Embed(request([questions[number]], str(number), NO_WISHES), timeout=_TIMEOUT_S)
                     sent_s[number], latency_s[number] = called_s - began_s, time.monotonic() - called_s
 
-                async for numbers in paced(len(texts), per_s, 1):
+                async for numbers in paced(len(questions), per_s, 1):
                     tasks.create_task(one(numbers.start))
     except grpc.aio.AioRpcError as error:
         raise StackError(f"a call failed: {error!r}") from error
     return Phase(sent_s, latency_s, batch_figures(aggregator.metrics_address) - before)
-
-
-def _texts(count: int) -> Sequence[str]:
-    questions = bundled_questions()
-    return unique([questions[number % len(questions)] for number in range(count)])

@@ -8,9 +8,12 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import groupby
 from pathlib import Path
 
-from rich.table import Table
+from rich.console import Group
+from rich.table import Column, Table
+from rich.text import Text
 
 RESULTS = Path(__file__).parent.parent / "results.csv"
 _COLUMNS = ("date", "commit", "hardware", "bench", "figure", "value", "unit", "repeats", "notes")
@@ -50,13 +53,16 @@ def append(figures: Sequence[Figure], file: Path) -> None:
             writer.writerow([when, what, where, each.bench, each.figure, value, each.unit, each.repeats, each.notes])
 
 
-def table(figures: Sequence[Figure]) -> Table:
-    """The figures for a reader, each beside the bound it should keep."""
-    shown = Table("bench", "figure", "value", "unit", "wanted", "notes")
-    for each in figures:
-        style = None if not each.wanted else "green" if each.kept else "bold red"
-        shown.add_row(each.bench, each.figure, f"{each.value:.4g}", each.unit, each.wanted, each.notes, style=style)
-    return shown
+def table(figures: Sequence[Figure]) -> Group:
+    """The figures for a reader, each beside the bound it should keep; above those that share them their notes."""
+    blocks: list[Text | Table] = []
+    for (bench, notes), group in groupby(figures, lambda each: (each.bench, each.notes)):
+        shown = Table("figure", Column("value", justify="right"), "unit", "wanted")
+        for each in group:
+            style = None if not each.wanted else "green" if each.kept else "bold red"
+            shown.add_row(each.figure, f"{each.value:.4g}", each.unit, each.wanted, style=style)
+        blocks += [Text(f"{bench}: {notes}", style="bold"), shown]
+    return Group(*blocks)
 
 
 def commit() -> str:

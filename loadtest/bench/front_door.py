@@ -1,106 +1,97 @@
-"""P1: 64 and 256 callers with one query a call, through aggregator and model server, over vLLM's own, in turns."""
+"""P1: 64 and 256 callers, one query a call, through aggregator and model server, and through each peer, in turns."""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from operator import attrgetter
 
 from loadtest.bench.figures import Figure
+from loadtest.bench.peers import fastapi, infinity, vllm_stock
 from loadtest.bench.setting import Plan
-from loadtest.bench.sides import Load, Turn, both_sides
+from loadtest.bench.sides import Load, Side, Theirs, Turn, both_sides, started
 from loadtest.screen import ERRORS
 
 NAME = "P1"
-_CALLERS = 64
-_MANY_CALLERS = 256
+CALLERS = (64, 256)
 _MANY = 32
-_QUERIES = 1600
-"""A turn: some ten seconds at a hundred queries a second."""
-_WARM_UP = 320
+_TURN_S = 6.0
+_WARM_UP = 256
 _REST_S = 3.0
 """Before each turn: vLLM's processes spin on for a moment after their last answer."""
-
-_ONE, _MORE, _STREAM, _LISTS = (
-    Load(_CALLERS),
-    Load(_MANY_CALLERS),
-    Load(_CALLERS, stream=True),
-    Load(_CALLERS // 16, _MANY),
-)
+PEERS = {
+    "vllm": "vLLM's server, tuned as ours",
+    "vllm_stock": "vLLM's server, stock",
+    "infinity": "Infinity",
+    "fastapi": "sentence-transformers behind FastAPI",
+}
+_BOUNDS = {"vllm": "≥ 2.2", "vllm_stock": "≥ 16"}
+_STREAM = "ours_64_stream"
+_LISTS = Load(CALLERS[0] // 16, _MANY)
 
 
 def measure(plan: Plan) -> list[Figure]:
-    """Both in turns, on the same machine with the client; whoever waits is idle."""
-    count = min(_QUERIES, plan.queries)
+    """All in turns, on the same machine with the client; whoever waits is idle."""
     found: dict[str, list[Turn]] = {}
-    with both_sides(plan) as (ours, theirs):
-        kinds = {
-            "ours": (ours, _ONE),
-            "vllm": (theirs, _ONE),
-            "ours_256": (ours, _MORE),
-            "vllm_256": (theirs, _MORE),
-            "stream": (ours, _STREAM),
-            "ours_lists": (ours, _LISTS),
-            "vllm_lists": (theirs, _LISTS),
-        }
-        for side, load in kinds.values():
-            side.turn(load, min(_WARM_UP, count))
+    with both_sides(plan) as (ours, vllm), ExitStack() as stack:
+        sides: dict[str, Side] = {"ours": ours, "vllm": vllm}
+        for name, peer in (
+            ("vllm_stock", vllm_stock(plan.folder)),
+            ("infinity", infinity(plan.folder, ours.dtype)),
+            ("fastapi", fastapi(plan.folder, ours.dtype)),
+        ):
+            stack.enter_context(started(peer))
+            sides[name] = Theirs(peer)
+        kinds = {f"{name}_{callers}": (side, Load(callers)) for callers in CALLERS for name, side in sides.items()}
+        kinds[_STREAM] = (ours, Load(CALLERS[0], stream=True))
+        kinds |= {f"{name}_lists": (sides[name], _LISTS) for name in ("ours", "vllm")}
+        counts: dict[str, int] = {}
+        for name, (side, load) in kinds.items():
+            rate = side.turn(load, _WARM_UP).queries_per_s
+            counts[name] = max(2 * load.callers * load.per_call, round(_TURN_S * rate))
         for turn in range(plan.repeats):
             order = list(kinds.items())
             for name, (side, load) in order if turn % 2 == 0 else reversed(order):
                 time.sleep(_REST_S)
-                found.setdefault(name, []).append(side.turn(load, count))
+                found.setdefault(name, []).append(side.turn(load, counts[name]))
             said = ", ".join(f"{name} {turns[-1].queries_per_s:.0f}/s" for name, turns in found.items())
             ERRORS.print(f"P1 {turn + 1} of {plan.repeats}: {said}")
         dtype = ours.dtype
-    return _figures(found, plan.repeats, count, dtype)
+    return figures(found, plan.repeats, f"turns of {_TURN_S:g} s, MiniLM {dtype} (stock: its own choice)")
 
 
-def _figures(found: dict[str, list[Turn]], repeats: int, count: int, dtype: str) -> list[Figure]:
-    what = f"{count} unique questions a turn, MiniLM {dtype}, client on the same machine"
-    notes = {
-        "ours": f"{_CALLERS} callers, one query a call; {what}",
-        "ours_256": f"{_MANY_CALLERS} callers, one query a call; {what}",
-        "stream": f"one EmbedStream, {_CALLERS} under way; {what}",
-        "ours_lists": f"{_LISTS.callers} callers, {_MANY} queries a call; {what}",
-    }
-    notes |= {name.replace("ours", "vllm"): note for name, note in notes.items() if name.startswith("ours")}
-    figures: list[Figure] = []
+def figures(found: Mapping[str, Sequence[Turn]], repeats: int, what: str) -> list[Figure]:
+    """Medians of each kind's turns, and of the ratios turn by turn."""
+    result: list[Figure] = []
     for name, turns in found.items():
 
         def add(
-            figure: str, unit: str, value: Callable[[Turn], float], name: str = name, turns: list[Turn] = turns
+            figure: str, unit: str, value: Callable[[Turn], float], name: str = name, turns: Sequence[Turn] = turns
         ) -> None:
-            median = statistics.median(map(value, turns))
-            figures.append(Figure(NAME, f"{name}_{figure}", median, unit, repeats, notes[name]))
+            result.append(Figure(NAME, f"{name}_{figure}", statistics.median(map(value, turns)), unit, repeats, what))
 
         add("throughput", "query/s", attrgetter("queries_per_s"))
         add("p50", "ms", lambda turn: turn.p50_s * 1e3)
         add("p99", "ms", lambda turn: turn.p99_s * 1e3)
         add("server_cpu", "us/query", attrgetter("server_cpu_us"))
-        add("client_cpu", "us/query", attrgetter("client_cpu_us"))
 
-    def ratio(one: str, other: str, value: Callable[[Turn], float]) -> float:
-        return statistics.median(value(a) / value(b) for a, b in zip(found[one], found[other], strict=True))
+    def ratio(figure: str, one: str, other: str, value: str, bound: str = "") -> Figure:
+        of = attrgetter(value)
+        pairs = zip(found[one], found[other], strict=True)
+        return Figure(NAME, figure, statistics.median(of(a) / of(b) for a, b in pairs), "ratio", repeats, what, bound)
 
-    per_s: Callable[[Turn], float] = attrgetter("queries_per_s")
-    p99_s: Callable[[Turn], float] = attrgetter("p99_s")
     return [
-        *figures,
-        Figure(NAME, "throughput_over_vllm", ratio("ours", "vllm", per_s), "ratio", repeats, notes["ours"], "≥ 2.2"),
-        Figure(NAME, "p99_over_vllm", ratio("ours", "vllm", p99_s), "ratio", repeats, notes["ours"], "≤ 1.0"),
-        Figure(
-            NAME,
-            "throughput_over_vllm_256",
-            ratio("ours_256", "vllm_256", per_s),
-            "ratio",
-            repeats,
-            notes["ours_256"],
-            "≥ 2.2",
+        *result,
+        *(
+            ratio(
+                f"over_{peer}_{callers}", f"ours_{callers}", f"{peer}_{callers}", "queries_per_s", _BOUNDS.get(peer, "")
+            )
+            for callers in CALLERS
+            for peer in PEERS
         ),
-        Figure(NAME, "stream_over_calls", ratio("stream", "ours", per_s), "ratio", repeats, notes["stream"]),
-        Figure(
-            NAME, "lists_over_vllm", ratio("ours_lists", "vllm_lists", per_s), "ratio", repeats, notes["ours_lists"]
-        ),
+        ratio("p99_over_vllm_64", "ours_64", "vllm_64", "p99_s", "≤ 1.0"),
+        ratio("stream_over_calls", _STREAM, "ours_64", "queries_per_s"),
+        ratio("lists_over_vllm", "ours_lists", "vllm_lists", "queries_per_s"),
     ]

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-import numpy as np
-
-from aggregator.admission.tokenizers.fast_tokenizer import FastTokenizer
-from loadtest.bench.backlog import REQUESTS, Progress, watch
 from loadtest.bench.figures import Figure
 from loadtest.bench.forward import asked
-from loadtest.bench.instant_modelserver import tokenizer_folder
-from loadtest.bench.setting import Plan, Program, Setting, backlog
+from loadtest.bench.setting import REQUESTS, Plan, Program, Progress, Setting, backlog, mean_tokens
 from loadtest.bench.sides import both_servers
-from loadtest.options import unique
-from loadtest.questions import bundled_questions
 from loadtest.screen import ERRORS
 from loadtest.stack.part import Part
 
@@ -27,9 +19,8 @@ _BATCHES = (32, 64, 128, 256)
 _ENGINE_TOKENS = 4096
 """Of the engine's steps: what both servers' steps may hold."""
 _ENGINE_STEPS = 20
-_TRIAL, _ONE_A_CALL = 0.2, 0.1
-"""Shares of the backlog: for a trial of the plain consumer, and for a turn with one text a call."""
-_TIMEOUT_S = 600.0
+_TRIAL, _PLAIN, _ONE_A_CALL = 0.1, 0.4, 0.08
+"""Shares of the backlog that slower ones read: the plain consumer in a trial, in its turn, and with one text a call."""
 _REST_S = 3.0
 
 
@@ -37,7 +28,7 @@ def measure(plan: Plan) -> list[Figure]:
     """All in turns, each reading the full topic with a new process; both servers last, and idle while others work."""
     with backlog(plan) as setting, both_servers(plan) as servers:
         server, vllm = servers.server, servers.vllm
-        tokens = _mean_tokens(plan.queries)
+        tokens = round(mean_tokens(plan.queries))
         engine_queries = _ENGINE_TOKENS // tokens
         forward = ["modelserver", "forward", "--queries", str(engine_queries), "--tokens", str(tokens)]
         with asked(forward, plan.folder / "forward.log") as engine:
@@ -46,11 +37,11 @@ def measure(plan: Plan) -> list[Figure]:
             best = max(trials, key=lambda batch: trials[batch])
             said = ", ".join(f"{batch}: {rate:.0f}/s" for batch, rate in trials.items())
             ERRORS.print(f"P2 plain consumer by texts a call: {said}")
-            few = int(_ONE_A_CALL * plan.queries)
+            some, few = int(_PLAIN * plan.queries), int(_ONE_A_CALL * plan.queries)
             found: dict[str, list[float]] = {"ours": [], "plain": [], "one_a_call": [], "engine": []}
             for turn in range(plan.repeats):
                 found["ours"].append(_ours(setting, server.address))
-                found["plain"].append(_plain(setting, vllm.url, best, plan.queries))
+                found["plain"].append(_plain(setting, vllm.url, best, some))
                 found["one_a_call"].append(_plain(setting, vllm.url, 1, few))
                 time.sleep(_REST_S)
                 found["engine"].append(_ENGINE_STEPS * engine_queries / engine.seconds(_ENGINE_STEPS))
@@ -58,14 +49,14 @@ def measure(plan: Plan) -> list[Figure]:
                 ERRORS.print(f"P2 {turn + 1} of {plan.repeats}: {rates}")
     notes = {
         "ours": f"{plan.queries} unique questions, {servers.dtype}",
-        "plain": f"vLLM's server, {best} texts a call",
-        "one_a_call": f"vLLM's server, 1 text a call, {few} questions",
+        "plain": f"plain consumer of vLLM's server, {best} texts a call",
+        "one_a_call": "plain consumer of vLLM's server, 1 text a call",
         "engine": f"steps of {engine_queries} × {tokens} tokens, {engine.engine}",
     }
     return _figures(found, plan.repeats, notes)
 
 
-def _figures(found: dict[str, list[float]], repeats: int, notes: dict[str, str]) -> list[Figure]:
+def _figures(found: Mapping[str, Sequence[float]], repeats: int, notes: Mapping[str, str]) -> list[Figure]:
     def over(other: str) -> float:
         return statistics.median(a / b for a, b in zip(found["ours"], found[other], strict=True))
 
@@ -80,15 +71,9 @@ def _figures(found: dict[str, list[float]], repeats: int, notes: dict[str, str])
     ]
 
 
-def _mean_tokens(count: int) -> int:
-    questions = bundled_questions()
-    texts = unique([questions[number % len(questions)] for number in range(count)])
-    return round(float(np.mean(FastTokenizer(tokenizer_folder()).count(texts).lengths)))
-
-
 def _ours(setting: Setting, server: str) -> float:
     replies = setting.replies_topic()
-    return _rate(setting, setting.aggregator(server, replies), replies, setting.plan.queries)
+    return _rate(setting, setting.aggregator([server], replies), replies, setting.plan.queries)
 
 
 def _plain(setting: Setting, url: str, batch: int, count: int) -> float:
@@ -96,24 +81,13 @@ def _plain(setting: Setting, url: str, batch: int, count: int) -> float:
     where = ["--bootstrap", setting.bootstrap, "--url", url, "--requests", REQUESTS, "--replies", replies]
     arguments = [*where, "--group", replies, "--batch", str(batch)]
     log = setting.plan.folder / "plain_consumer.log"
-    return _rate(setting, Program("loadtest.bench.plain_consumer", arguments, log), replies, count)
+    return _rate(setting, Program("loadtest.bench.programs.plain_consumer", arguments, log), replies, count)
 
 
 def _rate(setting: Setting, part: Part, replies: str, count: int) -> float:
     """Acknowledged replies a second until `count` are there."""
-    looks: list[Progress] = []
     time.sleep(_REST_S)  # vLLM's processes spin on for a moment after their last answer
-    part.launch()
-    try:
-        asyncio.run(
-            watch(setting.bootstrap, replies, part.pid, count=count, timeout_s=_TIMEOUT_S, on_look=looks.append)
-        )
-    except BaseException:
-        part.child.raise_if_ended(part.advice)
-        raise
-    finally:
-        part.stop()
-    return rate(looks)
+    return rate(setting.run(part, replies, count))
 
 
 def rate(looks: Sequence[Progress]) -> float:

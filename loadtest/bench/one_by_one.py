@@ -29,7 +29,7 @@ def measure(plan: Plan) -> list[Figure]:
         def start(name: str, *command: str) -> Forward:
             return stack.enter_context(asked(command, plan.folder / f"{name}.log"))
 
-        sequential = start("transformers", "loadtest.bench.transformers_forward", "--tokens", str(TOKENS))
+        sequential = start("transformers", "loadtest.bench.programs.transformers_forward", "--tokens", str(TOKENS))
         ours = {
             size: start(f"forward{size}", "modelserver", "forward", "--queries", str(size), "--tokens", str(TOKENS))
             for size in BATCHES

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import shutil
+import time
 from pathlib import Path
 
 from loadtest.bench import (
@@ -10,38 +12,39 @@ from loadtest.bench import (
     batch_fill,
     beside_backlog,
     front_door,
+    growth,
     kafka_through,
-    mechanisms,
     model_server,
     one_by_one,
     one_in_flight,
     unary_cpu,
 )
 from loadtest.bench.figures import RESULTS, Figure, append, table
+from loadtest.bench.plots import draw
 from loadtest.bench.setting import Plan
-from loadtest.bench.texts import queued, smollm2_streams, tiny_streams
+from loadtest.bench.texts import beside_vllm, queued
 from loadtest.options import LOST, fail, positive_int
 from loadtest.screen import ERRORS, OUTPUT
 from loadtest.stack.addresses import DEFAULT_FOLDER
 from loadtest.stack.errors import StackError
 from loadtest.stack.lock import only_one
 
-_MODULES = (
-    front_door,
-    kafka_through,
-    model_server,
-    aggregator_cpu,
-    one_in_flight,
-    batch_fill,
-    unary_cpu,
-    beside_backlog,
-    one_by_one,
-    mechanisms,
-    tiny_streams,
-    smollm2_streams,
-    queued,
-)
-BENCHES = {bench.NAME: bench.measure for bench in _MODULES}
+BENCHES = {
+    front_door.NAME: front_door.measure,
+    kafka_through.NAME: kafka_through.measure,
+    model_server.NAME: model_server.measure,
+    aggregator_cpu.NAME: aggregator_cpu.measure,
+    one_in_flight.NAME: one_in_flight.measure,
+    batch_fill.NAME: batch_fill.measure,
+    beside_vllm.TINY: beside_vllm.measure_tiny,
+    beside_vllm.SMOLLM2: beside_vllm.measure_smollm2,
+    queued.NAME: queued.measure,
+    unary_cpu.NAME: unary_cpu.measure,
+    beside_backlog.NAME: beside_backlog.measure,
+    growth.NAME: growth.measure,
+    aggregator_cpu.ENCODINGS: aggregator_cpu.measure_encodings,
+    one_by_one.NAME: one_by_one.measure,
+}
 """Each takes a Plan and returns its Figures."""
 
 
@@ -49,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
     parser.add_argument("only", nargs="*", type=_bench, metavar="BENCH", help=f"{', '.join(BENCHES)}; all when absent")
     parser.add_argument(
-        "--queries", type=positive_int, default=60_000, metavar="N", help="in the backlog (%(default)s)"
+        "--queries", type=positive_int, default=50_000, metavar="N", help="in the backlog (%(default)s)"
     )
     parser.add_argument("--repeats", type=positive_int, default=3, metavar="R", help="turns of each side (%(default)s)")
     parser.add_argument("--token-budget", type=positive_int, default=2048, metavar="T", help="(%(default)s)")
@@ -59,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=DEFAULT_FOLDER / "bench",
         metavar="DIR",
-        help="Kafka's data and logs (%(default)s)",
+        help="Kafka's data, logs and plots (%(default)s)",
     )
     parser.add_argument("--strict", action="store_true", help="exit with 1 when a figure misses its bound")
 
@@ -67,15 +70,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """The exit code: 0, 1 in a strict run that missed a bound, 2 when something could not be measured."""
     plan = Plan(options.data_dir, options.queries, options.repeats, options.token_budget)
+    names: list[str] = options.only or list(BENCHES)
     figures: list[Figure] = []
+    began_s = time.monotonic()
     try:
         with only_one(options.data_dir):
-            for name in options.only or BENCHES:
-                ERRORS.print(f"==> {name}")
-                figures += BENCHES[name](plan)
-    except (StackError, OSError) as error:
+            plan.folder.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(plan.profiles, ignore_errors=True)  # what was measured beside other work describes that work
+            for number, name in enumerate(names, 1):
+                ERRORS.print(
+                    f"==> {name} ({number} of {len(names)}, after {(time.monotonic() - began_s) / 60:.1f} min)"
+                )
+                found = BENCHES[name](plan)
+                append(found, options.results)
+                draw(found, plan.folder)
+                figures += found
+    except (StackError, OSError, TimeoutError) as error:
         return fail("bench", error)
-    append(figures, options.results)
     OUTPUT.print(table(figures))
     return LOST if options.strict and not all(figure.kept for figure in figures) else 0
 

@@ -1,10 +1,8 @@
-"""The two sides of P1 and P5: MiniLM behind aggregator and model server, and behind vLLM's own server."""
+"""The sides of P1, P2 and P5: MiniLM behind aggregator and model server, and behind what users run today."""
 
 from __future__ import annotations
 
 import asyncio
-import shutil
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -16,15 +14,13 @@ import numpy as np
 from typing_extensions import override
 
 from aggregator.errors import ungrouped
-from loadtest.bench.instant_modelserver import MODEL
-from loadtest.bench.setting import Plan
-from loadtest.bench.vllm_server import VllmServer, embedding_server
+from loadtest.bench.peers import Peer, vllm_embeddings
+from loadtest.bench.programs.instant_modelserver import MODEL
+from loadtest.bench.setting import Plan, texts
 from loadtest.clients import grpc, grpc_stream, openai
 from loadtest.clients.grpc import GrpcRun
 from loadtest.clients.openai import OpenAIRun
-from loadtest.options import unique
 from loadtest.processor import family_cpu_s
-from loadtest.questions import bundled_questions
 from loadtest.stack.errors import StackError
 from loadtest.stack.part import Part
 from loadtest.stack.service import Aggregator, ModelServer, without_kafka
@@ -46,13 +42,12 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One turn in figures; CPU time in µs per query, `server_cpu_us` of all its processes."""
+    """One turn in figures; `server_cpu_us`: CPU time per query of all its processes, in µs."""
 
     queries_per_s: float
     p50_s: float
     p99_s: float
     server_cpu_us: float
-    client_cpu_us: float
 
 
 class Side(ABC):
@@ -63,22 +58,19 @@ class Side(ABC):
 
     def turn(self, load: Load, count: int) -> Turn:
         """Send so many unique questions. Raises StackError when one is not embedded."""
-        questions = bundled_questions()
-        texts = unique([questions[number % len(questions)] for number in range(count)])
         tally = Tally(np.arange(count, dtype=np.int64), keep_embeddings=False)
-        before_s, client_before_s = self._cpu_s(), time.process_time()
+        before_s = self._cpu_s()
         try:
             with ungrouped(aiohttp.ClientError, TimeoutError):
-                asyncio.run(self._send(texts, tally, load))
+                asyncio.run(self._send(texts(count), tally, load))
         except (aiohttp.ClientError, TimeoutError) as error:
             raise StackError(f"a request was not answered: {error!r}") from error
-        client_s, server_s = time.process_time() - client_before_s, self._cpu_s() - before_s
+        server_s = self._cpu_s() - before_s
         summary = tally.summary()
         if summary.errors or summary.lost:
             raise StackError(f"{summary.lost} queries were lost, others failed: {summary.errors}")
         latency_s = summary.latency_s
-        each_us = 1e6 / count
-        return Turn(summary.queries_per_s, latency_s["p50"], latency_s["p99"], server_s * each_us, client_s * each_us)
+        return Turn(summary.queries_per_s, latency_s["p50"], latency_s["p99"], server_s / count * 1e6)
 
     @abstractmethod
     async def _send(self, texts: list[str], tally: Tally, load: Load) -> None:
@@ -103,9 +95,9 @@ class Ours(Side):
 
 
 class Theirs(Side):
-    """vLLM's own server."""
+    """A server that speaks OpenAI's embeddings API."""
 
-    def __init__(self, server: VllmServer) -> None:
+    def __init__(self, server: Peer) -> None:
         super().__init__(server)
         self._url = server.url
 
@@ -119,20 +111,17 @@ class Servers:
     """A model server, the dtype that it chose on this machine, and vLLM's own server with the same."""
 
     server: ModelServer
-    vllm: VllmServer
+    vllm: Peer
     dtype: str
 
 
 @contextmanager
 def both_servers(plan: Plan) -> Generator[Servers]:
     """Start one after the other; the model server measures its saturation point while there is no other."""
-    plan.folder.mkdir(parents=True, exist_ok=True)
-    profiles = plan.folder / "profiles"
-    shutil.rmtree(profiles, ignore_errors=True)  # one that was measured beside other work would be taken again
-    server = ModelServer(plan.folder / "modelserver.log", settings={"PROFILE__CACHE": str(profiles)})
+    server = ModelServer(plan.folder / "modelserver.log", settings={"PROFILE__CACHE": str(plan.profiles)})
     with started(server):
         dtype = dtype_of(server)
-        vllm = embedding_server(plan.folder / "vllm.log", dtype=dtype)
+        vllm = vllm_embeddings(plan.folder, dtype)
         with started(vllm):
             yield Servers(server, vllm, dtype)
 

@@ -8,15 +8,13 @@ import time
 
 import numpy as np
 
-from loadtest.bench.echo import DIMENSIONS
 from loadtest.bench.figures import Figure
-from loadtest.bench.instant_modelserver import MODEL
-from loadtest.bench.setting import Plan, Program
+from loadtest.bench.programs.echo import DIMENSIONS
+from loadtest.bench.programs.instant_modelserver import MODEL
+from loadtest.bench.setting import InstantModelServers, Plan, Program, texts
 from loadtest.clients import grpc
 from loadtest.clients.grpc import GrpcRun
-from loadtest.options import unique
 from loadtest.processor import cpu_s
-from loadtest.questions import bundled_questions
 from loadtest.screen import ERRORS
 from loadtest.stack.errors import StackError
 from loadtest.stack.part import Part
@@ -25,7 +23,7 @@ from loadtest.stack.service import without_kafka
 from loadtest.tally import Tally
 
 NAME = "unary"
-CALLERS = 64
+_CALLERS = 64
 _WARM_UP = 2_000
 _CALLS = 20_000
 _STEP_S = 0.03
@@ -35,13 +33,11 @@ _STEP_S = 0.03
 def measure(plan: Plan) -> list[Figure]:
     """Both in turns, each a process that lasts; one query a call, 64 callers, steps that take their time."""
     calls = min(_CALLS, plan.queries)
-    plan.folder.mkdir(parents=True, exist_ok=True)
-    port, engine_port = free_ports(2)
-    echo = Program("loadtest.bench.echo", ["--port", str(port)], plan.folder / "echo.log", port)
-    told = ["--port", str(engine_port), "--token-budget", str(plan.token_budget), "--step-s", str(_STEP_S)]
-    engine = Program("loadtest.bench.instant_modelserver", told, plan.folder / "instant_modelserver.log", engine_port)
+    (port,) = free_ports(1)
+    echo = Program("loadtest.bench.programs.echo", ["--port", str(port)], plan.folder / "echo.log", port)
+    engine = InstantModelServers(plan, 1, _STEP_S)
     found: dict[str, list[tuple[float, float]]] = {"echo": [], "aggregator": []}
-    front = without_kafka(plan.folder / "aggregator.log", model=MODEL, servers=[f"localhost:{engine_port}"])
+    front = without_kafka(plan.folder / "aggregator.log", model=MODEL, servers=engine.addresses)
     with engine, echo, front as aggregator:
         sides: dict[str, tuple[Part, str]] = {
             "echo": (echo, f"localhost:{port}"),
@@ -54,7 +50,7 @@ def measure(plan: Plan) -> list[Figure]:
                 found[name].append(_cpu_us(part.pid, target, calls))
             ERRORS.print(f"unary {turn + 1} of {plan.repeats}: " + _said(found))
     ratio = statistics.median(own[0] / bare[0] for own, bare in zip(found["aggregator"], found["echo"], strict=True))
-    notes = f"{calls} calls of one question, {CALLERS} callers, {DIMENSIONS} floats back, all threads"
+    notes = f"{calls} calls of one question, {_CALLERS} callers, {DIMENSIONS} floats back, all threads"
 
     def median(name: str, place: int) -> float:
         return statistics.median(each[place] for each in found[name])
@@ -69,11 +65,9 @@ def measure(plan: Plan) -> list[Figure]:
 
 def _cpu_us(pid: int, target: str, calls: int) -> tuple[float, float]:
     """CPU time per call of the server and of this client, in µs."""
-    questions = bundled_questions()
-    texts = unique([questions[number % len(questions)] for number in range(calls)])
     tally = Tally(np.arange(calls, dtype=np.int64))
     before_s, client_before_s = cpu_s(pid), time.process_time()
-    asyncio.run(grpc.run(texts, tally, GrpcRun(target, CALLERS), lambda: None))
+    asyncio.run(grpc.run(texts(calls), tally, GrpcRun(target, _CALLERS), lambda: None))
     after_s, client_after_s = cpu_s(pid), time.process_time()
     if tally.errors:
         raise StackError(f"calls to {target} failed: {dict(tally.errors)}")

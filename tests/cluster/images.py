@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from loadtest.bench.instant_modelserver import tokenizer_folder
+from loadtest.bench.programs.instant_modelserver import tokenizer_folder
 from tests.chart.rendering import ROOT
 from tests.cluster.lab import HOME, Lab
 

@@ -1,4 +1,7 @@
-"""P7 and P8: 64 texts at a time through aggregator and model server, over vLLM's own server, in turns."""
+"""P7 and P8: 64 texts at a time through aggregator and model server, over vLLM's own server, in turns.
+
+P7 has a model whose computation is next to nothing, to show what all around it costs. P8 has SmolLM2.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,22 @@ from pathlib import Path
 
 from loadtest.bench.figures import Figure
 from loadtest.bench.setting import Plan
-from loadtest.bench.texts.sides import Load, Side, Turn, both_sides
+from loadtest.bench.texts.sides import Load, Side, Turn, both_sides, tiny_model
 from loadtest.screen import ERRORS
+from loadtest.texts.smollm2 import smollm2
 
-STREAMS = 64
+TINY, SMOLLM2 = "P7", "P8"
+_STREAMS = 64
+_TINY_LOADS = {"": Load(_STREAMS, 4 * _STREAMS, 64), "_whole": Load(_STREAMS, 4 * _STREAMS, 64, whole=True)}
+_SMOLLM2_LOADS = {"": Load(_STREAMS, 2 * _STREAMS, 8)}
+_LATENCY_BOUNDS = {"first_p99_over_vllm": "≤ 1.0", "between_p99_over_vllm": "≤ 1.0"}
+TINY_BOUNDS = {
+    "tokens_over_vllm": "≥ 1.3",
+    "cpu_over_vllm": "≤ 0.6",
+    "whole_ours_front_cpu": "≤ 5",
+    **_LATENCY_BOUNDS,
+}
+_SMOLLM2_BOUNDS = {"tokens_over_vllm": "≥ 1.0", **_LATENCY_BOUNDS}
 _REST_S = 3.0
 """Before each turn: vLLM's processes spin on for a moment after their last answer."""
 _THREADS = 1
@@ -37,7 +52,17 @@ _RATIOS = {
 }
 
 
-def measured(plan: Plan, name: str, model: Path, loads: Mapping[str, Load], bounds: Mapping[str, str]) -> list[Figure]:
+def measure_tiny(plan: Plan) -> list[Figure]:
+    """Streamed, and each text in one message."""
+    return _measured(plan, TINY, tiny_model(plan), _TINY_LOADS, TINY_BOUNDS)
+
+
+def measure_smollm2(plan: Plan) -> list[Figure]:
+    """Streamed, on one thread that computes."""
+    return _measured(plan, SMOLLM2, smollm2(), _SMOLLM2_LOADS, _SMOLLM2_BOUNDS)
+
+
+def _measured(plan: Plan, name: str, model: Path, loads: Mapping[str, Load], bounds: Mapping[str, str]) -> list[Figure]:
     """Each load on both sides in turns, and the figures with their bounds."""
     found: dict[str, list[Turn]] = {}
     with both_sides(plan, model, _THREADS) as (ours, theirs, dtype):

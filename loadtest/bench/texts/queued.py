@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 import time
 from contextlib import ExitStack
 
@@ -13,14 +12,12 @@ import psutil
 from aiokafka import AIOKafkaProducer
 
 from aggregator.errors import ungrouped
-from loadtest.bench.backlog import create_topics
 from loadtest.bench.figures import Figure
-from loadtest.bench.setting import Plan
+from loadtest.bench.setting import Plan, create_topics, kafka
 from loadtest.processor import cpu_s
 from loadtest.prometheus import totals
 from loadtest.screen import ERRORS
 from loadtest.stack.errors import StackError
-from loadtest.stack.kafka import KafkaBroker
 from loadtest.stack.service import Aggregator, ModelServer
 from protos.embedding.v1 import embedding_pb2
 from protos.generation.v1 import generation_pb2 as pb
@@ -52,29 +49,23 @@ _ENGINE = {
 
 def measure(plan: Plan) -> list[Figure]:
     """Once: a figure of memory is as good as its number of texts."""
-    data = plan.folder / "kafka"
-    shutil.rmtree(data, ignore_errors=True)
-    try:
-        with ExitStack() as stack:
-            kafka = stack.enter_context(KafkaBroker(data, jvm_options=(), log_file=plan.folder / "kafka.log"))
-            asyncio.run(create_topics(kafka.bootstrap, [_REQUESTS, _REPLIES]))
-            servers = [
-                stack.enter_context(ModelServer(plan.folder / f"modelserver-{number}.log", settings=_ENGINE))
-                for number in range(_SERVERS)
-            ]
-            topic = {"name": _REQUESTS, "task": "generate", "reply_topic": _REPLIES}
-            aggregator = stack.enter_context(
-                Aggregator(
-                    plan.folder / "aggregator.log",
-                    kafka=kafka.bootstrap,
-                    model=servers[0].model,
-                    servers=[server.address for server in servers],
-                    settings={"KAFKA__TOPICS": json.dumps([topic]), "KAFKA__GROUP_ID": _REQUESTS},
-                )
+    with kafka(plan) as setting, ExitStack() as stack:
+        asyncio.run(create_topics(setting.bootstrap, [_REQUESTS, _REPLIES]))
+        servers = [
+            stack.enter_context(ModelServer(plan.folder / f"modelserver-{number}.log", settings=_ENGINE))
+            for number in range(_SERVERS)
+        ]
+        topic = {"name": _REQUESTS, "task": "generate", "reply_topic": _REPLIES}
+        aggregator = stack.enter_context(
+            Aggregator(
+                plan.folder / "aggregator.log",
+                kafka=setting.bootstrap,
+                model=servers[0].model,
+                servers=[server.address for server in servers],
+                settings={"KAFKA__TOPICS": json.dumps([topic]), "KAFKA__GROUP_ID": _REQUESTS},
             )
-            return asyncio.run(_Waiting(aggregator, kafka.bootstrap).measure())
-    finally:
-        shutil.rmtree(data, ignore_errors=True)
+        )
+        return asyncio.run(_Waiting(aggregator, setting.bootstrap).measure())
 
 
 class _Waiting:

@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 from typing_extensions import override
 
+from loadtest.bench.peers import Peer, vllm_texts
 from loadtest.bench.setting import Plan
 from loadtest.bench.sides import dtype_of, started
 from loadtest.bench.texts.streams import Asked, Heard, over_grpc, over_http
-from loadtest.bench.vllm_server import VllmServer, text_server
 from loadtest.processor import cpu_s, family_cpu_s
 from loadtest.questions import bundled_questions
 from loadtest.stack.errors import StackError
@@ -115,7 +115,7 @@ class Ours(Side):
 class Theirs(Side):
     """vLLM's own server."""
 
-    def __init__(self, server: VllmServer, model: str) -> None:
+    def __init__(self, server: Peer, model: str) -> None:
         super().__init__(server)
         self._url, self._model = server.url, model
 
@@ -134,7 +134,7 @@ def both_sides(plan: Plan, model: Path, threads: int) -> Generator[tuple[Ours, T
     server = ModelServer(log_file, model_path=str(model), settings=told, environment=environment)
     with started(server):
         dtype = dtype_of(server)
-        vllm = text_server(plan.folder / "vllm.log", model, dtype=dtype, threads=threads)
+        vllm = vllm_texts(plan.folder, model, dtype, threads)
         aggregator = without_kafka(plan.folder / "aggregator.log", model=model.name, servers=[server.address])
         with started(vllm), started(aggregator):
             yield Ours(aggregator, server), Theirs(vllm, model.name), dtype

@@ -9,8 +9,7 @@ import pytest
 from aiohttp import web
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
-from loadtest.bench.backlog import PARTITIONS, REQUESTS
-from loadtest.bench.setting import Plan, Program, Setting, backlog
+from loadtest.bench.setting import PARTITIONS, REQUESTS, Plan, Program, Setting, backlog
 from loadtest.stack.ports import free_ports
 from protos.embedding.v1 import embedding_pb2 as pb
 
@@ -42,7 +41,8 @@ async def consume(kafka: Setting, replies: str) -> None:
     await web.TCPSite(runner, "127.0.0.1", port).start()
     where = ["--bootstrap", kafka.bootstrap, "--url", f"http://127.0.0.1:{port}/v1/embeddings"]
     topics = ["--requests", REQUESTS, "--replies", replies, "--group", replies, "--batch", str(BATCH)]
-    part = Program("loadtest.bench.plain_consumer", [*where, *topics], kafka.plan.folder / "plain_consumer.log")
+    log_file = kafka.plan.folder / "plain_consumer.log"
+    part = Program("loadtest.bench.programs.plain_consumer", [*where, *topics], log_file)
     part.launch()
     try:
         async with asyncio.timeout(100):

@@ -1,21 +1,17 @@
 """Figures of benchmarks, and how they are kept."""
 
-import asyncio
 import csv
-from math import inf
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from aggregator.request import Options, Origin, Request
-from aggregator.scheduler.work_item import Priority
-from loadtest.bench.backlog import Progress, between, cpu_us_per_query
-from loadtest.bench.figures import Figure, append, commit, hardware
+from loadtest.bench import front_door, growth
+from loadtest.bench.figures import Figure, append, commit, hardware, table
 from loadtest.bench.kafka_through import rate
 from loadtest.bench.one_by_one import figures
-from loadtest.bench.without_gathering import WithoutWaiting
-from tests.fakes.clock import run
-from tests.fakes.sources import GRPC
+from loadtest.bench.setting import Progress, between, cpu_us_per_query
+from loadtest.bench.sides import Turn
 
 
 def test_cpu_time_is_taken_from_the_steady_part() -> None:
@@ -57,21 +53,34 @@ def test_batches_are_set_against_queries_one_by_one_turn_by_turn() -> None:
     assert (values["vllm_by_21"], values["vllm_by_21_over_transformers"]) == (60.0, 4.0)
 
 
-def test_what_gathering_is_measured_against_admits_a_call_at_once_though_every_server_is_busy() -> None:
-    async def came() -> list[int]:
-        admitted: list[int] = []
+def test_a_table_of_a_hundred_columns_shows_notes_whole() -> None:
+    notes = "50000 unique queries, 2048 tokens a batch at most, all threads"
+    screen = Console(width=100, record=True)
+    screen.print(table([Figure("P4", "aggregator_over_bare_loop", 1.2, "ratio", 3, notes, "≤ 1.25")] * 2))
+    lines = screen.export_text().splitlines()
+    assert lines[0].rstrip() == f"P4: {notes}"
+    assert sum("aggregator_over_bare_loop │   1.2 │ ratio │ ≤ 1.25" in line for line in lines) == 2
 
-        async def receive() -> None:
-            while received := await calls.receive():
-                admitted.append(len(received))
 
-        calls = WithoutWaiting(lambda _: inf)
-        task = asyncio.create_task(receive())
-        for _ in range(2):
-            calls.add(Request("", "", "", [""], Options(), Priority.DEFAULT, GRPC, "", 0.0, inf, Origin(), [None], 1))
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-        task.cancel()
-        return admitted
+def test_each_peer_is_set_against_ours_turn_by_turn() -> None:
+    def turns(*rates: float) -> list[Turn]:
+        return [Turn(rate, 0.1, 0.2, 50.0) for rate in rates]
 
-    assert run(came()) == [1, 1]
+    sides = {f"{name}_{callers}": turns(50, 100) for callers in front_door.CALLERS for name in front_door.PEERS}
+    ours = {f"ours_{callers}": turns(200, 100) for callers in front_door.CALLERS}
+    others = {name: turns(100, 100) for name in ("ours_64_stream", "ours_lists", "vllm_lists")}
+    found = {each.figure: each for each in front_door.figures({**sides, **ours, **others}, 2, "")}
+    assert found["over_vllm_256"].value == 2.5
+    assert found["over_vllm_256"].kept
+    assert not found["over_vllm_stock_64"].kept
+    assert found["ours_64_p99"].value == 200.0
+
+
+def test_memory_of_a_queued_query_is_told_without_its_text() -> None:
+    queues = {1_000: growth.Run(40.0, 1_000, 10_000), 10_000: growth.Run(46.0, 11_000, 5_010_000)}
+    others = {1: growth.Run(40.0), 64: growth.Run(42.0)}
+    found = {each.figure: each for each in growth.figures(queues, others, others, 60.0)}
+    assert found["memory_per_queued_query"].value == 440.0
+    assert found["cpu_by_queued"].value == pytest.approx(1.15)
+    assert not found["cpu_by_queued"].kept
+    assert found["cpu_by_servers"].value == pytest.approx(1.05)

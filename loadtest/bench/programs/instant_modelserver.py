@@ -1,6 +1,8 @@
-"""A model server that answers at once with the right shape, so that what is measured is everything but the engine.
+"""Model servers that answer at once with the right shape, so that what is measured is everything but the engine.
 
-python -m loadtest.bench.instant_modelserver --port 50061 --token-budget 2048 --step-s 0
+With --step-s they take their time, until SIGUSR1.
+
+python -m loadtest.bench.programs.instant_modelserver --port 50061 50062 --token-budget 2048 --step-s 0
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ import argparse
 import asyncio
 import signal
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -46,7 +48,7 @@ class InstantModelServer(modelserver_pb2_grpc.ModelServerServicer):
     def __init__(self, token_budget: int, step_s: float) -> None:
         self._files = {TOKENIZER_FILE: (tokenizer_folder() / TOKENIZER_FILE).read_bytes()}
         self._token_budget = token_budget
-        self._step_s = step_s
+        self.step_s = step_s
         self._engine = asyncio.Lock()
         rows = np.random.default_rng(0).standard_normal((_MOST_QUERIES, DIMENSIONS)).astype("<f4")
         self._rows = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).tobytes()
@@ -55,15 +57,15 @@ class InstantModelServer(modelserver_pb2_grpc.ModelServerServicer):
     @override
     async def EmbedBatch(self, request: pb.EmbedBatchRequest, context: Any) -> pb.EmbedBatchResponse:
         """As many rows as there are lengths."""
-        if self._step_s:
+        if self.step_s:
             async with self._engine:
-                await asyncio.sleep(self._step_s)
+                await asyncio.sleep(self.step_s)
         queries = len(request.lengths) // 4
         return pb.EmbedBatchResponse(
             embeddings=self._rows[: queries * DIMENSIONS * 4],
             dimensions=DIMENSIONS,
             step_tokens=len(request.token_ids) // 4,
-            step_duration_s=self._step_s,
+            step_duration_s=self.step_s,
         )
 
     @override
@@ -84,7 +86,7 @@ class InstantModelServer(modelserver_pb2_grpc.ModelServerServicer):
             step_query_capacity=_MOST_QUERIES,
             normalizes=True,
             profile=pb.SaturationProfile(
-                floor_s=max(self._step_s, 1e-4),
+                floor_s=max(self.step_s, 1e-4),
                 saturation_point=self._token_budget,
                 rule="flat",
                 max_tokens=self._token_budget,
@@ -103,30 +105,43 @@ class InstantModelServer(modelserver_pb2_grpc.ModelServerServicer):
             yield pb.TokenizerChunk(file_name=name, data=data)
 
 
-async def serve(port: int, token_budget: int, step_s: float) -> None:
-    """Until SIGTERM."""
+async def serve(ports: Sequence[int], token_budget: int, step_s: float) -> None:
+    """One at each port, until SIGTERM."""
     stop = asyncio.Event()
+    modelservers = [InstantModelServer(token_budget, step_s) for _ in ports]
+
+    def hurry() -> None:
+        for modelserver in modelservers:
+            modelserver.step_s = 0.0
+
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, hurry)
+    servers = [await _started(port, each) for port, each in zip(ports, modelservers, strict=True)]
+    await stop.wait()
+    for server in servers:
+        await server.stop(None)
+
+
+async def _started(port: int, modelserver: InstantModelServer) -> grpc.aio.Server:
     limit = [
         ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
         ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
     ]
     server = grpc.aio.server(options=limit)
-    modelserver_pb2_grpc.add_ModelServerServicer_to_server(InstantModelServer(token_budget, step_s), server)
+    modelserver_pb2_grpc.add_ModelServerServicer_to_server(modelserver, server)
     checks = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     for service in ("", pb.DESCRIPTOR.services_by_name["ModelServer"].full_name):
         await checks.set(service, health_pb2.HealthCheckResponse.SERVING)
     server.add_insecure_port(f"localhost:{port}")
     await server.start()
-    await stop.wait()
-    await server.stop(None)
+    return server
 
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m loadtest.bench.instant_modelserver", description=__doc__)
-    parser.add_argument("--port", type=int, required=True)
+    parser = argparse.ArgumentParser(prog="python -m loadtest.bench.programs.instant_modelserver", description=__doc__)
+    parser.add_argument("--port", type=int, nargs="+", required=True, help="one server each")
     parser.add_argument("--token-budget", type=int, default=2048, help="the saturation point it claims (%(default)s)")
     parser.add_argument("--step-s", type=float, default=0.0, help="time of a step, whatever its size (%(default)s)")
     options = parser.parse_args()

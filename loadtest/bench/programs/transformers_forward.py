@@ -1,6 +1,6 @@
 """Time Hugging Face's transformers, one query at a time: steps asked on stdin, seconds on stdout.
 
-python -m loadtest.bench.transformers_forward --tokens 12
+python -m loadtest.bench.programs.transformers_forward --tokens 12
 
 What `python -m modelserver forward` does for our engine. A program of its own: nothing else here loads torch.
 """
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from transformers import AutoModel
 
-from loadtest.bench.instant_modelserver import tokenizer_folder
+from loadtest.bench.programs.instant_modelserver import tokenizer_folder
 
 _FIRST_ID = 1000
 _WARM_UP = 20

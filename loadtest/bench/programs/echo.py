@@ -1,6 +1,6 @@
 """The least that a gRPC server in Python can do: take an EmbedRequest, answer with one vector at once, on uvloop.
 
-python -m loadtest.bench.echo --port 50051
+python -m loadtest.bench.programs.echo --port 50051
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ async def serve(port: int) -> None:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m loadtest.bench.echo", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m loadtest.bench.programs.echo", description=__doc__)
     parser.add_argument("--port", type=int, required=True)
     uvloop.run(serve(parser.parse_args().port))
 

@@ -3,7 +3,7 @@
 What it does without: order of commits, deadlines, priorities, retries, bounds, metrics. Its CPU time per query is
 what the libraries cost; the aggregator's is measured against it.
 
-    python -m loadtest.bench.bare_loop --bootstrap HOST:PORT --modelserver HOST:PORT --requests T --replies T
+    python -m loadtest.bench.programs.bare_loop --bootstrap HOST:PORT --modelserver HOST:PORT --requests T --replies T
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 
 from aggregator.admission.tokenizers.fast_tokenizer import FastTokenizer
 from aggregator.sources.kafka.producer.partitioner import partitions_by_key
-from loadtest.bench.backlog import PARTITIONS
-from loadtest.bench.instant_modelserver import DIMENSIONS, MODEL, tokenizer_folder
+from loadtest.bench.programs.instant_modelserver import DIMENSIONS, MODEL, tokenizer_folder
+from loadtest.bench.setting import PARTITIONS
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.modelserver.v1 import modelserver_pb2 as ms
 from protos.modelserver.v1 import modelserver_pb2_grpc
@@ -156,7 +156,7 @@ async def serve(options: argparse.Namespace) -> None:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m loadtest.bench.bare_loop", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m loadtest.bench.programs.bare_loop", description=__doc__)
     parser.add_argument("--bootstrap", required=True)
     parser.add_argument("--modelserver", required=True)
     parser.add_argument("--requests", required=True, help="topic to read from its start")

