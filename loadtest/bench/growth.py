@@ -77,7 +77,7 @@ class _Bench:
             self._setting.fill(wanted, topic)
         settings = {
             "BATCHING__MAX_HELD_TOKENS": str(round(wanted * self._tokens / _SHARE)),
-            "KAFKA__MAX_COMMIT_SPAN": str(2 * queries),
+            "KAFKA__CLIENT__MAX_COMMIT_SPAN": str(2 * queries),
         }
         with self._setting.instant_modelservers(step_s=_HELD_S) as servers:
             replies = self._setting.replies_topic()
@@ -138,21 +138,19 @@ def figures(
     queues: Mapping[int, Run], by_partitions: Mapping[int, Run], by_servers: Mapping[int, Run], text_bytes: float
 ) -> list[Figure]:
     """CPU time of each, and the most over the first; memory by the difference of the longest queue and the shortest."""
-    notes = "instant model servers, all threads"
+    short, *_, long = queues.values()
+    each = (long.memory_bytes - short.memory_bytes) / (long.queued - short.queued) - text_bytes
+    notes = f"instant model servers, all threads; ratios: the most over the first; a text of {text_bytes:.0f} bytes"
     found: list[Figure] = []
+    for what, runs in (("queued", queues), ("partitions", by_partitions), ("servers", by_servers)):
+        found += [
+            Figure(NAME, f"cpu_{number}_{what}", run.cpu_us, "us/query", 1, notes) for number, run in runs.items()
+        ]
     for what, runs, bound in (
         ("queued", queues, "≤ 1.1"),
         ("partitions", by_partitions, ""),
         ("servers", by_servers, ""),
     ):
-        found += [
-            Figure(NAME, f"cpu_{number}_{what}", run.cpu_us, "us/query", 1, notes) for number, run in runs.items()
-        ]
         costs = [run.cpu_us for run in runs.values()]
-        found.append(
-            Figure(NAME, f"cpu_by_{what}", max(costs) / costs[0], "ratio", 1, f"{notes}; most over first", bound)
-        )
-    short, *_, long = queues.values()
-    each = (long.memory_bytes - short.memory_bytes) / (long.queued - short.queued) - text_bytes
-    about = f"{long.queued:.0f} queued, besides the text's {text_bytes:.0f} bytes"
-    return [*found, Figure(NAME, "memory_per_queued_query", each, "byte", 1, about, "≤ 1024")]
+        found.append(Figure(NAME, f"cpu_by_{what}", max(costs) / costs[0], "ratio", 1, notes, bound))
+    return [*found, Figure(NAME, "memory_per_queued_query", each, "byte", 1, notes, "≤ 1024")]
