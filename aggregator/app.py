@@ -19,9 +19,9 @@ from aggregator.errors import StartError, TokenbatchError
 from aggregator.observability import telemetry
 from aggregator.observability.demand import DemandMeter, DemandReport
 from aggregator.observability.demand_server import DemandServer
+from aggregator.observability.gauges import gauge_values
 from aggregator.observability.health import Heartbeat
 from aggregator.observability.metrics import Metrics
-from aggregator.observability.snapshot import snapshot
 from aggregator.observability.tracing import Tracing
 from aggregator.pipeline import Pipeline
 from aggregator.replicas.discovery import Discovery, ReadyAggregators, Target, changes
@@ -54,7 +54,7 @@ class Aggregator:
         self._settings = settings
         self._draining = False
         self._telemetry = telemetry.start(settings.telemetry, "tokenbatch-aggregator")
-        self._metrics = Metrics(self._telemetry.gatherer, settings.sla.latency_s)
+        self._metrics = Metrics(self._telemetry.buffer, settings.sla.latency_s)
         tracing = Tracing(self._telemetry.tracer, enabled=self._telemetry.traces)
         self._workers = tuple(ThreadPoolExecutor(1, name) for name in ("tokenizer", "long-tokenizer"))
         self._models = make_models(settings, *self._workers)
@@ -130,7 +130,7 @@ class Aggregator:
         settings = self._settings
         if settings.kafka.enabled:
             await prepare_topics(settings.kafka, settings.lifecycle.connect_timeout_s)
-        self._metrics.watch(lambda: snapshot(self._models, self._deliveries, self._report.tokens_per_record))
+        self._metrics.watch(lambda: gauge_values(self._models, self._deliveries, self._report.tokens_per_record))
         self._telemetry.health.ready.update(
             models=self._models_ready, kafka=self._kafka_ready, loop=heartbeat.within(_UNREADY_S)
         )

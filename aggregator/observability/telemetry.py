@@ -31,8 +31,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from typing_extensions import override
 
 from aggregator.errors import StartError
-from aggregator.observability.gathered import Gatherer
 from aggregator.observability.health import Health
+from aggregator.observability.metrics_buffer import MetricsBuffer
 from aggregator.observability.monitoring import MonitoringServer
 
 _SCOPE = "tokenbatch"
@@ -54,7 +54,7 @@ class TelemetrySettings(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Telemetry:
-    """What `start` started. `gatherer` is for the hot path, `meter` for everything else.
+    """What `start` started. `buffer` is for the hot path, `meter` for everything else.
 
     `traces` says whether spans go anywhere; if not, `tracer` makes none.
     """
@@ -62,7 +62,7 @@ class Telemetry:
     meter: Meter
     tracer: Tracer
     traces: bool
-    gatherer: Gatherer
+    buffer: MetricsBuffer
     health: Health
     _metrics: MeterProvider
     _traces: TracerProvider | None
@@ -92,13 +92,13 @@ def start(settings: TelemetrySettings, service: str, health: Health | None = Non
     Raises StartError when the endpoint cannot be bound, or when OTLP is wanted over a protocol other than gRPC.
     """
     resource = _resource(service)
-    gatherer = Gatherer(InstrumentationScope(_SCOPE, _version()))
+    buffer = MetricsBuffer(InstrumentationScope(_SCOPE, _version()))
     registry = CollectorRegistry()
-    readers: list[MetricReader] = [_PrometheusReader(registry, gatherer, resource)]
+    readers: list[MetricReader] = [_PrometheusReader(registry, buffer, resource)]
     if _otlp_wanted("METRICS"):
         from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter  # noqa: PLC0415 - only where asked for
 
-        readers.append(_ExportingReader(OTLPMetricExporter(), gatherer, resource))
+        readers.append(_ExportingReader(OTLPMetricExporter(), buffer, resource))
     spans = _tracer_provider(resource) if _otlp_wanted("TRACES") else None
     ProcessCollector(registry=registry)
     health = health if health is not None else Health()
@@ -107,39 +107,39 @@ def start(settings: TelemetrySettings, service: str, health: Health | None = Non
     meter = metrics.get_meter(_SCOPE, _version())
     _observe_uptime(meter)
     tracer = (spans or NoOpTracerProvider()).get_tracer(_SCOPE, _version())
-    return Telemetry(meter, tracer, spans is not None, gatherer, health, metrics, spans, server)
+    return Telemetry(meter, tracer, spans is not None, buffer, health, metrics, spans, server)
 
 
-class _WithGathered:
-    """Adds the gathered figures to what the SDK collected."""
+class _WithBuffer:
+    """Adds the buffered metrics to those that the SDK collected."""
 
-    def __init__(self, gatherer: Gatherer, resource: Resource) -> None:
-        self._gatherer = gatherer
+    def __init__(self, buffer: MetricsBuffer, resource: Resource) -> None:
+        self._buffer = buffer
         self._resource = resource
 
     def __call__(self, collected: MetricsData) -> MetricsData:
-        gathered = ResourceMetrics(self._resource, [self._gatherer.collect()], "")
-        return MetricsData([*collected.resource_metrics, gathered])
+        buffered = ResourceMetrics(self._resource, [self._buffer.collect()], "")
+        return MetricsData([*collected.resource_metrics, buffered])
 
 
 class _PrometheusReader(PrometheusMetricReader):
-    def __init__(self, registry: CollectorRegistry, gatherer: Gatherer, resource: Resource) -> None:
-        self._with_gathered = _WithGathered(gatherer, resource)
+    def __init__(self, registry: CollectorRegistry, buffer: MetricsBuffer, resource: Resource) -> None:
+        self._with_buffer = _WithBuffer(buffer, resource)
         super().__init__(registry=registry, scope_info_enabled=False)
 
     @override
     def _receive_metrics(self, metrics_data: MetricsData, timeout_millis: float = 10_000, **kwargs: Any) -> None:
-        super()._receive_metrics(self._with_gathered(metrics_data), timeout_millis, **kwargs)
+        super()._receive_metrics(self._with_buffer(metrics_data), timeout_millis, **kwargs)
 
 
 class _ExportingReader(PeriodicExportingMetricReader):
-    def __init__(self, exporter: MetricExporter, gatherer: Gatherer, resource: Resource) -> None:
-        self._with_gathered = _WithGathered(gatherer, resource)
+    def __init__(self, exporter: MetricExporter, buffer: MetricsBuffer, resource: Resource) -> None:
+        self._with_buffer = _WithBuffer(buffer, resource)
         super().__init__(exporter)
 
     @override
     def _receive_metrics(self, metrics_data: MetricsData, timeout_millis: float = 10_000, **kwargs: Any) -> None:
-        super()._receive_metrics(self._with_gathered(metrics_data), timeout_millis, **kwargs)
+        super()._receive_metrics(self._with_buffer(metrics_data), timeout_millis, **kwargs)
 
 
 def _resource(service: str) -> Resource:

@@ -45,7 +45,7 @@ class Scaler:
         self._telemetry = telemetry.start(settings.telemetry, "tokenbatch-scaler")
         models = [model.name for model in settings.models]
         self.published = Published(models, settings.api.service, settings.policy.max_age_s, clock)
-        metrics = ScalerMetrics(self._telemetry.gatherer)
+        metrics = ScalerMetrics(self._telemetry.buffer)
         metrics.show(self.published)
         self._aggregators = Aggregators(settings.aggregators, clock, lambda: metrics.input_failed("aggregator"))
         self._kafka = kafka or KafkaLag(settings.kafka)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from aggregator.observability.gathered import Gatherer, Instrument, Labels
+from aggregator.observability.metrics_buffer import Instrument, Labels, MetricsBuffer
 from k8s.scaler.published import Published
 
 _MODEL = ("model",)
@@ -17,19 +17,19 @@ _FIGURE = Instrument("embed.scaler.figure", "1", "what an autoscaler is told; ab
 class ScalerMetrics:
     """The instruments of one scaler."""
 
-    def __init__(self, gatherer: Gatherer) -> None:
-        self._errors = gatherer.counter(
+    def __init__(self, buffer: MetricsBuffer) -> None:
+        self._errors = buffer.counter(
             Instrument("embed.scaler.input.errors", "{error}", "inputs that could not be read", ("input",))
         )
-        self._answers = gatherer.counter(
+        self._answers = buffer.counter(
             Instrument("embed.scaler.answers", "{answer}", "figures asked for, by how it ended", ("by", "result"))
         )
-        self._gatherer = gatherer
+        self._buffer = buffer
 
     def show(self, published: Published) -> None:
         """What is published, read on the reader's thread; and every figure as autoscalers get it, for an adapter."""
-        self._gatherer.gauges((_REPLICAS, _AGE), lambda: _values(published.ages_s()))
-        self._gatherer.gauges(
+        self._buffer.gauges((_REPLICAS, _AGE), lambda: _values(published.ages_s()))
+        self._buffer.gauges(
             (_FIGURE,),
             lambda: {
                 _FIGURE: {

@@ -8,8 +8,8 @@ from typing import Any
 
 from aiokafka import TopicPartition
 
-from aggregator.observability.gathered import Gatherer
 from aggregator.observability.metrics import Metrics
+from aggregator.observability.metrics_buffer import MetricsBuffer
 from aggregator.observability.tracing import Tracing
 from aggregator.request import Failure, Request
 from aggregator.settings.aggregator import ClientSettings, KafkaSettings, TopicSettings
@@ -23,7 +23,7 @@ TPS = (TopicPartition("in", 0), TopicPartition("in", 1))
 CLIENT = ClientSettings(max_commit_span=SPAN, max_poll_records=POLL, drain_timeout_s=2.0)
 SETTINGS = KafkaSettings(topics=(TopicSettings(name="in"),), reply_topic="out", client=CLIENT)
 TEXT = (("content-type", b"text/plain"),)
-_METRICS = Metrics(Gatherer())
+_METRICS = Metrics(MetricsBuffer())
 _TRACING = Tracing()
 _TICKS = 10
 

@@ -15,8 +15,8 @@ from aggregator.admission.bounds import Admission, AdmissionPolicy
 from aggregator.admission.models import Model, Models
 from aggregator.admission.tokenizers.tokenizer import TokenBatch, Tokenizer
 from aggregator.errors import BatchFailed, EngineFailed
-from aggregator.observability.gathered import Gatherer
 from aggregator.observability.metrics import Metrics
+from aggregator.observability.metrics_buffer import MetricsBuffer
 from aggregator.observability.tracing import Tracing
 from aggregator.pipeline import Pipeline
 from aggregator.replicas.engine import Engine, OutgoingBatch, PoolMembers, ServerDescription, StepResult
@@ -191,7 +191,7 @@ class World:
         self.pipeline = Pipeline(
             models,
             self.pool,
-            Metrics(Gatherer()),
+            Metrics(MetricsBuffer()),
             Tracing(),
             max_unavailable_s=max_unavailable_s,
             clock=lambda: asyncio.get_running_loop().time(),
@@ -201,7 +201,7 @@ class World:
         self.pipeline.sources += [self.kafka, self.grpc]
         self.committed_offset = CommittedOffset("requests", 0, 0)
         self._offset = 0
-        self._load = Load(Limits(100_000, 1, 1), Metrics(Gatherer()))
+        self._load = Load(Limits(100_000, 1, 1), Metrics(MetricsBuffer()))
 
     @asynccontextmanager
     async def started(self) -> AsyncGenerator[World]:

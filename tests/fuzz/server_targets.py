@@ -16,8 +16,8 @@ from google.protobuf.message import DecodeError
 from typing_extensions import override
 
 from aggregator.errors import Code, InvalidRequest, ModelServerLost, TokenbatchError
-from aggregator.observability.gathered import Gatherer
 from aggregator.observability.metrics import Metrics
+from aggregator.observability.metrics_buffer import MetricsBuffer
 from aggregator.replicas import answers as modelserver_answers
 from aggregator.replicas.answers import BadDescription, checked_description, checked_result, differences
 from aggregator.replicas.engine import OutgoingBatch
@@ -75,7 +75,7 @@ def _give_up(request: Request) -> None:
 
 def _calls(known: Authentication | None) -> Calls:
     defaults = Defaults(GRPC, "m", Priority.INTERACTIVE, max_inputs=4)
-    load = Load(Limits(2, 100_000, 1), Metrics(Gatherer()), lambda: 0.5)
+    load = Load(Limits(2, 100_000, 1), Metrics(MetricsBuffer()), lambda: 0.5)
     return Calls(
         _Batcher(lambda now_s: now_s),
         _give_up,

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from aggregator.observability.gathered import Gatherer
 from aggregator.observability.metrics import Metrics
+from aggregator.observability.metrics_buffer import MetricsBuffer
 from aggregator.observability.tracing import Tracing
 from aggregator.settings.aggregator import KafkaSettings, TopicSettings
 from aggregator.sources.kafka.records import OutgoingRecord
@@ -56,7 +56,7 @@ def test_a_record_takes_the_way_that_is_told() -> None:
             MODEL,
             deliveries,
             FakeProducer(kafka),
-            metrics=Metrics(Gatherer()),
+            metrics=Metrics(MetricsBuffer()),
             tracing=Tracing(),
             clock=clock,
             wall_clock=clock,

@@ -23,8 +23,8 @@ from aggregator.admission.tokenizers.counting import Counting
 from aggregator.admission.tokenizers.fast_tokenizer import FastTokenizer
 from aggregator.admission.tokenizers.tokenizer import Tokenizer
 from aggregator.app import make_limits
-from aggregator.observability.gathered import Gatherer
 from aggregator.observability.metrics import Metrics
+from aggregator.observability.metrics_buffer import MetricsBuffer
 from aggregator.observability.tracing import Tracing
 from aggregator.pipeline import Pipeline
 from aggregator.replicas.engine import Engine, OutgoingBatch, PoolMembers, ServerDescription, StepResult
@@ -131,11 +131,11 @@ class Door:
     pipeline: Pipeline
     models: Models
     server: GrpcServer
-    gatherer: Gatherer
+    buffer: MetricsBuffer
 
     def figure(self, name: str, **attributes: str) -> float:
         """A metric's present value; of one series, if it has several."""
-        for metric in self.gatherer.collect().metrics:
+        for metric in self.buffer.collect().metrics:
             for point in metric.data.data_points if metric.name == name else ():
                 if dict(point.attributes or {}) == attributes:
                     assert isinstance(point, NumberDataPoint)
@@ -176,8 +176,8 @@ async def front_door(
         Counting,
     )
     pool = Announced(pooled, tokenizer())
-    gatherer = Gatherer()
-    metrics = Metrics(gatherer)
+    buffer = MetricsBuffer()
+    metrics = Metrics(buffer)
     pipeline = Pipeline(models, pool, metrics, Tracing(), limits=make_limits(configured, ready_aggregators))
     source = GrpcSource(configured, pipeline.give_up, models, metrics, Tracing(), limits=Limits(**(limits or {})))
     pipeline.sources.append(source)
@@ -188,7 +188,7 @@ async def front_door(
     address = server.address.replace("127.0.0.1", "localhost")  # the name in the certificates
     channel = grpc.aio.secure_channel(address, credentials) if credentials else grpc.aio.insecure_channel(address)
     try:
-        yield Door(address, pb_grpc.EmbeddingsStub(channel), channel, pipeline, models, server, gatherer)
+        yield Door(address, pb_grpc.EmbeddingsStub(channel), channel, pipeline, models, server, buffer)
     finally:
         await channel.close()
         await source.stop(0)

@@ -13,8 +13,8 @@ import pytest
 from aiokafka import TopicPartition
 
 from aggregator.errors import Code
-from aggregator.observability.gathered import Gatherer
 from aggregator.observability.metrics import Metrics
+from aggregator.observability.metrics_buffer import MetricsBuffer
 from aggregator.observability.tracing import Tracing
 from aggregator.request import Failure
 from aggregator.sources.kafka.producer.producer import KafkaProducer
@@ -65,7 +65,7 @@ async def way(cluster: RealCluster, **reply_topic: str) -> AsyncGenerator[Way]:
     await producer.start()
     async with reading(cluster, settings) as intake:
         deliveries: Any = intake.deliveries
-        path = KafkaSource(*(settings, "m", deliveries, producer), metrics=Metrics(Gatherer()), tracing=Tracing())
+        path = KafkaSource(*(settings, "m", deliveries, producer), metrics=Metrics(MetricsBuffer()), tracing=Tracing())
         await until_committed(cluster, requests, {0: 0})
         yield Way(cluster, path, requests, replies, letters)
     await producer.close(2)

@@ -2,33 +2,29 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from aggregator.errors import Code
-from aggregator.observability import snapshot
-from aggregator.observability.gathered import Gatherer
+from aggregator.observability import gauges
+from aggregator.observability.gauges import OnLoop, Values, gauge_values
 from aggregator.observability.metrics import Metrics
-from aggregator.observability.snapshot import (
-    OnLoop,
-    PartitionFigures,
-    QueueFigures,
-    ReplicaFigures,
-    Snapshot,
-    gauge_values,
-)
+from aggregator.observability.metrics_buffer import Instrument, MetricsBuffer
 from aggregator.replicas.engine import StepResult
+from aggregator.scheduler.budget.controller import SlaGoal
 from aggregator.scheduler.replica import StepReport
 from aggregator.sources.kafka.consumer.reader import IntakeCounts
+from tests.fakes.clock import run
+from tests.fakes.world import DESCRIPTION, SerialEngine, World
 
 RESULT = StepResult(np.zeros((1, 1), np.float32), (), StepReport(600, 0.02, 0, 0.001, 0.0))
-EVERYTHING = Snapshot(
-    queues=(QueueFigures("m", "interactive", 12, 0.5),),
-    replicas=(ReplicaFigures("a:1", "m", "idle", 0, 600, 640, 1.1),),
-    partitions=(PartitionFigures("t", 3, 7, 70.0, 2, paused=True),),
+CLASSES = ("interactive", "default", "background")
+SOME: Values = {Instrument("some", "1", "a gauge"): {(): 1.0}}
+INTAKE: Any = SimpleNamespace(
+    uncommitted_span=lambda: {("t", 3): 2}, paused=lambda: {("t", 3)}, lag_records=lambda: {("t", 3): 7, ("t", 4): 0}
 )
 CONTRACT = {
     "embed.queue.tokens": ("{token}", {"model", "priority"}),
@@ -61,8 +57,8 @@ CONTRACT = {
 }
 
 
-def points(gatherer: Gatherer) -> dict[str, list[Any]]:
-    return {metric.name: list(metric.data.data_points) for metric in gatherer.collect().metrics}
+def points(buffer: MetricsBuffer) -> dict[str, list[Any]]:
+    return {metric.name: list(metric.data.data_points) for metric in buffer.collect().metrics}
 
 
 def exercised(metrics: Metrics) -> None:
@@ -79,22 +75,27 @@ def exercised(metrics: Metrics) -> None:
     metrics.tokenizer_checked(1, 0)
 
 
-async def test_every_metric_of_the_contract_has_its_name_unit_and_attributes() -> None:
-    gatherer = Gatherer()
-    metrics = Metrics(gatherer, slo_s=0.3)
-    metrics.watch(lambda: EVERYTHING)
-    exercised(metrics)
-    shown = {metric.name: metric for metric in gatherer.collect().metrics}
-    for name, (unit, keys) in CONTRACT.items():
-        point: Any = next(iter(shown[name].data.data_points))
-        assert (shown[name].unit, set(point.attributes or ())) == (unit, keys), name
-        assert shown[name].description, name
+def test_every_metric_of_the_contract_has_its_name_unit_and_attributes() -> None:
+    async def check() -> None:
+        buffer = MetricsBuffer()
+        metrics = Metrics(buffer, slo_s=0.3)
+        async with World(SerialEngine(), goal=SlaGoal(answer_s=1.0)).started() as world:
+            await world.embed("5 5")
+            metrics.watch(lambda: gauge_values(world.pipeline.models, INTAKE, lambda _: 10.0))
+            exercised(metrics)
+            shown = {metric.name: metric for metric in buffer.collect().metrics}
+        for name, (unit, keys) in CONTRACT.items():
+            point: Any = next(iter(shown[name].data.data_points))
+            assert (shown[name].unit, set(point.attributes or ())) == (unit, keys), name
+            assert shown[name].description, name
+
+    run(check())
 
 
 def test_a_batch_shows_its_size_its_fill_and_its_reason() -> None:
-    gatherer = Gatherer()
-    exercised(Metrics(gatherer))
-    shown = points(gatherer)
+    buffer = MetricsBuffer()
+    exercised(Metrics(buffer))
+    shown = points(buffer)
     assert shown["embed.batch.fill_ratio"][0].sum == 600 / 640
     assert shown["embed.batch.tokens"][0].sum == 600
     assert shown["embed.batch.queries"][0].sum == 60
@@ -104,11 +105,11 @@ def test_a_batch_shows_its_size_its_fill_and_its_reason() -> None:
 
 
 def test_answers_are_counted_by_code_and_the_late_ones_apart() -> None:
-    gatherer = Gatherer()
-    metrics = Metrics(gatherer, slo_s=0.3)
+    buffer = MetricsBuffer()
+    metrics = Metrics(buffer, slo_s=0.3)
     metrics.answered("kafka", {Code.OK: 2, Code.NOT_FOUND: 1}, [0.1, 0.2, 0.4])
     metrics.answered("grpc", {Code.OK: 1}, np.array([0.5]))
-    shown = points(gatherer)
+    shown = points(buffer)
     requests = {
         (point.attributes["source"], point.attributes["code"]): point.value for point in shown["embed.requests"]
     }
@@ -118,52 +119,61 @@ def test_answers_are_counted_by_code_and_the_late_ones_apart() -> None:
     assert {point.attributes["source"]: point.count for point in shown["embed.e2e.duration"]} == {"kafka": 3, "grpc": 1}
 
 
-def test_what_is_not_known_has_no_series() -> None:
-    bare = Snapshot(
-        replicas=(ReplicaFigures("a:1", "m", "idle", 0, 600),),
-        partitions=(PartitionFigures("t", 0, None, None, 0, paused=False),),
-    )
-    shown: Mapping[str, int] = {instrument.name: len(series) for instrument, series in gauge_values(bare).items()}
-    assert shown["embed.replica.state"] == shown["embed.consumer.paused"] == 1
-    absent = ("embed.saturation_point", "embed.sla.pressure", "embed.consumer.lag", "embed.queue.tokens")
-    assert [shown[name] for name in absent] == [0] * len(absent)
+def test_gauges_say_how_queues_replicas_and_partitions_are_and_nothing_of_what_is_not_known() -> None:
+    async def check() -> None:
+        async with World(SerialEngine()).started() as world:
+            found = gauge_values(world.pipeline.models, INTAKE)
+            shown = {instrument.name: series for instrument, series in found.items()}
+            address, model = DESCRIPTION.address, DESCRIPTION.model
+            assert shown["embed.queue.tokens"] == {
+                (model, name): 0 for name in ("interactive", "default", "background")
+            }
+            assert shown["embed.replica.state"] == {(address, model, "idle"): 1}
+            assert shown["embed.replica.inflight_tokens"] == {(address, model): 0}
+            assert shown["embed.consumer.lag"] == {("t", "3"): 7, ("t", "4"): 0}
+            assert shown["embed.consumer.lag_tokens"] == {("t", "4"): 0}, "tokens of a record are not known yet"
+            assert shown["embed.consumer.uncommitted_span"] == {("t", "3"): 2, ("t", "4"): 0}
+            assert shown["embed.consumer.paused"] == {("t", "3"): True, ("t", "4"): False}
+            assert shown["embed.sla.pressure"] == {}
+
+    run(check())
 
 
 @pytest.fixture
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A loop that is waited for however long it takes."""
-    monkeypatch.setattr(snapshot, "_TIMEOUT_S", 60.0)
+    monkeypatch.setattr(gauges, "_TIMEOUT_S", 60.0)
 
 
 @pytest.mark.usefixtures("patience")
-async def test_a_snapshot_is_taken_on_the_loop_whichever_thread_asks() -> None:
+async def test_gauges_are_read_on_the_loop_whichever_thread_asks() -> None:
     threads: list[threading.Thread] = []
 
-    def take() -> Snapshot:
+    def take() -> Values:
         threads.append(threading.current_thread())
-        return EVERYTHING
+        return SOME
 
     on_loop = OnLoop(take)
-    assert await asyncio.to_thread(on_loop) is EVERYTHING
-    assert on_loop() is EVERYTHING
+    assert await asyncio.to_thread(on_loop) is SOME
+    assert on_loop() is SOME
     assert threads == [threading.current_thread()] * 2
 
 
 @pytest.mark.usefixtures("patience")
-async def test_while_the_loop_is_busy_the_last_snapshot_stands(monkeypatch: pytest.MonkeyPatch) -> None:
-    on_loop = OnLoop(lambda: EVERYTHING)
+async def test_while_the_loop_is_busy_the_last_values_stand(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_loop = OnLoop(lambda: SOME)
     await asyncio.to_thread(on_loop)
-    monkeypatch.setattr(snapshot, "_TIMEOUT_S", 0.02)
-    found: list[Snapshot] = []
+    monkeypatch.setattr(gauges, "_TIMEOUT_S", 0.02)
+    found: list[Values] = []
     asking = threading.Thread(target=lambda: found.append(on_loop()))
     asking.start()
     asking.join()  # on the loop, which does not come round
-    assert [one is EVERYTHING for one in found] == [True]
+    assert [one is SOME for one in found] == [True]
 
 
 @pytest.mark.usefixtures("patience")
-async def test_a_snapshot_that_fails_is_the_readers_to_hear_of() -> None:
-    def take() -> Snapshot:
+async def test_an_error_of_reading_is_the_readers_to_hear_of() -> None:
+    def take() -> Values:
         raise ValueError("no figures")
 
     with pytest.raises(ValueError, match="no figures"):
@@ -171,10 +181,10 @@ async def test_a_snapshot_that_fails_is_the_readers_to_hear_of() -> None:
 
 
 def test_what_alerts_watch_has_a_series_before_anything_happens() -> None:
-    gatherer = Gatherer()
-    metrics = Metrics(gatherer)
+    buffer = MetricsBuffer()
+    metrics = Metrics(buffer)
     metrics.records_lost("t", 0)
-    shown = points(gatherer)
+    shown = points(buffer)
     assert {point.attributes["code"]: point.value for point in shown["embed.dead_letters"]} == {
         "DATA_LOSS": 0,
         "INTERNAL": 0,
@@ -185,21 +195,21 @@ def test_what_alerts_watch_has_a_series_before_anything_happens() -> None:
 
 
 def test_the_clock_s_skew_is_asked_for_when_it_is_read() -> None:
-    gatherer = Gatherer()
-    Metrics(gatherer).watch_clock(lambda: -300.5)
-    assert [point.value for point in points(gatherer)["embed.clock.skew"]] == [-300.5]
+    buffer = MetricsBuffer()
+    Metrics(buffer).watch_clock(lambda: -300.5)
+    assert [point.value for point in points(buffer)["embed.clock.skew"]] == [-300.5]
 
 
 def test_what_the_intake_counts_reaches_the_metrics() -> None:
-    gatherer = Gatherer()
-    counts = IntakeCounts(Metrics(gatherer))
+    buffer = MetricsBuffer()
+    counts = IntakeCounts(Metrics(buffer))
     counts.rebalanced()
     counts.commit_failed("RequestTimedOutError")
     counts.commit_failed("RequestTimedOutError")
     counts.lost("t", 5)
     counts.skipped_corrupt("t", 2)
     counts.found_corrupt("t")
-    shown = points(gatherer)
+    shown = points(buffer)
     assert [point.value for point in shown["embed.consumer.rebalances"]] == [1]
     assert [point.value for point in shown["embed.commit.failures"]] == [2]
     assert [(point.attributes["topic"], point.value) for point in shown["embed.consumer.lost"]] == [("t", 7)]

@@ -16,8 +16,8 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 
 from aggregator.errors import StartError
 from aggregator.observability import telemetry
-from aggregator.observability.gathered import Instrument
 from aggregator.observability.health import Health
+from aggregator.observability.metrics_buffer import Instrument
 from aggregator.observability.telemetry import Telemetry, TelemetrySettings
 
 LOCAL = TelemetrySettings(metrics_bind="127.0.0.1:0")
@@ -45,10 +45,10 @@ def get(started: Telemetry, path: str, accept: str = "") -> tuple[int, str]:
             return error.code, error.read().decode()
 
 
-def test_gathered_and_ordinary_figures_stand_side_by_side(started: Telemetry) -> None:
-    counter = started.gatherer.counter(Instrument("embed.requests", "{request}", "answered", ("source",)))
+def test_buffered_and_ordinary_metrics_stand_side_by_side(started: Telemetry) -> None:
+    counter = started.buffer.counter(Instrument("embed.requests", "{request}", "answered", ("source",)))
     counter.add(3, "kafka")
-    duration = started.gatherer.histogram(Instrument("embed.e2e.duration", "s", "latency"), (0.1, 1.0))
+    duration = started.buffer.histogram(Instrument("embed.e2e.duration", "s", "latency"), (0.1, 1.0))
     duration.record_all([0.05, 0.1, 0.5, 7.0])
     started.meter.create_counter("other").add(1)
     _, text = get(started, "/metrics")
@@ -62,7 +62,7 @@ def test_gathered_and_ordinary_figures_stand_side_by_side(started: Telemetry) ->
 
 
 def test_figures_that_rise_between_two_scrapes_are_not_counted_twice(started: Telemetry) -> None:
-    counter = started.gatherer.counter(Instrument("c", "1", ""))
+    counter = started.buffer.counter(Instrument("c", "1", ""))
     counter.add(1)
     get(started, "/metrics")
     counter.add(1)
@@ -174,7 +174,7 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
 
 def test_prometheus_and_otlp_show_the_same_figures(collector: Collector) -> None:
     started = telemetry.start(LOCAL, "test-service")
-    duration = started.gatherer.histogram(Instrument("embed.e2e.duration", "s", "latency"), (0.1, 1.0))
+    duration = started.buffer.histogram(Instrument("embed.e2e.duration", "s", "latency"), (0.1, 1.0))
     duration.record_all([0.05, 0.5, 7.0])
     _, text = get(started, "/metrics")
     assert 'embed_e2e_duration_seconds_bucket{le="1.0"} 2.0' in text

@@ -12,7 +12,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from aggregator.errors import StartError
-from aggregator.observability.gathered import Gatherer
+from aggregator.observability.metrics_buffer import MetricsBuffer
 from k8s.scaler.keda import LIVENESS, GrpcPort, KedaScaler
 from k8s.scaler.measuring.figures import Figure
 from k8s.scaler.metrics import ScalerMetrics
@@ -28,7 +28,7 @@ class Operator:
         self.now_s = 100.0
         self.published = Published(["m"], "scaler", 20.0, lambda: self.now_s)
         self.show(0.0)
-        metrics = ScalerMetrics(Gatherer())
+        metrics = ScalerMetrics(MetricsBuffer())
         self.port = GrpcPort(KedaScaler(self.published, metrics, 0.01), "127.0.0.1:0")
 
     def show(self, replicas: float, lag: int = 0) -> None:
@@ -138,7 +138,7 @@ async def test_alive_is_not_ready(operator: Operator) -> None:
 
 
 async def test_a_port_in_use_is_said(operator: Operator) -> None:
-    metrics = ScalerMetrics(Gatherer())
+    metrics = ScalerMetrics(MetricsBuffer())
     scaler = KedaScaler(operator.published, metrics, 1.0)
     with pytest.raises(StartError, match="is another program using the port"):
         await GrpcPort(scaler, operator.port.address).start()

@@ -18,8 +18,8 @@ from aggregator.admission.limits import AdmissionLimits
 from aggregator.admission.model_revision import ModelRevision
 from aggregator.admission.quotas import QuotaPolicy, Quotas
 from aggregator.errors import Code, ModelServerLost
-from aggregator.observability.gathered import Gatherer
 from aggregator.observability.metrics import Metrics
+from aggregator.observability.metrics_buffer import MetricsBuffer
 from aggregator.observability.tracing import Tracing
 from aggregator.replicas import engine as ports
 from aggregator.replicas.engine import GeneratingLoad
@@ -93,11 +93,11 @@ class Desk:
         self.now_s = 100.0
         self.pool = FakePool()
         self.completed: list[Request] = []
-        self.gatherer = Gatherer()
+        self.buffer = MetricsBuffer()
         self.generating = Generating(
             self.pool,
             AdmissionLimits(Quotas(QuotaPolicy())),
-            Metrics(self.gatherer),
+            Metrics(self.buffer),
             Tracing(tracer, enabled=tracer is not None),
             complete=self.completed.extend,
             changed=lambda _: None,

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from aggregator.app import make_goal
 from aggregator.observability.demand import DemandMeter
-from aggregator.observability.snapshot import snapshot
+from aggregator.observability.gauges import gauge_values
 from aggregator.replicas.engine import OutgoingBatch, StepResult
 from aggregator.scheduler.budget.controller import SlaGoal, SloTracker
 from aggregator.scheduler.replica import Replica
@@ -46,6 +46,12 @@ def promise_of(world: World) -> SloTracker:
     [model_revision] = world.pipeline.models.in_service()
     assert model_revision.slo is not None
     return model_revision.slo
+
+
+def shown_of(world: World) -> dict[str, list[float]]:
+    """The values of each gauge."""
+    found = gauge_values(world.pipeline.models, None)
+    return {instrument.name: list(series.values()) for instrument, series in found.items()}
 
 
 def test_a_target_that_is_missed_shrinks_the_budget_until_it_is_met_and_a_pod_that_heals_gets_it_back() -> None:
@@ -89,10 +95,11 @@ def test_gauges_and_the_scaler_are_told() -> None:
         goal = SlaGoal(answer_s=0.0001, min_tokens=20)
         async with World(SerialEngine(SLOWED), goal=goal).started() as world:
             await flood(world, 1.0)
-            [replica] = snapshot(world.pipeline.models, None).replicas
-            assert replica.token_budget == replica_of(world).token_budget < 200
-            assert replica.pressure is not None
-            assert replica.pressure >= 0.9
+            shown = shown_of(world)
+            assert shown["embed.token_budget"] == [replica_of(world).token_budget]
+            assert replica_of(world).token_budget < 200
+            [pressure] = shown["embed.sla.pressure"]
+            assert pressure >= 0.9
             demand = DemandMeter(world.pipeline.models).of(world.model)
             assert demand.replicas[0].budget_at_floor
             assert (demand.slo_s, demand.p99_s > 0.01) == (0.0001, True)
@@ -105,8 +112,7 @@ def test_without_a_promise_nothing_is_steered() -> None:
         async with World(SerialEngine(SLOWED, slowness=5.0)).started() as world:
             await flood(world, 1.0)
             assert replica_of(world).token_budget == 800
-            [replica] = snapshot(world.pipeline.models, None).replicas
-            assert replica.pressure is None
+            assert shown_of(world)["embed.sla.pressure"] == []
 
     run(check())
 

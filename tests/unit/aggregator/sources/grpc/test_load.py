@@ -9,8 +9,8 @@ import pytest
 from opentelemetry.sdk.metrics.export import NumberDataPoint
 
 from aggregator.errors import Overloaded
-from aggregator.observability.gathered import Gatherer
 from aggregator.observability.metrics import Limit, Metrics
+from aggregator.observability.metrics_buffer import MetricsBuffer
 from aggregator.sources.grpc.load import Limits, Load
 
 
@@ -18,7 +18,7 @@ class Refused(Metrics):
     """Notes which limit refused whom."""
 
     def __init__(self) -> None:
-        super().__init__(Gatherer())
+        super().__init__(MetricsBuffer())
         self.limits: list[Limit] = []
 
     def call_refused(self, limit: Limit) -> None:
@@ -167,14 +167,14 @@ async def test_work_that_has_ended_already_keeps_nothing() -> None:
 
 
 def test_what_calls_hold_is_shown() -> None:
-    gatherer = Gatherer()
-    load = Load(Limits(10, 1000, 10), Metrics(gatherer), lambda: 0.0)
+    buffer = MetricsBuffer()
+    load = Load(Limits(10, 1000, 10), Metrics(buffer), lambda: 0.0)
     load.enter(("a",)).widen(30)
     load.enter(("b",))
     load.open_stream(("a",))
     shown = {
         metric.name: [point.value for point in metric.data.data_points if isinstance(point, NumberDataPoint)]
-        for metric in gatherer.collect().metrics
+        for metric in buffer.collect().metrics
     }
     assert [shown[name] for name in ("embed.calls.open", "embed.calls.held", "embed.calls.streams")] == [[2], [30], [1]]
 

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Sequence
 
 from aggregator.errors import Code
-from aggregator.observability.gathered import Gatherer
 from aggregator.observability.metrics import Metrics
+from aggregator.observability.metrics_buffer import MetricsBuffer
 from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.consumer.committed_offset import CommittedOffset
 from aggregator.sources.kafka.dead_letters import DeadLetter, DeadLetters
@@ -21,7 +21,7 @@ class LateCompany:
 
     def __init__(self) -> None:
         self.committed_offset = CommittedOffset("in", 0, 0)
-        self.letters = DeadLetters(KafkaSettings(), self, Metrics(Gatherer()), on_full_changed=lambda: None)
+        self.letters = DeadLetters(KafkaSettings(), self, Metrics(MetricsBuffer()), on_full_changed=lambda: None)
 
     def add(self, offset: int) -> None:
         lease = self.committed_offset.deliver(offset, FakeRecord("in", 0, offset, 0, None, b"x"))
@@ -68,7 +68,7 @@ class Startled:
 def test_letters_are_written_again_after_an_error_that_nobody_knows() -> None:
     async def scenario() -> None:
         producer, committed_offset = Startled(), CommittedOffset("in", 0, 0)
-        letters = DeadLetters(KafkaSettings(), producer, Metrics(Gatherer()), on_full_changed=lambda: None)
+        letters = DeadLetters(KafkaSettings(), producer, Metrics(MetricsBuffer()), on_full_changed=lambda: None)
         for offset in range(3):
             lease = committed_offset.deliver(offset, FakeRecord("in", 0, offset, 0, None, b"x"))
             letters.add(DeadLetter(lease, Code.DATA_LOSS, "no message"))

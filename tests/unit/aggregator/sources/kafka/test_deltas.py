@@ -10,8 +10,8 @@ import pytest
 from aiokafka import errors as kafka_errors
 from pydantic import ValidationError
 
-from aggregator.observability.gathered import Gatherer
 from aggregator.observability.metrics import Metrics
+from aggregator.observability.metrics_buffer import MetricsBuffer
 from aggregator.observability.tracing import Tracing
 from aggregator.request import Request
 from aggregator.settings.aggregator import KafkaSettings, TopicSettings
@@ -39,13 +39,13 @@ class Side:
     def __init__(self) -> None:
         self.kafka = FakeKafka("in", "out", "deltas", "in-dlt")
         self.deliveries = self.kafka.deliveries(SETTINGS)
-        self.gatherer = Gatherer()
+        self.buffer = MetricsBuffer()
         self.source = KafkaSource(
             SETTINGS,
             "m",
             self.deliveries,
             FakeProducer(self.kafka),
-            metrics=Metrics(self.gatherer),
+            metrics=Metrics(self.buffer),
             tracing=Tracing(),
             clock=lambda: asyncio.get_running_loop().time(),
             wall_clock=lambda: asyncio.get_running_loop().time(),
@@ -129,7 +129,7 @@ def test_parts_that_kafka_refuses_are_counted_and_the_reply_is_written() -> None
         side.grow(request, "sea.")
         await side.end(request)
         assert [each.text for each in side.written("out")] == ["The sea."]
-        (metric,) = (each for each in side.gatherer.collect().metrics if each.name == "generate.deltas.unwritten")
+        (metric,) = (each for each in side.buffer.collect().metrics if each.name == "generate.deltas.unwritten")
         points: Sequence[Any] = metric.data.data_points
         assert [point.value for point in points] == [2]
 

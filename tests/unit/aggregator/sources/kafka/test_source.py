@@ -12,8 +12,8 @@ from aiokafka import TopicPartition
 from aiokafka import errors as kafka_errors
 
 from aggregator.errors import Code
-from aggregator.observability.gathered import Gatherer
 from aggregator.observability.metrics import Metrics
+from aggregator.observability.metrics_buffer import MetricsBuffer
 from aggregator.observability.tracing import Tracing
 from aggregator.request import Failure, Request
 from aggregator.settings.aggregator import KafkaSettings, TopicSettings
@@ -47,13 +47,13 @@ class Side:
         self.kafka = FakeKafka("in", "other", "out", "in-dlt")
         self.deliveries = self.kafka.deliveries(SETTINGS)
         self.producer = FakeProducer(self.kafka)
-        self.gatherer = Gatherer()
+        self.buffer = MetricsBuffer()
         self.path = KafkaSource(
             SETTINGS,
             "m",
             self.deliveries,
             self.producer,
-            metrics=Metrics(self.gatherer),
+            metrics=Metrics(self.buffer),
             tracing=Tracing(),
             clock=lambda: asyncio.get_running_loop().time(),
             wall_clock=lambda: asyncio.get_running_loop().time(),
@@ -70,7 +70,7 @@ class Side:
 
     def counted(self, name: str) -> Mapping[str, float]:
         """What a counter counted, by the last of its labels; what it counted nothing of is left out."""
-        (metric,) = (metric for metric in self.gatherer.collect().metrics if metric.name == name)
+        (metric,) = (metric for metric in self.buffer.collect().metrics if metric.name == name)
         points: Sequence[Any] = metric.data.data_points
         return {list(point.attributes.values())[-1]: point.value for point in points if point.value}
 

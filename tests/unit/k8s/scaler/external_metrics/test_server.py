@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from aggregator.errors import StartError
-from aggregator.observability.gathered import Gatherer
+from aggregator.observability.metrics_buffer import MetricsBuffer
 from k8s.scaler.external_metrics.certificates import make, utc_now
 from k8s.scaler.external_metrics.identity import Identity
 from k8s.scaler.external_metrics.server import ExternalMetricsApi, quantity
@@ -34,7 +34,7 @@ class Server:
         self.authority = CertificateAuthority(folder)
         self.published = Published(["m"], "scaler", 20.0, lambda: self.now_s)
         self.published.figures = {"m": Figure(2.3456, 7, 100.0)}
-        metrics = ScalerMetrics(Gatherer())
+        metrics = ScalerMetrics(MetricsBuffer())
         self.addresses: dict[tuple[str, str], str] = {}
         self.api = ExternalMetricsApi(self.published, "ns", metrics, find=lambda *place: self.addresses[place])
         self.served = make([NAME], utc_now())
@@ -141,7 +141,7 @@ async def neighbour(server: Server) -> AsyncIterator[Published]:
     published = Published(["m"], "b-scaler", 20.0, lambda: 100.0)
     published.figures = {"m": Figure(5.5, 9, 100.0)}
     published.busy = (0.25, 100.0)
-    port = GrpcPort(KedaScaler(published, ScalerMetrics(Gatherer()), 1.0), "127.0.0.1:0")
+    port = GrpcPort(KedaScaler(published, ScalerMetrics(MetricsBuffer()), 1.0), "127.0.0.1:0")
     await port.start()
     server.addresses["b-scaler", "other"] = server.addresses["b-scaler", "ns"] = port.address
     yield published

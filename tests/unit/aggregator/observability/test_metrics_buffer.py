@@ -9,14 +9,14 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import HistogramDataPoint, InMemoryMetricReader, MetricsData
 from opentelemetry.sdk.metrics.view import ExplicitBucketHistogramAggregation, View
 
-from aggregator.observability.gathered import Gatherer, Instrument
+from aggregator.observability.metrics_buffer import Instrument, MetricsBuffer
 
 BOUNDS = (0.0, 1.0, 2.5, 10.0)
 DURATION = Instrument("d", "s", "a duration", ("replica",))
 
 
-def points(gatherer: Gatherer) -> list[Any]:
-    return [point for metric in gatherer.collect().metrics for point in metric.data.data_points]
+def points(buffer: MetricsBuffer) -> list[Any]:
+    return [point for metric in buffer.collect().metrics for point in metric.data.data_points]
 
 
 def sdk_point(values: list[float]) -> HistogramDataPoint:
@@ -40,12 +40,12 @@ values = st.lists(st.sampled_from([*BOUNDS, 0.5, 1.5, 9.99, 11.0, 1e6]), min_siz
 @settings(deadline=None)  # the machine may be busy
 @given(values, st.integers(min_value=0, max_value=30))
 def test_a_batch_of_values_counts_as_the_sdk_counts_them_one_by_one(recorded: list[float], split: int) -> None:
-    gatherer = Gatherer()
-    histogram = gatherer.histogram(DURATION, BOUNDS)
+    buffer = MetricsBuffer()
+    histogram = buffer.histogram(DURATION, BOUNDS)
     histogram.record_all(recorded[:split], "a")
     for value in recorded[split:]:
         histogram.record(value, "a")
-    (point,) = points(gatherer)
+    (point,) = points(buffer)
     expected = sdk_point(recorded)
     assert list(point.bucket_counts) == list(expected.bucket_counts)
     assert (point.count, point.min, point.max) == (expected.count, expected.min, expected.max)
@@ -54,23 +54,23 @@ def test_a_batch_of_values_counts_as_the_sdk_counts_them_one_by_one(recorded: li
 
 
 def test_series_are_kept_apart_by_their_attributes() -> None:
-    gatherer = Gatherer()
-    counter = gatherer.counter(Instrument("c", "1", "", ("source", "code")))
+    buffer = MetricsBuffer()
+    counter = buffer.counter(Instrument("c", "1", "", ("source", "code")))
     counter.add(2, "kafka", "OK")
     counter.add(3, "grpc", "OK")
     counter.add(1, "kafka", "OK")
-    assert {(point.attributes["source"], point.value) for point in points(gatherer)} == {("kafka", 3), ("grpc", 3)}
+    assert {(point.attributes["source"], point.value) for point in points(buffer)} == {("kafka", 3), ("grpc", 3)}
 
 
 def test_a_counter_without_attributes_shows_zero_before_the_first_event() -> None:
-    gatherer = Gatherer()
-    gatherer.counter(Instrument("c", "1", ""))
-    (point,) = points(gatherer)
+    buffer = MetricsBuffer()
+    buffer.counter(Instrument("c", "1", ""))
+    (point,) = points(buffer)
     assert (point.value, point.attributes) == (0, {})
 
 
 def test_gauges_are_read_together_and_only_when_someone_collects() -> None:
-    gatherer = Gatherer()
+    buffer = MetricsBuffer()
     one, two = Instrument("one", "1", "", ("replica",)), Instrument("two", "1", "")
     reads: list[None] = []
 
@@ -78,7 +78,7 @@ def test_gauges_are_read_together_and_only_when_someone_collects() -> None:
         reads.append(None)
         return {one: {("a",): 1, ("b",): 2}}
 
-    gatherer.gauges([one, two], read)
+    buffer.gauges([one, two], read)
     assert not reads
-    assert [point.value for point in points(gatherer)] == [1, 2]
+    assert [point.value for point in points(buffer)] == [1, 2]
     assert len(reads) == 1

@@ -1,7 +1,7 @@
-"""Gather figures in plain numbers on the hot path, and turn them into OpenTelemetry metrics only when they are read.
+"""Buffer metrics as plain numbers on the hot path, and make OpenTelemetry metrics of them only when they are read.
 
-An OpenTelemetry call costs 7 to 9 µs, as much as everything else that is done for a query. So a batch's figures
-are added here in one go, and every reader (Prometheus, OTLP) takes the same cumulative figures from `Gatherer`:
+An OpenTelemetry call costs 7 to 9 µs, as much as everything else that is done for a query. So the numbers of a batch
+are added here at once, and every reader (Prometheus, OTLP) takes the same cumulative numbers from the `MetricsBuffer`:
 what the OpenTelemetry specification calls a metric producer, which its Python SDK does not have yet.
 """
 
@@ -35,7 +35,7 @@ Labels = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Instrument:
-    """What a figure is called: name and unit by the OpenTelemetry conventions, and the keys of its attributes."""
+    """The name of a metric: name and unit by the OpenTelemetry conventions, and the keys of its attributes."""
 
     name: str
     unit: str
@@ -61,14 +61,14 @@ ReadGauges = Callable[[], Mapping[Instrument, Mapping[Labels, float]]]
 
 
 class Source(Protocol):
-    """Something that has metrics to give."""
+    """Something that has metrics."""
 
     def metrics(self, start_ns: int, now_ns: int) -> Sequence[Metric]:
-        """Its figures since `start_ns` (Unix time)."""
+        """Its metrics since `start_ns` (Unix time)."""
         ...
 
 
-class GatheredCounter:
+class BufferedCounter:
     """A sum that only rises, per series; written by one thread."""
 
     def __init__(self, instrument: Instrument) -> None:
@@ -86,8 +86,8 @@ class GatheredCounter:
         return (self._instrument.metric(data),)
 
 
-class GatheredGauges:
-    """Present values of several instruments, asked for all at once when they are read, on the reader's thread."""
+class BufferedGauges:
+    """Present values of several instruments, read together, on the reader's thread."""
 
     def __init__(self, instruments: Sequence[Instrument], read: ReadGauges) -> None:
         self._instruments = instruments
@@ -110,7 +110,7 @@ class _Series:
     greatest: float = float("-inf")
 
 
-class GatheredHistogram:
+class BufferedHistogram:
     """A histogram with fixed bounds (upper ones, inclusive) that takes a whole batch of values per call."""
 
     def __init__(self, instrument: Instrument, bounds: Sequence[float]) -> None:
@@ -170,31 +170,31 @@ class GatheredHistogram:
 
 
 @dataclass(slots=True)
-class Gatherer:
-    """Every gathered figure of a process; one per process, read by all its metric readers."""
+class MetricsBuffer:
+    """The metrics of a process, read by all its metric readers."""
 
     scope: InstrumentationScope = field(default_factory=lambda: InstrumentationScope("tokenbatch"))
     start_ns: int = field(default_factory=time.time_ns)
     _sources: list[Source] = field(default_factory=list[Source])
 
-    def counter(self, instrument: Instrument) -> GatheredCounter:
+    def counter(self, instrument: Instrument) -> BufferedCounter:
         """A new counter."""
-        counter = GatheredCounter(instrument)
+        counter = BufferedCounter(instrument)
         self._sources.append(counter)
         return counter
 
-    def histogram(self, instrument: Instrument, bounds: Sequence[float]) -> GatheredHistogram:
+    def histogram(self, instrument: Instrument, bounds: Sequence[float]) -> BufferedHistogram:
         """A new histogram."""
-        histogram = GatheredHistogram(instrument, bounds)
+        histogram = BufferedHistogram(instrument, bounds)
         self._sources.append(histogram)
         return histogram
 
     def gauges(self, instruments: Sequence[Instrument], read: ReadGauges) -> None:
         """New gauges; `read` is called once whenever a reader collects, on the reader's thread."""
-        self._sources.append(GatheredGauges(instruments, read))
+        self._sources.append(BufferedGauges(instruments, read))
 
     def collect(self) -> ScopeMetrics:
-        """Everything gathered so far."""
+        """All metrics as they are now."""
         now_ns = time.time_ns()
         metrics = [metric for source in self._sources for metric in source.metrics(self.start_ns, now_ns)]
         return ScopeMetrics(self.scope, [metric for metric in metrics if metric.data.data_points], "")
