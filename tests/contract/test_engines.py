@@ -13,7 +13,7 @@ import pytest
 
 from aggregator.errors import BatchFailed, EngineFailed, ModelServerBusy, ModelServerLost
 from aggregator.replicas.client import GrpcEngine, ModelServerClient
-from aggregator.replicas.engine import Engine, OutgoingBatch
+from aggregator.replicas.engine import Engine
 from protos.modelserver.v1 import modelserver_pb2 as pb
 from tests.fakes.engines import FakeEngine, batch
 from tests.fakes.model_server import FakeModelServer, Refusal, embed_response
@@ -33,13 +33,8 @@ class Subject:
 
 @asynccontextmanager
 async def fake() -> AsyncGenerator[Subject]:
-    failures: list[BatchFailed] = []
-
-    def verdict(_: OutgoingBatch) -> BatchFailed | None:
-        return failures[0] if failures else None
-
-    engine = FakeEngine(verdict)
-    yield Subject(engine, lambda error: failures.append(error("as the test wants it")), engine.gate)
+    engine = FakeEngine()
+    yield Subject(engine, lambda error: engine.failures.append(error("as the test wants it")), engine.gate)
 
 
 @asynccontextmanager

@@ -1,22 +1,21 @@
-"""A model server without a model: vectors that depend on nothing but a query's token ids."""
+"""An engine without a model, in place of a model server: vectors that depend on nothing but a query's token ids."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from itertools import pairwise
+from dataclasses import dataclass, field, replace
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
 
-from aggregator.errors import BatchFailed, ModelServerLost
+from aggregator.errors import BatchFailed, EngineFailed, ModelServerLost
 from aggregator.replicas.engine import OutgoingBatch, ServerDescription, StepResult
 from aggregator.scheduler.replica import StepReport
 from protos.modelserver.v1.curve import Curve, Rule
 
+Ids = npt.NDArray[np.int32]
 CURVE = Curve(floor_s=0.01, fixed_s=0.004, per_token_s=0.00001, saturation_point=600, rule=Rule.HINGE, max_tokens=8192)
 
 
@@ -42,22 +41,17 @@ def description(**changes: Any) -> ServerDescription:
     return replace(usual, **changes)
 
 
-def vector(token_ids: bytes, dimensions: int) -> npt.NDArray[np.float32]:
-    """The vector of one query, float32 [dimensions], of any length but never zero."""
-    seed = crc32(token_ids)
-    return np.cos(np.arange(1, dimensions + 1, dtype=np.float64) * (1 + seed % 9973)).astype(np.float32)
-
-
-def queries_of(token_ids: bytes, lengths: bytes) -> list[bytes]:
-    """The token ids of each query of a packed batch."""
-    ends = [0, *np.cumsum(np.frombuffer(lengths, "<i4") * 4).tolist()]
-    return [token_ids[start:end] for start, end in pairwise(ends)]
+def computed(token_ids: Ids, lengths: Ids, dimensions: int) -> npt.NDArray[np.float32]:
+    """The vectors of a packed batch, float32 [queries, dimensions]: Σ ids, number of ids, 3, 4 and so on."""
+    queries = np.split(token_ids, np.cumsum(lengths)[:-1])
+    rest = range(3, dimensions + 1)
+    rows = [(query.sum(), len(query), *rest)[:dimensions] for query in queries]
+    return np.array(rows, np.float32).reshape(-1, dimensions)
 
 
 def matrix_of(token_ids: bytes, lengths: bytes, dimensions: int) -> npt.NDArray[np.float32]:
-    """The vectors of a packed batch, float32 [queries, dimensions]."""
-    rows = [vector(query, dimensions) for query in queries_of(token_ids, lengths)]
-    return np.array(rows, np.float32).reshape(-1, dimensions)
+    """The same of what goes over the wire."""
+    return computed(np.frombuffer(token_ids, "<i4"), np.frombuffer(lengths, "<i4"), dimensions)
 
 
 def batch(*queries: Sequence[int], **changes: Any) -> OutgoingBatch:
@@ -76,44 +70,52 @@ def batch(*queries: Sequence[int], **changes: Any) -> OutgoingBatch:
     return replace(usual, **changes)
 
 
-Verdict = Callable[[OutgoingBatch], BatchFailed | None]
+Compute = Callable[[Ids, Ids, int], npt.NDArray[np.float32]]
 
 
+@dataclass(eq=False)
 class FakeEngine:
-    """Answers after the time that its curve says; a `ports.Engine` that keeps what it was sent.
+    """Runs one batch at a time, as long as its curve says times `slowness`, and keeps it in `batches`.
 
-    `verdict` may fail a batch; `gate`, while cleared, holds every answer back.
+    It fails with the `failures` first, then on ids that are `poison`; while `gate` is cleared no batch begins.
     """
 
-    def __init__(self, verdict: Verdict | None = None, **changes: Any) -> None:
-        self._description = description(**changes)
-        self._verdict = verdict
-        self.sent: list[OutgoingBatch] = []
-        self.running = 0
-        self.gate = asyncio.Event()
+    description: ServerDescription = field(default_factory=description)
+    poison: frozenset[int] = frozenset()
+    failures: list[BatchFailed] = field(default_factory=list[BatchFailed])
+    slowness: float = 1.0
+    compute: Compute = computed
+    batches: list[OutgoingBatch] = field(default_factory=list[OutgoingBatch])
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    _busy: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def __post_init__(self) -> None:
         self.gate.set()
 
     @property
-    def description(self) -> ServerDescription:
-        """What it says of itself."""
-        return self._description
+    def queries(self) -> int:
+        """Queries that reached it."""
+        return sum(batch.query_count for batch in self.batches)
 
     async def embed(self, batch: OutgoingBatch, *, timeout_s: float) -> StepResult:
-        """Run one batch; raises what `verdict` says, or ModelServerLost when it takes longer than `timeout_s`."""
-        self.sent.append(batch)
-        curve = self._description.curve
-        duration_s = curve.time_s(batch.token_count) if curve is not None else 0.0
-        self.running += 1
+        """Run one batch. Raises what it is to fail with, and ModelServerLost after `timeout_s`."""
+        self.batches.append(batch)
         try:
-            async with asyncio.timeout(timeout_s):
-                await asyncio.sleep(duration_s)
+            async with asyncio.timeout(timeout_s), self._busy:
                 await self.gate.wait()
+                return await self._run(batch)
         except TimeoutError as error:
             raise ModelServerLost("DEADLINE_EXCEEDED: the fake took too long") from error
-        finally:
-            self.running -= 1
-        failure = self._verdict(batch) if self._verdict is not None else None
-        if failure is not None:
-            raise failure
-        matrix = matrix_of(batch.token_ids, batch.lengths, self._description.dimensions)
-        return StepResult(matrix, (), StepReport(batch.token_count, duration_s, 0, 0.0, 0.0))
+
+    async def _run(self, batch: OutgoingBatch) -> StepResult:
+        curve = self.description.curve
+        duration_s = curve.time_s(batch.token_count) * self.slowness if curve is not None else 0.0
+        if duration_s:
+            await asyncio.sleep(duration_s)
+        if self.failures:
+            raise self.failures.pop(0)
+        ids, lengths = np.frombuffer(batch.token_ids, "<i4"), np.frombuffer(batch.lengths, "<i4")
+        if self.poison & set(ids.tolist()):
+            raise EngineFailed("the engine fell over")
+        matrix = self.compute(ids, lengths, self.description.dimensions)
+        return StepResult(matrix, (), StepReport(batch.token_count, duration_s or 1e-4, 0, 0.0, 0.0))

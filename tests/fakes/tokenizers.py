@@ -16,7 +16,7 @@ FIRST, LAST = 1, 2
 
 
 class FakeTokenizer:
-    """One token per word, the same for the same word; a `ports.Tokenizer` that keeps what it was asked."""
+    """One token per word, its id the word's number or hash; keeps what it was asked."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, ...]] = []
@@ -52,7 +52,7 @@ class FakeTokenizer:
     @staticmethod
     def ids(text: str) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
         """The ids of one text."""
-        words = [10 + crc32(word.encode()) % 30_000 for word in text.split()]
+        words = [int(word) if word.isdigit() else 10 + crc32(word.encode()) % 30_000 for word in text.split()]
         return np.array([FIRST, *words, LAST], np.int32)
 
 

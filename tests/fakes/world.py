@@ -8,23 +8,20 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 from typing_extensions import override
 
 from aggregator.admission.bounds import Admission, AdmissionPolicy
 from aggregator.admission.models import Model, Models
 from aggregator.admission.tokenizers.tokenizer import TokenBatch, Tokenizer
-from aggregator.errors import BatchFailed, EngineFailed
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.metrics_buffer import MetricsBuffer
 from aggregator.observability.tracing import Tracing
 from aggregator.pipeline import Pipeline
-from aggregator.replicas.engine import Engine, OutgoingBatch, PoolMembers, ServerDescription, StepResult
+from aggregator.replicas.engine import Engine, PoolMembers
 from aggregator.replicas.results import Vector
 from aggregator.request import Defaults, Failure, Origin, Request
 from aggregator.scheduler.budget.controller import SlaGoal
 from aggregator.scheduler.dispatcher import DispatchPolicy
-from aggregator.scheduler.replica import StepReport
 from aggregator.scheduler.work_item import Priority
 from aggregator.sources import source
 from aggregator.sources.grpc.call_batcher import CallBatcher
@@ -35,17 +32,15 @@ from aggregator.sources.parsing import parse
 from aggregator.sources.source import Receive, Release
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.modelserver.v1.curve import Curve, Rule
+from tests.fakes.engines import FakeEngine, description
 from tests.fakes.sources import GRPC, KAFKA, FakeSource, kafka
 from tests.fakes.tokenizers import FakeTokenizer
 
 MODEL = "test-model"
 CURVE = Curve(0.0, 0.002, 1e-5, 100, Rule.THROUGHPUT, 4096)
-DESCRIPTION = ServerDescription(
+DESCRIPTION = description(
     address="server-1:1",
-    instance_id="1",
     model=MODEL,
-    model_revision="r1",
-    tokenizer_fingerprint="f",
     dimensions=4,
     matryoshka_dimensions=frozenset({2}),
     max_input_tokens=32,
@@ -54,27 +49,13 @@ DESCRIPTION = ServerDescription(
     vocabulary_size=100_000,
     normalizes=False,
     query_prompt="query ",
-    document_prompt="",
     curve=CURVE,
 )
 
 
-class WordTokenizer:
-    """One token per word, its id the word's number (or 7), between a first and a last token."""
-
-    def count(self, texts: Sequence[str]) -> TokenBatch:
-        ids = [[1, *(int(word) if word.isdigit() else 7 for word in text.split()), 2] for text in texts]
-        flat = np.array([token for each in ids for token in each], dtype="<i4")
-        return TokenBatch(flat, np.array([len(each) for each in ids], dtype="<i4"))
-
-    def part(self, text: str, characters: int, *, keep_end: bool) -> str | None:
-        return FakeTokenizer().part(text, characters, keep_end=keep_end)
-
-    def join_ids(self, before: bytes, after: bytes) -> bytes:
-        return FakeTokenizer().join_ids(before, after)
-
-    def truncate_ids(self, token_ids: bytes, max_tokens: int, *, keep_end: bool) -> bytes:
-        return token_ids[-4 * max_tokens :] if keep_end else token_ids[: 4 * max_tokens]
+def new_engine(**changes: Any) -> FakeEngine:
+    """An engine that serves MODEL."""
+    return FakeEngine(**{"description": DESCRIPTION, **changes})
 
 
 class FakeCounting:
@@ -91,52 +72,24 @@ class FakeCounting:
 
 
 @dataclass(eq=False)
-class SerialEngine:
-    """Vector of a query: (Σ ids, number of ids, 3, 4). Steps take the curve's time, one at a time."""
-
-    description: ServerDescription = DESCRIPTION
-    poison: frozenset[int] = frozenset()
-    failures: list[BatchFailed] = field(default_factory=list[BatchFailed])
-    batches: list[OutgoingBatch] = field(default_factory=list[OutgoingBatch])
-    slowness: float = 1.0
-    _busy: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    async def embed(self, batch: OutgoingBatch, *, timeout_s: float) -> StepResult:
-        del timeout_s
-        self.batches.append(batch)
-        async with self._busy:
-            duration_s = CURVE.time_s(batch.token_count) * self.slowness
-            await asyncio.sleep(duration_s)
-            if self.failures:
-                raise self.failures.pop(0)
-            ids = np.frombuffer(batch.token_ids, "<i4")
-            if self.poison & set(ids.tolist()):
-                raise EngineFailed("the engine fell over")
-            lengths = np.frombuffer(batch.lengths, "<i4")
-            parts = np.split(ids, np.cumsum(lengths)[:-1])
-            matrix = np.array([[part.sum(), len(part), 3, 4] for part in parts], dtype=np.float32)
-            return StepResult(matrix, (), StepReport(batch.token_count, duration_s, 0, 0.0, 0.0))
-
-
-@dataclass(eq=False)
 class FakePool:
     """Announces its engines at once; remembers suspects, and announces them again a second later."""
 
-    engines: list[SerialEngine]
+    engines: list[FakeEngine]
     suspects: list[Engine] = field(default_factory=list[Engine])
     members: PoolMembers | None = None
 
     async def run(self, members: PoolMembers) -> None:
         self.members = members
         for engine in self.engines:
-            members.join(engine, WordTokenizer())
+            members.join(engine, FakeTokenizer())
         await asyncio.Event().wait()
 
     def suspect(self, engine: Engine) -> None:
         self.suspects.append(engine)
         assert self.members is not None
         self.members.leave(engine)
-        asyncio.get_running_loop().call_later(1.0, self.members.join, engine, WordTokenizer())
+        asyncio.get_running_loop().call_later(1.0, self.members.join, engine, FakeTokenizer())
 
 
 class FakeGrpc(FakeSource):
@@ -174,7 +127,7 @@ class World:
 
     def __init__(
         self,
-        *engines: SerialEngine,
+        *engines: FakeEngine,
         max_held_tokens: int = 10_000,
         max_unavailable_s: float | None = None,
         goal: SlaGoal | None = None,

@@ -17,7 +17,7 @@ from protos.embedding.v1 import embedding_pb2 as pb
 from tests.fakes.clock import run
 from tests.fakes.kafka import FakeKafka, FakeProducer
 from tests.fakes.way import ROOT, entered, listed, types
-from tests.fakes.world import MODEL, SerialEngine, World
+from tests.fakes.world import MODEL, World, new_engine
 
 RECORD, CALL = "A record's way, file by file", "A call's way, file by file"
 ELSEWHERE = {
@@ -48,7 +48,7 @@ def test_a_record_takes_the_way_that_is_told() -> None:
     async def check() -> None:
         settings = KafkaSettings(topics=(TopicSettings(name="in"),), reply_topic="out", group_id="g")
         kafka = FakeKafka("in", "out", "in-dlt")
-        world = World(SerialEngine())
+        world = World(new_engine())
         deliveries = kafka.deliveries(settings)
         clock = asyncio.get_running_loop().time
         source = KafkaSource(

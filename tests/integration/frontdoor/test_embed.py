@@ -18,7 +18,7 @@ from aggregator.request import Request
 from aggregator.sources import response as serialized
 from modelserver.engines.synthetic import vectors
 from protos.embedding.v1 import embedding_pb2 as pb
-from tests.integration.frontdoor.door import DESCRIPTION, MODEL_FOLDER, SlowEngine, ask, floats, front_door
+from tests.integration.frontdoor.door import DESCRIPTION, MODEL_FOLDER, ask, floats, front_door, slow_engine
 
 REFERENCE = Tokenizer.from_file(str(MODEL_FOLDER / "tokenizer.json"))
 REFERENCE.no_truncation()
@@ -182,7 +182,7 @@ async def test_vectors_that_no_answer_may_hold_are_refused_before_they_are_compu
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(app, "AdmissionLimits", partial(AdmissionLimits, max_reply_bytes=1000))
-    engine = SlowEngine()
+    engine = slow_engine()
     async with front_door(engine) as door:
         code, message = await failure(door.stub.Embed(ask(*"abc")))
         answer = await door.stub.Embed(ask(*"abc", encoding="ENCODING_INT8"))
@@ -199,7 +199,7 @@ async def test_an_alias_and_a_pinned_revision_reach_the_model() -> None:
 
 
 async def test_an_interactive_call_is_served_before_background_ones() -> None:
-    engine = SlowEngine(slowness=1.0)
+    engine = slow_engine(slowness=1.0)
     async with front_door(engine) as door:
         engine.gate.clear()
         calls = [door.stub.Embed(ask(LONG, truncate="TRUNCATE_END", priority="PRIORITY_BACKGROUND")) for _ in range(60)]
@@ -216,7 +216,7 @@ async def test_an_interactive_call_is_served_before_background_ones() -> None:
 
 
 async def test_an_expired_request_is_refused_on_arrival() -> None:
-    engine = SlowEngine()
+    engine = slow_engine()
     async with front_door(engine) as door:
         message = ask("rain")
         message.expire_time.FromNanoseconds(int((time.time() - 1) * 1e9))

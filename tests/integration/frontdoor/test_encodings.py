@@ -10,7 +10,8 @@ import pytest
 
 from loadtest.questions import bundled_questions
 from protos.embedding.v1 import embedding_pb2 as pb
-from tests.integration.frontdoor.door import DESCRIPTION, MODEL_FOLDER, SlowEngine, floats, front_door, tokenizer
+from tests.fakes.engines import FakeEngine
+from tests.integration.frontdoor.door import DESCRIPTION, MODEL_FOLDER, floats, front_door, slow_engine, tokenizer
 
 COUNT, QUERIES = 1200, 300
 PER_CALL = 200
@@ -23,7 +24,7 @@ def questions() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def engine(questions: list[str]) -> SlowEngine:
+def engine(questions: list[str]) -> FakeEngine:
     """Answers with what sentence-transformers computes for these questions."""
     from sentence_transformers import SentenceTransformer  # noqa: PLC0415 - slow to import
 
@@ -34,14 +35,15 @@ def engine(questions: list[str]) -> SlowEngine:
     parts = np.split(counted.ids, ends[:-1])
     known = {part.tobytes(): row for part, row in zip(parts, rows, strict=True)}
 
-    def look_up(ids: Any, lengths: Any) -> Matrix:
+    def look_up(ids: Any, lengths: Any, dimensions: int) -> Matrix:
+        del dimensions
         return np.stack([known[part.tobytes()] for part in np.split(ids, np.cumsum(lengths)[:-1])])
 
     description = replace(DESCRIPTION, dimensions=rows.shape[1], matryoshka_dimensions=frozenset())
-    return SlowEngine(description=description, compute=look_up)
+    return slow_engine(description, compute=look_up)
 
 
-async def fetch(engine: SlowEngine, questions: list[str], encoding: str) -> Matrix:
+async def fetch(engine: FakeEngine, questions: list[str], encoding: str) -> Matrix:
     async with front_door(engine) as door:
         answers = [
             await door.stub.Embed(
@@ -63,7 +65,7 @@ def cosines(matrix: Matrix) -> Matrix:
 
 
 @pytest.mark.slow
-async def test_the_documented_bounds_hold(engine: SlowEngine, questions: list[str]) -> None:
+async def test_the_documented_bounds_hold(engine: FakeEngine, questions: list[str]) -> None:
     exact = cosines(await fetch(engine, questions, "FLOAT32"))
     nearest = exact.argmax(axis=1)
     for encoding, error, agreement in (("FLOAT16", 0.0002, 0.99), ("INT8", 0.005, 0.98)):
@@ -76,7 +78,7 @@ async def test_the_documented_bounds_hold(engine: SlowEngine, questions: list[st
 
 
 @pytest.mark.slow
-async def test_components_are_within_the_documented_error(engine: SlowEngine, questions: list[str]) -> None:
+async def test_components_are_within_the_documented_error(engine: FakeEngine, questions: list[str]) -> None:
     some = questions[:PER_CALL]
     exact = await fetch(engine, some, "FLOAT32")
     half = await fetch(engine, some, "FLOAT16")

@@ -19,7 +19,7 @@ from aggregator.sources.grpc import reading as grpc_reading
 from aggregator.sources.grpc import service as grpc_server
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.integration.frontdoor.attackers import attack
-from tests.integration.frontdoor.door import Door, SlowEngine, ask, front_door, retry_delay_s, until
+from tests.integration.frontdoor.door import Door, ask, front_door, retry_delay_s, slow_engine, until
 
 MIB = 1024 * 1024
 EMBED, STREAM = "/embedding.v1.Embeddings/Embed", "/embedding.v1.Embeddings/EmbedStream"
@@ -176,7 +176,7 @@ By = Callable[[str], dict[str, Any]]
     "by", [lambda tenant: {"metadata": [("x-tenant", tenant)]}, lambda _: {}], ids=["metadata", "message"]
 )
 async def test_a_tenant_with_many_calls_leaves_room_for_another(by: By) -> None:
-    engine = SlowEngine()
+    engine = slow_engine()
 
     async def call(door: Door, tenant: str, text: str) -> str:
         named = "" if by(tenant) else tenant
@@ -215,7 +215,7 @@ async def test_a_tenant_with_many_streams_leaves_room_for_another() -> None:
 
 async def test_a_silent_stream_makes_way_for_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpc_server, "_SILENT_S", 0.3)
-    engine = SlowEngine()
+    engine = slow_engine()
     async with front_door(engine, limits={"max_streams": 4}) as door, connection(door) as channel:
         engine.gate.clear()
         busy = door.stub.EmbedStream(iter([ask("rain")]))

@@ -16,7 +16,8 @@ from aggregator import app
 from aggregator.admission.models import CALLS_WAIT_S
 from aggregator.admission.quotas import QuotaPolicy
 from protos.embedding.v1 import embedding_pb2 as pb
-from tests.integration.frontdoor.door import Door, SlowEngine, ask, front_door, retry_delay_s, until
+from tests.fakes.engines import FakeEngine
+from tests.integration.frontdoor.door import Door, ask, front_door, retry_delay_s, slow_engine, until
 
 FULL = "word " * 50
 MIB = 1024 * 1024
@@ -29,7 +30,7 @@ async def refusal(call: Any) -> grpc.aio.AioRpcError:
     return caught.value
 
 
-async def fill(door: Door, engine: SlowEngine, count: int, tenant: str = "") -> list[Any]:
+async def fill(door: Door, engine: FakeEngine, count: int, tenant: str = "") -> list[Any]:
     """Calls that stay under way while the engine's gate is closed."""
     engine.gate.clear()
     calls = [door.stub.Embed(ask(f"{FULL} {number}", tenant=tenant)) for number in range(count)]
@@ -38,7 +39,7 @@ async def fill(door: Door, engine: SlowEngine, count: int, tenant: str = "") -> 
 
 
 async def test_a_full_queue_tells_when_to_come_again() -> None:
-    engine = SlowEngine()
+    engine = slow_engine()
     async with front_door(engine, max_held_tokens=1000) as door:
         calls = await fill(door, engine, 14)
         errors = [await refusal(door.stub.Embed(ask(*[FULL] * 6))) for _ in range(20)]
@@ -50,7 +51,7 @@ async def test_a_full_queue_tells_when_to_come_again() -> None:
 
 
 async def test_one_input_and_many_are_refused_alike_when_the_queue_is_full() -> None:
-    engine = SlowEngine()
+    engine = slow_engine()
     async with front_door(engine, max_held_tokens=1000) as door:
         calls = await fill(door, engine, 18)
         one = await refusal(door.stub.Embed(ask(FULL)))
@@ -64,7 +65,7 @@ async def test_one_input_and_many_are_refused_alike_when_the_queue_is_full() -> 
 
 
 async def test_a_tenant_that_fills_its_share_leaves_room_for_others() -> None:
-    engine = SlowEngine()
+    engine = slow_engine()
     async with front_door(engine, max_held_tokens=1000) as door:
         calls = await fill(door, engine, 15, "filler")
         error = await refusal(door.stub.Embed(ask(FULL, tenant="filler")))
@@ -78,7 +79,7 @@ async def test_a_tenant_that_fills_its_share_leaves_room_for_others() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("tenant", ["", "a"])
 async def test_who_comes_again_when_told_asks_a_few_times_beside_a_deep_queue_of_its_tenant(tenant: str) -> None:
-    engine = SlowEngine(slowness=100.0)  # 512 tokens in 0.6 s
+    engine = slow_engine(slowness=100.0)  # 512 tokens in 0.6 s
     async with front_door(engine, max_held_tokens=4000) as door:
         numbers = count()
 
@@ -108,7 +109,7 @@ async def test_who_comes_again_when_told_asks_a_few_times_beside_a_deep_queue_of
 
 @pytest.mark.parametrize("limit", [{"max_calls": 6}, {"max_pending_bytes": 1600}])
 async def test_calls_under_way_are_bounded_in_number_and_bytes(limit: dict[str, int]) -> None:
-    engine = SlowEngine()
+    engine = slow_engine()
     async with front_door(engine, limits=limit) as door:
         calls = await fill(door, engine, 5)
         error = await refusal(door.stub.Embed(ask(FULL)))
@@ -159,7 +160,7 @@ async def test_a_connection_is_renewed_at_its_age_and_no_call_is_lost() -> None:
 
 
 async def test_memory_stays_flat_in_a_flood() -> None:
-    engine = SlowEngine()
+    engine = slow_engine()
     process = psutil.Process()
     text = "word " * 60
     async with front_door(engine, max_held_tokens=2000, limits={"max_pending_bytes": MIB}) as door:

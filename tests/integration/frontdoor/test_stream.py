@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from aggregator.request import Request
 from aggregator.sources.response import to_protobuf
 from protos.embedding.v1 import embedding_pb2 as pb
-from tests.integration.frontdoor.door import Door, SlowEngine, ask, front_door, until
+from tests.integration.frontdoor.door import Door, ask, front_door, slow_engine, until
 
 LONG = "word " * 60
 
@@ -60,7 +60,7 @@ async def test_every_request_is_answered_by_its_id() -> None:
 
 
 async def test_answers_come_as_they_complete_not_as_they_were_asked() -> None:
-    engine = SlowEngine()
+    engine = slow_engine()
     async with front_door(engine) as door:
         engine.gate.clear()
         waiting: asyncio.Queue[pb.EmbedRequest] = asyncio.Queue()
@@ -110,7 +110,7 @@ async def test_an_answer_that_cannot_be_made_harms_only_its_request(monkeypatch:
 
 
 async def test_nothing_more_is_read_than_the_window_while_nobody_takes_answers() -> None:
-    engine = SlowEngine()
+    engine = slow_engine()
     async with front_door(engine, limits={"stream_window": 8}) as door:
         engine.gate.clear()
         sent, seen, last = 0, -1, 20_000
@@ -135,7 +135,7 @@ async def test_nothing_more_is_read_than_the_window_while_nobody_takes_answers()
 
 
 async def test_a_cancelled_stream_leaves_nothing_in_the_queue() -> None:
-    engine = SlowEngine()
+    engine = slow_engine()
     async with front_door(engine) as door:
         engine.gate.clear()
         stream = door.stub.EmbedStream(iter([ask(LONG, request_id=str(number)) for number in range(100)]))
@@ -149,7 +149,7 @@ async def test_a_cancelled_stream_leaves_nothing_in_the_queue() -> None:
 
 
 async def test_the_streams_deadline_is_that_of_its_requests() -> None:
-    engine = SlowEngine()
+    engine = slow_engine()
     async with front_door(engine) as door:
         engine.gate.clear()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -159,7 +159,7 @@ async def test_the_streams_deadline_is_that_of_its_requests() -> None:
 
 
 async def test_requests_expire_one_by_one_on_a_stream_that_stays() -> None:
-    engine = SlowEngine()
+    engine = slow_engine()
     async with front_door(engine) as door:
         engine.gate.clear()
         await_first = ask(LONG, request_id="first")
@@ -174,7 +174,7 @@ async def test_requests_expire_one_by_one_on_a_stream_that_stays() -> None:
 
 
 async def test_only_so_many_streams_are_open() -> None:
-    engine = SlowEngine()
+    engine = slow_engine()
     async with front_door(engine, limits={"max_streams": 2}) as door:
         engine.gate.clear()
         open_streams = [door.stub.EmbedStream(iter([ask("rain")])) for _ in range(2)]
@@ -201,7 +201,7 @@ async def one_more_is_refused(door: Door) -> bool:
 
 
 async def test_a_stop_answers_what_streams_have_read_and_ends_them() -> None:
-    engine = SlowEngine()
+    engine = slow_engine()
     async with front_door(engine) as door:
         idle, busy = Asking(door), Asking(door)
         idle.ask("before")
@@ -225,7 +225,7 @@ async def test_a_stop_answers_what_streams_have_read_and_ends_them() -> None:
 
 
 async def test_a_stop_leaves_streams_whose_client_said_all_to_end_well() -> None:
-    engine = SlowEngine()
+    engine = slow_engine()
     async with front_door(engine) as door:
         engine.gate.clear()
         exchanging = asyncio.create_task(exchange(door, ask("rain"), ask("snow")))

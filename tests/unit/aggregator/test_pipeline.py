@@ -14,12 +14,13 @@ from aggregator.replicas.results import Vector
 from aggregator.request import Request
 from tests.fakes.clock import run
 from tests.fakes.sources import KAFKA
-from tests.fakes.world import FakeCounting, SerialEngine, WordTokenizer, World, vectors
+from tests.fakes.tokenizers import FakeTokenizer
+from tests.fakes.world import FakeCounting, World, new_engine, vectors
 
 
 def test_a_call_gets_the_vector_of_its_own_text() -> None:
     async def check() -> None:
-        async with World(SerialEngine()).started() as world:
+        async with World(new_engine()).started() as world:
             requests = await asyncio.gather(*(world.embed(f"{number} 10") for number in range(20)))
         assert [vectors(request) for request in requests] == [[[number + 13.0, 4.0, 3.0, 4.0]] for number in range(20)]
 
@@ -28,7 +29,7 @@ def test_a_call_gets_the_vector_of_its_own_text() -> None:
 
 def test_every_input_of_a_request_is_answered_in_its_place() -> None:
     async def check() -> None:
-        async with World(SerialEngine()).started() as world:
+        async with World(new_engine()).started() as world:
             request = await world.embed("10", "", "20 30", "x " * 40)
         assert vectors(request) == [
             [13.0, 3.0, 3.0, 4.0],
@@ -42,7 +43,7 @@ def test_every_input_of_a_request_is_answered_in_its_place() -> None:
 
 def test_no_batch_exceeds_the_token_budget_and_none_is_left_half_empty_under_load() -> None:
     async def check() -> None:
-        engine = SerialEngine()
+        engine = new_engine()
         async with World(engine).started() as world:
             await asyncio.gather(*(world.embed(" ".join([str(number)] * (1 + number % 9))) for number in range(300)))
         assert max(batch.token_count for batch in engine.batches) <= 100
@@ -53,7 +54,7 @@ def test_no_batch_exceeds_the_token_budget_and_none_is_left_half_empty_under_loa
 
 def test_identical_inputs_are_computed_once_and_each_is_answered() -> None:
     async def check() -> None:
-        engine = SerialEngine()
+        engine = new_engine()
         async with World(engine).started() as world:
             await world.embed("1")
             requests = await asyncio.gather(world.embed("1 1 1"), *(world.embed("9 9") for _ in range(5)))
@@ -65,7 +66,7 @@ def test_identical_inputs_are_computed_once_and_each_is_answered() -> None:
 
 def test_an_over_long_text_is_cut_where_the_request_allows_it() -> None:
     async def check() -> None:
-        async with World(SerialEngine()).started() as world:
+        async with World(new_engine()).started() as world:
             request = await world.embed("5 " * 40, truncate="TRUNCATE_END")
         assert vectors(request)[0][1] == 32
 
@@ -74,7 +75,7 @@ def test_an_over_long_text_is_cut_where_the_request_allows_it() -> None:
 
 def test_a_text_that_the_tokenizer_cannot_take_harms_only_itself() -> None:
     async def check() -> None:
-        async with World(SerialEngine()).started() as world:
+        async with World(new_engine()).started() as world:
             world.produce(*(world.request(text, source=KAFKA) for text in ("10", "uncountable", "20")))
             await asyncio.sleep(1)
         codes = sorted(request.code.name for request in world.kafka.replied)
@@ -85,7 +86,7 @@ def test_a_text_that_the_tokenizer_cannot_take_harms_only_itself() -> None:
 
 def test_requests_that_cannot_be_queued_for_a_reason_nobody_thought_of_are_each_completed_once() -> None:
     async def check() -> None:
-        async with World(SerialEngine()).started() as world:
+        async with World(new_engine()).started() as world:
             world.model.revisions["r1"].prompts = {}
             requests = [world.request(text, source=KAFKA) for text in ("1", "2")]
             requests.append(world.request("3", source=KAFKA, model="unknown"))
@@ -100,7 +101,7 @@ def test_requests_that_cannot_be_queued_for_a_reason_nobody_thought_of_are_each_
 
 def test_a_deadline_fires_while_queued_although_nothing_is_popped() -> None:
     async def check() -> float:
-        async with World(SerialEngine(slowness=1000.0)).started() as world:
+        async with World(new_engine(slowness=1000.0)).started() as world:
             await world.occupy()
             started_s = asyncio.get_running_loop().time()
             request = await world.embed("3", in_s=0.5)
@@ -114,7 +115,7 @@ class SlowForLong(FakeCounting):
     """Takes 5 s for a call with long texts."""
 
     def __init__(self) -> None:
-        super().__init__(WordTokenizer())
+        super().__init__(FakeTokenizer())
         self.long_calls: list[int] = []
 
     @override
@@ -127,7 +128,7 @@ class SlowForLong(FakeCounting):
 
 def test_a_text_that_takes_long_to_count_keeps_no_other_waiting() -> None:
     async def check() -> None:
-        async with World(SerialEngine()).started() as world:
+        async with World(new_engine()).started() as world:
             world.model.revisions["r1"].counting = SlowForLong()
             texts = ("1 " * 50_000, "2", "3")
             requests = [world.request(text, source=KAFKA, truncate="TRUNCATE_END") for text in texts]
@@ -147,7 +148,7 @@ def test_a_text_that_takes_long_to_count_keeps_no_other_waiting() -> None:
 
 def test_a_long_text_is_no_longer_counted_once_its_caller_has_gone() -> None:
     async def check() -> None:
-        async with World(SerialEngine()).started() as world:
+        async with World(new_engine()).started() as world:
             world.model.revisions["r1"].counting = counting = SlowForLong()
             request = world.request(*("x" * 8000,) * 20)
             world.grpc.batcher.add(request)
@@ -167,7 +168,7 @@ def test_a_long_text_is_no_longer_counted_once_its_caller_has_gone() -> None:
 
 def test_of_an_over_long_text_no_more_is_counted_than_can_matter() -> None:
     async def check() -> None:
-        async with World(SerialEngine()).started() as world:
+        async with World(new_engine()).started() as world:
             world.model.revisions["r1"].counting = counting = SlowForLong()
             text = "9 " * 100_000
             for truncate, tokens in (("TRUNCATE_END", 32), ("TRUNCATE_START", 32), ("TRUNCATE_NONE", 0)):
@@ -189,15 +190,15 @@ def test_of_an_over_long_text_no_more_is_counted_than_can_matter() -> None:
     [
         (30, "TRUNCATE_NONE", (sum(range(30)) + 3, 32)),
         (40, "TRUNCATE_NONE", None),
-        (40, "TRUNCATE_END", (sum(range(31)) + 1, 32)),
-        (40, "TRUNCATE_START", (sum(range(9, 40)) + 2, 32)),
+        (40, "TRUNCATE_END", (sum(range(30)) + 3, 32)),
+        (40, "TRUNCATE_START", (sum(range(10, 40)) + 3, 32)),
     ],
 )
 def test_a_long_text_with_few_tokens_is_read_as_far_as_the_model_takes_it(
     words: int, truncate: str, found: tuple[int, int] | None
 ) -> None:
     async def check() -> None:
-        async with World(SerialEngine()).started() as world:
+        async with World(new_engine()).started() as world:
             request = await world.embed(" ".join(f"{number:04000}" for number in range(words)), truncate=truncate)
             if found:
                 assert tuple(vectors(request)[0][:2]) == found
@@ -220,7 +221,7 @@ def test_a_text_that_says_little_in_many_characters_is_read_up_to_a_bound(
     text: str, read: list[int], told: str
 ) -> None:
     async def check() -> None:
-        async with World(SerialEngine()).started() as world:
+        async with World(new_engine()).started() as world:
             world.model.revisions["r1"].counting = counting = SlowForLong()
             request = await world.embed(text)
             assert [pytest.approx(characters, abs=2) for characters in counting.long_calls] == read
@@ -239,9 +240,9 @@ def test_a_caller_that_goes_away_while_tokens_are_counted_leaves_each_other_its_
             return await super().count(texts, long=long)
 
     async def check() -> None:
-        async with World(SerialEngine(slowness=20.0)).started() as world:
+        async with World(new_engine(slowness=20.0)).started() as world:
             await world.occupy()
-            world.model.revisions["r1"].counting = Slow(WordTokenizer())
+            world.model.revisions["r1"].counting = Slow(FakeTokenizer())
             gone, other = asyncio.create_task(world.embed("100")), asyncio.create_task(world.embed("200"))
             await asyncio.sleep(0.5)
             gone.cancel()
@@ -252,7 +253,7 @@ def test_a_caller_that_goes_away_while_tokens_are_counted_leaves_each_other_its_
 
 def test_many_texts_that_come_together_are_counted_in_calls_between_which_others_are_sent() -> None:
     async def check() -> None:
-        async with World(SerialEngine()).started() as world:
+        async with World(new_engine()).started() as world:
             world.model.revisions["r1"].counting = counting = NotingCounting()
             requests = [world.request("1 " * 8000, source=KAFKA, truncate="TRUNCATE_END") for _ in range(40)]
             world.produce(*requests)
@@ -267,7 +268,7 @@ class NotingCounting(FakeCounting):
     """Notes how many texts each count had."""
 
     def __init__(self) -> None:
-        super().__init__(WordTokenizer())
+        super().__init__(FakeTokenizer())
         self.counts: list[int] = []
 
     @override
@@ -278,7 +279,7 @@ class NotingCounting(FakeCounting):
 
 def test_calls_that_come_while_no_server_could_take_them_are_admitted_together() -> None:
     async def check() -> None:
-        async with World(SerialEngine(slowness=20.0)).started() as world:
+        async with World(new_engine(slowness=20.0)).started() as world:
             await world.occupy()
             world.model.revisions["r1"].counting = counting = NotingCounting()
             calls: list[asyncio.Task[Request]] = []
@@ -293,7 +294,7 @@ def test_calls_that_come_while_no_server_could_take_them_are_admitted_together()
 
 def test_a_call_that_finds_a_server_idle_is_not_kept() -> None:
     async def check() -> None:
-        engine = SerialEngine()
+        engine = new_engine()
         async with World(engine).started() as world:
             started_s = asyncio.get_running_loop().time()
             request = await world.embed("1")

@@ -14,7 +14,8 @@ from aggregator.replicas.results import Vector
 from aggregator.scheduler.work_item import Priority
 from tests.fakes.clock import run
 from tests.fakes.sources import KAFKA
-from tests.fakes.world import DESCRIPTION, MODEL, FakeCounting, SerialEngine, WordTokenizer, World
+from tests.fakes.tokenizers import FakeTokenizer
+from tests.fakes.world import DESCRIPTION, MODEL, FakeCounting, World, new_engine
 
 
 def test_kafka_waits_for_a_first_model_server_and_grpc_is_told_at_once() -> None:
@@ -26,7 +27,7 @@ def test_kafka_waits_for_a_first_model_server_and_grpc_is_told_at_once() -> None
             assert not world.kafka.replied
             assert world.kafka.paused(MODEL, Priority.DEFAULT)
             assert world.pool.members is not None
-            world.pool.members.join(SerialEngine(), WordTokenizer())
+            world.pool.members.join(new_engine(), FakeTokenizer())
             await asyncio.sleep(1)
             assert [request.code for request in world.kafka.replied] == [Code.OK]
             assert not world.kafka.paused(MODEL, Priority.DEFAULT)
@@ -36,7 +37,7 @@ def test_kafka_waits_for_a_first_model_server_and_grpc_is_told_at_once() -> None
 
 def test_calls_wait_a_minute_for_another_server_when_the_last_one_went_and_records_wait_on() -> None:
     async def check() -> None:
-        engine = SerialEngine(slowness=1e6)
+        engine = new_engine(slowness=1e6)
         async with World(engine).started() as world:
             assert world.pool.members is not None
             calls = [asyncio.create_task(world.embed(f"{number} 2 3")) for number in range(300)]
@@ -54,7 +55,7 @@ def test_calls_wait_a_minute_for_another_server_when_the_last_one_went_and_recor
             assert (await world.embed("1")).code is Code.UNAVAILABLE
             assert set(codes) == {Code.UNAVAILABLE}
             assert not world.kafka.replied
-            world.pool.members.join(SerialEngine(replace(DESCRIPTION, address="server-2:1")), WordTokenizer())
+            world.pool.members.join(new_engine(description=replace(DESCRIPTION, address="server-2:1")), FakeTokenizer())
             await asyncio.sleep(1)
             assert [request.code for request in world.kafka.replied] == [Code.OK]
             for call in calls:
@@ -76,7 +77,7 @@ def test_a_call_waits_for_the_first_server_of_a_model_that_scales_to_zero_and_is
             assert (await short).code is Code.DEADLINE_EXCEEDED
             assert not any(call.done() for call in waiting)
             assert world.pool.members is not None
-            world.pool.members.join(SerialEngine(), WordTokenizer())
+            world.pool.members.join(new_engine(), FakeTokenizer())
             assert [(await call).code for call in waiting] == [Code.OK, Code.OK]
 
     run(check())
@@ -84,14 +85,14 @@ def test_a_call_waits_for_the_first_server_of_a_model_that_scales_to_zero_and_is
 
 def test_a_call_that_outlives_the_last_server_of_a_model_that_scales_to_zero_waits_for_the_next() -> None:
     async def check() -> None:
-        engine = SerialEngine()
+        engine = new_engine()
         async with World(engine, scales_to_zero=True).started() as world:
             assert world.pool.members is not None
             world.pool.members.leave(engine)
             call = asyncio.create_task(world.embed("1", in_s=60.0))
             await asyncio.sleep(30)
             assert not call.done()
-            world.pool.members.join(SerialEngine(replace(DESCRIPTION, address="server-2:1")), WordTokenizer())
+            world.pool.members.join(new_engine(description=replace(DESCRIPTION, address="server-2:1")), FakeTokenizer())
             assert (await call).code is Code.OK
 
     run(check())
@@ -124,7 +125,7 @@ def test_a_drain_tells_calls_that_wait_for_a_first_server_to_go_elsewhere() -> N
 
 def test_waiting_for_a_model_server_can_be_bounded() -> None:
     async def check() -> None:
-        engine = SerialEngine()
+        engine = new_engine()
         async with World(engine, max_unavailable_s=30.0).started() as world:
             assert world.pool.members is not None
             world.pool.members.leave(engine)
@@ -149,15 +150,15 @@ def test_a_pending_request_expires() -> None:
 
 def test_a_new_revision_takes_over_what_waited_for_the_old_one_without_mixing() -> None:
     async def check() -> None:
-        old = SerialEngine(slowness=1000.0)
-        new = SerialEngine(replace(DESCRIPTION, address="new:1", model_revision="r2"))
+        old = new_engine(slowness=1000.0)
+        new = new_engine(description=replace(DESCRIPTION, address="new:1", model_revision="r2"))
         async with World(old).started() as world:
             assert world.pool.members is not None
             await world.occupy()
             waiting = world.request("3", "4", source=KAFKA)
             world.produce(waiting)
             await asyncio.sleep(0.001)
-            world.pool.members.join(new, WordTokenizer())
+            world.pool.members.join(new, FakeTokenizer())
             world.pool.members.leave(old)
             await asyncio.sleep(0.5)
             assert world.kafka.replied == [waiting]
@@ -169,7 +170,7 @@ def test_a_new_revision_takes_over_what_waited_for_the_old_one_without_mixing() 
 
 def test_what_a_revision_decided_is_decided_anew_by_the_one_that_takes_over() -> None:
     async def check() -> None:
-        old = SerialEngine(slowness=1000.0)
+        old = new_engine(slowness=1000.0)
         wider = replace(DESCRIPTION, address="new:1", model_revision="r2", dimensions=8, normalizes=True)
         async with World(old).started() as world:
             assert world.pool.members is not None
@@ -177,7 +178,7 @@ def test_what_a_revision_decided_is_decided_anew_by_the_one_that_takes_over() ->
             waiting = world.request("3", source=KAFKA)
             world.produce(waiting)
             await asyncio.sleep(0.001)
-            world.pool.members.join(SerialEngine(wider), WordTokenizer())
+            world.pool.members.join(new_engine(description=wider), FakeTokenizer())
             world.pool.members.leave(old)
             await asyncio.sleep(0.5)
             assert waiting.code is Code.OK
@@ -188,7 +189,7 @@ def test_what_a_revision_decided_is_decided_anew_by_the_one_that_takes_over() ->
 
 def test_a_server_that_comes_back_under_its_revision_with_other_limits_is_taken_at_its_word() -> None:
     async def check() -> None:
-        old = SerialEngine()
+        old = new_engine()
         async with World(old).started() as world:
             assert world.pool.members is not None
             assert (await world.embed("1 " * 40)).code is Code.OUT_OF_RANGE
@@ -196,8 +197,10 @@ def test_a_server_that_comes_back_under_its_revision_with_other_limits_is_taken_
             waiting = world.request("1 " * 40, source=KAFKA)
             world.produce(waiting)
             await asyncio.sleep(0.001)
-            longer = SerialEngine(replace(DESCRIPTION, instance_id="2", max_input_tokens=64, step_query_capacity=1))
-            world.pool.members.join(longer, WordTokenizer())
+            longer = new_engine(
+                description=replace(DESCRIPTION, instance_id="2", max_input_tokens=64, step_query_capacity=1)
+            )
+            world.pool.members.join(longer, FakeTokenizer())
             assert (await world.embed("1 " * 40)).code is Code.OK
             await asyncio.gather(*(world.embed(str(number)) for number in range(10)))
             assert {batch.query_count for batch in longer.batches} == {1}
@@ -208,12 +211,12 @@ def test_a_server_that_comes_back_under_its_revision_with_other_limits_is_taken_
 
 def test_what_fails_at_a_revision_that_was_taken_over_goes_to_the_new_one() -> None:
     async def check() -> None:
-        old = SerialEngine(slowness=1000.0, failures=[ModelServerLost("gone"), ModelServerLost("gone")])
-        new = SerialEngine(replace(DESCRIPTION, address="new:1", model_revision="r2"))
+        old = new_engine(slowness=1000.0, failures=[ModelServerLost("gone"), ModelServerLost("gone")])
+        new = new_engine(description=replace(DESCRIPTION, address="new:1", model_revision="r2"))
         async with World(old).started() as world:
             assert world.pool.members is not None
             under_way = await world.occupy()
-            world.pool.members.join(new, WordTokenizer())
+            world.pool.members.join(new, FakeTokenizer())
             world.pool.members.leave(old)
             await asyncio.sleep(10)
             assert {request.code for request in world.kafka.replied} == {Code.OK}
@@ -225,15 +228,15 @@ def test_what_fails_at_a_revision_that_was_taken_over_goes_to_the_new_one() -> N
 
 def test_a_request_that_is_half_under_way_when_another_revision_takes_over_begins_anew() -> None:
     async def check() -> None:
-        old = SerialEngine(slowness=100.0)
-        new = SerialEngine(replace(DESCRIPTION, address="new:1", model_revision="r2"), slowness=300.0)
+        old = new_engine(slowness=100.0)
+        new = new_engine(description=replace(DESCRIPTION, address="new:1", model_revision="r2"), slowness=300.0)
         async with World(old).started() as world:
             assert world.pool.members is not None
             request = world.request(*(f"{number} 1 1 1 1 1 1 1" for number in range(25)), source=KAFKA)
             world.produce(request)
             await asyncio.sleep(0.001)
             assert sum(batch.query_count for batch in old.batches) == 20
-            world.pool.members.join(new, WordTokenizer())
+            world.pool.members.join(new, FakeTokenizer())
             world.pool.members.leave(old)
             await asyncio.sleep(30)
             assert world.kafka.replied == [request]
@@ -247,8 +250,8 @@ def test_a_request_that_is_half_under_way_when_another_revision_takes_over_begin
 
 def test_a_request_that_is_half_answered_when_another_revision_takes_over_begins_anew() -> None:
     async def check() -> None:
-        old = SerialEngine(slowness=100.0)
-        new = SerialEngine(replace(DESCRIPTION, address="new:1", model_revision="r2"))
+        old = new_engine(slowness=100.0)
+        new = new_engine(description=replace(DESCRIPTION, address="new:1", model_revision="r2"))
         async with World(old).started() as world:
             assert world.pool.members is not None
             request = world.request(*(f"{number} 1 1 1 1 1 1 1" for number in range(50)), source=KAFKA)
@@ -256,7 +259,7 @@ def test_a_request_that_is_half_answered_when_another_revision_takes_over_begins
             async with asyncio.timeout(60):
                 while request.remaining == 50:  # noqa: ASYNC110 - nothing tells of a half
                     await asyncio.sleep(0.01)
-            world.pool.members.join(new, WordTokenizer())
+            world.pool.members.join(new, FakeTokenizer())
             world.pool.members.leave(old)
             await asyncio.sleep(30)
             assert world.kafka.replied == [request]
@@ -275,14 +278,14 @@ def test_a_request_whose_tokens_are_counted_while_another_revision_takes_over_go
             return await super().count(texts, long=long)
 
     async def check() -> None:
-        old = SerialEngine()
-        new = SerialEngine(replace(DESCRIPTION, address="new:1", model_revision="r2"))
+        old = new_engine()
+        new = new_engine(description=replace(DESCRIPTION, address="new:1", model_revision="r2"))
         async with World(old).started() as world:
             assert world.pool.members is not None
-            world.model.revisions["r1"].counting = Slow(WordTokenizer())
+            world.model.revisions["r1"].counting = Slow(FakeTokenizer())
             call = asyncio.create_task(world.embed("1", in_s=60))
             await asyncio.sleep(0.5)
-            world.pool.members.join(new, WordTokenizer())
+            world.pool.members.join(new, FakeTokenizer())
             world.pool.members.leave(old)
             request = await call
             assert request.code is Code.OK

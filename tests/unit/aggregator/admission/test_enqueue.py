@@ -32,7 +32,8 @@ from aggregator.scheduler.work_item import Priority
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.generation.v1.generation_pb2 import Sampling
 from tests.fakes.sources import GRPC, KAFKA, FakeSource
-from tests.fakes.world import DESCRIPTION, FakeCounting, WordTokenizer
+from tests.fakes.tokenizers import FakeTokenizer
+from tests.fakes.world import DESCRIPTION, FakeCounting
 
 NOW_S = 200.0
 FULL = Failure(Code.INVALID_ARGUMENT, "it had its outcome")
@@ -42,7 +43,7 @@ def ids(*values: int) -> bytes:
     return np.array(values, "<i4").tobytes()
 
 
-class Joining(WordTokenizer):
+class Joining(FakeTokenizer):
     """Says of token ids that they are no text at all."""
 
     def detokenizer(self, token_ids: bytes) -> object:
@@ -53,7 +54,7 @@ class Noting(FakeCounting):
     """Notes the texts of each call."""
 
     def __init__(self) -> None:
-        super().__init__(WordTokenizer())
+        super().__init__(FakeTokenizer())
         self.calls: list[list[str]] = []
 
     @override
@@ -68,7 +69,7 @@ class Desk:
     def __init__(self, *, quotas: QuotaPolicy | None = None, goal: SlaGoal | None = None, most: int = 1000) -> None:
         self.counting = Noting()
         description = replace(DESCRIPTION, query_prompt="9 ", document_prompt="8 8 ")
-        self.model_revision = ModelRevision(description, WordTokenizer(), self.counting, DispatchPolicy(), goal)
+        self.model_revision = ModelRevision(description, FakeTokenizer(), self.counting, DispatchPolicy(), goal)
         self.admission = Admission(AdmissionPolicy(most))
         self.limits = AdmissionLimits(Quotas(quotas or QuotaPolicy()), jitter=lambda: 0.0)
         self.queue = self.model_revision.dispatcher.queue
@@ -151,10 +152,11 @@ def test_the_prompt_of_its_type_goes_before_a_text_and_never_before_ids(input_ty
 
 
 @pytest.mark.parametrize(
-    ("truncate", "kept"), [(pb.TRUNCATE_END, range(32)), (pb.TRUNCATE_START, range(8, 40)), (pb.TRUNCATE_NONE, None)]
+    ("truncate", "kept"),
+    [(pb.TRUNCATE_END, [*range(31), 39]), (pb.TRUNCATE_START, [0, *range(9, 40)]), (pb.TRUNCATE_NONE, None)],
 )
 def test_ids_beyond_the_models_limit_are_cut_at_the_end_that_was_asked_for_or_refused(
-    truncate: int, kept: range | None
+    truncate: int, kept: list[int] | None
 ) -> None:
     desk = Desk()
     one = request(ids(*range(40)), options=Options(dimensions=4, truncate=truncate))
@@ -246,7 +248,7 @@ def test_a_promise_goes_along_where_there_is_one() -> None:
 def test_a_text_counts_with_what_its_new_tokens_are_likely_to_take() -> None:
     """(d + c / n) / p prompt tokens each: here 0.002 s + 0.1 s / 50 for what takes 0.001 s."""
     generating = Generating(fixed_s=0.1, per_sequence_s=0.002, per_token_s=0.001, kv_tokens=1000, max_sequences=50)
-    words = WordTokenizer()
+    words = FakeTokenizer()
     served = ModelRevision(replace(DESCRIPTION, generating=generating), words, FakeCounting(words), DispatchPolicy())
     assert served.text_tokens(Text(Sampling())) == 64 * 4
     assert served.text_tokens(Text(Sampling(max_tokens=10))) == 10 * 4

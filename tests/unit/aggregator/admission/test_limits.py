@@ -27,7 +27,7 @@ from protos.generation.v1.generation_pb2 import Sampling
 from protos.modelserver.v1.curve import Curve, Rule
 from tests.fakes.clock import run
 from tests.fakes.sources import GRPC, KAFKA
-from tests.fakes.world import SerialEngine, World
+from tests.fakes.world import World, new_engine
 
 TEN_TOKENS = "5 " * 8
 NO_SHARING = QueuePolicy(coalesce=False)
@@ -46,7 +46,7 @@ def jain(values: list[float]) -> float:
 
 def test_a_full_queue_says_when_to_come_again() -> None:
     async def check() -> None:
-        async with World(SerialEngine(), max_held_tokens=200, queue=NO_SHARING).started() as world:
+        async with World(new_engine(), max_held_tokens=200, queue=NO_SHARING).started() as world:
             requests = await asyncio.gather(*(world.embed(TEN_TOKENS) for _ in range(60)))
             refused = [request for request in requests if request.code is Code.RESOURCE_EXHAUSTED]
             assert len(refused) > 20
@@ -61,7 +61,7 @@ def test_retries_are_spread() -> None:
     pauses = iter(range(100))
 
     async def check() -> None:
-        world = World(SerialEngine(), max_held_tokens=100, queue=NO_SHARING)
+        world = World(new_engine(), max_held_tokens=100, queue=NO_SHARING)
         world.pipeline._limits = AdmissionLimits(Quotas(QuotaPolicy()), jitter=lambda: next(pauses) / 100)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         async with world.started():
             requests = await asyncio.gather(*(world.embed(TEN_TOKENS) for _ in range(60)))
@@ -73,7 +73,7 @@ def test_retries_are_spread() -> None:
 
 def test_a_retry_is_told_for_when_there_will_be_room_whatever_the_deadline() -> None:
     async def check() -> None:
-        world = World(SerialEngine(), queue=NO_SHARING)
+        world = World(new_engine(), queue=NO_SHARING)
         world.pipeline._limits = AdmissionLimits(Quotas(QuotaPolicy(1.0, burst_s=10.0)), jitter=lambda: 0.0)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         async with world.started():
             await world.embed(TEN_TOKENS)
@@ -113,7 +113,7 @@ class Obedient:
 @pytest.mark.parametrize("tenant", ["", "a"])
 def test_who_comes_again_when_told_asks_a_few_times_beside_a_queue_of_ten_seconds(tenant: str) -> None:
     async def check() -> None:
-        world = World(SerialEngine(slowness=330.0), max_held_tokens=1000, queue=NO_SHARING)  # 100 tokens a second
+        world = World(new_engine(slowness=330.0), max_held_tokens=1000, queue=NO_SHARING)  # 100 tokens a second
         world.pipeline._limits = AdmissionLimits(Quotas(QuotaPolicy()), jitter=random.Random(1).random)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         async with world.started():
             others = [asyncio.ensure_future(Obedient(world, tenant).ask_on()) for _ in range(110)]
@@ -135,7 +135,7 @@ def test_who_comes_again_when_told_asks_a_few_times_beside_a_queue_of_ten_second
 @pytest.mark.parametrize("tenants", [("",), ("a",), ("a", "b", "c")])
 def test_many_who_come_again_when_told_are_refused_a_few_times_each_and_waste_no_step(tenants: tuple[str, ...]) -> None:
     async def check() -> None:
-        engine = SerialEngine(slowness=165.0)  # 200 tokens a second
+        engine = new_engine(slowness=165.0)  # 200 tokens a second
         async with World(engine, max_held_tokens=300, queue=NO_SHARING).started() as world:
             callers = [Obedient(world, tenants[number % len(tenants)]) for number in range(90)]
             tasks = [asyncio.ensure_future(caller.ask_on()) for caller in callers]
@@ -152,7 +152,7 @@ def test_many_who_come_again_when_told_are_refused_a_few_times_each_and_waste_no
 
 def test_who_comes_again_when_told_is_refused_a_few_times_by_its_tenants_rate() -> None:
     async def check() -> None:
-        world = World(SerialEngine(), queue=NO_SHARING)
+        world = World(new_engine(), queue=NO_SHARING)
         world.pipeline._limits = AdmissionLimits(Quotas(QuotaPolicy(100.0, burst_s=2.0)))  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         async with world.started():
             callers = [Obedient(world, "a") for _ in range(10)]
@@ -166,7 +166,7 @@ def test_who_comes_again_when_told_is_refused_a_few_times_by_its_tenants_rate() 
 
 def test_a_tenant_beyond_its_rate_is_refused_and_others_are_not() -> None:
     async def check() -> None:
-        world = World(SerialEngine(), queue=NO_SHARING)
+        world = World(new_engine(), queue=NO_SHARING)
         world.pipeline._limits = AdmissionLimits(Quotas(QuotaPolicy(100.0, burst_s=1.0)))  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         async with world.started():
             requests = [await world.embed(TEN_TOKENS, tenant="a") for _ in range(15)]
@@ -182,7 +182,7 @@ def test_a_tenant_beyond_its_rate_is_refused_and_others_are_not() -> None:
 
 def test_what_came_by_kafka_counts_against_its_tenants_rate_and_is_never_refused() -> None:
     async def check() -> None:
-        world = World(SerialEngine(), queue=NO_SHARING)
+        world = World(new_engine(), queue=NO_SHARING)
         world.pipeline._limits = AdmissionLimits(Quotas(QuotaPolicy(100.0, burst_s=1.0)))  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         async with world.started():
             world.produce(*(world.request(TEN_TOKENS, source=KAFKA, tenant="a") for _ in range(20)))
@@ -195,7 +195,7 @@ def test_what_came_by_kafka_counts_against_its_tenants_rate_and_is_never_refused
 
 def test_under_overload_deadlines_are_kept_and_nothing_late_is_computed() -> None:
     async def check() -> None:
-        engine = SerialEngine()  # 100 tokens take 3 ms: ten calls
+        engine = new_engine()  # 100 tokens take 3 ms: ten calls
         async with World(engine, queue=NO_SHARING).started() as world:
             await world.embed(TEN_TOKENS)
             loop = asyncio.get_running_loop()
@@ -222,7 +222,7 @@ def test_equal_tenants_get_equal_service_whatever_one_of_them_sends() -> None:
     served: Counter[str] = Counter()
 
     async def check() -> None:
-        async with World(SerialEngine(), max_held_tokens=1000, queue=NO_SHARING).started() as world:
+        async with World(new_engine(), max_held_tokens=1000, queue=NO_SHARING).started() as world:
 
             async def call_on(tenant: str) -> None:
                 while True:

@@ -14,21 +14,22 @@ from aggregator.errors import Code, InvalidRequest
 from aggregator.request import Request
 from tests.fakes.clock import run
 from tests.fakes.sources import KAFKA, FakeSource
-from tests.fakes.world import DESCRIPTION, SerialEngine, WordTokenizer, World, vectors
+from tests.fakes.tokenizers import FakeTokenizer
+from tests.fakes.world import DESCRIPTION, World, new_engine, vectors
 
 
 def test_a_prompt_goes_before_the_text_of_a_query() -> None:
     async def check() -> None:
-        async with World(SerialEngine()).started() as world:
+        async with World(new_engine()).started() as world:
             request = await world.embed("10", input_type="INPUT_TYPE_QUERY")
-        assert vectors(request) == [[20.0, 4.0, 3.0, 4.0]]
+        assert vectors(request) == [[FakeTokenizer.ids("query 10").sum(), 4.0, 3.0, 4.0]]
 
     run(check())
 
 
 def test_an_unknown_model_is_not_found_and_an_alias_is() -> None:
     async def check() -> None:
-        async with World(SerialEngine()).started() as world:
+        async with World(new_engine()).started() as world:
             unknown = await world.embed("1", model="nobody")
             alias = await world.embed("1", model="alias")
             revision = await world.embed("1", model_revision="r9")
@@ -39,7 +40,7 @@ def test_an_unknown_model_is_not_found_and_an_alias_is() -> None:
 
 def test_dimensions_that_the_model_does_not_have_are_refused() -> None:
     async def check() -> None:
-        async with World(SerialEngine()).started() as world:
+        async with World(new_engine()).started() as world:
             refused = await world.embed("1", dimensions=3)
             shortened = await world.embed("1", dimensions=2)
         assert [refused.code, shortened.code] == [Code.INVALID_ARGUMENT, Code.OK]
@@ -49,7 +50,7 @@ def test_dimensions_that_the_model_does_not_have_are_refused() -> None:
 
 def test_what_expired_on_arrival_never_reaches_an_engine() -> None:
     async def check() -> None:
-        engine = SerialEngine()
+        engine = new_engine()
         async with World(engine).started() as world:
             request = await world.embed("1", in_s=-0.001)
         assert request.code is Code.DEADLINE_EXCEEDED
@@ -75,9 +76,9 @@ def routing(check: Callable[[World, Accepting], None]) -> None:
     """A world with one server and a Kafka side that accepts, in which nothing runs."""
 
     async def prepared() -> None:
-        engine = SerialEngine()
+        engine = new_engine()
         world = World(engine)
-        world.pipeline.models.join(engine, WordTokenizer())
+        world.pipeline.models.join(engine, FakeTokenizer())
         world.kafka = Accepting()
         check(world, world.kafka)
 
@@ -177,7 +178,7 @@ def on_trial(share: float, *revisions: str) -> tuple[World, list[str]]:
     world.model.canary = Canary("r2", share)
     for number, revision in enumerate(revisions):
         description = replace(DESCRIPTION, address=f"server-{number}:1", model_revision=revision)
-        world.pipeline.models.join(SerialEngine(description), WordTokenizer())
+        world.pipeline.models.join(new_engine(description=description), FakeTokenizer())
     requests = [world.request("1") for _ in range(2000)]
     routed = route_all(requests, world.pipeline.models, 0.0)
     served = {

@@ -20,7 +20,7 @@ from protos.aggregator.v1 import aggregator_pb2 as pb
 from protos.aggregator.v1 import aggregator_pb2_grpc as pb_grpc
 from tests.fakes.clock import run
 from tests.fakes.sources import KAFKA
-from tests.fakes.world import CURVE, MODEL, SerialEngine, World
+from tests.fakes.world import CURVE, MODEL, World, new_engine
 
 
 class Positions:
@@ -38,7 +38,7 @@ def report(world: World) -> pb.GetDemandResponse:
 
 def test_replicas_say_what_they_can_do_inside_their_budget() -> None:
     async def check() -> None:
-        async with World(SerialEngine()).started() as world:
+        async with World(new_engine()).started() as world:
             await world.embed("1 2")
             (replica,) = report(world).models[0].replicas
         assert replica.token_budget == CURVE.saturation_point
@@ -50,7 +50,7 @@ def test_replicas_say_what_they_can_do_inside_their_budget() -> None:
 
 def test_arrivals_are_kept_apart_by_source_and_counted_in_tokens() -> None:
     async def check() -> None:
-        async with World(SerialEngine()).started() as world:
+        async with World(new_engine()).started() as world:
             for _ in range(20):
                 world.produce(world.request("1 2 3 4 5 6 7 8", source=KAFKA))  # ten tokens
                 await world.embed("1")  # three
@@ -65,7 +65,7 @@ def test_arrivals_are_kept_apart_by_source_and_counted_in_tokens() -> None:
 
 def test_refused_and_expired_requests_are_demand() -> None:
     async def check() -> None:
-        async with World(SerialEngine(), max_held_tokens=30).started() as world:
+        async with World(new_engine(), max_held_tokens=30).started() as world:
             await world.embed("1")
             calls = [world.embed("1 2 3 4 5 6", in_s=-1.0 if number % 2 else None) for number in range(100)]
             answered = await asyncio.gather(*calls)
@@ -78,7 +78,7 @@ def test_refused_and_expired_requests_are_demand() -> None:
 
 def test_an_unknown_model_is_nobodys_demand() -> None:
     async def check() -> None:
-        async with World(SerialEngine()).started() as world:
+        async with World(new_engine()).started() as world:
             await world.embed("1", model="other")
             assert report(world).models[0].grpc_tokens_per_s == 0.0
 
@@ -87,7 +87,7 @@ def test_an_unknown_model_is_nobodys_demand() -> None:
 
 def test_what_is_held_counts_until_it_is_answered() -> None:
     async def check() -> None:
-        async with World(SerialEngine(slowness=1000.0)).started() as world:
+        async with World(new_engine(slowness=1000.0)).started() as world:
             world.produce(world.request("1 2 3", source=KAFKA))
             await asyncio.sleep(0.01)
             model = report(world).models[0]
@@ -111,7 +111,7 @@ def test_requests_that_wait_for_a_first_server_are_told() -> None:
 
 def test_partitions_come_with_position_lag_and_model() -> None:
     async def check() -> None:
-        async with World(SerialEngine()).started() as world:
+        async with World(new_engine()).started() as world:
             partitions = report(world).partitions
         assert [(each.partition, each.fetch_position, each.lag_records, each.model) for each in partitions] == [
             (0, 7, 3, MODEL),
@@ -229,7 +229,7 @@ def test_each_report_says_whose_it_is_how_long_it_runs_and_when_it_was_made() ->
 
 def test_a_promise_is_told_with_how_it_was_kept_and_whether_budgets_can_still_fall() -> None:
     async def check() -> None:
-        async with World(SerialEngine(slowness=100.0), goal=SlaGoal(answer_s=0.004, min_tokens=16)).started() as world:
+        async with World(new_engine(slowness=100.0), goal=SlaGoal(answer_s=0.004, min_tokens=16)).started() as world:
             model = report(world).models[0]
             assert (model.slo_s, model.p99_s, model.replicas[0].budget_at_floor) == (0.004, 0.0, False)
             for _ in range(60):
@@ -246,7 +246,7 @@ def test_a_promise_is_told_with_how_it_was_kept_and_whether_budgets_can_still_fa
 def test_a_goal_for_steps_promises_no_answers_and_no_goal_nothing() -> None:
     async def check() -> None:
         for goal in (SlaGoal(step_s=0.1), None):
-            async with World(SerialEngine(), goal=goal).started() as world:
+            async with World(new_engine(), goal=goal).started() as world:
                 await world.embed("1")
                 model = report(world).models[0]
                 assert (model.slo_s, model.p99_s > 0.0) == (0.0, goal is not None)
@@ -257,7 +257,7 @@ def test_a_goal_for_steps_promises_no_answers_and_no_goal_nothing() -> None:
 
 def test_batches_that_are_out_are_told() -> None:
     async def check() -> None:
-        async with World(SerialEngine(slowness=1000.0)).started() as world:
+        async with World(new_engine(slowness=1000.0)).started() as world:
             await world.occupy()
             (replica,) = report(world).models[0].replicas
             assert (replica.batches_out, replica.tokens_out) == (2, 6)

@@ -18,7 +18,7 @@ from aggregator.scheduler.budget.controller import SlaGoal
 from aggregator.scheduler.replica import StepReport
 from aggregator.sources.kafka.consumer.reader import IntakeCounts
 from tests.fakes.clock import run
-from tests.fakes.world import DESCRIPTION, SerialEngine, World
+from tests.fakes.world import DESCRIPTION, World, new_engine
 
 RESULT = StepResult(np.zeros((1, 1), np.float32), (), StepReport(600, 0.02, 0, 0.001, 0.0))
 CLASSES = ("interactive", "default", "background")
@@ -79,7 +79,7 @@ def test_every_metric_of_the_contract_has_its_name_unit_and_attributes() -> None
     async def check() -> None:
         buffer = MetricsBuffer()
         metrics = Metrics(buffer, slo_s=0.3)
-        async with World(SerialEngine(), goal=SlaGoal(answer_s=1.0)).started() as world:
+        async with World(new_engine(), goal=SlaGoal(answer_s=1.0)).started() as world:
             await world.embed("5 5")
             metrics.watch(lambda: gauge_values(world.pipeline.models, INTAKE, lambda _: 10.0))
             exercised(metrics)
@@ -121,7 +121,7 @@ def test_answers_are_counted_by_code_and_the_late_ones_apart() -> None:
 
 def test_gauges_say_how_queues_replicas_and_partitions_are_and_nothing_of_what_is_not_known() -> None:
     async def check() -> None:
-        async with World(SerialEngine()).started() as world:
+        async with World(new_engine()).started() as world:
             found = gauge_values(world.pipeline.models, INTAKE)
             shown = {instrument.name: series for instrument, series in found.items()}
             address, model = DESCRIPTION.address, DESCRIPTION.model

@@ -12,12 +12,12 @@ from aggregator.scheduler.queue import QueuePolicy
 from aggregator.scheduler.work_item import Priority, Query
 from tests.fakes.clock import run
 from tests.fakes.sources import KAFKA
-from tests.fakes.world import MODEL, Route, SerialEngine, World
+from tests.fakes.world import MODEL, Route, World, new_engine
 
 
 def test_a_caller_that_goes_away_takes_its_inputs_out_of_the_queue() -> None:
     async def check() -> None:
-        engine = SerialEngine(slowness=100.0)
+        engine = new_engine(slowness=100.0)
         async with World(engine).started() as world:
             await world.occupy()
             call = asyncio.create_task(world.embed("3"))
@@ -36,7 +36,7 @@ def test_calls_that_were_answered_leave_nothing_to_the_collector_of_cycles() -> 
         gc.collect()
         gc.disable()
         try:
-            async with World(SerialEngine()).started() as world:
+            async with World(new_engine()).started() as world:
                 answered = {(await world.embed(f"{number}")).request_id for number in range(50)}
                 kept = {request_of(one).request_id for one in gc.get_objects() if isinstance(one, Query)}
         finally:
@@ -49,7 +49,7 @@ def test_calls_that_were_answered_leave_nothing_to_the_collector_of_cycles() -> 
 
 def test_kafka_requests_are_completed_once_and_free_what_they_held() -> None:
     async def check() -> None:
-        async with World(SerialEngine()).started() as world:
+        async with World(new_engine()).started() as world:
             requests = [world.request(f"{number}", source=KAFKA) for number in range(50)]
             world.produce(*requests)
             await asyncio.sleep(5)
@@ -61,7 +61,7 @@ def test_kafka_requests_are_completed_once_and_free_what_they_held() -> None:
 
 def test_a_call_does_not_wait_for_the_reply_to_a_record_of_its_batch() -> None:
     async def check() -> None:
-        async with World(SerialEngine(slowness=100.0)).started() as world:
+        async with World(new_engine(slowness=100.0)).started() as world:
             await world.occupy()
             world.produce(world.request("3", source=KAFKA))
             call = asyncio.create_task(world.embed("4"))
@@ -79,7 +79,7 @@ def test_a_call_does_not_wait_for_the_reply_to_a_record_of_its_batch() -> None:
 
 def test_above_the_bound_grpc_is_refused_and_kafka_topics_are_held_by_class() -> None:
     async def check() -> None:
-        engine = SerialEngine(slowness=1000.0)
+        engine = new_engine(slowness=1000.0)
         async with World(engine, max_held_tokens=100).started() as world:
             world.produce(*(world.request("1", source=KAFKA) for _ in range(18)))
             await asyncio.sleep(0.01)
@@ -96,7 +96,7 @@ def test_above_the_bound_grpc_is_refused_and_kafka_topics_are_held_by_class() ->
 
 def test_requests_of_a_partition_that_was_given_back_are_dropped() -> None:
     async def check() -> None:
-        engine = SerialEngine(slowness=100.0)
+        engine = new_engine(slowness=100.0)
         async with World(engine).started() as world:
             under_way = await world.occupy()
             world.produce(*(world.request("3", source=KAFKA) for _ in range(5)))
@@ -112,7 +112,7 @@ def test_requests_of_a_partition_that_was_given_back_are_dropped() -> None:
 
 def test_a_drain_finishes_what_was_taken_in() -> None:
     async def check() -> None:
-        async with World(SerialEngine(slowness=50.0)).started() as world:
+        async with World(new_engine(slowness=50.0)).started() as world:
             world.produce(*(world.request(str(number), source=KAFKA) for number in range(100)))
             await asyncio.sleep(0.001)
             await world.drain()
@@ -123,7 +123,7 @@ def test_a_drain_finishes_what_was_taken_in() -> None:
 
 def test_a_drain_leaves_what_no_server_can_do_to_the_next_reader() -> None:
     async def check() -> None:
-        engine = SerialEngine(slowness=50.0)
+        engine = new_engine(slowness=50.0)
         async with World(engine).started() as world:
             assert world.pool.members is not None
             world.pool.members.leave(engine)
@@ -142,7 +142,7 @@ def test_a_drain_leaves_what_no_server_can_do_to_the_next_reader() -> None:
 
 def test_an_input_that_holds_its_partitions_committed_offset_back_is_aged() -> None:
     async def check() -> None:
-        engine = SerialEngine()
+        engine = new_engine()
         async with World(engine, queue=QueuePolicy(max_wait_s=(1e9, 1e9, 1e9))).started() as world:
             stuck = world.request("7", source=KAFKA, priority="PRIORITY_BACKGROUND")
             flood = [world.request(f"{number} 1 1 1", source=KAFKA) for number in range(200)]

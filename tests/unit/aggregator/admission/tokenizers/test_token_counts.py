@@ -20,7 +20,8 @@ from aggregator.scheduler.dispatcher import DispatchPolicy
 from aggregator.scheduler.work_item import Priority
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.fakes.sources import GRPC
-from tests.fakes.world import DESCRIPTION, FakeCounting, WordTokenizer
+from tests.fakes.tokenizers import FakeTokenizer
+from tests.fakes.world import DESCRIPTION, FakeCounting
 
 CALL = 1 << 16
 """Characters of one call."""
@@ -30,7 +31,7 @@ class Noting(FakeCounting):
     """Notes the texts of each call, and whether they were called long."""
 
     def __init__(self) -> None:
-        super().__init__(WordTokenizer())
+        super().__init__(FakeTokenizer())
         self.calls: list[list[str]] = []
         self.long: list[bool] = []
 
@@ -47,7 +48,7 @@ class Desk:
     def __init__(self, *, takes: int = 32) -> None:
         self.counting = Noting()
         description = replace(DESCRIPTION, max_input_tokens=takes)
-        self.model_revision = ModelRevision(description, WordTokenizer(), self.counting, DispatchPolicy())
+        self.model_revision = ModelRevision(description, FakeTokenizer(), self.counting, DispatchPolicy())
 
     def long(self, *texts: str, truncate: int = pb.TRUNCATE_NONE) -> list[Counted]:
         return asyncio.run(count_long(self.model_revision, request(*texts, truncate=truncate), texts))

@@ -32,7 +32,8 @@ from aggregator.scheduler.replica import ReplicaPolicy
 from aggregator.scheduler.work_item import Priority, Query
 from protos.generation.v1 import generation_pb2 as pb
 from tests.fakes.sources import GRPC
-from tests.fakes.world import DESCRIPTION, FakeCounting, WordTokenizer
+from tests.fakes.tokenizers import FakeTokenizer
+from tests.fakes.world import DESCRIPTION, FakeCounting
 
 COSTS = ports.Generating(fixed_s=0.01, per_sequence_s=0.001, per_token_s=0.0001, kv_tokens=4096, max_sequences=8)
 GENERATING = replace(DESCRIPTION, generating=COSTS)
@@ -83,7 +84,7 @@ class Desk:
     """One revision on two servers."""
 
     def __init__(self, tracer: Tracer | None = None) -> None:
-        words = WordTokenizer()
+        words = FakeTokenizer()
         self.revision = ModelRevision(GENERATING, words, FakeCounting(words), DispatchPolicy())
         for name in ("a", "b"):
             self.revision.dispatcher.replicas[name] = GeneratingReplica(

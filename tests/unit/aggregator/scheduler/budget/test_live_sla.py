@@ -17,8 +17,9 @@ from aggregator.scheduler.replica import Replica
 from aggregator.settings.aggregator import SlaSettings
 from protos.modelserver.v1.curve import Curve, Rule
 from tests.fakes.clock import run
+from tests.fakes.engines import FakeEngine
 from tests.fakes.sources import KAFKA
-from tests.fakes.world import DESCRIPTION, SerialEngine, World
+from tests.fakes.world import DESCRIPTION, World, new_engine
 
 SLOWED = replace(DESCRIPTION, curve=Curve(0.0, 0.002, 1e-5, 800, Rule.THROUGHPUT, 4096))
 """A server that measured itself when it was quick: 10 ms for the 800 tokens of its saturation point."""
@@ -56,7 +57,7 @@ def shown_of(world: World) -> dict[str, list[float]]:
 
 def test_a_target_that_is_missed_shrinks_the_budget_until_it_is_met_and_a_pod_that_heals_gets_it_back() -> None:
     async def check() -> None:
-        engine = SerialEngine(SLOWED, slowness=2.0)  # 20 ms a full step, where 8 ms are wanted
+        engine = new_engine(description=SLOWED, slowness=2.0)  # 20 ms a full step, where 8 ms are wanted
         async with World(engine, goal=SlaGoal(step_s=0.008, min_tokens=20)).started() as world:
             replica = replica_of(world)
             assert replica.token_budget == 800
@@ -71,7 +72,7 @@ def test_a_target_that_is_missed_shrinks_the_budget_until_it_is_met_and_a_pod_th
 
 
 def test_what_is_promised_for_answers_leaves_room_for_what_the_network_takes() -> None:
-    class Distant(SerialEngine):
+    class Distant(FakeEngine):
         @override
         async def embed(self, batch: OutgoingBatch, *, timeout_s: float) -> StepResult:
             await asyncio.sleep(0.004)
@@ -93,7 +94,7 @@ def test_what_is_promised_for_answers_leaves_room_for_what_the_network_takes() -
 def test_gauges_and_the_scaler_are_told() -> None:
     async def check() -> None:
         goal = SlaGoal(answer_s=0.0001, min_tokens=20)
-        async with World(SerialEngine(SLOWED), goal=goal).started() as world:
+        async with World(new_engine(description=SLOWED), goal=goal).started() as world:
             await flood(world, 1.0)
             shown = shown_of(world)
             assert shown["embed.token_budget"] == [replica_of(world).token_budget]
@@ -109,7 +110,7 @@ def test_gauges_and_the_scaler_are_told() -> None:
 
 def test_without_a_promise_nothing_is_steered() -> None:
     async def check() -> None:
-        async with World(SerialEngine(SLOWED, slowness=5.0)).started() as world:
+        async with World(new_engine(description=SLOWED, slowness=5.0)).started() as world:
             await flood(world, 1.0)
             assert replica_of(world).token_budget == 800
             assert shown_of(world)["embed.sla.pressure"] == []
