@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 REPORTS = Path(".run/tests")
-IN_TWO, IN_FOUR = ("-n", "2"), ("-n", "4")  # processes; four where tests wait more than they work
-BY_FILE = ("--dist", "loadfile")  # the tests of a file share what it starts
+IN_TWO, IN_SIX = ("-n", "2"), ("-n", "6")  # processes; six where tests wait more than they work
+BY_FILE = ("--dist", "loadfile", "--no-loadscope-reorder")  # the tests of a file share what it starts
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ SUITES = (
     Suite("types", (_python("mypy"), _python("pyright"))),
     _pytest("unit", *IN_TWO, *(f"--cov={package}" for package in PURE), "--cov-branch", "--cov-fail-under=100"),
     Suite("chart", (_python("helm.generate", "--check"), *_pytest("chart", *IN_TWO, *BY_FILE).commands), (HELM,)),
-    _pytest("integration", *IN_FOUR, *BY_FILE, needs=(JAVA, ENGINE)),
+    _pytest("integration", *IN_SIX, *BY_FILE, needs=(JAVA, ENGINE)),
     _pytest("cluster", "-m", "short", needs=(NAMESPACES, JAVA, HELM, ENGINE), waits=True),
     _pytest("faults", "-m", "short", *IN_TWO, needs=(JAVA, ENGINE), waits=True),
     _pytest("e2e", needs=(JAVA, ENGINE), waits=True),
