@@ -11,37 +11,9 @@ from aiokafka import errors as kafka_errors
 from aggregator.sources.kafka.consumer.consumer import KafkaDeliveries
 from aggregator.sources.kafka.producer.producer import KafkaProducer
 from loadtest.stack.kafka import KafkaBroker
-from tests.fakes.kafka_clusters import RealCluster, complete, produce, reading, records_of, until, until_committed
+from tests.fakes.kafka_clusters import RealCluster, complete, produce, reading, records_of, until_committed
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
-
-
-async def test_intake_and_output_outlive_a_restart_of_the_broker(fragile: RealCluster, own_broker: KafkaBroker) -> None:
-    topic, replies = await fragile.create_topic(partitions=2), await fragile.create_topic()
-    await produce(fragile, records_of(topic, 20))
-    producer = KafkaProducer(fragile.settings())
-    await producer.start()
-    async with reading(fragile, fragile.settings(topic)) as intake:
-        leases = await intake.take(20)
-        assert intake.deliveries.healthy
-        await asyncio.to_thread(own_broker.stop)
-        await until(lambda: not intake.deliveries.healthy)
-        sending = asyncio.create_task(producer.send(records_of(replies, 20)))
-        await asyncio.sleep(1.0)
-        assert not sending.done()
-        complete(leases)
-        await asyncio.to_thread(own_broker.start)
-        assert not any(await asyncio.wait_for(sending, 60))
-        await until(lambda: intake.deliveries.healthy)
-        await produce(fragile, records_of(topic, 10, start=20))
-        fresh = [lease for lease in await intake.take(10) if lease not in leases]
-        complete(fresh)
-        committed = {0: 0, 1: 0}
-        for lease in (*leases, *fresh):
-            committed[lease.record.partition] = max(committed[lease.record.partition], lease.offset + 1)
-        await until_committed(fragile, topic, committed)
-    await producer.close(5)
-    assert sorted({int(record.value or b"") for record in await fragile.read(replies)}) == list(range(20))
 
 
 async def test_stopping_does_not_wait_for_a_broker_that_is_away(fragile: RealCluster, own_broker: KafkaBroker) -> None:

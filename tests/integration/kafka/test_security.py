@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiokafka import errors as kafka_errors
-from aiokafka.protocol.admin import CreateAclsRequest, DeleteAclsRequest
+from aiokafka.protocol.admin import CreateAclsRequest
 
 from aggregator.errors import StartError
 from aggregator.settings.aggregator import KafkaSettings
@@ -18,19 +17,15 @@ from aggregator.sources.kafka.connection import check, prepare_topics
 from aggregator.sources.kafka.consumer.consumer import KafkaDeliveries
 from aggregator.sources.kafka.producer.producer import KafkaProducer
 from loadtest.stack.kafka import KafkaBroker
-from loadtest.stack.part import responds
 from loadtest.stack.ports import free_ports
-from loadtest.stack.service import DEFAULT_MODEL_NAME, Aggregator
-from tests.fakes.kafka_clusters import RealCluster, complete, produce, reading, records_of, until, until_committed
-from tests.integration.aggregator.conftest import synthetic
-from tests.integration.aggregator.desk import Topics, open_desk, query
+from tests.fakes.kafka_clusters import RealCluster, complete, produce, reading, records_of, until_committed
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 TOPIC, GROUP = 2, 3
 LITERAL = 3
 READ, WRITE, DESCRIBE = 3, 4, 8
-DENY, ALLOW = 2, 3
+ALLOW = 3
 
 USER = {"username": "app", "password": "secret"}
 
@@ -53,17 +48,6 @@ class GuardedCluster(RealCluster):
                 request = CreateAclsRequest(kind, name, LITERAL, "User:app", "*", operation, ALLOW)
                 response = await admin._send_to_controller(request)  # noqa: SLF001 - there is no public way
                 assert response.creation_responses[0][0] == 0
-
-    @contextlib.asynccontextmanager
-    async def forbidden(self, kind: int, name: str, operation: int) -> AsyncGenerator[None]:
-        """While one operation on one topic or group is forbidden, whatever was granted."""
-        rule: Any = (kind, name, LITERAL, "User:app", "*", operation, DENY)
-        async with self.admin() as admin:
-            await admin._send_to_controller(CreateAclsRequest(*rule))  # noqa: SLF001
-            try:
-                yield
-            finally:
-                await admin._send_to_controller(DeleteAclsRequest(*rule))  # noqa: SLF001
 
 
 @pytest.fixture(scope="module")
@@ -98,12 +82,11 @@ def guarded(guarded_broker: tuple[KafkaBroker, str]) -> GuardedCluster:
     return GuardedCluster(*guarded_broker)
 
 
-@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256"])
-async def test_a_wrong_password_is_said_at_once(guarded: GuardedCluster, mechanism: str, tmp_path: Path) -> None:
+async def test_a_wrong_password_is_said_at_once(guarded: GuardedCluster, tmp_path: Path) -> None:
     wrong = tmp_path / "password"
     wrong.write_text("guess\n")
     with pytest.raises(StartError, match="refused the credentials"):
-        await prepare_topics(guarded.as_user(sasl={**USER, "mechanism": mechanism, "password_file": wrong}), 30)
+        await prepare_topics(guarded.as_user(sasl={**USER, "mechanism": "SCRAM-SHA-256", "password_file": wrong}), 30)
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256"])
@@ -160,42 +143,3 @@ async def test_a_query_topic_that_is_forbidden_holds_up_no_other(guarded: Guarde
             complete(await intake.take(5, timeout_s=8.0))
         assert {lease.record.topic for lease in intake.leases} == {allowed}
         await until_committed(guarded, allowed, {0: 20})
-
-
-async def test_a_group_that_is_forbidden_for_a_moment_costs_no_record_and_is_told_by_readiness(
-    guarded: GuardedCluster, tmp_path: Path
-) -> None:
-    topics = Topics(await guarded.create_topic(partitions=2), await guarded.create_topic(partitions=2))
-    await guarded.create_named_topic(topics.dead_letters, partitions=2)
-    group = f"group-{guarded.name}"
-    await guarded.grant(TOPIC, topics.requests, READ, DESCRIBE)
-    await guarded.grant(GROUP, group, READ)
-    for topic in (topics.replies, topics.dead_letters):
-        await guarded.grant(TOPIC, topic, WRITE, DESCRIBE)
-    settings = {
-        "KAFKA__TOPICS": f'[{{"name": "{topics.requests}"}}]',
-        "KAFKA__REPLY_TOPIC": topics.replies,
-        "KAFKA__GROUP_ID": group,
-        "KAFKA__CREATE_TOPICS": "false",
-        "KAFKA__CLIENT__SESSION_TIMEOUT_S": "6",
-        "KAFKA__SECURITY_PROTOCOL": "SASL_PLAINTEXT",
-        **{f"KAFKA__SASL__{name.upper()}": value for name, value in USER.items()},
-    }
-    with synthetic(tmp_path / "modelserver.log") as server:
-        aggregator = Aggregator(
-            tmp_path / "aggregator.log",
-            kafka=guarded.guarded,
-            model=DEFAULT_MODEL_NAME,
-            servers=[server.address],
-            settings=settings,
-        )
-        with aggregator:
-            async with open_desk(guarded.bootstrap, topics) as desk:
-                await desk.exchange(*(query("before", f"before-{number}") for number in range(10)))
-                async with guarded.forbidden(GROUP, group, READ):
-                    await asyncio.sleep(1.2)
-                await until(lambda: not responds(aggregator.metrics_address, "/readyz"))
-                await desk.exchange(*(query("after", f"after-{number}") for number in range(100)))
-                await desk.until_committed(group)
-                await until(lambda: responds(aggregator.metrics_address, "/readyz"))
-    assert len(desk.answers()) == 110
