@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterator
 from difflib import get_close_matches
+from json import JSONDecodeError
 from pathlib import Path
 from typing import TypeVar
 
@@ -104,5 +105,6 @@ def _reason(error: Exception) -> str:
         return f"line {error.problem_mark.line + 1}: {error.problem}"
     if isinstance(error, OSError):
         return error.strerror or str(error)
-    cause = error.__cause__
-    return f"{error}: {cause.msg}" if isinstance(cause, ValueError) and hasattr(cause, "msg") else type(error).__name__
+    if isinstance(error.__cause__, JSONDecodeError):
+        return f"{error}: {error.__cause__.msg}"
+    return type(error).__name__

@@ -15,8 +15,8 @@ from jwt.algorithms import OKPAlgorithm
 from jwt.utils import base64url_encode
 
 from aggregator.settings.aggregator import JwtSettings
-from aggregator.sources.grpc import bearer_tokens
-from aggregator.sources.grpc.bearer_tokens import JwtTokens, StaticTokens
+from aggregator.sources.grpc import callers
+from aggregator.sources.grpc.callers import JwtTokens, StaticTokens
 from tests.fuzz.target import Cut, Target, field
 
 _FOLDER = Path(tempfile.mkdtemp(prefix="fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))  # noqa: S108 - memory
@@ -110,7 +110,7 @@ def _list_seeds() -> Sequence[bytes]:
     return [b"# a\n\nt secret\n", b"t sha256:" + b"0" * 64, b"t sha256:x", b"t", b"t u v", b"\xff", b"\xc2\xad secret"]
 
 
-_SOURCES = (Path(bearer_tokens.__file__), Path(jwt.api_jwt.__file__))
+_SOURCES = (Path(callers.__file__), Path(jwt.api_jwt.__file__))
 
 TARGETS = (
     Target("signed_token", check_token, _token_seeds, _SOURCES),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import struct
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from pathlib import Path
@@ -24,13 +25,10 @@ from aggregator.replicas.engine import OutgoingBatch
 from aggregator.request import Defaults, Failure, Request
 from aggregator.scheduler.work_item import Priority
 from aggregator.sources import parsing as wire_scan
-from aggregator.sources.grpc import bearer_tokens
-from aggregator.sources.grpc import callers as authentication
 from aggregator.sources.grpc import callers as grpc_callers
 from aggregator.sources.grpc import calls as grpc_calls
-from aggregator.sources.grpc.bearer_tokens import Caller
 from aggregator.sources.grpc.call_batcher import CallBatcher
-from aggregator.sources.grpc.callers import Authentication, Callers
+from aggregator.sources.grpc.callers import Authentication, Callers, StaticTokens
 from aggregator.sources.grpc.calls import Call, Calls, call_of, refusal
 from aggregator.sources.grpc.load import Limits, Load, Room
 from aggregator.sources.grpc.reading import Context, Reading
@@ -48,16 +46,6 @@ _CERTIFICATE = ("x509_common_name", "peer_spiffe_id", "peer_dns")
 _METADATA = ("x-tenant", "traceparent", "authorization", "user-agent")
 _FACTS = synthetic_facts(dimensions=2, max_input_tokens=20, vocabulary_size=1000, step_tokens=100, step_queries=10)
 _BATCH = OutgoingBatch("b", b"", b"", 3, 30, 1, isolate=False, max_step_tokens=100)
-
-
-class _OneToken:
-    """Knows one bearer token."""
-
-    version = 0
-
-    def caller(self, token: str) -> Caller | None:
-        token.encode()  # as every kind does, to compare digests
-        return Caller("tenant") if token == "secret" else None
 
 
 class _Batcher(CallBatcher):
@@ -90,7 +78,9 @@ def _calls(known: Authentication | None) -> Calls:
 _MAX_INPUTS = 3
 _FILLER = pb.EmbedRequest(tenant="t" * SMALL_BYTES).SerializeToString()
 _OPEN = _calls(None)
-_CLOSED = _calls(Authentication([_OneToken()], client_certificates=True, wall_clock=lambda: 1.7e9))
+_TOKENS = Path(tempfile.mkdtemp(prefix="fuzz-")) / "tokens"
+_TOKENS.write_text("tenant secret\n")
+_CLOSED = _calls(Authentication([StaticTokens(_TOKENS)], client_certificates=True, wall_clock=lambda: 1.7e9))
 
 
 def _context(metadata: Iterable[tuple[str, str | bytes]], certificate: Mapping[str, Iterable[bytes]]) -> Context:
@@ -275,7 +265,7 @@ def _files(*modules: ModuleType) -> tuple[Path, ...]:
 
 
 TARGETS = (
-    Target("grpc_call", check_call, _call_seeds, _files(grpc_callers, grpc_calls, authentication, bearer_tokens)),
+    Target("grpc_call", check_call, _call_seeds, _files(grpc_callers, grpc_calls)),
     Target("grpc_message", check_scan, _scan_seeds, _files(wire_scan)),
     Target("modelserver_answer", check_answer, _answer_seeds, _files(modelserver_answers)),
     Target("modelserver_description", check_description, _description_seeds, _files(modelserver_answers)),

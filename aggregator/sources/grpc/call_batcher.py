@@ -1,4 +1,4 @@
-"""Batch calls while no model server could take them: admitted together they cost less each."""
+"""Batch calls while every model server is busy: admitted together they cost less each."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from collections.abc import Callable
 from aggregator.request import Request
 
 LONGEST_S = 0.01
-"""How long a call waits for others at the most, and so for a refusal."""
+"""The longest that a call waits for others, and so for a refusal."""
 ENOUGH_INPUTS = 64
-"""More of them would hardly cost less each, and would be counted when a server already waits."""
+"""A larger batch hardly costs less for each call, and a server could wait for it."""
 
 
 class CallBatcher:
-    """Calls on their way into the queue. While some are being admitted, those that come meanwhile are batched."""
+    """Calls that wait for admission. Those that come while others are being admitted form the next batch."""
 
     def __init__(self, turn_s: Callable[[float], float], clock: Callable[[], float] = time.monotonic) -> None:
-        """`turn_s` says when a server takes its next batch, as seen from a moment (both monotonic seconds)."""
+        """`turn_s`: when a server takes its next batch, given the present time (both monotonic seconds)."""
         self._turn_s = turn_s
         self._clock = clock
         self._calls: list[Request] = []
@@ -29,7 +29,7 @@ class CallBatcher:
         self._closed = False
 
     async def receive(self) -> list[Request]:
-        """The next calls, when their time has come; none once closed."""
+        """The next batch of calls, when it is due; none once closed."""
         self._admitting = False
         await self._due.wait()
         if not self._closed:
@@ -39,7 +39,7 @@ class CallBatcher:
         return calls
 
     def add(self, call: Request) -> None:
-        """Take a call; it is received when a server could take it, when enough have come, or after `LONGEST_S`."""
+        """Add a call. Its batch is due when a server is free, when it is large enough, or after `LONGEST_S`."""
         self._calls.append(call)
         self._inputs += len(call.inputs)
         if self._admitting or self._inputs >= ENOUGH_INPUTS:
@@ -50,7 +50,7 @@ class CallBatcher:
             self._timer = asyncio.get_running_loop().call_later(wait_s, self.receive_now)
 
     def receive_now(self) -> None:
-        """Let what is batched be received now, as when a server became less busy."""
+        """Make the batch due now, as when a server became free."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

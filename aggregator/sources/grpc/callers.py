@@ -1,44 +1,139 @@
-"""Say which tenant a caller is, by a bearer token or a client certificate; never by anything a caller can make up."""
+"""Authenticate callers by bearer token or client certificate, and name their tenant."""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import json
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol
+from math import inf
+from pathlib import Path
+from typing import TypeGuard
+
+import jwt
+from pydantic import BaseModel, ConfigDict, FiniteFloat
 
 from aggregator.errors import StartError, Unauthenticated
 from aggregator.request import Defaults
-from aggregator.settings.aggregator import AuthenticationSettings
-from aggregator.sources.grpc.bearer_tokens import Caller, JwtTokens, StaticTokens, is_name
+from aggregator.settings.aggregator import AuthenticationSettings, JwtSettings
+from aggregator.sources.grpc.certificates import WatchedFiles
 from aggregator.sources.grpc.load import Holders
 from aggregator.sources.grpc.reading import Context
 
+_LOG = logging.getLogger(__name__)
+_DIGEST_BYTES = hashlib.sha256().digest_size
+_DIGEST_PREFIX = "sha256:"
+_LEEWAY_S = 30.0
+_ALGORITHMS = ("RS256", "ES256", "EdDSA")
+"""Signatures with a public key that identity providers give; none that a shared secret makes."""
 _MAX_REMEMBERED = 4096
 _CERTIFICATE_NAMES = ("peer_spiffe_id", "x509_common_name", "peer_dns")
 """Of a client certificate, as gRPC calls them; the first that there is names the tenant."""
+_MAX_TENANTS = 4096
+_LONGEST_KEPT = 256
 
 
-class Tokens(Protocol):
-    """One kind of bearer token."""
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """A tenant, until when its credential says so (Unix seconds), and the `authorization` header that it came by."""
+
+    tenant: str
+    expires_s: float = inf
+    authorization: str = field(default="", repr=False)
+
+
+def is_name(tenant: object) -> TypeGuard[str]:
+    """Whether this can name a tenant: a printable text without blanks at its ends."""
+    return isinstance(tenant, str) and tenant != "" and tenant.isprintable() and tenant.strip() == tenant
+
+
+class StaticTokens:
+    """Tokens listed in a file, which holds them or their SHA-256."""
+
+    def __init__(self, file: Path) -> None:
+        """Raises OSError or ValueError."""
+        self._tokens = WatchedFiles([file], partial(_read_tokens, file))
 
     @property
     def version(self) -> int:
-        """Another number once what was valid before may be so no more."""
-        ...
+        """Changes with the file."""
+        self._tokens.get()
+        return self._tokens.version
 
     def caller(self, token: str) -> Caller | None:
-        """Whose token it is; None when it is not one of these, or not valid."""
-        ...
+        """Compares digests, in constant time; whose digest to compare with is looked up by its first half."""
+        digest = hashlib.sha256(token.encode()).digest()
+        known = self._tokens.get().get(digest[: _DIGEST_BYTES // 2])
+        if known is None or not hmac.compare_digest(known[0], digest):
+            return None
+        return Caller(known[1])
+
+
+class JwtTokens:
+    """JSON Web Tokens signed by a key of a JWKS file; the key is chosen by the token's `kid`."""
+
+    def __init__(self, file: Path, settings: JwtSettings) -> None:
+        """Raises OSError or ValueError."""
+        self._keys = WatchedFiles([file], partial(_read_keys, file))
+        self._settings = settings
+
+    @property
+    def version(self) -> int:
+        """Changes with the file."""
+        self._keys.get()
+        return self._keys.version
+
+    def caller(self, token: str) -> Caller | None:
+        """Checks signature, claims' types, times, issuer and audience; one without expiry or tenant is not valid."""
+        settings = self._settings
+        try:
+            key = self._key(jwt.get_unverified_header(token).get("kid"))
+            claims: dict[str, object] = jwt.decode(
+                token,
+                key,
+                algorithms=_ALGORITHMS,
+                issuer=settings.issuer or None,
+                audience=settings.audience or None,
+                leeway=_LEEWAY_S,
+                options={"require": ["exp"], "verify_aud": bool(settings.audience)},
+            )
+            expires_s = _Claims.model_validate(claims).exp
+        except (jwt.PyJWTError, KeyError, ValueError):
+            return None
+        tenant = claims.get(settings.tenant_claim)
+        return Caller(tenant, expires_s + _LEEWAY_S) if is_name(tenant) else None
+
+    def _key(self, kid: str | None) -> jwt.PyJWK:
+        """Raises KeyError; a token that names no key may use the only one there is."""
+        keys = self._keys.get()
+        if kid is None and len(keys) == 1:
+            return next(iter(keys.values()))
+        return keys[kid]
+
+
+class _Claims(BaseModel):
+    """The registered claims as RFC 7519 types them: PyJWT takes some that are not, an `exp` in quotes among them."""
+
+    model_config = ConfigDict(strict=True)
+
+    exp: FiniteFloat
+    nbf: FiniteFloat = 0.0
+    iat: FiniteFloat = 0.0
+    iss: str = ""
+    sub: str = ""
+    aud: str | list[str] = ""
 
 
 class Authentication:
-    """Every way to show who calls; a token that was found valid is remembered until it, or its file, changes."""
+    """All ways of authentication. A valid token is remembered until it expires or its file changes."""
 
     def __init__(
         self,
-        tokens: Sequence[Tokens],
+        tokens: Sequence[StaticTokens | JwtTokens],
         *,
         client_certificates: bool = False,
         wall_clock: Callable[[], float] = time.time,
@@ -59,7 +154,7 @@ class Authentication:
         if caller is None:
             scheme, _, token = header.partition(" ")
             if scheme.lower() != "bearer" or not token:
-                raise Unauthenticated("the authorization is no bearer token")
+                raise Unauthenticated("the authorization metadata is not a bearer token")
             caller = replace(self._find(token.strip()), authorization=header)
             self._remembered[header] = caller
         if caller.expires_s <= self._wall_clock():
@@ -67,7 +162,7 @@ class Authentication:
         return caller
 
     def check(self, caller: Caller) -> None:
-        """Raises Unauthenticated when the caller's token has expired since, was revoked, or is another tenant's."""
+        """Raises Unauthenticated when the token of a caller has expired, was revoked, or names another tenant now."""
         if caller.authorization and self.by_token(caller.authorization).tenant != caller.tenant:
             raise Unauthenticated("the bearer token is another tenant's now")
 
@@ -90,8 +185,8 @@ class Authentication:
 
 
 def open_authentication(settings: AuthenticationSettings) -> Authentication | None:
-    """What the settings ask for; None: anybody may call. Raises StartError for a file that cannot be used."""
-    tokens: list[Tokens] = []
+    """The authentication that the settings ask for; None: anybody may call. Raises StartError for an unusable file."""
+    tokens: list[StaticTokens | JwtTokens] = []
     for name, file, opened in (
         ("tokens_file", settings.tokens_file, StaticTokens),
         ("jwt.jwks_file", settings.jwt.jwks_file, partial(JwtTokens, settings=settings.jwt)),
@@ -113,20 +208,16 @@ def _name(value: bytes) -> str:
     except UnicodeDecodeError:
         raise Unauthenticated("the client certificate's name is not UTF-8") from None
     if not is_name(name):
-        raise Unauthenticated("the client certificate's name is blank, or holds what cannot be seen")
+        raise Unauthenticated("the client certificate's name is blank, or has characters that are not printable")
     return name
-
-
-_MAX_TENANTS = 4096
-_LONGEST_KEPT = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a call's requests are taken with; `caller` is None where anybody may call.
+    """Who calls; `caller` is None where anybody may call.
 
-    `holders` answer for what the call holds, the last of them for its messages: the tenant that a credential names, or
-    else the tenant that the caller does, if any, and its connection, which nobody can make up.
+    `holders`: whose shares the call counts against, the last of them for its messages. With authentication the tenant;
+    without it the tenant that the call names, if any, and its connection.
     """
 
     defaults: Defaults
@@ -136,12 +227,12 @@ class Identity:
 
 
 def tenant_holder(tenant: str) -> str:
-    """The tenant as one who answers for what a call holds; no connection is called so."""
+    """The tenant as a holder; no connection has such a name."""
     return f"tenant {tenant}"
 
 
 class Callers:
-    """Reads the metadata of calls. With authentication on, the tenant is the credential's, whatever a field says."""
+    """Reads the metadata of calls. With authentication the tenant is the credential's, whatever the metadata says."""
 
     def __init__(self, defaults: Defaults, authentication: Authentication | None, *, traced: bool) -> None:
         self._defaults = defaults
@@ -195,3 +286,57 @@ class Callers:
 
 def _text(value: str | bytes) -> str:
     return value.decode("latin-1") if isinstance(value, bytes) else value
+
+
+def _read_tokens(file: Path) -> dict[bytes, tuple[bytes, str]]:
+    """Digest and tenant of each line, by the digest's first half. Raises ValueError, which quotes no token."""
+    found: dict[bytes, tuple[bytes, str]] = {}
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        if len(words) != 2:  # noqa: PLR2004 - tenant and token
+            raise ValueError(f"line {number} is not: TENANT TOKEN")
+        tenant, token = words
+        if not is_name(tenant):
+            raise ValueError(f"line {number}: the tenant's name is not printable")
+        digest = hashlib.sha256(token.encode()).digest()
+        if token.startswith(_DIGEST_PREFIX):
+            try:
+                digest = bytes.fromhex(token.removeprefix(_DIGEST_PREFIX))
+            except ValueError:
+                digest = b""
+            if len(digest) != _DIGEST_BYTES:
+                raise ValueError(f"line {number}: the digest is not 64 hexadecimal digits")
+        found[digest[: _DIGEST_BYTES // 2]] = (digest, tenant)
+    return found
+
+
+def _read_keys(file: Path) -> dict[str | None, jwt.PyJWK]:
+    """The keys by their `kid`; those that verify nothing are passed over. Raises ValueError."""
+    try:
+        document = json.loads(file.read_text(encoding="utf-8"))
+        listed = document["keys"]
+    except (LookupError, RecursionError, TypeError) as error:
+        raise ValueError(f"it is not a JSON Web Key Set: {type(error).__name__}") from None
+    keys: dict[str | None, jwt.PyJWK] = {}
+    for number, each in enumerate(listed if isinstance(listed, list) else (), start=1):
+        try:
+            key = _read_key(each)
+        except (jwt.PyJWTError, AttributeError, NotImplementedError, TypeError, ValueError) as error:
+            extra = {"file": str(file), "key": number, "error": type(error).__name__}
+            _LOG.warning("a key of the JSON Web Key Set cannot be used", extra=extra)
+            continue
+        if key.key_id in keys:
+            raise ValueError(f"key {number} has the id of another, or both have none: give each a kid of its own")
+        keys[key.key_id] = key
+    if not keys:
+        raise ValueError("it holds no key that can be used")
+    return keys
+
+
+def _read_key(listed: dict[str, object]) -> jwt.PyJWK:
+    """The public part of a key for signatures. Raises what PyJWK raises, or ValueError."""
+    if not isinstance(listed.get("kid", ""), str) or listed.get("use", "sig") != "sig":
+        raise ValueError("its id is not a text, or it is not for signatures")
+    return jwt.PyJWK({name: value for name, value in listed.items() if name != "d"})

@@ -1,4 +1,4 @@
-"""Take requests off gRPC by one set of rules, whether they come alone or on a stream, and wait for their outcome."""
+"""Make requests of gRPC messages, by the same rules for single calls and streams, and wait for their outcomes."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from protos.embedding.v1 import embedding_pb2 as pb
 _LOG = logging.getLogger(__name__)
 
 GiveUp = Callable[[Request], "asyncio.Future[None] | None"]
-"""Tells the pipeline that a caller went away. Returns the work on its request that has yet to end, if any."""
+"""Cancels a request in the pipeline. Returns the work on it that has yet to end, if any."""
 
 
 class Call(Origin):
-    """The origin of a request that came by gRPC: its caller waits here. `room` is what it takes."""
+    """The origin of a request from gRPC: its caller waits here. `room` is what it holds."""
 
     __slots__ = ("_completed", "_waiter", "room")
 
@@ -47,7 +47,7 @@ class Call(Origin):
             self._waiter.set_result(None)
 
     async def wait(self) -> None:
-        """Until then."""
+        """Wait until every input has its outcome."""
         if not self._completed:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
@@ -59,7 +59,7 @@ def call_of(request: Request) -> Call:
 
 
 _Times = tuple[float, float, float]
-"""When a message came: monotonic and by the wall clock; and its call's deadline, monotonic."""
+"""The arrival of a message, monotonic and by the wall clock; and the deadline of its call, monotonic."""
 
 
 Read = Callable[[bytes, Identity, Call, _Times], Request]
@@ -67,7 +67,7 @@ Read = Callable[[bytes, Identity, Call, _Times], Request]
 
 
 class Calls:
-    """What all calls have in common: who calls, bounds, parsing, deadlines, giving up."""
+    """What all calls have in common: the caller, limits, parsing, deadlines, cancellation."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Calls:
         self._parser = ThreadPoolExecutor(1, "parser")
 
     def enter(self, holders: Holders) -> Room:
-        """Room for a call of its own, until gRPC is done with it: its answer may be taken late, or never.
+        """Room for one call, until gRPC is done with it: a client may read the answer late, or never.
 
         Raises Overloaded.
         """
@@ -127,17 +127,17 @@ class Calls:
         return request
 
     def submit(self, request: Request) -> None:
-        """Let the pipeline receive it."""
+        """Hand it to the pipeline."""
         self._batcher.add(request)
 
     def give_up(self, request: Request) -> None:
-        """Nobody waits for its answer any more; it holds its room as long as there is work on it."""
+        """Cancel it; it holds its room until the work on it ends."""
         work = self._give_up(request)
         if work is not None:
             call_of(request).room.keep_until(work)
 
     async def embed(self, request: Request) -> None:
-        """Wait until every input has its outcome; cancelled, the request leaves the queue."""
+        """Wait until every input has its outcome. When the caller cancels, the request leaves the queue."""
         self.submit(request)
         try:
             await call_of(request).wait()
@@ -167,16 +167,16 @@ def _request_in(data: bytes, identity: Identity, call: Call, times: _Times) -> R
 
 
 def fault(error: Exception) -> Failure:
-    """What a caller is told of an error that nobody thought of; the log says which, and where, but not its words."""
+    """The failure for an unexpected error. The log has its type and place, not its message, which may hold a text."""
     *_, innermost = traceback.walk_tb(error.__traceback__)
     frame, line = innermost
     place = f"{Path(frame.f_code.co_filename).name}:{line}"
     _LOG.error("a call failed", extra={"error": type(error).__name__, "at": place})
-    return Failure(Code.INTERNAL, "a fault of the service: its log says more")
+    return Failure(Code.INTERNAL, "internal error: see the log of the aggregator")
 
 
 def refusal(data: bytes, failure: Failure) -> pb.EmbedResponse:
-    """The answer to a message that could not be taken at all."""
+    """The answer on a stream to a message that could not become a request."""
     asked = head(data)
     answer = pb.EmbedResponse(request_id=asked.request_id[:MAX_ECHOED], model=asked.model[:MAX_ECHOED])
     fill_status(answer.status, failure)

@@ -1,4 +1,4 @@
-"""Keep a value that was read from files up to date with them, without ever falling back to none."""
+"""Keep what was read from files (certificates, tokens, keys) up to date; the last good value stays in use."""
 
 from __future__ import annotations
 
@@ -24,11 +24,10 @@ _Stamp = tuple[tuple[int, int, int], ...]
 
 
 class WatchedFiles(Generic[T]):
-    """What `read` makes of some files, read anew once they have changed.
+    """What `read` makes of some files; they are read again after a change.
 
-    Files are looked at when the value is asked for, every `check_every_s` at the most; by their time, size and
-    inode, so that a volume whose links are switched (Kubernetes' Secrets) is seen too. While they cannot be
-    read, as in the middle of a rotation, the last good value stays. Thread-safe.
+    `get` checks the files, at most every `check_every_s`, by time, size and inode, so that it sees switched links
+    (Secrets of Kubernetes) as well. While they cannot be read, as in a rotation, the last one stays. Thread-safe.
     """
 
     def __init__(
@@ -39,7 +38,7 @@ class WatchedFiles(Generic[T]):
         check_every_s: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Reads them; what `read` raises (OSError, ValueError) is raised here, and only logged later."""
+        """Read the files. Raises what `read` raises (OSError, ValueError); later that is only logged."""
         self._paths = tuple(paths)
         self._read = read
         self._check_every_s = check_every_s
@@ -51,7 +50,7 @@ class WatchedFiles(Generic[T]):
         self.version = 0
 
     def get(self) -> T:
-        """The value of the files as they are now, or were when they could last be read."""
+        """The present value, or the last good one."""
         now_s = self._clock()
         if now_s - self._checked_s >= self._check_every_s:
             with self._lock:
@@ -82,7 +81,7 @@ def _stamp(paths: Sequence[Path]) -> _Stamp:
 
 
 def server_credentials(settings: TlsSettings, check_every_s: float = 1.0) -> grpc.ServerCredentials | None:
-    """Credentials that follow their files; None without TLS. Raises StartError."""
+    """Credentials that are read again when their files change; None without TLS. Raises StartError."""
     if settings.cert_file is None and settings.key_file is None:
         if settings.client_ca_file is not None:
             raise StartError("grpc.tls.client_ca_file needs grpc.tls.cert_file and grpc.tls.key_file beside it")
@@ -111,7 +110,7 @@ def _read(cert: Path, key: Path, client_ca: Path | None) -> grpc.ServerCertifica
         if client_ca is not None:
             context.load_verify_locations(client_ca)
     except ssl.SSLError as error:
-        raise ValueError(f"{cert} and {key} are no certificate with its key: {error.reason or error}") from None
+        raise ValueError(f"{cert} and {key} are not a certificate and its key: {error.reason or error}") from None
     return grpc.ssl_server_certificate_configuration([(secret, chain)], ca)
 
 

@@ -1,129 +1,49 @@
-"""Hold the calls of services that are not ours, health and reflection, to the same bounds as our own."""
+"""Listen for gRPC: the services, health and reflection, TLS, and the bounds that gRPC itself keeps."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING, Any
-
-import grpc
-from google.protobuf.message import DecodeError
-from typing_extensions import override
-
-from aggregator.errors import InvalidRequest, TokenbatchError
-from aggregator.request import Failure
-from aggregator.sources.grpc.calls import Calls
-from aggregator.sources.grpc.reading import NO_MESSAGE, Context, abort
-
-if TYPE_CHECKING:
-    Handler = grpc.RpcMethodHandler[Any, Any]
 import asyncio
 import logging
-from typing import Any, cast
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, cast
 
+import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2
+from typing_extensions import override
 
-from aggregator.errors import StartError
+from aggregator.errors import InvalidRequest, StartError, TokenbatchError
+from aggregator.request import Failure
 from aggregator.settings.aggregator import GrpcSettings
+from aggregator.sources.grpc.calls import Calls
 from aggregator.sources.grpc.certificates import server_credentials
 from aggregator.sources.grpc.generation import SERVICE as GENERATION
 from aggregator.sources.grpc.generation import GenerationService
 from aggregator.sources.grpc.load import Limits
+from aggregator.sources.grpc.reading import NO_MESSAGE, Context, abort
 from aggregator.sources.grpc.service import SERVICE, EmbeddingsService
 from protos import reflection
 
-_MAX_MESSAGE_BYTES = 64 * 1024
+if TYPE_CHECKING:
+    Handler = grpc.RpcMethodHandler[object, object]
+    _WatchContext = grpc.aio.ServicerContext[health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse]
 
-
-class Guarded(grpc.GenericRpcHandler):
-    """Such services. What a server is given to serve them is given to this instead; anybody may call them."""
-
-    def __init__(self, calls: Calls) -> None:
-        self._calls = calls
-        self._services: list[grpc.GenericRpcHandler] = []
-        self._known: dict[str, Handler] = {}
-
-    def add_generic_rpc_handlers(self, generic_rpc_handlers: Sequence[grpc.GenericRpcHandler], /) -> None:
-        """As a server's."""
-        self._services.extend(generic_rpc_handlers)
-
-    @override
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
-        """What serves a method."""
-        method = handler_call_details.method
-        known = self._known.get(method)
-        if known is None:
-            found = next((found for each in self._services if (found := each.service(handler_call_details))), None)
-            if found is None:
-                return None
-            known = self._known[method] = self._guarded(found)
-        return known
-
-    def _guarded(self, handler: Handler) -> Handler:
-        serializer = handler.response_serializer
-        decode: Any = handler.request_deserializer
-        if handler.request_streaming:
-            return grpc.stream_stream_rpc_method_handler(
-                self._streaming(handler.stream_stream, decode), None, serializer
-            )
-        if handler.response_streaming:
-            return grpc.stream_stream_rpc_method_handler(
-                self._answering(handler.unary_stream, decode), None, serializer
-            )
-        return grpc.stream_unary_rpc_method_handler(self._answering(handler.unary_unary, decode), None, serializer)
-
-    def _answering(self, serve: Any, decode: Any) -> Any:
-        async def answer(messages: object, context: Context) -> Any:
-            del messages
-            try:
-                request = await self._first(context, decode)
-            except TokenbatchError as error:
-                failure = Failure.of(error)
-            else:
-                return await serve(request, context)
-            return await abort(context, failure)
-
-        return answer
-
-    def _streaming(self, serve: Any, decode: Any) -> Any:
-        async def stream(messages: object, context: Context) -> None:
-            del messages
-            try:
-                self._calls.enter((context.peer(),))
-                async for answer in serve(self._messages(context, decode), context):
-                    await context.write(answer)
-            except TokenbatchError as error:
-                failure = Failure.of(error)
-            else:
-                return
-            await abort(context, failure)
-
-        return stream
-
-    async def _first(self, context: Context, decode: Any) -> Any:
-        self._calls.enter((context.peer(),))
-        async for message in self._messages(context, decode):
-            return message
-        raise InvalidRequest(NO_MESSAGE)
-
-    async def _messages(self, context: Context, decode: Any) -> AsyncIterator[Any]:
-        while (data := await self._calls.reading.message(context, context.peer())) is not None:
-            if len(data) > _MAX_MESSAGE_BYTES:
-                raise InvalidRequest(f"a message of {len(data)} bytes: this service takes {_MAX_MESSAGE_BYTES}")
-            try:
-                yield decode(data)
-            except DecodeError:
-                raise InvalidRequest("the message cannot be decoded") from None
-
+_Decode = Callable[[bytes], object]
+_Answer = Callable[[object, Context], Awaitable[object]]
+_Watch = Callable[[health_pb2.HealthCheckRequest, grpc.ServicerContext], Iterator[health_pb2.HealthCheckResponse]]
+_Stream = Callable[[AsyncIterator[object], Context], AsyncIterator[object]]
 
 _LOG = logging.getLogger(__name__)
 _SERVICES = SERVICE, GENERATION
 _MOST_UNSEEN = 2
-"""Multiple of `max_calls`: above so many calls that the event loop has not seen gRPC refuses some, without a word."""
+"""Multiple of `max_calls`: gRPC refuses calls above it that the event loop has not seen yet, without a message."""
 _MOST_CONNECTIONS = 4096
-"""More are closed as they come. gRPC bounds them by number only, whosever they are."""
+"""gRPC closes connections above this number as they come, whoever opens them."""
 _LOOKAHEAD_BYTES = 16 * 1024
-"""Of each message, before anybody reads it."""
+"""What gRPC receives of each message before the message is read."""
+_MAX_MESSAGE_BYTES = 64 * 1024
+"""Of a message to health or reflection."""
 
 
 class GrpcServer:
@@ -144,7 +64,7 @@ class GrpcServer:
         self._server = grpc.aio.server(options=_options(limits))
         self._health = _Health()
         self.address = ""
-        others = Guarded(calls)
+        others = GuardedServices(calls)
         others.add_generic_rpc_handlers((self._health.handler(),))
         if not settings.authentication.required:  # it would tell anybody who has no credential
             reflection.enable(others, (*_SERVICES, health.SERVICE_NAME))
@@ -190,6 +110,91 @@ class GrpcServer:
         self._health.end_watches()
 
 
+class GuardedServices(grpc.GenericRpcHandler):
+    """Services of libraries (health, reflection), whose calls are held to the same bounds as our own.
+
+    A library adds its handlers to this as to a server. Anybody may call them.
+    """
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        self._services: list[grpc.GenericRpcHandler] = []
+        self._known: dict[str, Handler] = {}
+
+    def add_generic_rpc_handlers(self, generic_rpc_handlers: Sequence[grpc.GenericRpcHandler], /) -> None:
+        """As a server does."""
+        self._services.extend(generic_rpc_handlers)
+
+    @override
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
+        """The handler of a method."""
+        method = handler_call_details.method
+        known = self._known.get(method)
+        if known is None:
+            found = next((found for each in self._services if (found := each.service(handler_call_details))), None)
+            if found is None:
+                return None
+            known = self._known[method] = self._guarded(found)
+        return known
+
+    def _guarded(self, handler: Handler) -> Handler:
+        serializer = handler.response_serializer
+        decode = cast("_Decode", handler.request_deserializer)
+        if handler.request_streaming:
+            return grpc.stream_stream_rpc_method_handler(
+                self._streaming(cast("_Stream", handler.stream_stream), decode), None, serializer
+            )
+        if handler.response_streaming:
+            return grpc.stream_stream_rpc_method_handler(
+                self._answering(cast("_Answer", handler.unary_stream), decode), None, serializer
+            )
+        answer = self._answering(cast("_Answer", handler.unary_unary), decode)
+        return grpc.stream_unary_rpc_method_handler(answer, None, serializer)
+
+    def _answering(self, serve: _Answer, decode: _Decode) -> _Answer:
+        async def answer(messages: object, context: Context) -> object:
+            del messages
+            try:
+                request = await self._first(context, decode)
+            except TokenbatchError as error:
+                failure = Failure.of(error)
+            else:
+                return await serve(request, context)
+            return await abort(context, failure)
+
+        return answer
+
+    def _streaming(self, serve: _Stream, decode: _Decode) -> Callable[[object, Context], Awaitable[None]]:
+        async def stream(messages: object, context: Context) -> None:
+            del messages
+            try:
+                self._calls.enter((context.peer(),))
+                async for answer in serve(self._messages(context, decode), context):
+                    await context.write(cast("bytes", answer))  # serialized as the handler says
+            except TokenbatchError as error:
+                failure = Failure.of(error)
+            else:
+                return
+            await abort(context, failure)
+
+        return stream
+
+    async def _first(self, context: Context, decode: _Decode) -> object:
+        self._calls.enter((context.peer(),))
+        async for message in self._messages(context, decode):
+            return message
+        raise InvalidRequest(NO_MESSAGE)
+
+    async def _messages(self, context: Context, decode: _Decode) -> AsyncIterator[object]:
+        while (data := await self._calls.reading.message(context, context.peer())) is not None:
+            if len(data) > _MAX_MESSAGE_BYTES:
+                raise InvalidRequest(f"a message of {len(data)} bytes: this service takes {_MAX_MESSAGE_BYTES}")
+            try:
+                yield decode(data)
+            except DecodeError:
+                raise InvalidRequest("the message cannot be decoded") from None
+
+
 class _Health(health.aio.HealthServicer):
     """Health whose watches can be ended: by themselves they last, and a stop would wait for them."""
 
@@ -202,12 +207,14 @@ class _Health(health.aio.HealthServicer):
         asked, told = health_pb2.HealthCheckRequest.FromString, health_pb2.HealthCheckResponse.SerializeToString
         handlers = {
             "Check": grpc.unary_unary_rpc_method_handler(self.Check, asked, told),
-            "Watch": grpc.unary_stream_rpc_method_handler(cast("Any", self.Watch), asked, told),
+            "Watch": grpc.unary_stream_rpc_method_handler(
+                cast("Callable[..., AsyncIterator[object]]", self.Watch), asked, told
+            ),
         }
         return grpc.method_handlers_generic_handler(health.SERVICE_NAME, handlers)
 
     @override
-    async def Watch(self, request: health_pb2.HealthCheckRequest, context: Context) -> None:
+    async def Watch(self, request: health_pb2.HealthCheckRequest, context: _WatchContext) -> None:
         """Tell of every change, until `end_watches`."""
         watch = asyncio.create_task(super().Watch(request, context), name="watch health")
         self._watches.add(watch)
@@ -223,7 +230,7 @@ class _Health(health.aio.HealthServicer):
             watch.cancel()
 
 
-def _options(limits: Limits) -> list[tuple[str, Any]]:
+def _options(limits: Limits) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", limits.max_message_bytes),
         ("grpc.max_send_message_length", -1),  # held to max_reply_bytes before

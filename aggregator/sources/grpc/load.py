@@ -1,7 +1,7 @@
-"""Bound what calls may hold before their tokens are counted, and how many streams are open; share it fairly.
+"""Limit the calls, bytes and streams in flight, before tokens are counted, and share them fairly.
 
-Whoever takes much leaves room for others: a tenant, where one is known, and where callers can make one up the
-connection too, which they cannot.
+Each tenant is held to a share, where a tenant is known. A caller can invent a tenant unless authentication is on, so
+then each connection is held to a share as well.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from aggregator.errors import Overloaded
 from aggregator.observability.metrics import Limit, Metrics
 
 Holders = tuple[str, ...]
-"""Who answers for something: a tenant, a connection."""
+"""Whose shares a call counts against: a tenant, a connection."""
 
 _RETRY_AFTER_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one listener takes on; more is refused with RESOURCE_EXHAUSTED, or waits where HTTP/2 has it wait.
+    """The limits of one listener; what is above them is refused with RESOURCE_EXHAUSTED, or waits in the client.
 
-    `max_calls`: requests under way, those on streams included. `max_pending_bytes`: of these requests together.
-    `max_streams`: open EmbedStream calls, each with room for one message on its way in; when one more comes, one that
-    has been silent for 5 s makes way. `stream_window`: requests under way on one of them. `max_inputs`: of one request.
+    `max_calls`: requests in flight, those on streams included. `max_pending_bytes`: of these requests together.
+    `max_streams`: open EmbedStream calls; when one more comes, one that has been silent for 5 s is ended.
+    `stream_window`: requests in flight on one stream. `max_inputs`: of one request.
     `max_message_bytes`: of one request. `max_metadata_bytes`: of one call. A connection is closed at `connection_age_s`
     (give or take 10 %), so that load spreads anew over the aggregators; its calls then have `connection_grace_s`.
     """
@@ -45,19 +45,19 @@ class Limits:
 
 
 _WORDS = {
-    Limit.CALLS: "too many requests are under way: try again later",
-    Limit.BYTES: "the requests under way hold too many bytes: try again later",
-    Limit.STREAMS: "too many streams are open: use one of yours for more, or try again later",
-    Limit.SHARE_OF_CALLS: "your share of the requests under way is used up: try again later",
-    Limit.SHARE_OF_BYTES: "your share of the bytes under way is used up: try again later, or send less",
-    Limit.SHARE_OF_STREAMS: "your share of the streams is open: use one of yours for more, or try again later",
-    Limit.ARRIVING: "too many messages are on their way in: try again later",
-    Limit.SILENT: "the whole message did not come within 5 s: the call is over",
+    Limit.CALLS: "too many requests are in flight: try again later",
+    Limit.BYTES: "the requests in flight hold too many bytes: try again later",
+    Limit.STREAMS: "too many streams are open: send more on one of yours, or try again later",
+    Limit.SHARE_OF_CALLS: "your share of the requests in flight is used up: try again later",
+    Limit.SHARE_OF_BYTES: "your share of the bytes in flight is used up: try again later, or send less",
+    Limit.SHARE_OF_STREAMS: "your share of the streams is used up: send more on one of yours, or try again later",
+    Limit.ARRIVING: "too many messages are being received: try again later",
+    Limit.SILENT: "the complete message did not arrive within 5 s: the call is over",
 }
 
 
 class Load:
-    """What is under way. `jitter` in [0, 1) spreads the retries of those that are refused."""
+    """Calls, bytes and streams in flight. `jitter` in [0, 1) spreads the retries of refused calls."""
 
     def __init__(self, limits: Limits, metrics: Metrics, jitter: Callable[[], float] = random.random) -> None:
         self.calls = SharedBound(limits.max_calls)
@@ -68,34 +68,34 @@ class Load:
         metrics.watch_calls(lambda: (self.calls.total, self.bytes.total, self.streams.total))
 
     def enter(self, holders: Holders) -> Room:
-        """A request comes; raises Overloaded when there is no room for it."""
+        """Count a request in. Raises Overloaded when there is no room for it."""
         self.check(self.calls, holders, 1, Limit.CALLS, Limit.SHARE_OF_CALLS)
         return Room(self, holders)
 
     def open_stream(self, holders: Holders) -> None:
-        """A stream opens; raises Overloaded when there are enough."""
+        """Count a stream in. Raises Overloaded when there are too many."""
         self.check(self.streams, holders, 1, Limit.STREAMS, Limit.SHARE_OF_STREAMS)
         self.streams.take(holders, 1)
 
     def close_stream(self, holders: Holders) -> None:
-        """It has ended."""
+        """Count a stream out."""
         self.streams.give_back(holders, 1)
 
     def check(self, bound: SharedBound, holders: Holders, amount: int, limit: Limit, share: Limit) -> None:
-        """Raises Overloaded when so much more fits neither the bound nor the share of each of them."""
+        """Raises Overloaded when `amount` more does not fit the bound, or the share of one of the holders."""
         if not bound.has_room(amount):
             raise self.refusal(limit)
         if not bound.fits_share(holders, amount):
             raise self.refusal(share)
 
     def refusal(self, limit: Limit) -> Overloaded:
-        """What the caller is told whom that limit refuses."""
+        """The error for a caller that this limit refuses."""
         self._metrics.call_refused(limit)
         return Overloaded(_WORDS[limit], _RETRY_AFTER_S * (1.0 + self._jitter()))
 
 
 class Room:
-    """What one request takes, from its coming until it is answered, refused or given up."""
+    """What one request holds, from its arrival until it is answered, refused or cancelled."""
 
     __slots__ = ("_load", "_work", "holders", "size_bytes")
 
@@ -107,17 +107,17 @@ class Room:
         load.calls.take(holders, 1)
 
     def widen(self, size_bytes: int) -> None:
-        """It needs so many bytes more; raises Overloaded when they are not free."""
+        """Hold so many bytes more. Raises Overloaded when they are not free."""
         self._load.check(self._load.bytes, self.holders, size_bytes, Limit.BYTES, Limit.SHARE_OF_BYTES)
         self.charge(size_bytes)
 
     def charge(self, size_bytes: int) -> None:
-        """It has so many bytes more, or less, whether or not they are free."""
+        """Hold so many bytes more, or less, whether or not they are free."""
         self.size_bytes += size_bytes
         self._load.bytes.take(self.holders, size_bytes)
 
     def put_down_to(self, holder: str) -> None:
-        """One more is found to answer for it; raises Overloaded when that one's share is used up by others."""
+        """Count it against the share of one more holder. Raises Overloaded when that share is used up."""
         load = self._load
         for bound, amount, limit in (
             (load.calls, 1, Limit.SHARE_OF_CALLS),
@@ -133,11 +133,11 @@ class Room:
         self.holders += (holder,)
 
     def keep_until(self, work: asyncio.Future[None]) -> None:
-        """It leaves no sooner than that ends."""
+        """Hold it until that work ends."""
         self._work = work
 
     def leave(self, _: object = None) -> None:
-        """Nothing is held for it any more; a task's callback, if need be."""
+        """Hold nothing any more. Can be the callback of a task."""
         work, self._work = self._work, None
         if work is not None and not work.done():
             work.add_done_callback(self.leave)

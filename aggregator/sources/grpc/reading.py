@@ -1,10 +1,10 @@
-"""End a gRPC call with a status that says what to do: its code, its message and, where known, when to try again."""
+"""Read the messages of calls, as many at a time as memory allows; end a call with a status and a retry delay."""
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import Any, NoReturn, cast
+from typing import NoReturn, cast
 
 import grpc
 import grpc.aio
@@ -16,7 +16,7 @@ from aggregator.request import Failure
 from aggregator.sources.grpc.load import Load
 from aggregator.sources.parsing import SMALL_BYTES
 
-Context = grpc.aio.ServicerContext[Any, Any]
+Context = grpc.aio.ServicerContext[bytes, bytes]
 
 DETAILS_KEY = "grpc-status-details-bin"
 _STATUS = {code.value[0]: code for code in grpc.StatusCode}
@@ -47,7 +47,7 @@ def _details(failure: Failure) -> tuple[tuple[str, bytes], ...]:
 
 _TICK_S = 0.1
 _SLOW_TICKS = 2
-"""A message that takes so many is slow: an event loop that stood still blames nobody."""
+"""A message that takes so many ticks is slow. Ticks, not seconds: a late event loop makes no message slow."""
 _PATIENCE_TICKS = 50
 _PATIENCE_S = _PATIENCE_TICKS * _TICK_S
 _MOST_KNOWN = 4096
@@ -55,7 +55,7 @@ NO_MESSAGE = "the call has no message"
 
 
 class _Place:
-    """One message on its way in, or one that waits for its turn."""
+    """One message that is being received, or that waits for its turn."""
 
     __slots__ = ("context", "ended", "holder", "size_class", "ticks", "turn")
 
@@ -69,7 +69,7 @@ class _Place:
 
 
 class _SizeClass:
-    """So many places, and a line of those who wait for one: one of each holder in turn."""
+    """A number of places, and a queue for them: the holders take turns."""
 
     def __init__(self, places: int) -> None:
         self.reading: dict[_Place, None] = {}
@@ -89,13 +89,13 @@ class _SizeClass:
         place.size_class = self
 
     async def wait(self, place: _Place) -> None:
-        """Until its turn comes."""
+        """Wait for its turn."""
         place.turn = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(place.holder, {})[place] = None
         await place.turn
 
     def leave(self, place: _Place) -> None:
-        """It reads, or waits, no more; others have their turn."""
+        """Free its place, or leave the queue."""
         if place in self.reading:
             del self.reading[place]
         elif places := self._waiting.get(place.holder):
@@ -118,7 +118,10 @@ class _SizeClass:
 
 
 class Reading:
-    """The places, in three classes, by what a holder's last message was: its next one is most likely the same."""
+    """The places for messages that are being received, in three classes: small, large and slow.
+
+    A message is received in the class of its holder's previous one: the next is most likely alike.
+    """
 
     def __init__(self, places: int, load: Load) -> None:
         each = max(1, places // 3)
@@ -129,10 +132,10 @@ class Reading:
         self._ending: set[asyncio.Task[None]] = set()
 
     async def message(self, context: Context, holder: str) -> bytes | None:
-        """A call's message, put down to `holder`; None when the caller has said all.
+        """The next message of a call, counted for `holder`; None at the end of the caller's messages.
 
-        Raises Overloaded when there was no place for too long, and grpc.aio.AbortError once the call was ended because
-        no message came.
+        Raises Overloaded when no place came free in time, and grpc.aio.AbortError when the call was ended because
+        its message did not arrive in time.
         """
         size_class = self._classes.get(holder, self._large)
         place = _Place(context, holder, size_class)
@@ -144,14 +147,15 @@ class Reading:
                 size_class.enter(place)
             else:
                 await self._turn(size_class, place)
-            message: Any = await context.read()
+            message = cast("object", await context.read())  # bytes, or EOF
         finally:
             place.size_class.leave(place)
         if message is grpc.aio.EOF:
             return None
+        data = cast("bytes", message)
         if place.ticks < _SLOW_TICKS:
-            self._expect(holder, self._small if len(message) <= SMALL_BYTES else self._large)
-        return cast("bytes", message)
+            self._expect(holder, self._small if len(data) <= SMALL_BYTES else self._large)
+        return data
 
     async def _turn(self, size_class: _SizeClass, place: _Place) -> None:
         try:
@@ -161,7 +165,7 @@ class Reading:
             raise self._load.refusal(Limit.ARRIVING) from None
 
     def _expect(self, holder: str, size_class: _SizeClass) -> None:
-        """That its next message belongs there."""
+        """Receive the next message of this holder in that class."""
         if len(self._classes) >= _MOST_KNOWN and holder not in self._classes:
             self._classes.clear()
         self._classes[holder] = size_class
@@ -181,7 +185,7 @@ class Reading:
             asyncio.get_running_loop().call_later(_TICK_S, self._tick)
 
     def _make_way(self, place: _Place) -> None:
-        """It is slow: with the others of its kind it harms nobody else."""
+        """Move a slow message to the slow class, so that it keeps no place from others."""
         self._expect(place.holder, self._slow)
         if self._slow.has_room:
             place.size_class.leave(place)
@@ -190,7 +194,7 @@ class Reading:
             self._end(place, Failure.of(self._load.refusal(Limit.ARRIVING)))
 
     def _end(self, place: _Place, failure: Failure) -> None:
-        """End its call, from outside: what reads there then raises."""
+        """End its call from outside: `message` then raises there."""
         place.ended = True
         ending = asyncio.create_task(_abort(place.context, failure), name="end a call without a message")
         self._ending.add(ending)

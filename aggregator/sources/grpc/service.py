@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from operator import itemgetter
-from typing import Any
 
 import grpc
 
@@ -46,12 +45,12 @@ class EmbeddingsService:
 
     async def Embed(self, messages: object, context: Context) -> bytes:
         """One call, one or many inputs."""
-        del messages  # it leads to the call, which is not to lead back to itself: see `abort`
+        del messages  # it refers to the call, and would make a cycle with it: see `abort`
         try:
             answer: bytes | Failure = await self._embed(context)
         except grpc.aio.BaseError:
             raise  # the call is over
-        except Exception as error:  # noqa: BLE001 - told in the log, without its words, which may hold a text
+        except Exception as error:  # noqa: BLE001 - logged without its message, which may hold a text
             answer = fault(error)
         if isinstance(answer, bytes):
             return answer
@@ -120,7 +119,7 @@ class EmbeddingsService:
         return OVER if stream.cut_short else None
 
     def _end_silent_stream(self) -> None:
-        """Where no more streams may be open, the one that has been silent longest makes way: it can be opened anew."""
+        """Where no more streams may be open, end the one that has been silent longest: its client can open another."""
         load = self._calls.load
         if self._streams and not load.streams.has_room(1):
             silent_s, stream = max(((each.silent_s, each) for each in self._streams), key=itemgetter(0))
@@ -135,13 +134,13 @@ class EmbeddingsService:
             self._calls.load.close_stream(holders)
 
     def end_streams(self) -> None:
-        """Let every stream answer what it has read, and be over; no more are opened."""
+        """End every stream once it has answered what it has read; open no more."""
         self._streams_over = True
         for stream in self._streams:
             stream.end()
 
     async def ListModels(self, messages: object, context: Context) -> bytes:
-        """Every revision that is in service; its message says nothing, and is not read."""
+        """Every revision in service. The request message is empty, and is not read."""
         del messages
         try:
             self._calls.enter(self._calls.callers.identify(context).holders)
@@ -172,12 +171,11 @@ class EmbeddingsService:
         )
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """What a server is given to serve it.
+        """The handlers to add to a server.
 
-        Messages come as bytes, and no sooner than a call asks for them: on the wire, a call with one message is a
-        stream of one.
+        Messages come as bytes, and only when a call reads them: on the wire, a unary call is a stream of one message.
         """
-        handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
             "Embed": grpc.stream_unary_rpc_method_handler(self.Embed),
             "EmbedStream": grpc.stream_stream_rpc_method_handler(self.EmbedStream),
             "ListModels": grpc.stream_unary_rpc_method_handler(self.ListModels),

@@ -21,15 +21,15 @@ from aggregator.sources.grpc.service import EmbeddingsService
 from aggregator.sources.source import GRPC, Receive, Release
 
 _STREAM_AGE_SHARE = 0.9
-"""Of the grace that a connection's calls have: a stream opened just before it began ends by itself, not cut off."""
+"""Of the grace that gRPC gives the calls of an old connection: a stream ends by itself before it is cut off."""
 
 _LIMITS = Limits()
 _FEWEST_PLACES = 4
-"""For messages on their way in, each of which may be as large as any: together no more than what may be pending."""
+"""Messages that are received at a time; more, as long as they fit `max_pending_bytes` at their largest."""
 
 
 class GrpcSource:
-    """A Source over a gRPC server. Its callers wait: they are refused where a model is full."""
+    """gRPC as a Source. Its callers wait, so they are refused where a limit is reached."""
 
     name = GRPC
     refusable = True
@@ -74,11 +74,11 @@ class GrpcSource:
         return (self._batcher.receive,)
 
     def receive_now(self) -> None:
-        """A model server became less busy: calls wait no longer."""
+        """A model server became free: calls wait no longer."""
         self._batcher.receive_now()
 
     def accept(self, request: Request) -> None:
-        """An answer's size is bounded when its tokens are counted."""
+        """The size of a reply is checked with the other admission limits."""
 
     async def reply(self, requests: Sequence[Request], release: Release) -> None:
         """Wake the callers."""
@@ -96,6 +96,6 @@ class GrpcSource:
         """Callers are refused instead."""
 
     async def stop(self, grace_s: float) -> None:
-        """Take no more calls, and end those that are open after so long."""
+        """Refuse new calls, and cancel those that are open after `grace_s`."""
         await self.server.stop(grace_s)
         self._batcher.close()

@@ -1,9 +1,10 @@
-"""Serve one EmbedStream: many requests at a time, each answered as it completes, none ending the stream."""
+"""Serve one EmbedStream: many requests at a time, each answered as it completes; a failed one does not end it."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from typing import cast
 
 import grpc.aio
 from typing_extensions import override
@@ -21,7 +22,7 @@ from protos.embedding.v1 import embedding_pb2 as pb
 
 _LOG = logging.getLogger(__name__)
 _WINDOW_BYTES = 4 * 1024 * 1024
-"""Of requests under way on a stream, and of answers that its reader has not taken: then no more is read."""
+"""Of requests in flight on a stream and of answers that its client has not read; above it nothing more is read."""
 OVER = Failure(Code.UNAVAILABLE, "this stream is over: open a new one, and send there what has no answer yet")
 
 
@@ -43,11 +44,11 @@ class _StreamedCall(Call):
 
 
 _Answer = tuple[Request | bytes, Room | None]
-"""What is to be written, and what it holds until it is."""
+"""An answer to write, and what it holds until it is written."""
 
 
 class Stream:
-    """Requests under way on one stream. Reading stops while `window` of them wait for their answers to be taken."""
+    """The requests in flight on one stream. Reading pauses while `window` of them have answers that are not read."""
 
     def __init__(self, calls: Calls, models: Models, identity: Identity, deadline_s: float, window: int) -> None:
         self._calls = calls
@@ -67,11 +68,11 @@ class Stream:
 
     @property
     def silent_s(self) -> float:
-        """For how long nothing has come, and nothing is owed; 0 while something is."""
+        """Seconds since the last message, if all have been answered; else 0."""
         return 0.0 if self._unanswered else self._calls.clock() - self._heard_s
 
     def end(self) -> None:
-        """Read no more; `serve` ends once all that was read is answered, `cut_short` if more might have come."""
+        """Stop reading. `serve` ends once all messages are answered; `cut_short` if the client had not ended."""
         if self._reading is not None and self._reading.cancel():
             self.cut_short = True
 
@@ -93,9 +94,9 @@ class Stream:
             self._rooms.clear()
 
     def completed(self, request: Request) -> None:
-        """A request has all its outcomes; after the stream's end nobody asks for them.
+        """A request has all its outcomes; after the end of the stream they are dropped.
 
-        Unless that takes long its answer is made now: the outcomes would keep all of their batches' vectors.
+        A small answer is made now: outcomes would keep the vectors of whole batches in memory.
         """
         if request not in self._under_way:
             return
@@ -104,7 +105,7 @@ class Stream:
         self._end_if_done()
 
     async def _write(self, answer: Request | bytes, room: Room | None, context: Context) -> None:
-        """Until gRPC has taken it, whose buffers are small: until then it counts."""
+        """Write an answer, which counts until gRPC has taken it: gRPC's own buffers are small."""
         await context.write(await asyncio.to_thread(_written, answer) if isinstance(answer, Request) else answer)
         self._unanswered -= 1
         if room is not None:
@@ -118,12 +119,12 @@ class Stream:
                 while not self._has_room():
                     self._answer_taken.clear()
                     await self._answer_taken.wait()
-                message = await context.read()
+                message = cast("object", await context.read())  # bytes, or EOF
                 if message is grpc.aio.EOF:
                     return
                 self._heard_s = self._calls.clock()
                 self._unanswered += 1
-                await self._take(message)
+                await self._take(cast("bytes", message))
         finally:
             self._all_read = True
             self._end_if_done()
@@ -152,7 +153,7 @@ class Stream:
         self._calls.submit(request)
 
     def _answer_bytes(self, request: Request) -> int:
-        """What its vectors will take, and more where the model is to say how long they are."""
+        """The bytes of its vectors, at most."""
         options = request.options
         dimensions = options.dimensions or self._models.dimensions(request.model)
         return len(request.inputs) * vector_bytes(dimensions, options.encoding)

@@ -107,12 +107,12 @@ async def test_who_comes_again_when_told_asks_a_few_times_beside_a_deep_queue_of
 
 
 @pytest.mark.parametrize("limit", [{"max_calls": 6}, {"max_pending_bytes": 1600}])
-async def test_calls_under_way_are_bounded_in_number_and_bytes(limit: dict[str, int]) -> None:
+async def test_calls_in_flight_are_limited_in_number_and_bytes(limit: dict[str, int]) -> None:
     engine = slow_engine()
     async with front_door(engine, limits=limit) as door:
         calls = await fill(door, engine, 5)
         error = await refusal(door.stub.Embed(ask(FULL)))
-        assert "under way" in (error.details() or "")
+        assert "in flight" in (error.details() or "")
         assert retry_delay_s(error)
         engine.gate.set()
         await asyncio.gather(*calls)

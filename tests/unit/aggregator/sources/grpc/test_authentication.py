@@ -9,8 +9,7 @@ import pytest
 
 from aggregator.errors import Unauthenticated
 from aggregator.settings.aggregator import JwtSettings
-from aggregator.sources.grpc.bearer_tokens import JwtTokens
-from aggregator.sources.grpc.callers import Authentication
+from aggregator.sources.grpc.callers import Authentication, JwtTokens
 
 
 def test_a_certificate_names_its_tenant() -> None:

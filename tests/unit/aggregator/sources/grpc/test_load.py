@@ -48,7 +48,7 @@ def test_calls_are_taken_up_to_the_bound_and_given_back() -> None:
     here = Listener()
     rooms = [here.load.enter((f"caller {number}",)) for number in range(10)]
     words, _ = here.refused(lambda: here.load.enter(("another",)))
-    assert words == "too many requests are under way: try again later"
+    assert words == "too many requests are in flight: try again later"
     assert here.metrics.limits == [Limit.CALLS]
     rooms[3].leave()
     assert here.held == (9, 0, 0)
@@ -73,7 +73,7 @@ def test_bytes_are_taken_as_they_become_known_up_to_the_bound_and_the_share() ->
     room.widen(500)
     assert (room.size_bytes, here.held) == (800, (2, 800, 0))
     assert here.refused(lambda: room.widen(1))[0].startswith("your share of the bytes")
-    assert here.refused(lambda: other.widen(201))[0].startswith("the requests under way hold too many bytes")
+    assert here.refused(lambda: other.widen(201))[0].startswith("the requests in flight hold too many bytes")
     assert here.metrics.limits == [Limit.SHARE_OF_BYTES, Limit.BYTES]
     assert room.size_bytes == 800
     room.leave()
