@@ -1,4 +1,4 @@
-"""An event loop whose time jumps to the next timer whenever nothing else is left to do."""
+"""Clocks of tests: an event loop whose time jumps to the next timer, and a clock that stands where a test puts it."""
 
 from __future__ import annotations
 
@@ -48,3 +48,13 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     """Run a test in virtual time."""
     with asyncio.Runner(loop_factory=AutojumpLoop) as runner:
         return runner.run(work)
+
+
+class ManualClock:
+    """Tells the time that it was given last."""
+
+    def __init__(self, now_s: float = 0.0) -> None:
+        self.now_s = now_s
+
+    def __call__(self) -> float:
+        return self.now_s

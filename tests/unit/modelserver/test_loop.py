@@ -16,7 +16,7 @@ from modelserver.scheduler.merge import Composition, MergeLimits
 from modelserver.scheduler.queued_batch import Answer, StepReport
 from modelserver.scheduler.step_queue import QueueBounds, StepQueue
 from modelserver.service.batch import Batch
-from tests.unit.modelserver.fakes import DEADLY, LOST, POISON, WAIT_S, Client, FakeEngine, batch_of, expected, sized
+from tests.fakes.step_engine import DEADLY, LOST, POISON, WAIT_S, Client, FakeStepEngine, batch_of, expected, sized
 
 
 def bounds(facts: EngineFacts) -> QueueBounds:
@@ -65,14 +65,14 @@ class Stage:
 
 
 @pytest.fixture
-def engine() -> FakeEngine:
-    engine = FakeEngine()
+def engine() -> FakeStepEngine:
+    engine = FakeStepEngine()
     engine.gate.set()
     return engine
 
 
 @pytest.fixture
-def stage(engine: FakeEngine) -> Iterator[Stage]:
+def stage(engine: FakeStepEngine) -> Iterator[Stage]:
     stage = Stage(engine)
     stage.until(EngineState.SERVING)
     yield stage
@@ -86,7 +86,7 @@ def answers(stage: Stage, count: int) -> list[Answer]:
     return [outcome for outcome in outcomes if isinstance(outcome, Answer)]
 
 
-def hold(stage: Stage, engine: FakeEngine, batch: Batch) -> None:
+def hold(stage: Stage, engine: FakeStepEngine, batch: Batch) -> None:
     """Keep the engine busy with a batch until the gate opens."""
     engine.gate.clear()
     stage.send(batch)
@@ -102,7 +102,7 @@ def test_a_batch_gets_its_own_vectors(stage: Stage) -> None:
 
 
 def test_batches_that_wait_while_the_engine_is_busy_share_a_step_and_are_answered_apart(
-    stage: Stage, engine: FakeEngine
+    stage: Stage, engine: FakeStepEngine
 ) -> None:
     running, first, second = sized(4), batch_of([1], [2, 3]), batch_of([9])
     hold(stage, engine, running)
@@ -115,7 +115,7 @@ def test_batches_that_wait_while_the_engine_is_busy_share_a_step_and_are_answere
     assert (one.step.tokens, one.step.batches, one.step.composition) == (4, 2, Composition.MERGED)
 
 
-def test_the_next_step_is_prepared_while_the_current_one_computes(stage: Stage, engine: FakeEngine) -> None:
+def test_the_next_step_is_prepared_while_the_current_one_computes(stage: Stage, engine: FakeStepEngine) -> None:
     hold(stage, engine, sized(4))
     assert engine.prepared.acquire(timeout=WAIT_S)
     stage.send(sized(5))
@@ -127,7 +127,7 @@ def test_the_next_step_is_prepared_while_the_current_one_computes(stage: Stage, 
 
 
 def test_when_a_merged_step_fails_its_batches_run_again_apart_and_the_innocent_are_answered(
-    stage: Stage, engine: FakeEngine
+    stage: Stage, engine: FakeStepEngine
 ) -> None:
     innocent, poisoned, bystander = batch_of([1], [2]), batch_of([3], [POISON]), batch_of([4])
     hold(stage, engine, sized(4))
@@ -143,7 +143,7 @@ def test_when_a_merged_step_fails_its_batches_run_again_apart_and_the_innocent_a
     assert good.step.composition is Composition.ALONE
 
 
-def test_a_batch_that_fails_by_itself_is_reported_and_the_engine_goes_on(stage: Stage, engine: FakeEngine) -> None:
+def test_a_batch_that_fails_by_itself_is_reported_and_the_engine_goes_on(stage: Stage, engine: FakeStepEngine) -> None:
     stage.send(batch_of([POISON]))
     stage.client.wait(1)
     stage.send(batch_of([1]))
@@ -155,7 +155,7 @@ def test_a_batch_that_fails_by_itself_is_reported_and_the_engine_goes_on(stage: 
 
 
 def test_when_the_engine_breaks_the_waiting_are_refused_and_a_new_engine_serves() -> None:
-    first, second = FakeEngine(), FakeEngine()
+    first, second = FakeStepEngine(), FakeStepEngine()
     second.gate.set()
     stage = Stage(first, second)
     stage.until(EngineState.SERVING)
@@ -174,7 +174,7 @@ def test_when_the_engine_breaks_the_waiting_are_refused_and_a_new_engine_serves(
 
 
 def test_of_a_merged_step_that_breaks_the_engine_nobody_is_blamed() -> None:
-    first, second = FakeEngine(), FakeEngine()
+    first, second = FakeStepEngine(), FakeStepEngine()
     second.gate.set()
     stage = Stage(first, second)
     stage.until(EngineState.SERVING)
@@ -196,7 +196,7 @@ def test_an_engine_that_cannot_be_built_ends_the_process() -> None:
 
 
 def test_an_engine_that_cannot_be_rebuilt_ends_the_process() -> None:
-    engine = FakeEngine()
+    engine = FakeStepEngine()
     engine.gate.set()
     stage = Stage(engine, RuntimeError("out of memory"))
     stage.until(EngineState.SERVING)
@@ -205,7 +205,7 @@ def test_an_engine_that_cannot_be_rebuilt_ends_the_process() -> None:
     assert [state for state, _ in stage.states] == [EngineState.SERVING, EngineState.REBUILDING, EngineState.FAILED]
 
 
-def test_closing_answers_what_was_accepted_and_then_frees_the_engine(engine: FakeEngine) -> None:
+def test_closing_answers_what_was_accepted_and_then_frees_the_engine(engine: FakeStepEngine) -> None:
     stage = Stage(engine)
     stage.until(EngineState.SERVING)
     hold(stage, engine, sized(4))
@@ -219,7 +219,7 @@ def test_closing_answers_what_was_accepted_and_then_frees_the_engine(engine: Fak
 
 
 def test_a_report_tells_the_steps_time_the_idle_time_before_it_and_the_wait() -> None:
-    engine = FakeEngine()
+    engine = FakeStepEngine()
     stage = Stage(engine)
     stage.until(EngineState.SERVING)
     stage.now_s = 10.0
@@ -245,7 +245,7 @@ def test_an_engine_that_loses_a_vector_has_failed_its_step(stage: Stage) -> None
     assert isinstance(good, Answer)
 
 
-def test_how_long_the_running_step_has_taken_can_be_asked(stage: Stage, engine: FakeEngine) -> None:
+def test_how_long_the_running_step_has_taken_can_be_asked(stage: Stage, engine: FakeStepEngine) -> None:
     stage.now_s = 5.0
     hold(stage, engine, sized(4))
     stage.now_s = 125.0
@@ -261,7 +261,7 @@ def test_how_long_the_running_step_has_taken_can_be_asked(stage: Stage, engine: 
     )
 )
 def test_every_batch_gets_one_outcome_and_only_those_with_poison_fail(batches: list[list[list[int]]]) -> None:
-    engine = FakeEngine()
+    engine = FakeStepEngine()
     engine.gate.set()
     stage = Stage(engine)
     stage.until(EngineState.SERVING)

@@ -15,7 +15,7 @@ from modelserver.profile import store
 from modelserver.service.description import describe
 from modelserver.settings import EngineSettings, ModelServerSettings, ModelSettings, ProfileSettings, SyntheticSettings
 from modelserver.startup import EngineStart, had_profile, keep_profile, profile_owner, sweep_plan
-from tests.unit.modelserver.fakes import FakeEngine, facts_of
+from tests.fakes.step_engine import FakeStepEngine, facts_of
 
 
 @pytest.fixture(scope="module")
@@ -24,8 +24,8 @@ def files() -> ModelFiles:
 
 
 @pytest.fixture
-def engine() -> FakeEngine:
-    engine = FakeEngine(facts_of(step_tokens=64, step_queries=64))
+def engine() -> FakeStepEngine:
+    engine = FakeStepEngine(facts_of(step_tokens=64, step_queries=64))
     engine.gate.set()
     return engine
 
@@ -36,7 +36,7 @@ def settings_of(folder: Path, **changes: object) -> ModelServerSettings:
 
 
 def test_a_measured_profile_is_cached_and_not_measured_again(
-    tmp_path: Path, files: ModelFiles, engine: FakeEngine
+    tmp_path: Path, files: ModelFiles, engine: FakeStepEngine
 ) -> None:
     settings = settings_of(tmp_path)
     measured = had_profile(engine, settings, files)
@@ -49,7 +49,7 @@ def test_a_measured_profile_is_cached_and_not_measured_again(
 
 
 def test_a_cache_that_cannot_be_written_is_no_reason_not_to_serve(
-    tmp_path: Path, files: ModelFiles, engine: FakeEngine
+    tmp_path: Path, files: ModelFiles, engine: FakeStepEngine
 ) -> None:
     (tmp_path / "file").touch()
     settings = settings_of(tmp_path / "file" / "folder")
@@ -59,7 +59,7 @@ def test_a_cache_that_cannot_be_written_is_no_reason_not_to_serve(
 
 
 def test_a_supplied_profile_is_taken_and_a_foreign_one_refused(
-    tmp_path: Path, files: ModelFiles, engine: FakeEngine
+    tmp_path: Path, files: ModelFiles, engine: FakeStepEngine
 ) -> None:
     measured = had_profile(engine, settings_of(tmp_path / "cache"), files)
     assert measured is not None
@@ -71,7 +71,7 @@ def test_a_supplied_profile_is_taken_and_a_foreign_one_refused(
         had_profile(engine, foreign, files)
 
 
-def test_without_a_profile_none_is_published(tmp_path: Path, files: ModelFiles, engine: FakeEngine) -> None:
+def test_without_a_profile_none_is_published(tmp_path: Path, files: ModelFiles, engine: FakeStepEngine) -> None:
     assert had_profile(engine, settings_of(tmp_path, enabled=False), files) is None
     assert engine.steps == []
 
@@ -91,7 +91,7 @@ def test_a_synthetic_engines_profile_is_its_formula(tmp_path: Path, files: Model
 
 
 def test_a_fallback_is_told_and_a_rebuild_measures_nothing_again(
-    tmp_path: Path, files: ModelFiles, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, files: ModelFiles, engine: FakeStepEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(startup, "build", lambda *_: Choice(engine, "it disagrees"))
     told: list[int] = []
@@ -112,7 +112,7 @@ def test_the_sweep_goes_as_far_as_the_device_makes_sense_and_the_step_allows(tmp
 
 
 def test_the_description_carries_the_profile_and_every_size_of_a_matryoshka_model(
-    tmp_path: Path, files: ModelFiles, engine: FakeEngine
+    tmp_path: Path, files: ModelFiles, engine: FakeStepEngine
 ) -> None:
     profile = had_profile(engine, settings_of(tmp_path), files)
     assert profile is not None
@@ -126,7 +126,7 @@ def test_the_description_carries_the_profile_and_every_size_of_a_matryoshka_mode
     assert list(describe("m", engine.facts, listed, None, "i1").message.matryoshka_dimensions) == [2]
 
 
-def test_the_owner_of_a_profile_is_all_that_its_times_depend_on(files: ModelFiles, engine: FakeEngine) -> None:
+def test_the_owner_of_a_profile_is_all_that_its_times_depend_on(files: ModelFiles, engine: FakeStepEngine) -> None:
     owner = profile_owner(ModelServerSettings(), engine.facts, files)
     assert (owner.model, owner.revision, owner.engine, owner.device) == ("all-minilm-l6-v2", "r1", "synthetic", "none")
 

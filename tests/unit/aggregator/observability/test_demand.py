@@ -18,7 +18,7 @@ from aggregator.scheduler.queue import QueuePolicy, TokenQueue
 from aggregator.scheduler.rates import ArrivalPolicy
 from protos.aggregator.v1 import aggregator_pb2 as pb
 from protos.aggregator.v1 import aggregator_pb2_grpc as pb_grpc
-from tests.fakes.clock import run
+from tests.fakes.clock import ManualClock, run
 from tests.fakes.sources import KAFKA
 from tests.fakes.world import CURVE, MODEL, World, new_engine
 
@@ -136,14 +136,7 @@ async def test_the_scaler_is_answered_over_grpc(bind: str) -> None:
         await server.stop()
 
 
-class Clock:
-    now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-def metered(clock: Clock, window_s: float = 15.0) -> tuple[World, DemandMeter]:
+def metered(clock: ManualClock, window_s: float = 15.0) -> tuple[World, DemandMeter]:
     """A world whose demand is measured by hand."""
     world = World()
     return world, DemandMeter(world.pipeline.models, policy=ArrivalPolicy(window_s=window_s), clock=clock)
@@ -151,7 +144,7 @@ def metered(clock: Clock, window_s: float = 15.0) -> tuple[World, DemandMeter]:
 
 def test_requests_count_with_all_their_inputs_whatever_name_their_model_goes_by() -> None:
     async def check() -> None:
-        clock = Clock()
+        clock = ManualClock(1000.0)
         world, meter = metered(clock, window_s=1e6)  # long enough to forget nothing
         requests = [world.request("1", "2", "3"), world.request("4", model="alias"), world.request("5", model="none")]
         requests.append(world.request("6", "7", source=KAFKA))
@@ -177,7 +170,7 @@ _NOWHERE = (TokenQueue(QueuePolicy()), None, 0.0)
 
 def test_what_was_refused_is_counted_as_long_as_those_that_were_held() -> None:
     async def check() -> None:
-        clock = Clock()
+        clock = ManualClock(1000.0)
         world, meter = metered(clock, window_s=1e6)
         requests = [world.request("1") for _ in range(10)]
         meter.arrived("grpc", requests)
@@ -191,7 +184,7 @@ def test_what_was_refused_is_counted_as_long_as_those_that_were_held() -> None:
 
 def test_the_length_of_a_topics_records_is_that_of_its_models() -> None:
     async def check() -> None:
-        world, meter = metered(Clock())
+        world, meter = metered(ManualClock(1000.0))
         record = world.request("1", source=KAFKA)
         meter.arrived("kafka", [record])
         hold(record, Held(world.model.admission, *_NOWHERE), 25)
@@ -205,7 +198,7 @@ def test_the_length_of_a_topics_records_is_that_of_its_models() -> None:
 
 def test_each_report_says_whose_it_is_how_long_it_runs_and_when_it_was_made() -> None:
     async def check() -> None:
-        clock = Clock()
+        clock = ManualClock(1000.0)
         world, meter = metered(clock)
         told = DemandReport(world.pipeline.models, meter, {"requests": MODEL}, Positions())
         clock.now_s += 12.5
@@ -267,7 +260,7 @@ def test_batches_that_are_out_are_told() -> None:
 
 def test_requests_of_a_model_that_is_not_there_keep_no_others_from_being_counted() -> None:
     async def check() -> None:
-        clock = Clock()
+        clock = ManualClock(1000.0)
         world, meter = metered(clock, window_s=1e6)
         requests = [world.request("1", model="none"), *(world.request(str(number)) for number in range(4))]
         meter.arrived("grpc", requests)
@@ -282,7 +275,7 @@ def test_requests_of_a_model_that_is_not_there_keep_no_others_from_being_counted
 
 def test_the_mean_length_of_records_is_over_all_that_were_counted_at_once() -> None:
     async def check() -> None:
-        world, meter = metered(Clock())
+        world, meter = metered(ManualClock(1000.0))
         records = [world.request("1", source=KAFKA) for _ in range(4)]
         for record in records:
             hold(record, Held(world.model.admission, *_NOWHERE), 10)

@@ -7,23 +7,17 @@ import pytest
 from k8s.scaler.measuring.demand import StaleInputError
 from k8s.scaler.measuring.figures import Figure
 from k8s.scaler.published import AGGREGATOR_BUSY, LAG, REQUIRED_REPLICAS, Published, UnknownMetric
+from tests.fakes.clock import ManualClock
 
 M = {"model": "m"}
 
 
-class Clock:
-    now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-def publish(clock: Clock, *models: str) -> Published:
+def publish(clock: ManualClock, *models: str) -> Published:
     return Published(models or ("m", "n"), "scaler", 20.0, clock)
 
 
 def test_a_figure_is_found_by_name_and_label() -> None:
-    published = publish(Clock())
+    published = publish(ManualClock(100.0))
     published.figures = {"m": Figure(2.5, 7, 100.0), "n": Figure(1.0, 0, 100.0)}
     published.busy = (1.5, 100.0)
     assert [(each.labels, each.value) for each in published.query(REQUIRED_REPLICAS, M)] == [
@@ -34,7 +28,7 @@ def test_a_figure_is_found_by_name_and_label() -> None:
 
 
 def test_one_series_that_is_old_makes_the_whole_answer_an_error() -> None:
-    published = publish(Clock())
+    published = publish(ManualClock(100.0))
     published.figures = {"m": Figure(2.5, 7, 100.0), "n": Figure(1.0, 0, 70.0)}
     published.explain = lambda: "Kafka does not answer"
     assert len(published.query(REQUIRED_REPLICAS, M)) == 1
@@ -43,7 +37,7 @@ def test_one_series_that_is_old_makes_the_whole_answer_an_error() -> None:
 
 
 def test_a_figure_grows_old_while_nothing_replaces_it() -> None:
-    clock = Clock()
+    clock = ManualClock(100.0)
     published = publish(clock, "m")
     published.figures = {"m": Figure(2.5, 7, 100.0)}
     published.busy = (0.5, 100.0)
@@ -55,7 +49,7 @@ def test_a_figure_grows_old_while_nothing_replaces_it() -> None:
 
 
 def test_a_figure_holds_until_it_is_older_than_it_may_be() -> None:
-    clock = Clock()
+    clock = ManualClock(100.0)
     published = publish(clock)
     published.figures = {"m": Figure(2.5, 7, 100.0)}
     published.busy = (0.5, 100.0)
@@ -66,7 +60,7 @@ def test_a_figure_holds_until_it_is_older_than_it_may_be() -> None:
 
 
 def test_before_anything_was_measured_there_is_no_figure() -> None:
-    published = publish(Clock())
+    published = publish(ManualClock(100.0))
     with pytest.raises(StaleInputError, match=r": nothing was measured yet$"):
         published.query(REQUIRED_REPLICAS, M)
     with pytest.raises(StaleInputError):
@@ -74,7 +68,7 @@ def test_before_anything_was_measured_there_is_no_figure() -> None:
 
 
 def test_what_was_never_measured_is_as_old_as_the_process() -> None:
-    clock = Clock()
+    clock = ManualClock(100.0)
     published = publish(clock, "m")
     assert published.ages_s() == {"m": (None, 0.0)}
     clock.now_s += 30.0
@@ -84,7 +78,7 @@ def test_what_was_never_measured_is_as_old_as_the_process() -> None:
 @pytest.mark.parametrize(("metric", "wanted"), [("other", {}), (REQUIRED_REPLICAS, {"model": "x"})])
 def test_what_there_is_not_is_unknown(metric: str, wanted: dict[str, str]) -> None:
     with pytest.raises(UnknownMetric):
-        publish(Clock()).query(metric, wanted)
+        publish(ManualClock(100.0)).query(metric, wanted)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +88,7 @@ def test_what_there_is_not_is_unknown(metric: str, wanted: dict[str, str]) -> No
 def test_the_most_that_any_replica_of_the_scaler_requires_is_told_of_those_that_know(
     own: float, knows: bool, of_peers: float | None, told: float
 ) -> None:
-    published = publish(Clock(), "m")
+    published = publish(ManualClock(100.0), "m")
     published.figures = {"m": Figure(own, 7, 90.0, knows_what_for=knows), "n": Figure(9.0, 0, 95.0)}
     published.of_peers = {"n": 50.0} | ({"m": of_peers} if of_peers is not None else {})
     assert [each.value for each in published.query(REQUIRED_REPLICAS)] == [told]

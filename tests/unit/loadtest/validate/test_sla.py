@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import Any
 
 import grpc
 import pytest
-from typing_extensions import override
 
 from loadtest.validate.live import apart
 from loadtest.validate.relay import Relay, Sent
 from loadtest.validate.sla import Kept
 from protos.modelserver.v1 import modelserver_pb2 as pb
 from protos.modelserver.v1 import modelserver_pb2_grpc
+from tests.fakes.model_server import FakeModelServer, Refusal
 
 
 def kept(*took_s: float) -> Kept:
@@ -61,48 +59,30 @@ def test_an_engine_has_half_of_the_cores_to_itself(cores: set[int], engines: set
     assert apart(cores) == (engines, others)
 
 
-class _Server(modelserver_pb2_grpc.ModelServerServicer):
-    @override
-    async def EmbedBatch(self, request: pb.EmbedBatchRequest, context: Any) -> pb.EmbedBatchResponse:
-        return pb.EmbedBatchResponse(dimensions=3, step_tokens=7, step_duration_s=0.25)
-
-    @override
-    def Generate(self, request_iterator: Any, context: Any) -> Any:
-        """It embeds."""
-        return super().Generate(request_iterator, context)
-
-    @override
-    async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeResponse:
-        await context.abort(grpc.StatusCode.UNAVAILABLE, "not yet")
-        raise AssertionError("abort raises")
-
-    @override
-    async def GetTokenizer(self, request: pb.GetTokenizerRequest, context: Any) -> AsyncIterator[pb.TokenizerChunk]:
-        for name in ("one", "two"):
-            yield pb.TokenizerChunk(file_name=name)
+def refuse(_: pb.EmbedBatchRequest) -> pb.EmbedBatchResponse:
+    raise Refusal(grpc.StatusCode.UNAVAILABLE, "not yet")
 
 
 async def test_the_relay_passes_calls_on_and_notes_batches() -> None:
-    server, listener = grpc.aio.server(), grpc.aio.server()
-    modelserver_pb2_grpc.add_ModelServerServicer_to_server(_Server(), server)
-    port = server.add_insecure_port("localhost:0")
-    await server.start()
-    async with grpc.aio.insecure_channel(f"localhost:{port}") as behind:
+    server, listener = await FakeModelServer().start(), grpc.aio.server()
+    async with grpc.aio.insecure_channel(server.address) as behind:
         relay = Relay(behind)
         listener.add_generic_rpc_handlers((relay,))
-        before = listener.add_insecure_port("localhost:0")
+        port = listener.add_insecure_port("localhost:0")
         await listener.start()
-        async with grpc.aio.insecure_channel(f"localhost:{before}") as channel, asyncio.timeout(10):
+        async with grpc.aio.insecure_channel(f"localhost:{port}") as channel, asyncio.timeout(10):
             stub = modelserver_pb2_grpc.ModelServerStub(channel)
-            answer = await stub.EmbedBatch(pb.EmbedBatchRequest(max_step_tokens=99))
-            names = [chunk.file_name async for chunk in stub.GetTokenizer(pb.GetTokenizerRequest())]
+            batch = pb.EmbedBatchRequest(max_step_tokens=99, token_ids=bytes(28), lengths=b"\7\0\0\0")
+            answer = await stub.EmbedBatch(batch)
+            names = {chunk.file_name async for chunk in stub.GetTokenizer(pb.GetTokenizerRequest())}
+            server.answer = refuse
             with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await stub.Describe(pb.DescribeRequest())
+                await stub.EmbedBatch(batch)
     await listener.stop(None)
-    await server.stop(None)
+    await server.kill()
     assert answer.step_tokens == 7
-    assert names == ["one", "two"]
+    assert names == set(server.files)
     assert (refused.value.code(), refused.value.details()) == (grpc.StatusCode.UNAVAILABLE, "not yet")
     (noted,) = relay.sent
-    assert (noted.step_s, noted.token_budget) == (0.25, 99)
+    assert (noted.step_s, noted.token_budget) == (answer.step_duration_s, 99)
     assert noted.took_s > 0.0

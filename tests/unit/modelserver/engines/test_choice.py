@@ -17,7 +17,7 @@ from modelserver.engines.synthetic import SyntheticEngine
 from modelserver.engines.warm_up import warm_up
 from modelserver.errors import CannotStart
 from modelserver.settings import ModelServerSettings
-from tests.unit.modelserver.fakes import facts_of
+from tests.fakes.step_engine import facts_of
 
 FACTS = replace(facts_of(step_tokens=1024, step_queries=64, max_input_tokens=256), dimensions=16)
 

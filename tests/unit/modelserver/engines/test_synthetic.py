@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from modelserver.engines.engine import IdArray, Matrix
 from modelserver.engines.synthetic import Poison, SyntheticEngine, vectors
-from tests.unit.modelserver.fakes import facts_of
+from tests.fakes.step_engine import facts_of
 
 
 def packed(*queries: list[int]) -> tuple[IdArray, IdArray]:

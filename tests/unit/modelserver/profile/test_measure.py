@@ -32,7 +32,7 @@ from modelserver.profile.measure import (
     sweep,
 )
 from protos.modelserver.v1.curve import Rule
-from tests.unit.modelserver.fakes import facts_of
+from tests.fakes.step_engine import facts_of
 
 OWNER = ProfileOwner("m", "r1", "float32", "direct", "0.32", "cpu")
 PLAN = SweepPlan(max_tokens=1024, budget_s=1e9, runs=10, min_runs=3)

@@ -18,7 +18,7 @@ from modelserver.profile.throughput import with_backlog
 from modelserver.scheduler.merge import MergeLimits
 from modelserver.scheduler.step_queue import QueueBounds, StepQueue
 from modelserver.service.description import Description, describe
-from tests.unit.modelserver.fakes import facts_of
+from tests.fakes.step_engine import facts_of
 
 FILES = ModelFiles(Path("m"), "r1", {}, "f1", True, "", "", False, (), 1000, 2, 20)
 OWNER = ProfileOwner("m", "r1", "float32", "synthetic", "1", "cpu")

@@ -14,25 +14,19 @@ from modelserver.errors import NotServing, QueueFull
 from modelserver.scheduler.merge import MergeLimits
 from modelserver.scheduler.queued_batch import QueuedBatch
 from modelserver.scheduler.step_queue import NextStep, QueueBounds, StepQueue
-from tests.unit.modelserver.fakes import WAIT_S, Client, FakeEngine, sized
+from tests.fakes.clock import ManualClock
+from tests.fakes.step_engine import WAIT_S, Client, FakeStepEngine, sized
 
 BOUNDS = QueueBounds(MergeLimits(step_tokens=100, step_queries=50), max_queued_tokens=150)
 
 
-class Clock:
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def queue(clock: Clock) -> StepQueue:
+def queue(clock: ManualClock) -> StepQueue:
     queue = StepQueue(clock)
     queue.open(BOUNDS)
     return queue
@@ -55,7 +49,7 @@ def taken(queue: StepQueue) -> tuple[QueuedBatch, ...]:
 
 def test_no_batch_is_taken_before_the_queue_opens() -> None:
     with pytest.raises(NotServing, match="not ready"):
-        StepQueue(Clock()).put(queued())
+        StepQueue(ManualClock()).put(queued())
 
 
 def test_batches_that_wait_go_out_together(queue: StepQueue) -> None:
@@ -74,7 +68,7 @@ def test_above_the_bound_a_batch_is_refused_and_the_others_stay(queue: StepQueue
     assert queue.queued_tokens == 150
 
 
-def test_an_empty_queue_takes_any_batch(clock: Clock) -> None:
+def test_an_empty_queue_takes_any_batch(clock: ManualClock) -> None:
     queue = StepQueue(clock)
     queue.open(QueueBounds(MergeLimits(100, 50), max_queued_tokens=5))
     queue.put(queued(90))
@@ -89,7 +83,7 @@ def test_a_withdrawn_batch_never_reaches_the_engine(queue: StepQueue) -> None:
     assert taken(queue) == (other,)
 
 
-def test_a_batch_past_its_deadline_never_reaches_the_engine(queue: StepQueue, clock: Clock) -> None:
+def test_a_batch_past_its_deadline_never_reaches_the_engine(queue: StepQueue, clock: ManualClock) -> None:
     late, other = queued(deadline_s=1.0), queued(deadline_s=3.0)
     put(queue, late, other)
     clock.now_s = 2.0
@@ -138,7 +132,7 @@ def test_a_closed_queue_takes_nothing_but_gives_out_what_waits(queue: StepQueue)
 
 
 def prepared(calls: list[Sequence[QueuedBatch]]) -> Callable[[Sequence[QueuedBatch]], Step]:
-    engine = FakeEngine()
+    engine = FakeStepEngine()
 
     def prepare(queued_batches: Sequence[QueuedBatch]) -> Step:
         calls.append(tuple(queued_batches))
@@ -221,7 +215,7 @@ def test_nothing_is_staged_while_no_step_runs(queue: StepQueue) -> None:
     assert calls == []
 
 
-def test_before_any_step_runs_nothing_is_staged(clock: Clock) -> None:
+def test_before_any_step_runs_nothing_is_staged(clock: ManualClock) -> None:
     calls: list[Sequence[QueuedBatch]] = []
     for drained in (False, True):
         queue = StepQueue(clock)
@@ -237,7 +231,7 @@ def test_before_any_step_runs_nothing_is_staged(clock: Clock) -> None:
     assert calls == []
 
 
-def test_a_queue_that_never_opened_closes_all_the_same(clock: Clock) -> None:
+def test_a_queue_that_never_opened_closes_all_the_same(clock: ManualClock) -> None:
     queue = StepQueue(clock)
     queue.close()
     assert queue.take() is None
@@ -269,7 +263,7 @@ def test_a_step_is_not_taken_while_it_is_being_prepared(queue: StepQueue) -> Non
     assert found[0].step is not None, "it was prepared, and is not prepared again"
 
 
-def test_what_waits_is_counted_however_it_leaves(queue: StepQueue, clock: Clock) -> None:
+def test_what_waits_is_counted_however_it_leaves(queue: StepQueue, clock: ManualClock) -> None:
     one, two, three = queued(10), queued(20), queued(30, deadline_s=1.0)
     put(queue, one, two, three)
     assert queue.queued_tokens == 60

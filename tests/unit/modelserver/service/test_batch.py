@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from modelserver.errors import InvalidBatch
 from modelserver.service.batch import Batch, QueryFault, decode, encode
-from tests.unit.modelserver.fakes import facts_of
+from tests.fakes.step_engine import facts_of
 
 FACTS = facts_of(step_tokens=100, step_queries=8, max_input_tokens=20)
 

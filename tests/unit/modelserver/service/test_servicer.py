@@ -20,7 +20,7 @@ from modelserver.scheduler.step_queue import QueueBounds, StepQueue
 from modelserver.service.description import Description, describe
 from modelserver.service.servicer import ModelServerServicer, Serving, tokenizer_chunks
 from protos.modelserver.v1 import modelserver_pb2 as pb
-from tests.unit.modelserver.fakes import facts_of
+from tests.fakes.step_engine import facts_of
 
 FILES = ModelFiles(Path("m"), "r1", {}, "f1", True, "q: ", "d: ", False, (), 1000, 2, 20)
 FACTS = facts_of()

@@ -31,6 +31,7 @@ from aggregator.scheduler.generating_replica import GeneratingReplica
 from aggregator.scheduler.replica import ReplicaPolicy
 from aggregator.scheduler.work_item import Priority, Query
 from protos.generation.v1 import generation_pb2 as pb
+from tests.fakes.pool import FakePool
 from tests.fakes.sources import GRPC
 from tests.fakes.tokenizers import FakeTokenizer
 from tests.fakes.world import DESCRIPTION, FakeCounting
@@ -65,19 +66,6 @@ class FakeTextEngine:
 
     async def embed(self, batch: ports.OutgoingBatch, *, timeout_s: float) -> ports.StepResult:
         raise AssertionError((batch, timeout_s))
-
-
-class FakePool:
-    """Notes whom it is told to suspect."""
-
-    def __init__(self) -> None:
-        self.suspected: list[ports.Engine] = []
-
-    async def run(self, members: ports.PoolMembers) -> None:
-        raise AssertionError(members)
-
-    def suspect(self, engine: ports.Engine) -> None:
-        self.suspected.append(engine)
 
 
 class Desk:
@@ -196,7 +184,7 @@ async def test_a_text_goes_on_elsewhere_from_where_it_was(desk: Desk, begun: boo
         sequence.extend([65, 66], (), 0)
     sequence.lost(ModelServerLost("gone"))
     await asyncio.sleep(0)
-    assert desk.pool.suspected == [engine]
+    assert desk.pool.suspects == [engine]
     desk.now_s += 1.0
     (other,) = desk.dispatch()
     assert other is not engine
@@ -226,7 +214,7 @@ async def test_an_engine_that_fails_beneath_a_text_is_not_suspected_of_being_gon
     (engine,) = desk.dispatch()
     engine.started[0].fail(Code.INTERNAL, "the engine failed")
     await asyncio.sleep(0)
-    assert not desk.pool.suspected
+    assert not desk.pool.suspects
     assert len(desk.revision.dispatcher.retries) == 1
 
 

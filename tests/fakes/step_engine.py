@@ -1,4 +1,4 @@
-"""A fake engine that runs when told to, and batches for it."""
+"""The engine of a model server, without a model: it runs when told to; and batches for it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def expected(batch: Batch) -> list[list[float]]:
 
 
 @dataclass(slots=True, eq=False)
-class FakeEngine:
+class FakeStepEngine:
     """Raises on POISON, breaks on DEADLY, loses the vectors of queries that start with LOST.
 
     While `gate` is closed its steps wait in the middle.
@@ -83,7 +83,7 @@ class FakeEngine:
 
 @dataclass(frozen=True, slots=True)
 class FakeStep:
-    engine: FakeEngine
+    engine: FakeStepEngine
     token_ids: IdArray
     lengths: IdArray
 
