@@ -38,6 +38,11 @@ _LOG = logging.getLogger(__name__)
 _ID_BYTES = 4
 _MOST_ATTEMPTS = 16
 """A text beneath which so many servers went away is not tried again, though no one failure was proven to be its."""
+_MOST_RESTARTS = 2
+"""A text beneath which so many servers restarted, the last one while it was alone, is given up.
+
+A lost connection alone proves nothing.
+"""
 _GOES_WELL = 32
 """New tokens after which a text is no suspect: what makes a server fail does so at the same token again."""
 _POISON = Failure(Code.INTERNAL, "this prompt, alone on its server, made the engine fail")
@@ -88,11 +93,17 @@ class Generating:
         assert isinstance(replica, GeneratingReplica), "A text was sent to a server that embeds. This is a bug."
         begun = _Begun(model_revision, engine, batch, replica)
         now_s = self._clock()
+        server = engine.description
         for item in tuple(batch.items):
             request = request_of(item.waiters[0])
             text = request.text
             if not item.alive or text is None:
                 continue
+            restarted = text.begins_on(server.address, server.instance_id)
+            if restarted and text.alone and text.restarts >= _MOST_RESTARTS:
+                self._failed(begun)
+                self._changed(model_revision)
+                return
             if text.started_s == inf:
                 text.started_s = now_s
             under_way = _UnderWay(self, begun, item, request, text)
@@ -167,8 +178,10 @@ class Generating:
             begun = under_way.begun
             self._end(under_way)
             text, item = under_way.text, under_way.item
-            text.attempts += 1
-            text.failures = 1 if under_way.gained >= _GOES_WELL else text.failures + 1
+            server = begun.engine.description
+            alone = begun.batch.isolated and len(begun.batch.items) == 1
+            went_well = under_way.gained >= _GOES_WELL
+            text.failed_on(server.address, server.instance_id, went_well=went_well, alone=alone)
             item.token_ids = text.ids_so_far
             item.token_count = len(item.token_ids) // _ID_BYTES
             if text.attempts > _MOST_ATTEMPTS:
@@ -181,8 +194,10 @@ class Generating:
         for begun, items in batches.items():
             begun.done = True
             begun.batch.items[:] = items
-            for poison in begun.model_revision.dispatcher.failed(begun.batch, now_s, self._jitter()):
-                self._poison(begun.model_revision, poison)
+            if begun.batch.isolated and len(items) == 1 and isinstance(begun.error, ModelServerLost):
+                begun.model_revision.dispatcher.refused(begun.batch, now_s, self._jitter())  # no proof: see `begin`
+            else:
+                self._failed(begun)
         for (model_revision, replica, again), items in running.items():
             model_revision.dispatcher.lost(items, replica, now_s, self._jitter(), again=again)
         for begun, count in Counter(under_way.begun for under_way in lost).items():
@@ -199,6 +214,10 @@ class Generating:
         self._metrics.retried(error.code, count)
         if isinstance(error, ModelServerLost):
             self._pool.suspect(begun.engine)
+
+    def _failed(self, begun: _Begun) -> None:
+        for poison in begun.model_revision.dispatcher.failed(begun.batch, self._clock(), self._jitter()):
+            self._poison(begun.model_revision, poison)
 
     def _poison(self, model_revision: ModelRevision, item: WorkItem) -> None:
         request = request_of(item.waiters[0])

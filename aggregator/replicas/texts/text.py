@@ -16,7 +16,9 @@ class Text:
     """What is asked of one text, and what there is of it so far.
 
     `messages`: a chat, which the model's template makes a prompt of. `prompt_ids` are int32 little endian. Times are
-    monotonic seconds. `attempts`: how often a server failed beneath it; `failures`: how often since it last went well.
+    monotonic seconds. `attempts`: how often a server failed beneath it. Since it last went well: the
+    `failures` of servers, whether the last one had it `alone`, the `restarts` of those that failed, and by address the
+    instances that did.
     `taken` tokens and characters were handed on.
     """
 
@@ -35,6 +37,9 @@ class Text:
     first_token_s: float = inf
     attempts: int = 0
     failures: int = 0
+    restarts: int = 0
+    alone: bool = False
+    lost_instances: dict[str, str] = field(default_factory=dict[str, str])
     taken_tokens: int = 0
     _characters: str = ""
     _ready: int = 0
@@ -75,6 +80,22 @@ class Text:
         self.token_ids, self.logprobs = array("i"), []
         self._characters, self._ready, self._searched = "", 0, 0
         return True
+
+    def failed_on(self, address: str, instance_id: str, *, went_well: bool, alone: bool) -> None:
+        """Its server failed beneath it, where it went well before or not, and was alone or not."""
+        self.attempts += 1
+        if went_well:
+            self.failures = self.restarts = 0
+            self.lost_instances.clear()
+        self.failures += 1
+        self.alone = alone
+        self.lost_instances[address] = instance_id
+
+    def begins_on(self, address: str, instance_id: str) -> bool:
+        """A server is to generate it; whether that failed beneath it before, and was started again since."""
+        restarted = self.lost_instances.pop(address, instance_id) != instance_id
+        self.restarts += restarted
+        return restarted
 
     def extend(
         self, token_ids: Sequence[int], logprobs: Sequence[pb.TokenLogprobs], now_s: float, stripped: int = 0

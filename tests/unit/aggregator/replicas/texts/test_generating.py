@@ -78,7 +78,7 @@ class Desk:
             self.revision.dispatcher.replicas[name] = GeneratingReplica(
                 name, DESCRIPTION.curve, 500, ReplicaPolicy(), kv_tokens=4096, max_sequences=8
             )
-        self.engines = {"a": FakeTextEngine(), "b": FakeTextEngine()}
+        self.engines = {name: FakeTextEngine(description=replace(GENERATING, address=name)) for name in ("a", "b")}
         self.now_s = 100.0
         self.pool = FakePool()
         self.completed: list[Request] = []
@@ -218,17 +218,21 @@ async def test_an_engine_that_fails_beneath_a_text_is_not_suspected_of_being_gon
     assert len(desk.revision.dispatcher.retries) == 1
 
 
-async def die_beneath(desk: Desk, tokens: int) -> list[FakeTextEngine]:
-    """Each server dies once the text has gained so many tokens there; where it was until it was given up."""
+async def die_beneath(desk: Desk, tokens: int, *, restarted: bool = True) -> list[FakeTextEngine]:
+    """Each server is lost once the text has gained so many tokens there; where it was until it was given up."""
     died: list[FakeTextEngine] = []
     while not desk.completed:
         for engine in desk.dispatch():
+            if desk.completed:
+                break
             sequence = engine.started[-1]
             for _ in range(tokens):
                 sequence.extend([65], (), 0)
             sequence.lost(ModelServerLost("gone"))
             died.append(engine)
         await asyncio.sleep(0)
+        if restarted:
+            died[-1].description = replace(died[-1].description, instance_id=str(len(died)))
         desk.now_s += 1.0
     return died
 
@@ -248,6 +252,22 @@ async def test_one_that_gains_tokens_at_each_server_before_it_dies_is_tried_long
     request = desk.ask(max_tokens=5000)
     assert len(await die_beneath(desk, 32)) == 17
     assert request.code is Code.INTERNAL
+
+
+async def test_lost_connections_do_not_prove_that_a_text_ends_its_servers(desk: Desk) -> None:
+    request = desk.ask(max_tokens=500)
+    assert len(await die_beneath(desk, 1, restarted=False)) == 17
+    assert request.code is Code.INTERNAL
+
+
+async def test_an_engine_that_fails_beneath_a_text_alone_proves_it(desk: Desk) -> None:
+    desk.ask(max_tokens=500)
+    for _ in range(3):
+        (engine,) = desk.dispatch()
+        engine.started[-1].fail(Code.INTERNAL, "the engine failed")
+        await asyncio.sleep(0)
+        desk.now_s += 1.0
+    assert [request.code for request in desk.completed] == [Code.INTERNAL]
 
 
 async def test_suspects_go_apart_and_the_rest_waits_until_they_have_gained_some_tokens(desk: Desk) -> None:
