@@ -17,8 +17,8 @@ from pathlib import Path
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from loadtest.clients.dead_letters import Wanted
 from loadtest.clients.kafka_connection import KafkaRunError
-from loadtest.clients.letters import Wanted
 from loadtest.clients.redrive import Redriven, RedrivePlan, redrive
 from loadtest.options import LOST, add_client_option, fail, positive, positive_int
 from loadtest.screen import ERRORS, OUTPUT
@@ -33,34 +33,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("where")
     group.add_argument("--bootstrap", metavar="HOST:PORT", help="Kafka's; absent: that of the stack running here")
     group.add_argument("--from", dest="letters_topic", required=True, metavar="TOPIC-dlt", help="the dead letters")
-    group.add_argument("--to", default="", metavar="TOPIC", help="absent: each letter's own original topic")
+    group.add_argument("--to", default="", metavar="TOPIC", help="absent: each dead letter's own original topic")
     group.add_argument(
         "--group", metavar="G", help="consumer group that remembers what was put back (redrive.TOPIC-dlt)"
     )
     add_client_option(parser)
-    group = parser.add_argument_group("which letters; all when none of these is given")
+    group = parser.add_argument_group("which dead letters; all when none of these is given")
     group.add_argument("--code", action="append", default=[], metavar="C", help="that failed so; may be repeated")
     group.add_argument("--since", type=moment, default=-inf, metavar="TIME", help="ISO 8601 (UTC), or 90m, 2h, 1d ago")
     group.add_argument("--until", type=moment, default=inf, metavar="TIME", help="the same; this moment excluded")
     group.add_argument("--key", metavar="K", help="with this key")
     group.add_argument("--count", type=positive_int, metavar="N", help="so many at the most")
     group = parser.add_argument_group("how")
-    group.add_argument("--rate", type=positive, metavar="R", help="letters per second; as many as go when absent")
+    group.add_argument("--rate", type=positive, metavar="R", help="dead letters per second; as many as go when absent")
     group.add_argument(
         "--max-redrives",
         type=positive_int,
         default=3,
         metavar="N",
-        help="leave letters that were put back so often already (%(default)s)",
+        help="leave dead letters that were put back so often already (%(default)s)",
     )
     group.add_argument("--dry-run", action="store_true", help="only say what would be put back")
     group.add_argument("--json", type=Path, metavar="FILE.json", help="the summary")
 
 
 def run(options: argparse.Namespace) -> int:
-    """The exit code: 0, 1 when a letter that was asked for is still there, 2 when it could not be done."""
+    """The exit code: 0, 1 when a dead letter that was asked for is still there, 2 when it could not be done."""
     if options.to == options.letters_topic:
-        return fail("redrive", ValueError(f"--to {options.to}: the letters would only go round in their own topic"))
+        return fail(
+            "redrive", ValueError(f"--to {options.to}: the dead letters would only go round in their own topic")
+        )
     counts = Redriven()
     try:
         plan = RedrivePlan(
@@ -87,7 +89,9 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         figures = {field.name: getattr(counts, field.name) for field in fields(counts)}
         options.json.write_text(json.dumps(figures | {"dry_run": plan.dry}, indent=2) + "\n")
-    OUTPUT.print(f"Letters of {plan.letters_topic} at {plan.bootstrap}{': nothing was written' if plan.dry else ''}")
+    OUTPUT.print(
+        f"Dead letters of {plan.letters_topic} at {plan.bootstrap}{': nothing was written' if plan.dry else ''}"
+    )
     OUTPUT.print(_table(counts, "would go back" if plan.dry else "put back"))
     return LOST if counts.stuck else 0
 
@@ -105,10 +109,10 @@ def moment(text: str) -> float:
 def _bar(counts: Redriven) -> Generator[Callable[[], None]]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=ERRORS) as progress:
-        bar = progress.add_task("letters read", total=None)
+        bar = progress.add_task("dead letters read", total=None)
 
         def move() -> None:
-            label = f"letters read, {counts.put_back} put back"
+            label = f"dead letters read, {counts.put_back} put back"
             progress.update(bar, total=max(counts.total, counts.read), completed=counts.read, description=label)
 
         yield move
@@ -119,7 +123,7 @@ def _table(counts: Redriven, done: str) -> Table:
     table = Table(show_header=False)
     table.add_column(justify="left")
     table.add_column(justify="right")
-    table.add_row("letters read", f"{counts.read:,}")
+    table.add_row("dead letters read", f"{counts.read:,}")
     table.add_row(done, f"{counts.put_back:,}", style="green")
     for code, count in sorted(counts.codes.items()):
         table.add_row(f"  failed with {code}", f"{count:,}")

@@ -14,9 +14,9 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, OffsetAndMetadata, Topi
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 
-from loadtest.clients.bookmark import Bookmark
+from loadtest.clients.dead_letters import DeadLetter, Obstacle, PutBack, Wanted, error_code, put_back
 from loadtest.clients.kafka_connection import KafkaRunError, partitions
-from loadtest.clients.letters import Letter, Obstacle, PutBack, Wanted, error_code, put_back
+from loadtest.clients.offsets import Offsets
 
 _MOST_AT_ONCE = 500
 _POLL_MS = 200
@@ -27,7 +27,7 @@ _REQUEST_BYTES = 64 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class RedrivePlan:
-    """One run: the letters of `letters_topic` that are `wanted`, `count` of them at the most, at `rate` a second.
+    """One run: the dead letters of `letters_topic` that are `wanted`, `count` of them at the most, at `rate` a second.
 
     `group` is the consumer group that remembers what was put back. A `dry` run writes and remembers nothing.
     """
@@ -44,7 +44,7 @@ class RedrivePlan:
 
 @dataclass(slots=True)
 class Redriven:
-    """What became of the letters, so far. `total` is how many offsets there are to look at, `read` how many were.
+    """What became of the dead letters, so far. `total` is how many offsets there are to look at, `read` how many were.
 
     `done_before`: put back by an earlier run; `not_wanted`: not asked for; `codes` and `topics` count those put back.
     """
@@ -60,9 +60,9 @@ class Redriven:
 
 
 async def redrive(plan: RedrivePlan, counts: Redriven, on_progress: Callable[[], None]) -> None:
-    """Put letters back and count them in `counts`; `on_progress` is called often. Raises KafkaRunError.
+    """Put dead letters back and count them in `counts`; `on_progress` is called often. Raises KafkaRunError.
 
-    At least once: a run that is killed may have written letters that it had no time to remember.
+    At least once: a run that is killed may have written dead letters that it had no time to remember.
     """
     try:
         async with AsyncExitStack() as stack:
@@ -90,14 +90,14 @@ async def _open(
     consumer.assign(tps)
     starts, ends = await consumer.beginning_offsets(tps), await consumer.end_offsets(tps)
     committed = await _committed(admin, plan.group, tps)
-    bookmarks: dict[TopicPartition, Bookmark] = {}
+    offsets: dict[TopicPartition, Offsets] = {}
     for tp in tps:
         found = committed.get(tp)
-        bookmark = Bookmark(found.offset, found.metadata) if found and found.offset >= 0 else Bookmark(starts[tp])
-        bookmark.pass_over(0, starts[tp])  # retention may have overtaken it
-        consumer.seek(tp, bookmark.position)
-        counts.total += max(0, ends[tp] - bookmark.position)
-        bookmarks[tp] = bookmark
+        done = Offsets(found.offset, found.metadata) if found and found.offset >= 0 else Offsets(starts[tp])
+        done.pass_over(0, starts[tp])  # retention may have overtaken it
+        consumer.seek(tp, done.position)
+        counts.total += max(0, ends[tp] - done.position)
+        offsets[tp] = done
     producer = AIOKafkaProducer(
         bootstrap_servers=plan.bootstrap,
         enable_idempotence=True,
@@ -106,7 +106,7 @@ async def _open(
     )
     stack.push_async_callback(producer.stop)
     await producer.start()
-    return _Redrive(plan, counts, on_progress, _Clients(admin, consumer, producer), bookmarks=bookmarks, ends=ends)
+    return _Redrive(plan, counts, on_progress, _Clients(admin, consumer, producer), offsets=offsets, ends=ends)
 
 
 async def _committed(
@@ -135,7 +135,7 @@ class _Clients:
 
 
 class _Redrive:
-    """A run under way. Letters go a handful at a time: written, acknowledged, remembered; then the next."""
+    """A run under way. Dead letters go a handful at a time: written, acknowledged, remembered; then the next."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class _Redrive:
         on_progress: Callable[[], None],
         clients: _Clients,
         *,
-        bookmarks: Mapping[TopicPartition, Bookmark],
+        offsets: Mapping[TopicPartition, Offsets],
         ends: Mapping[TopicPartition, int],
     ) -> None:
         self._plan = plan
@@ -153,19 +153,19 @@ class _Redrive:
         self._admin = clients.admin
         self._consumer = clients.consumer
         self._producer = clients.producer
-        self._bookmarks = bookmarks
-        self._read_to = {tp: bookmark.position for tp, bookmark in bookmarks.items()}
+        self._offsets = offsets
+        self._read_to = {tp: done.position for tp, done in offsets.items()}
         self._ends = ends
         self._usable: dict[str, str] = {}
         self._due_s = time.monotonic()
 
     async def run(self) -> None:
-        """Until every letter that was there at the start was looked at, or as many went as were asked for."""
+        """Until every dead letter that was there at the start was looked at, or as many went as were asked for."""
         plan, at_once = self._plan, _MOST_AT_ONCE
         if plan.rate is not None:
             at_once = max(1, min(at_once, int(plan.rate)))  # so that a second's work is remembered at a time
-        left = {tp for tp, bookmark in self._bookmarks.items() if bookmark.position < self._ends[tp]}
-        self._consumer.pause(*(self._bookmarks.keys() - left))
+        left = {tp for tp, done in self._offsets.items() if done.position < self._ends[tp]}
+        self._consumer.pause(*(self._offsets.keys() - left))
         while left and not self._enough():
             fetched = await self._consumer.getmany(timeout_ms=_POLL_MS, max_records=at_once)
             for tp, letters in fetched.items():
@@ -180,17 +180,17 @@ class _Redrive:
     def _enough(self) -> bool:
         return self._plan.count is not None and self._counts.put_back >= self._plan.count
 
-    async def _deal_with(self, tp: TopicPartition, letters: Sequence[Letter]) -> None:
-        bookmark, counts = self._bookmarks[tp], self._counts
-        going: list[tuple[Letter, PutBack]] = []
+    async def _deal_with(self, tp: TopicPartition, letters: Sequence[DeadLetter]) -> None:
+        done, counts = self._offsets[tp], self._counts
+        going: list[tuple[DeadLetter, PutBack]] = []
         for letter in letters:
             if self._plan.count is not None and counts.put_back + len(going) >= self._plan.count:
                 self._consumer.seek(tp, letter.offset)  # one that cannot be written leaves room for it
                 break
-            bookmark.pass_over(self._read_to[tp], letter.offset)
+            done.pass_over(self._read_to[tp], letter.offset)
             self._read_to[tp] = letter.offset + 1
             counts.read += 1
-            if letter.offset in bookmark:
+            if letter.offset in done:
                 counts.done_before += 1
             elif not self._plan.wanted.includes(letter):
                 counts.not_wanted += 1
@@ -198,11 +198,11 @@ class _Redrive:
                 counts.stuck[record.value] += 1
             else:
                 going.append((letter, record))
-        await self._write(going, bookmark)
+        await self._write(going, done)
         if letters and not self._plan.dry:
-            await self._consumer.commit({tp: OffsetAndMetadata(bookmark.position, bookmark.metadata())})
+            await self._consumer.commit({tp: OffsetAndMetadata(done.position, done.metadata())})
 
-    async def _write(self, going: Sequence[tuple[Letter, PutBack]], bookmark: Bookmark) -> None:
+    async def _write(self, going: Sequence[tuple[DeadLetter, PutBack]], done: Offsets) -> None:
         written = [(letter, record, await self._send(record)) for letter, record in going]
         for letter, record, answer in written:
             why = answer if isinstance(answer, str) else await _word(answer)
@@ -212,7 +212,7 @@ class _Redrive:
             if why:
                 self._counts.stuck[why] += 1
                 continue
-            bookmark.put_back(letter.offset)
+            done.put_back(letter.offset)
             self._counts.put_back += 1
             self._counts.codes[error_code(letter) or "none"] += 1
             self._counts.topics[record.topic] += 1

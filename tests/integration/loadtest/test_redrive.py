@@ -176,7 +176,7 @@ async def test_a_run_that_is_killed_loses_nothing_and_the_next_one_goes_on(desk:
     ("options", "message"),
     [
         (["--bootstrap", "localhost:1"], "Kafka at localhost:1 failed"),
-        (["--from", "a-dlt", "--to", "a-dlt"], "the letters would only go round in their own topic"),
+        (["--from", "a-dlt", "--to", "a-dlt"], "the dead letters would only go round in their own topic"),
     ],
 )
 async def test_what_cannot_be_done_is_said(

@@ -8,7 +8,7 @@ import pytest
 
 from aggregator.errors import Code
 from aggregator.sources.kafka.replies import dead_letter
-from loadtest.clients.letters import Obstacle, PutBack, Wanted, put_back
+from loadtest.clients.dead_letters import Obstacle, PutBack, Wanted, put_back
 from loadtest.redrive import moment
 from tests.fakes.records import FakeRecord, lease_of
 

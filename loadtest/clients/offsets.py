@@ -1,4 +1,4 @@
-"""Remember which letters of a partition were put back, in the little text that Kafka keeps beside an offset."""
+"""Remember which dead letters of a partition were put back, in the little text that Kafka keeps beside an offset."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _MOST_CHARACTERS = 4000
 """Of 4096 that a broker takes unless told otherwise (offset.metadata.max.bytes)."""
 
 
-class Bookmark:
+class Offsets:
     """The first offset that was not put back, and which ones behind it were."""
 
     def __init__(self, offset: int, metadata: str = "") -> None:
-        """From what was committed; metadata that is not a bookmark's is taken for none."""
+        """From what was committed; metadata of another kind is taken for none."""
         self.position = offset
         self._done = set(_offsets(offset, metadata))
 
@@ -39,7 +39,7 @@ class Bookmark:
     def metadata(self) -> str:
         """What to commit beside the position; empty when nothing behind it was put back.
 
-        What does not fit is left out from the far end: those letters would be put back again.
+        What does not fit is left out from the far end: those dead letters would be put back again.
         """
         last = max(self._done, default=self.position)
         while True:

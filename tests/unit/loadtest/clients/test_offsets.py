@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.clients.bookmark import Bookmark
+from loadtest.clients.offsets import Offsets
 
 OFFSETS = st.lists(st.integers(0, 300), max_size=200)
 
 
 @given(st.integers(0, 50), OFFSETS, OFFSETS)
 def test_two_runs_remember_what_one_would(start: int, first: list[int], second: list[int]) -> None:
-    before = Bookmark(start)
+    before = Offsets(start)
     for offset in first:
         before.put_back(offset)
-    after = Bookmark(before.position, before.metadata())
+    after = Offsets(before.position, before.metadata())
     for offset in second:
         after.put_back(offset)
     done = {*range(start), *first, *second}
@@ -27,37 +27,37 @@ def test_two_runs_remember_what_one_would(start: int, first: list[int], second: 
 
 
 def test_offsets_without_a_letter_hold_nothing_back_and_those_before_them_do() -> None:
-    bookmark = Bookmark(5)
-    bookmark.pass_over(5, 8)
-    assert bookmark.position == 8
-    bookmark.pass_over(9, 12)
-    assert bookmark.position == 8
-    bookmark.put_back(8)
-    assert (bookmark.position, bookmark.metadata()) == (12, "")
+    done = Offsets(5)
+    done.pass_over(5, 8)
+    assert done.position == 8
+    done.pass_over(9, 12)
+    assert done.position == 8
+    done.put_back(8)
+    assert (done.position, done.metadata()) == (12, "")
 
 
 def test_a_letter_that_stays_is_never_passed_over() -> None:
-    bookmark = Bookmark(0)
+    done = Offsets(0)
     for offset in range(1, 2000):
-        bookmark.put_back(offset)
-    assert bookmark.position == 0
-    assert Bookmark(0, bookmark.metadata()).position == 0
+        done.put_back(offset)
+    assert done.position == 0
+    assert Offsets(0, done.metadata()).position == 0
 
 
 def test_what_does_not_fit_is_forgotten_from_the_far_end() -> None:
     chance = random.Random(1)
-    done = sorted(chance.sample(range(1, 200_000), 100_000))
-    bookmark = Bookmark(0)
-    for offset in done:
-        bookmark.put_back(offset)
-    told = bookmark.metadata()
+    put_back = sorted(chance.sample(range(1, 200_000), 100_000))
+    done = Offsets(0)
+    for offset in put_back:
+        done.put_back(offset)
+    told = done.metadata()
     assert len(told) <= 4096
-    again = Bookmark(0, told)
-    kept = [offset for offset in done if offset in again]
+    again = Offsets(0, told)
+    kept = [offset for offset in put_back if offset in again]
     assert len(kept) > 8_000
-    assert kept == done[: len(kept)]
+    assert kept == put_back[: len(kept)]
 
 
 @pytest.mark.parametrize("metadata", ["", "somebody else's", "1:", "1:not base64!", "1:AAAA", "2:eJwDAAAAAAE="])
-def test_what_is_no_bookmark_s_is_taken_for_none(metadata: str) -> None:
-    assert [offset for offset in range(20) if offset in Bookmark(3, metadata)] == [0, 1, 2]
+def test_metadata_of_another_kind_is_taken_for_none(metadata: str) -> None:
+    assert [offset for offset in range(20) if offset in Offsets(3, metadata)] == [0, 1, 2]

@@ -15,7 +15,7 @@ _REDRIVES = "dlt-redrives"
 _MOST_DIGITS = 9
 
 
-class Letter(Protocol):
+class DeadLetter(Protocol):
     """A record of a dead-letter topic; `timestamp` in milliseconds since 1970."""
 
     offset: int
@@ -26,7 +26,7 @@ class Letter(Protocol):
 
 
 class Obstacle(StrEnum):
-    """Why a letter that is asked for cannot go back."""
+    """Why a dead letter that is asked for cannot go back."""
 
     VALUE_OMITTED = "value omitted"
     TOO_OFTEN = "put back too often"
@@ -35,9 +35,9 @@ class Obstacle(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The letters that are asked for; empty and None: any. Times are of the letter, in Unix seconds, `until` excluded.
+    """The dead letters that are asked for; empty and None: any. Their times are Unix seconds, `until` excluded.
 
-    A letter is put back at most `max_redrives` times; to `topic`, or where it came from if that is empty.
+    A dead letter is put back at most `max_redrives` times; to `topic`, or where it came from if that is empty.
     """
 
     codes: frozenset[str] = frozenset()
@@ -47,8 +47,8 @@ class Wanted:
     topic: str = ""
     max_redrives: int = 3
 
-    def includes(self, letter: Letter) -> bool:
-        """Whether this letter is asked for."""
+    def includes(self, letter: DeadLetter) -> bool:
+        """Whether this dead letter is asked for."""
         return (
             self.since_s <= letter.timestamp / 1e3 < self.until_s
             and (self.key is None or letter.key == self.key)
@@ -58,7 +58,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class PutBack:
-    """The record that a letter becomes: what was sent at first, and how often it was put back."""
+    """The record that a dead letter becomes: what was sent at first, and how often it was put back."""
 
     topic: str
     key: bytes | None
@@ -66,8 +66,8 @@ class PutBack:
     headers: list[Header]
 
 
-def put_back(letter: Letter, wanted: Wanted, letters_topic: str) -> PutBack | Obstacle:
-    """What to write for a letter, without the headers that it was given as one; never to the topic of letters."""
+def put_back(letter: DeadLetter, wanted: Wanted, letters_topic: str) -> PutBack | Obstacle:
+    """What to write for a dead letter, without the headers that it was given as one; never to the dead-letter topic."""
     found = dict(letter.headers)
     if "dlt-value-omitted" in found:
         return Obstacle.VALUE_OMITTED
@@ -82,7 +82,7 @@ def put_back(letter: Letter, wanted: Wanted, letters_topic: str) -> PutBack | Ob
     return PutBack(topic, letter.key, letter.value, [*headers, (_REDRIVES, b"%d" % (count + 1))])
 
 
-def error_code(letter: Letter) -> str:
+def error_code(letter: DeadLetter) -> str:
     """The code it failed with; empty where it names none."""
     return _text(dict(letter.headers).get("dlt-error-code"))
 
