@@ -44,10 +44,12 @@ class Metrics:
         )
         self._queries = meter.create_counter("embed.engine.queries", "{query}", "queries computed")
         self._batches = meter.create_counter("embed.engine.batches", "{batch}", "batches computed")
-        self._failed = meter.create_counter("embed.engine.failed_steps", "{step}", "steps that the engine raised on")
-        self._rebuilds = meter.create_counter("embed.engine.rebuilds", "{rebuild}", "engines that broke")
+        self._failed = meter.create_counter("embed.engine.failed_steps", "{step}", "steps in which the engine raised")
+        self._rebuilds = meter.create_counter(
+            "embed.engine.rebuilds", "{rebuild}", "engines built again after a failure"
+        )
         self._fallbacks = meter.create_counter(
-            "embed.engine.fallbacks", "{fallback}", "starts with the general engine instead of the direct"
+            "embed.engine.fallbacks", "{fallback}", "starts with EngineCore instead of the direct engine"
         )
         self._refused = meter.create_counter(
             "embed.engine.refused", "{refusal}", "batches and queries refused or failed"
@@ -71,7 +73,7 @@ class Metrics:
             "sequences that gained a token in one engine step",
             explicit_bucket_boundaries_advisory=_SEQUENCE_BOUNDS,
         )
-        self._generated = meter.create_counter("generate.engine.tokens", "{token}", "tokens of prompts, and new ones")
+        self._generated = meter.create_counter("generate.engine.tokens", "{token}", "prompt tokens and new tokens")
         for counter in (self._queries, self._batches, self._rebuilds, self._fallbacks):
             counter.add(0)  # a rate needs the zero before the first
 
