@@ -6,7 +6,7 @@ PY := .venv/bin/python
 .PHONY: help up install test faults broken mutate test-cluster bench fuzz fmt lint types proto proto-check chart lock clean
 
 ##@ Use
-up: ## Install, start Kafka, a model server and an aggregator, and embed 200 questions (ARGS="--exit --generate" for others)
+up: ## Install, start Kafka, a model server and an aggregator, and embed 200 questions (ARGS=--help for the options)
 	@.ci/install $(filter --generate,$(ARGS))
 	@exec $(PY) -m loadtest up $(ARGS)
 
@@ -18,19 +18,19 @@ test: ## Run every suite that this machine can run (ARGS="unit lint" for some, A
 	@.ci/install --dev
 	@$(PY) -m tests.run $(ARGS)
 
-faults: ## Break everything under load, count every record, and write docs/reliability.md (ARGS=--help for the rest)
+faults: ## Inject faults under load, count every record, and update docs/reliability.md (ARGS=--help for the options)
 	@.ci/install --dev
 	@$(PY) -m tests.faults.run $(ARGS)
 
-broken: ## Break the code on purpose, a small fault at a time, and see that the tests catch it (ARGS=--help for the rest)
+broken: ## Put one small fault at a time into the code, and check that the tests fail (ARGS=--help for the options)
 	@.ci/install --dev
 	@$(PY) -m tests.broken $(ARGS)
 
-test-cluster: ## Build the images, start a real Kubernetes, install the chart and break things (ARGS="-m short" for a part)
+test-cluster: ## Build the images, start a real Kubernetes, install the chart and inject faults (ARGS="-m short" for a part)
 	@.ci/install --dev
 	@$(PY) -m pytest tests/cluster --verbose $(ARGS)
 
-bench: ## Measure the hot paths, side by side with what they stand on
+bench: ## Measure the hot paths beside the libraries they use
 	@.ci/install
 	@$(PY) -m loadtest bench $(ARGS)
 
@@ -38,7 +38,7 @@ fuzz: ## Fuzz every decoder for a minute each (ARGS="kafka_json --seconds 600" f
 	@.ci/install --dev
 	@$(PY) -m tests.fuzz $(ARGS)
 
-mutate: ## Change the rules' code in thousands of ways, each of which a fast test must notice (ARGS="aggregator/scheduler" for a part)
+mutate: ## Change the rules' code in thousands of small ways, and check that a fast test fails (ARGS="aggregator/scheduler" for a part)
 	@.ci/install --dev
 	@$(PY) -m tests.mutants $(ARGS)
 
@@ -64,7 +64,7 @@ proto-check: ## Fail if the generated code differs from protos/
 	@.ci/install --dev
 	@.ci/proto --check
 
-chart: ## Generate what follows from settings and values: the chart's schema, docs, dashboard
+chart: ## Generate the files that follow from settings and values: chart schema, docs, dashboard
 	@.ci/install --dev
 	@$(PY) -m helm.generate
 
@@ -72,7 +72,7 @@ lock: ## Resolve pyproject.toml into requirements/ (ARGS=--upgrade for newer ver
 	@.ci/install
 	@.ci/lock $(ARGS)
 
-clean: ## Remove everything that is not in git's keeping: environment, caches, a stopped stack's data
+clean: ## Remove what git does not track: environment, caches, data of a stopped stack
 	@rm -rf .venv .run dist mutants .coverage* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
