@@ -9,9 +9,9 @@ from k8s.scaler.published import Published
 
 _MODEL = ("model",)
 _REPLICAS = Instrument("embed.required_replicas", "{replica}", "model servers the present load needs", _MODEL)
-_AGE = Instrument("embed.scaler.input_age", "s", "age of the oldest input that a figure rests on", _MODEL)
+_AGE = Instrument("embed.scaler.input_age", "s", "age of the oldest input of a figure", _MODEL)
 _KEYS = ("metric", "scaler", "model")
-_FIGURE = Instrument("embed.scaler.figure", "1", "what an autoscaler is told; absent while it cannot be told", _KEYS)
+_FIGURE = Instrument("embed.scaler.figure", "1", "figure for the autoscaler; absent while unknown", _KEYS)
 
 
 class ScalerMetrics:
@@ -22,7 +22,7 @@ class ScalerMetrics:
             Instrument("embed.scaler.input.errors", "{error}", "inputs that could not be read", ("input",))
         )
         self._answers = buffer.counter(
-            Instrument("embed.scaler.answers", "{answer}", "figures asked for, by how it ended", ("by", "result"))
+            Instrument("embed.scaler.answers", "{answer}", "requests for figures, by result", ("by", "result"))
         )
         self._buffer = buffer
 
