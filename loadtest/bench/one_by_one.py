@@ -1,4 +1,4 @@
-"""What seed 000 set out from: batches on vLLM against queries one by one on transformers, same processor, same ids."""
+"""Voyage AI's comparison: batches on vLLM against queries one by one on transformers, same processor and ids."""
 
 from __future__ import annotations
 

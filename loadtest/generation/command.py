@@ -1,4 +1,4 @@
-"""`loadtest generate`: a generating engine in virtual time, after seeds 001 and 002."""
+"""`loadtest generate`: a generating engine in virtual time, after Pang et al. and Daniel et al."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FORMS: dict[str, SlaLimit] = {"paper": ByPaper, "ours": BySla}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
     parser.add_argument(
-        "what", choices=list(_SHOWN), help="seed 001: table1, table2, figure3; seed 002: lengths, latency"
+        "what", choices=list(_SHOWN), help="Pang et al.: table1, table2, figure3; Daniel et al.: lengths, latency"
     )
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="(%(default)s)")
     parser.add_argument("--form", choices=list(_FORMS), default="paper", help="the controller of table2 (%(default)s)")

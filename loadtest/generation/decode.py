@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class DecodeCurve:
-    """Seconds of a step: `fixed_s`, and so much for each running request and for each prompt token (seed 001, D(b))."""
+    """Seconds of a step: `fixed_s`, plus a time for each running request and each prompt token (Pang et al., D(b))."""
 
     fixed_s: float
     per_request_s: float

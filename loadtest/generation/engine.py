@@ -19,7 +19,7 @@ class Server:
     """A GPU and its way of batching.
 
     `capacity_tokens`: what its cache holds. `continuous`: whether a request that is done makes room for the next one in
-    the next step; else the whole batch runs until its longest is done, at the price of a full one (seed 002).
+    the next step; else the whole batch runs until its longest is done, at the price of a full one (Daniel et al.).
     """
 
     curve: DecodeCurve

@@ -1,4 +1,4 @@
-"""Seed 002: static batches collapse as output lengths vary, continuous ones hold; and their latency at given rates.
+"""Daniel et al.: throughput of static and continuous batches as output lengths vary, and latency at given rates.
 
 OPT-13B on an A100 of 40 GB, whose cache holds some 14,000 tokens, as the source says. It prints one figure of the
 naive static server (81 tokens/s on the widest lengths), to which the time of a step is fitted; prompts are read at

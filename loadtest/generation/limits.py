@@ -45,7 +45,7 @@ class Fixed:
 
 
 class ByMemory:
-    """Algorithm 1 of seed 001."""
+    """Pang et al., Algorithm 1."""
 
     def __init__(self, policy: MemoryPolicy) -> None:
         self.controller = MemoryController(policy)
@@ -63,7 +63,7 @@ class ByMemory:
 
 
 class ByPaper:
-    """Algorithm 2 of seed 001."""
+    """Pang et al., Algorithm 2."""
 
     def __init__(self, target_s: float, max_requests: int) -> None:
         """`target_s`: what a step may take, D_SLA. The search begins in the middle, as the paper's does."""

@@ -1,4 +1,4 @@
-"""Algorithm 1 of seed 001 as its authors have it, for the tables of the paper; the formulas are the model server's."""
+"""Algorithm 1 of Pang et al. as printed, for the tables of the paper; the formulas are the model server's."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class MemoryPolicy:
 
 
 class MemoryController:
-    """Algorithm 1 of seed 001 for a generating engine: how many requests may run at once.
+    """Algorithm 1 of Pang et al. for a generating engine: how many requests may run at once.
 
     Until thirty lengths are known it admits only what fits if every request is of the longest kind.
     """

@@ -1,4 +1,4 @@
-"""Seed 001's Table I, Table II and Figure 3: a fixed batch size against one that follows memory and step times.
+"""Pang et al.'s Table I, Table II and Figure 3: a fixed batch size against one that follows memory and step times.
 
 The paper prints no curve of a step but for one model (Figure 3, in two points), and neither its hardware nor its fixed
 batch sizes. What stands in for them is here, by name. Each row's curve has Figure 3's shape, and is stretched until the

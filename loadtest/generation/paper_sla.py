@@ -1,4 +1,4 @@
-"""Algorithm 2 of seed 001: the bounds of a search move by fixed amounts with each step's time."""
+"""Algorithm 2 of Pang et al.: the bounds of a search move by fixed amounts with each step's time."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def around(mean: float, spread: float, count: int, rng: np.random.Generator, lon
 
 
 def exponential(mean: float, most: int, count: int, rng: np.random.Generator) -> Ints:
-    """Exponential lengths of that mean of which only those up to `most` are kept (seed 002's data sets)."""
+    """Exponential lengths of that mean of which only those up to `most` are kept (Daniel et al.'s data sets)."""
     # The inverse of the distribution's function, on the part of it that lies below `most`.
     drawn = -mean * np.log1p(-rng.random(count) * -np.expm1(-most / mean))
     lengths: Ints = np.clip(np.ceil(drawn), 1, most).astype(np.int64)

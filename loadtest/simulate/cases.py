@@ -88,7 +88,7 @@ def synthetic_day(day_s: float = 7200.0) -> Scenario:
 
 
 def batcher(size: int, seconds: float = 20.0) -> Scenario:
-    """Seed 003's model at 70 % of what batches of `size` allow; the policies have no network, nor anything else."""
+    """MiniTriton's model at 70 % of what batches of `size` allow; the policies have no network, nor anything else."""
     rate = 0.7 * size / find("batcher").time_s(size)
     lengths = Lengths(QueryKind.FIXED, fixed_tokens=1, longest=1)
     base = Scenario(f"batcher-{size}", Steady(rate), seconds, curve="batcher", lengths=lengths, noise=0.0)

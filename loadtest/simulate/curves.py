@@ -13,13 +13,13 @@ import numpy as np
 from protos.modelserver.v1.curve import Curve, Rule
 
 A100_LIKE = Curve(0.020, 0.0, 0.020 / 600, 600, Rule.HINGE, 8192)
-"""Flat, then linear, with the knee at 600 tokens, after seed 000's figure 2.
+"""Flat, then linear, with the knee at 600 tokens, after Voyage AI's figure 2.
 
 The source gives the knee and the shape; its text does not give the height of the floor, which is taken as 20 ms:
 every time in the simulator scales with it.
 """
 BATCHER = Curve(0.005, 0.002, 0.003, 32, Rule.THROUGHPUT, 64)
-"""Seed 003's model, where a request counts as one token: 5 ms for the first and 3 ms for each further one."""
+"""MiniTriton's model, where a request counts as one token: 5 ms for the first and 3 ms for each further one."""
 BUNDLED = {"minilm-cpu": "minilm_cpu_profile.json"}
 """Profiles that were measured by `python -m modelserver profile`."""
 _MADE = {"a100-like": A100_LIKE, "batcher": BATCHER}

@@ -169,7 +169,7 @@ class QueryKind(StrEnum):
     """Which queries come."""
 
     QUESTIONS = "questions"  # NQ-open's lengths
-    LOGNORMAL = "lognormal"  # 3 to 60 tokens, skewed (seed 000: "highly skewed"): median 12, mean 15
+    LOGNORMAL = "lognormal"  # 3 to 60 tokens, skewed (Voyage AI: "highly skewed"): median 12, mean 15
     FIXED = "fixed"  # all of the same length
 
 

@@ -43,7 +43,7 @@ def sweep_tokens(max_tokens: int, min_tokens: int = 4) -> tuple[int, ...]:
 
 
 def fit(points: Sequence[tuple[int, float]], max_tokens: int) -> Curve:
-    """Fit measured `(tokens, seconds)` points, each best a median of at least ten runs, and apply the rule (seed 000).
+    """Fit measured `(tokens, seconds)` points, each best a median of at least ten runs, and apply the rule (Voyage AI).
 
     Relative least squares with Huber weights, so that a point counts by its relative error and a stray one
     little. A hinge must earn its parameters against a plain line, and a line against a constant. Neither the

@@ -1,8 +1,8 @@
 """Bound the sequences that a generating engine runs at once by memory: by the probability that it overflows.
 
 A sequence's length is not known before it has run: with b sequences of mean length m and variance v in a capacity of
-eta tokens, the sum is nearly normal (seed 001, equations 7 to 10), and b is the largest with P(sum > eta) <= epsilon_M
-(equation 11).
+eta tokens, the sum is nearly normal (Pang et al., equations 7 to 10), and b is the largest with P(sum > eta) <=
+epsilon_M (equation 11).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class MemoryForm(StrEnum):
 
 
 def exact_batch(capacity_tokens: float, mean_tokens: float, variance: float, overflow: float) -> float:
-    """b*, the requests whose tokens exceed the capacity with probability `overflow` (seed 001, equation 12 squared).
+    """b*, the requests whose tokens exceed the capacity with probability `overflow` (Pang et al., equation 12 squared).
 
     It solves b * m + theta * sqrt(b * v) = eta for b, theta = inverse normal CDF of 1 - epsilon_M. The seed's
     text prints the root of b; its square is meant. `variance` is in tokens squared. Raises ValueError for a
@@ -43,7 +43,7 @@ def exact_batch(capacity_tokens: float, mean_tokens: float, variance: float, ove
 
 
 def safety_buffer_tokens(capacity_tokens: float, mean_tokens: float, variance: float, overflow: float) -> float:
-    """L0, the tokens to keep free (seed 001, equations 13 and 14), taken at b*: theta * sqrt(b* * v).
+    """L0, the tokens to keep free (Pang et al., equations 13 and 14), taken at b*: theta * sqrt(b* * v).
 
     The seed's text takes it at the current batch, L0 = eta - (theta * sigma_S + mu_S). Then equation 14 gives
     b + theta * sqrt(b * v) / m, in which eta no longer stands: each update grows the batch, without end.
@@ -53,7 +53,7 @@ def safety_buffer_tokens(capacity_tokens: float, mean_tokens: float, variance: f
 
 
 def linear_batch(capacity_tokens: float, mean_tokens: float, buffer_tokens: float) -> int:
-    """Equation 14 of seed 001: the requests of mean length that fit beside the safety buffer; never below 0."""
+    """Equation 14 of Pang et al.: the requests of mean length that fit beside the safety buffer; never below 0."""
     return max(0, math.floor((capacity_tokens - buffer_tokens) / mean_tokens))
 
 
@@ -111,7 +111,7 @@ class OccupancyMoments:
 
 
 class MemoryLimit:
-    """How many sequences may run at once (Algorithm 1 of seed 001), by the lengths of those that finished.
+    """How many sequences may run at once (Algorithm 1 of Pang et al.), by the lengths of those that finished.
 
     Until thirty lengths are known it lets as many run as would fit if each were of the longest kind.
     """

@@ -1,1 +1,1 @@
-"""The figures of seeds 001 and 002 again, on vLLM itself with SmolLM2; times are processor time of its one thread."""
+"""The figures of Pang et al. and Daniel et al. on vLLM with SmolLM2; times are processor time of its one thread."""

@@ -1,7 +1,7 @@
-"""What is measured on the engine: seed 002's throughput and latency, seed 001's Tables I and II; all made smaller.
+"""Measured on the engine: Daniel et al.'s throughput and latency, Pang et al.'s Tables I and II; all made smaller.
 
 SmolLM2 on one thread of a CPU takes 5 ms for each token of a prompt and of a text: lengths are an eighth of the
-sources', prompts of seed 002 a 64th, requests a twentieth to a fiftieth, and the cache is as small.
+sources', prompts of Daniel et al. a 64th, requests a twentieth to a fiftieth, and the cache is as small.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MOST = (2, 4, 16, 48, 128)
 """The longest outputs of the five data sets, exponential with a mean of 16 before the cut."""
 _MEAN, _PROMPT, _REQUESTS = 16.0, 8, 48
 _RATES = (1.0, 4.0, 12.0)
-"""Requests a second: those of seed 002, and one that no way bears."""
+"""Requests a second: those of Daniel et al., and one that no way bears."""
 _ARRIVING = 40
 _REPEATS = 2
 

@@ -12,7 +12,7 @@ from modelserver.scheduler.step_tokens import StepCost, StepTokens
 
 
 class ByMemory:
-    """generation.memory_limit of the model server: Algorithm 1 of seed 001, in either form."""
+    """generation.memory_limit of the model server: Algorithm 1 of Pang et al., in either form."""
 
     def __init__(self, form: MemoryForm, capacity_tokens: int, longest_tokens: int, step_tokens: int) -> None:
         self._limit = MemoryLimit(form, capacity_tokens, longest_tokens)
@@ -51,7 +51,7 @@ class BySla:
 
 
 class ByPaper:
-    """Algorithm 2 of seed 001: a search for the number of sequences whose steps take as long as they may."""
+    """Algorithm 2 of Pang et al.: a search for the number of sequences whose steps take as long as they may."""
 
     def __init__(self, target_s: float, step_tokens: int, sequences: int) -> None:
         self._controller = PaperController(PaperPolicy(1, sequences, max(1, sequences // 2)), target_s)

@@ -18,7 +18,7 @@ class Rule(StrEnum):
 class Curve:
     """Step time by tokens, t(T) = max(floor, fixed + per_token * T), and its saturation point in tokens.
 
-    `max_tokens` is the T_max of the sweep, on which the throughput rule and the flat rule depend (seed 000,
+    `max_tokens` is the T_max of the sweep, on which the throughput rule and the flat rule depend (Voyage AI,
     figures 2 and 3). `backlog_tokens`: the size of batches from which on a backlog gains no more, by what they cost
     the whole server; 0 where that was not measured.
     """

@@ -16,7 +16,7 @@ CPU = Curve(0.004, 0.004, 73e-6, 463, Rule.THROUGHPUT, 8192)
 
 
 class Printed:
-    """Algorithm 2 of seed 001 as it is printed, with real numbers until the last line."""
+    """Algorithm 2 of Pang et al. as it is printed, with real numbers until the last line."""
 
     def __init__(self, policy: PaperPolicy, target_s: float) -> None:
         self.policy = policy

@@ -1,4 +1,4 @@
-"""How many sequences may run by memory: Algorithm 1 of seed 001, by whole lengths or by what is held meanwhile."""
+"""How many sequences may run by memory: Algorithm 1 of Pang et al., by whole lengths or by what is held meanwhile."""
 
 from __future__ import annotations
 
