@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.scheduler.replica import LiveScale
 from modelserver.profile.saturation import fit, sweep_tokens
 from protos.modelserver.v1.curve import Curve, Rule
 
@@ -187,45 +186,13 @@ def test_time_and_throughput_follow_the_curve() -> None:
     assert curve.throughput(0) == Curve(0.0, 0.0, 25e-6, 1, Rule.THROUGHPUT, T_MAX).throughput(0) == 0.0
 
 
-def test_a_lane_starts_at_its_curve() -> None:
-    assert LiveScale().value == 1.0
-
-
-@pytest.mark.parametrize("factor", [0.5, 2.0])
-def test_a_lane_learns_its_speed_within_thirty_noisy_steps(factor: float) -> None:
-    for seed in SEEDS:
-        noise = random.Random(seed)
-        scale = LiveScale()
-        for _ in range(200):
-            scale.observe(0.010 * math.exp(NOISE * noise.gauss(0.0, 1.0)), 0.010)
-        for _ in range(30):
-            scale.observe(factor * 0.010 * math.exp(NOISE * noise.gauss(0.0, 1.0)), 0.010)
-        assert scale.value == pytest.approx(factor, rel=0.15)
-
-
-def test_one_stray_step_moves_a_lane_by_less_than_a_tenth() -> None:
-    scale = LiveScale()
-    for _ in range(50):
-        scale.observe(0.010, 0.010)
-    scale.observe(60.0, 0.010)
-    assert scale.value < 1.1
-
-
-@pytest.mark.parametrize("time_s", [0.0, -1.0, math.nan, math.inf])
-def test_a_time_that_is_none_teaches_a_lane_nothing(time_s: float) -> None:
-    scale = LiveScale()
-    scale.observe(time_s, 0.010)
-    scale.observe(0.010, time_s)
-    assert scale.value == 1.0
-
-
 def huber_loss(points: list[tuple[int, float]], curve: Curve, limit: float) -> float:
     """Relative errors squared, and those beyond the limit as if they lay on a line."""
     errors = (abs(time_s / curve.time_s(tokens) - 1.0) for tokens, time_s in points)
     return sum(error**2 if error <= limit else 2 * limit * error - limit**2 for error in errors)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
     "time_s", [hinged(0.020, 0.003, 600), hinged(0.008, 0.0, 100), straight(0.004, 73e-6), straight(0.02, 0.0)]
 )
@@ -241,28 +208,6 @@ def test_no_curve_nearby_fits_noisy_times_better(time_s: Time, seed: int) -> Non
             for per_token_s in (0.99 * curve.per_token_s, 1.01 * curve.per_token_s):
                 other = replace(curve, floor_s=max(floor_s, fixed_s), fixed_s=fixed_s, per_token_s=per_token_s)
                 assert huber_loss(points, other, limit) > 0.995 * least
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_a_hinge_that_noise_alone_suggests_is_not_taken(seed: int) -> None:
-    curve = fit(measured(straight(0.004, 73e-6), random.Random(seed), runs=10), T_MAX)
-    assert curve.rule is Rule.THROUGHPUT
-    assert curve.saturation_point == pytest.approx(464, rel=0.15)
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_a_hinge_is_found_through_noise(seed: int) -> None:
-    curve = fit(measured(hinged(0.020, 0.003, 600), random.Random(seed), runs=10), T_MAX)
-    assert curve.rule is Rule.HINGE
-    assert curve.saturation_point == pytest.approx(600, rel=0.15)
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_a_slope_that_noise_alone_suggests_is_not_taken(seed: int) -> None:
-    points = [(tokens, 0.02 * (1 + 0.02 * random.Random(f"{seed} {tokens}").gauss())) for tokens in sweep_tokens(T_MAX)]
-    curve = fit(points, T_MAX)
-    assert (curve.per_token_s, curve.rule) == (0.0, Rule.FLAT)
-    assert curve.fixed_s == pytest.approx(0.02, rel=0.02)
 
 
 @pytest.mark.parametrize("over_fixed", [1.19, 1.21])
@@ -297,47 +242,6 @@ def test_a_hinge_at_one_token_is_one() -> None:
     assert fit(points, 8).saturation_point == 1
 
 
-@pytest.mark.parametrize("clip", [0.7, 0.1])
-def test_a_stray_step_counts_for_no_more_than_the_clip_and_less_and_less(clip: float) -> None:
-    scale = LiveScale(weight=0.1, clip=clip)
-    scale.observe(100.0, 1.0)
-    assert scale.value == pytest.approx(math.exp(clip / 2))
-    for _ in range(30):
-        scale.observe(scale.value, 1.0)
-    before = scale.value
-    scale.observe(1e-6, 1.0)
-    assert scale.value == pytest.approx(before * math.exp(-0.1 * clip))
-
-
-def test_the_first_steps_weigh_as_in_a_plain_mean_that_begins_with_one_vote() -> None:
-    scale = LiveScale(weight=0.1, clip=9.0)
-    for count in range(1, 9):
-        scale.observe(2.0, 1.0)
-        assert scale.value == pytest.approx(2.0 ** (count / (count + 1)))
-
-
-def test_unless_told_otherwise_a_warm_lane_gives_a_step_a_tenth_and_clips_at_twofold() -> None:
-    scale = LiveScale()
-    for _ in range(50):
-        scale.observe(1.0, 1.0)
-    scale.observe(1.5, 1.0)
-    assert scale.value == pytest.approx(1.5**0.1)
-    scale = LiveScale()
-    for _ in range(50):
-        scale.observe(1.0, 1.0)
-    scale.observe(1000.0, 1.0)
-    assert scale.value == pytest.approx(math.exp(0.07))
-
-
-@pytest.mark.parametrize("times", [(0.0, 1.0), (math.inf, 1.0), (1.0, 0.0), (1.0, math.inf), (math.nan, 1.0)])
-def test_neither_a_measured_nor_a_fitted_time_that_is_none_teaches_a_lane_anything(times: tuple[float, float]) -> None:
-    scale = LiveScale()
-    scale.observe(*times)
-    assert scale.value == 1.0
-    scale.observe(2.0, 1.0)
-    assert scale.value == pytest.approx(math.sqrt(2.0))
-
-
 def hinge_loss(points: list[tuple[int, float]], weights: list[float], knee: int) -> float:
     """The least weighted sum of squares of a floor up to `knee` and a slope that begins there."""
     scale = np.sqrt(np.array(weights))
@@ -349,7 +253,7 @@ def hinge_loss(points: list[tuple[int, float]], weights: list[float], knee: int)
     return float(((design @ (floor_s, per_token_s) - times) ** 2).sum())
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("time_s", [hinged(0.020, 0.003, 600), hinged(0.008, 0.0, 100), hinged(0.02, 0.0, 2600)])
 def test_no_hinge_elsewhere_fits_noisy_times_better(time_s: Time, seed: int) -> None:
     points = measured(time_s, random.Random(seed), runs=2)
@@ -429,10 +333,3 @@ def test_a_fit_begins_with_errors_that_count_by_their_share_of_the_time() -> Non
     """Noise of a fifth, and a rise at the last point alone: weighed otherwise at first, it ends at no rise at all."""
     curve = fit([(16, 8.6), (32, 9.5), (128, 6.8), (512, 8.3), (2048, 17.2)], 2048)
     assert (curve.saturation_point, curve.rule) == (512, Rule.HINGE)
-
-
-def test_a_hinge_beyond_all_points_but_one_does_not_depend_on_the_unit_of_time() -> None:
-    points = [(16, 7.928), (32, 8.126), (64, 7.911), (128, 7.927), (2048, 17.991)]
-    seconds, milliseconds = fit(points, 2048), fit([(tokens, 1e3 * time_s) for tokens, time_s in points], 2048)
-    assert milliseconds.saturation_point == seconds.saturation_point
-    assert milliseconds.fixed_s == pytest.approx(1e3 * seconds.fixed_s)
