@@ -37,7 +37,7 @@ BUILDS = (
     ),
     Build(
         "commits-one-too-far-on-revoke",
-        "what is given back is committed up to its first unfinished record and no further",
+        "a revoked partition is committed up to its first unfinished record and no further",
         "aggregator/sources/kafka/consumer/partitions.py",
         "            partition.tp: partition.committed_offset.position\n",
         "            partition.tp: partition.committed_offset.position + self.over\n",
@@ -45,7 +45,7 @@ BUILDS = (
     ),
     Build(
         "commits-past-a-gap",
-        "the commit stands at the first unfinished record, whatever is completed behind it",
+        "the committed offset stays at the first unfinished record, whatever later records are completed",
         "aggregator/sources/kafka/consumer/committed_offset.py",
         "        return self._leases[0].offset if self._leases else self._end\n",
         "        return self._highest_completed + 1 if self._leases else self._end\n",
@@ -53,7 +53,7 @@ BUILDS = (
     ),
     Build(
         "drops-its-work-when-revoked",
-        "what is out is waited for before its partition is given back",
+        "in-flight records of a revoked partition are waited for",
         "aggregator/sources/kafka/consumer/membership.py",
         "            await self._drain(assignment)\n",
         "            for each in assignment.placed:\n"
@@ -63,7 +63,7 @@ BUILDS = (
     ),
     Build(
         "gives-back-without-draining",
-        "a member drains before it gives partitions back, so that nothing comes twice",
+        "a member drains before its partitions are revoked, so that nothing comes twice",
         "aggregator/sources/kafka/consumer/membership.py",
         "            await self._drain(assignment)\n",
         "",
@@ -71,7 +71,7 @@ BUILDS = (
     ),
     Build(
         "gives-back-without-committing",
-        "what was drained is committed before its partition is given back",
+        "drained records are committed before their partition is revoked",
         "aggregator/sources/kafka/consumer/membership.py",
         "            await self._committer.commit(self._member, assignment, _COMMIT_TIMEOUT_S)\n        finally:\n",
         "            pass\n        finally:\n",
@@ -79,7 +79,7 @@ BUILDS = (
     ),
     Build(
         "no-fence-after-a-rebalance",
-        "a lease of an assignment that is over completes without effect",
+        "completing a lease of a former assignment has no effect",
         "aggregator/sources/kafka/consumer/committed_offset.py",
         "        if lease.completed or self.fenced:\n",
         "        if lease.completed:\n",
@@ -89,7 +89,7 @@ BUILDS = (
     ),
     Build(
         "completes-on-fence",
-        "what nobody completed before the fence is told, and stays unfinished",
+        "records that are not completed at a revocation are reported, and stay unfinished",
         "aggregator/sources/kafka/consumer/committed_offset.py",
         "        unfinished = tuple(lease for lease in self._leases if not lease.completed)\n",
         "        unfinished = ()\n",
@@ -97,7 +97,7 @@ BUILDS = (
     ),
     Build(
         "answers-what-it-gave-back",
-        "a record whose partition was given back is left to the new owner",
+        "a record of a revoked partition is left to the new owner",
         "aggregator/sources/kafka/source.py",
         "        live = [request for request in requests if not route_of(request).lease.committed_offset.fenced]\n",
         "        live = list(requests)\n",
@@ -129,7 +129,7 @@ BUILDS = (
     ),
     Build(
         "reads-what-is-held",
-        "a topic that is held is not handed out, while others flow",
+        "a paused topic is not delivered, while others are",
         "aggregator/sources/kafka/consumer/consumer.py",
         "            if chunk.partition.tp.topic in self._held:\n",
         "            if False:\n",
@@ -137,7 +137,7 @@ BUILDS = (
     ),
     Build(
         "never-pauses-a-partition",
-        "a partition that is over its span waits",
+        "a partition above its commit span is paused",
         "aggregator/sources/kafka/consumer/partitions.py",
         "            if not partition.over_span\n",
         "            if partition\n",
@@ -145,7 +145,7 @@ BUILDS = (
     ),
     Build(
         "hands-out-what-was-read-before-a-rebalance",
-        "what was read for an assignment that is over is not handed out",
+        "records that were fetched for a former assignment are not delivered",
         "aggregator/sources/kafka/consumer/consumer.py",
         "            if chunk.assignment.over:\n                continue\n",
         "",
@@ -153,7 +153,7 @@ BUILDS = (
     ),
     Build(
         "overlooks-a-heartbeat-that-ended",
-        "a member whose heartbeats have ended joins anew",
+        "a member whose heartbeats have ended joins again",
         "aggregator/sources/kafka/consumer/membership.py",
         "            if failure is not None:\n                raise failure\n",
         "",
@@ -161,7 +161,7 @@ BUILDS = (
     ),
     Build(
         "is-ready-though-nobody-answers-it",
-        "an aggregator is ready only while its group counts it in",
+        "an aggregator is ready only while it is a member of its group",
         "aggregator/sources/kafka/consumer/group.py",
         " and time.monotonic() - self._heard_s <= self._settings.client.session_timeout_s\n",
         "\n",
@@ -169,7 +169,7 @@ BUILDS = (
     ),
     Build(
         "loses-in-silence-to-retention",
-        "records that retention took are counted",
+        "records that retention deleted before they were read are counted",
         "aggregator/sources/kafka/consumer/reader.py",
         "            self._counts.lost(tp.topic, start - position)\n",
         "",
@@ -177,7 +177,7 @@ BUILDS = (
     ),
     Build(
         "fetches-topics-by-name",
-        "a position is one of the topic that it was read from, not of the next of its name",
+        "a position belongs to the topic that it was read from, not to a later topic of the same name",
         "aggregator/sources/kafka/consumer/topic_ids.py",
         "        if NO_ID in names:\n",
         "        if names:\n",
@@ -185,7 +185,7 @@ BUILDS = (
     ),
     Build(
         "takes-the-offsets-of-a-deleted-topic",
-        "what was committed of a deleted topic counts for nothing in the next of its name",
+        "offsets of a deleted topic do not apply to a later topic of the same name",
         "aggregator/sources/kafka/consumer/offsets.py",
         "= -1 if of_another else offset\n",
         "= offset\n",
@@ -203,7 +203,7 @@ BUILDS = (
     ),
     Build(
         "answers-what-was-aborted-where-a-name-is-odd",
-        "a batch that is read by hand is left out if its transaction was aborted",
+        "a record batch that is parsed here is skipped if its transaction was aborted",
         "aggregator/sources/kafka/consumer/corrupt.py",
         "who == producer_id and first <= base",
         "who == producer_id and first < base",
@@ -219,7 +219,7 @@ BUILDS = (
     ),
     Build(
         "reads-uncommitted",
-        "what was aborted is not handed out",
+        "records of an aborted transaction are not delivered",
         "aggregator/sources/kafka/consumer/group.py",
         '_ISOLATION = "read_committed"\n',
         '_ISOLATION = "read_uncommitted"\n',
@@ -227,7 +227,7 @@ BUILDS = (
     ),
     Build(
         "ignores-a-failed-produce",
-        "a reply that the broker refuses is no reply: its record is kept as a dead letter",
+        "a record whose reply the broker refuses becomes a dead letter",
         "aggregator/sources/kafka/source.py",
         "            if error is not None:\n                letter =",
         "            if False:\n                letter =",
@@ -235,7 +235,7 @@ BUILDS = (
     ),
     Build(
         "says-that-a-failed-write-went-well",
-        "each record has the broker's own word",
+        "each record gets its own delivery result",
         "aggregator/sources/kafka/producer/producer.py",
         "        if len(records) == 1:\n            return [error]\n",
         "        if len(records) == 1:\n            return [None]\n",
@@ -259,7 +259,7 @@ BUILDS = (
     ),
     Build(
         "spreads-keys-its-own-way",
-        "a key goes where every other client of Kafka would put it",
+        "a key goes to the partition that every Kafka client chooses",
         "aggregator/sources/kafka/producer/partitioner.py",
         "_SEED = 0x9747B28C\n",
         "_SEED = 0x9747B28D\n",
@@ -276,7 +276,7 @@ BUILDS = (
     ),
     Build(
         "answers-undecodable-records-only",
-        "a record that cannot be decoded is kept as a dead letter, besides its answer",
+        "a record that cannot be decoded gets a reply and becomes a dead letter",
         "aggregator/sources/kafka/source.py",
         "            if each.dead_letter or each.route is None:\n",
         "            if each.route is None:\n",
@@ -292,7 +292,7 @@ BUILDS = (
     ),
     Build(
         "replies-to-another-topic",
-        "a reply goes to the topic that its request names, where that is allowed",
+        "a reply goes to the topic that its request names, if that is allowed",
         "aggregator/sources/kafka/codec.py",
         "    return ReplyRoute(lease, topic, partition, json=False",
         "    return ReplyRoute(lease, intake.reply_topic, partition, json=False",
@@ -316,7 +316,7 @@ BUILDS = (
     ),
     Build(
         "replies-to-topics-that-are-not-allowed",
-        "a request may name only a reply topic of the allow list",
+        "a request may name only an allowed reply topic",
         "aggregator/sources/kafka/codec.py",
         "    if not intake.permits(topic):\n",
         "    if False:\n",
@@ -324,7 +324,7 @@ BUILDS = (
     ),
     Build(
         "one-reply-id-for-topics-of-one-name",
-        "records of topics that had one name after another have a reply_id each",
+        "records of two successive topics of one name have different reply_ids",
         "aggregator/sources/kafka/replies.py",
         "{source.topic_id}",
         "",
@@ -332,7 +332,7 @@ BUILDS = (
     ),
     Build(
         "one-reply-id-for-all-groups",
-        "two groups that read one topic reply under ids of their own",
+        "two groups that read one topic reply with different reply_ids",
         "aggregator/sources/kafka/replies.py",
         "{group_id}",
         "",

@@ -15,7 +15,7 @@ _BATCH = "tests/unit/modelserver/service/test_batch.py"
 BUILDS = (
     Build(
         "mixes-owners-results",
-        "batches that share a step are answered apart, each with its own vectors",
+        "batches that share a step each get their own vectors",
         "modelserver/loop.py",
         "    for queued in queued_batches:\n        rows = matrix[first",
         "    for queued in reversed(queued_batches):\n        rows = matrix[first",
@@ -35,7 +35,7 @@ BUILDS = (
     ),
     Build(
         "ignores-the-engine-s-step-limit",
-        "a step holds no more tokens than the engine does",
+        "a step holds no more tokens than the engine can",
         "modelserver/scheduler/merge.py",
         "    budget = min(head.max_step_tokens, limits.step_tokens)\n",
         "    budget = head.max_step_tokens\n",
@@ -59,7 +59,7 @@ BUILDS = (
     ),
     Build(
         "blames-all-of-a-merged-step",
-        "when a merged step fails, its batches run again apart and the innocent are answered",
+        "when a merged step fails, its batches run again separately, and good ones are answered",
         "modelserver/loop.py",
         "        if merged:\n            self._queue.put_back_isolated",
         "        if False:\n            self._queue.put_back_isolated",
@@ -67,7 +67,7 @@ BUILDS = (
     ),
     Build(
         "blames-a-sender-for-a-merged-break",
-        "of a merged step that breaks the engine, nobody is blamed",
+        "when a merged step breaks the engine, no batch counts as the cause",
         "modelserver/loop.py",
         '            _deliver(batches, broken if merged else StepFailed(f"the engine broke: {error}"))\n',
         '            _deliver(batches, StepFailed(f"the engine broke: {error}"))\n',
@@ -75,7 +75,7 @@ BUILDS = (
     ),
     Build(
         "answers-a-failed-step-with-zeros",
-        "a step that failed is told as a failure",
+        "a failed step is reported as a failure",
         "modelserver/service/servicer.py",
         "    if isinstance(outcome, ModelServerError):\n        raise outcome\n    return outcome\n",
         "    if isinstance(outcome, ModelServerError):\n        return None\n    return outcome\n",
@@ -83,7 +83,7 @@ BUILDS = (
     ),
     Build(
         "answers-numbers-that-are-none",
-        "a vector that is not finite is a fault of its query",
+        "a vector that is not finite is an error of its query",
         "modelserver/service/batch.py",
         "        faults += tuple(\n",
         "        _ = tuple(\n",
@@ -91,7 +91,7 @@ BUILDS = (
     ),
     Build(
         "answers-fewer-vectors-than-queries",
-        "an engine that loses a vector has failed its step",
+        "a step with a missing vector has failed",
         "modelserver/loop.py",
         "            _check(matrix, selection)\n",
         "",
@@ -99,7 +99,7 @@ BUILDS = (
     ),
     Build(
         "puts-vectors-in-the-wrong-places",
-        "bad queries of a batch fail alone, and the others keep their places",
+        "bad queries of a batch fail alone, and the others keep their positions",
         "modelserver/service/batch.py",
         "        whole[batch.positions] = matrix\n",
         "        whole[: len(matrix)] = matrix\n",
@@ -123,7 +123,7 @@ BUILDS = (
     ),
     Build(
         "takes-more-than-its-queue-holds",
-        "above its bound a server refuses batches",
+        "a server with a full queue refuses batches",
         "modelserver/scheduler/step_queue.py",
         '                raise QueueFull(f"{self._queued_tokens} tokens wait already")\n',
         "                pass\n",
@@ -139,7 +139,7 @@ BUILDS = (
     ),
     Build(
         "drops-what-waits-when-it-stops",
-        "on SIGTERM what was accepted is answered",
+        "on SIGTERM accepted batches are answered",
         "modelserver/scheduler/step_queue.py",
         "            self._closed = True\n            self._changed.notify_all()\n",
         "            self._closed = True\n            self._waiting.clear()\n            self._changed.notify_all()\n",
@@ -147,7 +147,7 @@ BUILDS = (
     ),
     Build(
         "hangs-up-before-it-has-answered",
-        "on SIGTERM a server waits for the answers that it owes",
+        "on SIGTERM a server waits until its responses are sent",
         "modelserver/app.py",
         "                await self._servicer.idle()\n                if self._serving.description is not None:",
         "                if False:",
@@ -163,7 +163,7 @@ BUILDS = (
     ),
     Build(
         "uses-a-stale-profile",
-        "a profile of something else is refused",
+        "a profile of another model or device is refused",
         "modelserver/profile/store.py",
         "    if foreign:\n",
         "    if False:\n",

@@ -40,7 +40,7 @@ BUILDS = (
     ),
     Build(
         "does-not-isolate-suspects",
-        "part of a batch that failed twice goes to its server alone",
+        "part of a batch that failed twice runs alone on its server",
         "aggregator/replicas/engine.py",
         "        isolate=batch.isolated,\n",
         "        isolate=False,\n",
@@ -48,7 +48,7 @@ BUILDS = (
     ),
     Build(
         "never-suspects-a-batch",
-        "poison is cornered, and its batch is answered",
+        "poison is isolated, and the rest of its batch is answered",
         "aggregator/scheduler/retries.py",
         "            self._suspects.add(again)\n",
         "            self._whole.append(again)\n",
@@ -56,7 +56,7 @@ BUILDS = (
     ),
     Build(
         "tries-known-poison-again",
-        "poison that comes again is refused, not tried",
+        "known poison is refused, not tried again",
         "aggregator/scheduler/retries.py",
         "        return token_ids in self._quarantine\n",
         "        return False\n",
@@ -64,7 +64,7 @@ BUILDS = (
     ),
     Build(
         "does-not-dead-letter-poison",
-        "what failed by itself is kept as a dead letter, besides its answer",
+        "an input that failed alone gets a reply, and its record becomes a dead letter",
         "aggregator/sources/kafka/source.py",
         "            elif request.failed and (failure := _internal(request)) is not None:\n",
         "            elif False and (failure := _internal(request)) is not None:\n",
@@ -72,7 +72,7 @@ BUILDS = (
     ),
     Build(
         "charges-a-busy-server-s-refusal",
-        "a busy server costs no attempt",
+        "a refusal by a busy server is not an attempt",
         "aggregator/pipeline.py",
         "        if isinstance(error, ModelServerBusy):\n",
         "        if False:\n",
@@ -80,7 +80,7 @@ BUILDS = (
     ),
     Build(
         "keeps-a-lost-server",
-        "a server that a batch was lost on is left out until it answers again",
+        "a server that lost a batch gets no batches until it answers again",
         "aggregator/pipeline.py",
         "            self._pool.suspect(engine)\n",
         "            pass\n",
@@ -96,7 +96,7 @@ BUILDS = (
     ),
     Build(
         "answers-what-expired-with-ok",
-        "what expired in the queue is answered DEADLINE_EXCEEDED",
+        "an input that expires in the queue is answered with DEADLINE_EXCEEDED",
         "aggregator/pipeline.py",
         "_EXPIRED = Failure(Code.DEADLINE_EXCEEDED,",
         "_EXPIRED = Failure(Code.OK,",
@@ -104,7 +104,7 @@ BUILDS = (
     ),
     Build(
         "tells-what-expired-with-the-next-batch",
-        "what expires in the queue is told at once, not when the next batch is packed",
+        "an input that expires in the queue is answered at once, not when the next batch is packed",
         "aggregator/scheduler/dispatcher.py",
         "        due.expired = self.queue.expire(now_s) + self.retries.expire(now_s)\n",
         "",
@@ -112,7 +112,7 @@ BUILDS = (
     ),
     Build(
         "truncates-from-the-wrong-end",
-        "truncation drops tokens from the end that is asked for",
+        "truncation drops tokens from the requested end",
         "aggregator/admission/enqueue.py",
         "truncate_ids(token_ids, limit, keep_end=truncate == pb.TRUNCATE_START)",
         "truncate_ids(token_ids, limit, keep_end=truncate == pb.TRUNCATE_END)",
@@ -129,7 +129,7 @@ BUILDS = (
     ),
     Build(
         "writes-float16-big-endian",
-        "vectors are little endian, float16 too",
+        "vectors are little endian, also as float16",
         "aggregator/replicas/results.py",
         'matrix.astype("<f2")',
         'matrix.astype(">f2")',
@@ -158,7 +158,7 @@ BUILDS = (
     ),
     Build(
         "believes-vectors-that-are-no-numbers",
-        "a server that answers with values that are no numbers is believed by nobody",
+        "a response with values that are not numbers is refused",
         "aggregator/replicas/answers.py",
         "    if not _is_finite(matrix):\n",
         "    if False:\n",
@@ -166,7 +166,7 @@ BUILDS = (
     ),
     Build(
         "does-not-compare-tokenizer-fingerprints",
-        "a tokenizer that is not what its fingerprint says keeps its server out",
+        "a server whose tokenizer does not match its fingerprint gets no batches",
         "aggregator/admission/tokenizers/cache.py",
         "    if actual != fingerprint:\n",
         "    if False:\n",
@@ -174,7 +174,7 @@ BUILDS = (
     ),
     Build(
         "takes-a-server-of-another-model",
-        "a server of another model gets nothing",
+        "a server of another model gets no batches",
         "aggregator/replicas/watch.py",
         "        if description.model != self._target.model:\n",
         "        if False:\n",
@@ -182,7 +182,7 @@ BUILDS = (
     ),
     Build(
         "stops-without-draining",
-        "an aggregator that is told to stop finishes what it took in",
+        "an aggregator that is stopped finishes the requests that it has taken in",
         "aggregator/pipeline.py",
         "        await self._completion.drained()\n",
         "",
