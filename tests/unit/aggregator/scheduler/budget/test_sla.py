@@ -208,38 +208,11 @@ def test_a_burst_of_long_requests_does_not_poison_it() -> None:
         assert steps_to_recover(pod, replica) <= 30
 
 
-def test_one_stray_step_moves_nothing() -> None:
-    replica = SlaController(POLICY, CPU.time_s(POLICY.max_tokens))
-    for count in range(40):
-        replica.observe(4096, 60.0 if count == 20 else CPU.time_s(4096), 4096)
-        assert replica.token_budget == 4096
-
-
-def test_low_load_never_raises_the_budget() -> None:
-    replica = SlaController(replace(POLICY, start_tokens=600), 0.100)
-    for _ in range(100):
-        replica.observe(int(0.79 * 600), 0.001, 600)
-    assert replica.token_budget == 600
-
-
 def test_rare_hiccups_at_low_load_do_not_wear_the_budget_down() -> None:
     replica = SlaController(replace(POLICY, start_tokens=600), 0.050)
     for count in range(1000):
         replica.observe(100, 0.500 if count % 10 == 0 else 0.020, 600)
     assert replica.token_budget == 600
-
-
-def test_steps_far_from_full_that_are_too_slow_lower_it_all_the_same() -> None:
-    replica = SlaController(replace(POLICY, start_tokens=600), 0.050)
-    assert budgets(replica, 5, 200, 0.100, 600) == [600, 600, 600, 100, 100]
-
-
-@pytest.mark.parametrize("duration_s", [0.0, -1.0, math.nan, math.inf])
-def test_a_duration_that_is_none_is_no_evidence(duration_s: float) -> None:
-    replica = SlaController(POLICY, 0.050)
-    for _ in range(10):
-        replica.observe(4096, duration_s, 4096)
-    assert (replica.token_budget, replica.pressure) == (4096, None)
 
 
 def test_it_moves_from_the_fourth_step_on_and_judges_by_the_target_of_the_moment() -> None:
@@ -265,7 +238,10 @@ def test_the_target_is_half_of_what_the_overhead_leaves_and_never_below_the_shor
     assert step_target_s(0.100, 0.500, 0.005) == pytest.approx(0.005)
 
 
-@pytest.mark.parametrize(("sla_s", "overhead_s"), [(0.0, 0.0), (math.nan, 0.0), (0.1, -0.1), (0.1, math.nan)])
+@pytest.mark.parametrize(
+    ("sla_s", "overhead_s"),
+    [(0.0, 0.0), (math.nan, 0.0), (math.inf, 0.0), (0.1, -0.1), (0.1, math.nan), (0.1, math.inf)],
+)
 def test_times_that_are_none_give_no_target(sla_s: float, overhead_s: float) -> None:
     with pytest.raises(ValueError, match="not times"):
         step_target_s(sla_s, overhead_s, 0.005)
@@ -286,6 +262,8 @@ def test_a_target_that_is_none_is_refused(target_s: float) -> None:
         ({"start_tokens": 5000}, "out of order"),
         ({"start_tokens": 63}, "out of order"),
         ({"tolerance": 0.0}, "not shares"),
+        ({"tolerance": 1.0}, "not shares"),
+        ({"fill": 0.0}, "not shares"),
         ({"fill": 1.5}, "not shares"),
         ({"window": 3}, "too short"),
     ],
@@ -311,18 +289,6 @@ def test_a_policy_that_makes_no_sense_is_refused(settings: dict[str, float], com
 def test_a_policy_may_go_to_the_edge_of_what_makes_sense(settings: dict[str, float]) -> None:
     policy = replace(POLICY, **settings)  # type: ignore[arg-type]
     assert SlaController(policy, 0.5).token_budget == policy.start_tokens
-
-
-@pytest.mark.parametrize("settings", [{"fill": 0.0}, {"tolerance": 1.0}, {"min_tokens": -1}])
-def test_a_policy_beyond_the_edge_is_refused(settings: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=r"not shares|out of order"):
-        replace(POLICY, **settings)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(("sla_s", "overhead_s"), [(math.inf, 0.0), (0.1, math.inf)])
-def test_times_without_end_give_no_target(sla_s: float, overhead_s: float) -> None:
-    with pytest.raises(ValueError, match="not times"):
-        step_target_s(sla_s, overhead_s, 0.005)
 
 
 @pytest.mark.parametrize(("slower", "budget"), [(1.04, 1000), (1.06, math.floor(1000 / 1.06))])
@@ -357,10 +323,12 @@ def test_the_largest_and_the_smallest_value_of_six_count_for_nothing() -> None:
     assert replica.token_budget == 1000
 
 
-@pytest.mark.parametrize("nothing", [(0, 0.1, 1000), (10, 0.1, 0), (10, math.inf, 1000), (10, 0.0, 1000)])
+@pytest.mark.parametrize(
+    "nothing", [(0, 0.1, 1000), (10, 0.1, 0), *((10, none_s, 1000) for none_s in (0.0, -1.0, math.nan, math.inf))]
+)
 def test_a_report_that_says_nothing_teaches_nothing(nothing: tuple[int, float, int]) -> None:
     replica = SlaController(replace(POLICY, start_tokens=1000), 0.100)
-    replica.observe(*nothing)
+    assert budgets(replica, 10, *nothing)[-1] == 1000
     assert replica.pressure is None
 
 
