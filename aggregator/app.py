@@ -42,13 +42,13 @@ from aggregator.sources.kafka.source import KafkaSource
 _LOG = logging.getLogger(__name__)
 _CLOSE_TIMEOUT_S = 5.0
 _UNREADY_S = 10.0
-"""An event loop that has not come round for so long is sent no more work,"""
+"""The process is not ready when the event loop has not run for this time,"""
 _WEDGED_S = 60.0
-"""and after so long the process is not alive."""
+"""and not alive after this time."""
 
 
 class Aggregator:
-    """The composition root: every part, who knows whom, and the order of start and stop."""
+    """The composition root: makes every part, and starts and stops them in order."""
 
     def __init__(self, settings: AggregatorSettings) -> None:
         self._settings = settings
@@ -90,7 +90,7 @@ class Aggregator:
 
     def _open_kafka(self, settings: AggregatorSettings, tracing: Tracing) -> None:
         def on_fenced(leases: Sequence[Lease]) -> None:
-            """Partitions were given back: their new owner redoes what has no reply."""
+            """Partitions were revoked: their new owner reads again what has no reply."""
             self._pipeline.forget(source.revoked(leases))
 
         self._deliveries = KafkaDeliveries(settings.kafka, on_fenced, self._metrics)
@@ -109,7 +109,7 @@ class Aggregator:
             self._metrics.records_lost(topic.name, 0)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Start, work until `stop` is set, drain within the grace period; a start that still waits is given up."""
+        """Start, work until `stop` is set, drain within the grace period; an unfinished start is cancelled."""
         heartbeat = Heartbeat()
         self._telemetry.health.live.update(loop=heartbeat.within(_WEDGED_S))
         async with asyncio.TaskGroup() as tasks:
@@ -126,7 +126,7 @@ class Aggregator:
         _LOG.info("aggregator stopped")
 
     async def _start(self, tasks: asyncio.TaskGroup, heartbeat: Heartbeat) -> None:
-        """Take up work in `tasks`, once Kafka and every port can be had. Raises StartError."""
+        """Start work in `tasks`, once Kafka and every port are available. Raises StartError."""
         settings = self._settings
         if settings.kafka.enabled:
             await prepare_topics(settings.kafka, settings.lifecycle.connect_timeout_s)
@@ -155,7 +155,7 @@ class Aggregator:
         )
 
     async def _drain(self) -> None:
-        """Stop taking in, finish what is under way, have it committed, leave; unfinished work is replayed elsewhere."""
+        """Stop intake, finish what is in flight, commit, leave; other aggregators replay unfinished records."""
         self._draining = True
         grace_s = self._settings.lifecycle.grace_s
         _LOG.info("drain started", extra={"grace_s": grace_s})
@@ -167,7 +167,7 @@ class Aggregator:
                     tasks.create_task(self._grpc.stop(grace_s), name="stop grpc")
                 tasks.create_task(self._pipeline.drain(), name="drain")
         except TimeoutError:
-            _LOG.warning("drain ran out of time: unfinished records will be replayed, calls are cut off")
+            _LOG.warning("drain timed out: unfinished records will be replayed, open calls are cancelled")
         if self._producer is not None and self._deliveries is not None:
             await self._producer.close(_CLOSE_TIMEOUT_S)
             await self._deliveries.close(_CLOSE_TIMEOUT_S)
@@ -175,7 +175,7 @@ class Aggregator:
             await self._demand.stop()
 
     def _models_ready(self) -> str | None:
-        """Ready when some model can be served, or waits for its first pod: one that cannot must not take the others."""
+        """Ready when a model can be served, or scales from zero: one model without servers must not stop the others."""
         if self._draining:
             return "draining"
         if not self._started:
@@ -233,7 +233,7 @@ async def check(settings: AggregatorSettings) -> int:
     for model in settings.models:
         for address in model.servers:
             if changes(address):
-                continue  # they come and go; readiness says whether there are any
+                continue  # its endpoints change; readiness tells whether there are any
             try:
                 found = await describe(address, timeout_s)
             except TokenbatchError as error:

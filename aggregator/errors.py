@@ -1,4 +1,4 @@
-"""Every way a request can fail, each with the code its sender sees and whether another try can help.
+"""Every way in which a request can fail, with the code for its sender and whether a retry can help.
 
 TokenbatchError
 ├─ RequestError          the request itself is at fault; never retried
@@ -28,7 +28,7 @@ _MOST_SHOWN = 64
 
 
 def shown(told: str) -> str:
-    """What a sender told, as messages show it: cut, for a status may be 8 KiB long and a name is whatever was sent."""
+    """A value of the sender, for a message: truncated, as the value can be long and a status may have only 8 KiB."""
     return repr(told if len(told) <= _MOST_SHOWN else f"{told[:_MOST_SHOWN]}…")
 
 
@@ -51,7 +51,7 @@ class Code(IntEnum):
 
 
 class TokenbatchError(Exception):
-    """The root: `code` is what the sender sees, `retriable` whether another try can help, after `retry_after_s`."""
+    """The root. `code`: for the sender; `retriable`: whether a retry can help, after `retry_after_s`."""
 
     code: ClassVar[Code] = Code.INTERNAL
     retriable: ClassVar[bool] = False
@@ -141,9 +141,9 @@ class StartError(TokenbatchError):
 
 @contextmanager
 def ungrouped(*kinds: type[Exception]) -> Generator[None]:
-    """Errors of these kinds come as the first of them by itself; a group that holds others too stays one.
+    """Raise the first error of a group that holds only errors of these kinds; any other group stays as it is.
 
-    A `raise` inside `except*` does not do: before Python 3.11.4, so in Debian 12's, it is put into a group again.
+    A `raise` inside `except*` does not work: before Python 3.11.4, as in Debian 12, it is put into a group again.
     """
     try:
         yield
@@ -161,7 +161,7 @@ def _first(error: Exception) -> Exception:
 
 
 def is_cancelled() -> bool:
-    """Whether the running task was asked to end.
+    """Whether the running task was cancelled.
 
     In Python 3.11 the errors of a TaskGroup, and the end of a gRPC connection, look the same or hide it.
     """

@@ -1,4 +1,4 @@
-"""Share one bound among all who ask for room, so that nobody's use of it locks anybody else out."""
+"""Share one limit fairly among its holders, so that no holder keeps the others out."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ FACTOR = 4.0
 
 
 def excess(held: int, amount: int, free: int, factor: float = FACTOR) -> float:
-    """How much of what one holds must leave until `amount` more fits its share; none does: 0 or less.
+    """How much of what one holder has must be released until `amount` more fits its share; 0 or less: it fits now.
 
-    A share is `factor` times what is free (Choudhury and Hahne, "Dynamic queue length thresholds", 1998): alone one
-    has `factor / (factor + 1)` of the bound, and however many flood, some of it stays free for the first of another.
-    What leaves is taken off what is held, and added to what is free.
+    A share is `factor` times what is free (Choudhury and Hahne, "Dynamic queue length thresholds", 1998): one holder
+    alone can have `factor / (factor + 1)` of the limit, and with any number of holders some of it stays free.
+    What is released is taken from what is held, and added to what is free.
     """
     return (held + amount - factor * free) / (1.0 + factor)
 
 
 class SharedBound:
-    """One bound, and how much of it each of those holds who share it.
+    """One limit, and how much of it each holder has.
 
-    What is taken can be put down to several at once: a tenant, say, and the connection it came by.
+    An amount can count for several holders at once, such as a tenant and its connection.
     """
 
     def __init__(self, most: int) -> None:
@@ -36,15 +36,15 @@ class SharedBound:
 
     @property
     def holders(self) -> int:
-        """How many hold some of it."""
+        """The number of holders."""
         return len(self._held)
 
     def has_room(self, amount: int) -> bool:
-        """Whether so much more fits the bound; one alone always does."""
+        """Whether `amount` more fits the limit; the first one always does."""
         return not self.total or self.total + amount <= self._most
 
     def fits_share(self, holders: Iterable[str], amount: int) -> bool:
-        """Whether so much more fits the share of each of them."""
+        """Whether `amount` more fits the share of each holder."""
         if not self.total:
             return True
         free = self._most - self.total
@@ -54,18 +54,18 @@ class SharedBound:
         return True
 
     def take(self, holders: Iterable[str], amount: int) -> None:
-        """Count it in, whether or not it fits."""
+        """Count `amount` in, whether or not it fits."""
         self.total += amount
         held = self._held
         for holder in holders:
             held[holder] = held.get(holder, 0) + amount
 
     def put_down_to(self, holder: str, amount: int) -> None:
-        """Hold one more to account for what was taken."""
+        """Count what was taken for one more holder."""
         self._held[holder] = self._held.get(holder, 0) + amount
 
     def give_back(self, holders: Iterable[str], amount: int) -> None:
-        """Count it out."""
+        """Count `amount` out."""
         self.total -= amount
         for holder in holders:
             left = self._held.get(holder, 0) - amount
@@ -77,10 +77,10 @@ class SharedBound:
 
 @dataclass(frozen=True, slots=True)
 class AdmissionPolicy:
-    """`max_tokens` is the whole bound; a class from Kafka stops at its share of it.
+    """`max_tokens`: the limit of one model. Kafka intake of a priority class stops at its share of it.
 
-    It starts again below `resume_share` of where it stopped, so that intake does not flutter; so do calls. A tenant's
-    calls may hold `tenant_factor` times as many tokens as are free.
+    Intake starts again below `resume_share` of where it stopped (hysteresis); so do the calls of a tenant. These may
+    hold `tenant_factor` times as many tokens as are free.
     """
 
     max_tokens: int
@@ -90,15 +90,15 @@ class AdmissionPolicy:
 
 
 class Bound(StrEnum):
-    """Which bound a call's tokens do not fit."""
+    """The limit that the tokens of a call do not fit."""
 
-    MODEL = "model"  # all that the model may hold is held
-    TENANT = "tenant"  # the tenant holds its share, and the rest is kept for others
+    MODEL = "model"  # the model holds as many tokens as it may
+    TENANT = "tenant"  # the tenant holds its share; the rest is kept for others
 
 
 @dataclass(frozen=True, slots=True)
 class Full:
-    """A bound that is reached, how many tokens must leave until the call fits, and how many are served before it."""
+    """A limit that is reached, the tokens to release until the call fits, and the tokens served before it."""
 
     bound: Bound
     excess_tokens: int
@@ -106,10 +106,10 @@ class Full:
 
 
 class Admission:
-    """Tokens held by one model: from intake until the answer is acknowledged.
+    """The tokens that one model holds: from intake until the reply is delivered.
 
-    A tenant's calls are held to a share that moves with what is free (`shares.excess`). Calls without a tenant know
-    the whole bound only.
+    The calls of a tenant are held to a share that depends on what is free (`excess`), calls without a tenant to the
+    limit of the model only.
     """
 
     def __init__(self, policy: AdmissionPolicy) -> None:
@@ -129,14 +129,14 @@ class Admission:
 
     @property
     def holds_calls(self) -> bool:
-        """Whether some of them belong to callers who wait."""
+        """Whether some of them are of gRPC calls."""
         return bool(self._called)
 
     def full(self, tenant: str, token_count: int) -> Full | None:
-        """Which bound keeps out a gRPC request of so many tokens, if any; one alone always fits.
+        """The limit that a call of `token_count` tokens does not fit, if any; a call fits whenever nothing is held.
 
-        A tenant that was kept out stays so until well below its bound: else all room would go to those of its callers
-        who ask again as soon as they are answered, and none to those who were told to wait.
+        A tenant that was refused is refused until it holds well less than its limit: else callers that call again as
+        soon as they are answered would take all room from those that wait for their retry delay.
         """
         if not self._total:
             return None
@@ -148,12 +148,12 @@ class Admission:
         if held:
             self._closed.add(tenant)
             bound, over = self._excess(tenant, held, token_count, closed=True)
-        # While a tenant's tokens are served, as many of each other tenant's are.
+        # Tenants are served in turn: while one tenant's tokens are served, so are as many of each other's.
         ahead = min(self._called_total, held * len(self._called)) or self._called_total or self._total
         return Full(bound, over, ahead)
 
     def _excess(self, tenant: str, held: int, token_count: int, *, closed: bool) -> tuple[Bound, int]:
-        """How much of what a tenant holds must leave until so many tokens more fit."""
+        """The limit that decides for a tenant, and how many tokens must be released until `token_count` more fit."""
         open_share = self._policy.resume_share if closed else 1.0
         free = self._policy.max_tokens - self._total
         of_model, of_tenant = token_count - free, 0.0
@@ -165,18 +165,18 @@ class Admission:
         return (Bound.MODEL, of_model) if of_model >= of_tenant else (Bound.TENANT, ceil(of_tenant))
 
     def tokens_per_s(self, now_s: float) -> float | None:
-        """How fast tokens leave, to be asked whenever a call is refused; None until that is known."""
+        """The rate at which tokens are released, measured between refusals; None until it is known."""
         return self._drain.tokens_per_s(self._left, now_s)
 
     def charge(self, token_count: int, tenant: str = "", *, refusable: bool) -> None:
-        """Count a request's tokens in. What is not refusable never is: its source is paused before."""
+        """Count the tokens of a request in. One that is not `refusable` always fits: its source pauses before."""
         self._total += token_count
         if refusable:
             self._called[tenant] = self._called.get(tenant, 0) + token_count
             self._called_total += token_count
 
     def release(self, token_count: int, tenant: str = "", *, refusable: bool) -> None:
-        """Count a request's tokens out, once its reply is delivered."""
+        """Count the tokens of a request out, once its reply is delivered."""
         self._total -= token_count
         self._left += token_count
         assert self._total >= 0, "More tokens were released than were held. This is a bug."
@@ -189,11 +189,11 @@ class Admission:
                 self._closed.discard(tenant)
 
     def is_filled(self, token_count: int) -> bool:
-        """Whether so many tokens are all that may be held."""
+        """Whether so many tokens reach the limit."""
         return token_count >= self._policy.max_tokens
 
     def stopped(self) -> frozenset[Priority]:
-        """The classes that Kafka intake must not bring more of now."""
+        """The priority classes whose Kafka intake is stopped."""
         for priority, share in zip(Priority, self._policy.kafka_shares, strict=True):
             limit = share * self._policy.max_tokens
             if self._total >= limit:

@@ -1,4 +1,4 @@
-"""Count the tokens of requests, hold them to the model's limits, and put their inputs in the queue."""
+"""Count the tokens of requests, check the limits, and put their inputs in the queue."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from protos.embedding.v1 import embedding_pb2 as pb
 
 _ID_BYTES = 4
 _FIRST = (0,)
-_POISONED = Failure(Code.INTERNAL, "this input broke the engine before: it is not tried again")
+_POISONED = Failure(Code.INTERNAL, "this input made the engine fail before: it is not tried again")
 _Waiting = tuple[Request, Sequence[str | bytes], Sequence[int]]
-"""A request, its inputs, and the positions of those that have no outcome yet."""
+"""A request, its inputs, and the indexes of those that have no outcome yet."""
 
 
 async def enqueue(
@@ -30,9 +30,9 @@ async def enqueue(
     limits: AdmissionLimits,
     clock: Callable[[], float],
 ) -> list[Request]:
-    """Queue every input of `requests`, all of them long or none.
+    """Queue the inputs of `requests`: one long request, or several short ones.
 
-    Returns the requests that are complete already, because nothing of them was queued.
+    Returns the requests that are complete already: refused, or without a valid input.
     """
     waiting, found = await _count(model_revision, requests)
     complete: list[Request] = []
@@ -75,7 +75,7 @@ def _put(queue: TokenQueue, request: Request, inputs: Sequence[tuple[int, bytes]
 
 
 async def _count(model_revision: ModelRevision, requests: Sequence[Request]) -> tuple[list[_Waiting], list[Counted]]:
-    """What each request waits for, and the token ids of all texts among that, in their order."""
+    """The open inputs of each request, and the token ids of all texts among them, in order."""
     texts: list[str] = []
     waiting: list[_Waiting] = []
     for request in requests:
@@ -92,7 +92,7 @@ async def _count(model_revision: ModelRevision, requests: Sequence[Request]) -> 
 
 
 def _chat(model_revision: ModelRevision, request: Request, text: Text) -> Sequence[str | bytes]:
-    """The prompt that the model's template makes of a chat; a request that it does not take has failed."""
+    """The prompt that the model's chat template makes; a request with invalid messages fails."""
     try:
         return (model_revision.text_tokenizer.prompt(text.messages),)
     except InvalidRequest as error:
@@ -101,7 +101,7 @@ def _chat(model_revision: ModelRevision, request: Request, text: Text) -> Sequen
 
 
 def _begun(model_revision: ModelRevision, request: Request, text: Text, token_ids: bytes) -> Counted:
-    """The prompt's ids, from which a text is to go on, or why it cannot."""
+    """The token ids of the prompt, or why it is refused."""
     if text.messages:  # the template says itself where special tokens stand
         token_ids = model_revision.text_tokenizer.without_special(token_ids)
     description = model_revision.description
@@ -117,9 +117,9 @@ def _begun(model_revision: ModelRevision, request: Request, text: Text, token_id
 def _counted(
     model_revision: ModelRevision, waiting: Sequence[_Waiting], found: Sequence[Counted]
 ) -> Iterator[tuple[Request, list[tuple[int, bytes]], int]]:
-    """Each request with the (index, token ids) of its inputs that go to the engine, and those inputs' tokens.
+    """Each request with its inputs for the engine (index, token ids), and the sum of their tokens.
 
-    What exceeds the model's limit is cut, or has its outcome.
+    An input above the model's limit is truncated, or fails.
     """
     slices = iter(found)
     for request, values, indexes in waiting:
@@ -139,7 +139,7 @@ def _counted(
 
 
 def _checked(model_revision: ModelRevision, request: Request, counted: Counted) -> Counted:
-    """The ids that go to the engine, or why none do."""
+    """The token ids for the engine, or why the input fails."""
     if isinstance(counted, bytes) and request.text is not None:
         counted = _begun(model_revision, request, request.text, counted)
     if isinstance(counted, bytes) and len(counted) > model_revision.description.max_input_tokens * _ID_BYTES:
@@ -150,7 +150,7 @@ def _checked(model_revision: ModelRevision, request: Request, counted: Counted) 
 
 
 def _shorten(model_revision: ModelRevision, request: Request, token_ids: bytes) -> Counted:
-    """Cut an over-long input as the request asks, or say that it does not allow it."""
+    """Truncate an input that is too long, or fail it where the request does not allow that."""
     truncate = request.options.truncate
     if truncate == pb.TRUNCATE_NONE:
         return too_long(model_revision, request, f"{len(token_ids) // _ID_BYTES} tokens")

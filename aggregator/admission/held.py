@@ -12,7 +12,7 @@ from aggregator.scheduler.queue import TokenQueue
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Held:
-    """Where requests that were queued together, at `queued_s`, occupy something."""
+    """Where requests that were queued together, at `queued_s`, are counted."""
 
     admission: Admission
     queue: TokenQueue
@@ -21,14 +21,14 @@ class Held:
 
 
 def hold(request: Request, held: Held, token_count: int) -> None:
-    """Let a request occupy so many tokens, until `release`."""
+    """Count a request with `token_count` tokens, until `release`."""
     request.held = held
     request.token_count = token_count
     held.admission.charge(token_count, request.tenant, refusable=request.source.refusable)
 
 
 def release(request: Request) -> None:
-    """Give back what it holds; once. Places lead back to their request: kept, both would wait for a collection."""
+    """Count it out, once. Its slots refer back to the request: kept, both would wait for the garbage collector."""
     held, request.held = request.held, None
     request.slots = ()
     if held is not None:

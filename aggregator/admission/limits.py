@@ -38,7 +38,7 @@ class AdmissionLimits:
     def __init__(
         self, quotas: Quotas, *, max_reply_bytes: int = 16 * 1024 * 1024, jitter: Callable[[], float] = random.random
     ) -> None:
-        """`max_reply_bytes`: of the vectors that answer one call."""
+        """`max_reply_bytes`: of the vectors of one reply."""
         self._quotas = quotas
         self._max_reply_bytes = max_reply_bytes
         self._jitter = jitter
@@ -75,13 +75,13 @@ class AdmissionLimits:
         return None
 
     def charge(self, request: Request, token_count: int, now_s: float) -> None:
-        """Take a request's tokens off its tenant's rate, whatever its source."""
+        """Count the tokens of a request for the rate of its tenant, whatever its source."""
         self._quotas.charge(request.tenant, token_count, now_s)
 
     def _overloaded(self, message: str, room_s: float, open_s: float) -> Overloaded:
-        """Refuse until there will be room: the first in `room_s`, and for all in `open_s`, over which they are spread.
+        """The error with a retry delay from `room_s` (room for one) to `open_s` later (room for all), by chance.
 
-        Room that comes after the caller's deadline is told as well.
+        It does not depend on the deadline of the call.
         """
         room_s = max(_SHORTEST_RETRY_S, room_s)
         return Overloaded(message, min(room_s + self._jitter() * max(room_s, open_s), _LONGEST_RETRY_S))
@@ -97,5 +97,5 @@ def _is_late(request: Request, token_count: int, dispatcher: Dispatcher, now_s: 
 
 
 def _tokens_per_s(replicas: Collection[Replica]) -> float:
-    """What all replicas do together in steps that are full, as far as is known."""
+    """The throughput of all replicas in full steps, as far as it is known."""
     return sum(replica.token_budget / max(_TICK_S, replica.step_time_s(replica.token_budget)) for replica in replicas)

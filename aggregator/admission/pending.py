@@ -1,4 +1,4 @@
-"""Keep the requests of a model that has no server yet: the earliest deadline first, and bounded by what they hold."""
+"""Keep the requests of a model that has no server yet, and expire them by deadline."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FEW = 64
 
 
 class Pending:
-    """Requests in no queue, as nothing is known yet that could count their tokens."""
+    """Requests that wait outside of any queue: without a server there is no tokenizer to count their tokens."""
 
     def __init__(self) -> None:
         self._sizes: dict[Request, int] = {}
@@ -32,7 +32,7 @@ class Pending:
 
     @property
     def tokens(self) -> int:
-        """About as many tokens as they hold."""
+        """The estimated sum of their tokens."""
         return self._size // _PER_TOKEN
 
     @property
@@ -43,7 +43,7 @@ class Pending:
         return self._deadlines[0][0] if self._deadlines else inf
 
     def append(self, request: Request) -> None:
-        """One more."""
+        """Add a request."""
         size = sum(map(len, request.inputs))
         self._sizes[request] = size
         self._size += size
@@ -51,14 +51,14 @@ class Pending:
             heappush(self._deadlines, (request.deadline_s, next(self._numbers), request))
 
     def discard(self, request: Request) -> None:
-        """Take out one that nobody waits for any more, if it is here."""
+        """Remove a request that was cancelled, if it is here."""
         self._size -= self._sizes.pop(request, 0)
-        if len(self._deadlines) > 2 * len(self._sizes) + _FEW:  # what is gone holds no memory for long
+        if len(self._deadlines) > 2 * len(self._sizes) + _FEW:  # free the memory of removed requests
             self._deadlines = [each for each in self._deadlines if each[2] in self._sizes]
             heapify(self._deadlines)
 
     def expire(self, now_s: float) -> list[Request]:
-        """Take out those whose deadline has passed."""
+        """Remove the requests whose deadline has passed, and return them."""
         late: list[Request] = []
         while self.next_deadline_s <= now_s < inf:
             late.append(heappop(self._deadlines)[2])
@@ -66,7 +66,7 @@ class Pending:
         return late
 
     def take(self, gone: Callable[[Request], bool]) -> list[Request]:
-        """Take out those for which `gone` holds."""
+        """Remove the requests for which `gone` holds, and return them."""
         taken = [request for request in self if gone(request)]
         for request in taken:
             self.discard(request)

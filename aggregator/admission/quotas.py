@@ -1,4 +1,4 @@
-"""Hold each tenant to its rate of tokens, this aggregator's part of it, by a bucket that may run into debt."""
+"""Hold each tenant to this aggregator's part of its token rate, by a token bucket that may go below zero."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SWEEP_AT = 4096
 class QuotaPolicy:
     """Tokens per second of all aggregators together: `rates` by tenant, `default_rate` for all others.
 
-    `burst_s`: how many seconds' worth may be taken at once, after a rest.
+    `burst_s`: seconds of the rate that a full bucket holds.
     """
 
     default_rate: float = inf
@@ -28,7 +28,7 @@ class _Bucket:
 
 
 class Quotas:
-    """What each tenant may still take; `ready_aggregators` among which a tenant's rate is divided."""
+    """The bucket of each tenant. Its rate is divided by the number of `ready_aggregators`."""
 
     def __init__(self, policy: QuotaPolicy, ready_aggregators: Callable[[], int] = lambda: 1) -> None:
         self._policy = policy
@@ -38,9 +38,9 @@ class Quotas:
         self._sweep_at = _SWEEP_AT
 
     def wait_s(self, tenant: str, token_count: int, now_s: float) -> float:
-        """How long until a request of so many tokens fits the tenant's rate: 0 when it does now.
+        """Seconds until a request of `token_count` tokens fits the tenant's bucket; 0 when it fits now.
 
-        A request larger than the burst fits a full bucket, and leaves it in debt.
+        A request larger than the bucket fits a full one, and leaves it below zero.
         """
         rate = self._rate(tenant)
         if rate == inf:
@@ -49,14 +49,14 @@ class Quotas:
         return max(0.0, (needed - self._filled(tenant, rate, now_s).tokens) / rate)
 
     def rested_s(self, tenant: str, now_s: float) -> float:
-        """How long until all that may be taken at once may be taken again."""
+        """Seconds until the bucket is full again."""
         rate = self._rate(tenant)
         if rate == inf:
             return 0.0
         return self._policy.burst_s - self._filled(tenant, rate, now_s).tokens / rate
 
     def charge(self, tenant: str, token_count: int, now_s: float) -> None:
-        """Take a request's tokens, whether or not they fit."""
+        """Take the tokens of a request, whether or not they fit."""
         if self._limits and (rate := self._rate(tenant)) != inf:
             self._filled(tenant, rate, now_s).tokens -= token_count
 
@@ -76,7 +76,7 @@ class Quotas:
         return bucket
 
     def _forget_full(self, now_s: float) -> None:
-        """Keep no bucket that would be full by now: tenants may come and go without end."""
+        """Drop buckets that are full by now: the number of tenants has no limit."""
         if len(self._buckets) < self._sweep_at:
             return
         self._buckets = {

@@ -1,4 +1,4 @@
-"""Route requests to the revision that is to serve them, and make their options definite."""
+"""Route each request to a model revision, and fill in the options that the model decides."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from aggregator.request import Failure, Options, Request
 _LOG = logging.getLogger(__name__)
 _EXPIRED_ON_ARRIVAL = Failure(Code.DEADLINE_EXCEEDED, "the deadline had passed on arrival")
 UNQUEUED = Failure(Code.INTERNAL, "the request could not be queued")
-"""For a reason that nobody thought of."""
+"""For an unexpected error."""
 
 
 @dataclass(slots=True)
 class Routed:
-    """Requests by who is to serve them; `refused` are those that failed already, `expired` of them by their deadline.
+    """Requests by model revision; `refused` are those that failed, `expired` of them by their deadline.
 
-    Those of a model without a first server are in neither: they are pending.
+    Requests of a model that has had no server yet are in neither: they are pending.
     """
 
     groups: dict[ModelRevision, tuple[Model, list[Request]]] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class Routed:
 
 
 def route_all(requests: Sequence[Request], models: Models, now_s: float) -> Routed:
-    """Route requests of any source, at `now_s` (monotonic seconds); those that ask alike are looked up once."""
+    """Route requests of any source, at `now_s` (monotonic seconds); equal model and options are looked up once."""
     routed = Routed()
     routes: dict[tuple[str, str, bool, int, bool], tuple[Options, Pending | list[Request]]] = {}
     for request in requests:
@@ -49,7 +49,7 @@ def route_all(requests: Sequence[Request], models: Models, now_s: float) -> Rout
                         route = options, model.pending
                     else:
                         route = options, routed.groups.setdefault(model_revision, (model, []))[1]
-                    if model.canary is None:  # or each may be for another revision
+                    if model.canary is None:  # with a canary each request may go to another revision
                         routes[key] = route
                 request.options, group = route
                 request.source.accept(request)
@@ -59,7 +59,7 @@ def route_all(requests: Sequence[Request], models: Models, now_s: float) -> Rout
         except TokenbatchError as error:
             request.fail(Failure.of(error))
             routed.refused.append(request)
-        except Exception:  # noqa: BLE001 - what nobody thought of must not end the work of all others
+        except Exception:  # noqa: BLE001 - an unexpected error must not stop all other requests
             _LOG.exception("a request could not be routed")
             request.fail(UNQUEUED)
             routed.refused.append(request)
@@ -67,14 +67,14 @@ def route_all(requests: Sequence[Request], models: Models, now_s: float) -> Rout
 
 
 def unroute(request: Request) -> None:
-    """Forget every vector, and what the revision decided, so that no reply mixes revisions; failures stay."""
+    """Forget every vector and what the revision decided, so that no reply mixes revisions; failures stay."""
     request.outcomes = [outcome if isinstance(outcome, Failure) else None for outcome in request.outcomes]
     request.remaining = request.outcomes.count(None)
     request.options = request.options.asked or request.options
 
 
 def _route(request: Request, models: Models, now_s: float) -> tuple[Model, ModelRevision | None, Options]:
-    """The model, the revision to serve the request (None: none is known yet), and its options made definite."""
+    """The model, the revision for the request (None: none is known yet), and its complete options."""
     model = models.find(request.model)
     model_revision = model.choose(request.model_revision, request.request_id)
     waits = not request.source.refusable or now_s < model.calls_wait_until_s

@@ -1,4 +1,4 @@
-"""Say what is asked of the model servers and what they can do: the answer to the scaler's question."""
+"""Report the demand for the model servers and their capacity to the scaler."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from protos.aggregator.v1 import aggregator_pb2 as pb
 
 
 class Positions(Protocol):
-    """Kafka intake, as far as demand goes."""
+    """The positions of Kafka intake."""
 
     def positions(self) -> Mapping[tuple[str, int], int]:
-        """The offset to be handed out next, of each assigned partition (topic, number)."""
+        """The next offset of each assigned partition (topic, number)."""
         ...
 
     def lag_records(self) -> Mapping[tuple[str, int], int]:
-        """Log end minus that."""
+        """Log end minus position, of each assigned partition."""
         ...
 
 
 class DemandMeter:
-    """Arrivals by model and source, from the pipeline's two words: `arrived`, then `counted`."""
+    """Arrivals by model and source; the pipeline calls `arrived`, then `counted`."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class DemandMeter:
         return self._clock() - self._started_s
 
     def arrived(self, source: str, requests: Sequence[Request]) -> None:
-        """Requests came in from a source, whatever becomes of them; each is to be said once."""
+        """Requests arrived from a source, refused or not; called once for each."""
         inputs: dict[str, int] = {}
         for request in requests:
             inputs[request.model] = inputs.get(request.model, 0) + len(request.inputs)
@@ -63,11 +63,11 @@ class DemandMeter:
             try:
                 model = self._models.find(name)
             except UnknownModel:
-                continue  # no replica would answer it
+                continue  # no replica serves it
             self._arrivals[model.name, source].arrived(count, now_s)
 
     def counted(self, model: Model, requests: Sequence[Request]) -> None:
-        """These requests' tokens are known now; those that hold none teach nothing."""
+        """The tokens of these requests are counted; refused ones are left out."""
         sums = {source: [0, 0, 0] for source in (KAFKA, GRPC)}
         for request in requests:
             if request.held is not None:
@@ -79,11 +79,11 @@ class DemandMeter:
             self._arrivals[model.name, source].counted(requests_held, inputs_held, tokens_held)
 
     def tokens_per_record(self, name: str) -> float:
-        """Of the Kafka requests that name this model, or no other."""
+        """Mean tokens of the Kafka requests for this model."""
         return self._arrivals[self._models.find(name).name, KAFKA].tokens_per_request
 
     def of(self, model: Model) -> pb.ModelDemand:
-        """One model's demand and replicas at this moment."""
+        """The present demand and replicas of one model."""
         now_s = self._clock()
         slos = [model_revision.slo for model_revision in model.revisions.values() if model_revision.slo is not None]
         kafka, grpc = (self._arrivals[model.name, source] for source in (KAFKA, GRPC))
@@ -102,12 +102,12 @@ class DemandMeter:
 
 
 class DemandReport:
-    """Everything the scaler is told; to be asked on the event loop's thread."""
+    """The report for the scaler; to be made on the event loop."""
 
     def __init__(
         self, models: Models, meter: DemandMeter, topics: Mapping[str, str], positions: Positions | None
     ) -> None:
-        """`topics`: each topic read and the model of its requests that name none."""
+        """`topics`: the default model of each topic."""
         self._models = models
         self._meter = meter
         self._topics = topics
@@ -116,7 +116,7 @@ class DemandReport:
         self._instance_id = uuid.uuid4().hex
 
     def __call__(self) -> pb.GetDemandResponse:
-        """How things stand now."""
+        """The present report."""
         return pb.GetDemandResponse(
             instance_id=self._instance_id,
             uptime_s=self._meter.uptime_s,
@@ -127,7 +127,7 @@ class DemandReport:
         )
 
     def tokens_per_record(self, topic: str) -> float:
-        """Of a topic's requests, as if all were for its model."""
+        """Mean tokens of a topic's requests, as if all were for its default model."""
         return self._meter.tokens_per_record(self._topics[topic])
 
     def _partitions(self) -> Iterator[pb.Partition]:

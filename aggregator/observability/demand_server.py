@@ -1,9 +1,8 @@
-"""Answer the scaler on a port of its own, which callers do not reach."""
+"""Serve demand to the scaler, on a port of its own that clients do not reach."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import grpc.aio
 from typing_extensions import override
@@ -14,7 +13,7 @@ from protos.aggregator.v1 import aggregator_pb2_grpc as pb_grpc
 
 
 class DemandServer(pb_grpc.DemandServicer):
-    """`aggregator.v1.Demand` over what `report` says."""
+    """`aggregator.v1.Demand`: each call gets a `report`."""
 
     def __init__(self, bind: str, report: Callable[[], pb.GetDemandResponse]) -> None:
         self._bind = bind
@@ -24,8 +23,8 @@ class DemandServer(pb_grpc.DemandServicer):
         pb_grpc.add_DemandServicer_to_server(self, self._server)
 
     @override
-    async def GetDemand(self, request: pb.GetDemandRequest, context: Any) -> pb.GetDemandResponse:
-        """How things stand now."""
+    async def GetDemand(self, request: pb.GetDemandRequest, context: object) -> pb.GetDemandResponse:
+        """The present report."""
         del request, context
         return self._report()
 
@@ -39,5 +38,5 @@ class DemandServer(pb_grpc.DemandServicer):
         await self._server.start()
 
     async def stop(self) -> None:
-        """Hang up."""
+        """Stop, and cancel open calls."""
         await self._server.stop(None)

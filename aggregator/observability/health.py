@@ -1,4 +1,4 @@
-"""Say whether a process is alive and whether it is ready, as Kubernetes asks."""
+"""Answer the liveness and readiness probes of Kubernetes."""
 
 from __future__ import annotations
 
@@ -8,47 +8,47 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 Check = Callable[[], str | None]
-"""Returns why it does not hold, or None when it does. Called on another thread than the event loop's."""
+"""Returns why the check fails, or None. Called on another thread than the event loop's."""
 _BEAT_S = 1.0
 
 
 @dataclass(slots=True)
 class Health:
-    """Named checks behind `/livez` and `/readyz`; without any check a process is alive, but not ready."""
+    """The named checks of `/livez` and `/readyz`; without a check a process is alive, but not ready."""
 
     live: dict[str, Check] = field(default_factory=dict[str, Check])
     ready: dict[str, Check] = field(default_factory=dict[str, Check])
 
     def liveness(self) -> tuple[bool, str]:
-        """Whether to leave the process be, and a line per check."""
+        """Whether the process is alive, and a line per check."""
         return _result(self.live, "ok")
 
     def readiness(self) -> tuple[bool, str]:
-        """Whether to send it work, and a line per check."""
+        """Whether the process is ready, and a line per check."""
         if not self.ready:
             return False, "starting\n"
         return _result(self.ready, "ready")
 
 
 class Heartbeat:
-    """Tells other threads when the event loop last came round, by a beat a second."""
+    """Tells other threads when the event loop last ran, by a timer of one second."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Begin, on the running event loop."""
+        """Start, on the running event loop."""
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._beat()
 
     def stop(self) -> None:
-        """Beat no more."""
+        """Stop the timer."""
         self._timer.cancel()
 
     def within(self, most_s: float) -> Check:
-        """The check that the loop came round in the last `most_s` seconds."""
+        """The check that the loop ran in the last `most_s` seconds."""
 
         def check() -> str | None:
             silent_s = self._clock() - self._beaten_s
-            return None if silent_s <= most_s else f"has not come round for {silent_s:.0f} s"
+            return None if silent_s <= most_s else f"has not run for {silent_s:.0f} s"
 
         return check
 

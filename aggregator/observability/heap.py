@@ -1,4 +1,4 @@
-"""Keep the collector of reference cycles from holding up an event loop."""
+"""Keep the garbage collector from blocking the event loop."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 _YOUNG, _SURVIVED, _FULL = 10_000, 4, 1_000
-"""Objects before a collection of the youngest, such collections before one of those that survived, and before all.
+"""The thresholds of the three generations (`gc.set_threshold`).
 
-Each query leaves some cycles behind, gRPC's own. What is freed before the threshold is reached is never visited: of a
-backlog from Kafka, collections took 1 µs a record at 2,000, next to nothing at 10,000, where a pause is under a
-millisecond; 50,000 made pauses of 15 to 60 ms, the whole tail of light load.
+Each query leaves some reference cycles of gRPC. Objects that are freed before a threshold is reached are never visited.
+With a Kafka backlog, collections took 1 µs per record at 2,000 and almost nothing at 10,000, where a pause is shorter
+than a millisecond; 50,000 made pauses of 15 to 60 ms, which were the tail latency of a light load.
 """
 
 
 def freeze() -> None:
-    """Call it when all that stays is there, a model, say: collections pass over it from now on."""
+    """Call it once everything permanent is loaded, such as a model: collections skip it from then on."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(_YOUNG, _SURVIVED, _FULL)
@@ -24,7 +24,7 @@ def freeze() -> None:
 
 @contextmanager
 def frozen() -> Generator[None]:
-    """The same for a while, for what measures others and must not be late itself."""
+    """The same for a while, for a process that measures latencies."""
     thresholds = gc.get_threshold()
     freeze()
     try:

@@ -15,7 +15,7 @@ from typing import TextIO
 from typing_extensions import override
 
 _OF_CALLS = ("grpc", "aggregator.sources.grpc")
-"""Loggers that callers can have written to."""
+"""Loggers whose records callers can cause."""
 
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -23,7 +23,7 @@ _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "task
 
 
 class JsonFormatter(logging.Formatter):
-    """One line per event: when, how grave, which service, what happened, and the fields given as `extra`."""
+    """One line per event: time, level, service, logger, event, and the fields given as `extra`."""
 
     def __init__(self, service: str) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class JsonFormatter(logging.Formatter):
 
     @override
     def format(self, record: logging.LogRecord) -> str:
-        """The record as one JSON object; what JSON does not know is written as text."""
+        """The record as one JSON object; values that JSON does not know are written as text."""
         line: dict[str, object] = {
             "ts": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             "level": record.levelname.lower(),
@@ -46,10 +46,10 @@ class JsonFormatter(logging.Formatter):
 
 
 class Restraint(logging.Filter):
-    """Keeps short, and rare, what gRPC writes of calls: callers decide how often it does, and what stands in it.
+    """Limits the records of gRPC, as callers decide how many there are and what they hold.
 
-    What gRPC puts into a line may be a header with a credential, so only the line's constant part is written; of each
-    logger `LINES` in a minute, and then how many were `left_out`.
+    An argument of such a record may be a header with a credential, so only the constant part is written: of each logger
+    at most `LINES` per minute, with the number that was `left_out`.
     """
 
     LINES = 10
@@ -84,7 +84,7 @@ class Restraint(logging.Filter):
 
 @dataclass(slots=True)
 class _Period:
-    """What one logger wrote in one minute."""
+    """The records of one logger in one minute."""
 
     ends_s: float
     written: int = 0
@@ -92,10 +92,10 @@ class _Period:
 
 
 def configure(service: str, level: str, stream: TextIO | None = None) -> None:
-    """Send every logger's records, warnings included, to `stream` (standard error) from `level` on.
+    """Write the records of every logger from `level` on, warnings included, to `stream` (standard error).
 
-    Messages are constant and in the past tense ("joined a model server"); what varies goes into `extra`. A
-    query's text never goes into a log.
+    Messages are constant and in the past tense ("joined a model server"); variable parts go into `extra`. The text of
+    a query is never logged.
     """
     writer = logging.StreamHandler(stream if stream is not None else sys.stderr)
     writer.setFormatter(JsonFormatter(service))

@@ -1,4 +1,4 @@
-"""Serve metrics and health over HTTP on a thread of their own, so that a busy event loop does not hide them."""
+"""Serve metrics and health over HTTP on threads, so that they answer while the event loop is busy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class MonitoringServer:
     """`/metrics` (Prometheus and OpenMetrics text), `/livez` and `/readyz`."""
 
     def __init__(self, bind: str, registry: CollectorRegistry, health: Health) -> None:
-        """Bind `host:port`; port 0 picks a free one. Raises StartError when that cannot be had."""
+        """Bind `host:port`; port 0 picks a free one. Raises StartError when the address cannot be bound."""
         host, port = split_address(bind)
 
         class Handler(_Handler):
@@ -65,7 +65,7 @@ class _Server(ThreadingHTTPServer):
 
     @override
     def handle_error(self, request: object, client_address: object) -> None:
-        """A prober that hangs up is no error; any other is logged as all else is."""
+        """A client that disconnects is no error; any other error is logged."""
         if not isinstance(sys.exception(), OSError):
             _LOG.exception("a request for metrics or health failed")
 
@@ -73,7 +73,7 @@ class _Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     registry: CollectorRegistry
     health: Health
-    timeout = 10  # a client that says nothing must not hold a thread for ever
+    timeout = 10  # a silent client must not keep a thread
 
     def do_GET(self) -> None:
         """Answer one GET."""
@@ -90,7 +90,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     @override
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing: probes and scrapes come every few seconds."""
+        """Log nothing: probes and scrapes come every few seconds."""
 
     def _answer_check(self, result: tuple[bool, str]) -> None:
         holds, lines = result

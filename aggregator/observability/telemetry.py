@@ -48,15 +48,15 @@ class TelemetrySettings(BaseModel):
         default="0.0.0.0:9464", description="host:port of /metrics, /livez and /readyz; port 0 picks a free one"
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="the least grave to log"
+        default="info", description="the lowest level that is logged"
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Telemetry:
-    """What `start` started. `buffer` is for the hot path, `meter` for everything else.
+    """What `start` started. Metrics of the hot path go to `buffer`, all others to `meter`.
 
-    `traces` says whether spans go anywhere; if not, `tracer` makes none.
+    `traces`: whether spans are exported; if not, `tracer` makes none.
     """
 
     meter: Meter
@@ -74,7 +74,7 @@ class Telemetry:
         return self._server.address
 
     def shutdown(self) -> None:
-        """Export what is left, and stop; a collector that does not answer is not waited for longer than 3 s."""
+        """Export what is left, and stop; waits for the collector no longer than 3 s."""
         self._server.close()
         exporting = Thread(target=self._export_rest, name="last export", daemon=True)
         exporting.start()
@@ -143,7 +143,7 @@ class _ExportingReader(PeriodicExportingMetricReader):
 
 
 def _resource(service: str) -> Resource:
-    """Who reports; OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES have the last word."""
+    """The resource; OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES override it."""
     attributes = {"service.name": service, "service.version": _version(), "service.instance.id": str(uuid4())}
     return Resource.create(attributes).merge(OTELResourceDetector().detect())
 

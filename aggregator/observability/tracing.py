@@ -1,7 +1,7 @@
-"""Open the few spans of the hot path: one per fetch, batch, text and send; none at all when nobody collects them.
+"""Open the few spans of the hot path: one per fetch, batch, text and send; none when no collector is configured.
 
 Names and attributes follow OpenTelemetry's messaging and rpc conventions. A batch's `process` span links every
-request in it, by the W3C `traceparent` that each brought along.
+request in it, by the W3C `traceparent` of each.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from opentelemetry.context import Context
 from opentelemetry.trace import (
-    INVALID_SPAN_CONTEXT,
     Link,
     NonRecordingSpan,
     NoOpTracer,
@@ -22,11 +21,11 @@ from opentelemetry.trace import (
     SpanKind,
     Status,
     StatusCode,
-    TraceFlags,
     Tracer,
     get_current_span,
     set_span_in_context,
 )
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 if TYPE_CHECKING:
     from aggregator.errors import Code
@@ -37,7 +36,7 @@ MAX_LINKS = 128
 """Links of one span; OpenTelemetry's own default limit."""
 
 _NOTHING: AbstractContextManager[None] = nullcontext()
-_VERSION_LENGTH, _TRACE_LENGTH, _SPAN_LENGTH, _FLAGS_LENGTH = 2, 32, 16, 2
+_W3C = TraceContextTextMapPropagator()
 
 
 class Tracing:
@@ -120,7 +119,10 @@ class Tracing:
 
     def traceparent(self) -> str | None:
         """The span now open, as a `traceparent` to send along; None when nothing is traced."""
-        return format_traceparent(get_current_span().get_span_context()) if self.enabled else None
+        carrier: dict[str, str] = {}
+        if self.enabled:
+            _W3C.inject(carrier)
+        return carrier.get("traceparent")
 
     def _messaging(self, operation: str, topic: str, kind: SpanKind, count: int) -> AbstractContextManager[None]:
         attributes: dict[str, str | int] = {
@@ -152,39 +154,22 @@ class Tracing:
                 raise
 
 
-def parse_traceparent(value: str | bytes | None) -> SpanContext | None:
-    """The span a W3C `traceparent` names, or None for anything that is not one."""
-    text = value.decode("latin-1") if isinstance(value, bytes) else value or ""
-    parts = text.strip().split("-")
-    lengths = tuple(len(part) for part in parts[:4])
-    if lengths != (_VERSION_LENGTH, _TRACE_LENGTH, _SPAN_LENGTH, _FLAGS_LENGTH) or parts[0] == "ff":
-        return None
-    if len(parts) > len(lengths) and parts[0] == "00":  # a later version may have more parts
-        return None
-    if any(character not in "0123456789abcdef" for part in parts[:4] for character in part):
-        return None
-    trace_id, span_id, flags = (int(part, 16) for part in parts[1:4])
-    context = SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(flags & TraceFlags.SAMPLED))
-    return context if context.is_valid else None
-
-
-def format_traceparent(context: SpanContext) -> str | None:
-    """A span as a `traceparent`, or None where there is none."""
-    if context == INVALID_SPAN_CONTEXT or not context.is_valid:
-        return None
-    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+def remote_span(traceparent: str | bytes | None) -> SpanContext:
+    """The span that a W3C `traceparent` names; not valid for anything that is not one."""
+    text = traceparent.decode("latin-1") if isinstance(traceparent, bytes) else traceparent or ""
+    return get_current_span(_W3C.extract({"traceparent": text}, Context())).get_span_context()
 
 
 def _context(traceparent: str | bytes | None) -> Context | None:
-    parent = parse_traceparent(traceparent)
-    return set_span_in_context(NonRecordingSpan(parent)) if parent is not None else None
+    parent = remote_span(traceparent)
+    return set_span_in_context(NonRecordingSpan(parent)) if parent.is_valid else None
 
 
 def _links(parents: Iterable[bytes | None]) -> list[Link]:
     links: dict[tuple[int, int], Link] = {}
     for parent in parents:
-        context = parse_traceparent(parent) if parent else None
-        if context is not None:
+        context = remote_span(parent)
+        if context.is_valid:
             links.setdefault((context.trace_id, context.span_id), Link(context))
         if len(links) == MAX_LINKS:
             break

@@ -320,7 +320,7 @@ async def test_a_prompt_that_kills_its_servers_is_given_up_and_the_others_live(
     assert came.code is grpc.StatusCode.INTERNAL
     assert all(each.code is grpc.StatusCode.OK and len(each.token_ids) == 40 for each in others)
     again = await generate(address, prompt=None, token_ids=embedding_pb2.TokenIds(ids=[5, POISON, 6]))
-    assert (again.code, "broke the engine before" in again.details) == (grpc.StatusCode.INTERNAL, True)
+    assert (again.code, "made the engine fail before" in again.details) == (grpc.StatusCode.INTERNAL, True)
 
 
 async def test_an_aggregator_that_dies_leaves_its_records_to_the_next(

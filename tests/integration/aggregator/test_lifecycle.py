@@ -72,7 +72,7 @@ async def test_an_aggregator_that_is_told_to_stop_drains_and_another_goes_on(
         assert time.monotonic() - started_s < 25.0
         told = [fields["event"] for fields in first.process.news()]
         assert told[-1] == "aggregator stopped"
-        assert "drain ran out of time: unfinished records will be replayed, calls are cut off" not in told
+        assert "drain timed out: unfinished records will be replayed, open calls are cancelled" not in told
         assert "gave back partitions with work under way" not in told
     assert duplicates(desk) == 0
     shown = metrics(second.process.metrics_address)
@@ -87,7 +87,7 @@ async def test_a_drain_that_runs_out_of_time_leaves_the_rest_to_another(
     async with under_load(first) as desk:
         assert await asyncio.to_thread(first.process.stop, 60.0) == 0, first.process.child.log.tail()
         told = [fields["event"] for fields in first.process.news()]
-        assert "drain ran out of time: unfinished records will be replayed, calls are cut off" in told
+        assert "drain timed out: unfinished records will be replayed, open calls are cancelled" in told
         assert told[-1] == "aggregator stopped"
         await asyncio.to_thread(start_aggregator, steady, topics=first.topics, settings=BUDGET)
     assert duplicates(desk) == 0
@@ -200,4 +200,4 @@ async def test_an_open_stream_does_not_hold_up_a_drain(start_aggregator: StartAg
         assert await stream.code() is grpc.StatusCode.UNAVAILABLE
         assert "open a new one" in (await stream.details() or "")
     told = [fields["event"] for fields in running.process.news()]
-    assert "drain ran out of time: unfinished records will be replayed, calls are cut off" not in told
+    assert "drain timed out: unfinished records will be replayed, open calls are cancelled" not in told
