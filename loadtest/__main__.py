@@ -1,4 +1,4 @@
-"""`python -m loadtest`: one command for each thing to do to a tokenbatch."""
+"""`python -m loadtest`: run tokenbatch here, load it, simulate it and measure it."""
 
 from __future__ import annotations
 
@@ -32,15 +32,26 @@ COMMANDS = (
     ),
     Command("produce", "loadtest.produce", "send queries through Kafka and collect the replies", calls=True),
     Command("embed", "loadtest.embed", "send queries through gRPC and collect the answers", calls=True),
-    Command("redrive", "loadtest.redrive", "put dead letters back to where they came from"),
-    Command("simulate", "loadtest.simulate.command", "compare ways of batching in virtual time, on the real core"),
-    Command("plan", "loadtest.plan.command", "say how many model servers a load of your own takes"),
-    Command("sweep", "loadtest.simulate.sweep", "find each policy's best setting in each case, and compare"),
-    Command("ablate", "loadtest.simulate.ablation", "switch each mechanism of the core off, and see"),
-    Command("generate", "loadtest.generation.command", "simulate a generating engine under the core's limits"),
-    Command("validate", "loadtest.validate.command", "hold the simulator against the running system, here", calls=True),
-    Command("report", "loadtest.report.command", "simulate, and write one page with plots and tables"),
-    Command("bench", "loadtest.bench.run", "measure the hot paths, side by side with what they stand on", calls=True),
+    Command("redrive", "loadtest.redrive", "put dead letters back on their topics"),
+    Command(
+        "simulate",
+        "loadtest.simulate.command",
+        "compare batching policies in virtual time, with the production scheduler",
+    ),
+    Command("plan", "loadtest.plan.command", "compute how many model servers your load needs"),
+    Command("sweep", "loadtest.simulate.sweep", "find the best setting of each policy in each case, and compare"),
+    Command("ablate", "loadtest.simulate.ablation", "measure each mechanism of the scheduler by switching it off"),
+    Command(
+        "generate", "loadtest.generation.command", "simulate an engine that generates, under memory and latency limits"
+    ),
+    Command(
+        "validate",
+        "loadtest.validate.command",
+        "compare the simulator with the running system, on this machine",
+        calls=True,
+    ),
+    Command("report", "loadtest.report.command", "simulate, and write a page with plots and tables"),
+    Command("bench", "loadtest.bench.run", "measure the hot paths beside the libraries they use", calls=True),
 )
 
 

@@ -1,4 +1,4 @@
-"""`loadtest redrive`: put dead letters back to where they came from."""
+"""`loadtest redrive`: put dead letters back on their topics."""
 
 from __future__ import annotations
 

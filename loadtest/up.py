@@ -59,10 +59,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kafka", metavar="HOST:PORT", help="your own Kafka, instead of one started here")
     add_client_option(parser)
     parser.add_argument(
-        "--generate", action="store_true", help="answer questions with texts, by SmolLM2 unless --model-path says else"
+        "--generate",
+        action="store_true",
+        help="generate answers to questions, with SmolLM2 unless --model-path is given",
     )
     parser.add_argument("--model-path", default="", metavar="DIR|NAME", help="your own model: a folder or a hub name")
-    group = parser.add_argument_group("ports; the usual ones when they are free, else any")
+    group = parser.add_argument_group("ports; the defaults if they are free, otherwise any")
     for name, usual in (("kafka", 9092), ("grpc", 50051), ("metrics", 9464), ("modelserver", 50061)):
         group.add_argument(f"--{name}-port", type=int, metavar="PORT", help=f"instead of {usual}")
 
