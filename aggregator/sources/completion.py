@@ -53,7 +53,8 @@ class Completion:
         for source in sorted(self._sources, key=lambda source: source.replayed):
             mine = [request for request in requests if request.source is source]
             if mine:
-                await source.reply(mine, self._release)
+                async for delivered in source.reply(mine):
+                    self._release(delivered)
 
     def give_up(self, request: Request) -> None:
         """A caller went away: take its inputs out of the queue; what is under way is computed for nobody."""

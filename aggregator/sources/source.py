@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Protocol
 
 from aggregator.request import Request
@@ -13,9 +13,6 @@ KAFKA, GRPC = "kafka", "grpc"
 
 Receive = Callable[[], Awaitable[Sequence[Request]]]
 """Waits for the next requests, at least one; none once the source takes in no more."""
-
-Release = Callable[[Sequence[Request]], None]
-"""Frees what requests held whose replies are delivered."""
 
 
 class Source(Protocol):
@@ -49,8 +46,8 @@ class Source(Protocol):
         """A request is routed. Raises InvalidRequest if its reply could not be written, however it turns out."""
         ...
 
-    async def reply(self, requests: Sequence[Request], release: Release) -> None:
-        """Reply to completed requests of this source; `release` is told of each once its reply is delivered.
+    def reply(self, requests: Sequence[Request]) -> AsyncIterator[Sequence[Request]]:
+        """Reply to completed requests of this source; yields each once its reply is delivered.
 
         A request whose reply can never be delivered has failed from then on, whatever its outcome was.
         """

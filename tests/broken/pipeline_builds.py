@@ -66,8 +66,8 @@ BUILDS = (
         "does-not-dead-letter-poison",
         "an input that failed alone gets a reply, and its record becomes a dead letter",
         "aggregator/sources/kafka/source.py",
-        "            elif request.failed and (failure := _internal(request)) is not None:\n",
-        "            elif False and (failure := _internal(request)) is not None:\n",
+        "        elif request.failed and (failure := _internal(request)) is not None:\n",
+        "        elif False and (failure := _internal(request)) is not None:\n",
         (f"{_NEIGHBOURS}::test_poison_is_cornered_and_on_replay_refused_while_its_batch_is_answered",),
     ),
     Build(

@@ -10,7 +10,7 @@ from aiokafka import errors as kafka_errors
 
 from aggregator.sources.kafka.consumer.committed_offset import Lease
 from aggregator.sources.kafka.records import OutgoingRecord
-from tests.fakes.kafka_clusters import Cluster, complete, produce, reading, records_of, until, until_committed
+from tests.fakes.kafka_clusters import Cluster, complete, produce, reading, records_of, send_all, until, until_committed
 
 
 async def test_every_record_comes_once_and_in_order_as_it_was_written(cluster: Cluster) -> None:
@@ -132,7 +132,7 @@ async def test_a_second_member_takes_over_only_what_the_first_has_drained(cluste
             assert sum((await cluster.committed(topic)).values()) <= 30
             complete(leases[30:])
             await until_committed(cluster, topic, dict.fromkeys(range(4), 10))
-            await until(lambda: first.deliveries.counts.rebalances > 0)
+            await until(lambda: first.counts.rebalances > 0)
             await produce(cluster, [each for at in range(4) for each in records_of(topic, 5, partition=at)])
             both = await asyncio.gather(first.take(10), second.take(10))
             partitions = [{lease.record.partition for lease in taken} for taken in both]
@@ -180,7 +180,7 @@ async def test_records_that_retention_took_are_counted(cluster: Cluster) -> None
     await cluster.expire(topic, 0, 8)
     async with reading(cluster, cluster.settings(topic)) as successor:
         assert [lease.offset for lease in await successor.take(2)] == [8, 9]
-        assert successor.deliveries.counts.deleted_unread == 5
+        assert successor.counts.lost == 5
         complete(successor.leases)
         await until_committed(cluster, topic, {0: 10})
 
@@ -220,7 +220,7 @@ async def test_each_record_has_its_own_word(cluster: Cluster) -> None:
     ]
     mixed = [*good[:10], *bad, *good[10:]]
     for _ in range(2):
-        words = await producer.send(mixed)
+        words = await send_all(producer, mixed)
         assert [type(word) for word in words[10:13]] == [
             kafka_errors.UnknownTopicOrPartitionError,
             kafka_errors.UnknownTopicOrPartitionError,
@@ -233,16 +233,15 @@ async def test_each_record_has_its_own_word(cluster: Cluster) -> None:
     assert {record.key: record.headers for record in written}[b"key-7"] == (("n", b"7"),)
 
 
-async def test_every_record_is_heard_of_once_however_many_are_waited_for(cluster: Cluster) -> None:
+async def test_the_delivery_of_every_record_is_told_once_however_many_are_waited_for(cluster: Cluster) -> None:
     topic = await cluster.create_topic(partitions=3)
     producer = cluster.producer(cluster.settings())
     await producer.start()
     records = [*records_of(topic, 20), OutgoingRecord("nowhere", None, b"k", b"no such topic", [])]
-    heard: list[tuple[int, Exception | None]] = []
-    words = await producer.send(records, lambda positions, words: heard.extend(zip(positions, words, strict=True)))
+    told = [each async for delivered in producer.send(records) for each in delivered]
     await producer.close(5)
-    assert sorted(position for position, _ in heard) == list(range(21))
-    assert all(words[position] is word for position, word in heard)
+    assert sorted(position for position, _ in told) == list(range(21))
+    assert [position for position, error in told if error is not None] == [20]
 
 
 async def test_keys_and_named_partitions_decide_where_records_go(cluster: Cluster) -> None:
@@ -260,4 +259,4 @@ async def test_a_closed_producer_says_so(cluster: Cluster) -> None:
     await producer.start()
     await producer.close(1)
     with pytest.raises(kafka_errors.ProducerClosed):
-        await producer.send(records_of("anything", 1))
+        await send_all(producer, records_of("anything", 1))

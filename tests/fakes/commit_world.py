@@ -17,6 +17,7 @@ from aggregator.sources.kafka.codec import route_of
 from aggregator.sources.kafka.source import KafkaSource
 from tests.fakes.clock import AutojumpLoop
 from tests.fakes.kafka import SESSION_S, Commit, FakeKafka, FakeMember, FakeProducer, Words
+from tests.fakes.sources import reply_all
 
 SPAN, POLL, GAP = 8, 3, 2
 TPS = (TopicPartition("in", 0), TopicPartition("in", 1))
@@ -48,14 +49,17 @@ class Process:
             wall_clock=world.loop.time,
         )
         self._loop = world.loop
-        self._tasks = [world.loop.create_task(self.deliveries.run()), world.loop.create_task(self._take())]
+        self._tasks: list[asyncio.Task[Any]] = [
+            world.loop.create_task(self.deliveries.run()),
+            world.loop.create_task(self._take()),
+        ]
 
     def complete(self, requests: Sequence[Request], failure: Failure) -> None:
         """Give requests their outcome; ones that were given back meanwhile, too, as a slow model server would."""
         for request in requests:
             self.taken.remove(request)
             request.fail(failure)
-        self._tasks.append(self._loop.create_task(self.path.reply(requests, lambda _: None)))
+        self._tasks.append(self._loop.create_task(reply_all(self.path, requests)))
 
     async def kill(self) -> None:
         """The process is gone with all that it held."""

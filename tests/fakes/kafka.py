@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -18,7 +18,7 @@ from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.consumer.committed_offset import Lease
 from aggregator.sources.kafka.consumer.consumer import KafkaDeliveries
 from aggregator.sources.kafka.consumer.group import OnAssigned, OnRevoked
-from aggregator.sources.kafka.records import OnDelivered, OutgoingRecord, Record
+from aggregator.sources.kafka.records import Delivered, OutgoingRecord, Record
 from tests.fakes.records import FakeRecord
 
 SESSION_S = 5.0
@@ -26,6 +26,34 @@ _HEARTBEAT_S = 0.1
 _NO_LEADER_S = 0.1
 
 Words = Mapping[TopicPartition, type[Exception] | None]
+
+
+@dataclass(slots=True)
+class Counts:
+    """What an intake told its observer so far."""
+
+    rebalances: int = 0
+    commit_failures: int = 0
+    lost: int = 0
+    corrupt_batches: int = 0
+
+    def rebalanced(self) -> None:
+        """Partitions were taken back."""
+        self.rebalances += 1
+
+    def commit_failed(self, count: int = 1) -> None:
+        """Commits failed."""
+        self.commit_failures += count
+
+    def records_lost(self, topic: str, count: int) -> None:
+        """Records will never be read."""
+        del topic
+        self.lost += count
+
+    def found_corrupt(self, topic: str) -> None:
+        """A record batch cannot be read."""
+        del topic
+        self.corrupt_batches += 1
 
 
 @dataclass(slots=True)
@@ -158,10 +186,11 @@ class FakeKafka:
         settings: KafkaSettings,
         on_fenced: Callable[[Sequence[Lease]], None] = lambda _: None,
         member: type[FakeMember] | None = None,
+        counts: Counts | None = None,
     ) -> KafkaDeliveries:
         """The real intake as a member of this group."""
         made: Any = partial(member or FakeMember, self)
-        return KafkaDeliveries(settings, on_fenced, member=made)
+        return KafkaDeliveries(settings, on_fenced, counts or Counts(), member=made)
 
     def join(self, member: FakeMember) -> None:
         """A member is ready for the next generation; a new one makes all others give their partitions back."""
@@ -318,7 +347,7 @@ class FakeMember:
             self._positions[tp] = offset
             self.starts.setdefault(tp, offset)
 
-    def position(self, tp: TopicPartition) -> int | None:
+    async def position(self, tp: TopicPartition) -> int | None:
         """The next offset to read."""
         return self._positions.get(tp)
 
@@ -326,7 +355,7 @@ class FakeMember:
         """The log's end."""
         return self.kafka.logs[tp].end
 
-    def unheard_s(self, tp: TopicPartition) -> float:
+    def since_fetch_s(self, tp: TopicPartition) -> float:
         """Always just told."""
         del tp
         return 0.0
@@ -388,22 +417,17 @@ class FakeProducer:
     async def start(self) -> None:
         """Nothing to do."""
 
-    async def send(
-        self, records: Sequence[OutgoingRecord], on_delivered: OnDelivered | None = None
-    ) -> Sequence[Exception | None]:
+    async def send(self, records: Sequence[OutgoingRecord]) -> AsyncIterator[Delivered]:
         """Write each record, or say why not; waits for partitions without a leader. Raises ProducerClosed."""
-        words: list[Exception | None] = [None] * len(records)
         left: Sequence[int] = range(len(records))
-        while True:
+        while left:
             now = [at for at in left if self._kafka.place(records[at]) not in self._kafka.leaderless]
-            for at, word in zip(now, await self._fly([records[at] for at in now]), strict=True):
-                words[at] = word
+            errors = await self._fly([records[at] for at in now])
+            if now:
+                yield list(zip(now, errors, strict=True))
             left = [at for at in left if at not in now]
-            if now and on_delivered is not None:
-                on_delivered(now, [words[at] for at in now])
-            if not left:
-                return words
-            await asyncio.sleep(_NO_LEADER_S)
+            if left:
+                await asyncio.sleep(_NO_LEADER_S)
 
     async def close(self, timeout_s: float) -> None:
         """Send no more; what is under way may still arrive."""

@@ -17,7 +17,7 @@ from aggregator.sources.kafka.consumer.committed_offset import Lease
 from aggregator.sources.kafka.consumer.consumer import KafkaDeliveries
 from aggregator.sources.kafka.producer.producer import KafkaProducer
 from aggregator.sources.kafka.records import OutgoingRecord, Producer, Record
-from tests.fakes.kafka import FakeKafka, FakeProducer
+from tests.fakes.kafka import Counts, FakeKafka, FakeProducer
 
 OnFenced = Callable[[Sequence[Lease]], None]
 
@@ -33,7 +33,7 @@ class Cluster(Protocol):
     """What a test may ask of a Kafka. Each cluster object is one consumer group."""
 
     def settings(self, *topics: str, **changes: Any) -> KafkaSettings: ...
-    def deliveries(self, settings: KafkaSettings, on_fenced: OnFenced) -> KafkaDeliveries: ...
+    def deliveries(self, settings: KafkaSettings, on_fenced: OnFenced, counts: Counts) -> KafkaDeliveries: ...
     def producer(self, settings: KafkaSettings) -> ManagedProducer: ...
     async def create_topic(self, partitions: int = 1, **configuration: str) -> str: ...
     async def read(self, topic: str) -> Sequence[Record]: ...
@@ -61,8 +61,8 @@ class FakeCluster:
         named = tuple(TopicSettings(name=topic) for topic in topics) or (TopicSettings(name="unused"),)
         return KafkaSettings.model_validate({"topics": named, **_grouped(changes)})
 
-    def deliveries(self, settings: KafkaSettings, on_fenced: OnFenced) -> KafkaDeliveries:
-        return self.kafka.deliveries(settings, on_fenced)
+    def deliveries(self, settings: KafkaSettings, on_fenced: OnFenced, counts: Counts) -> KafkaDeliveries:
+        return self.kafka.deliveries(settings, on_fenced, counts=counts)
 
     def producer(self, settings: KafkaSettings) -> ManagedProducer:
         del settings
@@ -98,8 +98,8 @@ class RealCluster:
         own = {"bootstrap_servers": self.bootstrap, "group_id": f"group-{self.name}", "topics": named}
         return KafkaSettings.model_validate({**own, **_grouped(changes)})
 
-    def deliveries(self, settings: KafkaSettings, on_fenced: OnFenced) -> KafkaDeliveries:
-        return KafkaDeliveries(settings, on_fenced)
+    def deliveries(self, settings: KafkaSettings, on_fenced: OnFenced, counts: Counts) -> KafkaDeliveries:
+        return KafkaDeliveries(settings, on_fenced, counts)
 
     def producer(self, settings: KafkaSettings) -> ManagedProducer:
         return KafkaProducer(settings)
@@ -159,12 +159,21 @@ def records_of(topic: str, count: int, *, partition: int | None = None, start: i
     return [OutgoingRecord(topic, partition, b"key-%d" % each, b"%d" % each, [("n", b"%d" % each)]) for each in numbers]
 
 
+async def send_all(producer: Producer, records: Sequence[OutgoingRecord]) -> list[Exception | None]:
+    """The delivery result of each record, once all are there; each comes once."""
+    results: dict[int, Exception | None] = {}
+    async for delivered in producer.send(records):
+        assert not results.keys() & dict(delivered).keys()
+        results |= delivered
+    return [results[position] for position in range(len(records))]
+
+
 async def produce(cluster: Cluster, records: Sequence[OutgoingRecord]) -> None:
     """Write records, all of which must be acknowledged."""
     producer = cluster.producer(cluster.settings())
     await producer.start()
     try:
-        assert not any(await producer.send(records))
+        assert not any(await send_all(producer, records))
     finally:
         await producer.close(5)
 
@@ -175,7 +184,8 @@ class Reading:
     def __init__(self, cluster: Cluster, settings: KafkaSettings) -> None:
         self.fenced: list[Lease] = []
         self.leases: list[Lease] = []
-        self.deliveries = cluster.deliveries(settings, self.fenced.extend)
+        self.counts = Counts()
+        self.deliveries = cluster.deliveries(settings, self.fenced.extend, self.counts)
 
     async def take(self, count: int, timeout_s: float = 20.0) -> list[Lease]:
         """Exactly `count` more records; unfinished."""

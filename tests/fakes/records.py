@@ -21,6 +21,11 @@ class FakeRecord:
     headers: Sequence[tuple[str, bytes]] = ()
 
 
+def record_at(offset: int) -> FakeRecord:
+    """A record of which only the offset matters."""
+    return FakeRecord("requests", 0, offset, 0, None, b"")
+
+
 def lease_of(
     value: bytes | None,
     headers: Sequence[tuple[str, bytes]] = (),
@@ -33,4 +38,4 @@ def lease_of(
 ) -> Lease:
     """One record, delivered."""
     record = FakeRecord(topic, partition, offset, 1_700_000_000_000, key, value, tuple(headers))
-    return CommittedOffset(topic, partition, offset, topic_id).deliver(offset, record)
+    return CommittedOffset(topic, partition, offset, topic_id).deliver(record)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from aggregator.request import Origin, Request
 from aggregator.scheduler.work_item import Priority
 from aggregator.sources import source
-from aggregator.sources.source import Receive, Release
+from aggregator.sources.source import Receive, Source
 
 
 @dataclass(eq=False)
@@ -40,12 +40,12 @@ class FakeSource:
     def accept(self, request: Request) -> None:
         del request
 
-    async def reply(self, requests: Sequence[Request], release: Release) -> None:
+    async def reply(self, requests: Sequence[Request]) -> AsyncIterator[Sequence[Request]]:
         await self.delivering.wait()
         self.replied += requests
         for request in requests:
             self.on_reply(request)
-        release(requests)
+        yield requests
 
     async def delivered(self) -> None:
         pass
@@ -72,3 +72,8 @@ def grpc() -> FakeSource:
 
 KAFKA, GRPC = kafka(), grpc()
 """For requests that no pipeline takes."""
+
+
+async def reply_all(to: Source, requests: Sequence[Request]) -> list[Request]:
+    """Reply to requests; returns them in the order in which their replies were delivered."""
+    return [request async for delivered in to.reply(requests) for request in delivered]

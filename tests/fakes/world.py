@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,11 +28,12 @@ from aggregator.sources.grpc.calls import Call, call_of
 from aggregator.sources.grpc.load import Limits, Load
 from aggregator.sources.kafka.consumer.committed_offset import CommittedOffset, Lease
 from aggregator.sources.parsing import parse
-from aggregator.sources.source import Receive, Release
+from aggregator.sources.source import Receive
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.modelserver.v1.curve import Curve, Rule
 from tests.fakes.engines import FakeEngine, description
 from tests.fakes.pool import FakePool
+from tests.fakes.records import record_at
 from tests.fakes.sources import GRPC, KAFKA, FakeSource, kafka
 
 MODEL = "test-model"
@@ -87,10 +88,10 @@ class FakeGrpc(FakeSource):
         self.batcher.receive_now()
 
     @override
-    async def reply(self, requests: Sequence[Request], release: Release) -> None:
+    async def reply(self, requests: Sequence[Request]) -> AsyncIterator[Sequence[Request]]:
         for request in requests:
             call_of(request).complete()
-        release(requests)
+        yield requests
 
 
 @dataclass(eq=False)
@@ -157,7 +158,7 @@ class World:
 
     def _route(self) -> Route:
         self._offset += 1
-        return Route(self.committed_offset.deliver(self._offset, None))
+        return Route(self.committed_offset.deliver(record_at(self._offset)))
 
     async def embed(self, *texts: str, in_s: float | None = None, **fields: Any) -> Request:
         """Call over gRPC and wait for the answer."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from aggregator.admission.models import Models
 from aggregator.observability.metrics import Metrics
@@ -18,7 +18,7 @@ from aggregator.sources.grpc.listener import GrpcServer
 from aggregator.sources.grpc.load import Limits, Load
 from aggregator.sources.grpc.reading import Reading
 from aggregator.sources.grpc.service import EmbeddingsService
-from aggregator.sources.source import GRPC, Receive, Release
+from aggregator.sources.source import GRPC, Receive
 
 _STREAM_AGE_SHARE = 0.9
 """Of the grace that gRPC gives the calls of an old connection: a stream ends by itself before it is cut off."""
@@ -80,11 +80,11 @@ class GrpcSource:
     def accept(self, request: Request) -> None:
         """The size of a reply is checked with the other admission limits."""
 
-    async def reply(self, requests: Sequence[Request], release: Release) -> None:
+    async def reply(self, requests: Sequence[Request]) -> AsyncIterator[Sequence[Request]]:
         """Wake the callers."""
         for request in requests:
             call_of(request).complete()
-        release(requests)
+        yield requests
 
     async def delivered(self) -> None:
         """Nothing is written after `reply`."""

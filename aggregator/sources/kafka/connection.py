@@ -60,13 +60,6 @@ def client_options(settings: KafkaSettings) -> dict[str, Any]:
     return options
 
 
-async def close_client(client: Any) -> None:
-    """Close a client of aiokafka, also one whose task for metadata has ended: it would keep its connections."""
-    if client._sync_task is not None and client._sync_task.done():  # noqa: SLF001 - `close` would raise what ended it
-        client._sync_task = None  # noqa: SLF001
-    await client.close()
-
-
 def _keep_secrets_out_of_logs() -> None:
     """At debug level aiokafka logs what it sends: passwords and tokens in SASL's exchange, and queries."""
     client = logging.getLogger("aiokafka")

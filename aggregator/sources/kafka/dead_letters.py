@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 from aiokafka.errors import MessageSizeTooLargeError, ProducerClosed, RecordTooLargeError
 
@@ -41,10 +39,10 @@ class DeadLetter:
 
 
 class DeadLetters:
-    """Writes dead letters behind everybody's back, the lot of a topic at a time.
+    """Writes dead letters in the background, all that wait for a topic at a time.
 
     A lease completes once its dead letter is acknowledged. One that cannot be written holds its own partition's commit
-    until it can; a topic whose letters pile up is `full`, and is to be held, while all others go on.
+    until it can; a topic with many that wait is `full`, and is to be held, while all others go on.
     """
 
     def __init__(
@@ -67,7 +65,7 @@ class DeadLetters:
 
     @property
     def full(self) -> frozenset[str]:
-        """The query topics of which so many letters wait that no more should come."""
+        """The query topics of which so many dead letters wait that no more should come."""
         return self._full
 
     def add(self, letter: DeadLetter) -> None:
@@ -76,29 +74,16 @@ class DeadLetters:
         letter.since_unix_s = self._wall_clock()
         self._waiting.setdefault(topic, []).append(letter)
         if topic not in self._writing:
-            self._start_writing(topic)
+            self._writing[topic] = asyncio.create_task(self._write_all(topic), name=f"dead letters of {topic}")
         self._watch_full()
 
     async def written(self) -> None:
-        """Wait until every letter is written."""
+        """Wait until every dead letter is written."""
         while self._writing:
             await asyncio.wait(self._writing.values())
 
-    def _start_writing(self, topic: str) -> None:
-        self._writing[topic] = asyncio.create_task(self._write_all(topic), name=f"dead letters of {topic}")
-        self._writing[topic].add_done_callback(partial(self._ended, topic))
-
-    def _ended(self, topic: str, task: asyncio.Task[None]) -> None:
-        del self._writing[topic]
-        if task.cancelled():
-            return
-        if task.exception() is not None:
-            _LOG.error("dead letters were given up", exc_info=task.exception())
-        if topic in self._waiting:  # added after the task had looked for the last time, and before it counted as done
-            self._start_writing(topic)
-
     async def _write_all(self, topic: str) -> None:
-        with contextlib.suppress(ProducerClosed):  # whoever reads these records next finds the same
+        try:
             while waiting := self._waiting.pop(topic, None):
                 live = [
                     letter for letter in waiting if not letter.lease.committed_offset.fenced
@@ -107,33 +92,37 @@ class DeadLetters:
                 if failed:
                     self._waiting[topic] = failed + self._waiting.get(topic, [])
                 self._watch_full()
+        except ProducerClosed:
+            pass  # whoever reads these records next finds the same
+        finally:
+            del self._writing[topic]
 
     async def _write(self, letters: list[DeadLetter]) -> list[DeadLetter]:
-        """Write letters; returns those to try again, after a pause where only time may help."""
-        try:
-            results = await self._producer.send([self._record(letter) for letter in letters])
-        except Exception as unforeseen:
-            if isinstance(unforeseen, ProducerClosed):
-                raise
-            results = [unforeseen] * len(letters)  # whatever it is, letters that hold commits must not be lost
-        failed: list[DeadLetter] = []
+        """Write dead letters; returns those to try again, after a pause where only time may help."""
+        left = dict.fromkeys(letters)
         reason: Exception | None = None
-        for letter, error in zip(letters, results, strict=True):
-            if error is None:
-                self._metrics.dead_lettered(letter.code, 1)
-                letter.lease.committed_offset.complete(letter.lease)
-                continue
-            failed.append(letter)
-            if isinstance(error, _TOO_LARGE) and not letter.omits_value:
-                letter.omits_value = True
-            else:
-                reason = error
+        try:
+            async for delivered in self._producer.send([self._record(letter) for letter in letters]):
+                for position, error in delivered:
+                    letter = letters[position]
+                    if error is None:
+                        self._metrics.dead_lettered(letter.code, 1)
+                        letter.lease.committed_offset.complete(letter.lease)
+                        del left[letter]
+                    elif isinstance(error, _TOO_LARGE) and not letter.omits_value:
+                        letter.omits_value = True
+                    else:
+                        reason = error
+        except ProducerClosed:
+            raise
+        except Exception as unforeseen:  # noqa: BLE001 - whatever it is, what holds commits must not be lost
+            reason = unforeseen
         if reason is not None:
             topic = letters[0].lease.record.topic + DEAD_LETTER_SUFFIX
-            details = {"topic": topic, "count": len(failed), "error": repr(reason)}
+            details = {"topic": topic, "count": len(left), "error": repr(reason)}
             _LOG.error("dead letters cannot be written, commits are held", extra=details)
             await asyncio.sleep(_PAUSE_S)
-        return failed
+        return list(left)
 
     def _record(self, letter: DeadLetter) -> OutgoingRecord:
         return dead_letter(

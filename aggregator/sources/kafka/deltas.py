@@ -80,7 +80,8 @@ class Deltas:
                 await asyncio.sleep(_EVERY_S)
                 grown, self._grown = self._grown, {}
                 records = [record for request in grown if (record := self._record(request, done=False)) is not None]
-                self.delivered(await self._producer.send(records))
+                async for delivered in self._producer.send(records):
+                    self.delivered([error for _, error in delivered])
         except ProducerClosed:
             self._grown.clear()
         finally:

@@ -1,8 +1,8 @@
-"""What the pipeline asks of the world, in the order of the data: records, token counts, engines, replies."""
+"""Records in and out, and what the source asks of a consumer and a producer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -40,7 +40,7 @@ class Deliveries(Protocol):
         ...
 
     def half_span_holders(self) -> Sequence[Lease]:
-        """Leases that hold back a committed offset whose span passed half of its cap: their inputs are to be aged."""
+        """Leases that hold back a committed offset whose span passed half of its cap: to be promoted in the queue."""
         ...
 
 
@@ -55,20 +55,17 @@ class OutgoingRecord:
     headers: Sequence[tuple[str, bytes]]
 
 
-OnDelivered = Callable[[Sequence[int], Sequence[Exception | None]], None]
-"""Is told of the delivery of some of the records sent: where these stand, and None or an error for each."""
+Delivered = Sequence[tuple[int, Exception | None]]
+"""Of some of the records sent: where each stands among them, and None, or why it was not written."""
 
 
 class Producer(Protocol):
     """Kafka output: idempotent, acks=all, in batches."""
 
-    async def send(
-        self, records: Sequence[OutgoingRecord], on_delivered: OnDelivered | None = None
-    ) -> Sequence[Exception | None]:
-        """Send and wait for the delivery result of each: None when acknowledged.
+    def send(self, records: Sequence[OutgoingRecord]) -> AsyncIterator[Delivered]:
+        """Send, and yield the delivery result of each record once, as they come; None when it is acknowledged.
 
         An exception is final for its record (topic missing, not authorised, too large); what can pass (no
-        leader, broker away) is waited for. `on_delivered` is told of each record once: of all at the end, but while
-        some are waited for, once a second of the others.
+        leader, broker away) is waited for.
         """
         ...

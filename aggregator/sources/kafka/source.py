@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from aiokafka.errors import (
     MessageSizeTooLargeError,
@@ -31,7 +31,7 @@ from aggregator.sources.kafka.deltas import Deltas
 from aggregator.sources.kafka.large_records import LARGE_BYTES, Fetched, LargeRecords, size_bytes
 from aggregator.sources.kafka.records import Deliveries, Producer
 from aggregator.sources.kafka.replies import check_reply_fits, encode_refusal, encode_replies
-from aggregator.sources.source import KAFKA, Receive, Release
+from aggregator.sources.source import KAFKA, Receive
 
 _LOG = logging.getLogger(__name__)
 _UNWRITTEN: dict[type[Exception], Unwritten] = {
@@ -138,46 +138,38 @@ class KafkaSource:
         check_reply_fits(request, request.options.dimensions, self._settings.max_reply_bytes)
         self._deltas.follow(request)
 
-    async def reply(self, requests: Sequence[Request], release: Release) -> None:
+    async def reply(self, requests: Sequence[Request]) -> AsyncIterator[Sequence[Request]]:
         """Reply to completed requests and free their offsets; a reply that cannot be written becomes a dead letter.
 
         Requests that come after the producer was closed are left to whoever reads their records next.
         """
         live = [request for request in requests if not route_of(request).lease.committed_offset.fenced]
-        delivered: list[Request] = []
-
-        def on_delivered(positions: Sequence[int], errors: Sequence[Exception | None]) -> None:
-            if deltas:  # they come after all replies
-                told = list(zip(positions, errors, strict=True))
-                self._deltas.delivered([error for position, error in told if position >= len(live)])
-                positions = [position for position, _ in told if position < len(live)]
-                errors = [error for position, error in told if position < len(live)]
-            replied = [live[position] for position in positions]
-            self._free_offsets(replied, errors)
-            delivered.extend(replied)
-            release(replied)
-
-        deltas = self._deltas.end(live)
+        last_deltas = self._deltas.end(live)
+        left = dict.fromkeys(requests)
         if live:
             with contextlib.suppress(ProducerClosed), self._tracing.send(self._settings.reply_topic, len(live)):
                 replies = encode_replies(live, self._settings.group_id, self._clock())
-                await self._producer.send([*replies, *deltas], on_delivered)
-        if len(delivered) < len(requests):
-            replied = set(delivered)
-            release([request for request in requests if request not in replied])
+                async for delivered in self._producer.send(replies):
+                    for position, error in delivered:
+                        self._free_offset(live[position], error)
+                        del left[live[position]]
+                    yield [live[position] for position, _ in delivered]
+                async for delivered in self._producer.send(last_deltas):
+                    self._deltas.delivered([error for _, error in delivered])
+        if left:
+            yield tuple(left)
 
-    def _free_offsets(self, requests: Sequence[Request], errors: Sequence[Exception | None]) -> None:
-        """The broker has, or refused, their replies."""
-        for request, error in zip(requests, errors, strict=True):
-            route = route_of(request)
-            lease = route.lease
-            if error is not None:
-                letter = self._unwritten(lease, route.topic, error)
-                request.overrule(Failure(letter.code, letter.message))
-            elif request.failed and (failure := _internal(request)) is not None:
-                self._dead_letters.add(DeadLetter(lease, failure.code, failure.message, failure.attempts))
-            else:
-                lease.committed_offset.complete(lease)
+    def _free_offset(self, request: Request, error: Exception | None) -> None:
+        """The broker has, or refused, its reply."""
+        route = route_of(request)
+        lease = route.lease
+        if error is not None:
+            letter = self._unwritten(lease, route.topic, error)
+            request.overrule(Failure(letter.code, letter.message))
+        elif request.failed and (failure := _internal(request)) is not None:
+            self._dead_letters.add(DeadLetter(lease, failure.code, failure.message, failure.attempts))
+        else:
+            lease.committed_offset.complete(lease)
 
     async def delivered(self) -> None:
         """Wait for the dead letters that are still to be written."""
@@ -219,24 +211,27 @@ class KafkaSource:
         """Answer records that are no requests, where somebody can be answered, and keep those nobody can read."""
         started_s = self._clock()
         answered = [each for each in refused if each.route is not None]
-        try:
-            group_id = self._settings.group_id
-            errors = await self._producer.send([encode_refusal(each, group_id) for each in answered])
-        except ProducerClosed:
-            return
         codes: Counter[Code] = Counter()
-        unwritten = {id(each): error for each, error in zip(answered, errors, strict=True) if error is not None}
         for each in refused:
-            error = unwritten.get(id(each))
-            if each.dead_letter or each.route is None:
-                self._dead_letters.add(DeadLetter(each.lease, each.error.code, str(each.error)))
-            elif error is not None:
-                codes[self._unwritten(each.lease, each.route.topic, error).code] += 1
-                continue
-            else:
-                each.lease.committed_offset.complete(each.lease)
-            codes[each.error.code] += 1
-        self._metrics.answered(KAFKA, codes, [self._clock() - started_s] * len(refused))
+            if each.route is None:
+                codes[self._refusal_ended(each, None)] += 1
+        with contextlib.suppress(ProducerClosed):
+            replies = [encode_refusal(each, self._settings.group_id) for each in answered]
+            async for delivered in self._producer.send(replies):
+                for position, error in delivered:
+                    codes[self._refusal_ended(answered[position], error)] += 1
+        self._metrics.answered(KAFKA, codes, [self._clock() - started_s] * codes.total())
+
+    def _refusal_ended(self, refused: Refused, error: Exception | None) -> Code:
+        """The broker has, or refused, the reply to a record that is no request; returns what it was answered."""
+        lease = refused.lease
+        if refused.dead_letter or refused.route is None:
+            self._dead_letters.add(DeadLetter(lease, refused.error.code, str(refused.error)))
+        elif error is not None:
+            return self._unwritten(lease, refused.route.topic, error).code
+        else:
+            lease.committed_offset.complete(lease)
+        return refused.error.code
 
     def _unwritten(self, lease: Lease, topic: str, error: Exception) -> DeadLetter:
         """Keep the record of a reply that Kafka refused for good."""

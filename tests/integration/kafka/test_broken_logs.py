@@ -55,17 +55,17 @@ async def test_a_corrupt_batch_holds_its_partition_only_and_is_stepped_over_wher
         ]
         await produce(fragile, records_of(topic, 5, partition=1, start=10))
         assert {lease.record.partition for lease in await intake.take(5)} == {1}
-        await until(lambda: intake.deliveries.counts.corrupt_batches == 1)
+        await until(lambda: intake.counts.corrupt_batches == 1)
         complete(intake.leases)
         await until_committed(fragile, topic, {0: 10, 1: 15})
         await intake.nothing(1.0)
-        assert intake.deliveries.counts.corrupt_batches == 1
-        assert intake.deliveries.counts.skipped_corrupt_records == 0
+        assert intake.counts.corrupt_batches == 1
+        assert intake.counts.lost == 0
     async with reading(fragile, fragile.settings(topic, skip_corrupt_batches=True)) as successor:
         complete(await successor.take(10))
         assert [lease.offset for lease in successor.leases] == list(range(20, 30))
-        assert successor.deliveries.counts.corrupt_batches == 1
-        assert successor.deliveries.counts.skipped_corrupt_records == 10
+        assert successor.counts.corrupt_batches == 1
+        assert successor.counts.lost == 10
         await until_committed(fragile, topic, {0: 30, 1: 15})
 
 
@@ -95,5 +95,5 @@ async def test_header_names_that_are_not_utf8_cost_no_record(shared: RealCluster
         complete(leases)
         assert [lease.record.value for lease in leases] == [b"0", b"1", b"0", b"1", b"2", b"5", b"6"]
         assert [name for name, _ in leases[3].record.headers] == ["N\ufffdME"]
-        assert intake.deliveries.counts.corrupt_batches == 0
+        assert intake.counts.corrupt_batches == 0
         await until_committed(shared, topic, {0: 7})

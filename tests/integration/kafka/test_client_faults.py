@@ -14,10 +14,19 @@ from aiokafka import errors as kafka_errors
 from aiokafka.protocol.commit import OffsetFetchRequest
 from aiokafka.protocol.group import HeartbeatRequest
 
-from aggregator.sources.kafka.producer import writer as kafka_writer
+from aggregator.sources.kafka import aiokafka_internals
 from aggregator.sources.kafka.producer.producer import KafkaProducer
 from aggregator.sources.kafka.records import OutgoingRecord
-from tests.fakes.kafka_clusters import RealCluster, complete, produce, reading, records_of, until, until_committed
+from tests.fakes.kafka_clusters import (
+    RealCluster,
+    complete,
+    produce,
+    reading,
+    records_of,
+    send_all,
+    until,
+    until_committed,
+)
 
 pytestmark = pytest.mark.kafka
 
@@ -127,15 +136,15 @@ async def test_output_connects_anew_when_a_task_of_the_client_dies(
     topic, another = await shared.create_topic(), await shared.create_topic()
     producer = KafkaProducer(shared.settings())
     await producer.start()
-    assert not any(await producer.send(records_of(topic, 5)))
+    assert not any(await send_all(producer, records_of(topic, 5)))
     inner: Any = producer
     broken = inner._writer._producer  # noqa: SLF001 - to break it
-    sending = asyncio.create_task(producer.send(records_of(topic, 5, start=5))) if under_way else None
+    sending = asyncio.create_task(send_all(producer, records_of(topic, 5, start=5))) if under_way else None
     await asyncio.sleep(0)
     breaks(SimpleNamespace(_client=broken.client, _sender=broken._sender))  # noqa: SLF001
     async with asyncio.timeout(30):
-        assert not any(await (sending or producer.send(records_of(topic, 5, start=5))))
-        assert not any(await producer.send(records_of(another, 1)))
+        assert not any(await (sending or send_all(producer, records_of(topic, 5, start=5))))
+        assert not any(await send_all(producer, records_of(another, 1)))
     assert inner._writer._producer is not broken  # noqa: SLF001
     await producer.close(2)
     assert {record.value for record in await shared.read(topic)} == {b"%d" % number for number in range(10)}
@@ -151,10 +160,10 @@ async def test_all_who_write_while_a_task_of_the_client_dies_have_their_records_
     inner: Any = producer
     broken = inner._writer._producer  # noqa: SLF001 - to break it
     for topic in topics:
-        assert not any(await producer.send(records_of(topic, 1)))
-    sending = [asyncio.create_task(producer.send(records_of(topic, 5, start=1))) for topic in topics]
+        assert not any(await send_all(producer, records_of(topic, 1)))
+    sending = [asyncio.create_task(send_all(producer, records_of(topic, 5, start=1))) for topic in topics]
     astray = OutgoingRecord("not-there", None, b"k", b"whose topic is looked for meanwhile", [])
-    looking = asyncio.create_task(producer.send([astray]))
+    looking = asyncio.create_task(send_all(producer, [astray]))
     await asyncio.sleep(0)
     breaks(SimpleNamespace(_client=broken.client, _sender=broken._sender))  # noqa: SLF001
     async with asyncio.timeout(40):
@@ -165,20 +174,17 @@ async def test_all_who_write_while_a_task_of_the_client_dies_have_their_records_
         assert {record.value for record in await shared.read(topic)} == {b"%d" % number for number in range(6)}
 
 
-async def test_what_was_written_is_heard_of_while_other_records_wait(shared: RealCluster) -> None:
+async def test_what_was_written_is_told_while_other_records_wait(shared: RealCluster) -> None:
     topic = await shared.create_topic()
     producer = KafkaProducer(shared.settings())
     await producer.start()
     astray = OutgoingRecord("not-there", None, b"k", b"the brokers are asked for some seconds", [])
-    heard: list[int] = []
-    sending = asyncio.create_task(
-        producer.send([*records_of(topic, 5), astray], lambda positions, _: heard.extend(positions))
-    )
-    await until(lambda: bool(heard))
-    assert heard == [0, 1, 2, 3, 4]
-    assert not sending.done()
-    assert isinstance((await sending)[5], kafka_errors.UnknownTopicOrPartitionError)
-    assert heard == [0, 1, 2, 3, 4, 5]
+    told = producer.send([*records_of(topic, 5), astray])
+    first, second = await anext(told), await anext(told)
+    assert first == [(position, None) for position in range(5)]
+    assert [(position, type(error)) for position, error in second] == [(5, kafka_errors.UnknownTopicOrPartitionError)]
+    with pytest.raises(StopAsyncIteration):
+        await anext(told)
     await producer.close(2)
 
 
@@ -198,7 +204,7 @@ async def test_a_batch_whose_acknowledgement_was_lost_is_in_the_log_once(shared:
         return answer
 
     with patch.object(client, "send", send):
-        assert not any(await producer.send(records_of(topic, 5, partition=0)))
+        assert not any(await send_all(producer, records_of(topic, 5, partition=0)))
     await producer.close(2)
     assert lost
     assert [record.value for record in await shared.read(topic)] == [b"%d" % number for number in range(5)]
@@ -209,7 +215,7 @@ async def test_a_refused_record_does_not_end_its_partition(shared: RealCluster) 
     producer = KafkaProducer(shared.settings())
     await producer.start()
     for start in (0, 5):
-        words = await producer.send([too_large(topic), *records_of(topic, 5, partition=0, start=start)])
+        words = await send_all(producer, [too_large(topic), *records_of(topic, 5, partition=0, start=start)])
         assert isinstance(words[0], kafka_errors.MessageSizeTooLargeError)
         assert not any(words[1:])
     await producer.close(2)
@@ -222,7 +228,7 @@ async def test_only_the_record_that_is_too_large_is_refused_however_large_its_ba
     values.insert(17, secrets.token_bytes(110_000))
     producer = KafkaProducer(shared.settings())
     await producer.start()
-    words = await producer.send([OutgoingRecord(topic, 0, b"k", value, []) for value in values])
+    words = await send_all(producer, [OutgoingRecord(topic, 0, b"k", value, []) for value in values])
     await producer.close(2)
     assert [number for number, word in enumerate(words) if word is not None] == [17]
     assert isinstance(words[17], kafka_errors.MessageSizeTooLargeError)
@@ -234,9 +240,9 @@ async def test_without_a_new_identity_it_would(shared: RealCluster) -> None:
     topic = await shared.create_topic()
     producer = KafkaProducer(shared.settings())
     await producer.start()
-    assert not any(await producer.send(records_of(topic, 1, partition=0)))
-    with patch.object(kafka_writer, "_renew_identity"):
-        assert any(await producer.send([too_large(topic)]))
+    assert not any(await send_all(producer, records_of(topic, 1, partition=0)))
+    with patch.object(aiokafka_internals, "renew_identity"):
+        assert any(await send_all(producer, [too_large(topic)]))
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(producer.send(records_of(topic, 1, partition=0)), 2)
+            await asyncio.wait_for(send_all(producer, records_of(topic, 1, partition=0)), 2)
     await producer.close(1)

@@ -31,7 +31,7 @@ PARTITIONS = 4
 
 def coordinator_of(deliveries: Any) -> Any:
     """The client's coordinator under an intake."""
-    return deliveries._membership._member._coordinator  # noqa: SLF001 - to break it
+    return deliveries._membership._member._consumer._coordinator  # noqa: SLF001 - to break it
 
 
 @contextlib.contextmanager
@@ -62,7 +62,7 @@ async def test_a_member_that_was_put_out_commits_nothing_and_comes_back(shared: 
                 complete(await heir.take(20))  # the same records: they were never completed
                 await until_committed(shared, topic, {0: 10, 1: 10})
                 complete([lease for lease in old if lease.offset < 5])
-                await until(lambda: "UnknownMemberIdError" in zombie.deliveries.counts.commit_failures)
+                await until(lambda: zombie.counts.commit_failures > 0)
                 assert await shared.committed(topic) == {0: 10, 1: 10}
         complete(old)
         await produce(shared, [each for at in range(2) for each in records_of(topic, 5, partition=at)])
@@ -83,7 +83,7 @@ async def test_a_member_that_was_put_out_takes_nothing_back_from_a_group_that_is
                 complete(await heir.take(10))
                 await until_committed(shared, topic, {0: 10})
             complete(old[:5])
-        await until(lambda: zombie.deliveries.counts.rebalances > 0)
+        await until(lambda: zombie.counts.rebalances > 0)
         await produce(shared, records_of(topic, 5))
         assert [lease.offset for lease in await zombie.take(5)] == [10, 11, 12, 13, 14]
         assert await shared.committed(topic) == {0: 10}
@@ -131,7 +131,7 @@ async def test_a_storm_of_rebalances_loses_nothing_and_takes_nothing_back(shared
         for record in await shared.read(topic):
             written[record.partition] += 1
         await until_committed(shared, topic, written, timeout_s=60.0)
-        assert lasting.deliveries.counts.rebalances >= 4
+        assert lasting.counts.rebalances >= 4
     assert set(seen) == {(at, offset) for at, end in written.items() for offset in range(end)}
     for earlier, later in itertools.pairwise(history):
         assert all(later.get(at, 0) >= offset for at, offset in earlier.items())
@@ -146,10 +146,10 @@ def held_once_read(deliveries: Any, topic: str) -> Generator[None]:
     really_read = membership.read
 
     async def read(*args: Any) -> Any:
-        chunks = await really_read(*args)
-        if chunks:
+        found = await really_read(*args)
+        if any(partition.fetched for partition in membership.assignment.partitions.values()):
             deliveries.hold(frozenset({topic}))
-        return chunks
+        return found
 
     with patch.object(membership, "read", read):
         yield
@@ -225,7 +225,7 @@ async def test_retention_that_overtakes_a_held_topic_is_counted(shared: RealClus
         offsets = [lease.offset for lease in await intake.take(1)]
         while offsets[-1] < 12:
             offsets += [lease.offset for lease in await intake.deliveries.fetch()]
-        lost = intake.deliveries.counts.deleted_unread
+        lost = intake.counts.lost
         assert lost == 13 - 5 - len(offsets)
         assert lost > 0
         complete(early)
@@ -247,4 +247,4 @@ async def test_a_topic_that_starts_anew_is_read_from_its_start(shared: RealClust
         assert [lease.offset for lease in await successor.take(3)] == [0, 1, 2]
         complete(successor.leases)
         await until_committed(shared, topic, {0: 3})
-        assert successor.deliveries.counts.deleted_unread == 0
+        assert successor.counts.lost == 0

@@ -61,7 +61,7 @@ async def test_a_topic_made_again_and_filled_beyond_the_position_is_read_from_it
         assert [lease.offset for lease in fresh] == list(range(1000))
         complete(fresh)
         await until_committed(shared, topic, {0: 1000})
-        assert intake.deliveries.counts.deleted_unread == 0
+        assert intake.counts.lost == 0
         assert len({lease.committed_offset.topic_id for lease in intake.leases}) == 2
 
 
@@ -79,7 +79,7 @@ async def test_what_nobody_had_read_of_a_deleted_topic_is_counted_and_what_is_un
             fresh += list(await asyncio.wait_for(intake.deliveries.fetch(), 20))
         read_of_old = [lease for lease in fresh if lease.record.value == bytes(20_000)]
         assert [lease.offset for lease in fresh[len(read_of_old) :]] == list(range(300))
-        assert intake.deliveries.counts.deleted_unread == 200 - len(taken) - len(read_of_old) > 0
+        assert intake.counts.lost == 200 - len(taken) - len(read_of_old) > 0
         assert not any(lease.committed_offset.fenced for lease in taken)
         complete([*taken, *fresh])
         await until_committed(shared, topic, {0: 300})

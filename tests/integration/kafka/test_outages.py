@@ -11,7 +11,8 @@ from aiokafka import errors as kafka_errors
 from aggregator.sources.kafka.consumer.consumer import KafkaDeliveries
 from aggregator.sources.kafka.producer.producer import KafkaProducer
 from loadtest.stack.kafka import KafkaBroker
-from tests.fakes.kafka_clusters import RealCluster, complete, produce, reading, records_of, until_committed
+from tests.fakes.kafka import Counts
+from tests.fakes.kafka_clusters import RealCluster, complete, produce, reading, records_of, send_all, until_committed
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
@@ -20,13 +21,13 @@ async def test_stopping_does_not_wait_for_a_broker_that_is_away(fragile: RealClu
     topic = await fragile.create_topic()
     await produce(fragile, records_of(topic, 5))
     settings = fragile.settings(topic)
-    deliveries, producer = KafkaDeliveries(settings, lambda _: None), KafkaProducer(settings)
+    deliveries, producer = KafkaDeliveries(settings, lambda _: None, Counts()), KafkaProducer(settings)
     await producer.start()
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(deliveries.run())
         leases = await deliveries.fetch()
         await asyncio.to_thread(own_broker.kill)
-        sending = asyncio.create_task(producer.send(records_of(topic, 3)))
+        sending = asyncio.create_task(send_all(producer, records_of(topic, 3)))
         await asyncio.sleep(0.5)
         complete(leases)
         started_s = time.monotonic()
@@ -40,14 +41,14 @@ async def test_stopping_does_not_wait_for_a_broker_that_is_away(fragile: RealClu
 async def test_a_frozen_broker_does_not_hold_up_the_end_either(fragile: RealCluster, own_broker: KafkaBroker) -> None:
     topic = await fragile.create_topic()
     settings = fragile.settings(topic)
-    deliveries, producer = KafkaDeliveries(settings, lambda _: None), KafkaProducer(settings)
+    deliveries, producer = KafkaDeliveries(settings, lambda _: None, Counts()), KafkaProducer(settings)
     await producer.start()
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(deliveries.run())
         await until_committed(fragile, topic, {0: 0})
         own_broker.pause()
         try:
-            sending = asyncio.create_task(producer.send(records_of(topic, 3)))
+            sending = asyncio.create_task(send_all(producer, records_of(topic, 3)))
             await asyncio.sleep(0.5)
             started_s = time.monotonic()
             await producer.close(0.5)

@@ -23,6 +23,7 @@ from aggregator.sources.kafka.records import OutgoingRecord
 from aggregator.sources.kafka.source import KafkaSource
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.fakes.kafka_clusters import RealCluster, produce, reading, until_committed
+from tests.fakes.sources import reply_all
 
 pytestmark = pytest.mark.kafka
 
@@ -50,7 +51,7 @@ class Way:
             taken += len(requests)
             for request in requests:
                 request.fail(failure)
-            await self.path.reply(requests, lambda _: None)
+            await reply_all(self.path, requests)
         await self.path.delivered()
 
 

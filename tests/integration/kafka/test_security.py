@@ -18,7 +18,8 @@ from aggregator.sources.kafka.consumer.consumer import KafkaDeliveries
 from aggregator.sources.kafka.producer.producer import KafkaProducer
 from loadtest.stack.kafka import KafkaBroker
 from loadtest.stack.ports import free_ports
-from tests.fakes.kafka_clusters import RealCluster, complete, produce, reading, records_of, until_committed
+from tests.fakes.kafka import Counts
+from tests.fakes.kafka_clusters import RealCluster, complete, produce, reading, records_of, send_all, until_committed
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
@@ -107,7 +108,7 @@ async def test_only_records_for_the_forbidden_topic_are_refused(guarded: Guarded
     producer = KafkaProducer(guarded.as_user())
     await producer.start()
     for _ in range(3):
-        words = await producer.send([*records_of(allowed, 5), *records_of(read_only, 2), *records_of(hidden, 2)])
+        words = await send_all(producer, [*records_of(allowed, 5), *records_of(read_only, 2), *records_of(hidden, 2)])
         assert words[:5] == [None] * 5
         assert [type(word) for word in words[5:]] == [kafka_errors.TopicAuthorizationFailedError] * 4
     await producer.close(2)
@@ -118,7 +119,7 @@ async def test_a_group_that_is_forbidden_is_waited_for(guarded: GuardedCluster) 
     topic = await guarded.create_topic()
     await produce(guarded, records_of(topic, 3))
     await guarded.grant(TOPIC, topic, READ, DESCRIBE)
-    deliveries = KafkaDeliveries(guarded.as_user(topic), lambda _: None)
+    deliveries = KafkaDeliveries(guarded.as_user(topic), lambda _: None, Counts())
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(deliveries.run())
         with pytest.raises(TimeoutError):

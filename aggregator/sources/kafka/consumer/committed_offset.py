@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from aggregator.sources.kafka.records import Record
 
 _KEPT_ENDS = 3
 
@@ -16,7 +19,7 @@ class Lease:
 
     committed_offset: CommittedOffset
     offset: int
-    record: Any
+    record: Record
     completed: bool = False
 
 
@@ -59,8 +62,9 @@ class CommittedOffset:
         """Leases not yet completed, or completed behind one that is not."""
         return len(self._leases)
 
-    def deliver(self, offset: int, record: Any) -> Lease:
+    def deliver(self, record: Record) -> Lease:
         """Lease the next record; offsets rise but may leave gaps (compaction, transaction markers)."""
+        offset = record.offset
         assert not self.fenced, f"Offset {offset} was delivered after the fence. This is a bug."
         assert offset >= self._end, f"Offset {offset} was delivered twice ({self._end} is next). This is a bug."
         lease = Lease(self, offset, record)

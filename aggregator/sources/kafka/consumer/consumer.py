@@ -11,17 +11,18 @@ from aiokafka import errors as kafka_errors
 
 from aggregator.errors import is_cancelled
 from aggregator.settings.aggregator import KafkaSettings
-from aggregator.sources.kafka.consumer.committed_offset import CommittedOffset, Lease
+from aggregator.sources.kafka.consumer.committed_offset import Lease
 from aggregator.sources.kafka.consumer.group import GroupMember
 from aggregator.sources.kafka.consumer.membership import MemberFactory, Membership
-from aggregator.sources.kafka.consumer.partitions import Partition
-from aggregator.sources.kafka.consumer.reader import Chunk, IntakeCounts, IntakeObserver, OnFenced
+from aggregator.sources.kafka.consumer.partitions import Assignment
+from aggregator.sources.kafka.consumer.reader import IntakeObserver, OnFenced
 
 _LOG = logging.getLogger(__name__)
 
 _POLL_S = 0.05
 _RECONNECT_S = 1.0
 _FORCED_STOP_S = 1.0
+_NOTHING = Assignment(-1, "", ())
 
 
 class _Closing(Exception):
@@ -39,15 +40,14 @@ class KafkaDeliveries:
         self,
         settings: KafkaSettings,
         on_fenced: OnFenced,
-        observer: IntakeObserver | None = None,
+        observer: IntakeObserver,
         member: MemberFactory = GroupMember,
     ) -> None:
-        self.counts = IntakeCounts(observer)
         self._settings = settings
+        self._observer = observer
         self._on_fenced = on_fenced
         self._member = member
         self._membership: Membership | None = None
-        self._ready: list[Chunk] = []
         self._held: frozenset[str] = frozenset()
         self._fetching = True
         self._wanted = asyncio.Event()
@@ -80,7 +80,7 @@ class KafkaDeliveries:
     async def fetch(self) -> Sequence[Lease]:
         """The next records, at least one, of partitions that are not held; nothing only once fetching is stopped."""
         while self._fetching:
-            leases = self._hand_out()
+            leases = self._assignment.deliver(self._held)
             if leases:
                 return leases
             self._wanted.set()
@@ -97,7 +97,6 @@ class KafkaDeliveries:
     def stop_fetching(self) -> None:
         """Hand out no more records; leases that are out go on completing and are committed."""
         self._fetching = False
-        self._ready = []
         self._arrived.set()
 
     async def close(self, timeout_s: float) -> None:
@@ -117,44 +116,36 @@ class KafkaDeliveries:
         return self._membership is not None and self._membership.healthy
 
     def half_span_holders(self) -> Sequence[Lease]:
-        """Leases that hold back a committed offset whose span passed half of its cap: their inputs are to be aged."""
-        membership = self._membership
-        return (
-            () if membership is None else membership.assignment.half_span_holders(self._settings.client.max_commit_span)
-        )
+        """Leases that hold back a committed offset whose span passed half of its cap: to be promoted in the queue."""
+        return self._assignment.half_span_holders(self._settings.client.max_commit_span)
 
     def lag_records(self) -> Mapping[tuple[str, int], int]:
-        """Log end minus fetch position of each assigned partition (topic, number)."""
+        """Log end minus what was handed out, of each assigned partition (topic, number)."""
         membership = self._membership
         if membership is None:
             return {}
-        return {(each.tp.topic, each.tp.partition): membership.lag_records(each) for each in self._placed()}
+        return {tp: membership.lag_records(partition) for tp, partition in self._assignment.partitions.items()}
 
     def positions(self) -> Mapping[tuple[str, int], int]:
         """The offset to be handed out next, of each assigned partition."""
-        return {(each.tp.topic, each.tp.partition): each.delivered_to for each in self._placed()}
+        return {tp: partition.delivered_to for tp, partition in self._assignment.partitions.items()}
 
     def uncommitted_span(self) -> Mapping[tuple[str, int], int]:
         """Records between the committed offset and the highest completed one, of each assigned partition."""
-        return {(each.topic, each.partition): each.span for each in self._committed_offsets()}
+        return {tp: partition.committed_offset.span for tp, partition in self._assignment.partitions.items()}
 
     def paused(self) -> frozenset[tuple[str, int]]:
         """The partitions that wait, held or over their span cap."""
-        return frozenset(
-            (each.tp.topic, each.tp.partition)
-            for each in self._placed()
-            if each.over_span or each.tp.topic in self._held
-        )
+        partitions = self._assignment.partitions.items()
+        return frozenset(tp for tp, partition in partitions if partition.over_span or tp.topic in self._held)
 
-    def _placed(self) -> Sequence[Partition]:
-        return self._membership.assignment.placed if self._membership is not None else ()
-
-    def _committed_offsets(self) -> Sequence[CommittedOffset]:
-        return [each.committed_offset for each in self._placed() if each.committed_offset is not None]
+    @property
+    def _assignment(self) -> Assignment:
+        return _NOTHING if self._membership is None else self._membership.assignment
 
     async def _be_member(self) -> None:
         """Take part in the group until closing, or until something breaks that only a new membership mends."""
-        membership = Membership(self._settings, self.counts, self._on_fenced, self._changed.set, self._member)
+        membership = Membership(self._settings, self._observer, self._on_fenced, self._changed.set, self._member)
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._membership = membership
@@ -169,28 +160,11 @@ class KafkaDeliveries:
     async def _read(self, membership: Membership) -> None:
         while True:
             await self._wanted.wait()
-            chunks = await membership.read(self._held, _POLL_S) if self._fetching else None
-            if chunks is None:
+            if not (self._fetching and await membership.read(self._held, _POLL_S)):
                 self._changed.clear()
                 with contextlib.suppress(TimeoutError):  # commits free partitions that were over their span cap
                     async with asyncio.timeout(self._settings.client.commit_interval_s):
                         await self._changed.wait()
-            elif chunks and self._fetching:
-                self._ready.extend(chunks)
+            elif any(partition.fetched for partition in membership.assignment.partitions.values()):
                 self._wanted.clear()
                 self._arrived.set()
-
-    def _hand_out(self) -> list[Lease]:
-        """Lease what was read and is not held; what belongs to an assignment that is over is forgotten."""
-        leases: list[Lease] = []
-        kept: list[Chunk] = []
-        for chunk in self._ready:
-            if chunk.assignment.over:
-                continue
-            if chunk.partition.tp.topic in self._held:
-                kept.append(chunk)
-                continue
-            chunk.partition.has_chunk = False
-            leases.extend(chunk.partition.deliver(chunk.records, chunk.read_to))
-        self._ready = kept
-        return leases

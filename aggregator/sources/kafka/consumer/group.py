@@ -1,8 +1,7 @@
-"""One membership of the consumer group: aiokafka's consumer, and the few things that it keeps to itself.
+"""A member of the consumer group: aiokafka's consumer, and requests that it has no method for.
 
-Commits are sent here rather than by aiokafka, which retries them across rebalances under whatever generation it
-then has: an old position could overwrite the new owner's. Here a commit carries the generation that its partitions
-were assigned in, so the coordinator refuses it later. Checked against aiokafka 0.14.
+A commit carries the generation that its partitions were assigned in, so that the coordinator refuses one that comes
+late: an old position never overwrites a new owner's.
 """
 
 from __future__ import annotations
@@ -23,7 +22,8 @@ from aiokafka.protocol.fetch import FetchRequest
 from typing_extensions import override
 
 from aggregator.settings.aggregator import KafkaSettings
-from aggregator.sources.kafka.connection import client_options, close_client
+from aggregator.sources.kafka import aiokafka_internals as internals
+from aggregator.sources.kafka.connection import client_options
 from aggregator.sources.kafka.consumer.corrupt import AbortedTransaction
 from aggregator.sources.kafka.consumer.offsets import committed_offsets, offsets_request, topic_note
 from aggregator.sources.kafka.consumer.topic_ids import NO_ID, FetchesById, TopicIdRequest, topic_id
@@ -37,7 +37,6 @@ _NEVER_MS = 2**31 - 1
 _FETCH_WAIT_S = 0.1
 _FETCH_BYTES = 16 * 1024 * 1024
 _PARTITION_FETCH_BYTES = 1024 * 1024
-_STOP_S = 1.0
 
 _ISOLATION = "read_committed"
 _READ_COMMITTED = 1
@@ -48,30 +47,15 @@ OnRevoked = Callable[[], Awaitable[None]]
 OnAssigned = Callable[[int, str, Iterable[TopicPartition]], None]
 
 
-class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
-    def __init__(self, on_revoked: OnRevoked, on_assigned: Callable[[Iterable[TopicPartition]], None]) -> None:
-        self._on_revoked = on_revoked
-        self._on_assigned = on_assigned
-
-    @override
-    async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] - may be one
-        await self._on_revoked()
-
-    @override
-    async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] - may be one
-        self._on_assigned(assigned)
-
-
-class GroupMember:
-    """A consumer in the group. `on_revoked` is awaited before the group may go on; `on_assigned` hears of the rest."""
+class GroupMember(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
+    """A consumer in the group. `on_revoked` is awaited before any partition is given back."""
 
     def __init__(self, settings: KafkaSettings, on_revoked: OnRevoked, on_assigned: OnAssigned) -> None:
         rebalance_timeout_s = settings.client.drain_timeout_s + _REJOIN_MARGIN_S
         self._settings = settings
         self._on_assigned = on_assigned
         self._on_revoked = on_revoked
-        self._heard_s = -inf
-        self._listener = _Listener(self._revoked, self._assigned)
+        self._heartbeat_s = -inf
         self._consumer: Any = AIOKafkaConsumer(
             **client_options(settings),
             group_id=settings.group_id,
@@ -92,50 +76,31 @@ class GroupMember:
         )
 
     @property
-    def _coordinator(self) -> Any:
-        return self._consumer._coordinator  # noqa: SLF001 - see the top of this file
-
-    @property
     def in_group(self) -> bool:
         """Whether the group's coordinator counts this member in: it said so within the session time-out.
 
         Other threads may ask.
         """
-        coordinator = self._coordinator
-        if coordinator is None or coordinator.coordinator_id is None or self.failure is not None:
+        if not internals.knows_coordinator(self._consumer) or self.failure is not None:
             return False
-        return self.generation >= 0 and time.monotonic() - self._heard_s <= self._settings.client.session_timeout_s
+        return self.generation >= 0 and time.monotonic() - self._heartbeat_s <= self._settings.client.session_timeout_s
 
     @property
     def generation(self) -> int:
         """The group's generation that this member last joined; -1 when the group has put it out."""
-        return int(self._coordinator.generation)
+        return internals.generation_of(self._consumer)[0]
 
     @property
     def failure(self) -> Exception | None:
-        """What only a new membership mends: the group refuses this member, or a task of aiokafka has ended.
-
-        aiokafka starts none of them anew. Heartbeats and the asking for offsets end with each assignment, and then
-        without an error.
-        """
-        coordinator, consumer = self._coordinator, self._consumer
-        lasting = (coordinator._coordination_task, consumer._fetcher._fetch_task, consumer._client._sync_task)  # noqa: SLF001
-        passing = (coordinator._heartbeat_task, coordinator._commit_refresh_task)  # noqa: SLF001
-        for task in passing:
-            if task is not None and task.done() and (task.cancelled() or task.exception() is not None):
-                return _end_of(task)
-        for task in lasting:
-            if task is not None and task.done():
-                return _end_of(task)
-        refusal: Exception | None = coordinator._pending_exception  # noqa: SLF001
-        return refusal
+        """What only a new membership mends."""
+        return internals.consumer_failure(self._consumer)
 
     async def start(self) -> None:
         """Connect, and join in the background. Raises KafkaError when no broker answers."""
         await self._consumer.start()
-        self._note_heartbeats()
-        self._fetches = FetchesById(self._consumer._client)  # noqa: SLF001 - see the top of this file
-        self._consumer.subscribe([topic.name for topic in self._settings.topics], listener=self._listener)
+        internals.on_heartbeat(self._consumer, self._heartbeat_answered)
+        self._fetches = FetchesById(internals.client_of(self._consumer))
+        self._consumer.subscribe([topic.name for topic in self._settings.topics], listener=self)
 
     async def stop(self, timeout_s: float) -> None:
         """Leave the group and disconnect; by force when that takes longer."""
@@ -144,7 +109,7 @@ class GroupMember:
                 await self._consumer.stop()
         except Exception as error:  # noqa: BLE001 - what ended one of its tasks is raised again
             _LOG.warning("could not leave the consumer group in time", extra={"error": repr(error)})
-            await self._abandon()
+            await internals.abandon_consumer(self._consumer)
 
     async def poll(
         self, tps: Iterable[TopicPartition], max_records: int, timeout_s: float
@@ -172,27 +137,28 @@ class GroupMember:
         with contextlib.suppress(kafka_errors.IllegalStateError):
             self._consumer.seek(tp, offset)
 
-    def position(self, tp: TopicPartition) -> int | None:
-        """The next offset that aiokafka will return or pass over, as far as it was returned."""
-        state = self._state(tp)
-        return state.position if state is not None and state.has_valid_position else None
+    async def position(self, tp: TopicPartition) -> int | None:
+        """The next offset that `poll` will return or pass over; None: the partition is no longer assigned."""
+        try:
+            position: int = await self._consumer.position(tp)
+        except kafka_errors.IllegalStateError:
+            return None
+        return position
 
     def highwater(self, tp: TopicPartition) -> int:
         """The end of the log as of the last fetch, 0 before the first."""
-        state = self._state(tp)
-        return (state.highwater or 0) if state is not None else 0
+        return (self._consumer.highwater(tp) or 0) if tp in self._consumer.assignment() else 0
 
-    def unheard_s(self, tp: TopicPartition) -> float:
-        """How long ago the last fetch told of the end of the log; `inf` before the first."""
-        state = self._state(tp)
-        if state is None or state.timestamp is None:
-            return inf
-        told_s: float = state.timestamp / 1000
-        return max(0.0, time.time() - told_s)  # theirs is the wall clock's, and may have stepped
+    def since_fetch_s(self, tp: TopicPartition) -> float:
+        """How long ago the last fetch told the end of the log; `inf` before the first."""
+        fetched_ms: int | None = None
+        if tp in self._consumer.assignment():
+            fetched_ms = self._consumer.last_poll_timestamp(tp)
+        return inf if fetched_ms is None else max(0.0, time.time() - fetched_ms / 1000)  # a clock that may step
 
     async def topic_id(self, topic: str) -> bytes:
         """What tells a topic from one of the same name before it or after it. Raises KafkaError."""
-        client = self._consumer._client  # noqa: SLF001 - there is no public way to ask
+        client = internals.client_of(self._consumer)
         response = await client.send(client.get_random_node(), TopicIdRequest(topic))
         return topic_id(response)
 
@@ -202,11 +168,11 @@ class GroupMember:
         What was committed of a topic with another id is none of this one's. Raises KafkaError.
         """
         request = offsets_request(self._settings.group_id, tps)
-        response = await self._coordinator._send_req(request)  # noqa: SLF001 - see the top of this file
+        response = await internals.ask_coordinator(self._consumer, request)
         try:
             return committed_offsets(response, tps, topic_id)
         except kafka_errors.NotCoordinatorForGroupError:
-            self._coordinator.coordinator_dead()
+            internals.look_for_coordinator(self._consumer)
             raise
 
     async def log_starts(self, tps: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
@@ -227,23 +193,22 @@ class GroupMember:
         for tp, offset in offsets.items():
             note = topic_note(self._fetches.told(tp))
             by_topic.setdefault(tp.topic, []).append((tp.partition, offset, note))
-        response = await self._coordinator._send_req(  # noqa: SLF001 - see the top of this file
-            OffsetCommitRequest(self._settings.group_id, generation, member_id, -1, list(by_topic.items()))
-        )
-        words: dict[TopicPartition, type[Exception] | None] = {}
+        request = OffsetCommitRequest(self._settings.group_id, generation, member_id, -1, list(by_topic.items()))
+        response = await internals.ask_coordinator(self._consumer, request)
+        errors: dict[TopicPartition, type[Exception] | None] = {}
         for topic, partitions in response.topics:
             for partition, code in partitions:
-                words[TopicPartition(topic, partition)] = kafka_errors.for_code(code) if code else None
-        if kafka_errors.NotCoordinatorForGroupError in words.values():
-            self._coordinator.coordinator_dead()
-        return words
+                errors[TopicPartition(topic, partition)] = kafka_errors.for_code(code) if code else None
+        if kafka_errors.NotCoordinatorForGroupError in errors.values():
+            internals.look_for_coordinator(self._consumer)
+        return errors
 
     async def raw_batches(self, tp: TopicPartition, offset: int) -> tuple[bytes, Sequence[AbortedTransaction]]:
         """The record batches from the one that holds `offset` on, as the broker has them; which of them were aborted.
 
         Raises KafkaError.
         """
-        client = self._consumer._client  # noqa: SLF001 - there is no public way to the bytes
+        client = internals.client_of(self._consumer)
         part = [(tp.topic, [(tp.partition, offset, _PARTITION_FETCH_BYTES)])]
         request = FetchRequest(int(_FETCH_WAIT_S * 1000), 1, _FETCH_BYTES, _READ_COMMITTED, part)
         response = await client.send(client.cluster.leader_for_partition(tp), request)
@@ -255,50 +220,17 @@ class GroupMember:
                 return bytes(found[-1] or b""), aborted or ()
         return b"", ()
 
-    async def _revoked(self) -> None:
+    @override
+    async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] - may be one
+        """Aiokafka waits for this before it joins again."""
         await self._on_revoked()
         self._fetches.forget()
 
-    def _assigned(self, tps: Iterable[TopicPartition]) -> None:
-        self._heard_s = time.monotonic()
-        self._on_assigned(self._coordinator.generation, self._coordinator.member_id, tps)
+    @override
+    async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] - may be one
+        """The group has a new generation."""
+        self._heartbeat_answered()
+        self._on_assigned(*internals.generation_of(self._consumer), assigned)
 
-    def _note_heartbeats(self) -> None:
-        """Keep the time of each that the coordinator answered well, which aiokafka keeps in a local variable."""
-        coordinator = self._coordinator
-        beat: Callable[[], Awaitable[bool]] = coordinator._do_heartbeat  # noqa: SLF001 - see the top of this file
-
-        async def noted() -> bool:
-            counted_in = await beat()
-            if counted_in:
-                self._heard_s = time.monotonic()
-            return counted_in
-
-        coordinator._do_heartbeat = noted  # noqa: SLF001
-
-    def _state(self, tp: TopicPartition) -> Any:
-        assignment = self._consumer._subscription.subscription.assignment  # noqa: SLF001 - `position` only as a coroutine
-        return assignment.state_value(tp) if assignment is not None else None
-
-    async def _abandon(self) -> None:
-        consumer, coordinator = self._consumer, self._coordinator
-        consumer._closed = True  # noqa: SLF001 - `stop` did not get this far, or would wait again
-        tasks: list[asyncio.Task[None] | None] = []
-        if coordinator is not None:
-            tasks = [coordinator._coordination_task, coordinator._heartbeat_task, coordinator._commit_refresh_task]  # noqa: SLF001
-        for task in tasks:
-            if task is not None:
-                task.cancel()
-        with contextlib.suppress(Exception):
-            async with asyncio.timeout(_STOP_S):
-                await close_client(consumer._client)  # noqa: SLF001 - fails every request that waits for an answer
-                if consumer._fetcher is not None:  # noqa: SLF001
-                    await consumer._fetcher.close()  # noqa: SLF001
-                await asyncio.gather(*(task for task in tasks if task is not None), return_exceptions=True)
-
-
-def _end_of(task: asyncio.Task[None]) -> Exception:
-    """Why a task of aiokafka ended."""
-    error = None if task.cancelled() else task.exception()
-    ended: Exception = kafka_errors.KafkaConnectionError(f"{task.get_coro()} has ended: {error!r}")
-    return ended
+    def _heartbeat_answered(self) -> None:
+        self._heartbeat_s = time.monotonic()

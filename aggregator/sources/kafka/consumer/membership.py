@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -13,10 +13,9 @@ from aiokafka import TopicPartition
 from aiokafka import errors as kafka_errors
 
 from aggregator.settings.aggregator import KafkaSettings
-from aggregator.sources.kafka.consumer.commits import Committer
 from aggregator.sources.kafka.consumer.group import GroupMember, OnAssigned, OnRevoked
 from aggregator.sources.kafka.consumer.partitions import Assignment, Partition
-from aggregator.sources.kafka.consumer.reader import Chunk, IntakeCounts, OnFenced, Reader
+from aggregator.sources.kafka.consumer.reader import IntakeObserver, OnFenced, Reader
 
 _LOG = logging.getLogger(__name__)
 
@@ -25,28 +24,31 @@ _RETRY_S = 0.5
 _COMMIT_TIMEOUT_S = 5.0
 _LOG_ENDS_INTERVAL_S = 5.0
 
+_STALE = (kafka_errors.IllegalGenerationError, kafka_errors.UnknownMemberIdError)
+
 T = TypeVar("T")
 MemberFactory = Callable[[KafkaSettings, OnRevoked, OnAssigned], GroupMember]
 
 
 class Membership:
-    """A member of the group and its current assignment; `on_change` hears when there may be more to read."""
+    """A member of the group and its current assignment; `on_change` is told when there may be more to read."""
 
     def __init__(
         self,
         settings: KafkaSettings,
-        counts: IntakeCounts,
+        observer: IntakeObserver,
         on_fenced: OnFenced,
         on_change: Callable[[], None],
         member: MemberFactory = GroupMember,
     ) -> None:
         self._settings = settings
-        self._counts = counts
+        self._observer = observer
         self._on_fenced = on_fenced
         self._on_change = on_change
         self._member = member(settings, self._on_revoked, self._on_assigned)
-        self._reader = Reader(self._member, settings, counts, on_fenced)
-        self._committer = Committer(counts)
+        self._reader = Reader(self._member, settings, observer, on_fenced)
+        self._committing = asyncio.Lock()
+        self._commits_fail = False
         self._tasks: asyncio.TaskGroup | None = None
         self._ending = False
         self._joined = False
@@ -67,29 +69,24 @@ class Membership:
         tasks.create_task(self._watch_log_ends(), name="watch log ends")
         while True:
             await asyncio.sleep(self._settings.client.commit_interval_s)
-            await self._committer.commit(self._member, self.assignment, _COMMIT_TIMEOUT_S)
+            await self._commit(self.assignment)
             failure = self._member.failure
             if failure is not None:
                 raise failure
 
-    async def read(self, held_topics: frozenset[str], timeout_s: float) -> list[Chunk] | None:
-        """The next records of partitions that may be read; None when there is no such partition now."""
+    async def read(self, held_topics: frozenset[str], timeout_s: float) -> bool:
+        """Fetch the next records of the partitions that may be read; False when there is no such partition now."""
         assignment = self.assignment
         readable = assignment.readable(
             held_topics, self._settings.client.max_commit_span, asyncio.get_running_loop().time()
         )
         if not readable:
-            return None
-        chunks = await self._reader.read(assignment, readable, timeout_s)
-        if not assignment.over:
-            for chunk in chunks:
-                chunk.partition.read_to = chunk.read_to
-                chunk.partition.has_chunk = True
-            return chunks
-        # These may be records of the next assignment, which would miss them: go back.
-        for partition in self.assignment.placed:
-            self._member.seek(partition.tp, partition.read_to)
-        return []
+            return False
+        await self._reader.read(assignment, readable, timeout_s)
+        if assignment.over:  # what came may be of the next assignment, which would miss it: go back
+            for partition in self.assignment.partitions.values():
+                self._member.seek(partition.tp, partition.read_to)
+        return True
 
     async def commit_last(self, timeout_s: float) -> None:
         """Read no more, commit what is completed, fence the rest."""
@@ -98,7 +95,7 @@ class Membership:
         assignment.over = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while not await self._committer.commit(self._member, assignment, _COMMIT_TIMEOUT_S):  # noqa: ASYNC110 - tries
+                while not await self._commit(assignment):  # noqa: ASYNC110 - tries
                     await asyncio.sleep(_RETRY_S)
         self._fence(assignment)
 
@@ -116,7 +113,7 @@ class Membership:
         """Ask for log ends, as a fetch tells them only of partitions that are being read."""
         while True:
             await asyncio.sleep(_LOG_ENDS_INTERVAL_S)
-            partitions = self.assignment.placed
+            partitions = list(self.assignment.partitions.values())
             with contextlib.suppress(kafka_errors.KafkaError):
                 ends = await self._member.log_ends([partition.tp for partition in partitions])
                 for partition in partitions:
@@ -125,7 +122,7 @@ class Membership:
     def _on_assigned(self, generation: int, member_id: str, tps: Iterable[TopicPartition]) -> None:
         self.assignment = assignment = Assignment(generation, member_id, tps)
         self._joined = True
-        _LOG.info("joined the consumer group", extra={"partitions": len(assignment.partitions)})
+        _LOG.info("joined the consumer group", extra={"partitions": len(assignment.tps)})
         if self._tasks is None or self._ending:
             return
         placing = self._place(assignment)
@@ -137,7 +134,7 @@ class Membership:
     async def _place(self, assignment: Assignment) -> None:
         """Start each partition where the group left off; where it never was, at the log's start, committed at once."""
         topics: dict[str, list[TopicPartition]] = {}
-        for tp in assignment.partitions:
+        for tp in assignment.tps:
             topics.setdefault(tp.topic, []).append(tp)
         await asyncio.gather(*(self._place_topic(assignment, topic, tps) for topic, tps in topics.items()))
 
@@ -152,21 +149,23 @@ class Membership:
             return
         for tp in tps:
             if tp in committed:
-                self._start(assignment.partitions[tp], topic_id, committed[tp], committed[tp])
+                self._start(assignment, tp, topic_id, committed[tp], committed[tp])
         self._on_change()
         await asyncio.gather(*(self._place_at_start(assignment, tp, topic_id) for tp in tps if tp not in committed))
 
     async def _place_at_start(self, assignment: Assignment, tp: TopicPartition, topic_id: bytes) -> None:
         starts = await self._insist(assignment, partial(self._member.log_starts, [tp]))
         if starts is not None:
-            self._start(assignment.partitions[tp], topic_id, starts[tp], None)
+            self._start(assignment, tp, topic_id, starts[tp], None)
             _LOG.info("started a partition", extra={"topic": tp.topic, "partition": tp.partition, "offset": starts[tp]})
             self._on_change()
-            await self._committer.commit(self._member, assignment, _COMMIT_TIMEOUT_S)
+            await self._commit(assignment)
 
-    def _start(self, partition: Partition, topic_id: bytes, offset: int, committed: int | None) -> None:
-        partition.place(offset, committed, topic_id)
-        self._member.read(partition.tp, topic_id, offset)
+    def _start(
+        self, assignment: Assignment, tp: TopicPartition, topic_id: bytes, offset: int, committed: int | None
+    ) -> None:
+        assignment.place(tp, offset, committed, topic_id)
+        self._member.read(tp, topic_id, offset)
 
     async def _insist(self, assignment: Assignment, ask: Callable[[], Awaitable[T]]) -> T | None:
         """Ask until there is an answer; None: the partitions were given back meanwhile."""
@@ -179,16 +178,52 @@ class Membership:
                 await asyncio.sleep(_RETRY_S)
         return None if assignment.over else answer
 
+    async def _commit(self, assignment: Assignment) -> bool:
+        """Commit every position that moved; True when the group has them all, or wants them no more.
+
+        One request at a time, so that positions never cross. A failure is counted and never fatal; a commit of a
+        generation that is over is refused by the coordinator: the new owner does the rest again.
+        """
+        async with self._committing:
+            offsets = assignment.moved()
+            if not offsets or assignment.stale or assignment.fenced:
+                return True
+            sent = {tp: assignment.partitions[tp] for tp in offsets}
+            try:
+                async with asyncio.timeout(_COMMIT_TIMEOUT_S):
+                    errors = await self._member.commit(assignment.generation, assignment.member_id, offsets)
+            except (kafka_errors.KafkaError, TimeoutError) as error:
+                self._commit_failed({type(error)}, len(offsets))
+                return False
+            failed = {tp: errors.get(tp, kafka_errors.UnknownError) for tp in offsets}
+            failed = {tp: error for tp, error in failed.items() if error is not None}
+            for tp in offsets.keys() - failed.keys():
+                sent[tp].committed = offsets[tp]
+            if failed:
+                self._commit_failed(set(failed.values()), len(failed))
+            elif self._commits_fail:
+                self._commits_fail = False
+                _LOG.info("committed again")
+            assignment.stale = any(error in _STALE for error in failed.values())
+            return not failed or assignment.stale
+
+    def _commit_failed(self, errors: Collection[type[Exception]], partitions: int) -> None:
+        self._observer.commit_failed(len(errors))
+        if not self._commits_fail:
+            self._commits_fail = True
+            names = ", ".join(sorted(error.__name__ for error in errors))
+            _LOG.warning("could not commit", extra={"error": names, "partitions": partitions})
+
     async def _on_revoked(self) -> None:
         """Finish what is out, commit it, and only then give the partitions back."""
         assignment = self.assignment
         assignment.over = True
-        if not assignment.partitions:
+        if not assignment.tps:
             return
-        self._counts.rebalanced()
+        self._observer.rebalanced()
         try:
             await self._drain(assignment)
-            await self._committer.commit(self._member, assignment, _COMMIT_TIMEOUT_S)
+            await self._commit(assignment)
         finally:
             self._fence(assignment)
 

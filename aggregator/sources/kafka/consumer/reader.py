@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
 
-from aiokafka import TopicPartition
 from aiokafka import errors as kafka_errors
 
 from aggregator.settings.aggregator import KafkaSettings
-from aggregator.sources.kafka.consumer.committed_offset import CommittedOffset, Lease
+from aggregator.sources.kafka.consumer.committed_offset import Lease
 from aggregator.sources.kafka.consumer.corrupt import offset_after_batch, rescue_records
 from aggregator.sources.kafka.consumer.group import GroupMember
 from aggregator.sources.kafka.consumer.partitions import Assignment, Partition
@@ -25,18 +23,18 @@ _FAULT_PAUSE_S = 1.0
 _BLOCKED_S = 10.0
 
 OnFenced = Callable[[Sequence[Lease]], None]
-"""Hears of the leases nobody completed before their partition was given back: drop what is still queued of them."""
+"""Is told of the leases that nobody completed before their partition was given back, to drop what is queued of them."""
 
 
 class IntakeObserver(Protocol):
-    """Hears of what `IntakeCounts` counts, as it happens; the aggregator's metrics do."""
+    """Is told what happens to the intake; the aggregator's metrics are one."""
 
     def rebalanced(self) -> None:
         """The group took this member's partitions back, to spread them anew."""
         ...
 
-    def commit_failed(self) -> None:
-        """A commit failed; it is tried again."""
+    def commit_failed(self, count: int = 1) -> None:
+        """So many commits failed; they are tried again."""
         ...
 
     def records_lost(self, topic: str, count: int) -> None:
@@ -48,100 +46,46 @@ class IntakeObserver(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class IntakeCounts:
-    """What happened so far; only ever rises."""
-
-    observer: IntakeObserver | None = None
-    rebalances: int = 0
-    deleted_unread: int = 0
-    corrupt_batches: int = 0
-    skipped_corrupt_records: int = 0
-    commit_failures: dict[str, int] = field(default_factory=dict[str, int])
-
-    def rebalanced(self) -> None:
-        """The group took this member's partitions back."""
-        self.rebalances += 1
-        if self.observer is not None:
-            self.observer.rebalanced()
-
-    def commit_failed(self, error: str) -> None:
-        """A commit failed with this error."""
-        self.commit_failures[error] = self.commit_failures.get(error, 0) + 1
-        if self.observer is not None:
-            self.observer.commit_failed()
-
-    def lost(self, topic: str, count: int) -> None:
-        """So many records were deleted before they were read, by retention or with their topic."""
-        self.deleted_unread += count
-        if self.observer is not None:
-            self.observer.records_lost(topic, count)
-
-    def found_corrupt(self, topic: str) -> None:
-        """A record batch cannot be read."""
-        self.corrupt_batches += 1
-        if self.observer is not None:
-            self.observer.found_corrupt(topic)
-
-    def skipped_corrupt(self, topic: str, count: int) -> None:
-        """So many records that cannot be read were stepped over."""
-        self.skipped_corrupt_records += count
-        if self.observer is not None:
-            self.observer.records_lost(topic, count)
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Records of one partition, read but not yet leased, and the offset to read on from."""
-
-    assignment: Assignment
-    partition: Partition
-    records: Sequence[Record]
-    read_to: int
-
-
 class Reader:
     """Reads for one member of the group, one call at a time."""
 
-    def __init__(self, member: GroupMember, settings: KafkaSettings, counts: IntakeCounts, on_fenced: OnFenced) -> None:
+    def __init__(
+        self, member: GroupMember, settings: KafkaSettings, observer: IntakeObserver, on_fenced: OnFenced
+    ) -> None:
         self._member = member
         self._settings = settings
-        self._counts = counts
+        self._observer = observer
         self._on_fenced = on_fenced
 
-    async def read(self, assignment: Assignment, readable: Sequence[Partition], timeout_s: float) -> list[Chunk]:
-        """The next records of these partitions; nothing after the time-out, or when a fault was dealt with instead.
+    async def read(self, assignment: Assignment, readable: Sequence[Partition], timeout_s: float) -> None:
+        """Fetch the next records of these partitions, if any come in time; or deal with a fault instead.
 
-        Waits out a rebalance; what comes after one is of no use to the old assignment and is dropped by the caller.
+        Waits out a rebalance; what comes after one is of no use to the old assignment and is left alone.
         """
         suspects = [partition for partition in readable if partition.suspect]
         if suspects:
-            return await self._read_singly(assignment, suspects[0])
+            await self._read_singly(assignment, suspects[0])
+            return
         tps = [partition.tp for partition in readable]
         try:
             found = await self._member.poll(tps, self._settings.client.max_poll_records, timeout_s)
         except Exception as error:  # noqa: BLE001 - a record that cannot be parsed raises anything
             await self._deal_with(error, assignment, readable)
-            return []
-        chunks: list[Chunk] = []
+            return
         for partition in readable:
+            position = None if assignment.over else await self._member.position(partition.tp)
+            if position is None:
+                continue
             records = found.get(partition.tp)
-            position = self._member.position(partition.tp)
             if records:
-                read_to = max(records[-1].offset + 1, position or 0)
-                chunks.append(Chunk(assignment, partition, records, read_to))
-            elif not assignment.over and position is not None and position > partition.read_to:
-                partition.skip_to(position)  # transaction markers, or offsets that compaction emptied
-            if position is not None and partition.committed_offset is not None:
-                self._note_end(partition.committed_offset, partition.tp, position)
-        return chunks
+                partition.fetched, partition.read_to = records, max(records[-1].offset + 1, position)
+            else:
+                partition.skip_to(position)  # past transaction markers, or offsets that compaction emptied
+            if position == self._member.highwater(partition.tp):  # what comes next was written after that fetch
+                ended_s = asyncio.get_running_loop().time() - self._member.since_fetch_s(partition.tp)
+                partition.committed_offset.saw_log_end(position, ended_s)
 
-    def _note_end(self, committed_offset: CommittedOffset, tp: TopicPartition, position: int) -> None:
-        """Where all was read, what comes next was written after the fetch that told so: see core/clock_skew.py."""
-        if position == self._member.highwater(tp):
-            committed_offset.saw_log_end(position, asyncio.get_running_loop().time() - self._member.unheard_s(tp))
-
-    async def _read_singly(self, assignment: Assignment, partition: Partition) -> list[Chunk]:
+    async def _read_singly(self, assignment: Assignment, partition: Partition) -> None:
         """Read record by record up to the one that cannot be read: a whole fetch would fail on its account."""
         records: list[Record] = []
         try:
@@ -152,15 +96,12 @@ class Reader:
                     break
                 records.extend(found[partition.tp])
         except Exception as error:  # noqa: BLE001 - as above
-            if not records:
-                if isinstance(error, UnicodeDecodeError):
-                    rescued = await self._rescue(assignment, partition)
-                    if rescued is not None:
-                        return rescued
+            if not records and not (
+                isinstance(error, UnicodeDecodeError) and await self._rescue(assignment, partition)
+            ):
                 await self._deal_with(error, assignment, (partition,))
-        if not records:
-            return []
-        return [Chunk(assignment, partition, records, records[-1].offset + 1)]
+        if records and not assignment.over:
+            partition.fetched, partition.read_to = records, records[-1].offset + 1
 
     async def _deal_with(self, error: Exception, assignment: Assignment, partitions: Sequence[Partition]) -> None:
         """Go back to where each partition was read to, as aiokafka may have dropped good records with the error."""
@@ -203,14 +144,13 @@ class Reader:
             return
         details = {"topic": tp.topic, "partition": tp.partition, "position": position, "log_start": start}
         if start > position:
-            self._counts.lost(tp.topic, start - position)
+            self._observer.records_lost(tp.topic, start - position)
             _LOG.error("lost records to retention", extra={**details, "records": start - position})
             partition.skip_to(start)
         else:
             _LOG.error("found a log that ends before the position, and read it from its start", extra=details)
-            if partition.committed_offset is not None:
-                self._on_fenced(partition.committed_offset.fence())
-            partition.place(start, None, partition.topic_id)
+            self._on_fenced(partition.committed_offset.fence())
+            assignment.place(tp, start, None, partition.topic_id)
         self._member.seek(tp, start)
 
     async def _return_to_topic(self, assignment: Assignment, partition: Partition) -> None:
@@ -232,11 +172,10 @@ class Reader:
             return
         lost = max(0, self._member.highwater(tp) - position)
         if lost:
-            self._counts.lost(tp.topic, lost)
+            self._observer.records_lost(tp.topic, lost)
         details = {"topic": tp.topic, "partition": tp.partition, "position": position, "records": lost}
         _LOG.error("found a topic that was deleted and made again, and read it from its start", extra=details)
-        partition.place(start, None, topic_id)
-        partition.blocked_until_s = 0.0
+        assignment.place(tp, start, None, topic_id)
         self._member.read(tp, topic_id, start)
 
     async def _stand_before_corrupt(self, assignment: Assignment, partition: Partition, error: Exception) -> None:
@@ -244,7 +183,7 @@ class Reader:
         tp, offset = partition.tp, partition.read_to
         if partition.corrupt_at != offset:
             partition.corrupt_at = offset
-            self._counts.found_corrupt(tp.topic)
+            self._observer.found_corrupt(tp.topic)
         details = {"topic": tp.topic, "partition": tp.partition, "offset": offset, "error": repr(error)}
         after = await self._offset_after(partition) if self._settings.skip_corrupt_batches else None
         if assignment.over:
@@ -253,27 +192,28 @@ class Reader:
             partition.blocked_until_s = asyncio.get_running_loop().time() + _BLOCKED_S
             _LOG.error("found a record batch that cannot be read; its partition waits", extra=details)
             return
-        self._counts.skipped_corrupt(tp.topic, after - offset)
+        self._observer.records_lost(tp.topic, after - offset)
         _LOG.error("stepped over a record batch that cannot be read", extra={**details, "records": after - offset})
         partition.suspect = False
         partition.skip_to(after)
         self._member.seek(tp, after)
 
-    async def _rescue(self, assignment: Assignment, partition: Partition) -> list[Chunk] | None:
-        """Read a batch by hand, as a header name in it is not UTF-8, which aiokafka does not survive; None: in vain."""
+    async def _rescue(self, assignment: Assignment, partition: Partition) -> bool:
+        """Read a batch by hand, as aiokafka reads none with a header name that is not UTF-8; False: in vain."""
         tp, offset = partition.tp, partition.read_to
         try:
             data, aborted = await self._member.raw_batches(tp, offset)
             records, after = rescue_records(data, tp.topic, tp.partition, offset, aborted)
         except (kafka_errors.KafkaError, ValueError):
-            return None
+            return False
         if assignment.over:
-            return None
+            return False
         self._member.seek(tp, after)
         if records:
-            return [Chunk(assignment, partition, records, after)]
-        partition.skip_to(after)
-        return []
+            partition.fetched, partition.read_to = records, after
+        else:
+            partition.skip_to(after)
+        return True
 
     async def _offset_after(self, partition: Partition) -> int | None:
         try:

@@ -5,21 +5,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any
 
 from aiokafka import TopicPartition
 from aiokafka import errors as kafka_errors
 
 from aggregator.settings.aggregator import KafkaSettings
-from aggregator.sources.kafka.producer.lines import DeliveryResult, PartitionLines
+from aggregator.sources.kafka.producer.partition_queues import (
+    BATCH_BYTES,
+    DeliveryResult,
+    PartitionQueues,
+    size_bytes,
+)
 from aggregator.sources.kafka.producer.partitioner import partitions_by_key
 from aggregator.sources.kafka.producer.writer import RETRY_S, KafkaWriter
-from aggregator.sources.kafka.records import OnDelivered, OutgoingRecord
+from aggregator.sources.kafka.records import Delivered, OutgoingRecord
 
 _ODD_TRIES = 4
-_PATIENCE_S = 1.0
-"""How long records that have their result wait for others sent with them."""
 
 _TOPIC_REFUSED = (kafka_errors.TopicAuthorizationFailedError, kafka_errors.InvalidTopicError)
 _RECORD_REFUSED = (
@@ -38,45 +41,13 @@ _PASSES = (
 )
 """What the next try, or a new producer identity, cures, though aiokafka does not call it retriable."""
 
-T = TypeVar("T")
-
-
-class _DeliveryResults:
-    """Of the records of one `send`, as they come; `on_delivered` is told of them once a second, and at the end."""
-
-    def __init__(self, count: int, on_delivered: OnDelivered | None) -> None:
-        self.all: list[DeliveryResult] = [None] * count
-        self._on_delivered = on_delivered
-        self._fresh: list[int] = []
-        self._timer = asyncio.get_running_loop().call_later(_PATIENCE_S, self._go_on)
-
-    def put(self, positions: Sequence[int], results: Iterable[DeliveryResult]) -> None:
-        """Some came."""
-        for position, word in zip(positions, results, strict=True):
-            self.all[position] = word
-        self._fresh += positions
-
-    def end(self) -> None:
-        """No more come."""
-        self._timer.cancel()
-        self._tell()
-
-    def _go_on(self) -> None:
-        self._tell()
-        self._timer = asyncio.get_running_loop().call_later(_PATIENCE_S, self._go_on)
-
-    def _tell(self) -> None:
-        fresh, self._fresh = self._fresh, []
-        if fresh and self._on_delivered is not None:
-            self._on_delivered(fresh, [self.all[position] for position in fresh])
-
 
 class KafkaProducer:
     """ports.Producer over aiokafka."""
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._writer = KafkaWriter(settings)
-        self._lines = PartitionLines(self._write)
+        self._queues = PartitionQueues(self._write)
         self._sending = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -85,33 +56,57 @@ class KafkaProducer:
         """Connect; waits for a broker as long as that takes. Raises StartError for what waiting cannot cure."""
         await self._writer.start()
 
-    async def send(
-        self, records: Sequence[OutgoingRecord], on_delivered: OnDelivered | None = None
-    ) -> Sequence[DeliveryResult]:
-        """Send and wait for the delivery result of each: None when acknowledged.
-
-        A partition that has no leader must not hold up what the others took: while some records are waited for,
-        `on_delivered` is told of the others once a second.
+    async def send(self, records: Sequence[OutgoingRecord]) -> AsyncIterator[Delivered]:
+        """Send, and yield the delivery results as they come: what a partition without a leader gets holds up no other.
 
         An exception is final for its record: UnknownTopicOrPartitionError, TopicAuthorizationFailedError,
         InvalidTopicError, MessageSizeTooLargeError and their like, of aiokafka.errors. What can pass is waited for.
-        Raises ProducerClosed when closed before every record has its result: nothing may be concluded of them.
+        Raises ProducerClosed when closed before every record has its result: nothing may be concluded of the others.
         """
         self._writer.raise_if_closed()
-        results = _DeliveryResults(len(records), on_delivered)
         by_topic: dict[str, list[int]] = {}
         for position, record in enumerate(records):
             by_topic.setdefault(record.topic, []).append(position)
+        lookups = {
+            asyncio.ensure_future(self._partitions(topic, [records[position] for position in positions])): topic
+            for topic, positions in by_topic.items()
+        }
+        writes: dict[asyncio.Future[list[DeliveryResult]], Sequence[int]] = {}
         self._sending += 1
         self._idle.clear()
         try:
-            await _all(self._send_topic(topic, positions, records, results) for topic, positions in by_topic.items())
+            while lookups or writes:
+                waiting: list[asyncio.Future[Any]] = [*lookups, *writes]
+                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                delivered: list[tuple[int, DeliveryResult]] = []
+                for write in [each for each in writes if each.done()]:
+                    delivered += zip(writes.pop(write), write.result(), strict=True)
+                for lookup in [each for each in lookups if each.done()]:
+                    topic = lookups.pop(lookup)
+                    found = lookup.result()
+                    if isinstance(found, Exception):
+                        delivered += [(position, found) for position in by_topic[topic]]
+                    else:
+                        writes |= self._put(topic, by_topic[topic], records, found)
+                if delivered:
+                    yield delivered
         finally:
+            pending: list[asyncio.Future[Any]] = [*lookups, *writes]
+            for each in pending:
+                if not each.cancel():
+                    each.exception()  # nobody else asks for it, and asyncio would complain
             self._sending -= 1
             if not self._sending:
                 self._idle.set()
-            results.end()
-        return results.all
+
+    def _put(
+        self, topic: str, positions: Sequence[int], records: Sequence[OutgoingRecord], partitions: set[int]
+    ) -> dict[asyncio.Future[list[DeliveryResult]], Sequence[int]]:
+        """Let each share wait for its partition; returns where the records of each stand."""
+        return {
+            self._queues.put(TopicPartition(topic, partition), [records[position] for position in share]): share
+            for partition, share in spread(positions, records, partitions)
+        }
 
     async def close(self, timeout_s: float) -> None:
         """Wait for what is out, at most this long, then disconnect."""
@@ -120,27 +115,18 @@ class KafkaProducer:
                 await self._idle.wait()
         await self._writer.close()
 
-    async def _send_topic(
-        self, topic: str, positions: Sequence[int], records: Sequence[OutgoingRecord], results: _DeliveryResults
-    ) -> None:
+    async def _partitions(self, topic: str, records: Sequence[OutgoingRecord]) -> set[int] | Exception:
+        """The topic's partitions, or why none of these records can be written. Raises ProducerClosed."""
         try:
             partitions = await self._writer.partitions(topic)
-            if any((records[position].partition or 0) not in partitions for position in positions):
+            if any((record.partition or 0) not in partitions for record in records):
                 partitions = await self._writer.look_again(topic)
         except kafka_errors.ProducerClosed:
             raise
         except kafka_errors.KafkaError as error:
-            results.put(positions, [error] * len(positions))
-            return
-        await _all(
-            self._write_to(TopicPartition(topic, partition), mine, records, results)
-            for partition, mine in _spread(positions, records, partitions).items()
-        )
-
-    async def _write_to(
-        self, tp: TopicPartition, positions: Sequence[int], records: Sequence[OutgoingRecord], results: _DeliveryResults
-    ) -> None:
-        results.put(positions, await self._lines.send(tp, [records[position] for position in positions]))
+            refusal: Exception = error
+            return refusal
+        return partitions
 
     async def _write(self, tp: TopicPartition, records: Sequence[OutgoingRecord]) -> list[DeliveryResult]:
         """Write one batch until each record has its result; a refused one does not fail the others."""
@@ -178,18 +164,13 @@ class KafkaProducer:
         return unknown
 
 
-async def _all(awaitables: Iterable[Awaitable[T]]) -> list[T]:
-    """Gather, but without tasks where there is one thing to wait for, which is the usual case."""
-    several = list(awaitables)
-    if len(several) == 1:
-        return [await several[0]]
-    return await asyncio.gather(*several)
-
-
-def _spread(
+def spread(
     positions: Sequence[int], records: Sequence[OutgoingRecord], partitions: set[int]
-) -> Mapping[int, Sequence[int]]:
-    """Which records go to which partition: the one named, else the key's, else one at random for all that are left."""
+) -> Iterator[tuple[int, Sequence[int]]]:
+    """Which records go to which partition: the one named, else the key's, else one at random for all that are left.
+
+    A partition has several shares where its records do not fit one batch.
+    """
     spread: dict[int, list[int]] = {}
     keyed: list[int] = []
     keys: list[bytes] = []
@@ -205,4 +186,15 @@ def _spread(
             spread.setdefault(at_random, []).append(position)
     for position, partition in zip(keyed, partitions_by_key(keys, len(partitions)), strict=True):
         spread.setdefault(partition, []).append(position)
-    return spread
+    for partition, share in spread.items():
+        if size_bytes([records[position] for position in share]) <= BATCH_BYTES:
+            yield partition, share
+            continue
+        start = total_bytes = 0
+        for index, position in enumerate(share):
+            record_bytes = size_bytes([records[position]])
+            if index > start and total_bytes + record_bytes > BATCH_BYTES:
+                yield partition, share[start:index]
+                start, total_bytes = index, 0
+            total_bytes += record_bytes
+        yield partition, share[start:]

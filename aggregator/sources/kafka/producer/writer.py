@@ -1,29 +1,26 @@
 """The connection under the producer: aiokafka's idempotent producer, with four of its habits mended.
 
-It counts a batch's sequence numbers when it first sends it and never takes them back, so after a final failure the
-broker would refuse every later batch of that partition: here each failed batch is followed by a new producer identity.
-It takes a topic for missing when no broker answers: here only answers count. It waits for ever to stop when the
-brokers are away: `close` does not. And once one of its tasks has ended it waits for ever: here it is made anew.
-Checked against aiokafka 0.14; it has no public way to any of the four.
+After a batch that failed for good the broker would refuse every later batch of its partition: here each such batch is
+followed by a new producer identity. aiokafka takes a topic for missing when no broker answers: here only answers count.
+It waits for ever to stop when the brokers are away: `close` does not. And once one of its tasks has ended it waits for
+ever: here it is made anew.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Sequence
 from functools import partial
-from itertools import chain
 from typing import Any
 
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka import errors as kafka_errors
-from aiokafka.producer.transaction_manager import TransactionManager
 
 from aggregator.errors import StartError
 from aggregator.settings.aggregator import KafkaSettings
-from aggregator.sources.kafka.connection import client_options, close_client
+from aggregator.sources.kafka import aiokafka_internals as internals
+from aggregator.sources.kafka.connection import client_options
 from aggregator.sources.kafka.records import OutgoingRecord
 
 _LOG = logging.getLogger(__name__)
@@ -33,7 +30,6 @@ _REQUEST_TIMEOUT_S = 15.0
 _TOPIC_WAIT_S = 5.0
 _REFUSAL_HOLDS_S = 5.0
 _REQUEST_MAX_BYTES = 64 * 1024 * 1024
-_STOP_S = 2.0
 
 
 class KafkaWriter:
@@ -55,7 +51,7 @@ class KafkaWriter:
         """Disconnect at once: whoever still waits gets ProducerClosed."""
         self._closed = True
         if self._producer is not None:
-            await _abandon(self._producer)
+            await internals.abandon_producer(self._producer)
 
     async def partitions(self, topic: str) -> set[int]:
         """The topic's partitions, at once if they are known.
@@ -100,10 +96,10 @@ class KafkaWriter:
             self.raise_if_closed()
             _LOG.warning("could not write a batch", extra={"topic": tp.topic, "error": repr(error)})
             if numbered:
-                _renew_identity(producer)
+                internals.renew_identity(producer)
             if isinstance(error, kafka_errors.TopicAuthorizationFailedError | kafka_errors.InvalidTopicError):
                 self._refused[tp.topic] = (_now_s() + _REFUSAL_HOLDS_S, error)
-            if isinstance(error, kafka_errors.ProducerClosed) or _has_ended(producer):
+            if isinstance(error, kafka_errors.ProducerClosed) or internals.has_ended(producer):
                 await self._restart(producer)
                 return _error(kafka_errors.KafkaConnectionError())
             return _error(error)
@@ -131,7 +127,7 @@ class KafkaWriter:
             elif answered_s >= _TOPIC_WAIT_S:
                 refused = kafka_errors.UnknownTopicOrPartitionError(topic)
             if refused is not None:
-                client._topics.discard(topic)  # noqa: SLF001 - or every refresh would ask for it again
+                internals.forget_topic(self._producer, topic)
                 self._refused[topic] = (_now_s() + _REFUSAL_HOLDS_S, refused)
                 raise refused
             await asyncio.sleep(RETRY_S)
@@ -140,9 +136,9 @@ class KafkaWriter:
     async def _ask_for_metadata(self) -> bool:
         """Whether a broker has told it anew."""
         producer = self._producer
-        if not _has_ended(producer):
+        if not internals.has_ended(producer):
             update: asyncio.Future[bool] = producer.client.force_metadata_update()
-            parts: tuple[asyncio.Future[Any], ...] = (update, *_tasks(producer))
+            parts: tuple[asyncio.Future[Any], ...] = (update, *internals.producer_tasks(producer))
             await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
             if update.done():
                 return await update
@@ -166,24 +162,24 @@ class KafkaWriter:
             try:
                 await producer.start()
             except kafka_errors.ClusterAuthorizationFailedError as error:
-                await _abandon(producer)
+                await internals.abandon_producer(producer)
                 raise StartError("kafka: not authorised to write idempotently: grant IdempotentWrite") from error
             except kafka_errors.KafkaError as error:
-                await _abandon(producer)
+                await internals.abandon_producer(producer)
                 _LOG.warning("could not connect the producer", extra={"error": repr(error)})
                 await asyncio.sleep(RETRY_S)
             except BaseException:
-                await _abandon(producer)
+                await internals.abandon_producer(producer)
                 raise
             else:
-                for task in _tasks(producer):
-                    task.add_done_callback(partial(_fail_what_waits, producer))
+                for task in internals.producer_tasks(producer):
+                    task.add_done_callback(partial(internals.fail_what_waits, producer))
                 return producer
 
     async def _restart(self, broken: Any) -> None:
         async with self._restarting:
             if self._producer is broken:
-                await _abandon(broken)
+                await internals.abandon_producer(broken)
             while self._producer is broken:
                 try:
                     fresh = await self._connect()
@@ -193,7 +189,7 @@ class KafkaWriter:
                 else:
                     self._producer = fresh
         if self._closed:
-            await _abandon(self._producer)
+            await internals.abandon_producer(self._producer)
             self.raise_if_closed()
 
 
@@ -204,41 +200,3 @@ def _now_s() -> float:
 def _error(error: Exception) -> Exception:
     """An error of aiokafka, which has no types."""
     return error
-
-
-def _tasks(producer: Any) -> tuple[asyncio.Task[None], ...]:
-    """What a producer lives by; each ends with it, or for an error. A client that is closed has one task less."""
-    tasks = (producer._sender.sender_task, producer.client._sync_task)  # noqa: SLF001 - see the top of this file
-    return tuple(task for task in tasks if task is not None)
-
-
-def _has_ended(producer: Any) -> bool:
-    """Whether it writes nothing any more: another writer may be making it anew already."""
-    return producer.client._sync_task is None or any(task.done() for task in _tasks(producer))  # noqa: SLF001
-
-
-def _fail_what_waits(producer: Any, ended: asyncio.Task[None]) -> None:
-    """Give everything that waits for a word one, and everything that comes after it too."""
-    producer._message_accumulator.fail_all(  # noqa: SLF001 - see the top of this file
-        kafka_errors.KafkaConnectionError(f"{ended.get_coro()} has ended")
-    )
-
-
-def _renew_identity(producer: Any) -> None:
-    """Make aiokafka ask for a new producer id, with new sequence numbers, before its next new batch."""
-    fresh = TransactionManager(None, 2**31 - 1)
-    for part in (producer, producer._sender, producer._message_accumulator):  # noqa: SLF001 - see the top of this file
-        part._txn_manager = fresh  # noqa: SLF001
-
-
-async def _abandon(producer: Any) -> None:
-    """Stop without waiting for any broker: what has no word yet fails with ProducerClosed."""
-    accumulator = producer._message_accumulator  # noqa: SLF001 - `stop` would wait for what is in it
-    accumulator.fail_all(kafka_errors.ProducerClosed())
-    for batch in chain(accumulator._pending_batches, *accumulator._batches.values()):  # noqa: SLF001
-        if batch._drain_waiter.done():  # noqa: SLF001 - nobody asks for it, and asyncio would complain
-            batch._drain_waiter.exception()  # noqa: SLF001
-    with contextlib.suppress(Exception):
-        async with asyncio.timeout(_STOP_S):
-            await close_client(producer.client)
-            await producer.stop()

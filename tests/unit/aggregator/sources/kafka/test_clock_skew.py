@@ -32,7 +32,7 @@ class Reading:
     def lease(self, ago_s: float, producer_ahead_s: float = 0.0, *, timestamp: int | None = None) -> Lease:
         """The next record, written so long ago by a producer whose clock is off."""
         written_ms = int((EPOCH_S + self.now_s - ago_s + producer_ahead_s) * 1000) if timestamp is None else timestamp
-        lease = self.committed_offset.deliver(self._next, FakeRecord("in", 0, self._next, written_ms, None, b"", ()))
+        lease = self.committed_offset.deliver(FakeRecord("in", 0, self._next, written_ms, None, b"", ()))
         self._next += 1
         return lease
 

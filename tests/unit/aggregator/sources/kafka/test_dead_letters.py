@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 
 from aggregator.errors import Code
 from aggregator.observability.metrics import Metrics
@@ -11,7 +11,7 @@ from aggregator.observability.metrics_buffer import MetricsBuffer
 from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.consumer.committed_offset import CommittedOffset
 from aggregator.sources.kafka.dead_letters import DeadLetter, DeadLetters
-from aggregator.sources.kafka.records import OnDelivered, OutgoingRecord
+from aggregator.sources.kafka.records import Delivered, OutgoingRecord
 from tests.fakes.clock import run
 from tests.fakes.records import FakeRecord
 
@@ -24,21 +24,18 @@ class LateCompany:
         self.letters = DeadLetters(KafkaSettings(), self, Metrics(MetricsBuffer()), on_full_changed=lambda: None)
 
     def add(self, offset: int) -> None:
-        lease = self.committed_offset.deliver(offset, FakeRecord("in", 0, offset, 0, None, b"x"))
+        lease = self.committed_offset.deliver(FakeRecord("in", 0, offset, 0, None, b"x"))
         self.letters.add(DeadLetter(lease, Code.DATA_LOSS, "no message"))
 
-    async def send(
-        self, records: Sequence[OutgoingRecord], on_delivered: OnDelivered | None = None
-    ) -> Sequence[Exception | None]:
+    async def send(self, records: Sequence[OutgoingRecord]) -> AsyncIterator[Delivered]:
         """Acknowledge all; between the writer's last look and the end of its task, the second letter comes."""
-        del on_delivered
         loop = asyncio.get_running_loop()
         acknowledged = loop.create_future()
         loop.call_soon(acknowledged.set_result, None)
         if self.committed_offset.position == 0 and self.committed_offset.unfinished == 1:
             loop.call_soon(loop.call_soon, self.add, 1)
         await acknowledged
-        return [None] * len(records)
+        yield [(position, None) for position in range(len(records))]
 
 
 async def test_a_letter_that_comes_as_the_writing_ends_is_written_too() -> None:
@@ -55,14 +52,11 @@ class Startled:
     def __init__(self) -> None:
         self.sent: list[int] = []
 
-    async def send(
-        self, records: Sequence[OutgoingRecord], on_delivered: OnDelivered | None = None
-    ) -> Sequence[Exception | None]:
-        del on_delivered
+    async def send(self, records: Sequence[OutgoingRecord]) -> AsyncIterator[Delivered]:
         self.sent.append(len(records))
         if len(self.sent) == 1:
             raise RuntimeError("never seen before")
-        return [None] * len(records)
+        yield [(position, None) for position in range(len(records))]
 
 
 def test_letters_are_written_again_after_an_error_that_nobody_knows() -> None:
@@ -70,7 +64,7 @@ def test_letters_are_written_again_after_an_error_that_nobody_knows() -> None:
         producer, committed_offset = Startled(), CommittedOffset("in", 0, 0)
         letters = DeadLetters(KafkaSettings(), producer, Metrics(MetricsBuffer()), on_full_changed=lambda: None)
         for offset in range(3):
-            lease = committed_offset.deliver(offset, FakeRecord("in", 0, offset, 0, None, b"x"))
+            lease = committed_offset.deliver(FakeRecord("in", 0, offset, 0, None, b"x"))
             letters.add(DeadLetter(lease, Code.DATA_LOSS, "no message"))
         await letters.written()
         assert (producer.sent, committed_offset.position) == ([3, 3], 3)

@@ -20,6 +20,7 @@ from aggregator.sources.kafka.source import KafkaSource
 from protos.generation.v1 import generation_pb2 as pb
 from tests.fakes.clock import run
 from tests.fakes.kafka import FakeKafka, FakeProducer
+from tests.fakes.sources import reply_all
 
 TOPIC = TopicSettings(name="in", task="generate", reply_topic="out", delta_topic="deltas")
 SETTINGS = KafkaSettings(topics=(TOPIC,), group_id="g")
@@ -70,7 +71,7 @@ class Side:
         assert request.text is not None
         request.text.end(cut=True)
         request.complete_input(0, request.text)
-        await self.source.reply([request], lambda _: None)
+        await reply_all(self.source, [request])
 
     def written(self, topic: str) -> list[pb.GenerateResponse]:
         return [pb.GenerateResponse.FromString(each.value or b"") for each in self.kafka.records(topic)]

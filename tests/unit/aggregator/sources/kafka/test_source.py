@@ -24,6 +24,7 @@ from protos.embedding.v1 import embedding_pb2 as pb
 from tests.fakes.clock import run
 from tests.fakes.kafka import FakeKafka, FakeProducer
 from tests.fakes.records import FakeRecord
+from tests.fakes.sources import reply_all
 
 SETTINGS = KafkaSettings(
     topics=(TopicSettings(name="in"), TopicSettings(name="other")), reply_topic="out", group_id="g"
@@ -65,7 +66,7 @@ class Side:
         (request,) = await self.path.receive()
         for index, outcome in enumerate(outcomes):
             request.complete_input(index, outcome)
-        await self.path.reply([request], lambda _: None)
+        await reply_all(self.path, [request])
         return request
 
     def counted(self, name: str) -> Mapping[str, float]:
@@ -180,7 +181,7 @@ def test_a_dead_letter_that_cannot_be_written_does_not_hold_what_was_completed_w
         assert len(requests) == 2
         requests[0].fail(Failure(Code.OUT_OF_RANGE, "too long"))
         requests[1].fail(POISON)
-        await side.path.reply(requests, lambda _: None)
+        await reply_all(side.path, requests)
         await asyncio.sleep(60)
         assert side.kafka.committed[IN] == 1
         side.kafka.refusals.clear()
@@ -239,7 +240,12 @@ def test_replies_wait_for_no_other_partition_of_their_topic() -> None:
         for request in requests:
             request.fail(Failure(Code.OUT_OF_RANGE, "too long"))
         released: list[Request] = []
-        completing = asyncio.create_task(side.path.reply(requests, released.extend))
+
+        async def complete() -> None:
+            async for delivered in side.path.reply(requests):
+                released.extend(delivered)
+
+        completing = asyncio.create_task(complete())
         await asyncio.sleep(10)
         assert released == [requests[0], requests[2]]
         assert side.kafka.committed[IN] == 1
@@ -256,8 +262,7 @@ def test_requests_that_nobody_waits_for_any_more_are_released_as_well() -> None:
             side.kafka.append(OutgoingRecord("in", 0, b"k", REQUEST, []))
         requests = await side.path.receive()
         await side.producer.close(0)
-        released: list[Request] = []
-        await side.path.reply(requests, released.extend)
+        released = await reply_all(side.path, requests)
         assert released == list(requests)
 
     check(work)
@@ -271,8 +276,7 @@ def test_what_was_given_back_is_left_unanswered_to_its_new_owner() -> None:
         requests[0].fail(Failure(Code.OUT_OF_RANGE, "too long"))
         requests[1].fail(POISON)
         route_of(requests[0]).lease.committed_offset.fence()
-        released: list[Request] = []
-        await side.path.reply(requests, released.extend)
+        released = await reply_all(side.path, requests)
         await side.path.delivered()
         assert not side.written("out")
         assert not side.written("in-dlt")

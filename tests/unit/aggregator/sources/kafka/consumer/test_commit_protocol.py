@@ -182,11 +182,12 @@ class Hasty(KafkaSource):
     """Frees offsets before the broker has the reply."""
 
     @override
-    async def reply(self, requests: Any, release: Any) -> None:
+    async def reply(self, requests: Any) -> Any:
         for request in requests:
             lease = request.origin.lease
             lease.committed_offset.complete(lease)
-        await super().reply(requests, release)
+        async for delivered in super().reply(requests):
+            yield delivered
 
 
 class Uncapped(Partition):
@@ -201,7 +202,7 @@ class Forgetful(Assignment):
 
     @override
     def moved(self) -> dict[TopicPartition, int]:
-        return {each.tp: each.delivered_to for each in self.placed} if self.over else super().moved()
+        return {each.tp: each.delivered_to for each in self.partitions.values()} if self.over else super().moved()
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from typing_extensions import override
 
 from aggregator.sources.kafka.consumer.committed_offset import CommittedOffset, Lease
+from tests.fakes.records import record_at
 
 
 def test_a_new_partition_commits_where_it_starts() -> None:
@@ -22,7 +23,7 @@ def test_a_new_partition_commits_where_it_starts() -> None:
 
 def test_the_first_record_holds_back_all_that_complete_behind_it() -> None:
     committed_offset = CommittedOffset("questions", 0, 10)
-    first, second, third = (committed_offset.deliver(offset, None) for offset in (10, 11, 12))
+    first, second, third = (committed_offset.deliver(record_at(offset)) for offset in (10, 11, 12))
     committed_offset.complete(third)
     committed_offset.complete(second)
     assert (committed_offset.position, committed_offset.span, committed_offset.unfinished) == (10, 3, 3)
@@ -34,7 +35,7 @@ def test_the_first_record_holds_back_all_that_complete_behind_it() -> None:
 
 def test_gaps_between_offsets_are_passed_over() -> None:
     committed_offset = CommittedOffset("questions", 0, 0)
-    before, after = committed_offset.deliver(4, None), committed_offset.deliver(9, None)
+    before, after = committed_offset.deliver(record_at(4)), committed_offset.deliver(record_at(9))
     committed_offset.complete(before)
     assert committed_offset.position == 9
     committed_offset.complete(after)
@@ -43,7 +44,7 @@ def test_gaps_between_offsets_are_passed_over() -> None:
 
 def test_offsets_without_a_record_are_passed_only_when_all_before_them_are_completed() -> None:
     committed_offset = CommittedOffset("questions", 0, 0)
-    lease = committed_offset.deliver(0, None)
+    lease = committed_offset.deliver(record_at(0))
     committed_offset.skip_to(20)
     assert committed_offset.position == 0
     committed_offset.complete(lease)
@@ -54,7 +55,7 @@ def test_offsets_without_a_record_are_passed_only_when_all_before_them_are_compl
 
 def test_completing_twice_changes_nothing() -> None:
     committed_offset = CommittedOffset("questions", 0, 0)
-    first, second = committed_offset.deliver(0, None), committed_offset.deliver(1, None)
+    first, second = committed_offset.deliver(record_at(0)), committed_offset.deliver(record_at(1))
     committed_offset.complete(second)
     committed_offset.complete(second)
     assert (committed_offset.position, committed_offset.span, committed_offset.unfinished) == (0, 2, 2)
@@ -65,7 +66,7 @@ def test_completing_twice_changes_nothing() -> None:
 
 def test_after_the_fence_nothing_moves_any_more() -> None:
     committed_offset = CommittedOffset("questions", 0, 0)
-    first, second, third = (committed_offset.deliver(offset, None) for offset in range(3))
+    first, second, third = (committed_offset.deliver(record_at(offset)) for offset in range(3))
     committed_offset.complete(second)
     assert committed_offset.fence() == (first, third)
     committed_offset.complete(first)
@@ -77,11 +78,11 @@ def test_after_the_fence_nothing_moves_any_more() -> None:
 @pytest.mark.parametrize("fenced", [False, True])
 def test_an_offset_delivered_twice_or_after_the_fence_is_a_bug(*, fenced: bool) -> None:
     committed_offset = CommittedOffset("questions", 0, 5)
-    committed_offset.deliver(5, None)
+    committed_offset.deliver(record_at(5))
     if fenced:
         committed_offset.fence()
     with pytest.raises(AssertionError, match="This is a bug"):
-        committed_offset.deliver(6 if fenced else 5, None)
+        committed_offset.deliver(record_at(6 if fenced else 5))
 
 
 @dataclass(slots=True, eq=False)
@@ -108,7 +109,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(gap=st.integers(0, 3))
     def deliver(self, gap: int) -> None:
         offset = self.end + gap
-        self.delivered.append(Delivered(self.committed_offset.deliver(offset, f"record {offset}")))
+        self.delivered.append(Delivered(self.committed_offset.deliver(record_at(offset))))
         self.end = offset + 1
 
     @precondition(lambda self: self.delivered)

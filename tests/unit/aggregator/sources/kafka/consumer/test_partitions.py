@@ -7,21 +7,15 @@ from aiokafka import TopicPartition
 from aggregator.sources.kafka.consumer.committed_offset import CommittedOffset, Lease
 from aggregator.sources.kafka.consumer.partitions import Assignment, Partition
 from aggregator.sources.kafka.consumer.topic_ids import NO_ID, id_text
-from tests.fakes.records import FakeRecord
-
-
-def _record(offset: int) -> FakeRecord:
-    return FakeRecord("requests", 0, offset, 0, None, b"")
+from tests.fakes.records import FakeRecord, record_at
 
 
 def _partition_with(count: int) -> tuple[Partition, CommittedOffset, list[Lease]]:
-    partition = Partition(TopicPartition("requests", 0))
-    partition.place(0, None)
-    assert partition.committed_offset is not None
+    partition = Partition(TopicPartition("requests", 0), 0, None)
     return (
         partition,
         partition.committed_offset,
-        [partition.committed_offset.deliver(offset, None) for offset in range(count)],
+        [partition.committed_offset.deliver(record_at(offset)) for offset in range(count)],
     )
 
 
@@ -57,10 +51,10 @@ def test_a_partition_that_is_read_again_waits_only_at_the_whole_cap() -> None:
         committed_offset.complete(lease)
     partition.watch_span(100)
     for offset in range(101, 130):
-        committed_offset.deliver(offset, None)
+        committed_offset.deliver(record_at(offset))
     partition.watch_span(100)
     assert (committed_offset.unfinished, partition.over_span) == (100, False)
-    committed_offset.deliver(130, None)
+    committed_offset.deliver(record_at(130))
     partition.watch_span(100)
     assert partition.over_span
 
@@ -68,19 +62,19 @@ def test_a_partition_that_is_read_again_waits_only_at_the_whole_cap() -> None:
 def _assignment(*numbers: int) -> Assignment:
     """Partitions of one topic, placed at offset 0."""
     assignment = Assignment(1, "me", [TopicPartition("requests", number) for number in numbers])
-    for partition in assignment.partitions.values():
-        partition.place(0, None)
+    for tp in assignment.tps:
+        assignment.place(tp, 0, None)
     return assignment
 
 
 def _committed_offsets(assignment: Assignment) -> list[CommittedOffset]:
-    return [partition.committed_offset for partition in assignment.placed if partition.committed_offset is not None]
+    return [partition.committed_offset for partition in assignment.partitions.values()]
 
 
 def test_what_holds_its_partitions_committed_offset_back_is_to_be_aged_past_half_of_the_cap() -> None:
     assignment = _assignment(0, 1, 2)
     held_back, completed, slow = (
-        [mark.deliver(offset, None) for offset in range(40)] for mark in _committed_offsets(assignment)
+        [mark.deliver(record_at(offset)) for offset in range(40)] for mark in _committed_offsets(assignment)
     )
     for lease in held_back[1:10]:
         lease.committed_offset.complete(lease)
@@ -98,8 +92,8 @@ def test_what_holds_its_partitions_committed_offset_back_is_to_be_aged_past_half
 def test_a_partition_that_was_never_placed_is_neither_read_nor_committed() -> None:
     tps = [TopicPartition("requests", number) for number in range(2)]
     assignment = Assignment(1, "me", tps)
-    assignment.partitions[tps[1]].place(7, None)
-    assert assignment.placed == assignment.readable(frozenset(), 100, 0.0) == [assignment.partitions[tps[1]]]
+    assignment.place(tps[1], 7, None)
+    assert assignment.readable(frozenset(), 100, 0.0) == [assignment.partitions[tps[1]]]
     assert assignment.moved() == {tps[1]: 7}
     assert assignment.half_span_holders(100) == assignment.fence() == []
 
@@ -107,11 +101,12 @@ def test_a_partition_that_was_never_placed_is_neither_read_nor_committed() -> No
 def test_only_partitions_with_nothing_to_wait_for_are_read() -> None:
     tps = [TopicPartition(topic, number) for topic, number in (("a", 0), ("a", 1), ("a", 2), ("a", 3), ("held", 0))]
     assignment = Assignment(1, "me", tps)
-    read, chunk, wide, blocked, _ = (assignment.partitions[tp] for tp in tps)
-    for partition in assignment.partitions.values():
-        partition.place(0, None)
-    chunk.has_chunk = True
-    wide.deliver([_record(offset) for offset in range(101)], 101)
+    for tp in tps:
+        assignment.place(tp, 0, None)
+    read, fetched, wide, blocked, _ = (assignment.partitions[tp] for tp in tps)
+    fetched.fetched = [record_at(0)]
+    wide.fetched, wide.read_to = [record_at(offset) for offset in range(101)], 101
+    wide.deliver()
     blocked.blocked_until_s = 5.0
     held = frozenset({"held"})
     assert assignment.readable(held, 100, 4.9) == [read]
@@ -124,8 +119,10 @@ def test_what_is_to_be_committed_is_what_the_group_does_not_have_yet() -> None:
     tps = [TopicPartition("requests", number) for number in range(3)]
     assignment = Assignment(1, "me", tps)
     for tp, committed in zip(tps, (None, 10, 10), strict=True):
-        assignment.partitions[tp].place(10, committed)
-    leases = assignment.partitions[tps[2]].deliver([_record(10), _record(12)], 15)
+        assignment.place(tp, 10, committed)
+    last = assignment.partitions[tps[2]]
+    last.fetched, last.read_to = [record_at(10), record_at(12)], 15
+    leases = last.deliver()
     assert assignment.unfinished == 2
     assert assignment.moved() == {tps[0]: 10}
     leases[0].committed_offset.complete(leases[0])
@@ -136,13 +133,13 @@ def test_what_is_to_be_committed_is_what_the_group_does_not_have_yet() -> None:
 
 
 def test_reading_goes_on_behind_what_was_read_and_never_back() -> None:
-    partition, _, _ = _partition_with(0)
-    partition.place(10, 10)
+    partition = Partition(TopicPartition("requests", 0), 10, 10)
     assert (partition.read_to, partition.delivered_to, partition.committed) == (10, 10, 10)
-    assert partition.committed_offset is not None
     assert (partition.committed_offset.topic, partition.committed_offset.partition) == ("requests", 0)
-    assert [lease.offset for lease in partition.deliver([_record(10), _record(11)], 20)] == [10, 11]
+    partition.fetched, partition.read_to = [record_at(10), record_at(11)], 20
+    assert [lease.offset for lease in partition.deliver()] == [10, 11]
     assert (partition.read_to, partition.delivered_to) == (20, 20)
+    assert not partition.fetched
     partition.read_to = 30
     partition.skip_to(25)
     assert (partition.read_to, partition.delivered_to) == (30, 25)
@@ -150,10 +147,22 @@ def test_reading_goes_on_behind_what_was_read_and_never_back() -> None:
     assert (partition.read_to, partition.delivered_to) == (30, 25)
 
 
+def test_what_was_fetched_is_handed_out_unless_its_topic_is_held_or_its_assignment_is_over() -> None:
+    tps = [TopicPartition(topic, 0) for topic in ("a", "b", "c")]
+    assignment = Assignment(1, "me", tps)
+    for tp in tps:
+        assignment.place(tp, 0, None)
+        assignment.partitions[tp].fetched = [FakeRecord(tp.topic, 0, 0, 0, None, b"")]
+    assert [lease.record.topic for lease in assignment.deliver(frozenset({"b", "c"}))] == ["a"]
+    assert [lease.record.topic for lease in assignment.deliver(frozenset({"c"}))] == ["b"]
+    assignment.over = True
+    assert assignment.deliver(frozenset()) == []
+
+
 def test_a_fenced_assignment_reads_nothing_commits_nothing_new_and_names_what_nobody_completed() -> None:
     assignment = _assignment(0, 1)
     first, second = _committed_offsets(assignment)
-    leases = [first.deliver(0, None), first.deliver(1, None), second.deliver(0, None)]
+    leases = [first.deliver(record_at(0)), first.deliver(record_at(1)), second.deliver(record_at(0))]
     first.complete(leases[0])
     states = [(assignment.over, assignment.fenced)]
     assert assignment.fence() == leases[1:]
@@ -164,10 +173,6 @@ def test_a_fenced_assignment_reads_nothing_commits_nothing_new_and_names_what_no
     assert [mark.position for mark in (first, second)] == [1, 0]
 
 
-def test_where_a_partition_is_placed_it_is_known_by_its_topics_id_and_no_longer_suspect() -> None:
-    partition = Partition(TopicPartition("requests", 0))
-    partition.suspect = True
-    partition.place(7, None, topic_id=bytes(range(16)))
-    assert partition.committed_offset is not None
-    assert (partition.topic_id, partition.suspect) == (bytes(range(16)), False)
+def test_a_partition_is_known_by_its_topics_id() -> None:
+    partition = Partition(TopicPartition("requests", 0), 7, None, topic_id=bytes(range(16)))
     assert partition.committed_offset.topic_id == id_text(bytes(range(16))) != id_text(NO_ID)

@@ -1,4 +1,4 @@
-"""One write at a time per partition, in order, and nobody's records or turn are lost."""
+"""One write at a time per partition, in order, and nobody's records are lost."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 from aiokafka import TopicPartition
 
-from aggregator.sources.kafka.producer.lines import BATCH_BYTES, DeliveryResult, PartitionLines
+from aggregator.sources.kafka.producer.partition_queues import BATCH_BYTES, DeliveryResult, PartitionQueues
 from aggregator.sources.kafka.records import OutgoingRecord
 from tests.fakes.clock import run
 
@@ -42,9 +42,11 @@ class _Log:
 def test_what_comes_while_a_write_is_out_goes_together_in_the_next() -> None:
     async def check() -> None:
         log = _Log()
-        lines = PartitionLines(log.write)
-        names = ["a", "b", "bad", "c"]
-        words = await asyncio.gather(*(lines.send(_TP, [_record(name), _record(f"{name}2")]) for name in names))
+        queues = PartitionQueues(log.write)
+        first = queues.put(_TP, [_record("a"), _record("a2")])
+        await asyncio.sleep(0.5)
+        others = [queues.put(_TP, [_record(name), _record(f"{name}2")]) for name in ("b", "bad", "c")]
+        words = await asyncio.gather(first, *others)
         assert log.batches == [["a", "a2"], ["b", "b2", "bad", "bad2", "c", "c2"]]
         assert log.most_running == 1
         assert [[word is None for word in each] for each in words] == [[True, True]] * 2 + [[False, False]] + [
@@ -57,13 +59,11 @@ def test_what_comes_while_a_write_is_out_goes_together_in_the_next() -> None:
 def test_a_batch_keeps_its_bound_and_its_order() -> None:
     async def check() -> None:
         log = _Log()
-        lines = PartitionLines(log.write)
+        queues = PartitionQueues(log.write)
         third = BATCH_BYTES // 3
-        await asyncio.gather(*(lines.send(_TP, [_record(str(number), third)]) for number in range(6)))
+        await asyncio.gather(*(queues.put(_TP, [_record(str(number), third)]) for number in range(6)))
         assert [name for batch in log.batches for name in batch] == [str(number) for number in range(6)]
         assert max(map(len, log.batches)) == 2
-        await lines.send(_TP, [_record(str(number), third) for number in range(5)])
-        assert log.batches[-3:] == [["0", "1"], ["2", "3"], ["4"]]
 
     run(check())
 
@@ -71,18 +71,20 @@ def test_a_batch_keeps_its_bound_and_its_order() -> None:
 def test_other_partitions_do_not_wait() -> None:
     async def check() -> None:
         log = _Log()
-        lines = PartitionLines(log.write)
-        await asyncio.gather(*(lines.send(TopicPartition("replies", number), [_record("x")]) for number in range(3)))
+        queues = PartitionQueues(log.write)
+        await asyncio.gather(*(queues.put(TopicPartition("replies", number), [_record("x")]) for number in range(3)))
         assert log.most_running == 3
 
     run(check())
 
 
-def test_a_failed_write_fails_all_that_were_in_it_and_the_next_in_line_goes_on() -> None:
+def test_a_failed_write_fails_all_that_were_in_it_and_what_waits_goes_on() -> None:
     async def check() -> None:
         log = _Log(failure=RuntimeError("closed"))
-        lines = PartitionLines(log.write)
-        sends = [asyncio.create_task(lines.send(_TP, [_record(str(number))])) for number in range(4)]
+        queues = PartitionQueues(log.write)
+        first = queues.put(_TP, [_record("0")])
+        await asyncio.sleep(0)
+        sends = [first, *(queues.put(_TP, [_record(str(number))]) for number in range(1, 4))]
         await asyncio.sleep(1.5)
         log.failure = None
         results = await asyncio.gather(*sends, return_exceptions=True)
@@ -92,11 +94,11 @@ def test_a_failed_write_fails_all_that_were_in_it_and_the_next_in_line_goes_on()
 
 
 @pytest.mark.parametrize("cancelled_after_s", [0.5, 1.0])
-def test_a_sender_that_is_cancelled_does_not_block_the_line(cancelled_after_s: float) -> None:
+def test_a_sender_that_is_cancelled_does_not_block_the_others(cancelled_after_s: float) -> None:
     async def check() -> None:
         log = _Log()
-        lines = PartitionLines(log.write)
-        first, second, third = (asyncio.create_task(lines.send(_TP, [_record(name)])) for name in "abc")
+        queues = PartitionQueues(log.write)
+        first, second, third = (queues.put(_TP, [_record(name)]) for name in "abc")
         await asyncio.sleep(cancelled_after_s)
         second.cancel()
         assert await third == [None]
