@@ -26,7 +26,7 @@ from aggregator.sources import parsing as wire_scan
 from aggregator.sources.kafka import json_codec as kafka_json
 from aggregator.sources.kafka.consumer.committed_offset import Lease
 from aggregator.sources.kafka.large_records import Fetched
-from aggregator.sources.kafka.records import DEAD_LETTER_SUFFIX, Record
+from aggregator.sources.kafka.records import DEAD_LETTER_SUFFIX
 from aggregator.sources.parsing import parse
 from aggregator.sources.source import Source
 from protos.embedding.v1 import embedding_pb2 as pb
@@ -118,9 +118,6 @@ def route_of(request: Request) -> ReplyRoute:
     return request.origin  # type: ignore[return-value]  # a call of `cast` takes as long as all of this
 
 
-Decoded = tuple[list[Request], list[Refused]]
-
-
 def intakes(
     settings: KafkaSettings, source: Source, default_model: str, *, trusts_tenant: bool = True
 ) -> Mapping[str, Intake]:
@@ -141,20 +138,14 @@ def intakes(
 
 
 async def decode_all(
-    leases: Sequence[Lease],
-    intakes: Mapping[str, Intake],
-    *,
-    received_s: float,
-    wall_s: float,
-    doubts: Callable[[Lease], bool] = lambda _: False,
-) -> Decoded:
+    leases: Sequence[Lease], intakes: Mapping[str, Intake], *, received_s: float, wall_s: float
+) -> tuple[list[Request], list[Refused]]:
     """Read a batch of small records in their order, each by its topic's intake; what cannot be read harms only itself.
 
     The event loop comes round between slices of them.
-    `wall_s` is the wall clock (Unix seconds) at `received_s` (monotonic). `doubts`: whether that clock is too far off
-    a record's to expire it.
+    `wall_s` is the wall clock (Unix seconds) at `received_s` (monotonic).
     """
-    results: list[Request | Refused] = []
+    decoded: list[Request | Refused] = []
     slice_records = slice_bytes = 0
     for lease in leases:
         if slice_records >= _SLICE_RECORDS or slice_bytes >= _SLICE_BYTES:
@@ -162,59 +153,40 @@ async def decode_all(
             slice_records = slice_bytes = 0
         slice_records += 1
         slice_bytes += len(lease.record.value or b"")
-        results.append(_decode_any(lease, intakes, received_s, wall_s))
-    return _sorted(results, doubts)
+        decoded.append(_decode_any(lease, intakes, received_s, wall_s))
+    return _split(decoded)
 
 
 async def decode_large(
-    fetched: Sequence[Fetched], intakes: Mapping[str, Intake], doubts: Callable[[Lease], bool] = lambda _: False
-) -> Decoded:
+    fetched: Sequence[Fetched], intakes: Mapping[str, Intake]
+) -> tuple[list[Request], list[Refused]]:
     """The same for large ones, in a thread."""
 
     def work() -> list[Request | Refused]:
         return [_decode_any(each.lease, intakes, each.received_s, each.wall_s) for each in fetched]
 
-    return _sorted(await asyncio.to_thread(work), doubts)
+    return _split(await asyncio.to_thread(work))
+
+
+def _split(decoded: Sequence[Request | Refused]) -> tuple[list[Request], list[Refused]]:
+    requests = [each for each in decoded if not isinstance(each, Refused)]
+    return requests, [each for each in decoded if isinstance(each, Refused)]
 
 
 def _decode_any(lease: Lease, intakes: Mapping[str, Intake], received_s: float, wall_s: float) -> Request | Refused:
+    record = lease.record
     try:
-        return decode(lease, intakes[lease.record.topic], received_s=received_s, wall_s=wall_s)
+        return decode(lease, intakes[record.topic], received_s=received_s, wall_s=wall_s)
     except Exception as error:  # noqa: BLE001 - one record must not stop all others, on every replay again
-        return _unthought_of(lease, error)
-
-
-def _sorted(results: Sequence[Request | Refused], doubts: Callable[[Lease], bool]) -> Decoded:
-    requests: list[Request] = []
-    refused: list[Refused] = []
-    for result in results:
-        if isinstance(result, Refused):
-            refused.append(result)
-            continue
-        if result.deadline_s != inf and doubts(route_of(result).lease):
-            result.deadline_s = inf
-        requests.append(result)
-    return requests, refused
-
-
-def _unthought_of(lease: Lease, error: Exception) -> Refused:
-    """Keep what no rule provides for; its traceback stays out of the log, as it may tell the text."""
-    record: Record = lease.record
-    _LOG.error(
-        "found a record that cannot be read",
-        extra={
-            "topic": record.topic,
-            "partition": record.partition,
-            "offset": record.offset,
-            "error": type(error).__name__,
-        },
-    )
-    return Refused(lease, Undecodable("the record cannot be read"), "", None, dead_letter=True)
+        place = {"topic": record.topic, "partition": record.partition, "offset": record.offset}
+        # Its traceback stays out of the log, as it may tell the text.
+        _LOG.error("found a record that cannot be read", extra={**place, "error": type(error).__name__})
+        return Refused(lease, Undecodable("the record cannot be read"), "", None, dead_letter=True)
 
 
 def decode(lease: Lease, intake: Intake, *, received_s: float, wall_s: float) -> Request | Refused:
     """Read one record. Its route is the request's `origin`; a request without an id gets one that a replay repeats."""
-    record: Record = lease.record
+    record = lease.record
     content_type, ce_id = PROTOBUF, ""
     found: Mapping[str, bytes] = {}
     message: pb.EmbedRequest | GenerateRequest | None = None

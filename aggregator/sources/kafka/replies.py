@@ -15,7 +15,7 @@ from aggregator.request import Failure, Request
 from aggregator.sources import generation as texts
 from aggregator.sources.kafka.codec import Header, Refused, route_of
 from aggregator.sources.kafka.consumer.committed_offset import Lease
-from aggregator.sources.kafka.records import OutgoingRecord, Record
+from aggregator.sources.kafka.records import OutgoingRecord
 from aggregator.sources.response import MAX_ECHOED, fill_status, json_of, to_json, to_protobuf
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.generation.v1.generation_pb2 import GenerateResponse
@@ -50,7 +50,7 @@ def encode_replies(requests: Sequence[Request], group_id: str, now_s: float = 0.
     replies: list[OutgoingRecord] = []
     for request in requests:
         route = route_of(request)
-        record: Record = route.lease.record
+        record = route.lease.record
         identity = reply_id(route.lease, request.request_id, group_id)
         try:
             value = _value(request, identity, now_s, as_json=route.json)
@@ -66,7 +66,7 @@ def encode_refusal(refused: Refused, group_id: str) -> OutgoingRecord:
     """The reply to a record that did not become a request; it must have a route."""
     route = refused.route
     assert route is not None, "A record without a route was to be answered. This is a bug."
-    record: Record = route.lease.record
+    record = route.lease.record
     identity = reply_id(route.lease, refused.request_id, group_id)
     failure = Failure.of(refused.error)
     answer = _failed(refused.request_id[:MAX_ECHOED], failure, identity, generates=refused.generates)
@@ -146,7 +146,7 @@ def dead_letter(
     `omit_value`: for a record too large for that topic; its size and SHA-256 go instead of its value, and key and
     headers only if they are small.
     """
-    record: Record = lease.record
+    record = lease.record
     value, key = record.value or b"", record.key
     added = {
         "dlt-original-topic": record.topic,

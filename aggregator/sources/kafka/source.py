@@ -8,6 +8,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
+from math import inf
 
 from aiokafka.errors import (
     MessageSizeTooLargeError,
@@ -112,9 +113,8 @@ class KafkaSource:
                 large = [Fetched(lease, now_s, wall_s) for lease in leases if size_bytes(lease) >= LARGE_BYTES]
                 if large:
                     leases = [lease for lease in leases if size_bytes(lease) < LARGE_BYTES]
-                requests, refused = await decode_all(
-                    leases, self._intakes, received_s=now_s, wall_s=wall_s, doubts=self._skew.doubts
-                )
+                requests, refused = await decode_all(leases, self._intakes, received_s=now_s, wall_s=wall_s)
+                self._drop_doubtful_deadlines(requests)
             if refused:
                 self._refusing = asyncio.create_task(self._refuse(refused), name="refuse records")
             self._large.put(large)
@@ -125,12 +125,19 @@ class KafkaSource:
         """The same of the records with large values, which would hold up the others; those of held topics wait."""
         while fetched := await self._large.take():
             live = [each for each in fetched if not each.lease.committed_offset.fenced]
-            requests, refused = await decode_large(live, self._intakes, self._skew.doubts)
+            requests, refused = await decode_large(live, self._intakes)
+            self._drop_doubtful_deadlines(requests)
             if refused:
                 await self._refuse(refused)
             if requests:
                 return requests
         return ()
+
+    def _drop_doubtful_deadlines(self, requests: Sequence[Request]) -> None:
+        """Nothing expires by a clock that is too far off the record's."""
+        for request in requests:
+            if request.deadline_s != inf and self._skew.doubts(route_of(request).lease):
+                request.deadline_s = inf
 
     def accept(self, request: Request) -> None:
         """Note which model its topic's records ask for. Raises InvalidRequest if its reply would not fit its topic."""

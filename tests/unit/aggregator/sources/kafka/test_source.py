@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import datetime
+from math import inf
 from typing import Any
 
 import pytest
@@ -49,6 +50,7 @@ class Side:
         self.deliveries = self.kafka.deliveries(SETTINGS)
         self.producer = FakeProducer(self.kafka)
         self.buffer = MetricsBuffer()
+        self.wall_ahead_s = 0.0
         self.path = KafkaSource(
             SETTINGS,
             "m",
@@ -57,7 +59,7 @@ class Side:
             metrics=Metrics(self.buffer),
             tracing=Tracing(),
             clock=lambda: asyncio.get_running_loop().time(),
-            wall_clock=lambda: asyncio.get_running_loop().time(),
+            wall_clock=lambda: asyncio.get_running_loop().time() + self.wall_ahead_s,
         )
 
     async def complete(self, *outcomes: Failure) -> Request:
@@ -385,5 +387,20 @@ def test_a_large_record_whose_partition_was_given_back_meanwhile_is_not_read() -
         side.deliveries.stop_fetching()
         await side.path.receive()
         assert not await side.path.receive_large()
+
+    check(work)
+
+
+def test_nothing_expires_by_a_clock_that_is_off_the_records() -> None:
+    async def work(side: Side) -> None:
+        expired = [("ce_expirytime", b"1970-01-01T00:00:00Z")]  # records are written at 0 s, by their own clock
+        side.wall_ahead_s = -asyncio.get_running_loop().time()
+        deadlines: list[bool] = []
+        for seconds in (1, 100):
+            receiving = asyncio.create_task(side.path.receive())
+            await asyncio.sleep(seconds)
+            side.kafka.append(OutgoingRecord("in", 0, b"k", REQUEST, expired))
+            deadlines += [request.deadline_s == inf for request in await receiving]
+        assert deadlines == [False, True]
 
     check(work)
