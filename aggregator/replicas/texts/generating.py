@@ -127,7 +127,9 @@ class Generating:
     def first_token(self, under_way: _UnderWay) -> None:
         """It has one here."""
         begun = under_way.begun
-        begun.first_tokens_s = self._clock()
+        begun.first_tokens_s = now_s = self._clock()
+        if not under_way.text.token_ids:
+            under_way.text.first_token_s = now_s
         under_way.item.waiters[0].deadline_s = under_way.request.deadline_s
         under_way.wait_until(under_way.request.deadline_s)
         if not begun.batch.isolated:
@@ -335,7 +337,7 @@ class _UnderWay:
                 self._generating.first_token(self)
             elif self.gained >= _GOES_WELL:
                 self._generating.goes_well(self)
-        if self.text.extend(token_ids, logprobs, self._generating.now_s, stripped):
+        if self.text.extend(token_ids, logprobs, stripped):
             self.begun.engine.abort(self)
             self._generating.finished(self)
         else:

@@ -42,6 +42,8 @@ class Text:
     lost_instances: dict[str, str] = field(default_factory=dict[str, str])
     taken_tokens: int = 0
     _characters: str = ""
+    _decoded: int = 0
+    _stripped: int = 0
     _ready: int = 0
     _taken: int = 0
     _searched: int = 0
@@ -65,6 +67,7 @@ class Text:
     @property
     def characters(self) -> str:
         """All of it that is certain."""
+        self._decode()
         return self._characters[: self._ready]
 
     def begin(self, model_revision: str, prompt_ids: bytes, detokenizer: Detokenizer) -> None:
@@ -78,7 +81,7 @@ class Text:
         if self.taken_tokens:
             return False
         self.token_ids, self.logprobs = array("i"), []
-        self._characters, self._ready, self._searched = "", 0, 0
+        self._characters, self._decoded, self._stripped, self._ready, self._searched = "", 0, 0, 0, 0
         return True
 
     def failed_on(self, address: str, instance_id: str, *, went_well: bool, alone: bool) -> None:
@@ -97,27 +100,18 @@ class Text:
         self.restarts += restarted
         return restarted
 
-    def extend(
-        self, token_ids: Sequence[int], logprobs: Sequence[pb.TokenLogprobs], now_s: float, stripped: int = 0
-    ) -> bool:
+    def extend(self, token_ids: Sequence[int], logprobs: Sequence[pb.TokenLogprobs], stripped: int = 0) -> bool:
         """New tokens came, the last `stripped` of them no text; whether a stop string ends the text now."""
-        detokenizer, sampling = self._detokenizer, self.sampling
-        assert detokenizer is not None, "A text gained tokens before it had a prompt. This is a bug."
-        if not self.token_ids:
-            self.first_token_s = now_s
-        stops = sampling.stop
-        if not stops:
+        if not self.sampling.stop:  # its characters are needed when they are taken, and not before
             self.token_ids.extend(token_ids)
-            for token_id in token_ids[: len(token_ids) - stripped]:
-                self._characters += detokenizer.step(token_id)
             self.logprobs += logprobs
-            self._ready = len(self._characters)
+            self._stripped = stripped
             return False
         for place, token_id in enumerate(token_ids):
             self.token_ids.append(token_id)
-            if place < len(token_ids) - stripped:
-                self._characters += detokenizer.step(token_id)
-            if len(self.token_ids) > sampling.min_tokens and self._cut_at_stop():
+            self._stripped = max(0, stripped - (len(token_ids) - place - 1))
+            self._decode()
+            if len(self.token_ids) > self.sampling.min_tokens and self._cut_at_stop():
                 self.logprobs += logprobs[: place + 1]
                 return True
             self._searched = len(self._characters)
@@ -127,11 +121,13 @@ class Text:
 
     def end(self, *, cut: bool) -> None:
         """The engine says that it has ended, for want of room if it was `cut`."""
+        self._decode()
         self.finish_reason = pb.FINISH_REASON_LENGTH if cut else pb.FINISH_REASON_STOP
         self._ready = len(self._characters)
 
     def take(self) -> tuple[int, str, Sequence[int], Sequence[pb.TokenLogprobs]]:
         """What is new since the last time: the first token's number, characters, ids, logprobs."""
+        self._decode()
         first = self.taken_tokens
         characters = self._characters[self._taken : self._ready]
         ids, logprobs = self.token_ids[first:], self.logprobs[first:]
@@ -141,6 +137,17 @@ class Text:
     def rewind(self) -> None:
         """Take all of it anew."""
         self.taken_tokens = self._taken = 0
+
+    def _decode(self) -> None:
+        """Turn the tokens that came since the last time into characters; they are certain but for stop strings."""
+        ids = self.token_ids[self._decoded : len(self.token_ids) - self._stripped]
+        if not ids:
+            return
+        assert self._detokenizer is not None, "A text gained tokens before it had a prompt. This is a bug."
+        self._decoded += len(ids)
+        self._characters += "".join(map(self._detokenizer.step, ids))
+        if not self.sampling.stop:
+            self._ready = len(self._characters)
 
     def _cut_at_stop(self) -> bool:
         """End it before the stop string that ends first in what is new, if there is one."""

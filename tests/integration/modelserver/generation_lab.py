@@ -64,7 +64,7 @@ def ours(engine: VllmGenerator, tokenizer: FastTokenizer, prompts: list[list[int
     while engine.has_work:
         for new in engine.step()[0]:
             text = texts[new.name]
-            if text.extend(new.token_ids, (), 0.0, new.stripped):
+            if text.extend(new.token_ids, (), new.stripped):
                 engine.abort([new.name])
             elif new.finished:
                 text.end(cut=new.cut)

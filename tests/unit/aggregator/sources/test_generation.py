@@ -127,8 +127,8 @@ def test_an_answer_tells_usage_and_timings_at_its_end_only() -> None:
     text = request.text
     assert text is not None
     text.begin("rev", b"\1\0\0\0" * 3, _Spelled())
-    text.started_s = 11.0
-    text.extend([65, 66], (), 12.0)
+    text.started_s, text.first_token_s = 11.0, 12.0
+    text.extend([65, 66], ())
     first = generation.response(request, "", 12.0, done=False)
     assert first is not None
     assert (first.text, first.HasField("usage"), first.model_revision) == ("AB", False, "rev")
@@ -149,7 +149,7 @@ def test_a_text_that_failed_is_told_with_what_there_is_of_it() -> None:
     text = request.text
     assert text is not None
     text.begin("rev", b"\1\0\0\0", _Spelled())
-    text.extend([65], (), 12.0)
+    text.extend([65], ())
     request.fail(Failure(Code.DEADLINE_EXCEEDED, "late"))
     answer = pb.GenerateResponse.FromString(generation.to_protobuf(request, "", 13.0))
     assert (answer.text, answer.status.code, answer.finish_reason) == ("A", 4, pb.FINISH_REASON_UNSPECIFIED)

@@ -26,13 +26,12 @@ def text(*pieces: str, **sampling: object) -> Text:
 
 def test_what_is_new_is_handed_on_once_with_the_number_of_its_first_token() -> None:
     growing = text("a", "b", "c")
-    growing.extend([0, 1], (), 1.0)
+    growing.extend([0, 1], ())
     assert growing.take() == (0, "ab", growing.token_ids[:2], [])
-    growing.extend([2], (), 2.0)
+    growing.extend([2], ())
     index, characters, token_ids, _ = growing.take()
     assert (index, characters, list(token_ids)) == (2, "c", [2])
     assert growing.take()[1] == ""
-    assert growing.first_token_s == 1.0
 
 
 @pytest.mark.parametrize(
@@ -49,7 +48,7 @@ def test_it_ends_before_the_stop_string_that_ends_first(
     growing = text(*pieces, stop=stops)
     ended = False
     for token in range(len(pieces)):
-        ended = ended or growing.extend([token], (), 1.0)
+        ended = ended or growing.extend([token], ())
     assert ended
     assert growing.finish_reason == pb.FINISH_REASON_STOP
     assert growing.take()[1] == told
@@ -57,17 +56,17 @@ def test_it_ends_before_the_stop_string_that_ends_first(
 
 def test_what_may_be_the_beginning_of_a_stop_string_waits() -> None:
     growing = text("a", "E", "N", "x", "D", stop=["END"])
-    growing.extend([0], (), 1.0)
-    growing.extend([1], (), 1.0)
-    growing.extend([2], (), 1.0)
+    growing.extend([0], ())
+    growing.extend([1], ())
+    growing.extend([2], ())
     assert growing.take()[1] == "a"
-    growing.extend([3], (), 1.0)
+    growing.extend([3], ())
     assert growing.take()[1] == "ENx"
 
 
 def test_what_waited_is_told_at_the_end() -> None:
     growing = text("a", "E", stop=["END"])
-    growing.extend([0, 1], (), 1.0)
+    growing.extend([0, 1], ())
     growing.end(cut=True)
     assert growing.take()[1] == "aE"
     assert growing.finish_reason == pb.FINISH_REASON_LENGTH
@@ -75,13 +74,13 @@ def test_what_waited_is_told_at_the_end() -> None:
 
 def test_stop_strings_do_not_count_before_min_tokens() -> None:
     growing = text("a", "X", "b", "X", stop=["X"], min_tokens=2)
-    assert [growing.extend([token], (), 1.0) for token in range(4)] == [False, False, False, True]
+    assert [growing.extend([token], ()) for token in range(4)] == [False, False, False, True]
     assert growing.take()[1] == "aXb"
 
 
 def test_the_tokens_that_stopped_it_are_tokens_and_no_text() -> None:
     growing = text("a", "</s>")
-    growing.extend([0, 1], (), 1.0, stripped=1)
+    growing.extend([0, 1], (), stripped=1)
     growing.end(cut=False)
     assert growing.take()[1] == "a"
     assert list(growing.token_ids) == [0, 1]
@@ -89,17 +88,17 @@ def test_the_tokens_that_stopped_it_are_tokens_and_no_text() -> None:
 
 def test_it_goes_on_from_its_prompt_and_what_there_is() -> None:
     growing = text("a", "b", max_tokens=5)
-    growing.extend([0, 1], (), 1.0)
+    growing.extend([0, 1], ())
     assert growing.ids_so_far == b"\x01\0\0\0\0\0\0\0\x01\0\0\0"
     assert growing.left_tokens == 3
 
 
 def test_it_starts_anew_only_while_nothing_was_handed_on() -> None:
     growing = text("a", "b")
-    growing.extend([0], (), 1.0)
+    growing.extend([0], ())
     assert growing.start_anew()
     assert not growing.token_ids
-    growing.extend([1], (), 1.0)
+    growing.extend([1], ())
     growing.take()
     assert not growing.start_anew()
 

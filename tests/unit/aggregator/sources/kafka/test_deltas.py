@@ -64,7 +64,7 @@ class Side:
 
     def grow(self, request: Request, letters: str) -> None:
         assert request.text is not None
-        request.text.extend([ord(letter) for letter in letters], (), 1.0)
+        request.text.extend([ord(letter) for letter in letters], ())
         request.origin.progressed()
 
     async def end(self, request: Request) -> None:
