@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
+from math import inf
 from typing import Protocol, cast
 
 from aggregator.admission.tokenizers.tokenizer import TextTokenizer, TokenBatch, Tokenizer
@@ -16,12 +17,11 @@ from aggregator.replicas.texts.text import Text
 from aggregator.request import Options, Request, request_of
 from aggregator.scheduler.budget.controller import SlaGoal, SloTracker
 from aggregator.scheduler.dispatcher import Batch, Dispatcher, DispatchPolicy
+from aggregator.scheduler.generating_replica import LENGTH_SHARE, MeanLength
 from aggregator.scheduler.replica import Replica
 from protos.embedding.v1 import embedding_pb2 as pb
 
 _ID_BYTES = 4
-_FIRST_LENGTH, _LENGTH_SHARE = 64.0, 0.02
-"""New tokens of a text, until texts have ended; and what each weighs that does."""
 
 
 class Counting(Protocol):
@@ -57,7 +57,7 @@ class ModelRevision:
         self.engines: dict[str, Engine] = {}
         self.under_way: set[Batch] = set()
         self.retired = False
-        self._new_tokens = _FIRST_LENGTH
+        self.length = MeanLength()
         self._kv_token_s = self._demanded_tokens = 0.0
         self.prompts: dict[int, str] = {
             pb.INPUT_TYPE_UNSPECIFIED: "",
@@ -70,9 +70,9 @@ class ModelRevision:
         """A text ended that was under way for so long; one more token each step is half of them in the mean."""
         prompt_tokens, new_tokens = len(text.prompt_ids) // _ID_BYTES, len(text.token_ids)
         demanded = prompt_tokens + self.text_tokens(text)
-        self._new_tokens += _LENGTH_SHARE * (new_tokens - self._new_tokens)
-        self._kv_token_s += _LENGTH_SHARE * ((prompt_tokens + new_tokens / 2) * taken_s - self._kv_token_s)
-        self._demanded_tokens += _LENGTH_SHARE * (demanded - self._demanded_tokens)
+        self.length.observe(new_tokens)
+        self._kv_token_s += LENGTH_SHARE * ((prompt_tokens + new_tokens / 2) * taken_s - self._kv_token_s)
+        self._demanded_tokens += LENGTH_SHARE * (demanded - self._demanded_tokens)
 
     @property
     def kv_token_s_per_token(self) -> float:
@@ -84,7 +84,7 @@ class ModelRevision:
         generating = self.description.generating
         if generating is None or not generating.per_token_s:
             return 0
-        expected = min(self._new_tokens, text.sampling.max_tokens or self._new_tokens)
+        expected = min(self.length.new_tokens, text.sampling.max_tokens or inf)
         each_s = generating.per_sequence_s + generating.fixed_s / generating.max_sequences
         return int(expected * each_s / generating.per_token_s)
 

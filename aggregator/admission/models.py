@@ -14,7 +14,7 @@ from aggregator.admission.tokenizers.tokenizer import Tokenizer
 from aggregator.errors import UnknownModel, shown
 from aggregator.replicas.engine import Engine, ServerDescription
 from aggregator.request import Request, request_of
-from aggregator.scheduler.budget.controller import SlaGoal, SloTracker, StepLimits
+from aggregator.scheduler.budget.controller import SlaGoal, StepLimits
 from aggregator.scheduler.dispatcher import DispatchPolicy
 from aggregator.scheduler.generating_replica import GeneratingReplica
 from aggregator.scheduler.queue import TokenQueue
@@ -194,13 +194,13 @@ class Models:
             goal = self._goal if description.generating is None else None
             model_revision = ModelRevision(description, tokenizer, self._counting(tokenizer), self._policy, goal)
             model.revisions[description.model_revision] = model_revision
-        model_revision.add(engine, self._replica(description, model_revision.slo))
+        model_revision.add(engine, self._replica(description, model_revision))
         return model
 
-    def _replica(self, description: ServerDescription, slo: SloTracker | None) -> Replica:
+    def _replica(self, description: ServerDescription, model_revision: ModelRevision) -> Replica:
         """A replica with its budget: the setting's, or what was measured; a controller where a time is promised."""
         curve, capacity = description.curve or UNMEASURED, description.step_token_capacity
-        budget_controller = None
+        budget_controller, slo = None, model_revision.slo
         if slo is not None:
             limits = StepLimits(curve.saturation_point, capacity)
             budget_controller = slo.controller(limits, curve.time_s(slo.goal.min_tokens))
@@ -214,6 +214,7 @@ class Models:
                 self._policy.replica,
                 kv_tokens=generating.kv_tokens,
                 max_sequences=generating.max_sequences,
+                length=model_revision.length,
                 per_sequence_s=generating.per_sequence_s,
                 capacity=capacity,
             )

@@ -11,11 +11,25 @@ from aggregator.scheduler.budget.controller import BudgetController
 from aggregator.scheduler.replica import Replica, ReplicaPolicy
 from protos.modelserver.v1.curve import Curve
 
-_FIRST_LENGTH, _LENGTH_SHARE = 64.0, 0.02
 _ID_BYTES = 4
 _PREFIX_TOKENS = (64, 256)
 """Of beginnings that are remembered: a conversation's first turn, as a rule, and more of a longer one."""
 _MOST_PREFIXES = 1024
+
+
+LENGTH_SHARE = 0.02
+"""Of each text that ends, in what is known of texts."""
+
+
+class MeanLength:
+    """How many new tokens texts of one revision had lately, in the mean."""
+
+    def __init__(self) -> None:
+        self.new_tokens = 64.0  # until texts have ended
+
+    def observe(self, new_tokens: int) -> None:
+        """A text has ended."""
+        self.new_tokens += LENGTH_SHARE * (new_tokens - self.new_tokens)
 
 
 class GeneratingReplica(Replica):
@@ -35,10 +49,11 @@ class GeneratingReplica(Replica):
         *,
         kv_tokens: int,
         max_sequences: int,
+        length: MeanLength | None = None,
         per_sequence_s: float = 0.0,
         capacity: int = 0,
     ) -> None:
-        """`capacity`: tokens of prompts that one batch may hold; 0: no more than the budget."""
+        """`capacity`: tokens of prompts that one batch may hold; 0: the budget. `length`: of its revision."""
         self.sequences = 0
         self._per_sequence_s = per_sequence_s
         super().__init__(name, curve, token_budget, policy, budget_controller, capacity=capacity)
@@ -47,7 +62,7 @@ class GeneratingReplica(Replica):
         self._max_sequences = max_sequences
         self._free_kv_tokens = kv_tokens
         self._foreign_sequences = 0
-        self._new_tokens = _FIRST_LENGTH
+        self._length = length or MeanLength()
         self._seen: dict[bytes, None] = {}
 
     @property
@@ -60,12 +75,12 @@ class GeneratingReplica(Replica):
     def texts_per_s(self) -> float:
         """Texts that are likely to end each second, as many as decode now and as long as they were lately."""
         step_s = self.step_time_s(1) + self._per_sequence_s * self.sequences
-        return self.sequences / (self._new_tokens * step_s)
+        return self.sequences / (self._length.new_tokens * step_s)
 
     @property
     def room_tokens(self) -> int:
         """Tokens of prompts that may begin now: what is free, less what is on its way and what will grow."""
-        growing = self._new_tokens / 2 * self.sequences
+        growing = self._length.new_tokens / 2 * self.sequences
         return max(0, int(self._free_kv_tokens - self.tokens_out - growing))
 
     @override
@@ -77,11 +92,9 @@ class GeneratingReplica(Replica):
         """A sequence is under way."""
         self.sequences += 1
 
-    def finished(self, new_tokens: int) -> None:
-        """One of them is not any more; it gained so many tokens here."""
+    def finished(self) -> None:
+        """One of them is not any more."""
         self.sequences -= 1
-        if new_tokens:
-            self._new_tokens += _LENGTH_SHARE * (new_tokens - self._new_tokens)
 
     def observe_load(self, free_kv_tokens: int, running: int) -> None:
         """What the server said of itself after a step."""

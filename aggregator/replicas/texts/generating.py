@@ -242,7 +242,7 @@ class Generating:
         del self._under_way[under_way.request]
         under_way.wait_until(inf)
         begun = under_way.begun
-        begun.replica.finished(under_way.gained)
+        begun.replica.finished()
         _observe(begun)
         self.goes_well(under_way)
         self._changed(begun.model_revision)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from math import inf
+from typing import Any
 
 import pytest
 
 from aggregator.scheduler.dispatcher import Dispatcher, DispatchPolicy
-from aggregator.scheduler.generating_replica import GeneratingReplica, first_token_in_s
+from aggregator.scheduler.generating_replica import GeneratingReplica, MeanLength, first_token_in_s
 from aggregator.scheduler.replica import Replica, ReplicaPolicy, StepReport
 from aggregator.scheduler.work_item import Priority, Query
 from protos.modelserver.v1.curve import Curve, Rule
@@ -15,10 +16,9 @@ from protos.modelserver.v1.curve import Curve, Rule
 CURVE = Curve(0.0, 0.01, 0.0001, 500, Rule.THROUGHPUT, 2048)
 
 
-def replica(name: str = "a", kv_tokens: int = 1000, max_sequences: int = 4) -> GeneratingReplica:
-    return GeneratingReplica(
-        name, CURVE, 500, ReplicaPolicy(), kv_tokens=kv_tokens, max_sequences=max_sequences, per_sequence_s=0.001
-    )
+def replica(name: str = "a", kv_tokens: int = 1000, max_sequences: int = 4, **more: Any) -> GeneratingReplica:
+    given = {"kv_tokens": kv_tokens, "max_sequences": max_sequences, "per_sequence_s": 0.001, **more}
+    return GeneratingReplica(name, CURVE, 500, ReplicaPolicy(), **given)
 
 
 def test_it_takes_a_batch_while_it_has_places() -> None:
@@ -28,7 +28,7 @@ def test_it_takes_a_batch_while_it_has_places() -> None:
     assert (server.seats, server.due_s(1.0)) == (1, 1.0)
     server.began()
     assert (server.seats, server.due_s(1.0)) == (0, inf)
-    server.finished(10)
+    server.finished()
     assert server.due_s(1.0) == 1.0
 
 
@@ -68,17 +68,13 @@ def test_a_batch_holds_no_more_than_the_budget_and_the_room() -> None:
 
 
 def test_longer_texts_are_expected_to_grow_more() -> None:
-    server = replica(kv_tokens=1000)
-    server.began()
+    length = MeanLength()
+    server = replica(kv_tokens=1000, length=length)
     server.began()
     before = server.room_tokens
-    server.finished(900)
-    server.began()
+    length.observe(900)
+    assert length.new_tokens == pytest.approx(64 + 0.02 * (900 - 64))
     assert server.room_tokens < before
-    same = server.room_tokens
-    server.finished(0)
-    server.began()
-    assert server.room_tokens == same
 
 
 def test_what_decodes_makes_first_tokens_later() -> None:
@@ -143,7 +139,7 @@ def test_a_first_token_is_expected_once_the_texts_before_it_have_ended() -> None
     assert first_s == pytest.approx(each_s + alone_s)
     assert first_token_in_s([server], 3, 10, 1.0) == pytest.approx(4 * each_s + alone_s)
     assert first_token_in_s([server, busy("b")], 3, 10, 1.0) == pytest.approx(2 * each_s + alone_s)
-    server.finished(0)
+    server.finished()
     assert first_token_in_s([server], 0, 10, 1.0) == pytest.approx(server.finish_s(10, 1.0) - 1.0), "there is a place"
 
 
@@ -152,15 +148,15 @@ def test_nothing_is_expected_without_fresh_evidence() -> None:
     assert first_token_in_s([busy(), Replica("c", CURVE, 500, ReplicaPolicy())], 9, 10, 1.0) == 0.0
     assert first_token_in_s([], 9, 10, 1.0) == 0.0
     idle = busy()
-    idle.finished(0)
-    idle.finished(0)
+    idle.finished()
+    idle.finished()
     idle.observe_load(free_kv_tokens=0, running=9)
     assert first_token_in_s([idle], 9, 10, 1.0) == 0.0, "none of ours would end"
 
 
 @pytest.mark.parametrize(("share", "cut"), [(0, 500), (800, 800), (9000, 2000)])
 def test_it_takes_its_share_of_the_prompts_that_wait_at_once(share: int, cut: int) -> None:
-    server = GeneratingReplica("a", CURVE, 500, ReplicaPolicy(), kv_tokens=9_000, max_sequences=99, capacity=2000)
+    server = replica(kv_tokens=9_000, max_sequences=99, capacity=2000)
     assert server.batch_tokens(10_000, 0, 0.0, share) == cut
 
 
