@@ -10,16 +10,11 @@ import pytest
 from aiokafka import errors as kafka_errors
 from pydantic import ValidationError
 
-from aggregator.observability.metrics import Metrics
-from aggregator.observability.metrics_buffer import MetricsBuffer
-from aggregator.observability.tracing import Tracing
 from aggregator.request import Request
 from aggregator.settings.aggregator import KafkaSettings, TopicSettings
 from aggregator.sources.kafka.records import OutgoingRecord
-from aggregator.sources.kafka.source import KafkaSource
 from protos.generation.v1 import generation_pb2 as pb
-from tests.fakes.clock import run
-from tests.fakes.kafka import FakeKafka, FakeProducer
+from tests.fakes.kafka_side import KafkaSide, among_fakes
 from tests.fakes.sources import reply_all
 
 TOPIC = TopicSettings(name="in", task="generate", reply_topic="out", delta_topic="deltas")
@@ -34,23 +29,11 @@ class Letters:
         return chr(token_id)
 
 
-class Side:
-    """The Kafka side of a pipeline whose texts the test lets grow."""
+class Side(KafkaSide):
+    """A source whose texts the test lets grow."""
 
     def __init__(self) -> None:
-        self.kafka = FakeKafka("in", "out", "deltas", "in-dlt")
-        self.deliveries = self.kafka.deliveries(SETTINGS)
-        self.buffer = MetricsBuffer()
-        self.source = KafkaSource(
-            SETTINGS,
-            "m",
-            self.deliveries,
-            FakeProducer(self.kafka),
-            metrics=Metrics(self.buffer),
-            tracing=Tracing(),
-            clock=lambda: asyncio.get_running_loop().time(),
-            wall_clock=lambda: asyncio.get_running_loop().time(),
-        )
+        super().__init__(SETTINGS, "in", "out", "deltas", "in-dlt")
 
     async def ask(self, **fields: Any) -> Request:
         """A request that came by Kafka, routed, with its prompt counted."""
@@ -78,14 +61,7 @@ class Side:
 
 
 def check(work: Callable[[Side], Coroutine[Any, Any, None]]) -> None:
-    async def among_fakes() -> None:
-        side = Side()
-        async with asyncio.TaskGroup() as tasks:
-            running = tasks.create_task(side.deliveries.run())
-            await work(side)
-            running.cancel()
-
-    run(among_fakes())
+    among_fakes(Side, work)
 
 
 def test_what_a_text_gains_in_a_while_is_one_record_and_the_reply_has_all() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from datetime import datetime
 from math import inf
 from typing import Any
@@ -13,17 +13,12 @@ from aiokafka import TopicPartition
 from aiokafka import errors as kafka_errors
 
 from aggregator.errors import Code
-from aggregator.observability.metrics import Metrics
-from aggregator.observability.metrics_buffer import MetricsBuffer
-from aggregator.observability.tracing import Tracing
 from aggregator.request import Failure, Request
 from aggregator.settings.aggregator import KafkaSettings, TopicSettings
 from aggregator.sources.kafka.codec import route_of
 from aggregator.sources.kafka.records import OutgoingRecord
-from aggregator.sources.kafka.source import KafkaSource
 from protos.embedding.v1 import embedding_pb2 as pb
-from tests.fakes.clock import run
-from tests.fakes.kafka import FakeKafka, FakeProducer
+from tests.fakes.kafka_side import KafkaSide, among_fakes
 from tests.fakes.records import FakeRecord
 from tests.fakes.sources import reply_all
 
@@ -42,40 +37,20 @@ def reply_to(partition: int) -> list[tuple[str, bytes]]:
     return [("kafka_replyPartition", partition.to_bytes(4, "big"))]
 
 
-class Side:
-    """The Kafka side of a pipeline, and what it wrote."""
+class Side(KafkaSide):
+    """What a source wrote."""
 
     def __init__(self) -> None:
-        self.kafka = FakeKafka("in", "other", "out", "in-dlt")
-        self.deliveries = self.kafka.deliveries(SETTINGS)
-        self.producer = FakeProducer(self.kafka)
-        self.buffer = MetricsBuffer()
-        self.wall_ahead_s = 0.0
-        self.path = KafkaSource(
-            SETTINGS,
-            "m",
-            self.deliveries,
-            self.producer,
-            metrics=Metrics(self.buffer),
-            tracing=Tracing(),
-            clock=lambda: asyncio.get_running_loop().time(),
-            wall_clock=lambda: asyncio.get_running_loop().time() + self.wall_ahead_s,
-        )
+        super().__init__(SETTINGS, "in", "other", "out", "in-dlt")
 
     async def complete(self, *outcomes: Failure) -> Request:
         """Take one request in, and complete it with these outcomes."""
         self.kafka.append(OutgoingRecord("in", 0, b"k", REQUEST, [("h", b"1")]))
-        (request,) = await self.path.receive()
+        (request,) = await self.source.receive()
         for index, outcome in enumerate(outcomes):
             request.complete_input(index, outcome)
-        await reply_all(self.path, [request])
+        await reply_all(self.source, [request])
         return request
-
-    def counted(self, name: str) -> Mapping[str, float]:
-        """What a counter counted, by the last of its labels; what it counted nothing of is left out."""
-        (metric,) = (metric for metric in self.buffer.collect().metrics if metric.name == name)
-        points: Sequence[Any] = metric.data.data_points
-        return {list(point.attributes.values())[-1]: point.value for point in points if point.value}
 
     def written(self, topic: str) -> list[FakeRecord]:
         """The records of a topic."""
@@ -88,20 +63,13 @@ class Side:
 
 
 def check(work: Callable[[Side], Coroutine[Any, Any, None]]) -> None:
-    async def among_fakes() -> None:
-        side = Side()
-        async with asyncio.TaskGroup() as tasks:
-            running = tasks.create_task(side.deliveries.run())
-            await work(side)
-            running.cancel()
-
-    run(among_fakes())
+    among_fakes(Side, work)
 
 
 def test_what_failed_by_itself_is_answered_and_kept_with_the_number_of_tries() -> None:
     async def work(side: Side) -> None:
         await side.complete(Failure(Code.OUT_OF_RANGE, "too long"), POISON)
-        await side.path.delivered()
+        await side.source.delivered()
         (reply,) = side.written("out")
         answer = pb.EmbedResponse.FromString(reply.value or b"")
         assert [each.status.code for each in answer.embeddings] == [Code.OUT_OF_RANGE, Code.INTERNAL]
@@ -136,7 +104,7 @@ def test_a_reply_that_cannot_be_written_is_what_became_of_its_request(refusal: E
         request = await side.complete(Failure(Code.OUT_OF_RANGE, "too long"), Failure(Code.OUT_OF_RANGE, "too long"))
         assert request.code is Code.INTERNAL
         assert side.counted("embed.replies.unwritten") == {reason: 1}
-        await side.path.delivered()
+        await side.source.delivered()
         assert side.letter()["dlt-error-code"] == "INTERNAL"
         assert side.letter()["dlt-error-message"].startswith("the reply could not be written to out: ")
 
@@ -147,7 +115,7 @@ def test_a_refusal_that_cannot_be_written_is_counted_as_such() -> None:
     async def work(side: Side) -> None:
         side.kafka.refusals["out"] = kafka_errors.TopicAuthorizationFailedError("out")
         side.kafka.append(OutgoingRecord("in", 0, b"k", pb.EmbedRequest().SerializeToString(), []))
-        receiving = asyncio.create_task(side.path.receive())
+        receiving = asyncio.create_task(side.source.receive())
         await asyncio.sleep(1)
         assert side.counted("embed.requests") == {"INTERNAL": 1}
         assert side.counted("embed.replies.unwritten") == {"forbidden": 1}
@@ -165,7 +133,7 @@ def test_a_dead_letter_that_cannot_be_written_holds_the_commit_and_tells_of_the_
         await asyncio.sleep(60)
         assert side.kafka.committed[IN] == 0
         side.kafka.refusals.clear()
-        await side.path.delivered()
+        await side.source.delivered()
         await asyncio.sleep(1)
         assert side.kafka.committed[IN] == 1
         first_s = datetime.fromisoformat(side.letter()["dlt-first-failure-time"]).timestamp()
@@ -179,15 +147,15 @@ def test_a_dead_letter_that_cannot_be_written_does_not_hold_what_was_completed_w
         side.kafka.refusals["in-dlt"] = kafka_errors.TopicAuthorizationFailedError("in-dlt")
         for _ in range(2):
             side.kafka.append(OutgoingRecord("in", 0, b"k", REQUEST, []))
-        requests = await side.path.receive()
+        requests = await side.source.receive()
         assert len(requests) == 2
         requests[0].fail(Failure(Code.OUT_OF_RANGE, "too long"))
         requests[1].fail(POISON)
-        await reply_all(side.path, requests)
+        await reply_all(side.source, requests)
         await asyncio.sleep(60)
         assert side.kafka.committed[IN] == 1
         side.kafka.refusals.clear()
-        await side.path.delivered()
+        await side.source.delivered()
         await asyncio.sleep(1)
         assert side.kafka.committed[IN] == 2
 
@@ -199,7 +167,7 @@ def test_a_topic_whose_dead_letters_cannot_be_written_is_held_and_no_other() -> 
         side.kafka.refusals["in-dlt"] = kafka_errors.TopicAuthorizationFailedError("in-dlt")
         for _ in range(5000):
             side.kafka.append(OutgoingRecord("in", 0, b"k", b"\xff", []))
-        receiving = asyncio.create_task(side.path.receive())
+        receiving = asyncio.create_task(side.source.receive())
         await asyncio.sleep(10)
         assert side.deliveries.paused() == {("in", 0)}
         assert len(side.written("out")) < 3000  # what was answered before the topic was held, and no more
@@ -207,7 +175,7 @@ def test_a_topic_whose_dead_letters_cannot_be_written_is_held_and_no_other() -> 
         (request,) = await asyncio.wait_for(receiving, 10)
         assert request.request_id == "q"
         side.kafka.refusals.clear()
-        await side.path.delivered()
+        await side.source.delivered()
         await asyncio.sleep(10)
         assert not side.deliveries.paused()
 
@@ -220,10 +188,10 @@ def test_dead_letters_that_are_too_large_and_refused_ones_do_not_stop_each_other
         for value in (b"\xff" * 900, b"\xff" * 2000, b"\xff" * 10):
             side.kafka.append(OutgoingRecord("in", 0, b"k", value, []))
         side.kafka.refusals["in-dlt"] = kafka_errors.TopicAuthorizationFailedError("in-dlt")
-        receiving = asyncio.create_task(side.path.receive())
+        receiving = asyncio.create_task(side.source.receive())
         await asyncio.sleep(10)
         side.kafka.refusals.clear()
-        await side.path.delivered()
+        await side.source.delivered()
         sizes = [len(record.value or b"") for record in side.written("in-dlt")]
         assert sorted(sizes) == [0, 10, 900]
         receiving.cancel()
@@ -238,13 +206,13 @@ def test_replies_wait_for_no_other_partition_of_their_topic() -> None:
         value = pb.EmbedRequest(inputs=[pb.Input(text="a")]).SerializeToString()
         for partition in (0, 1, 0):
             side.kafka.append(OutgoingRecord("in", 0, None, value, reply_to(partition)))
-        requests = await side.path.receive()
+        requests = await side.source.receive()
         for request in requests:
             request.fail(Failure(Code.OUT_OF_RANGE, "too long"))
         released: list[Request] = []
 
         async def complete() -> None:
-            async for delivered in side.path.reply(requests):
+            async for delivered in side.source.reply(requests):
                 released.extend(delivered)
 
         completing = asyncio.create_task(complete())
@@ -262,9 +230,9 @@ def test_requests_that_nobody_waits_for_any_more_are_released_as_well() -> None:
     async def work(side: Side) -> None:
         for _ in range(2):
             side.kafka.append(OutgoingRecord("in", 0, b"k", REQUEST, []))
-        requests = await side.path.receive()
+        requests = await side.source.receive()
         await side.producer.close(0)
-        released = await reply_all(side.path, requests)
+        released = await reply_all(side.source, requests)
         assert released == list(requests)
 
     check(work)
@@ -274,12 +242,12 @@ def test_what_was_given_back_is_left_unanswered_to_its_new_owner() -> None:
     async def work(side: Side) -> None:
         for _ in range(2):
             side.kafka.append(OutgoingRecord("in", 0, b"k", REQUEST, []))
-        requests = await side.path.receive()
+        requests = await side.source.receive()
         requests[0].fail(Failure(Code.OUT_OF_RANGE, "too long"))
         requests[1].fail(POISON)
         route_of(requests[0]).lease.committed_offset.fence()
-        released = await reply_all(side.path, requests)
-        await side.path.delivered()
+        released = await reply_all(side.source, requests)
+        await side.source.delivered()
         assert not side.written("out")
         assert not side.written("in-dlt")
         assert released == list(requests)
@@ -292,7 +260,7 @@ def test_what_is_completed_after_the_producer_was_closed_is_left_to_the_next_rea
         await side.producer.close(0)
         await side.complete(POISON, POISON)
         side.kafka.append(OutgoingRecord("in", 0, b"k", b"\xff", []))
-        receiving = asyncio.create_task(side.path.receive())
+        receiving = asyncio.create_task(side.source.receive())
         await asyncio.sleep(1)
         side.deliveries.stop_fetching()
         assert not await receiving
@@ -309,15 +277,15 @@ def held(side: Side) -> set[str]:
 def test_a_topic_is_held_for_every_model_that_its_records_asked_for_and_for_its_own_while_that_is_away() -> None:
     async def work(side: Side) -> None:
         side.kafka.append(OutgoingRecord("in", 0, b"k", NAMES_ANOTHER, []))
-        (request,) = await side.path.receive()
-        side.path.pause(lambda _: False, lambda model, _: model == "n")
+        (request,) = await side.source.receive()
+        side.source.pause(lambda _: False, lambda model, _: model == "n")
         assert held(side) == set()
-        side.path.accept(request)
-        side.path.pause(lambda _: False, lambda model, _: model == "n")
+        side.source.accept(request)
+        side.source.pause(lambda _: False, lambda model, _: model == "n")
         assert held(side) == {"in"}
-        side.path.pause(lambda model: model == "n", lambda *_: False)
+        side.source.pause(lambda model: model == "n", lambda *_: False)
         assert held(side) == set()
-        side.path.pause(lambda model: model == "m", lambda *_: False)
+        side.source.pause(lambda model: model == "m", lambda *_: False)
         assert held(side) == {"in", "other"}
 
     check(work)
@@ -330,10 +298,10 @@ def test_records_with_large_values_are_received_apart() -> None:
     async def work(side: Side) -> None:
         for value in (LARGE, REQUEST, LARGE, b"\xff" * 20_000, REQUEST):
             side.kafka.append(OutgoingRecord("in", 0, b"k", value, []))
-        small = await side.path.receive()
+        small = await side.source.receive()
         assert [request.request_id for request in small] == ["q", "q"]
-        assert [request.request_id for request in await side.path.receive_large()] == ["large", "large"]
-        await side.path.delivered()
+        assert [request.request_id for request in await side.source.receive_large()] == ["large", "large"]
+        await side.source.delivered()
         assert side.letter()["dlt-error-code"] == "DATA_LOSS"
 
     check(work)
@@ -343,20 +311,20 @@ def test_large_records_wait_as_long_as_their_topic_is_held_and_are_left_to_the_n
     async def work(side: Side) -> None:
         for topic, value in (("in", LARGE), ("in", REQUEST), ("other", LARGE)):
             side.kafka.append(OutgoingRecord(topic, 0, b"k", value, []))
-        (request,) = await side.path.receive()
-        side.path.accept(request)
-        side.path.pause(lambda _: False, lambda *_: True)
-        receiving = asyncio.create_task(side.path.receive_large())
+        (request,) = await side.source.receive()
+        side.source.accept(request)
+        side.source.pause(lambda _: False, lambda *_: True)
+        receiving = asyncio.create_task(side.source.receive_large())
         await asyncio.sleep(1)
         assert not receiving.done()
-        side.path.pause(lambda _: False, lambda *_: False)
+        side.source.pause(lambda _: False, lambda *_: False)
         assert {each.request_id for each in await receiving} == {"large"}
         side.kafka.append(OutgoingRecord("in", 0, b"k", LARGE, []))
-        small = asyncio.create_task(side.path.receive())
+        small = asyncio.create_task(side.source.receive())
         await asyncio.sleep(1)
         side.deliveries.stop_fetching()
         assert not await small
-        assert not await side.path.receive_large()
+        assert not await side.source.receive_large()
 
     check(work)
 
@@ -366,12 +334,12 @@ def test_only_topics_whose_large_records_wait_are_held_when_too_many_of_them_do(
         value = pb.EmbedRequest(inputs=[pb.Input(text="x" * (1 << 20))]).SerializeToString()
         for _ in range(64):
             side.kafka.append(OutgoingRecord("in", 0, b"k", value, []))
-        receiving = asyncio.create_task(side.path.receive())
+        receiving = asyncio.create_task(side.source.receive())
         await asyncio.sleep(1)
         assert held(side) == {"in"}
         side.kafka.append(OutgoingRecord("other", 0, b"k", REQUEST, []))
         assert [request.request_id for request in await receiving] == ["q"]
-        await side.path.receive_large()
+        await side.source.receive_large()
         assert held(side) == set()
 
     check(work)
@@ -382,11 +350,11 @@ def test_a_large_record_whose_partition_was_given_back_meanwhile_is_not_read() -
         value = pb.EmbedRequest(inputs=[pb.Input(text="x" * 20_000)]).SerializeToString()
         side.kafka.append(OutgoingRecord("in", 0, b"k", value, []))
         side.kafka.append(OutgoingRecord("in", 0, b"k", REQUEST, []))
-        (request,) = await side.path.receive()
+        (request,) = await side.source.receive()
         route_of(request).lease.committed_offset.fence()
         side.deliveries.stop_fetching()
-        await side.path.receive()
-        assert not await side.path.receive_large()
+        await side.source.receive()
+        assert not await side.source.receive_large()
 
     check(work)
 
@@ -397,7 +365,7 @@ def test_nothing_expires_by_a_clock_that_is_off_the_records() -> None:
         side.wall_ahead_s = -asyncio.get_running_loop().time()
         deadlines: list[bool] = []
         for seconds in (1, 100):
-            receiving = asyncio.create_task(side.path.receive())
+            receiving = asyncio.create_task(side.source.receive())
             await asyncio.sleep(seconds)
             side.kafka.append(OutgoingRecord("in", 0, b"k", REQUEST, expired))
             deadlines += [request.deadline_s == inf for request in await receiving]

@@ -1,0 +1,58 @@
+"""The Kafka side of a pipeline over the in-memory Kafka, in virtual time; tests say what becomes of its requests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
+
+from aggregator.observability.metrics import Metrics
+from aggregator.observability.metrics_buffer import MetricsBuffer
+from aggregator.observability.tracing import Tracing
+from aggregator.settings.aggregator import KafkaSettings
+from aggregator.sources.kafka.source import KafkaSource
+from tests.fakes.clock import run
+from tests.fakes.kafka import FakeKafka, FakeProducer
+
+
+class KafkaSide:
+    """A Kafka with these topics, and a source that reads it as the settings say."""
+
+    def __init__(self, settings: KafkaSettings, *topics: str) -> None:
+        self.kafka = FakeKafka(*topics)
+        self.deliveries = self.kafka.deliveries(settings)
+        self.producer = FakeProducer(self.kafka)
+        self.buffer = MetricsBuffer()
+        self.wall_ahead_s = 0.0
+        self.source = KafkaSource(
+            settings,
+            "m",
+            self.deliveries,
+            self.producer,
+            metrics=Metrics(self.buffer),
+            tracing=Tracing(),
+            clock=lambda: asyncio.get_running_loop().time(),
+            wall_clock=lambda: asyncio.get_running_loop().time() + self.wall_ahead_s,
+        )
+
+    def counted(self, name: str) -> Mapping[str, float]:
+        """What a counter counted, by the last of its labels; what it counted nothing of is left out."""
+        (metric,) = (metric for metric in self.buffer.collect().metrics if metric.name == name)
+        points: Sequence[Any] = metric.data.data_points
+        return {list(point.attributes.values())[-1]: point.value for point in points if point.value}
+
+
+S = TypeVar("S", bound=KafkaSide)
+
+
+def among_fakes(side: Callable[[], S], work: Callable[[S], Coroutine[Any, Any, None]]) -> None:
+    """Work with a side that reads."""
+
+    async def working() -> None:
+        made = side()
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(made.deliveries.run())
+            await work(made)
+            running.cancel()
+
+    run(working())
