@@ -1,6 +1,6 @@
-"""What tokenbatch does on Kubernetes: find endpoints, scale model servers, prove an installation."""
+"""tokenbatch on Kubernetes: find endpoints, scale model servers, test an installation."""
 
 import os
 
-# gRPC's core writes plain lines on standard error, as many as a caller likes; it reads this when it is imported.
+# gRPC's core writes plain lines to standard error, and callers can cause many; it reads this when it is imported.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")

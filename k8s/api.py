@@ -1,4 +1,4 @@
-"""What is asked of the Kubernetes API, and how it refuses; only who connects to it pays for the client's import."""
+"""The calls to the Kubernetes API and their errors. The client is imported only when a connection is opened."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class KubernetesError(Exception):
 
 
 class Kubernetes(Protocol):
-    """One API server, as one account. Objects are as the API has them, fields that nobody here knows included."""
+    """An API server, used by one account. Objects are plain JSON, so fields that this code does not know are kept."""
 
     async def get(self, path: str) -> Object:
         """One object. Raises KubernetesError."""
@@ -39,7 +39,7 @@ class Kubernetes(Protocol):
         ...
 
     async def apply(self, path: str, content: Object, manager: str, *, force: bool) -> Object:
-        """Server-side apply: make or change an object; 409 where another manager's fields differ, unless by force.
+        """Server-side apply: make or change an object; 409 if a field of another manager differs, unless forced.
 
         Raises KubernetesError.
         """
@@ -50,23 +50,23 @@ class Kubernetes(Protocol):
         ...
 
     def watch_endpoint_slices(self, namespace: str, service: str, version: str) -> AsyncGenerator[Object]:
-        """Events after a list's version, until the server ends it after some minutes. Raises KubernetesError."""
+        """Events after the version of a list, until the server ends the watch. Raises KubernetesError."""
         ...
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close the connections."""
         ...
 
 
 def connect() -> Kubernetes:
-    """As the pod's own service account; outside of a cluster, as the kubeconfig says. Raises StartError."""
-    from k8s.connection import Connection, configuration  # noqa: PLC0415 - 0.4 s of CPU and 15 MB
+    """With the service account of the pod; outside of a cluster, with the kubeconfig. Raises StartError."""
+    from k8s.connection import Connection, configuration  # noqa: PLC0415 - takes 0.4 s of CPU and 15 MB
 
     return Connection(configuration())
 
 
 def this_namespace() -> str:
-    """The namespace of this pod; outside of a cluster the one that kubectl takes when it is told none."""
+    """The namespace of this pod; outside of a cluster `default`, as for kubectl."""
     try:
         return _NAMESPACE.read_text(encoding="utf-8").strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""Talk to the Kubernetes API by its official client, in threads, with time-outs on both ends of every call."""
+"""Call the Kubernetes API with its official client, in threads, with a timeout at both ends of every call."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _WATCH_S = 240
 _WATCH_SILENCE_S = 90.0  # a bookmark comes every minute
 _MERGE = "application/merge-patch+json"
 _APPLY = "application/apply-patch+yaml"  # JSON is YAML, too
-# OSError and ConfigException: the token's file; ValueError and KeyError: an answer that is none of Kubernetes'.
+# OSError and ConfigException: the file of the token; ValueError and KeyError: an answer that is not from Kubernetes.
 _FAILURES = (client.ApiException, config.ConfigException, HTTPError, OSError, ValueError, KeyError)
 
 _P = ParamSpec("_P")
@@ -34,9 +34,9 @@ _T = TypeVar("_T")
 
 
 def configuration() -> client.Configuration:
-    """Of this pod's service account, whose token is read anew each minute, or else of the kubeconfig.
+    """The service account of this pod, whose token is read again each minute, or the kubeconfig.
 
-    Raises StartError when there is neither.
+    Raises StartError if there is neither.
     """
     found = client.Configuration()
     try:
@@ -54,14 +54,14 @@ def configuration() -> client.Configuration:
 
 
 class Connection(Kubernetes):
-    """One API server, as one account.
+    """An API server, used by one account.
 
-    Objects stay JSON: the client's models refuse fields that are newer than they are, and those of the core group
-    alone take a second to import.
+    Objects stay JSON: the models of the client refuse fields that are newer than the client, and those of the core
+    group alone take a second to import.
     """
 
     def __init__(self, configuration: client.Configuration) -> None:
-        configuration.retries = False  # callers try again, and know when
+        configuration.retries = False  # callers retry
         configuration.keep_alive = True
         self._client = client.ApiClient(configuration)
         self._client.user_agent = "tokenbatch"
@@ -101,7 +101,7 @@ class Connection(Kubernetes):
             label_selector=_slices_of(service),
             resource_version=version,
             allow_watch_bookmarks=True,
-            timeout_seconds=_WATCH_S,  # for the server; with it the client does not watch again by itself
+            timeout_seconds=_WATCH_S,  # for the server; because of it the client does not start another watch
             _request_timeout=(_CONNECT_S, _WATCH_SILENCE_S),  # for a connection that died silently
         )
         events = cast("Generator[Object]", stream)
@@ -110,7 +110,7 @@ class Connection(Kubernetes):
                 yield event
         finally:
             watched.stop()
-            with suppress(ValueError):  # its thread still runs it, and ends with its socket
+            with suppress(ValueError):  # its thread still runs it, and ends when the socket is closed
                 events.close()
 
     @override
@@ -137,7 +137,7 @@ class Connection(Kubernetes):
         )
         answer = self._client.call_api(*asked, _request_timeout=_TIMEOUT_S)
         text = answer.read()
-        if not 200 <= answer.status <= 299:  # noqa: PLR2004 - where HTTP's successes end
+        if not 200 <= answer.status <= 299:  # noqa: PLR2004 - the status codes of success
             raise client.ApiException(http_resp=answer)
         read: Object = json.loads(text)
         return read
@@ -155,7 +155,7 @@ def _slices_of(service: str) -> str:
 
 
 async def _in_thread(call: Callable[_P, _T], *arguments: _P.args, **options: _P.kwargs) -> _T:
-    """In a thread that nobody waits for at the end, as those of asyncio are. Raises KubernetesError."""
+    """Run in a daemon thread: at exit Python would wait for a thread of asyncio. Raises KubernetesError."""
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[_T] = loop.create_future()
 
@@ -166,11 +166,11 @@ async def _in_thread(call: Callable[_P, _T], *arguments: _P.args, **options: _P.
     def run() -> None:
         try:
             found = call(*arguments, **options)
-        except Exception as error:  # noqa: BLE001 - raised where it is waited for
+        except Exception as error:  # noqa: BLE001 - raised where the result is awaited
             result = partial(outcome.set_exception, error)
         else:
             result = partial(outcome.set_result, found)
-        with suppress(RuntimeError):  # the loop is closed, and with it goes who waited
+        with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
             loop.call_soon_threadsafe(settle, result)
 
     Thread(target=run, name="kubernetes", daemon=True).start()

@@ -1,4 +1,4 @@
-"""Follow the endpoints of a Service: list, watch, list again; what was known outlives any outage."""
+"""Follow the endpoints of a Service: list, watch, list again. During an outage the last answer stays valid."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class ServiceAddress:
 
 
 async def endpoints(kubernetes: Kubernetes, address: ServiceAddress) -> AsyncGenerator[frozenset[str]]:
-    """`host:port` of every endpoint that takes new work, given anew whenever that changes; never ends.
+    """Yield `host:port` of every endpoint that takes new work, whenever that changes; never ends.
 
-    Ready ones, or all where the Service publishes those too; none that is terminating. While the API is away
-    nothing is given: the last answer holds. Where none is ready any more, all that once were and are still listed are
-    given: a node's heartbeat was lost rather than their health, to which their user holds each of them anyway.
+    These are the ready endpoints, or all if the Service publishes unready ones, but none that is terminating. If no
+    endpoint is ready any more, all that were ready before and are still listed are yielded: probably the node lost its
+    heartbeat, and the user of the addresses checks the health of each anyway.
     """
     known: frozenset[str] | None = None
     proven: frozenset[str] = frozenset()
@@ -59,9 +59,9 @@ async def endpoints(kubernetes: Kubernetes, address: ServiceAddress) -> AsyncGen
 
 
 async def serving(kubernetes: Kubernetes, address: ServiceAddress) -> AsyncGenerator[Mapping[str, bool]]:
-    """By `host:port` of every endpoint that is not terminating: whether its pod is Ready; never ends.
+    """Yield whether the pod is Ready, by `host:port` of every endpoint that is not terminating; never ends.
 
-    That stands apart from what `endpoints` gives where the Service publishes those that are not ready, too.
+    Unlike `endpoints`, this tells the two apart if the Service publishes unready endpoints.
     """
     async with aclosing(_followed(kubernetes, address)) as answers:
         async for pieces in answers:
@@ -71,7 +71,7 @@ async def serving(kubernetes: Kubernetes, address: ServiceAddress) -> AsyncGener
 
 
 async def _followed(kubernetes: Kubernetes, address: ServiceAddress) -> AsyncGenerator[Collection[Object]]:
-    """The slices after each change; what fails is tried again, and nothing is given meanwhile."""
+    """Yield the slices after each change; retry what fails."""
     tries = 0
     while True:
         try:
@@ -89,7 +89,7 @@ async def _followed(kubernetes: Kubernetes, address: ServiceAddress) -> AsyncGen
 
 
 async def _slices(kubernetes: Kubernetes, address: ServiceAddress) -> AsyncGenerator[dict[str, Object]]:
-    """The slices by name, first as listed, then after each change; ends when the server ends the watch."""
+    """Yield the slices by name, first as listed, then after each change; ends when the server ends the watch."""
     service = address.namespace, address.service
     listed = await kubernetes.endpoint_slices(*service)
     slices: dict[str, Object] = {each["metadata"]["name"]: each for each in listed.get("items") or ()}
@@ -106,9 +106,9 @@ async def _slices(kubernetes: Kubernetes, address: ServiceAddress) -> AsyncGener
 
 
 def addresses(piece: Object, port: int, *, unready: bool = False, condition: str = "ready") -> Iterator[str]:
-    """`host:port` of the endpoints of one slice that take new work; of the `unready` too, if asked.
+    """`host:port` of the endpoints of one slice that take new work, or with `unready` of all that do not terminate.
 
-    What is unready says the `condition`: "ready", or "serving", which tells it where unready ones are published.
+    `condition` is "ready", or "serving", which stays false if the Service publishes unready endpoints.
     """
     for endpoint in piece.get("endpoints") or ():
         conditions = endpoint.get("conditions") or {}

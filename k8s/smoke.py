@@ -1,4 +1,4 @@
-"""Prove an installation, for `helm test`: embed sentences, or have a text begun, through gRPC and through Kafka."""
+"""Test an installation, for `helm test`: embed sentences, or generate a short text, by gRPC and through Kafka."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ Vector = npt.NDArray[np.float32]
 
 
 class Failed(Exception):
-    """What was found is not what should be."""
+    """The installation does not work as it should."""
 
 
 async def by_grpc(target: str, model: str, deadline_s: float) -> str:
-    """Embed three sentences by one call, or have a text begun; what was found, in words. Raises Failed."""
+    """Embed three sentences, or generate a text, by one call; the result in words. Raises Failed."""
     left_s = max(1.0, deadline_s - time.monotonic())
     async with grpc.aio.insecure_channel(target) as channel:
         stub: Any = pb_grpc.EmbeddingsStub(channel)
@@ -80,7 +80,7 @@ async def _text(channel: grpc.aio.Channel, model: str, timeout_s: float) -> text
 
 
 async def by_kafka(kafka: KafkaSettings, topic: TopicSettings, deadline_s: float) -> str:
-    """Send the same by a topic and wait for the reply; what was found, in words. Raises Failed."""
+    """Send the same to a topic and wait for the reply; the result in words. Raises Failed."""
     request_id = f"smoke-{secrets.token_hex(8)}"
     generates, reply_topic = topic.task == "generate", kafka.replies_of(topic)
     request = _question(request_id=request_id) if generates else _sentences(request_id=request_id)
@@ -109,7 +109,7 @@ async def by_kafka(kafka: KafkaSettings, topic: TopicSettings, deadline_s: float
 async def _at_the_end(consumer: Any, topic: str) -> None:
     """Read every partition of the reply topic from now on."""
     while not (numbers := consumer.partitions_for_topic(topic)):
-        await consumer._client.add_topic(topic)  # noqa: SLF001 - a consumer by hand knows of no topic by itself
+        await consumer._client.add_topic(topic)  # noqa: SLF001 - a consumer without a group learns of no topic by itself
         await asyncio.sleep(0.1)
     partitions = [TopicPartition(topic, number) for number in numbers]
     consumer.assign(partitions)
@@ -126,7 +126,7 @@ async def _reply(consumer: Any, request_id: str) -> bytes:
 
 
 def _judged(answer: pb.EmbedResponse, model: str) -> str:
-    """What the vectors say; Raises Failed when they do not mean what the sentences do."""
+    """The result in words. Raises Failed unless similar sentences have similar vectors."""
     if answer.status.code:
         raise Failed(f"{model}: code {answer.status.code}: {answer.status.message}")
     question, near, far = (np.frombuffer(each.embedding, "<f4") for each in answer.embeddings)
@@ -140,7 +140,7 @@ def _judged(answer: pb.EmbedResponse, model: str) -> str:
 
 
 def _judged_text(answer: texts.GenerateResponse, model: str) -> str:
-    """How long the text is; raises Failed when it is not as long as it was asked for."""
+    """The result in words. Raises Failed if the text has another length than it was asked for."""
     if answer.status.code:
         raise Failed(f"{model}: code {answer.status.code}: {answer.status.message}")
     if answer.usage.completion_tokens != _TEXT_TOKENS:
@@ -149,7 +149,7 @@ def _judged_text(answer: texts.GenerateResponse, model: str) -> str:
 
 
 async def by_metric(kubernetes: Kubernetes, metric: str) -> str:
-    """Ask for NAMESPACE/METRIC?SELECTOR as the autoscaler does; what was found, in words. Raises Failed."""
+    """Ask for NAMESPACE/METRIC?SELECTOR as the autoscaler does; the result in words. Raises Failed."""
     where, _, selector = metric.partition("?")
     namespace, name = where.split("/")
     path = f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/{name}?labelSelector={quote(selector)}"
@@ -163,16 +163,17 @@ async def by_metric(kubernetes: Kubernetes, metric: str) -> str:
 
 
 async def _served_by(kubernetes: Kubernetes) -> str:
-    """Whose the cluster's external metrics API is, in words."""
+    """Who serves the external metrics API of the cluster, in words."""
     try:
         it = holder(await kubernetes.get(PATH))
     except KubernetesError as error:
         return f"who serves the external metrics API is not known: {error}"
-    return f"the external metrics API is served by {it.service}{'' if it.is_scaler else ', which is no scaler of ours'}"
+    other = "" if it.is_scaler else ", which is no scaler of tokenbatch"
+    return f"the external metrics API is served by {it.service}{other}"
 
 
 async def _until(attempt: Callable[[], Coroutine[Any, Any, str]], deadline_s: float) -> str:
-    """Try until the deadline: what was installed a moment ago may still be starting."""
+    """Try until the deadline: a new installation may still be starting."""
     while True:
         try:
             return await attempt()
@@ -189,7 +190,7 @@ async def prove(
     metrics: Sequence[str] = (),
     kubernetes: Callable[[], Kubernetes] = connect,
 ) -> list[str]:
-    """Every model by gRPC, every topic by Kafka, every metric; what was found, in words. Raises Failed, StartError."""
+    """Every model by gRPC, every topic by Kafka, every metric; the results in words. Raises Failed, StartError."""
     deadline_s = time.monotonic() + timeout_s
     found: list[str] = []
     if target is not None:
@@ -208,16 +209,16 @@ async def prove(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code: 0 when all is as it should be."""
+    """The exit code: 0 if everything works."""
     parser = argparse.ArgumentParser(prog="python -m k8s.smoke", description=__doc__)
     parser.add_argument("--config", type=Path, metavar="FILE", help="the aggregator's settings")
-    parser.add_argument("--grpc", metavar="HOST:PORT", help="an aggregator; absent: by Kafka only")
+    parser.add_argument("--grpc", metavar="HOST:PORT", help="an aggregator; without it by Kafka only")
     parser.add_argument(
         "--metric",
         action="append",
         default=[],
         metavar="NAMESPACE/METRIC?SELECTOR",
-        help="an external metric, as the autoscaler asks for it; again for each",
+        help="an external metric, as the autoscaler asks for it; may be repeated",
     )
     parser.add_argument("--timeout-s", type=float, default=120.0, metavar="S", help="for all of it (%(default)s)")
     options = parser.parse_args(arguments)

@@ -20,7 +20,7 @@ _BAD_START = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code: 0 after SIGTERM, 2 when it could not start."""
+    """The exit code: 0 after SIGTERM, 2 if it could not start."""
     options = _parser().parse_args(arguments)
     try:
         settings = load(ScalerSettings, ENV_PREFIX, options.config)

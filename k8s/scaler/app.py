@@ -1,4 +1,4 @@
-"""One scaler: its parts made from settings, started in order, stopped in order."""
+"""The scaler: makes its parts from the settings, starts them and stops them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from k8s.scaler.published import Published
 from k8s.scaler.settings import ApiSettings, ScalerSettings
 
 _LOG = logging.getLogger(__name__)
-_LOOKED_AFTER_S = 30.0
+_CHECKED_EVERY_S = 30.0
 _GRACE_S = 3.0
 
 
@@ -102,7 +102,7 @@ class Scaler:
         _LOG.info("scaler stopped")
 
     async def _found(self, given: Sequence[str]) -> AsyncIterator[Mapping[str, bool]]:
-        """Those of the settings, and the endpoints of a Service among them; and whether their pods are Ready."""
+        """The addresses in the settings, with a Service replaced by its endpoints; and whether their pods are Ready."""
         services = [address for address in given if address.startswith(SCHEME)]
         fixed = {address: True for address in given if not address.startswith(SCHEME)}
         if not services:
@@ -113,7 +113,7 @@ class Scaler:
             yield fixed | dict(found)
 
     async def _serve_api(self, api: ExternalMetricsApi, kubernetes: Kubernetes, settings: ApiSettings) -> None:
-        """Serve with the certificate of the moment, ready once there is one; and let the API server know."""
+        """Serve with the present certificate, and keep the registration right; ready once there is a certificate."""
         used: Identity | None = None
         registration = Registration(kubernetes, self.namespace, settings.service)
         registered = False
@@ -127,13 +127,16 @@ class Scaler:
                     await self.port.set_ready(ready=True)
                 await registration.keep(identity.served.ca_bundle)
                 registered = True
-            except (KubernetesError, OSError, ssl.SSLError) as error:  # what is served stays served
-                _LOG.warning("the metrics API could not be looked after", extra={"error": str(error)})
-            await asyncio.sleep(_LOOKED_AFTER_S if registered else 1.0)
+            except (KubernetesError, OSError, ssl.SSLError) as error:  # the API is served as before
+                _LOG.warning(
+                    "certificate or registration could not be checked",
+                    extra={"error": str(error)},
+                )
+            await asyncio.sleep(_CHECKED_EVERY_S if registered else 1.0)
 
 
 def _kubernetes_for(settings: ScalerSettings) -> Kubernetes | None:
-    """The cluster, where anything in the settings needs one."""
+    """A connection to the cluster, if any setting needs it."""
     needed = (
         any(address.startswith(SCHEME) for address in (*settings.aggregators.addresses, *settings.peers))
         or any(model.deployment for model in settings.models)

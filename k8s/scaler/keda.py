@@ -1,4 +1,4 @@
-"""Answer KEDA as an external and external-push scaler, beside the health service of this process."""
+"""The gRPC port: KEDA's external and external-push scaler, and the health service."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _TARGETS = {REQUIRED_REPLICAS: 1.0, LAG: 20_000.0, AGGREGATOR_BUSY: 0.6}
 
 
 class KedaScaler(pb_grpc.ExternalScalerServicer):
-    """`externalscaler.ExternalScaler`. What is not known is an error to KEDA, which then falls back as it was told."""
+    """`externalscaler.ExternalScaler`. A figure that is not known is an error, on which KEDA uses its fallback."""
 
     def __init__(self, published: Published, metrics: ScalerMetrics, interval_s: float) -> None:
-        """`interval_s`: how often a stream looks whether there is something to do."""
+        """`interval_s`: the time between two looks of a stream."""
         self._published = published
         self._metrics = metrics
         self._interval_s = interval_s
@@ -40,7 +40,7 @@ class KedaScaler(pb_grpc.ExternalScalerServicer):
 
     @override
     async def StreamIsActive(self, request: pb.ScaledObjectRef, context: Any) -> AsyncIterator[pb.IsActiveResponse]:
-        """The same at once, and whenever it changes; while it is not known nothing is said."""
+        """The same at once and whenever it changes; nothing while it is not known."""
         await self._chosen(request, context)
         said: bool | None = None
         while True:
@@ -81,7 +81,7 @@ class KedaScaler(pb_grpc.ExternalScalerServicer):
         return value
 
     async def _chosen(self, reference: pb.ScaledObjectRef, context: Any) -> str:
-        """The metric that a trigger's metadata name; the call ends where there is none such."""
+        """The metric that the metadata of a trigger name; ends the call if there is no such metric."""
         try:
             self._value(reference)
         except UnknownMetric as error:
@@ -97,7 +97,7 @@ class KedaScaler(pb_grpc.ExternalScalerServicer):
 
 
 class GrpcPort:
-    """The scaler's gRPC listener: KEDA and health. Ready says `""`, alive says the service `liveness`."""
+    """The gRPC server. In the health service, `""` means ready and `liveness` means alive."""
 
     def __init__(self, scaler: KedaScaler, bind: str) -> None:
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
@@ -108,7 +108,7 @@ class GrpcPort:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 
     async def start(self) -> None:
-        """Listen, alive but not ready. Raises StartError."""
+        """Listen, alive but not ready yet. Raises StartError."""
         try:
             port = self._server.add_insecure_port(self._bind)
         except RuntimeError as error:
@@ -119,12 +119,12 @@ class GrpcPort:
         await self._server.start()
 
     async def set_ready(self, *, ready: bool) -> None:
-        """What the health service says of the whole."""
+        """Set what the health service says of `""`."""
         serving = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
         await self._health.set("", serving)
 
     async def stop(self, grace_s: float) -> None:
-        """Refuse new calls, then hang up."""
+        """Refuse new calls, then stop."""
         await self.set_ready(ready=False)
         await self._server.stop(grace_s)
 

@@ -1,4 +1,4 @@
-"""Count what the scaler does and show what it publishes."""
+"""The metrics of the scaler."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ScalerMetrics:
         self._buffer = buffer
 
     def show(self, published: Published) -> None:
-        """What is published, read on the reader's thread; and every figure as autoscalers get it, for an adapter."""
+        """Show what is published, and for an adapter every figure as autoscalers get it."""
         self._buffer.gauges((_REPLICAS, _AGE), lambda: _values(published.ages_s()))
         self._buffer.gauges(
             (_FIGURE,),
@@ -40,11 +40,11 @@ class ScalerMetrics:
         )
 
     def input_failed(self, name: str) -> None:
-        """An input (kafka, aggregator, kubernetes) could not be read."""
+        """Count an input (kafka, aggregator, kubernetes) that could not be read."""
         self._errors.add(1, name)
 
     def answered(self, asker: str, result: str) -> None:
-        """The API or KEDA asked, and got a value or an error."""
+        """Count an answer to the API server or to KEDA."""
         self._answers.add(1, asker, result)
 
 

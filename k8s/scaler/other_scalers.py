@@ -1,9 +1,9 @@
-"""Ask other scalers for figures, by the protocol that they speak with KEDA.
+"""Ask other scalers for figures, by the protocol of KEDA's external scaler.
 
-The replicas of one scaler agree: what any of them requires, all publish. Each remembers what it saw: a peak, what was
-waiting when pods were asked for, what a pod does. So one that has just started, or looked at another moment, comes to
-another figure from the same inputs; the higher is of who knows more. And as a cluster's registration of the metrics
-API leads to one scaler only, that one asks those of other releases.
+Each replica of a scaler has a memory: of a peak, of the backlog when pods were asked for, of the throughput of a pod.
+So a replica that started later can compute another figure from the same inputs. Therefore all replicas publish the
+highest figure of any of them. And because the registration of the metrics API leads to the scaler of one release, that
+one asks the scalers of the other releases.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _PORT = 50071
 _SERVICE = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 
 Find = Callable[[str, str], str]
-"""The address of a Service of a namespace."""
+"""The address of a Service in a namespace."""
 
 
 class Peers:
-    """The replicas of this scaler, this one among them, whose answer changes nothing."""
+    """The replicas of this scaler, including this one."""
 
     def __init__(self, models: Sequence[str], timeout_s: float) -> None:
         self._models = models
@@ -37,12 +37,12 @@ class Peers:
         self._addresses: frozenset[str] = frozenset()
 
     async def follow(self, found: AsyncIterator[Mapping[str, bool]]) -> None:
-        """Keep to the addresses that there are."""
+        """Follow the addresses."""
         async for addresses in found:
             self._addresses = frozenset(addresses)
 
     async def required(self) -> Mapping[str, float]:
-        """By model the most that one of them requires; left out where none knows."""
+        """The highest number that any of them requires, by model; without models that none knows."""
         asked = [(address, model) for address in self._addresses for model in self._models]
         told = await asyncio.gather(*(self._ask(*each) for each in asked))
         found: dict[str, float] = {}
@@ -59,24 +59,24 @@ class Peers:
 
 
 def in_cluster(service: str, namespace: str) -> str:
-    """Where a scaler answers KEDA, in each release of the chart."""
+    """The address at which the scaler of a release answers KEDA."""
     return f"{service}.{namespace}.svc:{_PORT}"
 
 
 async def ask_release(find: Find, namespace: str, metric: str, labels: Mapping[str, str]) -> Sequence[Value]:
-    """What the scaler that the labels name says.
+    """The figures of the scaler that the labels name.
 
-    Raises UnknownMetric, or StaleInputError where it does not answer or does not know.
+    Raises UnknownMetric, or StaleInputError if it does not answer or does not know.
     """
     service = labels.get(SCALER, "")
     if not _SERVICE.fullmatch(service):
-        raise UnknownMetric(f"whose, in the namespace {namespace}? say it by the selector: {SCALER}=tokenbatch-scaler")
+        raise UnknownMetric(f"{namespace} is another release's namespace: select by {SCALER}=NAME-OF-ITS-SCALER")
     told = {key: value for key, value in labels.items() if key != SCALER}
     return [Value(labels, value) for value in await _values(find(service, namespace), metric, told, _TIMEOUT_S)]
 
 
 async def _values(address: str, metric: str, labels: Mapping[str, str], timeout_s: float) -> Sequence[float]:
-    """What the scaler at an address says, asked as KEDA asks it. Raises UnknownMetric, StaleInputError."""
+    """The figures of the scaler at an address. Raises UnknownMetric, StaleInputError."""
     reference = pb.ScaledObjectRef(scalerMetadata={**labels, "metric": metric})
     request = pb.GetMetricsRequest(scaledObjectRef=reference, metricName=metric)
     async with grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:

@@ -1,4 +1,4 @@
-"""The latest figures, by metric and labels: what the metrics API, KEDA and Prometheus are all answered from."""
+"""The latest figures by metric and labels, for the metrics API, KEDA and Prometheus."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from k8s.scaler.measuring.figures import Figure
 
 REQUIRED_REPLICAS = "embed_required_replicas"
 OWN_REQUIRED_REPLICAS = "own_required_replicas"
-"""What this replica of the scaler alone requires, for the others."""
+"""The number that this replica of the scaler alone requires; other replicas ask for it."""
 LAG = "embed_consumer_lag"
 AGGREGATOR_BUSY = "embed_aggregator_busy"
 METRICS = (REQUIRED_REPLICAS, LAG, AGGREGATOR_BUSY)
 SCALER = "scaler"
-"""The label that says which scaler's Service a figure is of."""
+"""The label with the Service of the scaler that a figure is from."""
 _ALL: Mapping[str, str] = {}
 
 
 class UnknownMetric(LookupError):
-    """No metric of that name, or no series that the selector means."""
+    """There is no metric of that name, or no series with these labels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Value:
 
 
 class Published:
-    """The figures of one scaler; while they are too old there is an error, and never an old one for a new one."""
+    """The figures of one scaler. A figure that is too old is an error."""
 
     def __init__(self, models: Sequence[str], scaler: str, max_age_s: float, clock: Callable[[], float]) -> None:
         """`scaler`: the Service of this one."""
@@ -57,14 +57,14 @@ class Published:
         return [Value(labels, read()) for labels, read in chosen]
 
     def known(self) -> Iterator[tuple[str, Value]]:
-        """Every series with its metric, but those that cannot be told at this moment."""
+        """Every series with its metric, without those that are not known now."""
         for metric in METRICS:
             for model, read in self._series(metric).items():
                 with suppress(StaleInputError):
                     yield metric, Value(self._labels(model), read())
 
     def ages_s(self) -> Mapping[str, tuple[float | None, float]]:
-        """By model: required replicas where known, and the age of the oldest input, or of the process."""
+        """By model: the required replicas if known, and the age of the oldest input, or of the process before any."""
         now_s = self._clock()
         found: dict[str, tuple[float | None, float]] = {}
         for model in self._models:
@@ -92,20 +92,20 @@ class Published:
         return figure
 
     def _required(self, model: str) -> float:
-        """The most that one of the scaler's replicas requires that know."""
+        """The highest number that any replica of the scaler requires."""
         return self._highest(model, self._figure(model))
 
     def _own(self, model: str) -> float:
         figure = self._figure(model)
         if not figure.knows_what_for:
-            raise StaleInputError(f"this replica does not know what the pending pods of {model} were asked for")
+            raise StaleInputError(f"this replica does not know why the pending pods of {model} were asked for")
         return figure.required_replicas
 
     def _lag(self, model: str) -> float:
         return float(self._figure(model).lag_records)
 
     def _busy_share(self) -> float:
-        """The aggregators' busy shares, summed."""
+        """The sum of the aggregators' busy shares."""
         if self.busy is None or self._clock() - self.busy[1] > self._max_age_s:
             raise StaleInputError(f"how busy the aggregators are is not known: {self.explain()}")
         return self.busy[0]

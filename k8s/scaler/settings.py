@@ -1,4 +1,4 @@
-"""All configuration of the scaler: environment over file over default, unknown names refused."""
+"""The settings of the scaler."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ ENV_PREFIX = "TOKENBATCH_SCALER_"
 class ModelSettings(Group):
     """One model whose servers are scaled."""
 
-    name: str = Field(description="what the metrics' label `model` says")
+    name: str = Field(description="the label `model` of its metrics")
     demand_of: str = Field(
         default="", description="the model, as the aggregators name it, whose demand it serves; empty: the name"
     )
     deployment: str = Field(default="", description="the Deployment that serves it; empty: replicas are not known")
     share: Annotated[float, Field(ge=0, le=1)] = Field(
-        default=1.0, description="its part of that demand, where a canary has the rest"
+        default=1.0, description="the part of that demand that it serves; a canary serves the rest"
     )
 
     @property
@@ -33,7 +33,7 @@ class ModelSettings(Group):
 
 
 def _followed(addresses: tuple[str, ...]) -> tuple[str, ...]:
-    """Addresses of which one at the most is a Service."""
+    """Addresses, of which at most one is a Service."""
     services = [address for address in addresses if address.startswith(SCHEME)]
     for address in services:
         check_address(address)
@@ -46,40 +46,40 @@ Followed = Annotated[tuple[str, ...], AfterValidator(_followed)]
 
 
 class AggregatorsSettings(Group):
-    """Where demand is asked for."""
+    """The aggregators, which are asked for their demand."""
 
     addresses: Followed = Field(
         default=("localhost:50052",),
         description="host:port of each, or k8s://SERVICE.NAMESPACE:PORT for all endpoints of one Service",
         min_length=1,
     )
-    interval_s: PositiveFloat = Field(default=5.0, description="between two questions")
+    interval_s: PositiveFloat = Field(default=5.0, description="time between two rounds of questions")
 
 
 class PolicySettings(Group):
     """How demand becomes replicas; see k8s.scaler.measuring.demand."""
 
-    drain_s: PositiveFloat = Field(default=30.0, description="time in which a backlog is to be worked off")
+    drain_s: PositiveFloat = Field(default=30.0, description="time in which a backlog should be processed")
     utilisation: Annotated[float, Field(gt=0, le=1)] = Field(
-        default=0.75, description="share of a model server's throughput to plan with"
+        default=0.75, description="share of a model server's throughput that is planned with"
     )
     arrival_window_s: PositiveFloat = Field(
         default=20.0,
-        description="arriving records are counted over this time; no longer than two of the autoscaler's periods",
+        description="time over which arriving records are counted; at most two periods of the autoscaler",
     )
-    peak_hold_s: NonNegativeFloat = Field(default=60.0, description="the highest figure of this time is published")
-    max_age_s: PositiveFloat = Field(default=20.0, description="an older input is an error, never a zero")
+    peak_hold_s: NonNegativeFloat = Field(default=60.0, description="time for which a peak of the figure is published")
+    max_age_s: PositiveFloat = Field(default=20.0, description="a figure with an older input is an error")
 
 
 class ApiSettings(Group):
-    """The external metrics API, for a HorizontalPodAutoscaler."""
+    """The external metrics API, for HorizontalPodAutoscalers."""
 
     bind: str = Field(
         default="0.0.0.0:8443", description="host:port; port 0 picks a free one; empty: external metrics are not served"
     )
     service: str = Field(
         default="tokenbatch-scaler",
-        description="the Service before it, which its certificate names; the Secret SERVICE-tls holds that",
+        description="the scaler's Service, which its certificate names; the Secret SERVICE-tls has the certificate",
     )
 
 
@@ -90,13 +90,14 @@ class KedaSettings(Group):
 
 
 class ScalerSettings(Group):
-    """Everything the scaler can be told."""
+    """All settings of the scaler."""
 
     models: tuple[ModelSettings, ...] = Field(default=(ModelSettings(name="all-minilm-l6-v2"),), min_length=1)
     kafka: KafkaSettings = KafkaSettings()
     aggregators: AggregatorsSettings = AggregatorsSettings()
     peers: Followed = Field(
-        default=(), description="the replicas of this scaler, as aggregators.addresses: all publish the highest figure"
+        default=(),
+        description="the replicas of this scaler, as in aggregators.addresses; all publish the highest",
     )
     policy: PolicySettings = PolicySettings()
     api: ApiSettings = ApiSettings()

@@ -85,7 +85,7 @@ def test_the_notes_say_what_is_on_trial_and_where_to_see_what_a_server_that_gene
     assert done.returncode == 0, done.stderr
     notes = done.stdout.partition("NOTES:")[2]
     assert "Models: minilm, chat." in notes
-    assert "minilm: revision b is on trial, with 25 % of the requests" in notes
+    assert "minilm: revision b is a canary and gets 25 % of the requests" in notes
     assert "logs deployment/t-tokenbatch-chat | grep max_sequences" in notes
     for name in (NAME, ON_TRIAL, "t-tokenbatch-chat"):
         assert f"rollout status deployment/{name}\n" in notes

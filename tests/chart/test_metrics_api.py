@@ -81,7 +81,7 @@ async def test_who_never_had_the_mode_hpa_needs_no_right_to_look(
         ("keda", OURS, ["the scaler ns/t-tokenbatch-scaler", "helm upgrade --install keda", "--take-ownership"]),
         ("keda", NEIGHBOURS, ["the scaler elsewhere/b-scaler"]),
         ("keda", TAKEN, ["which gives it up within half a minute"]),
-        ("none", TAKEN, ["until then it would be deleted with this release's"]),
+        ("none", TAKEN, ["this upgrade would delete the API"]),
     ],
 )
 async def test_what_would_find_no_figures_or_take_anothers_away_is_refused(

@@ -48,9 +48,9 @@ def test_the_schema_refuses(values: str, says: str, version: int) -> None:
     [
         ("default", "kafka.bootstrapServers=", "kafka.bootstrapServers must be set: host:port of your Kafka"),
         ("default", "aggregator.autoscaling.maxReplicas=9", "above kafka.config.partitions 8"),
-        ("default", "modelServer.autoscaling.minReplicas=0", "only autoscaling.mode keda can do"),
+        ("default", "modelServer.autoscaling.minReplicas=0", "possible with autoscaling.mode keda only"),
         ("default", "modelServer.autoscaling.minReplicas=9", "minReplicas above maxReplicas"),
-        ("keda", "aggregator.autoscaling.minReplicas=0", "aggregators are what notices demand"),
+        ("keda", "aggregator.autoscaling.minReplicas=0", "without aggregators nobody notices demand"),
         ("default", "models[0].name=m,models[0].source.hub=a/b,models[0].source.path=/c", "give one"),
         ("default", "models[0].name=a.b,models[1].name=A/B", "too alike"),
         ("default", "modelServer.rollingUpdate.maxSurge=0", "no pod could ever be replaced"),

@@ -1,4 +1,4 @@
-{{/* The Kafka cluster as the processes' settings have it, and the files for it. */}}
+{{/* The settings of the group `kafka`, with the files that they name. */}}
 
 {{- define "tokenbatch.kafkaSettings" -}}
 {{- $kafka := .Values.kafka -}}
@@ -32,7 +32,7 @@
 {{- toYaml $settings -}}
 {{- end -}}
 
-{{/* The Secrets for it, as one volume; nothing where none is named. */}}
+{{/* One volume with the Secrets for Kafka; nothing if the values name none. */}}
 {{- define "tokenbatch.kafkaVolume" -}}
 {{- $kafka := .Values.kafka -}}
 {{- if or $kafka.saslPassword $kafka.saslToken $kafka.ca $kafka.clientCertificate -}}
@@ -63,12 +63,12 @@
 {{- end -}}
 {{- end -}}
 
-{{/* The topics that are read, as settings have them; JSON of {items: [...]}. */}}
+{{/* The topics that are read, as in the settings: JSON of {items: [...]}. */}}
 {{- define "tokenbatch.topics" -}}
 {{- toJson (dict "items" (default (list (dict "name" "embed.requests.v1")) .Values.kafka.config.topics)) -}}
 {{- end -}}
 
-{{/* The gRPC port's certificates and credentials, as one volume; nothing where none is named. */}}
+{{/* One volume with the certificates and credentials of the gRPC port; nothing if the values name none. */}}
 {{- define "tokenbatch.frontDoorVolume" -}}
 {{- $door := .Values.aggregator.frontDoor -}}
 {{- if or $door.tls $door.clientCa $door.tokens $door.jwks -}}

@@ -17,7 +17,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* Labels by which this release's pods are found; of a component where one is given: (list $ "aggregator"). */}}
+{{/* The labels that select this release's pods, or those of one component: (list $ "aggregator"). */}}
 {{- define "tokenbatch.selector" -}}
 {{- $root := index . 0 -}}
 app.kubernetes.io/name: {{ include "tokenbatch.name" $root }}
@@ -35,7 +35,7 @@ app.kubernetes.io/version: {{ $root.Chart.AppVersion | quote }}
 helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" }}
 {{- end -}}
 
-{{/* All labels of a pod: none that a new version of the chart changes, or each would roll every pod. (list $ "aggregator") */}}
+{{/* All labels of a pod: (list $ "aggregator"). None has the chart's version, or each new version would replace every pod. */}}
 {{- define "tokenbatch.podLabels" -}}
 {{- $root := index . 0 -}}
 {{ include "tokenbatch.selector" . }}
@@ -46,7 +46,7 @@ app.kubernetes.io/part-of: tokenbatch
 {{- end }}
 {{- end -}}
 
-{{/* The labels of one model's objects: (list $ $model). */}}
+{{/* The labels that select one model's pods: (list $ $model). */}}
 {{- define "tokenbatch.modelSelector" -}}
 {{ include "tokenbatch.selector" (list (index . 0) "model-server") }}
 tokenbatch/model: {{ (index . 1).slug }}
@@ -62,7 +62,7 @@ tokenbatch/model: {{ (index . 1).slug }}
 tokenbatch/model: {{ (index . 1).slug }}
 {{- end -}}
 
-{{/* Write the second mapping over the first, in place: 0, false and the empty string count, unlike in mergeOverwrite; null takes away. */}}
+{{/* Write the second mapping over the first, in place. Unlike mergeOverwrite, this keeps 0, false and the empty string; null removes. */}}
 {{- define "tokenbatch.override" -}}
 {{- $base := index . 0 -}}
 {{- range $key, $value := index . 1 -}}
@@ -77,10 +77,10 @@ tokenbatch/model: {{ (index . 1).slug }}
 {{- end -}}
 
 {{/*
-Every model with the defaults of modelServer, its slug and its name in Kubernetes; JSON of {items: [...]}.
+Every model with the defaults of modelServer, its slug and its name in Kubernetes: JSON of {items: [...]}.
 
-A canary follows its model, as another one with all that the model has but what the canary says itself; `share` is the
-part of the model's requests that is for each of the two.
+A canary follows its model in the list. It is the same model with the values of the canary written over it. `share` is the part of the
+requests that each of the two gets.
 */}}
 {{- define "tokenbatch.models" -}}
 {{- $root := . -}}
@@ -89,7 +89,7 @@ part of the model's requests that is for each of the two.
 {{- range $said := .Values.models -}}
 {{- $canary := default dict $said.canary -}}
 {{- if and $canary (not (dig "source" "revision" "" $canary)) -}}
-{{- fail (printf "models: %s has a canary without source.revision, by which its requests find it" $said.name) -}}
+{{- fail (printf "models: %s has a canary without source.revision, which its requests are routed by" $said.name) -}}
 {{- end -}}
 {{- range $onTrial := ternary (list false true) (list false) (not (empty $canary)) -}}
 {{- $model := deepCopy $root.Values.modelServer -}}
@@ -102,7 +102,7 @@ part of the model's requests that is for each of the two.
 {{- end -}}
 {{- $_ := set $model "onTrial" $onTrial -}}
 {{- if hasKey $slugs $slug -}}
-{{- fail (printf "models: %s and %s are too alike: both would be called %s" $said.name (get $slugs $slug) $slug) -}}
+{{- fail (printf "models: %s and %s are too alike: the objects of both would be called %s" $said.name (get $slugs $slug) $slug) -}}
 {{- end -}}
 {{- $_ := set $slugs $slug $said.name -}}
 {{- $source := default dict $model.source -}}
@@ -111,7 +111,7 @@ part of the model's requests that is for each of the two.
 {{- $_ := set $model "slug" $slug -}}
 {{- $_ := set $model "fullname" (printf "%s-%s" (include "tokenbatch.fullname" $root) $slug) -}}
 {{- if and $source.hub $source.path -}}
-{{- fail (printf "models: %s has both source.hub and source.path: give one" $said.name) -}}
+{{- fail (printf "models: %s has both source.hub and source.path: give one of them" $said.name) -}}
 {{- end -}}
 {{- if and $source.volume (not $source.path) -}}
 {{- $_ := set $source "path" "/models" -}}
@@ -123,9 +123,9 @@ part of the model's requests that is for each of the two.
 {{- end -}}
 
 {{/*
-A metric of this release's scaler, as an HorizontalPodAutoscaler names it: (list $ name slug).
+A metric of this release's scaler, as a HorizontalPodAutoscaler names it: (list $ name slug).
 
-An adapter finds all of them as one series of Prometheus, which has the name as a label.
+In Prometheus all of them are series of one metric, with the name as a label.
 */}}
 {{- define "tokenbatch.metric" -}}
 {{- $labels := dict "scaler" (printf "%s-scaler" (include "tokenbatch.fullname" (index . 0))) -}}
@@ -141,7 +141,7 @@ name: {{ index . 1 }}
 selector: {matchLabels: {{ toJson $labels }}}
 {{- end -}}
 
-{{/* A bound on replicas that an autoscaler holds: (list $ $autoscaling). */}}
+{{/* Whether an autoscaler sets the replicas: (list $ $autoscaling). */}}
 {{- define "tokenbatch.scaled" -}}
 {{- $root := index . 0 -}}
 {{- $autoscaling := index . 1 -}}

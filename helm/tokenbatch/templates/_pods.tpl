@@ -1,4 +1,4 @@
-{{/* What all pods have in common. */}}
+{{/* What all pods share. */}}
 
 {{/* The image: (list $ $image). */}}
 {{- define "tokenbatch.image" -}}
@@ -13,7 +13,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* The scaler's image: where it says nothing of its own, the aggregator's, in which its code is. */}}
+{{/* The scaler's image: by default the aggregator's, which has its code. */}}
 {{- define "tokenbatch.scalerImage" -}}
 {{- $own := .Values.scaler.image -}}
 {{- $image := merge (pick $own "registry" "repository") .Values.aggregator.image -}}
@@ -23,7 +23,7 @@
 {{- include "tokenbatch.image" (list . $image) -}}
 {{- end -}}
 
-{{/* The restricted Pod Security Standard, and its user's rights on volumes. */}}
+{{/* As the restricted Pod Security Standard requires; the group may write to volumes. */}}
 {{- define "tokenbatch.podSecurity" -}}
 runAsNonRoot: true
 runAsUser: 10001
@@ -42,9 +42,9 @@ capabilities:
 {{- end -}}
 
 {{/*
-A pod's spec with what a person gives laid over it, and over its first container: (list $pods spec).
+A pod's spec with podSpec written over it, and container over its first container: (list $pods spec).
 
-Containers, volumes, mounts, environment and ports come besides the chart's; all else takes the place of what it names; null takes it away.
+Containers, volumes, mounts, environment and ports are added to the chart's. Everything else replaces what it names; null removes it.
 */}}
 {{- define "tokenbatch.pod" -}}
 {{- $pods := index . 0 -}}
@@ -58,7 +58,7 @@ Containers, volumes, mounts, environment and ports come besides the chart's; all
 {{- end -}}
 {{- end -}}
 
-{{/* Lay a mapping over another, in place, with these lists at the end of its own: (list base given names). */}}
+{{/* Write a mapping over another, in place, but append the lists of these names: (list base given names). */}}
 {{- define "tokenbatch.lay" -}}
 {{- $base := index . 0 -}}
 {{- $given := deepCopy (index . 1) -}}
@@ -117,11 +117,11 @@ topologySpreadConstraints:
 {{- end -}}
 
 {{/*
-What spec.replicas says, where it says anything: (list $ name scaled replicas first).
+The value of spec.replicas, or nothing: (list $ name scaled replicas first).
 
-Neither an autoscaler's number nor one that was never given must be said. But once a manifest has said one, the next that says none takes the
-field away, and the API server puts 1 in its place: then it says what there is. Deployments whose manifest never said it bear the annotation
-tokenbatch/replicas. What KEDA has scaled to none, nobody else wakes.
+An autoscaler's number must not be in the manifest, nor one that no value gives. But after a manifest that had the field, one without it removes
+it, and the API server sets 1: then this is the present number. The annotation tokenbatch/replicas marks Deployments whose manifest never had the
+field. Only KEDA wakes a Deployment that it has scaled to zero.
 */}}
 {{- define "tokenbatch.replicas" -}}
 {{- $root := index . 0 -}}
@@ -132,7 +132,7 @@ tokenbatch/replicas. What KEDA has scaled to none, nobody else wakes.
 {{- int64 (index . 3) -}}
 {{- else if $found -}}
 {{- if and (eq (int64 $found.spec.replicas) 0) (or (not $scaled) (ne $root.Values.autoscaling.mode "keda")) -}}
-{{- fail (printf "the Deployment %s has been scaled to none, and with autoscaling.mode %s nobody would wake it. Nothing was changed. Wake it first:\n  helm upgrade with autoscaling.mode=keda and modelServer.autoscaling.minReplicas=1, where KEDA scales it; else\n  kubectl --namespace %s scale deployment/%s --replicas=1\nand then:\n  helm upgrade, as now" $name $root.Values.autoscaling.mode $root.Release.Namespace $name) -}}
+{{- fail (printf "the Deployment %s has zero replicas, and with autoscaling.mode %s nobody would start one. Nothing was changed. If KEDA scales it, first:\n  helm upgrade with autoscaling.mode=keda and modelServer.autoscaling.minReplicas=1\nand otherwise:\n  kubectl --namespace %s scale deployment/%s --replicas=1\nThen:\n  helm upgrade, with the same arguments" $name $root.Values.autoscaling.mode $root.Release.Namespace $name) -}}
 {{- end -}}
 {{- if ne (dig "metadata" "annotations" "tokenbatch/replicas" "" $found) "autoscaler" -}}
 {{- int64 $found.spec.replicas -}}
@@ -142,7 +142,7 @@ tokenbatch/replicas. What KEDA has scaled to none, nobody else wakes.
 {{- end -}}
 {{- end -}}
 
-{{/* Wait, so that whoever still has this pod in his list can leave: works before native sleep came (1.30), too. */}}
+{{/* Wait until clients have stopped sending to this pod. Kubernetes has a sleep of its own since 1.30. */}}
 {{- define "tokenbatch.preStop" -}}
 {{- if gt (int .preStopSeconds) 0 -}}
 lifecycle:
@@ -152,7 +152,7 @@ lifecycle:
 {{- end -}}
 {{- end -}}
 
-{{/* A start: (list probe seconds). */}}
+{{/* The startup probe: (list probe seconds). */}}
 {{- define "tokenbatch.startup" -}}
 startupProbe:
   {{- toYaml (index . 0) | nindent 2 }}
@@ -161,7 +161,7 @@ startupProbe:
   failureThreshold: {{ max 1 (ceil (divf (index . 1) 5)) }}
 {{- end -}}
 
-{{/* Environment: what a person gives, and once only. */}}
+{{/* The environment variables of the values. */}}
 {{- define "tokenbatch.env" -}}
 {{- $seen := dict -}}
 {{- range . -}}

@@ -1,4 +1,4 @@
-{{/* The settings files, from the same names as the code's. */}}
+{{/* The settings files of the processes. */}}
 
 {{- define "tokenbatch.aggregatorSettings" -}}
 {{- $settings := deepCopy .Values.aggregator.config -}}
@@ -49,7 +49,7 @@
 {{- toYaml $settings -}}
 {{- end -}}
 
-{{/* One model server's: (list $ $model). */}}
+{{/* The settings of a model's servers: (list $ $model). */}}
 {{- define "tokenbatch.modelServerSettings" -}}
 {{- $model := index . 1 -}}
 {{- $settings := deepCopy $model.config -}}

@@ -1,4 +1,4 @@
-"""The serving certificate of the metrics API, which all replicas of a scaler share in one Secret."""
+"""The certificate of the metrics API, which all replicas of a scaler share in one Secret."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MADE_BY_CERT_MANAGER = "cert-manager.io/certificate-name"
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """A serving certificate, its key, and the certificates by which the API server knows it, all PEM."""
+    """A certificate, its key, and the certificates that the API server must trust, all PEM."""
 
     ca_bundle: bytes
     certificate: bytes
@@ -35,7 +35,7 @@ class Certificate:
 
 
 def utc_now() -> datetime:
-    """The wall clock, which certificates are judged by."""
+    """The wall clock, for the validity of certificates."""
     return datetime.now(UTC)
 
 
@@ -44,8 +44,8 @@ async def serving_certificate(
 ) -> Certificate:
     """The certificate in the Secret of a Service.
 
-    A scaler that finds none there, or one that is due, makes one; one that loses that race takes the other's.
-    What cert-manager made is taken as it is. Raises KubernetesError.
+    If there is none, or it is due, this makes one; if another replica was faster, that one's is returned. A certificate
+    of cert-manager is returned as it is. Raises KubernetesError.
     """
     path = f"/api/v1/namespaces/{namespace}/secrets/{service}-tls"
     host = f"{service}.{namespace}.svc"
@@ -72,7 +72,7 @@ async def serving_certificate(
 
 
 def make(names: Sequence[str], now: datetime, before: Certificate | None = None) -> Certificate:
-    """A certificate for these DNS names that signs itself; the one before stays trusted, for it may still be served."""
+    """A self-signed certificate for these DNS names. The one before stays trusted: others may still serve it."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0][:64])])
     certificate = (
@@ -97,7 +97,7 @@ def make(names: Sequence[str], now: datetime, before: Certificate | None = None)
 
 
 def is_due(found: Certificate, names: Sequence[str], now: datetime) -> bool:
-    """Whether a new one is to be made: two thirds of its time are over, a name is missing, or it is damaged."""
+    """Whether a new one must be made: two thirds of its time are over, it lacks a name, or it is damaged."""
     certificate, issuer = _parsed(found.certificate), _parsed(found.ca_bundle)
     if certificate is None or issuer is None:
         return True

@@ -1,4 +1,4 @@
-"""What an API server asks of an API before it sends anybody there, and how the API refuses."""
+"""The documents that an API server reads about an API before it forwards requests to it, and refusals."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ def resources() -> Document:
 
 
 def openapi_v2() -> Document:
-    """Swagger 2.0, without a description of anything: the API server asks for it, and nobody reads it."""
+    """Swagger 2.0 that describes nothing: the API server asks for the document, but nobody reads it."""
     return {"swagger": "2.0", "info": {"title": "tokenbatch", "version": VERSION}, "paths": {}}
 
 
 def openapi_v3() -> Document:
-    """The index of OpenAPI 3, likewise empty."""
+    """The index of OpenAPI 3, also empty."""
     return {"paths": {}}
 
 
 def status(code: int, reason: str, message: str) -> Document:
-    """A refusal, as Kubernetes words it."""
+    """A refusal, as a Status of Kubernetes."""
     return {
         "kind": "Status",
         "apiVersion": "v1",

@@ -1,4 +1,4 @@
-"""With which certificate the metrics API is served, and how the API server is known by its own."""
+"""The certificate of the metrics API, and how it recognises the API server by the API server's certificate."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _AUTHENTICATION = "/api/v1/namespaces/kube-system/configmaps/extension-apiserver
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The certificate that is served, and who may ask: whom `client_ca` (PEM) signed as one of the names.
+    """The certificate that is served, and who may ask: clients with a certificate that `client_ca` (PEM) signed.
 
-    No names: whoever it signed.
+    It must have one of the names, unless there are none.
     """
 
     served: Certificate
@@ -27,10 +27,10 @@ class Identity:
     client_names: Sequence[str]
 
     def server_context(self) -> ssl.SSLContext:
-        """TLS that asks for a client certificate and verifies it; probes come without. Raises ssl.SSLError."""
+        """TLS that verifies the client's certificate; probes have none. Raises ssl.SSLError."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        with TemporaryDirectory() as folder:  # in memory: /tmp is, in the chart; the library takes files only
+        with TemporaryDirectory() as folder:  # /tmp is memory in the chart; the library takes files only
             cert_file, key_file = Path(folder, "tls.crt"), Path(folder, "tls.key")
             cert_file.write_bytes(self.served.certificate)
             key_file.touch(mode=0o600)
@@ -42,13 +42,13 @@ class Identity:
 
 
 async def current_identity(kubernetes: Kubernetes, namespace: str, service: str) -> Identity:
-    """What to serve now. Raises KubernetesError."""
+    """The identity at this moment. Raises KubernetesError."""
     client_ca, client_names = await _front_proxy(kubernetes)
     return Identity(await serving_certificate(kubernetes, namespace, service), client_ca, client_names)
 
 
 async def _front_proxy(kubernetes: Kubernetes) -> tuple[str, tuple[str, ...]]:
-    """Who signs the API server's client certificate (PEM), and which names it may carry. Raises KubernetesError."""
+    """Who signs the API server's client certificate (PEM), and the names it may have. Raises KubernetesError."""
     data = (await kubernetes.get(_AUTHENTICATION)).get("data") or {}
     client_ca = data.get("requestheader-client-ca-file", "")
     if not client_ca:

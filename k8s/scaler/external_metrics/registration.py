@@ -1,7 +1,7 @@
-"""Register the external metrics API, of which a cluster has one, and leave it alone where it is another's.
+"""Register the external metrics API, of which a cluster has one, unless it belongs to another adapter.
 
-The APIService bears the name of the scaler that it was made for. It belongs to the ClusterRole of that scaler's
-release, with which Kubernetes deletes it; the next scaler that finds none makes it anew.
+An annotation of the APIService names the scaler that it was made for. Its owner is the ClusterRole of that scaler's
+release, so Kubernetes deletes both together. Another scaler that then finds no APIService makes one.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ _FORBIDDEN, _NOT_FOUND, _CONFLICT = 403, 404, 409
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """The Service that an APIService leads to; `is_scaler`: one of tokenbatch, which asks the others."""
+    """The Service of an APIService; `is_scaler`: of tokenbatch, which asks the scalers of other releases."""
 
     service: str
     is_scaler: bool
 
 
 def holder(found: Object) -> Holder:
-    """Who holds a registration. A mark that was left on another's says nothing."""
+    """Who holds the registration. The annotation counts only if it names the same Service."""
     service = found.get("spec", {}).get("service") or {}
     name = f"{service.get('namespace', '')}/{service.get('name', '')}"
     return Holder(name, (found["metadata"].get("annotations") or {}).get(_MARK) == name)
 
 
 class Registration:
-    """The registration, as far as it is this release's."""
+    """The registration of this release."""
 
     def __init__(self, kubernetes: Kubernetes, namespace: str, service: str) -> None:
         self._kubernetes = kubernetes
@@ -50,7 +50,7 @@ class Registration:
         self._seen: Holder | None = None
 
     async def keep(self, ca_bundle: bytes) -> None:
-        """Make it where there is none, mend it where it is ours, and else say whose it is. Raises KubernetesError."""
+        """Make it if there is none, correct it if it is ours, and otherwise say whose it is. Raises KubernetesError."""
         found = await self._found()
         if found is None or holder(found).service == self._self.service or _leads_nowhere(found):
             await self._apply(found, ca_bundle)
@@ -60,7 +60,7 @@ class Registration:
             self._seen = holder(found)
             await self._say(self._seen)
         if not holder(found).is_scaler:
-            await self._let_go(found)
+            await self._disown(found)
 
     async def _found(self) -> Object | None:
         try:
@@ -71,7 +71,7 @@ class Registration:
             return None
 
     async def _apply(self, found: Object | None, ca_bundle: bytes) -> None:
-        """Where there is none yet without force: of two scalers that come at once, the API server lets one."""
+        """Without force if there is none yet: of two scalers that apply at once, the API server then accepts one."""
         wanted = self._wanted(ca_bundle, await self._owners())
         if found is not None:
             if _holds(found, wanted):
@@ -83,7 +83,7 @@ class Registration:
         except KubernetesError as error:
             if error.status != _CONFLICT:
                 raise
-            _LOG.info("somebody else changed the registration of the metrics API meanwhile")
+            _LOG.info("the registration of the metrics API was changed by another client at the same time")
         else:
             _LOG.info("registered the metrics API", extra={"service": self._self.service})
 
@@ -100,7 +100,7 @@ class Registration:
         return {"apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService", "metadata": metadata, "spec": spec}
 
     async def _owners(self) -> list[Object]:
-        """The chart's ClusterRole; none where somebody else gave the scaler its rights."""
+        """The chart's ClusterRole; nothing if the rights of the scaler come from elsewhere."""
         try:
             role = await self._kubernetes.get(_ROLES + self._role)
         except KubernetesError as error:
@@ -110,17 +110,17 @@ class Registration:
         kind = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole"}
         return [{**kind, "name": self._role, "uid": role["metadata"]["uid"]}]
 
-    async def _let_go(self, found: Object) -> None:
-        """It was ours, and another took it: it must not be deleted with this release."""
+    async def _disown(self, found: Object) -> None:
+        """Remove this release as the owner: another adapter took the registration over, and must keep it."""
         owners = found["metadata"].get("ownerReferences") or []
         others = [each for each in owners if (each["kind"], each["name"]) != ("ClusterRole", self._role)]
         if len(others) < len(owners):
             metadata = {"ownerReferences": others, "resourceVersion": found["metadata"]["resourceVersion"]}
             await self._kubernetes.patch(PATH, {"metadata": metadata})
-            _LOG.warning("the metrics API is another's: it will not be deleted with this release")
+            _LOG.warning("another adapter holds the metrics API: it will not be deleted with this release")
 
     async def _say(self, other: Holder) -> None:
-        """In the log; and in an event, where the autoscaler will find no figures."""
+        """Log it; and make an event if the autoscaler will find no figures."""
         if other.is_scaler:
             _LOG.info("another scaler serves the metrics API, and asks this one", extra={"service": other.service})
             return
@@ -153,14 +153,14 @@ class Registration:
 
 
 def _leads_nowhere(found: Object) -> bool:
-    """A scaler's whose Service is gone: nobody else would ever take it away."""
+    """Whether it is of a scaler whose Service is gone: nobody else would delete it."""
     conditions = found.get("status", {}).get("conditions") or ()
     gone = any(each.get("reason") == "ServiceNotFound" and each.get("status") == "False" for each in conditions)
     return gone and holder(found).is_scaler
 
 
 def _holds(found: Object, wanted: Object) -> bool:
-    """Whether all that is wanted is there; others may have added to it."""
+    """Whether the object has all that is wanted; others may have added fields."""
     for key, value in wanted.items():
         if isinstance(value, dict):
             if not _holds(found.get(key) or {}, value):

@@ -1,4 +1,4 @@
-"""Serve external.metrics.k8s.io/v1beta1 to the API server's aggregator, and to nobody else."""
+"""Serve external.metrics.k8s.io/v1beta1 to the API server, and to nobody else."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _GRACE_S = 2.0
 
 
 class ExternalMetricsApi:
-    """The HTTPS server. `use` gives it certificates, at the start and whenever they change."""
+    """The HTTPS server. `use` starts it, and is called again when the certificates change."""
 
     def __init__(
         self,
@@ -48,9 +48,9 @@ class ExternalMetricsApi:
         self.address = ""
 
     async def use(self, bind: str, tls: ssl.SSLContext, client_names: Collection[str]) -> None:
-        """Listen with these certificates from now on; names of the API server's own, empty: any that verifies.
+        """Listen with these certificates; a client must have one of the names, if there are any.
 
-        Raises StartError when the address cannot be bound.
+        Raises StartError if the address cannot be bound.
         """
         self._client_names = frozenset(client_names)
         if self._site is None:
@@ -90,7 +90,7 @@ class ExternalMetricsApi:
     async def _only_the_api_server(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """The API server has authenticated and authorised its caller; what it proves itself by was verified by TLS."""
+        """The API server has authenticated and authorised its caller; TLS has verified the API server's certificate."""
         if request.path not in _OPEN:
             name = _common_name(request.transport.get_extra_info("peercert") if request.transport else None)
             if name is None:
@@ -126,7 +126,7 @@ class ExternalMetricsApi:
         )
 
     async def _values(self, namespace: str, metric: str, selector: str) -> Sequence[Value]:
-        """Our own; those of another release from its own scaler, which the selector names."""
+        """The figures of this release; those of another release come from its scaler, which the selector names."""
         labels = labels_of(selector)
         if namespace == self._namespace and labels.get(SCALER, self._published.scaler) == self._published.scaler:
             return self._published.query(metric, labels)
@@ -138,7 +138,7 @@ class ExternalMetricsApi:
 
 
 def quantity(value: float) -> str:
-    """A Kubernetes quantity in thousandths, rounded up: the autoscaler must not see less than there is."""
+    """A Kubernetes quantity in thousandths, rounded up, so that the autoscaler never sees too little."""
     return f"{math.ceil(value * 1000 - 1e-6)}m"
 
 
@@ -152,7 +152,7 @@ def _item(metric: str, value: Value, timestamp: str) -> discovery.Document:
 
 
 def _common_name(certificate: Any) -> str | None:
-    """The common name of a verified client certificate; None: there was none."""
+    """The common name of a verified client certificate; None without a certificate."""
     if not certificate:
         return None
     for parts in certificate.get("subject", ()):

@@ -1,4 +1,4 @@
-"""Ask every aggregator for its demand, again and again, and keep the last answer of each."""
+"""Ask every aggregator for its demand in each round, and keep the last answer of each."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from protos.aggregator.v1 import aggregator_pb2_grpc as pb_grpc
 
 _LOG = logging.getLogger(__name__)
 ANSWER_TIMEOUT_S = 3.0
-"""For an aggregator's, or another scaler's, answer."""
+"""Limit for the answer of an aggregator or of another scaler."""
 _NEWCOMER_S = 30.0
-"""One that has not answered for so long is left out while its pod is not Ready: it may be starting, or be gone."""
+"""An aggregator that has not answered for this time is left out while its pod is not Ready."""
 _OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2_000),
@@ -28,7 +28,7 @@ _OPTIONS = (
 
 @dataclass(slots=True)
 class Asked:
-    """One aggregator: since when it is known, whether its pod is Ready, and what it said last, when."""
+    """One aggregator: since when it is known, whether its pod is Ready, and its last answer."""
 
     since_s: float
     channel: grpc.aio.Channel
@@ -39,14 +39,14 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What all aggregators said; `measured_s` is when the oldest said it, -inf when one that should has not."""
+    """The answers of all aggregators; `measured_s` is the time of the oldest, -inf if one is missing."""
 
     answers: tuple[pb.GetDemandResponse, ...]
     measured_s: float
 
 
 class Aggregators:
-    """The aggregators there are, and what each said last. Times are monotonic seconds."""
+    """All aggregators with their last answers. Times are monotonic seconds."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Aggregators:
         self._asked: dict[str, Asked] = {}
 
     async def follow(self, found: AsyncIterator[Mapping[str, bool]]) -> None:
-        """Keep to the addresses that there are, of pods that are Ready or not."""
+        """Follow the addresses, and whether their pods are Ready."""
         async for addresses in found:
             for address in self._asked.keys() - addresses.keys():
                 await self._asked.pop(address).channel.close()
@@ -71,30 +71,30 @@ class Aggregators:
                 self._asked[address].serving = serving
 
     async def ask(self) -> None:
-        """Ask all at once; who does not answer keeps the answer it gave before, which grows old."""
+        """Ask all at once. An aggregator that does not answer keeps its last answer, which becomes old."""
         async with asyncio.TaskGroup() as tasks:
             for address, asked in list(self._asked.items()):
                 tasks.create_task(self._ask(address, asked), name=f"ask {address}")
 
     def answers(self) -> Answers:
-        """The last answers of those that should give one."""
+        """The last answers of those that are expected to answer."""
         expected = [asked for asked in self._asked.values() if self._is_expected(asked)]
         measured_s = min((asked.answered_s for asked in expected), default=float("-inf"))
         return Answers(tuple(asked.answer for asked in expected if asked.answer is not None), measured_s)
 
     def silent(self) -> list[str]:
-        """The addresses that have not answered lately."""
+        """The addresses that have not answered in the last rounds."""
         limit_s = self._clock() - 2 * self._settings.interval_s - ANSWER_TIMEOUT_S
         return sorted(address for address, asked in self._asked.items() if asked.answered_s < limit_s)
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close all channels."""
         for asked in self._asked.values():
             await asked.channel.close()
         self._asked.clear()
 
     def _is_expected(self, asked: Asked) -> bool:
-        """Not of a newcomer that may be starting still, nor of one that is down: silent for as long, and not Ready."""
+        """False for a new one that may still be starting, and for one that is silent for long and not Ready."""
         is_silent = self._clock() - max(asked.since_s, asked.answered_s) > _NEWCOMER_S
         return asked.serving if is_silent else asked.answer is not None
 

@@ -1,7 +1,7 @@
-"""Say how many model servers the present load needs: the metric that the autoscaler follows.
+"""How many model servers the present load needs: the metric that the autoscaler follows.
 
-The figure is the number of replicas itself (HPA `External`, `AverageValue: 1`), so that the autoscaler's own
-multiplication by the pods that happen to be ready does no harm.
+The metric is the number of replicas itself (HPA `External`, `AverageValue: 1`), so the autoscaler does not multiply it
+by the number of pods that are ready.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _ROUNDING = 1e-9
 
 
 class StaleInputError(Exception):
-    """An input is too old to tell demand from; the autoscaler must get an error, on which it keeps its pods."""
+    """An input is too old. The autoscaler must get an error, on which it keeps its pods."""
 
 
 @dataclass(frozen=True, slots=True)
 class DemandPolicy:
     """Settings: seconds, and the share of a pod's throughput to plan with.
 
-    `max_hold_s` ends the hold of backlog while pods are pending: one that never comes must not stop the rest.
+    `max_hold_s` limits how long the backlog is held while pods are pending, because a pod may never start.
     """
 
     drain_s: float = 30.0
@@ -34,7 +34,7 @@ class DemandPolicy:
     max_hold_s: float = 600.0
 
     def __post_init__(self) -> None:
-        """Raise ValueError when a setting is out of range."""
+        """Raise ValueError if a setting is out of range."""
         if not (0.0 < self.drain_s < math.inf and 0.0 < self.utilisation <= 1.0):
             raise ValueError(f"out of range: drain {self.drain_s} s, utilisation {self.utilisation}")
         if not (self.peak_hold_s >= 0.0 and self.max_age_s > 0.0 and self.max_hold_s >= 0.0):
@@ -43,14 +43,14 @@ class DemandPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What all aggregators together see of one model.
+    """The load of one model, as all aggregators together see it.
 
-    `arrival_tokens_per_s` counts refused and expired arrivals too, or shedding would hide demand. `backlog_tokens`
-    is what waits or is in flight, from all sources (see `backlog_tokens`). `pod_tokens_per_s` is what one pod does
-    within its service level (see `pod_throughput`); None while no pod has said. `replicas` are asked for, `ready`
-    of them serve; None where it cannot be told. `memory_pods` is what the keys and values of what arrives fill, in
-    whole pods' memory (see `memory_pods`). `slo_pressure` is p99 over its objective, and `at_floor` says that
-    the token budget cannot fall further. `measured_s` is the time of the oldest of these inputs.
+    `arrival_tokens_per_s` includes refused and expired requests, or refusals would hide demand. `backlog_tokens` wait
+    or are in flight (see `backlog_tokens`). `pod_tokens_per_s` is the throughput of one pod within the latency target
+    (see `pod_throughput`); None until a pod has reported it. `replicas` are asked for, and `ready` of them serve; None
+    if not known. `memory_pods` is the number of pods whose memory the texts fill (see `memory_pods`). `slo_pressure` is
+    p99 divided by its target. `at_floor`: the token budget is at its minimum. `measured_s` is the time of the oldest
+    input.
     """
 
     arrival_tokens_per_s: float
@@ -64,7 +64,7 @@ class Load:
     at_floor: bool = False
 
     def __post_init__(self) -> None:
-        """Raise ValueError when a quantity is none."""
+        """Raise ValueError if a quantity is impossible."""
         amounts = (
             self.arrival_tokens_per_s,
             self.backlog_tokens,
@@ -80,29 +80,29 @@ class Load:
 
     @property
     def pending(self) -> bool:
-        """Whether pods that were asked for do not serve yet."""
+        """Whether some of the pods that were asked for do not serve yet."""
         return self.replicas is not None and self.ready is not None and self.ready < self.replicas
 
 
 def backlog_tokens(unread_records: float, tokens_per_record: float, held_tokens: float) -> float:
-    """Tokens that wait: records from fetch position to log end, and those held in queues or in flight.
+    """Tokens that wait: records from the fetch position to the log end, and tokens in queues or in flight.
 
-    Not the committed lag: what is held here is not committed yet, and would count twice.
+    The committed lag would count records in queues twice, because they are not committed yet.
     """
     return unread_records * tokens_per_record + held_tokens
 
 
 def pod_throughput(replicas: Iterable[tuple[int, float]]) -> float | None:
-    """R in tokens/s, the mean over replicas of budget over predicted step time at that budget; None without any."""
+    """R in tokens/s: the mean over replicas of token budget ÷ predicted step time; None without replicas."""
     speeds = [token_budget / step_s for token_budget, step_s in replicas]
     return sum(speeds) / len(speeds) if speeds else None
 
 
 def memory_pods(arrival_tokens_per_s: float, kv_token_s_per_token: float, pod_kv_tokens: float) -> float:
-    """Lambda * W / K: the pods whose memory the texts that are under way fill, as many as Little's law says.
+    """Lambda * W / K: the number of pods whose memory the texts in progress fill, by Little's law.
 
-    W: how long keys and values of how many tokens are held for each token that arrives; K: tokens that a pod can hold.
-    0 where the model generates nothing.
+    W: token-seconds of keys and values per arriving token; K: tokens that one pod can hold. 0 if the model does not
+    generate.
     """
     return arrival_tokens_per_s * kv_token_s_per_token / pod_kv_tokens if pod_kv_tokens else 0.0
 
@@ -110,16 +110,16 @@ def memory_pods(arrival_tokens_per_s: float, kv_token_s_per_token: float, pod_kv
 def required_replicas(
     arrival_tokens_per_s: float, backlog: float, pod_tokens_per_s: float, policy: DemandPolicy, in_memory: float = 0.0
 ) -> float:
-    """(max(lambda / R, M) + B / (drain * R)) / rho: pods to keep up with what arrives, and drain the backlog in time.
+    """(max(lambda / R, M) + B / (drain * R)) / rho: pods to process the arrivals, and the backlog within `drain_s`.
 
-    M: `in_memory`, the pods that what arrives fills the memory of.
+    M: `in_memory`, the number of pods whose memory the texts fill.
     """
     keeping_up = max(arrival_tokens_per_s / pod_tokens_per_s, in_memory)
     return (keeping_up + backlog / policy.drain_s / pod_tokens_per_s) / policy.utilisation
 
 
 class Demand:
-    """The published figure for one model: the formula, smoothed, as the autoscaler needs it; soft state."""
+    """The published figure of one model: the formula, smoothed for the autoscaler."""
 
     __slots__ = ("_held", "_peaks", "_pending_since_s", "_pod_tokens_per_s", "_policy")
 
@@ -131,9 +131,9 @@ class Demand:
         self._peaks: deque[tuple[float, float]] = deque()
 
     def publish(self, load: Load, now_s: float) -> float:
-        """Replicas required, for the autoscaler to round up; 0 only when nothing arrives and nothing waits.
+        """Required replicas, which the autoscaler rounds up; 0 only if nothing arrives and nothing waits.
 
-        Raises StaleInputError when an input is older than `max_age_s`, never returning 0 for want of knowledge.
+        Raises StaleInputError if an input is older than `max_age_s`.
         """
         age_s = now_s - load.measured_s
         if not age_s <= self._policy.max_age_s:
@@ -142,7 +142,7 @@ class Demand:
 
     @property
     def knows_what_for(self) -> bool:
-        """False while pods are pending that were asked for before the first look."""
+        """False while pods are pending that were asked for before the first round."""
         return self._held is not None
 
     def _required(self, load: Load, now_s: float) -> float:
@@ -152,17 +152,17 @@ class Demand:
         speed, policy, arriving = self._pod_tokens_per_s, self._policy, load.arrival_tokens_per_s
         if speed is not None:
             required = factor * required_replicas(arriving, backlog, speed, policy, load.memory_pods)
-            if not self.knows_what_for:  # then what waits asks for no pods besides those
+            if not self.knows_what_for:  # the backlog may ask for these pods, but not for more
                 without_backlog = required_replicas(arriving, 0.0, speed, policy, load.memory_pods)
                 return max(without_backlog, min(required, load.replicas or 0))
             return required
-        # Cold start: what one pod does is not known before one has served. Keep what there is, at least one.
+        # Cold start: the throughput of a pod is not known yet. Keep the present pods, at least one.
         return max(1.0, load.replicas or 0) if load.arrival_tokens_per_s or load.backlog_tokens else 0.0
 
     def _hold(self, load: Load, now_s: float) -> tuple[float, float]:
-        """Backlog and service-level factor, while pods are pending no higher than when they were asked for.
+        """Backlog and latency factor; while pods are pending no higher than when these were asked for.
 
-        Else the backlog that grows while pods load asks for the same work a second time.
+        Otherwise the backlog that grows while pods start would ask for the same work again.
         """
         backlog = load.backlog_tokens
         factor = min(max(load.slo_pressure, 1.0), _MAX_SLO_FACTOR) if load.at_floor else 1.0
@@ -177,7 +177,7 @@ class Demand:
         return self._held
 
     def _peak(self, required: float, now_s: float) -> float:
-        """The highest figure of the last `peak_hold_s`; only figures that no later one tops are kept."""
+        """The highest figure of the last `peak_hold_s`. A figure is dropped once a later one is as high."""
         while self._peaks and self._peaks[-1][1] <= required:
             self._peaks.pop()
         self._peaks.append((now_s, required))
@@ -187,7 +187,7 @@ class Demand:
 
 
 def _past_tolerance(required: float, replicas: int | None) -> float:
-    """The autoscaler ignores what differs by a tenth or less, so one pod more than many would never come."""
+    """The autoscaler ignores differences of a tenth or less, so one more than many pods would never be added."""
     if not replicas or math.ceil(required - _ROUNDING) <= replicas:
         return required
     return max(required, _PAST_TOLERANCE * replicas)

@@ -1,4 +1,4 @@
-"""Put the inputs together into one figure per model, by the demand formula."""
+"""Compute the figure of each model from the inputs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from protos.aggregator.v1 import aggregator_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class Replicas:
-    """A Deployment's pods: asked for, and ready."""
+    """The pods of a Deployment: asked for, and ready."""
 
     wanted: int
     ready: int
@@ -23,9 +23,9 @@ class Replicas:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """What is published of one model, and when the oldest of its inputs was measured.
+    """The published figure of one model; `measured_s` is the time of its oldest input.
 
-    `knows_what_for` is false while pods are pending that were asked for before this replica of the scaler looked.
+    `knows_what_for` is false while pods are pending that were asked for before this replica of the scaler started.
     """
 
     required_replicas: float
@@ -35,20 +35,20 @@ class Figure:
 
 
 class TopicShares:
-    """Which share of each topic's records is for which model.
+    """The share of each topic's records that is for each model.
 
-    A topic's records are its own model's, less those for models without a topic: whatever these are sent by Kafka
-    names them on another's. How much that is, the aggregators say of all they fetch; by topic nobody does.
+    The records of a topic are for its own model, except for those that name a model without a topic. The aggregators
+    measure the share of such a model in all records that they fetch, but not topic by topic.
     """
 
     def __init__(self, topics: Mapping[str, Sequence[str]]) -> None:
-        """`topics`: by model, those whose records are its own when they name none."""
+        """`topics`: by model, the topics whose records are for it if they name no model."""
         self._topics = {model: tuple(own) for model, own in topics.items()}
         self._all = sorted({topic for own in self._topics.values() for topic in own})
         self._guests: Mapping[str, float] = {model: 0.0 for model, own in self._topics.items() if not own}
 
     def of(self, model: str, answers: Sequence[pb.GetDemandResponse]) -> Mapping[str, float]:
-        """By topic, the model's share of its records: 0 to 1; as it was last known while nothing is fetched."""
+        """The model's share of the records, 0 to 1, by topic; the last known one while nothing is fetched."""
         rates = dict.fromkeys(self._topics, 0.0)
         for answer in answers:
             for each in answer.models:
@@ -63,7 +63,7 @@ class TopicShares:
 
 
 class ModelFigures:
-    """One model: soft state only, so that any replica of the scaler comes to the same figures from the same inputs."""
+    """The figures of one model."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class ModelFigures:
         first_tokens_per_record: float = 20.0,
         share: float = 1.0,
     ) -> None:
-        """`name`: the model whose demand it is; `share`: of that, 0 to 1, where several Deployments serve it."""
+        """`name`: the model whose demand counts; `share`: the part of it that this Deployment serves."""
         self._name = name
         self._share = share
         self._arrival_window_s = arrival_window_s
@@ -85,7 +85,7 @@ class ModelFigures:
         self._tokens_per_record = first_tokens_per_record
 
     def update(self, answers: Answers, ends: LogEnds, replicas: Replicas | None, now_s: float) -> Figure:
-        """The figure at this moment. Raises StaleInputError."""
+        """The figure now. Raises StaleInputError."""
         models = [model for answer in answers.answers for model in answer.models if model.model == self._name]
         measured_s = min(answers.measured_s, ends.measured_s, replicas.measured_s if replicas else ends.measured_s)
         lengths = [model.tokens_per_record for model in models if model.tokens_per_record > 0]
@@ -112,7 +112,7 @@ class ModelFigures:
         return Figure(required, unread, measured_s, self._demand.knows_what_for)
 
     def _arrivals(self, models: Sequence[pb.ModelDemand], ends: LogEnds, shares: Mapping[str, float]) -> float:
-        """Calls as the aggregators counted them; records as the topics grew, for what is paused is not fetched."""
+        """Calls as the aggregators count them; records by the growth of the topics, because some may not be fetched."""
         growth = self._growth
         if not growth or ends.measured_s > growth[-1][0]:
             growth.append((ends.measured_s, {topic: ends.records(topic) for topic in shares}))
@@ -127,7 +127,7 @@ class ModelFigures:
 
 
 def positions(answers: Sequence[pb.GetDemandResponse]) -> Mapping[Place, int]:
-    """How far each partition was taken; where two claim one (a rebalance), the one who is further."""
+    """The fetch position of each partition; the larger one if two claim a partition (a rebalance)."""
     found: dict[Place, int] = {}
     for answer in answers:
         for each in answer.partitions:
@@ -147,7 +147,7 @@ def _throughput(models: Sequence[pb.ModelDemand]) -> float | None:
 
 
 def _memory(models: Sequence[pb.ModelDemand]) -> tuple[float, float]:
-    """Token-seconds of keys and values for each token that arrives, and the tokens that a pod can hold, in the mean."""
+    """Mean token-seconds of keys and values per arriving token, and mean number of tokens that a pod can hold."""
     held = [model.kv_token_s_per_token for model in models if model.kv_token_s_per_token > 0]
     pods = [replica.kv_tokens for model in models for replica in model.replicas if replica.kv_tokens]
     return (sum(held) / len(held) if held else 0.0), (sum(pods) / len(pods) if pods else 0.0)

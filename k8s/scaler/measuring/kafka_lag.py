@@ -1,4 +1,4 @@
-"""Ask Kafka how far its topics reach, and how far the group has come."""
+"""Ask Kafka for the log ends of the topics and the committed offsets of the group."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Place = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class LogEnds:
-    """Every partition of the query topics: where its log begins and ends, and what the group has committed."""
+    """The start and the end of the log, and the committed offset, of every partition of the request topics."""
 
     starts: Mapping[Place, int]
     ends: Mapping[Place, int]
@@ -31,7 +31,7 @@ class LogEnds:
     measured_s: float
 
     def unread(self, positions: Mapping[Place, int], topic: str) -> int:
-        """Records that nobody took yet: from the owner's position, else the commit, else the beginning of the log."""
+        """Records that nobody fetched: from the owner's position, or the committed offset, or the start of the log."""
         return sum(
             max(0, end - max(positions.get(place, self.committed.get(place, 0)), self.starts.get(place, 0)))
             for place, end in self.ends.items()
@@ -39,12 +39,12 @@ class LogEnds:
         )
 
     def records(self, topic: str) -> int:
-        """Sum of the log ends: its growth is the rate of arrival."""
+        """The sum of the log ends; its growth is the number of arrivals."""
         return sum(end for place, end in self.ends.items() if place[0] == topic)
 
 
 class KafkaLag:
-    """A client that reads no records."""
+    """A client that asks for offsets and reads no records."""
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
@@ -52,7 +52,7 @@ class KafkaLag:
         self._admin: Any = None
 
     async def read(self, measured_s: float) -> LogEnds:
-        """How things stand. Raises KafkaError or TimeoutError; connects anew the next time."""
+        """The offsets now. Raises KafkaError or TimeoutError; the next call connects again."""
         try:
             async with asyncio.timeout(_TIMEOUT_S):
                 return await self._read(measured_s)
@@ -61,7 +61,7 @@ class KafkaLag:
             raise
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close the connections."""
         consumer, admin = self._consumer, self._admin
         self._consumer = self._admin = None
         for client in (consumer, admin):
@@ -82,18 +82,18 @@ class KafkaLag:
         )
 
     async def _partitions(self) -> list[TopicPartition]:
-        """Those of every query topic. Raises KafkaError for a topic that is not there: no zero for want of one."""
+        """The partitions of every request topic. Raises KafkaError if a topic does not exist."""
         described = await self._admin.describe_topics([topic.name for topic in self._settings.topics])
         found: list[TopicPartition] = []
         for topic in described:
             if topic["error_code"]:
                 raise for_code(topic["error_code"])(topic["topic"])
             found += [TopicPartition(topic["topic"], each["partition"]) for each in topic["partitions"]]
-            await self._consumer._client.add_topic(topic["topic"])  # noqa: SLF001 - else it knows no leader of it
+            await self._consumer._client.add_topic(topic["topic"])  # noqa: SLF001 - otherwise it does not learn the leader
         return found
 
     async def _committed(self, partitions: Sequence[TopicPartition]) -> dict[Place, int]:
-        """What the group has committed, where it has. Raises KafkaError."""
+        """The committed offsets of the group. Raises KafkaError."""
         group = self._settings.group_id
         coordinator = await self._admin.find_coordinator(group)
         request = offsets_request(group, partitions)

@@ -1,4 +1,4 @@
-"""Measure all inputs, again and again, and publish a figure for each model."""
+"""Measure all inputs in rounds, and publish a figure for each model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class Measuring:
-    """The round: ask aggregators, Kafka and Deployments at once, then reckon. What fails keeps its last answer."""
+    """A round asks aggregators, Kafka and Deployments at once, then computes; what fails keeps its last value."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Measuring:
         }
 
     async def run(self) -> None:
-        """Until cancelled; rounds do not wait for slow inputs longer than those take to time out."""
+        """Measure until cancelled."""
         interval_s = self._settings.aggregators.interval_s
         while True:
             started_s = self._clock()
@@ -97,11 +97,11 @@ class Measuring:
             try:
                 figure = self._figures[model.name].update(answers, self._ends, replicas, self._clock())
             except StaleInputError:
-                continue  # the figure that is published grows old, and is refused for it
+                continue  # the published figure becomes too old, and is then refused
             published.figures[model.name] = figure
 
     def _trouble(self) -> str:
-        """In words, what is missing."""
+        """The missing inputs in words."""
         max_age_s = self._settings.policy.max_age_s
         now_s = self._clock()
         missing = [f"aggregator {address} does not answer" for address in self._aggregators.silent()]
@@ -135,7 +135,7 @@ class Measuring:
 
 
 def topics_by_model(kafka: KafkaSettings, models: Sequence[ModelSettings]) -> dict[str, list[str]]:
-    """The topics whose requests, when they name no model, are for each model."""
+    """The topics of each model: those whose requests are for it if they name no model."""
     topics: dict[str, list[str]] = {model.model: [] for model in models}
     for topic in kafka.topics:
         topics.setdefault(topic.model or models[0].model, []).append(topic.name)

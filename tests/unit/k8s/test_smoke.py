@@ -151,7 +151,7 @@ async def test_a_metric_that_nobody_gives_fails_and_says_whose_the_api_is() -> N
         with pytest.raises(Failed, match="who serves the external metrics API is not known: 404"):
             await prove(SETTINGS, None, 0.2, [SERIES], fake.client)
         fake.put(PATH, {"spec": {"service": {"namespace": "keda", "name": "metrics"}}})
-        with pytest.raises(Failed, match="served by keda/metrics, which is no scaler of ours"):
+        with pytest.raises(Failed, match="served by keda/metrics, which is no scaler of tokenbatch"):
             await prove(SETTINGS, None, 0.2, [SERIES], fake.client)
         fake.put(ASKED, {"items": []})
         with pytest.raises(Failed, match="there is no series of it"):

@@ -183,7 +183,7 @@ async def test_another_release_that_is_not_there_is_unavailable(server: Server) 
 async def test_only_the_name_of_a_service_is_followed(server: Server) -> None:
     code, answer = await server.ask(f"{BASE}/namespaces/other/embed_required_replicas?labelSelector=scaler%3Da.b")
     assert (code, answer["reason"]) == (404, "NotFound")
-    assert "whose, in the namespace other?" in answer["message"]
+    assert "other is another release's namespace" in answer["message"]
 
 
 async def test_discovery_tells_of_one_resource(server: Server) -> None:
