@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from base64 import b64encode
 from collections.abc import Iterator
-from functools import cached_property, lru_cache
-from typing import Any
+from functools import lru_cache
 
-from google.protobuf.json_format import MessageToDict, MessageToJson
+from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 
 from aggregator.errors import Code
@@ -118,15 +116,12 @@ def _pieces(request: Request, reply_id: str) -> Iterator[bytes]:
 
 def to_json(request: Request, reply_id: str) -> bytes:
     """The same as JSON."""
-    outcome = request.outcomes[0]
-    if len(request.outcomes) == 1 and isinstance(outcome, Vector):
-        return _shared(outcome.batch, request.options).json(request.request_id, outcome, reply_id)
     return json_of(response(request, reply_id))
 
 
 def json_of(answer: Message) -> bytes:
     """A message as one line of JSON."""
-    return MessageToJson(answer, indent=None, ensure_ascii=False).encode()
+    return json.dumps(MessageToDict(answer), ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def _shared(batch: CompletedBatch, options: Options) -> _Shared:
@@ -155,14 +150,8 @@ class _Shared:
         self._common = common.SerializeToString()
         self._with_timings: dict[float, bytes] = {}
 
-    @cached_property
-    def _common_json(self) -> dict[str, Any]:
-        """The same for JSON, which few batches need."""
-        common: dict[str, Any] = MessageToDict(pb.EmbedResponse.FromString(self._common))
-        return common
-
     def protobuf(self, request_id: str, vector: Vector, reply_id: str) -> bytes:
-        """One reply as protobuf."""
+        """One reply."""
         common = self._with_timings.get(vector.queued_s) or self._add_timings(vector.queued_s)
         rows = self._rows
         scale = rows.scale(vector.row)
@@ -181,18 +170,6 @@ class _Shared:
                 own_reply_id,
             )
         )
-
-    def json(self, request_id: str, vector: Vector, reply_id: str) -> bytes:
-        """One reply as JSON."""
-        own = pb.EmbedResponse(request_id=request_id, reply_id=reply_id)
-        rows = self._rows
-        scale = rows.scale(vector.row)
-        own.embeddings.append(_embedding(b"", rows.dimensions, self._encoding, vector.token_count, scale))
-        own.timings.queued.FromNanoseconds(int(vector.queued_s * 1e9))
-        document: dict[str, Any] = self._common_json | MessageToDict(own)
-        document["timings"] |= self._common_json["timings"]
-        document["embeddings"][0]["embedding"] = b64encode(self._rows.row(vector.row)).decode()
-        return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
 
     def _add_timings(self, queued_s: float) -> bytes:
         own = pb.EmbedResponse()

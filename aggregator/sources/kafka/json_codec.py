@@ -9,7 +9,6 @@ import json
 import re
 from collections.abc import Mapping
 from itertools import islice
-from typing import Any
 
 from google.protobuf.json_format import ParseDict
 
@@ -36,7 +35,7 @@ def parse(value: bytes, max_inputs: int) -> pb.EmbedRequest:
         raise Undecodable("the value is not JSON in UTF-8") from None
     if not isinstance(document, dict):
         raise Undecodable("the value is not a JSON object")
-    inputs: Any = document.get("inputs")
+    inputs: object = document.get("inputs")
     if inputs is not None and not isinstance(inputs, list):
         raise InvalidRequest(f"{_WRONG}: inputs is not a list")
     if inputs and len(inputs) > max_inputs:
@@ -66,7 +65,7 @@ def _check_size(value: bytes, max_inputs: int) -> None:
         )
 
 
-def _without_inputs(document: Mapping[str, Any]) -> pb.EmbedRequest:
+def _without_inputs(document: Mapping[str, object]) -> pb.EmbedRequest:
     """Everything but the inputs, by protobuf's own rules."""
     message = pb.EmbedRequest()
     for number, (name, value) in enumerate(document.items(), 1):
@@ -82,7 +81,7 @@ def _choices(name: str) -> str:
     return f": use one of {', '.join(enum.values_by_name)}" if enum is not None else ""
 
 
-def _input(item: Any, place: str) -> pb.Input:
+def _input(item: object, place: str) -> pb.Input:
     """One input; those as they should be are read without protobuf's rules for JSON, which take 1.5 us a token id."""
     if isinstance(item, dict) and len(item) == 1:
         [(name, value)] = item.items()
@@ -104,10 +103,11 @@ def _input(item: Any, place: str) -> pb.Input:
     return message
 
 
-def _token_ids(ids: list[Any], place: str) -> pb.Input:
+def _token_ids(ids: list[object], place: str) -> pb.Input:
     try:
-        if set(map(type, ids)) <= {int}:
-            return pb.Input(token_ids=pb.TokenIds(ids=ids))
+        numbers = [each for each in ids if type(each) is int]
+        if len(numbers) == len(ids):
+            return pb.Input(token_ids=pb.TokenIds(ids=numbers))
     except ValueError:
         raise InvalidRequest(f"{_WRONG}: {place} holds a number that is no token id") from None
     message = pb.TokenIds()
@@ -116,8 +116,10 @@ def _token_ids(ids: list[Any], place: str) -> pb.Input:
     return pb.Input(token_ids=message)
 
 
-def _fits(document: Any, message: pb.EmbedRequest | pb.Input | pb.TokenIds) -> bool:
+def _fits(document: object, message: pb.EmbedRequest | pb.Input | pb.TokenIds) -> bool:
     """Read a part into `message`, by protobuf's own rules."""
+    if not isinstance(document, dict):
+        return False
     try:
         ParseDict(document, message)
     except Exception:  # noqa: BLE001 - anything: SystemError for a name with half a surrogate pair in it
