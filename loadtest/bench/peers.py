@@ -28,6 +28,8 @@ BLOCK_SIZE = 32
 _MALLOC = {"MALLOC_MMAP_THRESHOLD_": "4294967296", "MALLOC_TRIM_THRESHOLD_": "17179869184"}
 _PATIENT = {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "60"}
 """Seconds; after 5 without work its server hangs up, and on a busy machine also on a caller that has just written."""
+_CACHE = {"VLLM_CPU_KVCACHE_SPACE": "2"}
+"""GiB; an encoder has no cache, but its server would ask for nearly all memory that there is."""
 _QUIET = {
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
@@ -67,9 +69,9 @@ class Peer(Part):
 
 
 def vllm_stock(folder: Path) -> Peer:
-    """VLLM's own server with MiniLM and nothing else said."""
-    model = ["--model", str(tokenizer_folder()), "--served-model-name", MODEL]
-    return Peer("vLLM's server, stock", folder / "vllm_stock.log", [*_vllm(), *model], _EMBEDDINGS, _PATIENT)
+    """The server of vLLM with MiniLM and nothing else said, but that it may not take all of the memory."""
+    command = [*_vllm(), "--model", str(tokenizer_folder()), "--served-model-name", MODEL]
+    return Peer("vLLM's server, stock", folder / "vllm_stock.log", command, _EMBEDDINGS, {**_PATIENT, **_CACHE})
 
 
 def vllm_embeddings(folder: Path, dtype: str) -> Peer:
@@ -135,6 +137,6 @@ def _vllm() -> list[str]:
 
 def _tuned(folder: Path, told: Sequence[str], path: str, threads: int) -> Peer:
     # By default it keeps one core for its other processes, which is slower on a machine of two.
-    compute = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(threads), "VLLM_CPU_KVCACHE_SPACE": "2"}
+    compute = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(threads)}
     command = [*_vllm(), *told, "--block-size", str(BLOCK_SIZE), "--enforce-eager"]
-    return Peer("vLLM's server", folder / "vllm.log", command, path, {**_MALLOC, **_PATIENT, **compute})
+    return Peer("vLLM's server", folder / "vllm.log", command, path, {**_MALLOC, **_PATIENT, **_CACHE, **compute})
