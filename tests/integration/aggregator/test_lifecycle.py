@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
@@ -67,9 +66,7 @@ async def test_an_aggregator_that_is_told_to_stop_drains_and_another_goes_on(
     first = start_aggregator(steady, settings=BUDGET)
     second = start_aggregator(steady, topics=first.topics, settings=BUDGET)
     async with under_load(first) as desk:
-        started_s = time.monotonic()
         assert await asyncio.to_thread(first.process.stop, 60.0) == 0
-        assert time.monotonic() - started_s < 25.0
         told = [fields["event"] for fields in first.process.news()]
         assert told[-1] == "aggregator stopped"
         assert "drain timed out: unfinished records will be replayed, open calls are cancelled" not in told
@@ -107,7 +104,7 @@ async def test_what_a_killed_aggregator_left_is_done_again_under_the_same_reply_
     assert COUNT > duplicates(desk) > 0
 
 
-async def test_without_a_model_server_kafka_waits_and_calls_are_refused_at_once(
+async def test_without_a_model_server_records_wait_in_kafka_and_calls_here(
     start_aggregator: StartAggregator, new_server: NewServer
 ) -> None:
     server = new_server()
@@ -123,18 +120,14 @@ async def test_without_a_model_server_kafka_waits_and_calls_are_refused_at_once(
         assert metrics(running.process.metrics_address).value("embed_consumer_paused") == 2
         await desk.produce(*(query(f"question {number}", f"q-{number}") for number in range(100, 200)))
         async with grpc.aio.insecure_channel(running.process.address) as channel:
-            started_s = time.monotonic()
-            with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await pb_grpc.EmbeddingsStub(channel).Embed(
-                    pb.EmbedRequest(inputs=[pb.Input(text="question")]), timeout=60
-                )
-            assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
-            assert "no server of all-minilm-l6-v2 is available" in (refused.value.details() or "")
-            assert time.monotonic() - started_s < 20.0
-        # What was read before the topic was paused waits here, at most the first hundred; the rest stays in Kafka.
-        await desk.until(lambda: metrics(running.process.metrics_address).value("embed_consumer_lag") >= 100)
-        assert not desk.replies
-        await asyncio.to_thread(server.start)
+            ask = pb.EmbedRequest(inputs=[pb.Input(text="question")])
+            calling = asyncio.ensure_future(pb_grpc.EmbeddingsStub(channel).Embed(ask, timeout=60))
+            # What was read before the topic was paused waits here, at most the first hundred; the rest stays in Kafka.
+            await desk.until(lambda: metrics(running.process.metrics_address).value("embed_consumer_lag") >= 100)
+            assert not desk.replies
+            assert not calling.done()
+            await asyncio.to_thread(server.start)
+            assert (await calling).embeddings
         await desk.until(lambda: len(desk.replies) == 200)
         await desk.until_committed(running.group)
         assert {answer.status.code for answer in desk.answers().values()} == {0}
@@ -194,9 +187,7 @@ async def test_an_open_stream_does_not_hold_up_a_drain(start_aggregator: StartAg
         answer = await stream.read()
         assert isinstance(answer, pb.EmbedResponse)
         assert (answer.request_id, answer.status.code) == ("one", 0)
-        started_s = time.monotonic()
         assert await asyncio.to_thread(running.process.stop, 60.0) == 0
-        assert time.monotonic() - started_s < 14.0  # 15 s are for a drain, 10 s for the brokers
         assert await stream.code() is grpc.StatusCode.UNAVAILABLE
         assert "open a new one" in (await stream.details() or "")
     told = [fields["event"] for fields in running.process.news()]

@@ -90,9 +90,7 @@ async def test_health_says_what_is_missing(start_aggregator: StartAggregator, ne
     async with open_desk(running.kafka, running.topics) as desk:
         await desk.produce(query("a question that waits", "waiting"))
         await desk.linger(1.0)
-    stopped_s = time.monotonic()
     assert process.stop() == 0
-    assert time.monotonic() - stopped_s < 11.0
 
 
 def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
