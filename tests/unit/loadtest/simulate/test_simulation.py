@@ -10,19 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from aggregator.admission import bounds as admission
-from aggregator.scheduler import dispatcher
-from aggregator.scheduler import rates as core_arrivals
-from aggregator.scheduler import replica as replicas
-from aggregator.scheduler import replica_choice as active_replicas
-from aggregator.scheduler.budget import controller as budget_controller
-from aggregator.scheduler.budget import sla
-from k8s.scaler.measuring import demand
 from loadtest.__main__ import main
-from loadtest.simulate import cases, core_aggregator, curves, scaling
-from loadtest.simulate.core_aggregator import CoreAggregator, Mechanism
+from loadtest.simulate import cases, curves
+from loadtest.simulate.core_aggregator import Mechanism
 from loadtest.simulate.load import Lengths, Steady, Steps
-from loadtest.simulate.model_servers import Engine
 from loadtest.simulate.outcome import Outcome
 from loadtest.simulate.pool import Pool
 from loadtest.simulate.scaling import Autoscale, HpaPolicy
@@ -42,27 +33,6 @@ POLICIES = [
 ]
 
 
-def test_it_is_the_production_core_that_is_driven() -> None:
-    for user, name, home in [
-        (core_aggregator, "Dispatcher", dispatcher),
-        (core_aggregator, "Replica", replicas),
-        (core_aggregator, "ActiveReplicas", active_replicas),
-        (core_aggregator, "Admission", admission),
-        (core_aggregator, "SloTracker", budget_controller),
-        (budget_controller, "SlaController", sla),
-        (scaling, "Demand", demand),
-        (scaling, "Arrivals", core_arrivals),
-    ]:
-        assert getattr(user, name) is getattr(home, name)
-        assert home.__name__.startswith(("aggregator.scheduler.", "aggregator.admission.", "k8s.scaler."))
-    aggregator = Policy(Kind.OURS).aggregator(0, SHORT, Engine(curves.A100_LIKE))
-    assert isinstance(aggregator, CoreAggregator)
-    assert type(aggregator.dispatcher) is dispatcher.Dispatcher
-    aggregator.join(0)
-    assert type(aggregator.dispatcher.replicas) is active_replicas.ActiveReplicas
-    assert type(aggregator.dispatcher.replicas["0"]) is replicas.Replica
-
-
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.label)
 def test_the_same_seed_gives_the_same_outcome_to_the_byte_and_nobody_is_lost(policy: Policy) -> None:
     outcome = simulate(SHORT, policy, 7)
@@ -80,14 +50,6 @@ def test_when_a_pod_fails_every_query_is_answered_by_another(policy: Policy, kin
     scenario = replace(SHORT, pods=3, deadline_s=float("inf"), faults=(fault,))
     outcome = simulate(scenario, policy, 3)
     assert outcome.answered == outcome.arrived
-
-
-def test_batches_of_several_aggregators_are_merged() -> None:
-    shared = replace(SHORT, aggregators=4)
-    alone = simulate(shared, Policy(Kind.STATIC_TOKENS, tokens=600), 1)
-    merged = simulate(shared, Policy(Kind.OURS), 1)
-    assert merged.p99_s < alone.p99_s
-    assert merged.utilisation <= 1.05
 
 
 def test_of_batches_that_others_are_merged_with_two_fit_one_step() -> None:
