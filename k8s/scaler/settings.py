@@ -92,7 +92,11 @@ class KedaSettings(Group):
 class ScalerSettings(Group):
     """All settings of the scaler."""
 
-    models: tuple[ModelSettings, ...] = Field(default=(ModelSettings(name="all-minilm-l6-v2"),), min_length=1)
+    models: tuple[ModelSettings, ...] = Field(
+        default=(ModelSettings(name="all-minilm-l6-v2"),),
+        min_length=1,
+        description="the models whose servers are scaled",
+    )
     kafka: KafkaSettings = KafkaSettings()
     aggregators: AggregatorsSettings = AggregatorsSettings()
     peers: Followed = Field(

@@ -17,7 +17,7 @@ from tests.cluster.traffic import Calls, Traffic
 from tests.cluster.values import synthetic
 from tests.cluster.watch import Sample, Watch
 
-QUIET_PER_S, RECORDS_PER_S, CALLS_PER_S = 10.0, 350.0, 5.0
+QUIET_PER_S, RECORDS_PER_S, CALLS_PER_S = 10.0, 500.0, 5.0
 LOAD_S = 150.0
 UP_S, STABLE_S, DOWN_S = 60.0, 300.0, 120.0
 LOOK_S = 5.0  # between what the autoscaler does and what is seen of it
