@@ -1,4 +1,4 @@
-"""One revision of a model in service: its tokenizer, its queue, its replicas, and what is under way."""
+"""One revision of a model in service: its tokenizer, queue, replicas, and batches in flight."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class Counting(Protocol):
 
 
 class ModelRevision:
-    """One revision of a model, while servers of it are known.
+    """One revision of a model, while it has servers.
 
-    `under_way` are the batches that are out. Once `retired` it sends nothing more: what still comes to wait here is
-    to be taken out by `abandon` at once.
+    `under_way`: its batches in flight. A `retired` revision sends nothing more: what is still queued here is to be
+    removed by `abandon` at once.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class ModelRevision:
         self.description = description
         self.tokenizer = tokenizer
         self.counting = counting
-        if description.generating is not None:  # two equal prompts may be drawn different texts
+        if description.generating is not None:  # equal prompts may give different texts
             policy = replace(policy, queue=replace(policy.queue, coalesce=False), by_prefix=True)
         self.dispatcher = Dispatcher(f"{description.model}-{uuid.uuid4().hex[:8]}", policy)
         self.slo = SloTracker(goal) if goal is not None else None
@@ -67,7 +67,7 @@ class ModelRevision:
         self.resolve = lru_cache(maxsize=256)(self._resolve)
 
     def finished_text(self, text: Text, taken_s: float) -> None:
-        """A text ended that was under way for so long; one more token each step is half of them in the mean."""
+        """A text ended after `taken_s`; while it grew, half of its new tokens were held in the mean."""
         prompt_tokens, new_tokens = len(text.prompt_ids) // _ID_BYTES, len(text.token_ids)
         demanded = prompt_tokens + self.text_tokens(text)
         self.length.observe(new_tokens)
@@ -76,11 +76,11 @@ class ModelRevision:
 
     @property
     def kv_token_s_per_token(self) -> float:
-        """How long keys and values of how many tokens were held for each token that texts were counted with."""
+        """KV-cache occupancy (tokens × seconds) per token that texts are counted with."""
         return self._kv_token_s / self._demanded_tokens if self._demanded_tokens else 0.0
 
     def text_tokens(self, text: Text) -> int:
-        """Tokens of prompts that take as long as the text's new ones are likely to: what a server has to do for it."""
+        """The prompt tokens that take as long as the text's new tokens are likely to take."""
         generating = self.description.generating
         if generating is None or not generating.per_token_s:
             return 0
@@ -90,31 +90,31 @@ class ModelRevision:
 
     @property
     def text_tokenizer(self) -> TextTokenizer:
-        """That of a model that generates."""
+        """The tokenizer of a model that generates."""
         return cast("TextTokenizer", self.tokenizer)
 
     @property
     def query_capacity(self) -> int:
-        """The most queries of a batch that any of its servers takes."""
+        """The most queries of a batch that each of its servers takes."""
         return min((engine.description.step_query_capacity for engine in self.engines.values()), default=1)
 
     def takes(self, description: ServerDescription) -> bool:
-        """Whether a server of this revision may join: not when all others are gone and it says something else."""
+        """Whether a server may join: not if all others have left and its description differs."""
         return bool(self.engines) or not differences(self.description, description)
 
     def add(self, engine: Engine, replica: Replica) -> None:
-        """A server of this revision is ready."""
+        """Add a server."""
         self.engines[replica.name] = engine
         self.dispatcher.replicas[replica.name] = replica
 
     def remove(self, engine: Engine) -> None:
-        """It is gone; a later one at the same address is another engine."""
+        """Remove a server, unless a newer one is at its address."""
         address = engine.description.address
         if self.engines.get(address) is engine:
             del self.engines[address], self.dispatcher.replicas[address]
 
     def abandon(self) -> list[Request]:
-        """Take out every request that waits here, whole: what is under way of it is computed for nobody."""
+        """Remove and return every request that waits here; results of its batches in flight are dropped."""
         dispatcher = self.dispatcher
         waiting = [(query, item) for item in dispatcher.waiting() for query in item.waiters if not query.done]
         requests = dict.fromkeys(request_of(query) for query, _ in waiting)

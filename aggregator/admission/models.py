@@ -1,4 +1,4 @@
-"""The models this aggregator routes to: their revisions in service, and what waits while there is none."""
+"""The configured models: their revisions in service, and the requests that wait while there is none."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from aggregator.scheduler.replica import UNMEASURED, Replica
 from aggregator.scheduler.work_item import Priority, Query, WorkItem
 
 CALLS_WAIT_S = 60.0
-"""How long calls wait for another server once the last one has gone; after that they are refused at once."""
+"""How long calls wait for a server after the last one has left; later calls are refused at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,18 +33,17 @@ class Canary:
     share: float
 
     def serves(self, request_id: str) -> bool:
-        """Whether a request is of its share; one that comes again, from whomever, gets the same answer."""
+        """Whether a request is in its share; the same request id always gets the same answer."""
         drawn = blake2b(request_id.encode(errors="surrogatepass"), digest_size=8).digest()
         return int.from_bytes(drawn, "little") < self.share * 2.0**64
 
 
 @dataclass(slots=True)
 class Model:
-    """One configured model: its revisions in service, what it holds, and what waits for a first server.
+    """One configured model: its revisions in service, the tokens it holds, and the requests that wait for a server.
 
-    `superseded` are revisions whose servers are gone while others of the same name are there. A model that
-    `scales_to_zero` is without servers on purpose at times: then calls wait for the first one without end, as
-    records do.
+    `superseded`: revisions whose servers have left while another revision has servers. When a model that
+    `scales_to_zero` has no server, calls wait for the first one up to their deadlines, as records do.
     """
 
     name: str
@@ -70,7 +69,7 @@ class Model:
         return -inf if self.unavailable_since_s is None else self.unavailable_since_s + CALLS_WAIT_S
 
     def full(self) -> frozenset[Priority]:
-        """The classes of which Kafka must not bring more now, by what is queued or pending."""
+        """The priority classes whose Kafka intake is stopped, by what is queued or pending."""
         return frozenset(Priority) if self.admission.is_filled(self.pending.tokens) else self.admission.stopped()
 
     def choose(self, revision: str, request_id: str) -> ModelRevision | None:
@@ -99,9 +98,9 @@ class Model:
         return max(chosen, key=lambda model_revision: len(model_revision.engines), default=None)
 
     def servers_changed(self, now_s: float) -> list[Request]:
-        """Take out the requests that are to be routed anew, because other servers than theirs are there now.
+        """Remove and return the requests to route again, because only another revision has servers now.
 
-        What is being counted for a revision that went, or under way there, may come back later: see its `retired`.
+        Requests that are being counted or computed for the old revision may come back later: see its `retired`.
         """
         if not self.available:
             if self.unavailable_since_s is None:
@@ -118,7 +117,7 @@ class Model:
         return waiting
 
     def waiting(self) -> list[tuple[Query, tuple[TokenQueue, WorkItem]]]:
-        """Queries that are not under way, each with its place; for rare sweeps."""
+        """Queries in the queues, each with its slot; for rare sweeps."""
         return [
             (query, (model_revision.dispatcher.queue, item))
             for model_revision in self.revisions.values()
@@ -128,7 +127,7 @@ class Model:
         ]
 
     def take_out(self, gone: Callable[[Request], bool]) -> list[Request]:
-        """Take the requests for which `gone` holds out of the queues; those under way come back on their own."""
+        """Remove the requests for which `gone` holds from the queues; those in flight return by themselves."""
         taken = dict.fromkeys(self.pending.take(gone))
         for query, (queue, item) in self.waiting():
             if gone(request_of(query)):
@@ -183,7 +182,7 @@ class Models:
         return max((model_revision.description.dimensions for model_revision in revisions), default=0)
 
     def join(self, engine: Engine, tokenizer: Tokenizer) -> Model:
-        """A server is ready; its revision is in service from now on."""
+        """Add a server; its revision is in service from now on."""
         description = engine.description
         model = self._by_name[description.model]
         model_revision = model.revisions.get(description.model_revision)
@@ -198,7 +197,7 @@ class Models:
         return model
 
     def _replica(self, description: ServerDescription, model_revision: ModelRevision) -> Replica:
-        """A replica with its budget: the setting's, or what was measured; a controller where a time is promised."""
+        """A replica with its token budget: the setting, the measured one, or a controller where there is a target."""
         curve, capacity = description.curve or UNMEASURED, description.step_token_capacity
         budget_controller, slo = None, model_revision.slo
         if slo is not None:
@@ -224,7 +223,7 @@ class Models:
         )
 
     def leave(self, engine: Engine) -> Model:
-        """A server is gone; its revision stays as long as no other can take over what waits for it."""
+        """Remove a server; its revision stays until another one can serve the requests that wait for it."""
         description = engine.description
         model = self._by_name[description.model]
         model_revision = model.revisions.get(description.model_revision)

@@ -66,7 +66,7 @@ class AuthenticationSettings(Group):
 class GrpcSettings(Group):
     """The gRPC port."""
 
-    enabled: bool = Field(default=True, description="serve gRPC at all")
+    enabled: bool = Field(default=True, description="serve gRPC")
     bind: str = Field(default="0.0.0.0:50051", description="host:port; port 0 picks a free one")
     tls: TlsSettings = Field(
         default=TlsSettings(),
@@ -80,14 +80,14 @@ class TenantSettings(Group):
     """What tenants may use, over all sources."""
 
     tokens_per_s: PositiveFloat | None = Field(
-        default=None, description="of each tenant, at all aggregators together; empty: no limit"
+        default=None, description="token rate of each tenant, over all aggregators; empty: no limit"
     )
-    rates: dict[str, PositiveFloat] = Field(default={}, description="tokens per second of single tenants")
+    rates: dict[str, PositiveFloat] = Field(default={}, description="token rates of single tenants, by name")
     aggregators: str = Field(
         default="1",
         coerce_numbers_to_str=True,
-        description="how many ready aggregators divide a tenant's rate: a number, or k8s://SERVICE.NAMESPACE:PORT or"
-        " dns://NAME:PORT whose endpoints are counted",
+        description="the number of ready aggregators, by which token rates are divided: a number, or"
+        " k8s://SERVICE.NAMESPACE:PORT or dns://NAME:PORT, whose endpoints are counted",
     )
 
     @field_validator("aggregators")
@@ -166,7 +166,7 @@ class ClientSettings(Group):
 class KafkaSettings(Group):
     """The Kafka cluster, its topics, and how far intake may run ahead."""
 
-    enabled: bool = Field(default=True, description="read requests from Kafka at all")
+    enabled: bool = Field(default=True, description="read requests from Kafka")
     bootstrap_servers: str = Field(default="localhost:9092", description="host:port, several separated by commas")
     topics: tuple[TopicSettings, ...] = Field(
         default=(TopicSettings(name="embed.requests.v1"),), description="the request topics", min_length=1
@@ -177,11 +177,13 @@ class KafkaSettings(Group):
     )
     group_id: str = Field(default="tokenbatch", description="consumer group")
     create_topics: bool = Field(default=False, description="create missing topics at start")
-    partitions: PositiveInt = Field(default=8, description="of topics that are created")
+    partitions: PositiveInt = Field(default=8, description="of each topic that is created")
     max_reply_bytes: PositiveInt = Field(
         default=900_000, description="a request whose reply could be larger is refused"
     )
-    skip_corrupt_batches: bool = Field(default=False, description="step over record batches whose checksum is wrong")
+    skip_corrupt_batches: bool = Field(
+        default=False, description="skip record batches whose checksum is wrong; their records are lost"
+    )
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
         default="PLAINTEXT", description="as Kafka's security.protocol"
     )
@@ -250,13 +252,13 @@ class ModelSettings(Group):
     )
     scales_to_zero: bool = Field(
         default=False,
-        description="an autoscaler takes its last server away when nothing comes: calls then wait for the first one"
-        " until their deadline, and the aggregator is ready without any",
+        description="an autoscaler removes its last server when there is no load: calls then wait for the first one"
+        " until their deadline, and the aggregator is ready without a server",
     )
     canary: CanarySettings | None = Field(
         default=None,
-        description="{revision, share}: a revision on trial among those of the servers, and which share (0 to 1) of the"
-        " requests that pin none it serves, chosen by their ids; while it has no server, others serve them",
+        description="{revision, share}: a revision on trial, and its share (0 to 1) of the requests that pin no"
+        " revision, chosen by their ids; while it has no server, other revisions serve them",
     )
 
     @field_validator("servers")
@@ -276,27 +278,29 @@ class BatchingSettings(Group):
     coalesce: bool = Field(default=True, description="compute identical inputs once")
     max_held_tokens: PositiveInt = Field(
         default=500_000,
-        description="tokens queued or under way, per model; background stops at half of it, default at 75 %",
+        description="tokens queued or in flight, per model; Kafka intake of priority background stops at 50 % of it,"
+        " default at 75 %",
     )
     max_unavailable_s: PositiveFloat | None = Field(
-        default=None, description="Kafka requests wait this long for a model server; empty: without end"
+        default=None, description="how long requests from Kafka wait for a model server; empty: without limit"
     )
 
 
 class SlaSettings(Group):
-    """A time that token budgets are controlled by; without one they are the measured saturation points."""
+    """The latency target; without one, token budgets are the measured saturation points."""
 
     latency_s: PositiveFloat | None = Field(
-        default=None, description="of a whole answer; token budgets follow it; empty: the measured saturation points"
+        default=None,
+        description="latency target of a request, which token budgets follow; empty: they are the saturation points",
     )
 
 
 class DemandSettings(Group):
-    """What the scaler asks: how much work there is, on a port of its own."""
+    """The port of the scaler, which asks for the demand."""
 
     bind: str = Field(
         default="",
-        description="host:port; port 0 picks a free one; empty: no scaler asks. The chart sets 0.0.0.0:50052",
+        description="host:port for the scaler; port 0 picks a free one; empty: none. The chart sets 0.0.0.0:50052",
     )
 
 
@@ -330,7 +334,7 @@ class AggregatorSettings(Group):
     demand: DemandSettings = DemandSettings()
     lifecycle: LifecycleSettings = Field(
         default=LifecycleSettings(),
-        description="grace_s: from SIGTERM to the exit, what is unfinished then is replayed; connect_timeout_s: for"
+        description="grace_s: from SIGTERM to the exit, unfinished records are replayed; connect_timeout_s: for the"
         " brokers at start",
     )
     telemetry: TelemetrySettings = TelemetrySettings()

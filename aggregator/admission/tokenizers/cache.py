@@ -1,4 +1,4 @@
-"""Keep tokenizers by their fingerprint, in memory and on disk, so that each is fetched once and never mistaken."""
+"""Keep tokenizers by fingerprint, in memory and on disk, so that each is fetched once."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _LOG = logging.getLogger(__name__)
 
 
 class TokenizerMismatch(Exception):
-    """Tokenizer files that are not what their fingerprint, or their names, say."""
+    """Tokenizer files that do not match their fingerprint, or have invalid names."""
 
 
 class TokenizerCache:
-    """One tokenizer per fingerprint, shared by all who ask. Blocking, so called off the event loop.
+    """One tokenizer per fingerprint, shared by all models. It blocks, so it is called off the event loop.
 
-    Files live in `<folder>/<fingerprint>/`. Where `folder` cannot be written, a temporary one takes its place.
+    Files are in `<folder>/<fingerprint>/`; in a temporary folder where `folder` cannot be written.
     """
 
     def __init__(self, folder: Path, *, fast: bool = True, on_check: OnCheck = ignore_check) -> None:
@@ -34,7 +34,7 @@ class TokenizerCache:
         self._lock = Lock()
 
     def get(self, fingerprint: str) -> FastTokenizer | None:
-        """The tokenizer, if it was put here before, by this process or another; None where its files are damaged."""
+        """The tokenizer, if this process or another has put it here; None if not, or if its files are damaged."""
         with self._lock:
             if fingerprint in self._open:
                 return self._open[fingerprint]
@@ -44,7 +44,7 @@ class TokenizerCache:
             return self._opened(fingerprint, folder)
 
     def put(self, fingerprint: str, files: Mapping[str, bytes]) -> FastTokenizer:
-        """The tokenizer from its files, which are kept. Raises TokenizerMismatch, or ValueError for no tokenizer."""
+        """Keep the files and open them. Raises TokenizerMismatch, or ValueError for files that are not a tokenizer."""
         _check(fingerprint, files)
         with self._lock:
             if fingerprint in self._open:
@@ -74,7 +74,7 @@ def _check(fingerprint: str, files: Mapping[str, bytes]) -> None:
 
 
 def _holds(folder: Path, fingerprint: str) -> bool:
-    """Whether a folder holds the files of this fingerprint, whole."""
+    """Whether a folder holds all files of this fingerprint."""
     try:
         files = {file.name: file.read_bytes() for file in folder.iterdir()}
     except OSError:

@@ -1,4 +1,4 @@
-"""Write a chat as one prompt, by the model's own template: a program that came with a model, and so in a sandbox."""
+"""Format a chat as one prompt by the model's own template, in a sandbox: a template is a program."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class ChatTemplate:
             return self._template.render(messages=chat, add_generation_prompt=True, **self._special)
         except InvalidRequest:
             raise
-        except TemplateError as error:  # its words are the template's, which may quote a message
+        except TemplateError as error:  # the template made the message, and may quote the chat
             raise InvalidRequest(f"the model's chat template does not take these messages: {_told(error)}") from None
-        except Exception as error:  # noqa: BLE001 - a template is a program: it raises anything
+        except Exception as error:  # noqa: BLE001 - a template is a program, and raises anything
             kind = type(error).__name__
             raise InvalidRequest(f"the model's chat template does not take these messages: {kind}") from None
 

@@ -1,4 +1,4 @@
-"""Gather the texts of all who want tokens counted while one count runs, and count them together in the next."""
+"""Tokenize off the event loop: texts that arrive during one tokenizer call form the next call."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import numpy as np
 from aggregator.admission.tokenizers.tokenizer import TokenBatch, Tokenizer
 
 MAX_CALL_CHARACTERS = 1 << 16
-"""Texts go to the tokenizer in calls of at most so many characters, lest a short text wait long behind long ones."""
+"""The most characters of one tokenizer call, so that a short text does not wait long behind long ones."""
 INLINE_CHARACTERS = 2048
-"""So few characters take less time than handing them to another thread and back does."""
+"""Up to so many characters are tokenized in less time than a change of threads takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +28,10 @@ class _Caller:
 
 
 class Counting:
-    """Token counts off the event loop; long texts apart, so that short ones need not wait for them.
+    """Token counts off the event loop; long texts on a thread of their own, so that short ones do not wait for them.
 
-    Work-conserving: a text that finds the tokenizer idle is counted at once; those that come meanwhile go as one
-    call after it. Nothing is held longer than its caller waits, so what callers may ask at once bounds it.
+    Work-conserving: a text that finds the tokenizer idle is tokenized at once; texts that arrive meanwhile form one
+    call after it. The limits on requests in flight bound what waits here.
     """
 
     def __init__(
@@ -43,26 +43,26 @@ class Counting:
         max_call_characters: int = MAX_CALL_CHARACTERS,
         inline_characters: int = 0,
     ) -> None:
-        """`worker` runs the calls, `long_worker` those of long texts; without them, threads of its own do.
+        """`worker` runs the calls, `long_worker` those of long texts; by default, threads of its own.
 
-        Texts of at most `inline_characters` in all are counted where the caller stands, if the tokenizer is idle.
+        Texts of at most `inline_characters` together are tokenized on the caller's thread, if the tokenizer is idle.
         """
         self._tokenizer = tokenizer
         self._inline_characters = inline_characters
-        self._short = _Replica(tokenizer, worker, max_call_characters)
-        self._long = _Replica(tokenizer, long_worker, max_call_characters)
+        self._short = _Worker(tokenizer, worker, max_call_characters)
+        self._long = _Worker(tokenizer, long_worker, max_call_characters)
 
     async def count(self, texts: Sequence[str], *, long: bool = False) -> TokenBatch:
         """Tokenize; the order of `texts` is kept. `long`: they may take seconds."""
         characters = sum(map(len, texts))
-        replica = self._long if long else self._short
-        if characters <= self._inline_characters and not replica.running:
+        worker = self._long if long else self._short
+        if characters <= self._inline_characters and not worker.running:
             return self._tokenizer.count(texts)
-        return await replica.count(texts, characters)
+        return await worker.count(texts, characters)
 
 
-class _Replica:
-    """One call to the tokenizer at a time, of all who wait for it."""
+class _Worker:
+    """One call to the tokenizer at a time, with the texts of all callers that wait."""
 
     def __init__(self, tokenizer: Tokenizer, worker: Executor | None, max_call_characters: int) -> None:
         self.running = False
@@ -87,7 +87,7 @@ class _Replica:
             work.add_done_callback(partial(self._finished, callers))
 
     def _take(self) -> list[_Caller]:
-        """The callers of the next call: those that came first, up to the limit, and at least one."""
+        """The first callers that wait, up to the limit of a call, and at least one."""
         callers: list[_Caller] = []
         room = self._max_call_characters
         while self._waiting and (not callers or self._waiting[0].characters <= room):
@@ -109,11 +109,11 @@ class _Replica:
 
 
 def _count_all(tokenizer: Tokenizer, groups: Sequence[Sequence[str]]) -> list[TokenBatch | Exception]:
-    """Each group's tokens, from one call if that succeeds, else from one call each: one hurts only itself."""
+    """The tokens of each group, from one call; if it fails, from one call each, so that only one group fails."""
     if len(groups) > 1:
         try:
             return list(_split(tokenizer.count(list(chain.from_iterable(groups))), groups))
-        except Exception:  # noqa: BLE001, S110 - found again below, by whoever caused it
+        except Exception:  # noqa: BLE001, S110 - raised again below, for the group at fault
             pass
     return [_count_one(tokenizer, texts) for texts in groups]
 
@@ -121,7 +121,7 @@ def _count_all(tokenizer: Tokenizer, groups: Sequence[Sequence[str]]) -> list[To
 def _count_one(tokenizer: Tokenizer, texts: Sequence[str]) -> TokenBatch | Exception:
     try:
         return tokenizer.count(texts)
-    except Exception as error:  # noqa: BLE001 - handed to its caller
+    except Exception as error:  # noqa: BLE001 - returned to its caller
         return error
 
 

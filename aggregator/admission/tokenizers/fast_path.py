@@ -1,8 +1,8 @@
-"""Tokenize plain English many times cheaper, wherever that is proven to give the same ids.
+"""Tokenize printable ASCII with a faster library, where it is shown to give the same ids.
 
-The package `tokie` agrees with `tokenizers` on printable ASCII and not elsewhere (docs/adr/0001-tokenizer.md). So it
-gets printable ASCII only, must pass a check against the tokenizer at hand before it is used at all, and is checked
-on a sample of what it does from then on: one difference, and it is never asked again.
+The package `tokie` agrees with `tokenizers` on printable ASCII only (docs/adr/0001-tokenizer.md). So it gets nothing
+else. It must pass a check against the model's tokenizer before it is used, and samples of its work are checked from
+then on. After one difference it is not used again.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _LOG = logging.getLogger(__name__)
 
 Packed = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]
 OnCheck = Callable[[int, int], None]
-"""Called with the texts that were checked and those that came out different."""
+"""Called with the number of checked texts and of those that gave other tokens."""
 
 SAMPLE_EVERY = 256
-"""One text in so many is tokenized a second time by the reference."""
+"""One text in so many is tokenized again by the reference."""
 
 _ONE_BY_ONE_BELOW = 16  # a batch call starts threads: up to here single calls are cheaper
 _ASCII = "".join(chr(code) for code in range(0x20, 0x7F))
@@ -40,7 +40,7 @@ class _Encoding(Protocol):
 
 
 class FlatTokenizer(Protocol):
-    """What is used of a tokie.Tokenizer (its stubs leave half of it out)."""
+    """The used part of a tokie.Tokenizer; its own stubs are incomplete."""
 
     def encode(self, text: str) -> _Encoding:
         """Tokenize one text."""
@@ -62,7 +62,7 @@ class FastPath:
         self.usable = True
 
     def tokenize(self, texts: Sequence[str]) -> Packed | None:
-        """Packed int32 ids and lengths of printable ASCII texts, or None once it was found wrong."""
+        """Packed int32 ids and lengths of printable ASCII texts; None once it has differed."""
         packed = _tokenize(self._tokenizer, texts)
         self._until_check -= len(texts)
         if self._until_check <= 0:
@@ -82,12 +82,12 @@ class FastPath:
 
 
 def is_plain(text: str) -> bool:
-    """Whether a text is printable ASCII, which is all the fast path may see."""
+    """Whether a text is printable ASCII, and may take the fast path."""
     return text.isascii() and text.isprintable()
 
 
 def open_fast_path(file: Path, reference: Reference, on_check: OnCheck) -> FastPath | None:
-    """The fast path for a tokenizer.json, or None where it is not proven: another kind of model, or ids that differ."""
+    """The fast path for a tokenizer.json; None for another kind of model, or ids that differ."""
     if type(reference.model).__name__ != "WordPiece":
         return None
     try:
@@ -97,7 +97,7 @@ def open_fast_path(file: Path, reference: Reference, on_check: OnCheck) -> FastP
         tokenizer = cast("FlatTokenizer", opened)
         texts = list(_probes(reference))
         ids, _ = _tokenize(tokenizer, texts)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the reference can do the work
+    except Exception as error:  # noqa: BLE001 - the reference does the work after any error
         _LOG.warning("fast tokenizer failed its check and is not used", extra={"error": repr(error)})
         return None
     expected = [encoding.ids for encoding in reference.encode_batch_fast(texts)]
@@ -121,7 +121,7 @@ def pack(rows: Sequence[Sequence[int]]) -> Packed:
 
 
 def _probes(reference: Reference) -> Iterator[str]:
-    """Texts on which the two must agree: edges, added tokens, chance, and a good part of the vocabulary."""
+    """Texts on which both must agree: edge cases, added tokens, random texts, and a large part of the vocabulary."""
     chance = random.Random(0)  # noqa: S311 - the same texts at every start
     yield from _EDGES
     for token in reference.get_added_tokens_decoder().values():

@@ -23,18 +23,18 @@ _SURROGATES = "utf-16-le", "surrogatepass"
 
 
 def ignore_check(checked: int, differing: int) -> None:
-    """Nobody counts."""
+    """Ignore it."""
 
 
 class FastTokenizer:
-    """The tokenizer of one model, from the folder with its files; a `ports.Tokenizer`.
+    """The tokenizer of one model, from the folder with its files. Thread-safe.
 
-    Safe to use from several threads. With `fast`, printable ASCII takes the fast path where that is proven;
-    `on_check` hears of every check made of it in operation.
+    With `fast`, printable ASCII takes the fast path, where that passes its check; `on_check` is called after each
+    check of a sample.
     """
 
     def __init__(self, folder: Path, *, fast: bool = True, on_check: OnCheck = ignore_check) -> None:
-        """Raises OSError or ValueError for files that are no tokenizer."""
+        """Raises OSError or ValueError for files that are not a tokenizer."""
         file = folder / TOKENIZER_FILE
         self._reference = _open_reference(file)
         self._fast: FastPath | None = open_fast_path(file, self._reference, on_check) if fast else None
@@ -64,36 +64,36 @@ class FastTokenizer:
         return _merged(packed, plain, self._by_reference([texts[index] for index in other]), other)
 
     def part(self, text: str, characters: int, *, keep_end: bool) -> str | None:
-        """A text's start, or its end, of at most so many characters, whose tokens are the whole text's first, or last.
+        """The start or end of a text, of at most so many characters, whose tokens are the first or last of the whole.
 
-        A text that is no longer is its own part. None: it has no place where it may be cut.
+        A shorter text is returned as it is. None: the text has no place where it can be cut.
         """
         if len(text) <= characters:
             return text
         return None if self._cuts is None else part(text, self._cuts, characters, keep_end=keep_end)
 
     def join_ids(self, before: bytes, after: bytes) -> bytes:
-        """Token ids of a text of those of its two parts, special tokens around the whole; int32 little endian."""
+        """The token ids of a text from those of its two parts, special tokens around the whole; int32 little endian."""
         first, second = np.frombuffer(before, _INT32), np.frombuffer(after, _INT32)
         first_end = len(first) - self._special_lengths(first)[1]
         return first[:first_end].tobytes() + second[self._special_lengths(second)[0] :].tobytes()
 
     def without_special(self, token_ids: bytes) -> bytes:
-        """Token ids of a text without the special ones that were put around it; int32 little endian."""
+        """The token ids of a text without the special tokens around it; int32 little endian."""
         ids = np.frombuffer(token_ids, _INT32)
         before, after = self._special_lengths(ids)
         return ids[before : len(ids) - after].tobytes()
 
     def prompt(self, messages: Sequence[Message]) -> str:
-        """A chat as the model's own template writes it. Raises InvalidRequest."""
+        """A chat as the model's own template formats it. Raises InvalidRequest."""
         return self._chat_template.prompt(messages)
 
     def detokenizer(self, prompt_ids: bytes) -> Detokenizer:
-        """For the text that comes after these ids, int32 little endian."""
+        """The detokenizer of the text after these ids, int32 little endian."""
         return Detokenizer(self._reference, np.frombuffer(prompt_ids, _INT32).tolist())
 
     def truncate_ids(self, token_ids: bytes, max_tokens: int, *, keep_end: bool) -> bytes:
-        """Token ids of one over-long text cut to `max_tokens`; special tokens are kept where they stand at the ends."""
+        """The token ids of a text truncated to `max_tokens`; special tokens at the ends are kept."""
         ids = np.frombuffer(token_ids, _INT32)
         if len(ids) <= max_tokens:
             return ids.tobytes()
@@ -106,7 +106,7 @@ class FastTokenizer:
         return ids[:before].tobytes() + body.tobytes() + ids[len(ids) - after :].tobytes()
 
     def _special_lengths(self, ids: npt.NDArray[np.int32]) -> tuple[int, int]:
-        """How many special tokens stand at either end."""
+        """The number of special tokens at either end."""
         before, after = len(self._prefix), len(self._suffix)
         before = before if np.array_equal(ids[:before], self._prefix) else 0
         return before, after if np.array_equal(ids[len(ids) - after :], self._suffix) else 0
@@ -114,23 +114,23 @@ class FastTokenizer:
     def _by_reference(self, texts: Sequence[str]) -> Packed:
         try:
             encodings = self._reference.encode_batch_fast(texts)
-        except TypeError:  # it refuses a whole batch for one lone surrogate, which no UTF-8 text can hold
+        except TypeError:  # one lone surrogate, which UTF-8 cannot hold, fails the whole batch
             encodings = self._reference.encode_batch_fast([_without_surrogates(text) for text in texts])
         return pack([encoding.ids for encoding in encodings])
 
 
 class Detokenizer:
-    """Turns one text's tokens into characters as they come; the bytes of a part of one wait for its rest."""
+    """Turns the tokens of one text into characters; the bytes of an incomplete character wait for the rest."""
 
     def __init__(self, reference: Reference, prompt_ids: list[int]) -> None:
         self._reference = reference
         self._stream = DecodeStream(ids=prompt_ids, skip_special_tokens=True)
 
     def step(self, token_id: int) -> str:
-        """The characters that are complete now, and were not before; special tokens have none."""
+        """The characters that this token completes; none for a special token."""
         try:
             return self._stream.step(self._reference, token_id) or ""
-        except Exception:  # noqa: BLE001 - the binding's own, for bytes that are no UTF-8 whatever follows
+        except Exception:  # noqa: BLE001 - the binding's own error, for bytes that can never be UTF-8
             self._stream = DecodeStream(skip_special_tokens=True)
             return self._stream.step(self._reference, token_id) or ""
 
@@ -140,14 +140,14 @@ def _open_reference(file: Path) -> Reference:
     try:
         reference = Reference.from_buffer(content)
     except Exception as error:  # the binding raises bare Exception
-        raise ValueError(f"{file} is no tokenizer: {error}") from error
+        raise ValueError(f"{file} is not a tokenizer: {error}") from error
     reference.no_truncation()
     reference.no_padding()
     return reference
 
 
 def _special_ids(reference: Reference) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """The ids that the tokenizer puts before and after every text."""
+    """The special tokens that the tokenizer adds before and after a text."""
     bare = reference.encode("a", add_special_tokens=False).ids
     whole = reference.encode("a").ids
     for start in range(len(whole) - len(bare) + 1):
@@ -157,7 +157,7 @@ def _special_ids(reference: Reference) -> tuple[npt.NDArray[np.int32], npt.NDArr
 
 
 def _merged(first: Packed, first_places: list[int], second: Packed, second_places: list[int]) -> TokenBatch:
-    """Two packed batches put back into the order of their texts."""
+    """Two packed batches, merged in the order of their texts."""
     ids = np.concatenate((first[0], second[0]))
     lengths = np.concatenate((first[1], second[1]))
     order = np.argsort(np.concatenate((first_places, second_places)), kind="stable")

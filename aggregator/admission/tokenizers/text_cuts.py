@@ -1,8 +1,7 @@
-"""Find where a text can be cut so that the tokens on either side are those of the whole, by the tokenizer's own file.
+"""Find where a text can be cut so that the tokens of both parts are those of the whole, by the tokenizer's own file.
 
-A tokenizer that splits a text into words first, and tokenizes each by itself, gives a word the same tokens whatever
-stands around it. Only components that are known to split at the places named here count; with any other, there is no
-such place.
+A tokenizer that first splits a text into words gives a word the same tokens in any context. Only components that are
+known to split at the places named here are accepted; with any other, a text has no such place.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ from typing import Any
 _Component = Mapping[str, Any]
 
 Cuts = re.Pattern[str]
-"""Matches what stands before a place where a text can be cut."""
+"""Matches what is before a place where a text can be cut."""
 
 _WORDS = r"[A-Za-z0-9](?= [A-Za-z0-9])"
 """A single space between two letters or digits of ASCII; the space goes with what follows."""
 _IDEOGRAPHS = r"[\u4e00-\u9fff](?=[\u4e00-\u9fff])"
 _SEARCHED = 4096
-"""A text that has no place in so many characters is not looked at further: places are a few characters apart."""
+"""Characters that are searched for a place: places are usually a few characters apart."""
 
 _LOCAL_NORMALIZERS = frozenset(
     ("BertNormalizer", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "StripAccents", "Precompiled", "Nmt")
@@ -36,7 +35,7 @@ _SPLITTING_PATTERNS = (
 
 
 def find_cuts(definition: _Component) -> Cuts | None:
-    """The places of a tokenizer.json; None where none is known."""
+    """The pattern of places for a tokenizer.json; None if none is known."""
     normalizers = list(_flat(definition.get("normalizer"), "normalizers"))
     pre_tokenizers = list(_flat(definition.get("pre_tokenizer"), "pretokenizers"))
     if not all(map(_is_local, normalizers)) or not pre_tokenizers or not _splits(pre_tokenizers[0]):
@@ -52,7 +51,7 @@ def find_cuts(definition: _Component) -> Cuts | None:
 
 
 def part(text: str, cuts: Cuts, characters: int, *, keep_end: bool) -> str | None:
-    """The start or the end of a longer text, as much as there is a place for; None where it has none near."""
+    """The start or end of a longer text, up to the last place within so many characters; None if there is none."""
     searched = min(characters // 2, _SEARCHED)
     if keep_end:
         start = len(text) - characters
@@ -73,7 +72,7 @@ def _flat(component: _Component | None, name: str) -> Iterator[_Component]:
 
 
 def _is_local(normalizer: _Component) -> bool:
-    """Whether it does to a word what it does wherever that stands, and leaves the spaces between words alone."""
+    """Whether it treats a word the same in any context, and keeps the spaces between words."""
     kind = normalizer["type"]
     if kind == "Replace":
         pattern = normalizer["pattern"]
@@ -82,7 +81,7 @@ def _is_local(normalizer: _Component) -> bool:
 
 
 def _splits(pre_tokenizer: _Component) -> bool:
-    """Whether it splits at every place, before it looks at anything else; what comes after it sees words only."""
+    """Whether it splits at every place first, so that later components see single words."""
     match pre_tokenizer["type"]:
         case "ByteLevel":
             return bool(pre_tokenizer.get("use_regex", True))
@@ -97,7 +96,7 @@ def _splits(pre_tokenizer: _Component) -> bool:
 
 
 def _stands_apart(content: str) -> bool:
-    """Whether a string that is looked for in the text can neither hold a place nor touch one."""
+    """Whether an added token or a replaced string can neither contain a place nor touch one."""
     if content.isspace():
         return content != " "
     words = any(char.isspace() for char in content) or content[:1].isalnum() or content[-1:].isalnum()

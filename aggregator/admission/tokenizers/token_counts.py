@@ -1,4 +1,4 @@
-"""Count the tokens of requests' texts: short ones of many requests together, of a long one no more than can matter."""
+"""Count the tokens of texts: short requests together, of a long text only as much as the model can use."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from aggregator.request import Failure, Request
 from protos.embedding.v1 import embedding_pb2 as pb
 
 LONG_CHARACTERS = 1 << 14
-"""A request with more of them is counted by itself, lest others wait for it."""
+"""A request with more characters is counted by itself, so that others do not wait for it."""
 _CALL_CHARACTERS = 1 << 16
-"""Texts go to the tokenizer in calls of about so many, lest others wait long, or work go on whose caller is gone."""
+"""Characters of one tokenizer call: short calls let others in between, and stop soon after a cancellation."""
 _FIRST_PART, _LAST_PART = 8, 32
-"""Characters of a long text that are tokenized for each token that the model takes: at first, and then at a time."""
+"""Characters of a long text that are tokenized per token that the model takes: at first, and in each later part."""
 _LEAST_LAST_PART = 1 << 16
 _ID_BYTES = 4
 _LOG = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ Counted = bytes | Failure
 
 
 def apart(requests: Sequence[Request]) -> tuple[list[list[Request]], list[Request]]:
-    """The requests that are counted together, so many at a time, and those that are counted by themselves."""
+    """The groups of requests that are counted together, and the requests that are counted by themselves."""
     portions: list[list[Request]] = []
     long: list[Request] = []
     room = 0
@@ -48,12 +48,12 @@ def apart(requests: Sequence[Request]) -> tuple[list[list[Request]], list[Reques
 
 
 def is_long(requests: Sequence[Request]) -> bool:
-    """Whether they are one of those that are counted by themselves."""
+    """Whether this is one request that is counted by itself."""
     return len(requests) == 1 and bool(apart(requests)[1])
 
 
 async def count_together(model_revision: ModelRevision, texts: Sequence[str], *, long: bool = False) -> list[Counted]:
-    """The ids of each text, in one call; one that the tokenizer cannot take must not harm the others."""
+    """The ids of each text, in one call; after an error each text by itself, so that only the text at fault fails."""
     if not texts:
         return []
     try:
@@ -66,11 +66,11 @@ async def count_together(model_revision: ModelRevision, texts: Sequence[str], *,
 
 
 async def count_long(model_revision: ModelRevision, request: Request, texts: Sequence[str]) -> list[Counted]:
-    """The ids of a long request's texts; of one longer than the model takes, at least those that truncation keeps.
+    """The ids of a long request's texts; of a text above the model's limit, at least those that truncation keeps.
 
-    The rest of that is not tokenized: a text is read part by part, cut where its tokenizer splits whatever stands
-    around, so that the ids are those of the whole, until there are more than the model takes. Only a text that has no
-    such place is cut anywhere, and at many times what the model takes.
+    A text is tokenized part by part until there are more tokens than the model takes; the rest is not tokenized. Parts
+    end where the tokenizer splits in any context, so that the ids are those of the whole. A text without such a place
+    is cut anywhere, at many times the model's limit.
     """
     limit = model_revision.description.max_input_tokens
     keep_end = request.options.truncate == pb.TRUNCATE_START
@@ -87,7 +87,7 @@ async def count_long(model_revision: ModelRevision, request: Request, texts: Seq
 
 
 class _Reading:
-    """A text that is counted part by part, from its start or from its end; `more`: there are parts to be had."""
+    """A text that is counted part by part, from its start or its end; `more`: there are further parts."""
 
     def __init__(self, tokenizer: Tokenizer, text: str, *, keep_end: bool) -> None:
         self.ids = b""
@@ -100,16 +100,16 @@ class _Reading:
 
     @property
     def tokens(self) -> int:
-        """Of what was read."""
+        """The tokens so far."""
         return len(self.ids) // _ID_BYTES
 
     @property
     def whole(self) -> bool:
-        """Whether all of it was read."""
+        """Whether the whole text is counted."""
         return not self._rest
 
     def next_part(self, characters: int, most: int) -> str:
-        """Of at most so many characters; of `most` where it has no place before that, cut anywhere if it has none."""
+        """The next part, of at most `characters`, or `most` where no place is before; cut anywhere if none is found."""
         rest, keep_end = self._rest, self._keep_end
         part = self._tokenizer.part(rest, characters, keep_end=keep_end)
         part = part or self._tokenizer.part(rest, most, keep_end=keep_end)
@@ -121,7 +121,7 @@ class _Reading:
         return part
 
     def take(self, counted: Counted) -> None:
-        """The tokens of the part stand next to those of the others."""
+        """Join the tokens of the part to those of the earlier parts."""
         if isinstance(counted, Failure):
             self.failure, self.more = counted, False
         elif not self.ids:
@@ -132,7 +132,7 @@ class _Reading:
 
 
 async def _count_in_calls(model_revision: ModelRevision, texts: Sequence[str]) -> list[Counted]:
-    """One call after the other: whoever else waits has a turn between them, and who has gone away has no more."""
+    """Count in several calls: other requests get in between, and a cancelled request stops."""
     counted: list[Counted] = []
     call: list[str] = []
     room = _CALL_CHARACTERS
@@ -146,7 +146,7 @@ async def _count_in_calls(model_revision: ModelRevision, texts: Sequence[str]) -
 
 
 def _of_part(model_revision: ModelRevision, request: Request, reading: _Reading) -> Counted:
-    """What was read of a text, or, where it is to be cut and must not be, why it is refused."""
+    """The ids of a text, or why it is refused where it is too long and must not be truncated."""
     if reading.failure is not None:
         return reading.failure
     if reading.whole or request.options.truncate != pb.TRUNCATE_NONE:
@@ -158,7 +158,7 @@ def _of_part(model_revision: ModelRevision, request: Request, reading: _Reading)
 
 
 def too_long(model_revision: ModelRevision, request: Request, found: str) -> Failure:
-    """The refusal of an input of which so much was `found`."""
+    """The failure for an input that is too long; `found`: its length."""
     description = model_revision.description
     remedy = "send less, or set truncate to TRUNCATE_END or TRUNCATE_START" if request.text is None else "send less"
     taken = f"{description.max_input_tokens} tokens" + ", those of the text included" * (request.text is not None)

@@ -1,4 +1,4 @@
-"""What the pipeline asks of the world, in the order of the data: records, token counts, engines, replies."""
+"""What admission needs of a tokenizer."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class TokenBatch:
 
 
 class Detokenizer(Protocol):
-    """Turns one text's tokens into characters as they come."""
+    """Turns the tokens of one text into characters."""
 
     def step(self, token_id: int) -> str:
-        """The characters that are complete now, and were not before; special tokens have none."""
+        """The characters that this token completes; none for a special token."""
         ...
 
 
@@ -39,32 +39,32 @@ class Tokenizer(Protocol):
         ...
 
     def part(self, text: str, characters: int, *, keep_end: bool) -> str | None:
-        """A text's start, or its end, of at most so many characters, whose tokens are the whole text's first, or last.
+        """The start or end of a text, of at most so many characters, whose tokens are the first or last of the whole.
 
-        A text that is no longer is its own part. None: it has no place where it may be cut.
+        A shorter text is returned as it is. None: the text has no place where it can be cut.
         """
         ...
 
     def join_ids(self, before: bytes, after: bytes) -> bytes:
-        """Token ids of a text of those of its two parts, special tokens around the whole; int32 little endian."""
+        """The token ids of a text from those of its two parts, special tokens around the whole; int32 little endian."""
         ...
 
     def truncate_ids(self, token_ids: bytes, max_tokens: int, *, keep_end: bool) -> bytes:
-        """Token ids of one over-long text cut to `max_tokens`, special tokens kept; int32 little endian."""
+        """The token ids of a text truncated to `max_tokens`, special tokens kept; int32 little endian."""
         ...
 
 
 class TextTokenizer(Tokenizer, Protocol):
-    """The same of a model that generates."""
+    """The tokenizer of a model that generates."""
 
     def without_special(self, token_ids: bytes) -> bytes:
-        """Token ids of a text without the special ones that were put around it; int32 little endian."""
+        """The token ids of a text without the special tokens around it; int32 little endian."""
         ...
 
     def prompt(self, messages: Sequence[Message]) -> str:
-        """A chat as the model's own template writes it. Raises InvalidRequest."""
+        """A chat as the model's own template formats it. Raises InvalidRequest."""
         ...
 
     def detokenizer(self, prompt_ids: bytes) -> Detokenizer:
-        """For the text that comes after these ids, int32 little endian."""
+        """The detokenizer of the text after these ids, int32 little endian."""
         ...

@@ -137,7 +137,7 @@ def test_another_kind_of_model_is_left_to_the_reference(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_tokenizer_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"tokenizer\.json is no tokenizer"):
+    with pytest.raises(ValueError, match=r"tokenizer\.json is not a tokenizer"):
         FastTokenizer(tmp_path)
     with pytest.raises(FileNotFoundError):
         FastTokenizer(tmp_path / "nowhere")
