@@ -34,7 +34,7 @@ from aggregator.settings.load import as_text
 from aggregator.sources.grpc.source import GrpcSource
 from aggregator.sources.kafka.connection import check as check_kafka
 from aggregator.sources.kafka.connection import prepare_topics
-from aggregator.sources.kafka.consumer.committed_offset import Lease
+from aggregator.sources.kafka.consumer.committed_offset import InFlightRecord
 from aggregator.sources.kafka.consumer.consumer import KafkaDeliveries
 from aggregator.sources.kafka.producer.producer import KafkaProducer
 from aggregator.sources.kafka.source import KafkaSource
@@ -89,9 +89,9 @@ class Aggregator:
         self._started = False
 
     def _open_kafka(self, settings: AggregatorSettings, tracing: Tracing) -> None:
-        def on_fenced(leases: Sequence[Lease]) -> None:
+        def on_fenced(in_flight_records: Sequence[InFlightRecord]) -> None:
             """Partitions were revoked: their new owner reads again what has no reply."""
-            self._pipeline.forget(source.revoked(leases))
+            self._pipeline.forget(source.revoked(in_flight_records))
 
         self._deliveries = KafkaDeliveries(settings.kafka, on_fenced, self._metrics)
         self._producer = KafkaProducer(settings.kafka)

@@ -1,4 +1,4 @@
-"""Faults in what comes from Kafka and goes to it: leases, commits, rebalances, replies, dead letters."""
+"""Faults in what comes from Kafka and goes to it: fetches, commits, rebalances, replies, dead letters."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ BUILDS = (
         "commits-what-was-only-read",
         "an offset is committed only after its outcome",
         "aggregator/sources/kafka/consumer/committed_offset.py",
-        "        self._end = offset + 1\n        return lease\n",
-        "        self._end = offset + 1\n        self.complete(lease)\n        return lease\n",
+        "        self._end = offset + 1\n        return in_flight\n",
+        "        self._end = offset + 1\n        self.complete(in_flight)\n        return in_flight\n",
         (f"{_RIGHT}::test_an_offset_is_committed_only_after_its_reply",),
     ),
     Build(
@@ -33,7 +33,7 @@ BUILDS = (
         "aggregator/sources/kafka/source.py",
         "                async for delivered in self._producer.send(replies):\n",
         "                for request in live:\n"
-        "                    route_of(request).lease.committed_offset.complete(route_of(request).lease)\n"
+        "                    route_of(request).in_flight.committed_offset.complete(route_of(request).in_flight)\n"
         "                async for delivered in self._producer.send(replies):\n",
         (f"{_WAY}::test_a_record_is_committed_once_the_broker_has_its_reply_and_not_before",),
     ),
@@ -49,8 +49,8 @@ BUILDS = (
         "commits-past-a-gap",
         "the committed offset stays at the first unfinished record, whatever later records are completed",
         "aggregator/sources/kafka/consumer/committed_offset.py",
-        "        return self._leases[0].offset if self._leases else self._end\n",
-        "        return self._highest_completed + 1 if self._leases else self._end\n",
+        "        return self._in_flight[0].offset if self._in_flight else self._end\n",
+        "        return self._highest_completed + 1 if self._in_flight else self._end\n",
         (f"{_PORTS}::test_the_commit_stands_at_the_first_unfinished_record_and_a_successor_goes_on_there",),
     ),
     Build(
@@ -59,8 +59,8 @@ BUILDS = (
         "aggregator/sources/kafka/consumer/membership.py",
         "            await self._drain(assignment)\n",
         "            for each in assignment.partitions.values():\n"
-        "                for lease in tuple(each.committed_offset._leases):\n"
-        "                    each.committed_offset.complete(lease)\n",
+        "                for in_flight in tuple(each.committed_offset._in_flight):\n"
+        "                    each.committed_offset.complete(in_flight)\n",
         (f"{_PORTS}::test_a_second_member_takes_over_only_what_the_first_has_drained",),
     ),
     Build(
@@ -81,10 +81,10 @@ BUILDS = (
     ),
     Build(
         "no-fence-after-a-rebalance",
-        "completing a lease of a former assignment has no effect",
+        "completing a record of a former assignment has no effect",
         "aggregator/sources/kafka/consumer/committed_offset.py",
-        "        if lease.completed or self.fenced:\n",
-        "        if lease.completed:\n",
+        "        if in_flight.completed or self.fenced:\n",
+        "        if in_flight.completed:\n",
         (
             "tests/unit/aggregator/sources/kafka/consumer/test_committed_offset.py::test_after_the_fence_nothing_moves_any_more",
         ),
@@ -93,7 +93,7 @@ BUILDS = (
         "completes-on-fence",
         "records that are not completed at a revocation are reported, and stay unfinished",
         "aggregator/sources/kafka/consumer/committed_offset.py",
-        "        unfinished = tuple(lease for lease in self._leases if not lease.completed)\n",
+        "        unfinished = tuple(in_flight for in_flight in self._in_flight if not in_flight.completed)\n",
         "        unfinished = ()\n",
         (f"{_PORTS}::test_what_is_not_drained_in_time_is_fenced_told_and_delivered_again",),
     ),
@@ -101,7 +101,7 @@ BUILDS = (
         "answers-what-it-gave-back",
         "a record of a revoked partition is left to the new owner",
         "aggregator/sources/kafka/source.py",
-        "        live = [request for request in requests if not route_of(request).lease.committed_offset.fenced]\n",
+        "        live = [request for request in requests if not route_of(request).in_flight.committed_offset.fenced]\n",
         "        live = list(requests)\n",
         (f"{_PATH}::test_what_was_given_back_is_left_unanswered_to_its_new_owner",),
     ),
@@ -265,7 +265,7 @@ BUILDS = (
         "aggregator/sources/kafka/dead_letters.py",
         "        self._waiting.setdefault(topic, []).append(letter)\n",
         "        self._waiting.setdefault(topic, []).append(letter)\n"
-        "        letter.lease.committed_offset.complete(letter.lease)\n",
+        "        letter.in_flight.committed_offset.complete(letter.in_flight)\n",
         (f"{_WAY}::test_a_record_is_committed_once_the_broker_has_its_dead_letter_and_not_before",),
     ),
     Build(
@@ -288,8 +288,8 @@ BUILDS = (
         "replies-to-another-topic",
         "a reply goes to the topic that its request names, if that is allowed",
         "aggregator/sources/kafka/codec.py",
-        "    return ReplyRoute(lease, topic, partition, json=False",
-        "    return ReplyRoute(lease, intake.reply_topic, partition, json=False",
+        "    return ReplyRoute(in_flight, topic, partition, json=False",
+        "    return ReplyRoute(in_flight, intake.reply_topic, partition, json=False",
         (f"{_RIGHT}::test_a_reply_carries_key_routing_headers_and_format_of_its_request",),
     ),
     Build(

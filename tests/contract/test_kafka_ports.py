@@ -8,7 +8,7 @@ import contextlib
 import pytest
 from aiokafka import errors as kafka_errors
 
-from aggregator.sources.kafka.consumer.committed_offset import Lease
+from aggregator.sources.kafka.consumer.committed_offset import InFlightRecord
 from aggregator.sources.kafka.records import OutgoingRecord
 from tests.fakes.kafka_clusters import Cluster, complete, produce, reading, records_of, send_all, until, until_committed
 
@@ -18,10 +18,10 @@ async def test_every_record_comes_once_and_in_order_as_it_was_written(cluster: C
     await produce(cluster, records_of(topic, 300))
     written = await cluster.read(topic)
     async with reading(cluster, cluster.settings(topic, max_poll_records=50)) as intake:
-        leases = await intake.take(300)
-        assert len({(lease.record.partition, lease.offset) for lease in leases}) == 300
+        in_flight_records = await intake.take(300)
+        assert len({(in_flight.record.partition, in_flight.offset) for in_flight in in_flight_records}) == 300
         for partition in range(3):
-            came = [lease.record for lease in leases if lease.record.partition == partition]
+            came = [in_flight.record for in_flight in in_flight_records if in_flight.record.partition == partition]
             wanted = [record for record in written if record.partition == partition]
             assert [(each.offset, each.key, each.value, tuple(each.headers)) for each in came] == [
                 (each.offset, each.key, each.value, tuple(each.headers)) for each in wanted
@@ -41,14 +41,14 @@ async def test_the_commit_stands_at_the_first_unfinished_record_and_a_successor_
     topic = await cluster.create_topic()
     await produce(cluster, records_of(topic, 10))
     async with reading(cluster, cluster.settings(topic)) as intake:
-        leases = await intake.take(10)
-        complete(leases[:4] + leases[6:])
+        in_flight_records = await intake.take(10)
+        complete(in_flight_records[:4] + in_flight_records[6:])
         await until_committed(cluster, topic, {0: 4})
         assert intake.deliveries.uncommitted_span() == {(topic, 0): 6}
-    assert [lease.offset for lease in intake.fenced] == [4, 5]
+    assert [in_flight.offset for in_flight in intake.fenced] == [4, 5]
     async with reading(cluster, cluster.settings(topic)) as successor:
-        assert [lease.offset for lease in await successor.take(6)] == [4, 5, 6, 7, 8, 9]
-        complete(successor.leases)
+        assert [in_flight.offset for in_flight in await successor.take(6)] == [4, 5, 6, 7, 8, 9]
+        complete(successor.in_flight_records)
     assert await cluster.committed(topic) == {0: 10}
 
 
@@ -57,8 +57,8 @@ async def test_a_fenced_lease_completes_without_effect(cluster: Cluster) -> None
     await produce(cluster, records_of(topic, 3))
     async with reading(cluster, cluster.settings(topic)) as intake:
         await intake.take(3)
-    complete(intake.leases)
-    assert intake.fenced == intake.leases
+    complete(intake.in_flight_records)
+    assert intake.fenced == intake.in_flight_records
     assert await cluster.committed(topic) == {0: 0}
 
 
@@ -69,13 +69,13 @@ async def test_held_topics_wait_while_others_flow(cluster: Cluster) -> None:
         await intake.take(10)
         intake.deliveries.hold(frozenset({held}))
         await produce(cluster, [*records_of(held, 5), *records_of(free, 5)])
-        assert {lease.record.topic for lease in await intake.take(5)} == {free}
+        assert {in_flight.record.topic for in_flight in await intake.take(5)} == {free}
         await intake.nothing()
         assert intake.deliveries.paused() == {(held, 0)}
         await produce(cluster, records_of(free, 5))
-        assert {lease.record.topic for lease in await intake.take(5)} == {free}
+        assert {in_flight.record.topic for in_flight in await intake.take(5)} == {free}
         intake.deliveries.hold(frozenset())
-        assert [lease.offset for lease in await intake.take(5)] == [5, 6, 7, 8, 9]
+        assert [in_flight.offset for in_flight in await intake.take(5)] == [5, 6, 7, 8, 9]
         assert not intake.deliveries.paused()
 
 
@@ -90,31 +90,31 @@ async def test_a_hold_that_comes_while_records_are_waited_for_holds(cluster: Clu
         await asyncio.sleep(0.3)
         assert not waiting.done()
         intake.deliveries.hold(frozenset())
-        assert [lease.offset for lease in await waiting] == [0, 1, 2, 3, 4]
+        assert [in_flight.offset for in_flight in await waiting] == [0, 1, 2, 3, 4]
 
 
 async def test_only_the_partition_over_its_span_cap_waits(cluster: Cluster) -> None:
     topic = await cluster.create_topic(partitions=2)
     await produce(cluster, [*records_of(topic, 40, partition=0), *records_of(topic, 40, partition=1)])
     async with reading(cluster, cluster.settings(topic, max_commit_span=20, max_poll_records=8)) as intake:
-        stuck: list[Lease] = []
+        stuck: list[InFlightRecord] = []
         offsets: dict[int, list[int]] = {0: [], 1: []}
         with contextlib.suppress(TimeoutError):
             while True:
                 all_that_may_come = len(offsets[0]) > 20 and len(offsets[1]) == 40
                 async with asyncio.timeout(1.5 if all_that_may_come else 20.0):
-                    leases = await intake.deliveries.fetch()
-                for lease in leases:
-                    offsets[lease.record.partition].append(lease.offset)
-                stuck = stuck or [lease for lease in leases if lease.record.partition == 0][:1]
-                complete([lease for lease in leases if lease not in stuck])
+                    in_flight_records = await intake.deliveries.fetch()
+                for in_flight in in_flight_records:
+                    offsets[in_flight.record.partition].append(in_flight.offset)
+                stuck = stuck or [in_flight for in_flight in in_flight_records if in_flight.record.partition == 0][:1]
+                complete([in_flight for in_flight in in_flight_records if in_flight not in stuck])
         assert offsets[1] == list(range(40))
         reached = len(offsets[0])
         assert 20 < reached < 40
         assert intake.deliveries.paused() == {(topic, 0)}
         assert list(intake.deliveries.half_span_holders()) == stuck
         complete(stuck)
-        assert [lease.offset for lease in await intake.take(40 - reached)] == list(range(reached, 40))
+        assert [in_flight.offset for in_flight in await intake.take(40 - reached)] == list(range(reached, 40))
         assert not intake.deliveries.paused()
         assert not intake.deliveries.half_span_holders()
 
@@ -124,22 +124,22 @@ async def test_a_second_member_takes_over_only_what_the_first_has_drained(cluste
     await produce(cluster, [each for partition in range(4) for each in records_of(topic, 10, partition=partition)])
     settings = cluster.settings(topic, drain_timeout_s=15.0)
     async with reading(cluster, settings) as first:
-        leases = await first.take(40)
-        complete(leases[:30])
+        in_flight_records = await first.take(40)
+        complete(in_flight_records[:30])
         async with reading(cluster, settings) as second:
             await asyncio.sleep(1.5)
             assert first.fenced == []
             assert sum((await cluster.committed(topic)).values()) <= 30
-            complete(leases[30:])
+            complete(in_flight_records[30:])
             await until_committed(cluster, topic, dict.fromkeys(range(4), 10))
             await until(lambda: first.counts.rebalances > 0)
             await produce(cluster, [each for at in range(4) for each in records_of(topic, 5, partition=at)])
             both = await asyncio.gather(first.take(10), second.take(10))
-            partitions = [{lease.record.partition for lease in taken} for taken in both]
+            partitions = [{in_flight.record.partition for in_flight in taken} for taken in both]
             assert partitions[0] | partitions[1] == {0, 1, 2, 3}
             assert not partitions[0] & partitions[1]
-            assert all(lease.offset >= 10 for taken in both for lease in taken)
-            complete([lease for taken in both for lease in taken])
+            assert all(in_flight.offset >= 10 for taken in both for in_flight in taken)
+            complete([in_flight for taken in both for in_flight in taken])
         assert first.fenced == []
     assert await cluster.committed(topic) == dict.fromkeys(range(4), 15)
 
@@ -150,8 +150,8 @@ async def test_what_is_given_back_is_committed_up_to_its_first_unfinished_record
     # No commit but that of giving back comes in time.
     settings = cluster.settings(topic, drain_timeout_s=0.5, commit_interval_s=60.0)
     async with reading(cluster, settings) as first:
-        leases = await first.take(10)
-        complete([lease for lease in leases if lease.offset != 2 + lease.record.partition])
+        in_flight_records = await first.take(10)
+        complete([in_flight for in_flight in in_flight_records if in_flight.offset != 2 + in_flight.record.partition])
         async with reading(cluster, settings):
             await until_committed(cluster, topic, {0: 2, 1: 3})
 
@@ -161,12 +161,12 @@ async def test_what_is_not_drained_in_time_is_fenced_told_and_delivered_again(cl
     await produce(cluster, [*records_of(topic, 5, partition=0), *records_of(topic, 5, partition=1)])
     settings = cluster.settings(topic, drain_timeout_s=0.5)
     async with reading(cluster, settings) as first:
-        complete([lease for lease in await first.take(10) if lease.offset < 2])
+        complete([in_flight for in_flight in await first.take(10) if in_flight.offset < 2])
         async with reading(cluster, settings) as second:
             again = await asyncio.gather(first.take(3), second.take(3))
-            assert sorted(lease.offset for lease in first.fenced) == [2, 2, 3, 3, 4, 4]
+            assert sorted(in_flight.offset for in_flight in first.fenced) == [2, 2, 3, 3, 4, 4]
             complete(first.fenced)
-            assert [[lease.offset for lease in taken] for taken in again] == [[2, 3, 4], [2, 3, 4]]
+            assert [[in_flight.offset for in_flight in taken] for taken in again] == [[2, 3, 4], [2, 3, 4]]
             await asyncio.sleep(0.3)
             assert await cluster.committed(topic) == {0: 2, 1: 2}
 
@@ -179,9 +179,9 @@ async def test_records_that_retention_took_are_counted(cluster: Cluster) -> None
         await until_committed(cluster, topic, {0: 3})
     await cluster.expire(topic, 0, 8)
     async with reading(cluster, cluster.settings(topic)) as successor:
-        assert [lease.offset for lease in await successor.take(2)] == [8, 9]
+        assert [in_flight.offset for in_flight in await successor.take(2)] == [8, 9]
         assert successor.counts.lost == 5
-        complete(successor.leases)
+        complete(successor.in_flight_records)
         await until_committed(cluster, topic, {0: 10})
 
 
@@ -198,12 +198,12 @@ async def test_stopping_lets_what_is_out_complete(cluster: Cluster) -> None:
     topic = await cluster.create_topic()
     await produce(cluster, records_of(topic, 20))
     async with reading(cluster, cluster.settings(topic, max_poll_records=5)) as intake:
-        leases = await intake.take(5)
+        in_flight_records = await intake.take(5)
         waiting = asyncio.create_task(intake.deliveries.fetch())
         intake.deliveries.stop_fetching()
         assert list(await waiting) == []
         assert list(await intake.deliveries.fetch()) == []
-        complete(leases)
+        complete(in_flight_records)
     assert await cluster.committed(topic) == {0: 5}
     assert intake.fenced == []
 

@@ -180,7 +180,7 @@ class World:
 
     def abandoned(self, process: Process) -> list[Request]:
         """Requests whose partitions were given back."""
-        return [request for request in process.taken if route_of(request).lease.committed_offset.fenced]
+        return [request for request in process.taken if route_of(request).in_flight.committed_offset.fenced]
 
     def recover(self, failure: Failure) -> None:
         """Heal everything: in the end all must be committed."""

@@ -15,7 +15,7 @@ from aiokafka import errors as kafka_errors
 from aiokafka.partitioner import murmur2
 
 from aggregator.settings.aggregator import KafkaSettings
-from aggregator.sources.kafka.consumer.committed_offset import Lease
+from aggregator.sources.kafka.consumer.committed_offset import InFlightRecord
 from aggregator.sources.kafka.consumer.consumer import KafkaDeliveries
 from aggregator.sources.kafka.consumer.group import OnAssigned, OnRevoked
 from aggregator.sources.kafka.records import Delivered, OutgoingRecord, Record
@@ -184,7 +184,7 @@ class FakeKafka:
     def deliveries(
         self,
         settings: KafkaSettings,
-        on_fenced: Callable[[Sequence[Lease]], None] = lambda _: None,
+        on_fenced: Callable[[Sequence[InFlightRecord]], None] = lambda _: None,
         member: type[FakeMember] | None = None,
         counts: Counts | None = None,
     ) -> KafkaDeliveries:

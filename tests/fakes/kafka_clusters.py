@@ -13,13 +13,13 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
 from aiokafka.errors import GroupCoordinatorNotAvailableError
 
 from aggregator.settings.aggregator import ClientSettings, KafkaSettings, TopicSettings
-from aggregator.sources.kafka.consumer.committed_offset import Lease
+from aggregator.sources.kafka.consumer.committed_offset import InFlightRecord
 from aggregator.sources.kafka.consumer.consumer import KafkaDeliveries
 from aggregator.sources.kafka.producer.producer import KafkaProducer
 from aggregator.sources.kafka.records import OutgoingRecord, Producer, Record
 from tests.fakes.kafka import Counts, FakeKafka, FakeProducer
 
-OnFenced = Callable[[Sequence[Lease]], None]
+OnFenced = Callable[[Sequence[InFlightRecord]], None]
 
 
 class ManagedProducer(Producer, Protocol):
@@ -182,35 +182,35 @@ class Reading:
     """A running intake and what became of it."""
 
     def __init__(self, cluster: Cluster, settings: KafkaSettings) -> None:
-        self.fenced: list[Lease] = []
-        self.leases: list[Lease] = []
+        self.fenced: list[InFlightRecord] = []
+        self.in_flight_records: list[InFlightRecord] = []
         self.counts = Counts()
         self.deliveries = cluster.deliveries(settings, self.fenced.extend, self.counts)
 
-    async def take(self, count: int, timeout_s: float = 20.0) -> list[Lease]:
+    async def take(self, count: int, timeout_s: float = 20.0) -> list[InFlightRecord]:
         """Exactly `count` more records; unfinished."""
-        taken: list[Lease] = []
+        taken: list[InFlightRecord] = []
         async with asyncio.timeout(timeout_s):
             while len(taken) < count:
                 taken.extend(await self.deliveries.fetch())
         assert len(taken) == count, f"{len(taken)} records came instead of {count}"
-        self.leases.extend(taken)
+        self.in_flight_records.extend(taken)
         return taken
 
     async def nothing(self, for_s: float = 0.3) -> None:
         """See to it that nothing comes."""
         try:
             async with asyncio.timeout(for_s):
-                leases = await self.deliveries.fetch()
+                in_flight_records = await self.deliveries.fetch()
         except TimeoutError:
             return
-        raise AssertionError(f"{len(leases)} records came instead of none")
+        raise AssertionError(f"{len(in_flight_records)} records came instead of none")
 
 
-def complete(leases: Sequence[Lease]) -> None:
+def complete(in_flight_records: Sequence[InFlightRecord]) -> None:
     """Say that these have their outcome."""
-    for lease in leases:
-        lease.committed_offset.complete(lease)
+    for in_flight in in_flight_records:
+        in_flight.committed_offset.complete(in_flight)
 
 
 @asynccontextmanager

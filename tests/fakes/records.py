@@ -1,11 +1,11 @@
-"""Kafka records, leases and completed requests to test with."""
+"""Kafka records and completed requests to test with."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from aggregator.sources.kafka.consumer.committed_offset import CommittedOffset, Lease
+from aggregator.sources.kafka.consumer.committed_offset import CommittedOffset, InFlightRecord
 
 
 @dataclass(slots=True)
@@ -26,7 +26,7 @@ def record_at(offset: int) -> FakeRecord:
     return FakeRecord("requests", 0, offset, 0, None, b"")
 
 
-def lease_of(
+def in_flight_of(
     value: bytes | None,
     headers: Sequence[tuple[str, bytes]] = (),
     *,
@@ -35,7 +35,7 @@ def lease_of(
     partition: int = 3,
     offset: int = 42,
     key: bytes | None = b"key",
-) -> Lease:
+) -> InFlightRecord:
     """One record, delivered."""
     record = FakeRecord(topic, partition, offset, 1_700_000_000_000, key, value, tuple(headers))
     return CommittedOffset(topic, partition, offset, topic_id).deliver(record)

@@ -26,7 +26,7 @@ from aggregator.sources import source
 from aggregator.sources.grpc.call_batcher import CallBatcher
 from aggregator.sources.grpc.calls import Call, call_of
 from aggregator.sources.grpc.load import Limits, Load
-from aggregator.sources.kafka.consumer.committed_offset import CommittedOffset, Lease
+from aggregator.sources.kafka.consumer.committed_offset import CommittedOffset, InFlightRecord
 from aggregator.sources.parsing import parse
 from aggregator.sources.source import Receive
 from protos.embedding.v1 import embedding_pb2 as pb
@@ -98,7 +98,7 @@ class FakeGrpc(FakeSource):
 class Route(Origin):
     """The origin of a request that came by Kafka, as far as the pipeline looks at it."""
 
-    lease: Lease
+    in_flight: InFlightRecord
 
 
 class World:

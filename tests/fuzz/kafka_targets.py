@@ -24,7 +24,7 @@ from aggregator.sources.kafka.codec import Refused, decode, intakes
 from aggregator.sources.kafka.consumer import corrupt as kafka_corrupt
 from aggregator.sources.kafka.replies import check_reply_fits, dead_letter, encode_refusal, encode_replies
 from protos.embedding.v1 import embedding_pb2 as pb
-from tests.fakes.records import lease_of
+from tests.fakes.records import in_flight_of
 from tests.fakes.sources import KAFKA
 from tests.fuzz.target import Cut, Target, field
 
@@ -43,8 +43,8 @@ _SOURCES = tuple(Path(module.__file__ or "") for module in (kafka_codec, kafka_j
 
 def _take(value: bytes | None, headers: Sequence[tuple[str, bytes]]) -> Request | Refused:
     """Decode one record, and write every answer that may become of it."""
-    lease = lease_of(value, headers)
-    taken = decode(lease, _INTAKE, received_s=0.0, wall_s=_NOW_S)
+    in_flight = in_flight_of(value, headers)
+    taken = decode(in_flight, _INTAKE, received_s=0.0, wall_s=_NOW_S)
     if isinstance(taken, Refused):
         assert isinstance(taken.error, RequestError), "A refusal has no code that its sender knows."
         if taken.route is not None:
@@ -58,7 +58,7 @@ def _take(value: bytes | None, headers: Sequence[tuple[str, bytes]]) -> Request 
         taken.fail(_FAILURE)
         encode_replies([taken], "g")
         message, code = _FAILURE.message, _FAILURE.code
-    letter = partial(dead_letter, lease, code, message, topic="dlt", group_id="g", attempts=1)
+    letter = partial(dead_letter, in_flight, code, message, topic="dlt", group_id="g", attempts=1)
     for omit_value in (False, True):
         letter(first_failure_unix_s=_NOW_S, omit_value=omit_value)
     return taken

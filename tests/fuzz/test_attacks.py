@@ -14,7 +14,7 @@ from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources import parsing as wire_scan
 from aggregator.sources.kafka.codec import Refused, decode, intakes
 from protos.embedding.v1 import embedding_pb2 as pb
-from tests.fakes.records import lease_of
+from tests.fakes.records import in_flight_of
 from tests.fakes.sources import KAFKA
 
 _INTAKE = intakes(KafkaSettings(), KAFKA, "m")["embed.requests.v1"]
@@ -53,7 +53,7 @@ HEADERS: dict[str, Any] = {"no header": (), "a null content-type": [("content-ty
 def is_refused(value: bytes, headers: Sequence[tuple[str, bytes]] = ()) -> bool:
     """Whether a record with this value is, within the time that one may take."""
     began_s = time.process_time()
-    taken = decode(lease_of(value, headers), _INTAKE, received_s=0.0, wall_s=1.7e9)
+    taken = decode(in_flight_of(value, headers), _INTAKE, received_s=0.0, wall_s=1.7e9)
     assert time.process_time() - began_s < _LONGEST_S
     return isinstance(taken, Refused)
 

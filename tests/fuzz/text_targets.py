@@ -25,7 +25,7 @@ from protos.embedding.v1.embedding_pb2 import TokenIds
 from protos.generation.v1 import generation_pb2 as pb
 from protos.generation.v1.generation_pb2 import TokenLogprobs
 from protos.modelserver.v1 import modelserver_pb2
-from tests.fakes.records import lease_of
+from tests.fakes.records import in_flight_of
 from tests.fakes.sources import KAFKA
 from tests.fakes.world import DESCRIPTION
 from tests.fuzz.target import Target
@@ -38,7 +38,7 @@ _FAILURE = Failure(Code.INTERNAL, "it broke")
 
 def _take(value: bytes, *headers: tuple[str, bytes]) -> Request | Refused:
     """Decode one record, and write every answer that may become of it."""
-    taken = decode(lease_of(value, headers), _INTAKE, received_s=0.0, wall_s=0.0)
+    taken = decode(in_flight_of(value, headers), _INTAKE, received_s=0.0, wall_s=0.0)
     if isinstance(taken, Refused):
         assert isinstance(taken.error, RequestError), "A refusal has no code that its sender knows."
         assert _TEXT not in str(taken.error), "A refusal quotes a prompt."

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from math import inf
 
-from aggregator.sources.kafka.consumer.committed_offset import Lease
+from aggregator.sources.kafka.consumer.committed_offset import InFlightRecord
 
 SKEW_LIMIT_S = 5.0
 """A clock that is off by more is in doubt: absolute times are not held against it."""
@@ -32,34 +32,34 @@ class ClockSkew:
         self._worst_s, self._worst_at_s = 0.0, -inf
         self._doubted = False
 
-    def read(self, leases: Iterable[Lease], now_s: float, wall_s: float) -> None:
+    def read(self, in_flight_records: Iterable[InFlightRecord], now_s: float, wall_s: float) -> None:
         """Learn from records just fetched; `wall_s` is the wall clock (Unix seconds) at `now_s` (monotonic)."""
         self._now_s, self._wall_s = now_s, wall_s
         self._offset_s = wall_s - now_s
         if self._right_offset_s is None:
             self._right_offset_s = self._offset_s
         self._show(self._offset_s - self._right_offset_s)
-        for lease in {lease.committed_offset: lease for lease in leases}.values():
-            skew_s = self._of(lease)
+        for in_flight in {in_flight.committed_offset: in_flight for in_flight in in_flight_records}.values():
+            skew_s = self._of(in_flight)
             self._right_offset_s = self._offset_s - skew_s
             self._show(skew_s)
 
-    def doubts(self, lease: Lease) -> bool:
+    def doubts(self, in_flight: InFlightRecord) -> bool:
         """Whether times in this record, of those last read, cannot be held against this process's clock."""
-        return abs(self._of(lease)) > SKEW_LIMIT_S
+        return abs(self._of(in_flight)) > SKEW_LIMIT_S
 
     def shown_s(self, now_s: float) -> float:
         """The largest skew of the last minute, for people: producers may differ."""
         return self._worst_s if now_s - self._worst_at_s < _SHOWN_S else 0.0
 
-    def _of(self, lease: Lease) -> float:
+    def _of(self, in_flight: InFlightRecord) -> float:
         """The estimate, moved no further than this record makes it necessary."""
         assert self._right_offset_s is not None, "A record was doubted before any was read. This is a bug."
         skew_s = self._offset_s - self._right_offset_s
-        if lease.record.timestamp < 0:
+        if in_flight.record.timestamp < 0:
             return skew_s
-        most_s: float = self._wall_s - lease.record.timestamp / 1000
-        least_s: float = most_s - (self._now_s - lease.committed_offset.written_after_s(lease.offset))
+        most_s: float = self._wall_s - in_flight.record.timestamp / 1000
+        least_s: float = most_s - (self._now_s - in_flight.committed_offset.written_after_s(in_flight.offset))
         return min(max(skew_s, least_s), most_s)
 
     def _show(self, skew_s: float) -> None:

@@ -24,7 +24,7 @@ from aggregator.settings.aggregator import KafkaSettings, TopicSettings
 from aggregator.sources import generation as texts
 from aggregator.sources import parsing as wire_scan
 from aggregator.sources.kafka import json_codec as kafka_json
-from aggregator.sources.kafka.consumer.committed_offset import Lease
+from aggregator.sources.kafka.consumer.committed_offset import InFlightRecord
 from aggregator.sources.kafka.large_records import Fetched
 from aggregator.sources.kafka.records import DEAD_LETTER_SUFFIX
 from aggregator.sources.parsing import parse
@@ -72,7 +72,7 @@ class ReplyRoute(Origin):
     `headers` are the reply's: its content type, then the routing and trace headers as they came.
     """
 
-    lease: Lease
+    in_flight: InFlightRecord
     topic: str
     partition: int | None
     json: bool
@@ -105,7 +105,7 @@ class Refused:
     itself is kept too.
     """
 
-    lease: Lease
+    in_flight: InFlightRecord
     error: RequestError
     request_id: str
     route: ReplyRoute | None
@@ -138,7 +138,7 @@ def intakes(
 
 
 async def decode_all(
-    leases: Sequence[Lease], intakes: Mapping[str, Intake], *, received_s: float, wall_s: float
+    in_flight_records: Sequence[InFlightRecord], intakes: Mapping[str, Intake], *, received_s: float, wall_s: float
 ) -> tuple[list[Request], list[Refused]]:
     """Read a batch of small records in their order, each by its topic's intake; what cannot be read harms only itself.
 
@@ -147,13 +147,13 @@ async def decode_all(
     """
     decoded: list[Request | Refused] = []
     slice_records = slice_bytes = 0
-    for lease in leases:
+    for in_flight in in_flight_records:
         if slice_records >= _SLICE_RECORDS or slice_bytes >= _SLICE_BYTES:
             await asyncio.sleep(0)
             slice_records = slice_bytes = 0
         slice_records += 1
-        slice_bytes += len(lease.record.value or b"")
-        decoded.append(_decode_any(lease, intakes, received_s, wall_s))
+        slice_bytes += len(in_flight.record.value or b"")
+        decoded.append(_decode_any(in_flight, intakes, received_s, wall_s))
     return _split(decoded)
 
 
@@ -163,7 +163,7 @@ async def decode_large(
     """The same for large ones, in a thread."""
 
     def work() -> list[Request | Refused]:
-        return [_decode_any(each.lease, intakes, each.received_s, each.wall_s) for each in fetched]
+        return [_decode_any(each.in_flight, intakes, each.received_s, each.wall_s) for each in fetched]
 
     return _split(await asyncio.to_thread(work))
 
@@ -173,20 +173,22 @@ def _split(decoded: Sequence[Request | Refused]) -> tuple[list[Request], list[Re
     return requests, [each for each in decoded if isinstance(each, Refused)]
 
 
-def _decode_any(lease: Lease, intakes: Mapping[str, Intake], received_s: float, wall_s: float) -> Request | Refused:
-    record = lease.record
+def _decode_any(
+    in_flight: InFlightRecord, intakes: Mapping[str, Intake], received_s: float, wall_s: float
+) -> Request | Refused:
+    record = in_flight.record
     try:
-        return decode(lease, intakes[record.topic], received_s=received_s, wall_s=wall_s)
+        return decode(in_flight, intakes[record.topic], received_s=received_s, wall_s=wall_s)
     except Exception as error:  # noqa: BLE001 - one record must not stop all others, on every replay again
         place = {"topic": record.topic, "partition": record.partition, "offset": record.offset}
         # Its traceback stays out of the log, as it may tell the text.
         _LOG.error("found a record that cannot be read", extra={**place, "error": type(error).__name__})
-        return Refused(lease, Undecodable("the record cannot be read"), "", None, dead_letter=True)
+        return Refused(in_flight, Undecodable("the record cannot be read"), "", None, dead_letter=True)
 
 
-def decode(lease: Lease, intake: Intake, *, received_s: float, wall_s: float) -> Request | Refused:
+def decode(in_flight: InFlightRecord, intake: Intake, *, received_s: float, wall_s: float) -> Request | Refused:
     """Read one record. Its route is the request's `origin`; a request without an id gets one that a replay repeats."""
-    record = lease.record
+    record = in_flight.record
     content_type, ce_id = PROTOBUF, ""
     found: Mapping[str, bytes] = {}
     message: pb.EmbedRequest | GenerateRequest | None = None
@@ -194,7 +196,7 @@ def decode(lease: Lease, intake: Intake, *, received_s: float, wall_s: float) ->
     try:
         if record.headers:
             found = {name: value for name, value in record.headers if name in _READ}
-            route = _route(lease, intake, found)
+            route = _route(in_flight, intake, found)
             route.headers = [("content-type", PROTOBUF), *(each for each in record.headers if each[0] in ECHOED)]
             content_type = _content_type(found)
             if content_type is not PROTOBUF:
@@ -202,7 +204,7 @@ def decode(lease: Lease, intake: Intake, *, received_s: float, wall_s: float) ->
                 route.headers[0] = ("content-type", JSON)
             ce_id = _text(found, "ce_id")
         else:
-            route = ReplyRoute(lease, intake.reply_topic, None, json=False, headers=_PLAIN_REPLY)
+            route = ReplyRoute(in_flight, intake.reply_topic, None, json=False, headers=_PLAIN_REPLY)
         read = _text_message if intake.generates else _message
         message = read(record.value, content_type, intake.max_record_bytes, intake.defaults.max_inputs)
         if not message.request_id:
@@ -218,7 +220,7 @@ def decode(lease: Lease, intake: Intake, *, received_s: float, wall_s: float) ->
     except RequestError as error:
         request_id = message.request_id if message is not None else ce_id or _found_id(record.value, content_type)
         kept = route is None or message is None
-        return Refused(lease, error, request_id, route, dead_letter=kept, generates=intake.generates)
+        return Refused(in_flight, error, request_id, route, dead_letter=kept, generates=intake.generates)
 
 
 def _defaults(topic: TopicSettings, source: Source, default_model: str, *, trusts_tenant: bool) -> Defaults:
@@ -248,7 +250,7 @@ def _reply_topics(settings: KafkaSettings) -> Callable[[str], bool]:
     return permits
 
 
-def _route(lease: Lease, intake: Intake, found: Mapping[str, bytes]) -> ReplyRoute:
+def _route(in_flight: InFlightRecord, intake: Intake, found: Mapping[str, bytes]) -> ReplyRoute:
     name = "kafka_replyTopic" if "kafka_replyTopic" in found else "reply_to"
     topic = _text(found, name) or intake.reply_topic
     if not _LEGAL_TOPIC.fullmatch(topic):
@@ -261,7 +263,7 @@ def _route(lease: Lease, intake: Intake, found: Mapping[str, bytes]) -> ReplyRou
         partition = struct.unpack(">i", packed)[0] if len(packed) == 4 else -1  # noqa: PLR2004 - bytes of an int32
         if partition < 0:
             raise InvalidRequest("header kafka_replyPartition is not a partition: 4 bytes, big endian")
-    return ReplyRoute(lease, topic, partition, json=False, headers=_PLAIN_REPLY)
+    return ReplyRoute(in_flight, topic, partition, json=False, headers=_PLAIN_REPLY)
 
 
 def _text(found: Mapping[str, bytes], name: str) -> str:

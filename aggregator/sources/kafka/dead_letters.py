@@ -13,7 +13,7 @@ from aiokafka.errors import MessageSizeTooLargeError, ProducerClosed, RecordTooL
 from aggregator.errors import Code
 from aggregator.observability.metrics import Metrics
 from aggregator.settings.aggregator import KafkaSettings
-from aggregator.sources.kafka.consumer.committed_offset import Lease
+from aggregator.sources.kafka.consumer.committed_offset import InFlightRecord
 from aggregator.sources.kafka.records import DEAD_LETTER_SUFFIX, OutgoingRecord, Producer
 from aggregator.sources.kafka.replies import dead_letter
 
@@ -30,7 +30,7 @@ class DeadLetter:
     `omits_value`: it was too large for the dead-letter topic as it is.
     """
 
-    lease: Lease
+    in_flight: InFlightRecord
     code: Code
     message: str
     attempts: int = 1
@@ -41,8 +41,8 @@ class DeadLetter:
 class DeadLetters:
     """Writes dead letters in the background, all that wait for a topic at a time.
 
-    A lease completes once its dead letter is acknowledged. One that cannot be written holds its own partition's commit
-    until it can; a topic with many that wait is `full`, and is to be held, while all others go on.
+    A record is completed once its dead letter is acknowledged. One that cannot be written holds the commits of
+    its record's partition until it can; a topic with many that wait is `full`: it is paused, and no other is.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class DeadLetters:
 
     def add(self, letter: DeadLetter) -> None:
         """Write this one as soon as those of its topic before it are written."""
-        topic = letter.lease.record.topic
+        topic = letter.in_flight.record.topic
         letter.since_unix_s = self._wall_clock()
         self._waiting.setdefault(topic, []).append(letter)
         if topic not in self._writing:
@@ -86,7 +86,7 @@ class DeadLetters:
         try:
             while waiting := self._waiting.pop(topic, None):
                 live = [
-                    letter for letter in waiting if not letter.lease.committed_offset.fenced
+                    letter for letter in waiting if not letter.in_flight.committed_offset.fenced
                 ]  # others keep the rest
                 failed = await self._write(live) if live else []
                 if failed:
@@ -107,7 +107,7 @@ class DeadLetters:
                     letter = letters[position]
                     if error is None:
                         self._metrics.dead_lettered(letter.code, 1)
-                        letter.lease.committed_offset.complete(letter.lease)
+                        letter.in_flight.committed_offset.complete(letter.in_flight)
                         del left[letter]
                     elif isinstance(error, _TOO_LARGE) and not letter.omits_value:
                         letter.omits_value = True
@@ -118,7 +118,7 @@ class DeadLetters:
         except Exception as unforeseen:  # noqa: BLE001 - whatever it is, what holds commits must not be lost
             reason = unforeseen
         if reason is not None:
-            topic = letters[0].lease.record.topic + DEAD_LETTER_SUFFIX
+            topic = letters[0].in_flight.record.topic + DEAD_LETTER_SUFFIX
             details = {"topic": topic, "count": len(left), "error": repr(reason)}
             _LOG.error("dead letters cannot be written, commits are held", extra=details)
             await asyncio.sleep(_PAUSE_S)
@@ -126,10 +126,10 @@ class DeadLetters:
 
     def _record(self, letter: DeadLetter) -> OutgoingRecord:
         return dead_letter(
-            letter.lease,
+            letter.in_flight,
             letter.code,
             letter.message,
-            topic=letter.lease.record.topic + DEAD_LETTER_SUFFIX,
+            topic=letter.in_flight.record.topic + DEAD_LETTER_SUFFIX,
             group_id=self._settings.group_id,
             attempts=letter.attempts,
             first_failure_unix_s=letter.since_unix_s,

@@ -90,14 +90,14 @@ class Deltas:
     def _record(self, request: Request, *, done: bool) -> OutgoingRecord | None:
         """What a text gained; None where that is nothing, or its partition is another's by now."""
         route, topic = route_of(request), self._topic(request)
-        if topic is None or route.lease.committed_offset.fenced:
+        if topic is None or route.in_flight.committed_offset.fenced:
             return None
-        identity = reply_id(route.lease, request.request_id, self._group_id)
+        identity = reply_id(route.in_flight, request.request_id, self._group_id)
         answer = texts.response(request, identity, self._clock(), done=done)
         if answer is None:
             return None
         value = json_of(answer) if route.json else answer.SerializeToString()
-        return OutgoingRecord(topic, None, route.lease.record.key, value, route.headers)
+        return OutgoingRecord(topic, None, route.in_flight.record.key, value, route.headers)
 
     def _topic(self, request: Request) -> str | None:
-        return self._topics.get(route_of(request).lease.committed_offset.topic)
+        return self._topics.get(route_of(request).in_flight.committed_offset.topic)

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from aggregator.sources.kafka.consumer.committed_offset import Lease
+from aggregator.sources.kafka.consumer.committed_offset import InFlightRecord
 
 LARGE_BYTES = 16 * 1024
 """From this size on a value is read beside the event loop: JSON takes 20 us a record, and more a KiB."""
@@ -19,14 +19,14 @@ _TAKEN_BYTES = 256 * 1024
 class Fetched:
     """A record, and when it was fetched: monotonic seconds, and the wall clock's."""
 
-    lease: Lease
+    in_flight: InFlightRecord
     received_s: float
     wall_s: float
 
 
-def size_bytes(lease: Lease) -> int:
+def size_bytes(in_flight: InFlightRecord) -> int:
     """Of the record's value."""
-    return len(lease.record.value or b"")
+    return len(in_flight.record.value or b"")
 
 
 class LargeRecords:
@@ -65,7 +65,7 @@ class LargeRecords:
 
     def drop_fenced(self) -> None:
         """Forget what belongs to an assignment that is over: whoever reads it next redoes it."""
-        self._waiting = deque(each for each in self._waiting if not each.lease.committed_offset.fenced)
+        self._waiting = deque(each for each in self._waiting if not each.in_flight.committed_offset.fenced)
         self._bytes = _sum_bytes(self._waiting)
         self._counted()
 
@@ -80,13 +80,13 @@ class LargeRecords:
         taken: list[Fetched] = []
         passed: list[Fetched] = []
         room = _TAKEN_BYTES
-        while self._waiting and (not taken or size_bytes(self._waiting[0].lease) <= room):
+        while self._waiting and (not taken or size_bytes(self._waiting[0].in_flight) <= room):
             each = self._waiting.popleft()
-            if each.lease.committed_offset.topic in self.held:
+            if each.in_flight.committed_offset.topic in self.held:
                 passed.append(each)
             else:
                 taken.append(each)
-                room -= size_bytes(each.lease)
+                room -= size_bytes(each.in_flight)
         self._waiting.extendleft(reversed(passed))
         if taken:
             self._bytes -= _sum_bytes(taken)
@@ -98,11 +98,11 @@ class LargeRecords:
         self._changed.set()
         full: frozenset[str] = frozenset()
         if self._bytes >= _MOST_WAITING_BYTES:
-            full = frozenset(each.lease.committed_offset.topic for each in self._waiting)
+            full = frozenset(each.in_flight.committed_offset.topic for each in self._waiting)
         if full != self.full:
             self.full = full
             self._on_full_changed()
 
 
 def _sum_bytes(records: Iterable[Fetched]) -> int:
-    return sum(size_bytes(each.lease) for each in records)
+    return sum(size_bytes(each.in_flight) for each in records)

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from aggregator.sources.kafka.consumer.committed_offset import Lease
+from aggregator.sources.kafka.consumer.committed_offset import InFlightRecord
 
 DEAD_LETTER_SUFFIX = "-dlt"
 """Appended to the name of a query topic."""
@@ -25,22 +25,22 @@ class Record(Protocol):
 
 
 class Deliveries(Protocol):
-    """Kafka intake: leased records in, commits out.
+    """Kafka intake: records in, commits out.
 
-    A lease completes (by `lease.committed_offset.complete`) once its outcome is acknowledged by the broker; the
+    A record is completed (`in_flight.committed_offset.complete`) once the broker has acknowledged its outcome; the
     implementation commits committed offsets on its own clock, on revocation and at the end.
     """
 
-    async def fetch(self) -> Sequence[Lease]:
-        """The next records, at least one, of partitions that are not held; `lease.record` is a Record."""
+    async def fetch(self) -> Sequence[InFlightRecord]:
+        """The next records, at least one, of partitions that are not held; `in_flight.record` is a Record."""
         ...
 
     def hold(self, topics: frozenset[str]) -> None:
         """Pause exactly these topics' partitions (those over their span cap stay paused on their own)."""
         ...
 
-    def half_span_holders(self) -> Sequence[Lease]:
-        """Leases that hold back a committed offset whose span passed half of its cap: to be promoted in the queue."""
+    def half_span_holders(self) -> Sequence[InFlightRecord]:
+        """The records that hold back a committed offset past half of the span's cap: to be promoted in the queue."""
         ...
 
 

@@ -14,7 +14,7 @@ from aggregator.replicas.texts.text import Text
 from aggregator.request import Failure, Request
 from aggregator.sources import generation as texts
 from aggregator.sources.kafka.codec import Header, Refused, route_of
-from aggregator.sources.kafka.consumer.committed_offset import Lease
+from aggregator.sources.kafka.consumer.committed_offset import InFlightRecord
 from aggregator.sources.kafka.records import OutgoingRecord
 from aggregator.sources.response import MAX_ECHOED, fill_status, json_of, to_json, to_protobuf
 from protos.embedding.v1 import embedding_pb2 as pb
@@ -34,10 +34,10 @@ _UNENCODABLE = Failure(Code.INTERNAL, "the reply could not be encoded")
 _MAX_KEPT_HEADERS_BYTES = 32 * 1024
 
 
-def reply_id(lease: Lease, request_id: str, group_id: str) -> str:
+def reply_id(in_flight: InFlightRecord, request_id: str, group_id: str) -> str:
     """The same for every delivery of the same record to the same group; 32 hexadecimal digits."""
-    source = lease.committed_offset
-    place = f"{source.topic}\0{source.topic_id}\0{source.partition}\0{lease.offset}"
+    source = in_flight.committed_offset
+    place = f"{source.topic}\0{source.topic_id}\0{source.partition}\0{in_flight.offset}"
     told = f"{group_id}\0{place}\0{request_id}".encode()
     return hashlib.blake2b(told, digest_size=_REPLY_ID_LENGTH // 2).hexdigest()
 
@@ -50,8 +50,8 @@ def encode_replies(requests: Sequence[Request], group_id: str, now_s: float = 0.
     replies: list[OutgoingRecord] = []
     for request in requests:
         route = route_of(request)
-        record = route.lease.record
-        identity = reply_id(route.lease, request.request_id, group_id)
+        record = route.in_flight.record
+        identity = reply_id(route.in_flight, request.request_id, group_id)
         try:
             value = _value(request, identity, now_s, as_json=route.json)
         except Exception:  # noqa: BLE001 - one reply that nobody thought of must not stop all others
@@ -66,8 +66,8 @@ def encode_refusal(refused: Refused, group_id: str) -> OutgoingRecord:
     """The reply to a record that did not become a request; it must have a route."""
     route = refused.route
     assert route is not None, "A record without a route was to be answered. This is a bug."
-    record = route.lease.record
-    identity = reply_id(route.lease, refused.request_id, group_id)
+    record = route.in_flight.record
+    identity = reply_id(route.in_flight, refused.request_id, group_id)
     failure = Failure.of(refused.error)
     answer = _failed(refused.request_id[:MAX_ECHOED], failure, identity, generates=refused.generates)
     value = _serialize(answer, as_json=route.json)
@@ -99,7 +99,7 @@ def check_reply_fits(request: Request, dimensions: int, max_reply_bytes: int) ->
         return
     count = len(request.inputs)
     each = _most_bytes_each(request.options.dimensions or dimensions, request.options.encoding, route.json)
-    echoed = len(route.lease.record.key or b"")
+    echoed = len(route.in_flight.record.key or b"")
     for name, value in route.headers:
         echoed += len(name) + len(value or b"") + 8
     request_id = (6 if route.json else 4) * len(request.request_id)  # "\\u0001" in JSON, a letter of UTF-8
@@ -131,7 +131,7 @@ def _most_bytes_each(dimensions: int, encoding: int, as_json: bool) -> int:  # n
 
 
 def dead_letter(
-    lease: Lease,
+    in_flight: InFlightRecord,
     code: Code,
     message: str,
     *,
@@ -146,7 +146,7 @@ def dead_letter(
     `omit_value`: for a record too large for that topic; its size and SHA-256 go instead of its value, and key and
     headers only if they are small.
     """
-    record = lease.record
+    record = in_flight.record
     value, key = record.value or b"", record.key
     added = {
         "dlt-original-topic": record.topic,

@@ -26,7 +26,7 @@ from aggregator.scheduler.work_item import Priority
 from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.clock_skew import ClockSkew
 from aggregator.sources.kafka.codec import Refused, decode_all, decode_large, intakes, route_of
-from aggregator.sources.kafka.consumer.committed_offset import Lease
+from aggregator.sources.kafka.consumer.committed_offset import InFlightRecord
 from aggregator.sources.kafka.dead_letters import DeadLetter, DeadLetters
 from aggregator.sources.kafka.deltas import Deltas
 from aggregator.sources.kafka.large_records import LARGE_BYTES, Fetched, LargeRecords, size_bytes
@@ -46,7 +46,7 @@ _UNWRITTEN: dict[type[Exception], Unwritten] = {
 class KafkaSource:
     """A Source over deliveries in and a producer out. Its senders do not wait: it is paused where a model is full.
 
-    A lease completes only when the broker has acknowledged what answers it: a reply, a dead letter, or both.
+    A record is completed only when the broker has acknowledged what answers it: a reply, a dead letter, or both.
     """
 
     name = KAFKA
@@ -100,20 +100,26 @@ class KafkaSource:
         Empty once fetching is stopped.
         """
         while True:
-            leases = await self._deliveries.fetch()
+            in_flight_records = await self._deliveries.fetch()
             if self._refusing is not None:  # at most one fetch of refusals is under way: a flood stays bounded
                 await self._refusing
                 self._refusing = None
-            if not leases:
+            if not in_flight_records:
                 self._large.close()
                 return ()
-            with self._tracing.receive(leases[0].record.topic, len(leases)):
+            with self._tracing.receive(in_flight_records[0].record.topic, len(in_flight_records)):
                 now_s, wall_s = self._clock(), self._wall_clock()
-                self._skew.read(leases, now_s, wall_s)
-                large = [Fetched(lease, now_s, wall_s) for lease in leases if size_bytes(lease) >= LARGE_BYTES]
+                self._skew.read(in_flight_records, now_s, wall_s)
+                large = [
+                    Fetched(in_flight, now_s, wall_s)
+                    for in_flight in in_flight_records
+                    if size_bytes(in_flight) >= LARGE_BYTES
+                ]
                 if large:
-                    leases = [lease for lease in leases if size_bytes(lease) < LARGE_BYTES]
-                requests, refused = await decode_all(leases, self._intakes, received_s=now_s, wall_s=wall_s)
+                    in_flight_records = [
+                        in_flight for in_flight in in_flight_records if size_bytes(in_flight) < LARGE_BYTES
+                    ]
+                requests, refused = await decode_all(in_flight_records, self._intakes, received_s=now_s, wall_s=wall_s)
                 self._drop_doubtful_deadlines(requests)
             if refused:
                 self._refusing = asyncio.create_task(self._refuse(refused), name="refuse records")
@@ -124,7 +130,7 @@ class KafkaSource:
     async def receive_large(self) -> Sequence[Request]:
         """The same of the records with large values, which would hold up the others; those of held topics wait."""
         while fetched := await self._large.take():
-            live = [each for each in fetched if not each.lease.committed_offset.fenced]
+            live = [each for each in fetched if not each.in_flight.committed_offset.fenced]
             requests, refused = await decode_large(live, self._intakes)
             self._drop_doubtful_deadlines(requests)
             if refused:
@@ -136,12 +142,12 @@ class KafkaSource:
     def _drop_doubtful_deadlines(self, requests: Sequence[Request]) -> None:
         """Nothing expires by a clock that is too far off the record's."""
         for request in requests:
-            if request.deadline_s != inf and self._skew.doubts(route_of(request).lease):
+            if request.deadline_s != inf and self._skew.doubts(route_of(request).in_flight):
                 request.deadline_s = inf
 
     def accept(self, request: Request) -> None:
         """Note which model its topic's records ask for. Raises InvalidRequest if its reply would not fit its topic."""
-        self._asked[route_of(request).lease.committed_offset.topic].add(request.model)
+        self._asked[route_of(request).in_flight.committed_offset.topic].add(request.model)
         check_reply_fits(request, request.options.dimensions, self._settings.max_reply_bytes)
         self._deltas.follow(request)
 
@@ -150,7 +156,7 @@ class KafkaSource:
 
         Requests that come after the producer was closed are left to whoever reads their records next.
         """
-        live = [request for request in requests if not route_of(request).lease.committed_offset.fenced]
+        live = [request for request in requests if not route_of(request).in_flight.committed_offset.fenced]
         last_deltas = self._deltas.end(live)
         left = dict.fromkeys(requests)
         if live:
@@ -169,14 +175,14 @@ class KafkaSource:
     def _free_offset(self, request: Request, error: Exception | None) -> None:
         """The broker has, or refused, its reply."""
         route = route_of(request)
-        lease = route.lease
+        in_flight = route.in_flight
         if error is not None:
-            letter = self._unwritten(lease, route.topic, error)
+            letter = self._unwritten(in_flight, route.topic, error)
             request.overrule(Failure(letter.code, letter.message))
         elif request.failed and (failure := _internal(request)) is not None:
-            self._dead_letters.add(DeadLetter(lease, failure.code, failure.message, failure.attempts))
+            self._dead_letters.add(DeadLetter(in_flight, failure.code, failure.message, failure.attempts))
         else:
-            lease.committed_offset.complete(lease)
+            in_flight.committed_offset.complete(in_flight)
 
     async def delivered(self) -> None:
         """Wait for the dead letters that are still to be written."""
@@ -191,11 +197,11 @@ class KafkaSource:
         )
         self._hold()
 
-    def revoked(self, leases: Sequence[Lease]) -> Callable[[Request], bool]:
+    def revoked(self, in_flight_records: Sequence[InFlightRecord]) -> Callable[[Request], bool]:
         """Partitions were given back: which requests are to be forgotten, as their new owner redoes them."""
         self._large.drop_fenced()
-        gone = {id(lease) for lease in leases}
-        return lambda request: request.source is self and id(route_of(request).lease) in gone
+        gone = {id(in_flight) for in_flight in in_flight_records}
+        return lambda request: request.source is self and id(route_of(request).in_flight) in gone
 
     def _hold(self) -> None:
         stopped = self._stopped | self._dead_letters.full
@@ -207,12 +213,12 @@ class KafkaSource:
             self._deliveries.hold(held)
 
     def newly_stuck(self) -> Callable[[Request], bool] | None:
-        """The requests whose leases hold their partition's offset so far back that they are to be promoted."""
-        stuck = frozenset(id(lease) for lease in self._deliveries.half_span_holders())
+        """The requests whose records hold their partition's offset so far back that they are to be promoted."""
+        stuck = frozenset(id(in_flight) for in_flight in self._deliveries.half_span_holders())
         if stuck == self._stuck:
             return None
         self._stuck = stuck
-        return lambda request: id(route_of(request).lease) in stuck
+        return lambda request: id(route_of(request).in_flight) in stuck
 
     async def _refuse(self, refused: Sequence[Refused]) -> None:
         """Answer records that are no requests, where somebody can be answered, and keep those nobody can read."""
@@ -231,20 +237,20 @@ class KafkaSource:
 
     def _refusal_ended(self, refused: Refused, error: Exception | None) -> Code:
         """The broker has, or refused, the reply to a record that is no request; returns what it was answered."""
-        lease = refused.lease
+        in_flight = refused.in_flight
         if refused.dead_letter or refused.route is None:
-            self._dead_letters.add(DeadLetter(lease, refused.error.code, str(refused.error)))
+            self._dead_letters.add(DeadLetter(in_flight, refused.error.code, str(refused.error)))
         elif error is not None:
-            return self._unwritten(lease, refused.route.topic, error).code
+            return self._unwritten(in_flight, refused.route.topic, error).code
         else:
-            lease.committed_offset.complete(lease)
+            in_flight.committed_offset.complete(in_flight)
         return refused.error.code
 
-    def _unwritten(self, lease: Lease, topic: str, error: Exception) -> DeadLetter:
+    def _unwritten(self, in_flight: InFlightRecord, topic: str, error: Exception) -> DeadLetter:
         """Keep the record of a reply that Kafka refused for good."""
         self._metrics.unwritten(_UNWRITTEN.get(type(error), Unwritten.REFUSED))
         why = f"the reply could not be written to {topic}: {type(error).__name__}"
-        letter = DeadLetter(lease, Code.INTERNAL, why)
+        letter = DeadLetter(in_flight, Code.INTERNAL, why)
         self._dead_letters.add(letter)
         return letter
 

@@ -48,22 +48,22 @@ async def test_a_corrupt_batch_holds_its_partition_only_and_is_stepped_over_wher
 ) -> None:
     topic = await topic_with_a_corrupt_batch(fragile, own_broker)
     async with reading(fragile, fragile.settings(topic)) as intake:
-        leases = await intake.take(20)
-        complete(leases)
-        assert sorted((lease.record.partition, lease.offset) for lease in leases) == [
+        in_flight_records = await intake.take(20)
+        complete(in_flight_records)
+        assert sorted((in_flight.record.partition, in_flight.offset) for in_flight in in_flight_records) == [
             (partition, offset) for partition in (0, 1) for offset in range(10)
         ]
         await produce(fragile, records_of(topic, 5, partition=1, start=10))
-        assert {lease.record.partition for lease in await intake.take(5)} == {1}
+        assert {in_flight.record.partition for in_flight in await intake.take(5)} == {1}
         await until(lambda: intake.counts.corrupt_batches == 1)
-        complete(intake.leases)
+        complete(intake.in_flight_records)
         await until_committed(fragile, topic, {0: 10, 1: 15})
         await intake.nothing(1.0)
         assert intake.counts.corrupt_batches == 1
         assert intake.counts.lost == 0
     async with reading(fragile, fragile.settings(topic, skip_corrupt_batches=True)) as successor:
         complete(await successor.take(10))
-        assert [lease.offset for lease in successor.leases] == list(range(20, 30))
+        assert [in_flight.offset for in_flight in successor.in_flight_records] == list(range(20, 30))
         assert successor.counts.corrupt_batches == 1
         assert successor.counts.lost == 10
         await until_committed(fragile, topic, {0: 30, 1: 15})
@@ -91,9 +91,9 @@ async def test_header_names_that_are_not_utf8_cost_no_record(shared: RealCluster
     await write_batch(shared.bootstrap, topic, bytes(batch))
     await produce(shared, records_of(topic, 2, start=5))
     async with reading(shared, shared.settings(topic)) as intake:
-        leases = await intake.take(7)
-        complete(leases)
-        assert [lease.record.value for lease in leases] == [b"0", b"1", b"0", b"1", b"2", b"5", b"6"]
-        assert [name for name, _ in leases[3].record.headers] == ["N\ufffdME"]
+        in_flight_records = await intake.take(7)
+        complete(in_flight_records)
+        assert [in_flight.record.value for in_flight in in_flight_records] == [b"0", b"1", b"0", b"1", b"2", b"5", b"6"]
+        assert [name for name, _ in in_flight_records[3].record.headers] == ["N\ufffdME"]
         assert intake.counts.corrupt_batches == 0
         await until_committed(shared, topic, {0: 7})

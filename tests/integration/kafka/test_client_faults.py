@@ -87,8 +87,8 @@ async def test_intake_joins_anew_when_a_task_of_the_client_dies(
         breaks(consumer_of(intake.deliveries))
         await until(lambda: not intake.deliveries.healthy)
         await until(lambda: len(intake.fenced) == 2)
-        assert [lease.offset for lease in await intake.take(2)] == [3, 4]
-        complete(intake.leases)
+        assert [in_flight.offset for in_flight in await intake.take(2)] == [3, 4]
+        complete(intake.in_flight_records)
         await until_committed(shared, topic, {0: 5})
         assert intake.deliveries.healthy
 

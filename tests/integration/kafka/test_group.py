@@ -12,7 +12,7 @@ from unittest.mock import AsyncMock, patch
 import pytest
 from aiokafka.admin import NewPartitions
 
-from aggregator.sources.kafka.consumer.committed_offset import Lease
+from aggregator.sources.kafka.consumer.committed_offset import InFlightRecord
 from tests.fakes.kafka_clusters import (
     Reading,
     RealCluster,
@@ -43,12 +43,12 @@ def without_heartbeats(coordinator: Any) -> Generator[None, None, None]:
 
 async def work(member: Reading, seen: dict[tuple[int, int], int]) -> None:
     """Complete whatever comes, a little later and in the wrong order."""
-    while leases := list(await member.deliveries.fetch()):
+    while in_flight_records := list(await member.deliveries.fetch()):
         await asyncio.sleep(0.02)
-        for lease in reversed(leases):
-            place = (lease.record.partition, lease.offset)
+        for in_flight in reversed(in_flight_records):
+            place = (in_flight.record.partition, in_flight.offset)
             seen[place] = seen.get(place, 0) + 1
-            complete([lease])
+            complete([in_flight])
 
 
 async def test_a_member_that_was_put_out_commits_nothing_and_comes_back(shared: RealCluster) -> None:
@@ -61,7 +61,7 @@ async def test_a_member_that_was_put_out_commits_nothing_and_comes_back(shared: 
             async with reading(shared, settings) as heir:
                 complete(await heir.take(20))  # the same records: they were never completed
                 await until_committed(shared, topic, {0: 10, 1: 10})
-                complete([lease for lease in old if lease.offset < 5])
+                complete([in_flight for in_flight in old if in_flight.offset < 5])
                 await until(lambda: zombie.counts.commit_failures > 0)
                 assert await shared.committed(topic) == {0: 10, 1: 10}
         complete(old)
@@ -85,7 +85,7 @@ async def test_a_member_that_was_put_out_takes_nothing_back_from_a_group_that_is
             complete(old[:5])
         await until(lambda: zombie.counts.rebalances > 0)
         await produce(shared, records_of(topic, 5))
-        assert [lease.offset for lease in await zombie.take(5)] == [10, 11, 12, 13, 14]
+        assert [in_flight.offset for in_flight in await zombie.take(5)] == [10, 11, 12, 13, 14]
         assert await shared.committed(topic) == {0: 10}
 
 
@@ -166,7 +166,7 @@ async def test_what_was_being_read_when_its_topic_was_held_waits_too(shared: Rea
             await asyncio.sleep(0.3)
             assert not waiting.done()
         intake.deliveries.hold(frozenset())
-        assert [lease.offset for lease in await waiting] == [0, 1, 2, 3, 4]
+        assert [in_flight.offset for in_flight in await waiting] == [0, 1, 2, 3, 4]
 
 
 async def test_what_was_read_and_held_before_a_rebalance_comes_once_to_those_who_have_it_now(
@@ -183,11 +183,11 @@ async def test_what_was_read_and_held_before_a_rebalance_comes_once_to_those_who
         async with reading(shared, settings) as second:
             others = await second.take(5)
             first.deliveries.hold(frozenset())
-            leases = [*await waiting, *others]
-            assert {(each.record.partition, each.offset) for each in leases} == {
+            in_flight_records = [*await waiting, *others]
+            assert {(each.record.partition, each.offset) for each in in_flight_records} == {
                 (at, offset) for at in range(2) for offset in range(5)
             }
-            complete(leases)
+            complete(in_flight_records)
             await until_committed(shared, topic, {0: 5, 1: 5})
 
 
@@ -200,12 +200,12 @@ async def test_partitions_that_are_added_are_read_from_their_start(shared: RealC
         await produce(shared, [each for at in range(3) for each in records_of(topic, 5, partition=at)])
         await coordinator_of(intake.deliveries)._client.force_metadata_update()  # or wait for 30 s  # noqa: SLF001
         async with asyncio.timeout(20):
-            while {(lease.record.partition, lease.offset) for lease in intake.leases} < {
+            while {(in_flight.record.partition, in_flight.offset) for in_flight in intake.in_flight_records} < {
                 (at, offset) for at in range(3) for offset in range(5)
             }:
-                leases: list[Lease] = list(await intake.deliveries.fetch())
-                complete(leases)
-                intake.leases.extend(leases)
+                in_flight_records: list[InFlightRecord] = list(await intake.deliveries.fetch())
+                complete(in_flight_records)
+                intake.in_flight_records.extend(in_flight_records)
         await until_committed(shared, topic, {0: 5, 1: 5, 2: 5})
 
 
@@ -222,9 +222,9 @@ async def test_retention_that_overtakes_a_held_topic_is_counted(shared: RealClus
         await shared.expire(topic, 0, 12)
         await asyncio.sleep(0.3)
         intake.deliveries.hold(frozenset())
-        offsets = [lease.offset for lease in await intake.take(1)]
+        offsets = [in_flight.offset for in_flight in await intake.take(1)]
         while offsets[-1] < 12:
-            offsets += [lease.offset for lease in await intake.deliveries.fetch()]
+            offsets += [in_flight.offset for in_flight in await intake.deliveries.fetch()]
         lost = intake.counts.lost
         assert lost == 13 - 5 - len(offsets)
         assert lost > 0
@@ -244,7 +244,7 @@ async def test_a_topic_that_starts_anew_is_read_from_its_start(shared: RealClust
     await shared.create_named_topic(topic)
     await produce(shared, records_of(topic, 3))
     async with reading(shared, shared.settings(topic)) as successor:
-        assert [lease.offset for lease in await successor.take(3)] == [0, 1, 2]
-        complete(successor.leases)
+        assert [in_flight.offset for in_flight in await successor.take(3)] == [0, 1, 2]
+        complete(successor.in_flight_records)
         await until_committed(shared, topic, {0: 3})
         assert successor.counts.lost == 0

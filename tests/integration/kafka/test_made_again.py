@@ -14,7 +14,7 @@ from aiokafka.client import AIOKafkaClient, CoordinationType
 from aiokafka.protocol.commit import OffsetCommitRequest
 from aiokafka.protocol.metadata import MetadataRequest_v5
 
-from aggregator.sources.kafka.consumer.committed_offset import Lease
+from aggregator.sources.kafka.consumer.committed_offset import InFlightRecord
 from aggregator.sources.kafka.consumer.offsets import topic_note
 from aggregator.sources.kafka.consumer.topic_ids import TopicIdRequest
 from aggregator.sources.kafka.records import OutgoingRecord
@@ -58,11 +58,11 @@ async def test_a_topic_made_again_and_filled_beyond_the_position_is_read_from_it
         await until_committed(shared, topic, {0: 400})
         while_frozen(make_again(shared, topic, 1000))
         fresh = await intake.take(1000)
-        assert [lease.offset for lease in fresh] == list(range(1000))
+        assert [in_flight.offset for in_flight in fresh] == list(range(1000))
         complete(fresh)
         await until_committed(shared, topic, {0: 1000})
         assert intake.counts.lost == 0
-        assert len({lease.committed_offset.topic_id for lease in intake.leases}) == 2
+        assert len({in_flight.committed_offset.topic_id for in_flight in intake.in_flight_records}) == 2
 
 
 async def test_what_nobody_had_read_of_a_deleted_topic_is_counted_and_what_is_under_way_is_not_fenced(
@@ -74,13 +74,13 @@ async def test_what_nobody_had_read_of_a_deleted_topic_is_counted_and_what_is_un
     async with reading(shared, shared.settings(topic, max_poll_records=10)) as intake:
         taken = await intake.take(10)
         while_frozen(make_again(shared, topic, 300))
-        fresh: list[Lease] = []
+        fresh: list[InFlightRecord] = []
         while not fresh or fresh[-1].offset != 299:
             fresh += list(await asyncio.wait_for(intake.deliveries.fetch(), 20))
-        read_of_old = [lease for lease in fresh if lease.record.value == bytes(20_000)]
-        assert [lease.offset for lease in fresh[len(read_of_old) :]] == list(range(300))
+        read_of_old = [in_flight for in_flight in fresh if in_flight.record.value == bytes(20_000)]
+        assert [in_flight.offset for in_flight in fresh[len(read_of_old) :]] == list(range(300))
         assert intake.counts.lost == 200 - len(taken) - len(read_of_old) > 0
-        assert not any(lease.committed_offset.fenced for lease in taken)
+        assert not any(in_flight.committed_offset.fenced for in_flight in taken)
         complete([*taken, *fresh])
         await until_committed(shared, topic, {0: 300})
     assert intake.fenced == []
@@ -116,7 +116,7 @@ async def test_offsets_of_a_topic_that_was_deleted_while_nobody_read_count_for_n
         await third.nothing(1.0)
     await commit(shared, topic, 60, "")  # as an operator who moves the group
     async with reading(shared, shared.settings(topic)) as fourth:
-        assert [lease.offset for lease in await fourth.take(40)] == list(range(60, 100))
+        assert [in_flight.offset for in_flight in await fourth.take(40)] == list(range(60, 100))
 
 
 async def commit(cluster: RealCluster, topic: str, offset: int, note: str) -> None:
@@ -140,7 +140,7 @@ async def test_brokers_that_know_no_ids_are_asked_by_name(shared: RealCluster) -
         async with reading(shared, shared.settings(topic)) as intake:
             complete(await intake.take(5))
             await until_committed(shared, topic, {0: 5})
-            assert {lease.committed_offset.topic_id for lease in intake.leases} == {""}
+            assert {in_flight.committed_offset.topic_id for in_flight in intake.in_flight_records} == {""}
 
 
 @pytest.mark.slow

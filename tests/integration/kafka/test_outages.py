@@ -25,11 +25,11 @@ async def test_stopping_does_not_wait_for_a_broker_that_is_away(fragile: RealClu
     await producer.start()
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(deliveries.run())
-        leases = await deliveries.fetch()
+        in_flight_records = await deliveries.fetch()
         await asyncio.to_thread(own_broker.kill)
         sending = asyncio.create_task(send_all(producer, records_of(topic, 3)))
         await asyncio.sleep(0.5)
-        complete(leases)
+        complete(in_flight_records)
         started_s = time.monotonic()
         await producer.close(1)
         with pytest.raises(kafka_errors.ProducerClosed):
@@ -71,6 +71,6 @@ async def test_intake_and_output_start_before_their_broker(fragile: RealCluster,
         assert not intake.deliveries.healthy
         assert not starting.done()
         await asyncio.to_thread(own_broker.start)
-        assert [lease.offset for lease in await intake.take(5)] == [0, 1, 2, 3, 4]
+        assert [in_flight.offset for in_flight in await intake.take(5)] == [0, 1, 2, 3, 4]
         await asyncio.wait_for(starting, 20)
     await producer.close(1)

@@ -126,7 +126,7 @@ async def test_a_group_that_is_forbidden_is_waited_for(guarded: GuardedCluster) 
             await asyncio.wait_for(deliveries.fetch(), 3)
         joined = deliveries.healthy
         await guarded.grant(GROUP, f"group-{guarded.name}", READ)
-        assert [lease.offset for lease in await asyncio.wait_for(deliveries.fetch(), 20)] == [0, 1, 2]
+        assert [in_flight.offset for in_flight in await asyncio.wait_for(deliveries.fetch(), 20)] == [0, 1, 2]
         assert (joined, deliveries.healthy) == (False, True)
         await deliveries.close(3)
 
@@ -142,5 +142,5 @@ async def test_a_query_topic_that_is_forbidden_holds_up_no_other(guarded: Guarde
         for start in (5, 10, 15):
             await produce(guarded, records_of(allowed, 5, start=start))
             complete(await intake.take(5, timeout_s=8.0))
-        assert {lease.record.topic for lease in intake.leases} == {allowed}
+        assert {in_flight.record.topic for in_flight in intake.in_flight_records} == {allowed}
         await until_committed(guarded, allowed, {0: 20})

@@ -14,7 +14,7 @@ _KEPT_ENDS = 3
 
 
 @dataclass(slots=True, eq=False)
-class Lease:
+class InFlightRecord:
     """One delivered record until its outcome is acknowledged by the broker."""
 
     committed_offset: CommittedOffset
@@ -26,18 +26,18 @@ class Lease:
 class CommittedOffset:
     """The lowest unfinished offset of one partition, for one assignment of it.
 
-    One that is fenced belongs to an assignment that was given back: its leases complete without effect, and the
+    One that is fenced belongs to an assignment that was given back: its records complete without effect, and the
     partition's new owner redoes the rest. `topic_id` tells the topic from others that had its name; empty if not known.
     """
 
-    __slots__ = ("_end", "_highest_completed", "_leases", "_log_ends", "fenced", "partition", "topic", "topic_id")
+    __slots__ = ("_end", "_highest_completed", "_in_flight", "_log_ends", "fenced", "partition", "topic", "topic_id")
 
     def __init__(self, topic: str, partition: int, position: int, topic_id: str = "") -> None:
         self.topic = topic
         self.topic_id = topic_id
         self.partition = partition
         self.fenced = False
-        self._leases: deque[Lease] = deque()
+        self._in_flight: deque[InFlightRecord] = deque()
         self._log_ends: deque[tuple[int, float]] = deque(maxlen=_KEPT_ENDS)
         self._end = position
         self._highest_completed = position - 1
@@ -45,7 +45,7 @@ class CommittedOffset:
     @property
     def position(self) -> int:
         """The offset to commit: everything below it is completed."""
-        return self._leases[0].offset if self._leases else self._end
+        return self._in_flight[0].offset if self._in_flight else self._end
 
     @property
     def span(self) -> int:
@@ -53,39 +53,39 @@ class CommittedOffset:
         return max(0, self._highest_completed + 1 - self.position)
 
     @property
-    def holder(self) -> Lease | None:
-        """The unfinished lease that holds the committed offset back, if any."""
-        return self._leases[0] if self._leases else None
+    def holder(self) -> InFlightRecord | None:
+        """The unfinished record that holds the committed offset back, if any."""
+        return self._in_flight[0] if self._in_flight else None
 
     @property
     def unfinished(self) -> int:
-        """Leases not yet completed, or completed behind one that is not."""
-        return len(self._leases)
+        """Records not yet completed, or completed behind one that is not."""
+        return len(self._in_flight)
 
-    def deliver(self, record: Record) -> Lease:
-        """Lease the next record; offsets rise but may leave gaps (compaction, transaction markers)."""
+    def deliver(self, record: Record) -> InFlightRecord:
+        """Add the next record; offsets rise but may leave gaps (compaction, transaction markers)."""
         offset = record.offset
         assert not self.fenced, f"Offset {offset} was delivered after the fence. This is a bug."
         assert offset >= self._end, f"Offset {offset} was delivered twice ({self._end} is next). This is a bug."
-        lease = Lease(self, offset, record)
-        self._leases.append(lease)
+        in_flight = InFlightRecord(self, offset, record)
+        self._in_flight.append(in_flight)
         self._end = offset + 1
-        return lease
+        return in_flight
 
     def skip_to(self, offset: int) -> None:
         """Move past offsets that hold no record, once everything before them is completed; not after the fence."""
         if not self.fenced:
             self._end = max(self._end, offset)
 
-    def complete(self, lease: Lease) -> None:
-        """Mark a lease's outcome as acknowledged; completing twice, or after the fence, changes nothing."""
-        if lease.completed or self.fenced:
+    def complete(self, in_flight: InFlightRecord) -> None:
+        """Mark a record's outcome as acknowledged; completing twice, or after the fence, changes nothing."""
+        if in_flight.completed or self.fenced:
             return
-        lease.completed = True
-        self._highest_completed = max(self._highest_completed, lease.offset)
-        leases = self._leases
-        while leases and leases[0].completed:
-            leases.popleft()
+        in_flight.completed = True
+        self._highest_completed = max(self._highest_completed, in_flight.offset)
+        in_flight_records = self._in_flight
+        while in_flight_records and in_flight_records[0].completed:
+            in_flight_records.popleft()
 
     def saw_log_end(self, offset: int, now_s: float) -> None:
         """The partition's log ended at `offset` at this time: what stands from there on was written later."""
@@ -95,10 +95,10 @@ class CommittedOffset:
         """The latest time at which the record at `offset` was known not to be there yet; `-inf`: not known."""
         return max((seen_s for end, seen_s in self._log_ends if end <= offset), default=-inf)
 
-    def fence(self) -> tuple[Lease, ...]:
-        """Give the partition back; returns the leases that nobody completed."""
+    def fence(self) -> tuple[InFlightRecord, ...]:
+        """Give the partition back; returns the records that nobody completed."""
         self.fenced = True
         self._end = self.position
-        unfinished = tuple(lease for lease in self._leases if not lease.completed)
-        self._leases.clear()
+        unfinished = tuple(in_flight for in_flight in self._in_flight if not in_flight.completed)
+        self._in_flight.clear()
         return unfinished

@@ -1,4 +1,4 @@
-"""Read the query topics as a member of the consumer group: leased records in, commits out."""
+"""Read the query topics as a member of the consumer group: records in, commits out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aiokafka import errors as kafka_errors
 
 from aggregator.errors import is_cancelled
 from aggregator.settings.aggregator import KafkaSettings
-from aggregator.sources.kafka.consumer.committed_offset import Lease
+from aggregator.sources.kafka.consumer.committed_offset import InFlightRecord
 from aggregator.sources.kafka.consumer.group import GroupMember
 from aggregator.sources.kafka.consumer.membership import MemberFactory, Membership
 from aggregator.sources.kafka.consumer.partitions import Assignment
@@ -77,12 +77,12 @@ class KafkaDeliveries:
         finally:
             self._ended.set()
 
-    async def fetch(self) -> Sequence[Lease]:
+    async def fetch(self) -> Sequence[InFlightRecord]:
         """The next records, at least one, of partitions that are not held; nothing only once fetching is stopped."""
         while self._fetching:
-            leases = self._assignment.deliver(self._held)
-            if leases:
-                return leases
+            in_flight_records = self._assignment.deliver(self._held)
+            if in_flight_records:
+                return in_flight_records
             self._wanted.set()
             self._arrived.clear()
             await self._arrived.wait()
@@ -95,7 +95,7 @@ class KafkaDeliveries:
         self._arrived.set()
 
     def stop_fetching(self) -> None:
-        """Hand out no more records; leases that are out go on completing and are committed."""
+        """Hand out no more records; those in flight go on completing and are committed."""
         self._fetching = False
         self._arrived.set()
 
@@ -115,8 +115,8 @@ class KafkaDeliveries:
         """Whether the group's coordinator answers and this member has joined: ready, as far as intake goes."""
         return self._membership is not None and self._membership.healthy
 
-    def half_span_holders(self) -> Sequence[Lease]:
-        """Leases that hold back a committed offset whose span passed half of its cap: to be promoted in the queue."""
+    def half_span_holders(self) -> Sequence[InFlightRecord]:
+        """The records that hold back a committed offset past half of the span's cap: to be promoted in the queue."""
         return self._assignment.half_span_holders(self._settings.client.max_commit_span)
 
     def lag_records(self) -> Mapping[tuple[str, int], int]:

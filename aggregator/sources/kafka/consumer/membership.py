@@ -239,7 +239,7 @@ class Membership:
     def _fence(self, assignment: Assignment) -> None:
         unfinished = assignment.fence()
         if unfinished:
-            _LOG.warning("gave back partitions with work under way", extra={"leases": len(unfinished)})
+            _LOG.warning("gave back partitions with work under way", extra={"records": len(unfinished)})
             self._on_fenced(unfinished)
         if self.assignment is assignment:
             self.assignment = Assignment(-1, "", ())

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from aiokafka import TopicPartition
 
-from aggregator.sources.kafka.consumer.committed_offset import CommittedOffset, Lease
+from aggregator.sources.kafka.consumer.committed_offset import CommittedOffset, InFlightRecord
 from aggregator.sources.kafka.consumer.topic_ids import NO_ID, id_text
 from aggregator.sources.kafka.records import Record
 
@@ -34,13 +34,13 @@ class Partition:
         self.blocked_until_s = 0.0
         self.corrupt_at: int | None = None
 
-    def deliver(self) -> list[Lease]:
-        """Lease what was fetched; offsets up to `read_to` that held no record count as completed after it."""
+    def deliver(self) -> list[InFlightRecord]:
+        """Hand out what was fetched; offsets up to `read_to` that held no record count as completed after it."""
         deliver = self.committed_offset.deliver
-        leases = [deliver(record) for record in self.fetched]
+        in_flight_records = [deliver(record) for record in self.fetched]
         self.fetched = ()
         self.skip_to(self.read_to)
-        return leases
+        return in_flight_records
 
     def skip_to(self, offset: int) -> None:
         """Pass over offsets that will never hold a record."""
@@ -81,7 +81,7 @@ class Assignment:
 
     @property
     def unfinished(self) -> int:
-        """Leases that are out, or completed behind one that is."""
+        """Records in flight, and those completed behind one that is."""
         return sum(partition.committed_offset.unfinished for partition in self.partitions.values())
 
     def readable(self, held_topics: frozenset[str], max_commit_span: int, now_s: float) -> list[Partition]:
@@ -99,19 +99,19 @@ class Assignment:
             and partition.blocked_until_s <= now_s
         ]
 
-    def deliver(self, held_topics: frozenset[str]) -> list[Lease]:
-        """Lease what was fetched and is not held; nothing once this is over."""
+    def deliver(self, held_topics: frozenset[str]) -> list[InFlightRecord]:
+        """Hand out what was fetched and is not held; nothing once this is over."""
         if self.over:
             return []
         return [
-            lease
+            in_flight
             for partition in self.partitions.values()
             if partition.fetched and partition.tp.topic not in held_topics
-            for lease in partition.deliver()
+            for in_flight in partition.deliver()
         ]
 
-    def half_span_holders(self, max_commit_span: int) -> list[Lease]:
-        """Leases that hold back a committed offset whose span passed half of its cap: to be promoted in the queue."""
+    def half_span_holders(self, max_commit_span: int) -> list[InFlightRecord]:
+        """The records that hold back a committed offset past half of the span's cap: to be promoted in the queue."""
         offsets = (partition.committed_offset for partition in self.partitions.values())
         return [each.holder for each in offsets if each.holder is not None and each.span > max_commit_span / 2]
 
@@ -123,7 +123,7 @@ class Assignment:
             if partition.committed_offset.position != partition.committed
         }
 
-    def fence(self) -> list[Lease]:
-        """Give every partition back; returns the leases that nobody completed."""
+    def fence(self) -> list[InFlightRecord]:
+        """Give every partition back; returns the records that nobody completed."""
         self.over = self.fenced = True
-        return [lease for partition in self.partitions.values() for lease in partition.committed_offset.fence()]
+        return [in_flight for partition in self.partitions.values() for in_flight in partition.committed_offset.fence()]

@@ -10,7 +10,7 @@ from typing import Protocol
 from aiokafka import errors as kafka_errors
 
 from aggregator.settings.aggregator import KafkaSettings
-from aggregator.sources.kafka.consumer.committed_offset import Lease
+from aggregator.sources.kafka.consumer.committed_offset import InFlightRecord
 from aggregator.sources.kafka.consumer.corrupt import offset_after_batch, rescue_records
 from aggregator.sources.kafka.consumer.group import GroupMember
 from aggregator.sources.kafka.consumer.partitions import Assignment, Partition
@@ -22,8 +22,8 @@ _SINGLE_WAIT_S = 0.5
 _FAULT_PAUSE_S = 1.0
 _BLOCKED_S = 10.0
 
-OnFenced = Callable[[Sequence[Lease]], None]
-"""Is told of the leases that nobody completed before their partition was given back, to drop what is queued of them."""
+OnFenced = Callable[[Sequence[InFlightRecord]], None]
+"""Is told of the records that nobody completed before their partition was given back: they are not to be processed."""
 
 
 class IntakeObserver(Protocol):

@@ -134,7 +134,7 @@ def test_a_drain_leaves_what_no_server_can_do_to_the_next_reader() -> None:
             await world.drain()
             assert asyncio.get_running_loop().time() - began_s < 1
             assert not world.kafka.replied
-            assert not cast("Route", record.origin).lease.completed
+            assert not cast("Route", record.origin).in_flight.completed
             assert world.model.admission.total == 0
 
     run(check())

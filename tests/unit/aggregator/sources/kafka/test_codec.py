@@ -22,10 +22,10 @@ from aggregator.settings.aggregator import KafkaSettings, TopicSettings
 from aggregator.sources.kafka import codec as kafka_codec
 from aggregator.sources.kafka import json_codec as kafka_json
 from aggregator.sources.kafka.codec import Header, Intake, Refused, decode, decode_all, decode_large, intakes, route_of
-from aggregator.sources.kafka.consumer.committed_offset import Lease
+from aggregator.sources.kafka.consumer.committed_offset import InFlightRecord
 from aggregator.sources.kafka.large_records import Fetched
 from protos.embedding.v1 import embedding_pb2 as pb
-from tests.fakes.records import lease_of
+from tests.fakes.records import in_flight_of
 from tests.fakes.sources import KAFKA
 
 SETTINGS = KafkaSettings(
@@ -46,31 +46,31 @@ def topics(*, trusts_tenant: bool = True) -> Mapping[str, Intake]:
     return {topic: replace(intake, max_record_bytes=1000) for topic, intake in known.items()}
 
 
-def read(lease: Lease) -> Request | Refused:
-    return decode(lease, topics()[lease.record.topic], received_s=RECEIVED_S, wall_s=WALL_S)
+def read(in_flight: InFlightRecord) -> Request | Refused:
+    return decode(in_flight, topics()[in_flight.record.topic], received_s=RECEIVED_S, wall_s=WALL_S)
 
 
 def request_of(value: bytes | None, *headers: Header, topic: str = "embed.requests.v1") -> Request:
-    result = read(lease_of(value, headers, topic=topic))
+    result = read(in_flight_of(value, headers, topic=topic))
     assert isinstance(result, Request), result
     return result
 
 
 def refused(value: bytes | None, *headers: Header) -> Refused:
-    result = read(lease_of(value, headers))
+    result = read(in_flight_of(value, headers))
     assert isinstance(result, Refused), result
     return result
 
 
 def test_a_bare_protobuf_record_takes_everything_else_from_its_topic() -> None:
-    lease = lease_of(QUESTION.SerializeToString())
-    request = read(lease)
+    in_flight = in_flight_of(QUESTION.SerializeToString())
+    request = read(in_flight)
     assert isinstance(request, Request)
     assert (request.request_id, request.model, list(request.inputs)) == ("q-1", "small", ["why is the sky blue"])
     assert (request.priority, request.source, request.tenant) == (Priority.DEFAULT, KAFKA, "")
     assert (request.received_s, request.deadline_s) == (RECEIVED_S, inf)
     route = route_of(request)
-    assert (route.lease, route.topic, route.partition, route.json) == (lease, "embed.replies.v1", None, False)
+    assert (route.in_flight, route.topic, route.partition, route.json) == (in_flight, "embed.replies.v1", None, False)
     assert route.headers == [("content-type", b"application/x-protobuf")]
 
 
@@ -169,8 +169,8 @@ def test_a_malformed_expiry_is_answered_by_its_request_s_id(header: Header) -> N
     ],
 )
 def test_bytes_that_are_no_request_are_answered_and_kept(value: bytes | None, content_type: bytes) -> None:
-    lease = lease_of(value, [("content-type", content_type), ("ce_id", b"event-7")])
-    result = decode(lease, intakes(KafkaSettings(), KAFKA, "small")["embed.requests.v1"], received_s=0, wall_s=0)
+    in_flight = in_flight_of(value, [("content-type", content_type), ("ce_id", b"event-7")])
+    result = decode(in_flight, intakes(KafkaSettings(), KAFKA, "small")["embed.requests.v1"], received_s=0, wall_s=0)
     assert isinstance(result, Refused)
     assert isinstance(result.error, Undecodable | InvalidRequest)
     assert result.route is not None
@@ -207,11 +207,11 @@ def test_json_that_is_no_request_is_refused_under_its_own_id(name: str) -> None:
 
 async def test_a_record_that_nobody_thought_of_is_kept_and_harms_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kafka_json, "parse", lambda *_: 1 / 0)
-    leases = [
-        lease_of(b"{}", [("content-type", b"application/json")]),
-        lease_of(b"x", [("content-type", b"text/plain")]),
+    in_flight_records = [
+        in_flight_of(b"{}", [("content-type", b"application/json")]),
+        in_flight_of(b"x", [("content-type", b"text/plain")]),
     ]
-    requests, kept = await decode_all(leases, topics(), received_s=RECEIVED_S, wall_s=WALL_S)
+    requests, kept = await decode_all(in_flight_records, topics(), received_s=RECEIVED_S, wall_s=WALL_S)
     assert [request.inputs for request in requests] == [["x"]]
     assert [(each.error.code.name, each.route, each.dead_letter) for each in kept] == [("DATA_LOSS", None, True)]
 
@@ -232,14 +232,14 @@ def test_a_record_too_large_is_not_parsed() -> None:
 
 async def test_one_bad_record_harms_no_other() -> None:
     good = QUESTION.SerializeToString()
-    leases = [lease_of(good), lease_of(b"\xff"), lease_of(good, topic="team-b.in")]
-    requests, bad = await decode_all(leases, topics(), received_s=RECEIVED_S, wall_s=WALL_S)
-    assert [route_of(request).lease for request in requests] == [leases[0], leases[2]]
-    assert [each.lease for each in bad] == [leases[1]]
+    in_flight_records = [in_flight_of(good), in_flight_of(b"\xff"), in_flight_of(good, topic="team-b.in")]
+    requests, bad = await decode_all(in_flight_records, topics(), received_s=RECEIVED_S, wall_s=WALL_S)
+    assert [route_of(request).in_flight for request in requests] == [in_flight_records[0], in_flight_records[2]]
+    assert [each.in_flight for each in bad] == [in_flight_records[1]]
 
 
 async def test_many_records_are_read_in_slices_and_in_order() -> None:
-    leases = [lease_of(QUESTION.SerializeToString(), offset=offset) for offset in range(1000)]
+    in_flight_records = [in_flight_of(QUESTION.SerializeToString(), offset=offset) for offset in range(1000)]
     rounds = 0
 
     async def go_round() -> None:
@@ -249,9 +249,9 @@ async def test_many_records_are_read_in_slices_and_in_order() -> None:
             rounds += 1
 
     going = asyncio.create_task(go_round())
-    requests, _ = await decode_all(leases, topics(), received_s=RECEIVED_S, wall_s=WALL_S)
+    requests, _ = await decode_all(in_flight_records, topics(), received_s=RECEIVED_S, wall_s=WALL_S)
     going.cancel()
-    assert [route_of(request).lease for request in requests] == leases
+    assert [route_of(request).in_flight for request in requests] == in_flight_records
     assert 8 <= rounds <= 10
 
 
@@ -260,20 +260,20 @@ async def test_large_records_are_read_beside_the_event_loop_and_in_their_order(
 ) -> None:
     threads: list[threading.Thread] = []
 
-    def noted(lease: Lease, *arguments: Any, **named: Any) -> Request | Refused:
+    def noted(in_flight: InFlightRecord, *arguments: Any, **named: Any) -> Request | Refused:
         threads.append(threading.current_thread())
-        return decode(lease, *arguments, **named)
+        return decode(in_flight, *arguments, **named)
 
     monkeypatch.setattr(kafka_codec, "decode", noted)
     long = {"requestId": "long", "inputs": [{"tokenIds": {"ids": list(range(50_000))}}]}
     plain = pb.EmbedRequest(request_id="protobuf", inputs=[pb.Input(text="a" * 50_000)])
     json_type = ("content-type", b"Application/JSON")
-    leases = [
-        lease_of(json.dumps(long).encode(), [json_type]),
-        lease_of(plain.SerializeToString(), [("ce_expirytime", b"2025-12-31T23:00:00Z")]),
-        lease_of(b'{"requestId": "odd"}'.ljust(50_000), [json_type]),
+    in_flight_records = [
+        in_flight_of(json.dumps(long).encode(), [json_type]),
+        in_flight_of(plain.SerializeToString(), [("ce_expirytime", b"2025-12-31T23:00:00Z")]),
+        in_flight_of(b'{"requestId": "odd"}'.ljust(50_000), [json_type]),
     ]
-    fetched = [Fetched(lease, RECEIVED_S + number, WALL_S) for number, lease in enumerate(leases)]
+    fetched = [Fetched(in_flight, RECEIVED_S + number, WALL_S) for number, in_flight in enumerate(in_flight_records)]
     requests, bad = await decode_large(fetched, intakes(KafkaSettings(), KAFKA, "small"))
     assert [(request.request_id, request.received_s) for request in requests] == [
         ("long", RECEIVED_S),
@@ -310,7 +310,7 @@ JSON_LIKE = st.recursive(
     st.lists(st.tuples(NAMES, CONTENTS | st.none()), max_size=5),
 )
 def test_any_bytes_give_a_request_or_a_named_error(value: bytes | None, headers: list[Header]) -> None:
-    result = read(lease_of(value, headers))
+    result = read(in_flight_of(value, headers))
     if isinstance(result, Refused):
         assert isinstance(result.error, RequestError)
         assert result.dead_letter or result.route is not None
@@ -321,7 +321,7 @@ def test_any_bytes_give_a_request_or_a_named_error(value: bytes | None, headers:
 
 async def rounds_of_the_loop(records: int, size_bytes: int) -> int:
     """How often others get a turn while so many records of so many bytes are read."""
-    leases = [lease_of(b"\x0a" * size_bytes, offset=offset) for offset in range(records)]
+    in_flight_records = [in_flight_of(b"\x0a" * size_bytes, offset=offset) for offset in range(records)]
     turns = 0
 
     async def go_round() -> None:
@@ -331,7 +331,7 @@ async def rounds_of_the_loop(records: int, size_bytes: int) -> int:
             await asyncio.sleep(0)
 
     going = asyncio.create_task(go_round())
-    await decode_all(leases, topics(), received_s=RECEIVED_S, wall_s=WALL_S)
+    await decode_all(in_flight_records, topics(), received_s=RECEIVED_S, wall_s=WALL_S)
     going.cancel()
     return turns
 
@@ -354,9 +354,9 @@ async def test_what_nobody_thought_of_is_named_by_its_kind_and_place_only(
         raise ZeroDivisionError("the text of a query")
 
     monkeypatch.setattr(kafka_codec, "decode", broken)
-    lease = lease_of(QUESTION.SerializeToString(), partition=5, offset=17)
-    _, [kept] = await decode_all([lease], topics(), received_s=RECEIVED_S, wall_s=WALL_S)
-    assert (kept.lease, kept.request_id, kept.route, kept.dead_letter) == (lease, "", None, True)
+    in_flight = in_flight_of(QUESTION.SerializeToString(), partition=5, offset=17)
+    _, [kept] = await decode_all([in_flight], topics(), received_s=RECEIVED_S, wall_s=WALL_S)
+    assert (kept.in_flight, kept.request_id, kept.route, kept.dead_letter) == (in_flight, "", None, True)
     [told] = caplog.records
     assert (told.__dict__["error"], told.__dict__["partition"], told.__dict__["offset"]) == ("ZeroDivisionError", 5, 17)
     assert "text of a query" not in caplog.text
@@ -368,7 +368,7 @@ def test_a_tenant_named_by_a_request_counts_only_where_callers_are_trusted_and_t
     for trusts_tenant in (True, False):
         for topic in ("embed.requests.v1", "team-b.in"):
             intake = topics(trusts_tenant=trusts_tenant)[topic]
-            request = decode(lease_of(claimed, topic=topic), intake, received_s=0.0, wall_s=0.0)
+            request = decode(in_flight_of(claimed, topic=topic), intake, received_s=0.0, wall_s=0.0)
             assert isinstance(request, Request)
             found.append(request.tenant)
     assert found == ["claimed", "team-b", "", "team-b"]
@@ -406,7 +406,7 @@ def test_a_record_of_the_greatest_size_is_read() -> None:
     for more, kind in ((0, Request), (1, Refused)):
         text = "a" * (1000 - 6 + more)
         value = pb.EmbedRequest(inputs=[pb.Input(text=text)]).SerializeToString()
-        assert (len(value), type(read(lease_of(value)))) == (1000 + more, kind)
+        assert (len(value), type(read(in_flight_of(value)))) == (1000 + more, kind)
 
 
 @pytest.mark.parametrize(

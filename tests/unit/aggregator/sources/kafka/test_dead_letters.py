@@ -24,8 +24,8 @@ class LateCompany:
         self.letters = DeadLetters(KafkaSettings(), self, Metrics(MetricsBuffer()), on_full_changed=lambda: None)
 
     def add(self, offset: int) -> None:
-        lease = self.committed_offset.deliver(FakeRecord("in", 0, offset, 0, None, b"x"))
-        self.letters.add(DeadLetter(lease, Code.DATA_LOSS, "no message"))
+        in_flight = self.committed_offset.deliver(FakeRecord("in", 0, offset, 0, None, b"x"))
+        self.letters.add(DeadLetter(in_flight, Code.DATA_LOSS, "no message"))
 
     async def send(self, records: Sequence[OutgoingRecord]) -> AsyncIterator[Delivered]:
         """Acknowledge all; between the writer's last look and the end of its task, the second letter comes."""
@@ -64,8 +64,8 @@ def test_letters_are_written_again_after_an_error_that_nobody_knows() -> None:
         producer, committed_offset = Startled(), CommittedOffset("in", 0, 0)
         letters = DeadLetters(KafkaSettings(), producer, Metrics(MetricsBuffer()), on_full_changed=lambda: None)
         for offset in range(3):
-            lease = committed_offset.deliver(FakeRecord("in", 0, offset, 0, None, b"x"))
-            letters.add(DeadLetter(lease, Code.DATA_LOSS, "no message"))
+            in_flight = committed_offset.deliver(FakeRecord("in", 0, offset, 0, None, b"x"))
+            letters.add(DeadLetter(in_flight, Code.DATA_LOSS, "no message"))
         await letters.written()
         assert (producer.sent, committed_offset.position) == ([3, 3], 3)
 

@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Sequence
 
 from aggregator.sources.kafka.large_records import Fetched, LargeRecords, size_bytes
-from tests.fakes.records import lease_of
+from tests.fakes.records import in_flight_of
 
 MIB = 1024 * 1024
 
 
 def fetched(size: int, topic: str = "a") -> Fetched:
-    return Fetched(lease_of(b"x" * size, topic=topic), 0.0, 0.0)
+    return Fetched(in_flight_of(b"x" * size, topic=topic), 0.0, 0.0)
 
 
 def opened() -> LargeRecords:
@@ -20,7 +20,7 @@ def opened() -> LargeRecords:
 
 
 def topics(records: Sequence[Fetched]) -> list[str]:
-    return [each.lease.committed_offset.topic for each in records]
+    return [each.in_flight.committed_offset.topic for each in records]
 
 
 async def test_records_are_taken_in_their_order_a_few_small_ones_at_a_time_or_one_that_is_larger() -> None:
@@ -28,7 +28,7 @@ async def test_records_are_taken_in_their_order_a_few_small_ones_at_a_time_or_on
     sizes = [100_000, 100_000, 100_000, 3 * MIB, 1]
     records.put([fetched(size) for size in sizes[:4]])
     records.put([fetched(sizes[4])])
-    taken = [[size_bytes(each.lease) for each in await records.take()] for _ in range(4)]
+    taken = [[size_bytes(each.in_flight) for each in await records.take()] for _ in range(4)]
     assert taken == [[100_000, 100_000], [100_000], [3 * MIB], [1]]
 
 
@@ -61,7 +61,7 @@ async def test_what_waits_at_the_end_and_what_was_given_back_is_left_to_the_next
     records = opened()
     given_back = fetched(5, "a")
     records.put([given_back, fetched(5, "b")])
-    given_back.lease.committed_offset.fence()
+    given_back.in_flight.committed_offset.fence()
     records.drop_fenced()
     assert topics(await records.take()) == ["b"]
     records.put([fetched(5)])

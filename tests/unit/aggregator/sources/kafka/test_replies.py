@@ -22,7 +22,7 @@ from aggregator.sources.kafka.records import OutgoingRecord
 from aggregator.sources.kafka.replies import check_reply_fits, dead_letter, encode_refusal, encode_replies, reply_id
 from aggregator.sources.response import response
 from protos.embedding.v1 import embedding_pb2 as pb
-from tests.fakes.records import lease_of
+from tests.fakes.records import in_flight_of
 from tests.fakes.sources import KAFKA
 
 GROUP = "group"
@@ -45,7 +45,7 @@ def request_of(
     headers: tuple[Header, ...] = (),
 ) -> Request:
     content_type: list[Header] = [("content-type", JSON if json else PROTOBUF), *headers]
-    route = ReplyRoute(lease_of(b"", offset=offset), "replies", None, json, content_type)
+    route = ReplyRoute(in_flight_of(b"", offset=offset), "replies", None, json, content_type)
     inputs = ["a"] * len(outcomes)
     return Request(
         request_id,
@@ -65,7 +65,7 @@ def request_of(
 
 
 def expected(request: Request) -> pb.EmbedResponse:
-    return response(request, reply_id(route_of(request).lease, request.request_id, GROUP))
+    return response(request, reply_id(route_of(request).in_flight, request.request_id, GROUP))
 
 
 BATCHES = (batch_of(), batch_of(2, batched_s=0.0))
@@ -130,8 +130,8 @@ def test_a_reply_that_cannot_be_encoded_is_an_error_to_its_sender_and_harms_no_o
 def test_a_reply_id_is_the_record_s_the_request_s_and_the_group_s_own() -> None:
     def identity(*place: Any) -> str:
         topic, topic_id, partition, offset, request_id, group_id = place
-        lease = lease_of(b"", topic=topic, topic_id=topic_id, partition=partition, offset=offset)
-        return reply_id(lease, request_id, group_id)
+        in_flight = in_flight_of(b"", topic=topic, topic_id=topic_id, partition=partition, offset=offset)
+        return reply_id(in_flight, request_id, group_id)
 
     mine = ("t", "first", 1, 23, "q", "g")
     assert len(identity(*mine)) == 32
@@ -149,24 +149,24 @@ def test_a_reply_id_is_the_record_s_the_request_s_and_the_group_s_own() -> None:
 
 @pytest.mark.parametrize("as_json", [False, True])
 def test_a_refused_record_is_answered_with_its_code(*, as_json: bool) -> None:
-    lease = lease_of(b"\xff")
-    route = ReplyRoute(lease, "replies", 5, as_json, [("content-type", JSON if as_json else PROTOBUF)])
-    reply = encode_refusal(Refused(lease, Undecodable("no request"), "event-7", route, dead_letter=True), GROUP)
+    in_flight = in_flight_of(b"\xff")
+    route = ReplyRoute(in_flight, "replies", 5, as_json, [("content-type", JSON if as_json else PROTOBUF)])
+    reply = encode_refusal(Refused(in_flight, Undecodable("no request"), "event-7", route, dead_letter=True), GROUP)
     if as_json:
         answer = json.loads(reply.value)
         assert (answer["requestId"], answer["status"]["code"]) == ("event-7", Code.DATA_LOSS)
     else:
         message = pb.EmbedResponse.FromString(reply.value)
         assert (message.request_id, message.status.code) == ("event-7", Code.DATA_LOSS)
-        assert message.reply_id == reply_id(lease, "event-7", GROUP)
+        assert message.reply_id == reply_id(in_flight, "event-7", GROUP)
         assert (message.status.message, message.status.retryable) == ("no request", False)
     assert (reply.topic, reply.partition, reply.key, reply.headers) == ("replies", 5, b"key", route.headers)
 
 
 def test_a_refused_record_s_endless_id_is_cut() -> None:
-    lease = lease_of(b"")
-    route = ReplyRoute(lease, "replies", None, json=False, headers=[])
-    reply = encode_refusal(Refused(lease, InvalidRequest("no"), "i" * 100_000, route, dead_letter=False), GROUP)
+    in_flight = in_flight_of(b"")
+    route = ReplyRoute(in_flight, "replies", None, json=False, headers=[])
+    reply = encode_refusal(Refused(in_flight, InvalidRequest("no"), "i" * 100_000, route, dead_letter=False), GROUP)
     assert len(reply.value) < 2000
 
 
@@ -209,7 +209,7 @@ def buried(
     value: bytes | None, headers: list[Header], key: bytes | None = b"key", *, omit: bool = False
 ) -> OutgoingRecord:
     return dead_letter(
-        lease_of(value, headers, key=key),
+        in_flight_of(value, headers, key=key),
         Code.INTERNAL,
         "broke the engine",
         topic="embed.requests.v1-dlt",
@@ -299,14 +299,14 @@ def test_a_reply_with_a_long_id_of_whatever_characters_fits_where_it_was_let_in(
 def test_what_a_reply_echoes_is_allowed_for(size: int, *, json: bool) -> None:
     many = tuple((f"header-{number}", b"v" * size) for number in range(4))
     request = request_of([Vector(batch_of(), 0, 3, 0.5)], json=json, headers=many)
-    route_of(request).lease = lease_of(b"", key=b"k" * size)
+    route_of(request).in_flight = in_flight_of(b"", key=b"k" * size)
     room = least_limit(request) - size_of(encode_replies([request], GROUP)[0])
     assert 0 <= room <= 2000
 
 
 def test_a_record_without_a_key_and_headers_without_values_are_echoed_as_such() -> None:
     request = request_of([Vector(batch_of(), 0, 3, 0.5)], headers=(("empty", b""),))
-    route_of(request).lease = lease_of(b"", key=None)
+    route_of(request).in_flight = in_flight_of(b"", key=None)
     assert size_of(encode_replies([request], GROUP)[0]) <= least_limit(request) <= 2000
 
 
@@ -364,13 +364,13 @@ def test_the_size_that_is_told_of_no_value_is_none() -> None:
 
 
 def test_a_refused_record_s_id_is_cut_to_1024_characters_and_no_sooner() -> None:
-    lease = lease_of(b"")
-    route = ReplyRoute(lease, "replies", None, json=False, headers=[])
+    in_flight = in_flight_of(b"")
+    route = ReplyRoute(in_flight, "replies", None, json=False, headers=[])
     for length, told in ((1024, 1024), (1025, 1024)):
-        refused = Refused(lease, InvalidRequest("no"), "i" * length, route, dead_letter=False)
+        refused = Refused(in_flight, InvalidRequest("no"), "i" * length, route, dead_letter=False)
         answer = pb.EmbedResponse.FromString(encode_refusal(refused, GROUP).value)
         assert len(answer.request_id) == told
-        assert answer.reply_id == reply_id(lease, "i" * length, GROUP)
+        assert answer.reply_id == reply_id(in_flight, "i" * length, GROUP)
 
 
 def test_a_reply_that_cannot_be_encoded_is_an_error_in_the_format_and_under_the_id_it_would_have_had() -> None:
@@ -378,12 +378,12 @@ def test_a_reply_that_cannot_be_encoded_is_an_error_in_the_format_and_under_the_
     request = request_of([Vector(broken, 0, 3, 0.0)], Options(dimensions=1), json=True)
     told = json.loads(encode_replies([request], GROUP)[0].value)
     assert told["status"]["code"] == Code.INTERNAL
-    assert told["replyId"] == reply_id(route_of(request).lease, "q", GROUP)
+    assert told["replyId"] == reply_id(route_of(request).in_flight, "q", GROUP)
 
 
 def test_unless_told_otherwise_a_dead_letter_keeps_its_value() -> None:
     letter = dead_letter(
-        lease_of(b"v"), Code.INTERNAL, "why", topic="dlt", group_id="g", attempts=1, first_failure_unix_s=0.0
+        in_flight_of(b"v"), Code.INTERNAL, "why", topic="dlt", group_id="g", attempts=1, first_failure_unix_s=0.0
     )
     assert letter.value == b"v"
 

@@ -12,7 +12,7 @@ from aggregator.request import Request
 from aggregator.settings.aggregator import KafkaSettings, TopicSettings
 from aggregator.sources.kafka.codec import Header, Intake, Refused, ReplyRoute, decode, intakes
 from protos.embedding.v1 import embedding_pb2 as pb
-from tests.fakes.records import lease_of
+from tests.fakes.records import in_flight_of
 from tests.fakes.sources import KAFKA
 
 SETTINGS = KafkaSettings(
@@ -28,14 +28,14 @@ def intake() -> Intake:
 
 
 def route_of(*headers: Header) -> ReplyRoute:
-    request = decode(lease_of(QUESTION, headers), intake(), received_s=0, wall_s=0)
+    request = decode(in_flight_of(QUESTION, headers), intake(), received_s=0, wall_s=0)
     assert isinstance(request, Request), request
     assert isinstance(request.origin, ReplyRoute)
     return request.origin
 
 
 def refused(*headers: Header) -> Refused:
-    result = decode(lease_of(QUESTION, headers), intake(), received_s=0, wall_s=0)
+    result = decode(in_flight_of(QUESTION, headers), intake(), received_s=0, wall_s=0)
     assert isinstance(result, Refused), result
     return result
 
@@ -98,7 +98,7 @@ def test_routing_and_trace_headers_are_echoed_as_they_came() -> None:
 
 def test_a_route_by_headers_is_answered_in_protobuf_unless_the_record_is_not() -> None:
     assert route_of(("kafka_replyTopic", b"exact")).json is False
-    plain = decode(lease_of(b"a", [("content-type", b"text/plain")]), intake(), received_s=0, wall_s=0)
+    plain = decode(in_flight_of(b"a", [("content-type", b"text/plain")]), intake(), received_s=0, wall_s=0)
     assert isinstance(plain, Request)
     assert isinstance(plain.origin, ReplyRoute)
     assert plain.origin.json is True

@@ -184,8 +184,8 @@ class Hasty(KafkaSource):
     @override
     async def reply(self, requests: Any) -> Any:
         for request in requests:
-            lease = request.origin.lease
-            lease.committed_offset.complete(lease)
+            in_flight = request.origin.in_flight
+            in_flight.committed_offset.complete(in_flight)
         async for delivered in super().reply(requests):
             yield delivered
 

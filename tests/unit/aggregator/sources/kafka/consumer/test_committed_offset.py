@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from typing_extensions import override
 
-from aggregator.sources.kafka.consumer.committed_offset import CommittedOffset, Lease
+from aggregator.sources.kafka.consumer.committed_offset import CommittedOffset, InFlightRecord
 from tests.fakes.records import record_at
 
 
@@ -44,10 +44,10 @@ def test_gaps_between_offsets_are_passed_over() -> None:
 
 def test_offsets_without_a_record_are_passed_only_when_all_before_them_are_completed() -> None:
     committed_offset = CommittedOffset("questions", 0, 0)
-    lease = committed_offset.deliver(record_at(0))
+    in_flight = committed_offset.deliver(record_at(0))
     committed_offset.skip_to(20)
     assert committed_offset.position == 0
-    committed_offset.complete(lease)
+    committed_offset.complete(in_flight)
     assert (committed_offset.position, committed_offset.span) == (20, 0)
     committed_offset.skip_to(5)
     assert committed_offset.position == 20
@@ -87,7 +87,7 @@ def test_an_offset_delivered_twice_or_after_the_fence_is_a_bug(*, fenced: bool) 
 
 @dataclass(slots=True, eq=False)
 class Delivered:
-    lease: Lease
+    in_flight: InFlightRecord
     completed: bool = False
 
 
@@ -116,7 +116,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(which=st.integers(0, 10_000))
     def complete(self, which: int) -> None:
         one = self.delivered[which % len(self.delivered)]
-        self.committed_offset.complete(one.lease)
+        self.committed_offset.complete(one.in_flight)
         one.completed = one.completed or not self.committed_offset.fenced
 
     @precondition(lambda self: not self.committed_offset.fenced)
@@ -128,12 +128,12 @@ class AnyOrder(RuleBasedStateMachine):
     @rule()
     def fence(self) -> None:
         already = self.committed_offset.fenced
-        expected = () if already else tuple(one.lease for one in self.delivered if not one.completed)
+        expected = () if already else tuple(one.in_flight for one in self.delivered if not one.completed)
         assert self.committed_offset.fence() == expected
 
     @invariant()
     def it_stands_at_the_first_unfinished_offset(self) -> None:
-        unfinished = [one.lease.offset for one in self.delivered if not one.completed]
+        unfinished = [one.in_flight.offset for one in self.delivered if not one.completed]
         expected = unfinished[0] if unfinished else self.end
         assert self.committed_offset.position == expected
         if not self.committed_offset.fenced:
@@ -148,14 +148,14 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def its_span_reaches_to_the_highest_completed(self) -> None:
-        completed = [one.lease.offset for one in self.delivered if one.completed]
+        completed = [one.in_flight.offset for one in self.delivered if one.completed]
         expected = max(0, max(completed) + 1 - self.committed_offset.position) if completed else 0
         assert self.committed_offset.span == expected
 
     @override
     def teardown(self) -> None:
         for one in self.delivered:
-            self.committed_offset.complete(one.lease)
+            self.committed_offset.complete(one.in_flight)
         if not self.committed_offset.fenced:
             assert (self.committed_offset.position, self.committed_offset.unfinished) == (self.end, 0)
 

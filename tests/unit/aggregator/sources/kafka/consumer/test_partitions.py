@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from aiokafka import TopicPartition
 
-from aggregator.sources.kafka.consumer.committed_offset import CommittedOffset, Lease
+from aggregator.sources.kafka.consumer.committed_offset import CommittedOffset, InFlightRecord
 from aggregator.sources.kafka.consumer.partitions import Assignment, Partition
 from aggregator.sources.kafka.consumer.topic_ids import NO_ID, id_text
 from tests.fakes.records import FakeRecord, record_at
 
 
-def _partition_with(count: int) -> tuple[Partition, CommittedOffset, list[Lease]]:
+def _partition_with(count: int) -> tuple[Partition, CommittedOffset, list[InFlightRecord]]:
     partition = Partition(TopicPartition("requests", 0), 0, None)
     return (
         partition,
@@ -20,35 +20,35 @@ def _partition_with(count: int) -> tuple[Partition, CommittedOffset, list[Lease]
 
 
 def test_records_that_nobody_completes_pause_their_partition_and_resume_it_well_below_the_cap() -> None:
-    partition, committed_offset, leases = _partition_with(101)
+    partition, committed_offset, in_flight_records = _partition_with(101)
     partition.watch_span(100)
     assert partition.over_span
-    for lease in leases[:20]:
-        committed_offset.complete(lease)
+    for in_flight in in_flight_records[:20]:
+        committed_offset.complete(in_flight)
     partition.watch_span(100)
     assert partition.over_span
-    for lease in leases[20:30]:
-        committed_offset.complete(lease)
+    for in_flight in in_flight_records[20:30]:
+        committed_offset.complete(in_flight)
     partition.watch_span(100)
     assert not partition.over_span
 
 
 def test_one_straggler_pauses_its_partition_once_too_much_is_completed_behind_it() -> None:
-    partition, committed_offset, leases = _partition_with(102)
-    for lease in leases[1:]:
-        committed_offset.complete(lease)
+    partition, committed_offset, in_flight_records = _partition_with(102)
+    for in_flight in in_flight_records[1:]:
+        committed_offset.complete(in_flight)
     partition.watch_span(101)
     assert partition.over_span
-    committed_offset.complete(leases[0])
+    committed_offset.complete(in_flight_records[0])
     partition.watch_span(101)
     assert not partition.over_span
 
 
 def test_a_partition_that_is_read_again_waits_only_at_the_whole_cap() -> None:
-    partition, committed_offset, leases = _partition_with(101)
+    partition, committed_offset, in_flight_records = _partition_with(101)
     partition.watch_span(100)
-    for lease in leases[:30]:
-        committed_offset.complete(lease)
+    for in_flight in in_flight_records[:30]:
+        committed_offset.complete(in_flight)
     partition.watch_span(100)
     for offset in range(101, 130):
         committed_offset.deliver(record_at(offset))
@@ -76,12 +76,12 @@ def test_what_holds_its_partitions_committed_offset_back_is_to_be_aged_past_half
     held_back, completed, slow = (
         [mark.deliver(record_at(offset)) for offset in range(40)] for mark in _committed_offsets(assignment)
     )
-    for lease in held_back[1:10]:
-        lease.committed_offset.complete(lease)
-    for lease in completed:
-        lease.committed_offset.complete(lease)
-    for lease in slow[1:9]:
-        lease.committed_offset.complete(lease)
+    for in_flight in held_back[1:10]:
+        in_flight.committed_offset.complete(in_flight)
+    for in_flight in completed:
+        in_flight.committed_offset.complete(in_flight)
+    for in_flight in slow[1:9]:
+        in_flight.committed_offset.complete(in_flight)
     assert assignment.half_span_holders(20) == []
     held_back[10].committed_offset.complete(held_back[10])
     assert assignment.half_span_holders(20) == [held_back[0]]
@@ -122,12 +122,12 @@ def test_what_is_to_be_committed_is_what_the_group_does_not_have_yet() -> None:
         assignment.place(tp, 10, committed)
     last = assignment.partitions[tps[2]]
     last.fetched, last.read_to = [record_at(10), record_at(12)], 15
-    leases = last.deliver()
+    in_flight_records = last.deliver()
     assert assignment.unfinished == 2
     assert assignment.moved() == {tps[0]: 10}
-    leases[0].committed_offset.complete(leases[0])
+    in_flight_records[0].committed_offset.complete(in_flight_records[0])
     assert assignment.moved() == {tps[0]: 10, tps[2]: 12}
-    leases[1].committed_offset.complete(leases[1])
+    in_flight_records[1].committed_offset.complete(in_flight_records[1])
     assert assignment.moved() == {tps[0]: 10, tps[2]: 15}
     assert assignment.unfinished == 0
 
@@ -137,7 +137,7 @@ def test_reading_goes_on_behind_what_was_read_and_never_back() -> None:
     assert (partition.read_to, partition.delivered_to, partition.committed) == (10, 10, 10)
     assert (partition.committed_offset.topic, partition.committed_offset.partition) == ("requests", 0)
     partition.fetched, partition.read_to = [record_at(10), record_at(11)], 20
-    assert [lease.offset for lease in partition.deliver()] == [10, 11]
+    assert [in_flight.offset for in_flight in partition.deliver()] == [10, 11]
     assert (partition.read_to, partition.delivered_to) == (20, 20)
     assert not partition.fetched
     partition.read_to = 30
@@ -153,8 +153,8 @@ def test_what_was_fetched_is_handed_out_unless_its_topic_is_held_or_its_assignme
     for tp in tps:
         assignment.place(tp, 0, None)
         assignment.partitions[tp].fetched = [FakeRecord(tp.topic, 0, 0, 0, None, b"")]
-    assert [lease.record.topic for lease in assignment.deliver(frozenset({"b", "c"}))] == ["a"]
-    assert [lease.record.topic for lease in assignment.deliver(frozenset({"c"}))] == ["b"]
+    assert [in_flight.record.topic for in_flight in assignment.deliver(frozenset({"b", "c"}))] == ["a"]
+    assert [in_flight.record.topic for in_flight in assignment.deliver(frozenset({"c"}))] == ["b"]
     assignment.over = True
     assert assignment.deliver(frozenset()) == []
 
@@ -162,14 +162,14 @@ def test_what_was_fetched_is_handed_out_unless_its_topic_is_held_or_its_assignme
 def test_a_fenced_assignment_reads_nothing_commits_nothing_new_and_names_what_nobody_completed() -> None:
     assignment = _assignment(0, 1)
     first, second = _committed_offsets(assignment)
-    leases = [first.deliver(record_at(0)), first.deliver(record_at(1)), second.deliver(record_at(0))]
-    first.complete(leases[0])
+    in_flight_records = [first.deliver(record_at(0)), first.deliver(record_at(1)), second.deliver(record_at(0))]
+    first.complete(in_flight_records[0])
     states = [(assignment.over, assignment.fenced)]
-    assert assignment.fence() == leases[1:]
+    assert assignment.fence() == in_flight_records[1:]
     assert [*states, (assignment.over, assignment.fenced)] == [(False, False), (True, True)]
     assert assignment.readable(frozenset(), 100, 0.0) == []
-    for lease in leases[1:]:
-        lease.committed_offset.complete(lease)
+    for in_flight in in_flight_records[1:]:
+        in_flight.committed_offset.complete(in_flight)
     assert [mark.position for mark in (first, second)] == [1, 0]
 
 
