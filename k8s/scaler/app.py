@@ -46,7 +46,7 @@ class Scaler:
         models = [model.name for model in settings.models]
         self.published = Published(models, settings.api.service, settings.policy.max_age_s, clock)
         metrics = ScalerMetrics(self._telemetry.buffer)
-        metrics.show(self.published)
+        metrics.show(self.published, {model.name: model.model for model in settings.models})
         self._aggregators = Aggregators(settings.aggregators, clock, lambda: metrics.input_failed("aggregator"))
         self._kafka = kafka or KafkaLag(settings.kafka)
         self._peers = Peers(models, ANSWER_TIMEOUT_S)

@@ -26,9 +26,9 @@ class ScalerMetrics:
         )
         self._buffer = buffer
 
-    def show(self, published: Published) -> None:
-        """Show what is published, and for an adapter every figure as autoscalers get it."""
-        self._buffer.gauges((_REPLICAS, _AGE), lambda: _values(published.ages_s()))
+    def show(self, published: Published, models: Mapping[str, str]) -> None:
+        """Show what is published: by the aggregators' name of each model, and for an adapter as autoscalers get it."""
+        self._buffer.gauges((_REPLICAS, _AGE), lambda: _values(published.ages_s(), models))
         self._buffer.gauges(
             (_FIGURE,),
             lambda: {
@@ -48,7 +48,15 @@ class ScalerMetrics:
         self._answers.add(1, asker, result)
 
 
-def _values(figures: Mapping[str, tuple[float | None, float]]) -> Mapping[Instrument, Mapping[Labels, float]]:
-    replicas: dict[Labels, float] = {(model,): value for model, (value, _) in figures.items() if value is not None}
-    ages: dict[Labels, float] = {(model,): age_s for model, (_, age_s) in figures.items()}
+def _values(
+    figures: Mapping[str, tuple[float | None, float]], models: Mapping[str, str]
+) -> Mapping[Instrument, Mapping[Labels, float]]:
+    """The servers of a model and those of its canary count together."""
+    replicas: dict[Labels, float] = {}
+    ages: dict[Labels, float] = {}
+    for name, (required, age_s) in figures.items():
+        model = (models[name],)
+        ages[model] = max(age_s, ages.get(model, 0.0))
+        if required is not None:
+            replicas[model] = required + replicas.get(model, 0.0)
     return {_REPLICAS: replicas, _AGE: ages}

@@ -17,7 +17,7 @@ ENV_PREFIX = "TOKENBATCH_SCALER_"
 class ModelSettings(Group):
     """One model whose servers are scaled."""
 
-    name: str = Field(description="the label `model` of its metrics")
+    name: str = Field(description="its name for autoscalers: the label `model` of external metrics")
     demand_of: str = Field(
         default="", description="the model, as the aggregators name it, whose demand it serves; empty: the name"
     )
