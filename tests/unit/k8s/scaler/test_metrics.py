@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from opentelemetry.sdk.metrics.export import NumberDataPoint
+
 from aggregator.observability.metrics_buffer import MetricsBuffer
 from k8s.scaler.measuring.figures import Figure
 from k8s.scaler.metrics import ScalerMetrics
@@ -15,10 +17,11 @@ def shown(published: Published, models: dict[str, str]) -> Series:
     buffer = MetricsBuffer()
     ScalerMetrics(buffer).show(published, models)
     return {
-        (metric.name, str(point.attributes["model"])): point.value
+        (metric.name, str((point.attributes or {})["model"])): point.value
         for metric in buffer.collect().metrics
         if metric.name != "embed.scaler.figure"
         for point in metric.data.data_points
+        if isinstance(point, NumberDataPoint)
     }
 
 
