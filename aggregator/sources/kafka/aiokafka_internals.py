@@ -21,19 +21,19 @@ _NEVER_MS = 2**31 - 1
 
 
 async def close_client(client: Any) -> None:
-    """Close a client, also one whose metadata task has ended: `close` raises what ended it, and keeps connections."""
+    """Close a client, even if its metadata task has failed: `close` alone would raise that and keep connections."""
     if client._sync_task is not None and client._sync_task.done():
         client._sync_task = None
     await client.close()
 
 
 def client_of(consumer: Any) -> Any:
-    """The client under a consumer, which alone sends a request that the consumer has no method for."""
+    """The client of a consumer, to send requests for which the consumer has no method."""
     return consumer._client
 
 
 def generation_of(consumer: Any) -> tuple[int, str]:
-    """The group's generation that the consumer last joined, and its name in it; -1 when the group has put it out."""
+    """The generation that the consumer last joined, -1 once the group has removed it, and its member id."""
     return int(consumer._coordinator.generation), str(consumer._coordinator.member_id)
 
 
@@ -52,7 +52,7 @@ async def ask_coordinator(consumer: Any, request: Any) -> Any:
 
 
 def look_for_coordinator(consumer: Any) -> None:
-    """The one that answered is the group's coordinator no longer."""
+    """Look for the group's coordinator again: it has moved."""
     consumer._coordinator.coordinator_dead()
 
 
@@ -71,10 +71,10 @@ def on_heartbeat(consumer: Any, answered: Callable[[], None]) -> None:
 
 
 def consumer_failure(consumer: Any) -> Exception | None:
-    """What only a new consumer mends: the group refuses this one, or one of its tasks has ended.
+    """An error that only a new consumer cures: the group refuses this one, or one of its tasks has ended.
 
-    aiokafka starts none of them anew: https://github.com/aio-libs/aiokafka/issues/983. Heartbeats and the asking for
-    offsets end with each assignment, and then without an error.
+    aiokafka restarts none of them: https://github.com/aio-libs/aiokafka/issues/983. The tasks for heartbeats and for
+    offsets end with each assignment, without an error.
     """
     coordinator = consumer._coordinator
     lasting = (coordinator._coordination_task, consumer._fetcher._fetch_task, consumer._client._sync_task)
@@ -111,30 +111,30 @@ async def abandon_consumer(consumer: Any) -> None:
 
 
 def producer_tasks(producer: Any) -> tuple[asyncio.Task[None], ...]:
-    """What a producer lives by; each ends with it, or for an error. A client that is closed has one task less."""
+    """The tasks that a producer needs; each ends with the producer, or by an error. A closed client has one less."""
     return tuple(task for task in (producer._sender.sender_task, producer.client._sync_task) if task is not None)
 
 
 def has_ended(producer: Any) -> bool:
-    """Whether it writes nothing any more, and would let whoever writes wait for ever."""
+    """Whether a task has ended, so that it writes nothing more and a write would wait forever."""
     return producer.client._sync_task is None or any(task.done() for task in producer_tasks(producer))
 
 
 def fail_what_waits(producer: Any, ended: asyncio.Task[None]) -> None:
-    """Let everything fail that waits for a task that has ended, and everything that comes after it."""
+    """Let all writes fail that wait for a task that has ended, and all later ones."""
     producer._message_accumulator.fail_all(_end_of(ended))
 
 
 def forget_topic(producer: Any, topic: str) -> None:
-    """Ask no more for a topic that is not there: every refresh of the metadata would."""
+    """Do not ask for this missing topic at every refresh of the metadata."""
     producer.client._topics.discard(topic)
 
 
 def renew_identity(producer: Any) -> None:
-    """Make it ask for a new producer id, with new sequence numbers, before its next new batch.
+    """Make it get a new producer id, with new sequence numbers, before its next new batch.
 
-    aiokafka never takes the sequence numbers of a refused batch back, so that the broker would refuse every later
-    batch of that partition: https://github.com/aio-libs/aiokafka/issues/1017.
+    aiokafka does not reuse the sequence numbers of a refused batch, so the broker would refuse every later batch of
+    that partition: https://github.com/aio-libs/aiokafka/issues/1017.
     """
     fresh = TransactionManager(None, _NEVER_MS)
     for part in (producer, producer._sender, producer._message_accumulator):
@@ -142,7 +142,7 @@ def renew_identity(producer: Any) -> None:
 
 
 async def abandon_producer(producer: Any) -> None:
-    """Stop without waiting for any broker, as `stop` does without end: what waits fails with ProducerClosed."""
+    """Stop without waiting for a broker, as `stop` does without limit: waiting writes fail with ProducerClosed."""
     accumulator = producer._message_accumulator
     accumulator.fail_all(kafka_errors.ProducerClosed())
     for batch in chain(accumulator._pending_batches, *accumulator._batches.values()):

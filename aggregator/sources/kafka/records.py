@@ -36,7 +36,7 @@ class Deliveries(Protocol):
         ...
 
     def hold(self, topics: frozenset[str]) -> None:
-        """Pause exactly these topics' partitions (those over their span cap stay paused on their own)."""
+        """Pause exactly these topics' partitions. Those above their commit span are paused besides."""
         ...
 
     def half_span_holders(self) -> Sequence[InFlightRecord]:

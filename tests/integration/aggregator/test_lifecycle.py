@@ -70,7 +70,7 @@ async def test_an_aggregator_that_is_told_to_stop_drains_and_another_goes_on(
         told = [fields["event"] for fields in first.process.news()]
         assert told[-1] == "aggregator stopped"
         assert "drain timed out: unfinished records will be replayed, open calls are cancelled" not in told
-        assert "gave back partitions with work under way" not in told
+        assert "partitions were revoked with records in flight" not in told
     assert duplicates(desk) == 0
     shown = metrics(second.process.metrics_address)
     assert shown.value("embed_consumer_lag") == 0

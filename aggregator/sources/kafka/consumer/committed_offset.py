@@ -15,7 +15,7 @@ _KEPT_ENDS = 3
 
 @dataclass(slots=True, eq=False)
 class InFlightRecord:
-    """One delivered record until its outcome is acknowledged by the broker."""
+    """One record that was handed out, until the broker has acknowledged its outcome."""
 
     committed_offset: CommittedOffset
     offset: int
@@ -26,8 +26,8 @@ class InFlightRecord:
 class CommittedOffset:
     """The lowest unfinished offset of one partition, for one assignment of it.
 
-    One that is fenced belongs to an assignment that was given back: its records complete without effect, and the
-    partition's new owner redoes the rest. `topic_id` tells the topic from others that had its name; empty if not known.
+    Once fenced, its partition is revoked: completing a record has no effect, and the new owner processes the rest.
+    `topic_id` differs between topics that had the same name one after another; empty if unknown.
     """
 
     __slots__ = ("_end", "_highest_completed", "_in_flight", "_log_ends", "fenced", "partition", "topic", "topic_id")
@@ -73,12 +73,12 @@ class CommittedOffset:
         return in_flight
 
     def skip_to(self, offset: int) -> None:
-        """Move past offsets that hold no record, once everything before them is completed; not after the fence."""
+        """Skip offsets that hold no record, once everything before them is completed; no effect after the fence."""
         if not self.fenced:
             self._end = max(self._end, offset)
 
     def complete(self, in_flight: InFlightRecord) -> None:
-        """Mark a record's outcome as acknowledged; completing twice, or after the fence, changes nothing."""
+        """Mark a record's outcome as acknowledged; no effect if done twice, or after the fence."""
         if in_flight.completed or self.fenced:
             return
         in_flight.completed = True
@@ -88,15 +88,15 @@ class CommittedOffset:
             in_flight_records.popleft()
 
     def saw_log_end(self, offset: int, now_s: float) -> None:
-        """The partition's log ended at `offset` at this time: what stands from there on was written later."""
+        """The log ended at `offset` at this time: records from there on were written later."""
         self._log_ends.append((offset, now_s))
 
     def written_after_s(self, offset: int) -> float:
-        """The latest time at which the record at `offset` was known not to be there yet; `-inf`: not known."""
+        """The latest time at which the record at `offset` was known not to exist yet; `-inf` if unknown."""
         return max((seen_s for end, seen_s in self._log_ends if end <= offset), default=-inf)
 
     def fence(self) -> tuple[InFlightRecord, ...]:
-        """Give the partition back; returns the records that nobody completed."""
+        """End with the revocation of the partition; returns the records that are not completed."""
         self.fenced = True
         self._end = self.position
         unfinished = tuple(in_flight for in_flight in self._in_flight if not in_flight.completed)

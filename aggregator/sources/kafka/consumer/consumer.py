@@ -26,14 +26,14 @@ _NOTHING = Assignment(-1, "", ())
 
 
 class _Closing(Exception):
-    """Ends the tasks of a membership."""
+    """Ends the tasks of one membership."""
 
 
 class KafkaDeliveries:
-    """ports.Deliveries over aiokafka. `run` does the work; everything else only talks to it.
+    """The `Deliveries` of a consumer group. `run` does the work; the other methods only communicate with it.
 
-    At most one fetch of records is kept beyond what `fetch` was asked for; aiokafka itself keeps one response per
-    partition and asks for no more while that waits. Held partitions are simply not read, so nothing is fetched twice.
+    At most one poll of records is kept beyond what `fetch` was asked for. aiokafka keeps one response per partition
+    and fetches no more until that is read. Paused partitions are not read, so nothing is fetched twice.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class KafkaDeliveries:
         self._leave_timeout_s = _FORCED_STOP_S
 
     async def run(self) -> None:
-        """Join the group, fetch, commit, rejoin; until `close` has finished, or cancelled. Outlives any outage."""
+        """Join the group, fetch, commit, rejoin, until `close` has finished or this is cancelled; survives outages."""
         self._ended.clear()
         try:
             while not self._closing.is_set():
@@ -89,7 +89,7 @@ class KafkaDeliveries:
         return ()
 
     def hold(self, topics: frozenset[str]) -> None:
-        """Pause exactly these topics' partitions (those over their span cap stay paused on their own)."""
+        """Pause exactly these topics' partitions. Those above their commit span are paused besides."""
         self._held = topics
         self._changed.set()
         self._arrived.set()
@@ -100,7 +100,7 @@ class KafkaDeliveries:
         self._arrived.set()
 
     async def close(self, timeout_s: float) -> None:
-        """Commit what is completed, fence the rest, leave the group; within the time-out, broker or no broker."""
+        """Commit what is completed, fence the rest, leave the group; within the time-out, even without a broker."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_s
         self.stop_fetching()
@@ -112,7 +112,7 @@ class KafkaDeliveries:
 
     @property
     def healthy(self) -> bool:
-        """Whether the group's coordinator answers and this member has joined: ready, as far as intake goes."""
+        """Whether this member has joined and the group's coordinator answers."""
         return self._membership is not None and self._membership.healthy
 
     def half_span_holders(self) -> Sequence[InFlightRecord]:
@@ -135,7 +135,7 @@ class KafkaDeliveries:
         return {tp: partition.committed_offset.span for tp, partition in self._assignment.partitions.items()}
 
     def paused(self) -> frozenset[tuple[str, int]]:
-        """The partitions that wait, held or over their span cap."""
+        """The partitions that are paused, with their topic or above their commit span."""
         partitions = self._assignment.partitions.items()
         return frozenset(tp for tp, partition in partitions if partition.over_span or tp.topic in self._held)
 
@@ -144,7 +144,7 @@ class KafkaDeliveries:
         return _NOTHING if self._membership is None else self._membership.assignment
 
     async def _be_member(self) -> None:
-        """Take part in the group until closing, or until something breaks that only a new membership mends."""
+        """Take part in the group until closing, or until an error that only a new membership cures."""
         membership = Membership(self._settings, self._observer, self._on_fenced, self._changed.set, self._member)
         try:
             async with asyncio.TaskGroup() as tasks:

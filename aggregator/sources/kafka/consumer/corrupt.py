@@ -1,4 +1,4 @@
-"""Read what aiokafka cannot: the way past a corrupt record batch, and records whose header names are not UTF-8."""
+"""Parse what aiokafka cannot: the end of a corrupt record batch, and records with header names that are not UTF-8."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ AbortedTransaction = tuple[int, int]
 
 @dataclass(slots=True)
 class RescuedRecord:
-    """A ports.Record that aiokafka would not read."""
+    """A Record that aiokafka cannot read."""
 
     topic: str
     partition: int
@@ -40,10 +40,10 @@ class RescuedRecord:
 
 
 def offset_after_batch(data: bytes, offset: int, log_end: int) -> int | None:
-    """Where to read on after the batch at the start of `data`, which holds `offset`; None if that cannot be told.
+    """The offset after the batch at the start of `data`, which holds `offset`; None if it cannot be determined.
 
-    The next batch's own base offset where there is one, as the header of a corrupt batch may itself be corrupt;
-    else the last offset that the header claims, if that lies within the log.
+    The base offset of the next batch, if there is one, as the header of a corrupt batch may be corrupt itself; else
+    by the last offset in the header, if that is within the log.
     """
     if len(data) < _HEAD.size:
         return None
@@ -62,12 +62,11 @@ def offset_after_batch(data: bytes, offset: int, log_end: int) -> int | None:
 def rescue_records(
     data: bytes, topic: str, partition: int, offset: int, aborted: Sequence[AbortedTransaction] = ()
 ) -> tuple[list[RescuedRecord], int]:
-    """The records from `offset` on of the batch at the start of `data`, with odd letters in odd header names.
+    """The records from `offset` on of the batch at the start of `data`, and the offset after the batch.
 
-    With them comes the offset after the batch. `aborted` are the transactions that the broker named with `data`, which
-    begins with the batch that holds `offset`; the batch is part of one of them if its producer began that before it, as
-    those that ended before `offset` are not named. Such a batch has no records. Raises ValueError for a batch that is
-    no better read this way.
+    Header names that are not UTF-8 get replacement characters. `aborted` are the transactions that the broker listed
+    with `data`; the batch belongs to one of them if its producer began that before the batch, as transactions that
+    ended before `offset` are not listed. An aborted batch has no records. Raises ValueError for a corrupt batch.
     """
     try:
         base, length, _, _, _, attributes, last_delta, first_ms, last_ms, producer_id, _, _, count = (

@@ -1,7 +1,7 @@
-"""A member of the consumer group: aiokafka's consumer, and requests that it has no method for.
+"""A member of the consumer group: aiokafka's consumer, and requests for which it has no method.
 
-A commit carries the generation that its partitions were assigned in, so that the coordinator refuses one that comes
-late: an old position never overwrites a new owner's.
+A commit carries the generation in which its partitions were assigned. The coordinator refuses it in a later one, so an
+old position never overwrites that of the new owner.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _PARTITION_FETCH_BYTES = 1024 * 1024
 _ISOLATION = "read_committed"
 _READ_COMMITTED = 1
 _FETCH_NAMES_REPLICA = 11
-"""From this version of a fetch's answer on there is a field between the aborted transactions and the records."""
+"""From this version on, a fetch response has a field between the aborted transactions and the records."""
 
 OnRevoked = Callable[[], Awaitable[None]]
 OnAssigned = Callable[[int, str, Iterable[TopicPartition]], None]
@@ -77,7 +77,7 @@ class GroupMember(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
 
     @property
     def in_group(self) -> bool:
-        """Whether the group's coordinator counts this member in: it said so within the session time-out.
+        """Whether the coordinator accepted a heartbeat of this member within the session time-out.
 
         Other threads may ask.
         """
@@ -87,12 +87,12 @@ class GroupMember(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
 
     @property
     def generation(self) -> int:
-        """The group's generation that this member last joined; -1 when the group has put it out."""
+        """The generation that this member last joined; -1 once the group has removed it."""
         return internals.generation_of(self._consumer)[0]
 
     @property
     def failure(self) -> Exception | None:
-        """What only a new membership mends."""
+        """An error that only a new membership cures."""
         return internals.consumer_failure(self._consumer)
 
     async def start(self) -> None:
@@ -103,7 +103,7 @@ class GroupMember(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         self._consumer.subscribe([topic.name for topic in self._settings.topics], listener=self)
 
     async def stop(self, timeout_s: float) -> None:
-        """Leave the group and disconnect; by force when that takes longer."""
+        """Leave the group and disconnect; after the time-out, only disconnect."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._consumer.stop()
@@ -114,7 +114,7 @@ class GroupMember(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
     async def poll(
         self, tps: Iterable[TopicPartition], max_records: int, timeout_s: float
     ) -> Mapping[TopicPartition, Sequence[Record]]:
-        """The next records of these partitions; nothing after the time-out. Waits out a rebalance.
+        """The next records of these partitions; none after the time-out. Waits while the group rebalances.
 
         Raises whatever aiokafka raises; records of other partitions may be lost with it, so seek them all back.
         """
@@ -124,12 +124,12 @@ class GroupMember(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         return found
 
     def read(self, tp: TopicPartition, topic_id: bytes, offset: int) -> None:
-        """Begin to read a partition of the topic with this id at `offset`."""
+        """Start to read a partition of the topic with this id at `offset`."""
         self._fetches.tell(tp, topic_id)
         self.seek(tp, offset)
 
     def lost_topic(self, tp: TopicPartition) -> bool:
-        """Whether its leader says that it has no topic with that id."""
+        """Whether its leader knows no topic with that id."""
         return self._fetches.refused(tp)
 
     def seek(self, tp: TopicPartition, offset: int) -> None:
@@ -150,22 +150,22 @@ class GroupMember(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         return (self._consumer.highwater(tp) or 0) if tp in self._consumer.assignment() else 0
 
     def since_fetch_s(self, tp: TopicPartition) -> float:
-        """How long ago the last fetch told the end of the log; `inf` before the first."""
+        """Seconds since the last fetch reported the end of the log; `inf` before the first."""
         fetched_ms: int | None = None
         if tp in self._consumer.assignment():
             fetched_ms = self._consumer.last_poll_timestamp(tp)
         return inf if fetched_ms is None else max(0.0, time.time() - fetched_ms / 1000)  # a clock that may step
 
     async def topic_id(self, topic: str) -> bytes:
-        """What tells a topic from one of the same name before it or after it. Raises KafkaError."""
+        """The topic's id: it differs from that of an earlier or later topic of the same name. Raises KafkaError."""
         client = internals.client_of(self._consumer)
         response = await client.send(client.get_random_node(), TopicIdRequest(topic))
         return topic_id(response)
 
     async def committed(self, tps: Sequence[TopicPartition], topic_id: bytes = NO_ID) -> Mapping[TopicPartition, int]:
-        """What the group has committed of these, all of one topic; those that it has nothing of are left out.
+        """The group's committed offsets of these partitions of one topic; those without one are left out.
 
-        What was committed of a topic with another id is none of this one's. Raises KafkaError.
+        Offsets that were committed for a topic with another id do not count. Raises KafkaError.
         """
         request = offsets_request(self._settings.group_id, tps)
         response = await internals.ask_coordinator(self._consumer, request)
@@ -188,7 +188,7 @@ class GroupMember(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
     async def commit(
         self, generation: int, member_id: str, offsets: Mapping[TopicPartition, int]
     ) -> Mapping[TopicPartition, type[Exception] | None]:
-        """Commit once, in the name of one generation; each partition's error, or None. Raises KafkaError."""
+        """Send one commit, for one generation; returns each partition's error, or None. Raises KafkaError."""
         by_topic: dict[str, list[tuple[int, int, str]]] = {}
         for tp, offset in offsets.items():
             note = topic_note(self._fetches.told(tp))
@@ -204,7 +204,7 @@ class GroupMember(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         return errors
 
     async def raw_batches(self, tp: TopicPartition, offset: int) -> tuple[bytes, Sequence[AbortedTransaction]]:
-        """The record batches from the one that holds `offset` on, as the broker has them; which of them were aborted.
+        """The bytes of the record batches from the one with `offset` on, and the aborted transactions among them.
 
         Raises KafkaError.
         """
@@ -222,7 +222,7 @@ class GroupMember(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
 
     @override
     async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] - may be one
-        """Aiokafka waits for this before it joins again."""
+        """Called before the member joins again, which waits for it."""
         await self._on_revoked()
         self._fetches.forget()
 

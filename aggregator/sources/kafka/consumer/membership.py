@@ -1,4 +1,4 @@
-"""One life in the consumer group: partitions come, are placed, committed, drained and given back."""
+"""One membership of the consumer group: partitions are assigned, placed, committed, drained and revoked."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ class Membership:
 
     @property
     def healthy(self) -> bool:
-        """Whether partitions were assigned, if only none, and the group still counts this member in."""
+        """Whether the group assigned partitions, or none, to this member, and still counts it as one."""
         return self._joined and not self.assignment.stale and self._member.in_group
 
     async def take_part(self, tasks: asyncio.TaskGroup) -> None:
-        """Join and stay, committing all the while, until cancelled.
+        """Join, stay and commit, until cancelled.
 
         Raises KafkaError when no broker answers, or when something ended that only a new membership mends.
         """
@@ -89,7 +89,7 @@ class Membership:
         return True
 
     async def commit_last(self, timeout_s: float) -> None:
-        """Read no more, commit what is completed, fence the rest."""
+        """Stop reading, commit what is completed, fence the rest."""
         self._ending = True
         assignment = self.assignment
         assignment.over = True
@@ -100,7 +100,7 @@ class Membership:
         self._fence(assignment)
 
     async def leave(self, timeout_s: float) -> None:
-        """Leave the group and disconnect, whatever state this is in."""
+        """Leave the group and disconnect, in any state."""
         self._ending = True
         self._fence(self.assignment)
         await self._member.stop(timeout_s)
@@ -110,7 +110,7 @@ class Membership:
         return max(0, max(self._member.highwater(partition.tp), partition.log_end) - partition.delivered_to)
 
     async def _watch_log_ends(self) -> None:
-        """Ask for log ends, as a fetch tells them only of partitions that are being read."""
+        """Ask for log ends: a fetch reports them only for partitions that are being read."""
         while True:
             await asyncio.sleep(_LOG_ENDS_INTERVAL_S)
             partitions = list(self.assignment.partitions.values())
@@ -132,14 +132,14 @@ class Membership:
             placing.close()
 
     async def _place(self, assignment: Assignment) -> None:
-        """Start each partition where the group left off; where it never was, at the log's start, committed at once."""
+        """Start each partition at the committed offset; without one, at the log's start, which is committed at once."""
         topics: dict[str, list[TopicPartition]] = {}
         for tp in assignment.tps:
             topics.setdefault(tp.topic, []).append(tp)
         await asyncio.gather(*(self._place_topic(assignment, topic, tps) for topic, tps in topics.items()))
 
     async def _place_topic(self, assignment: Assignment, topic: str, tps: Sequence[TopicPartition]) -> None:
-        """The id first: whatever is made again after that is refused by its leader."""
+        """Ask for the id first: if the topic is created again after that, its leader refuses fetches with this id."""
         member = self._member
         topic_id = await self._insist(assignment, partial(member.topic_id, topic))
         if topic_id is None:
@@ -168,21 +168,21 @@ class Membership:
         self._member.read(tp, topic_id, offset)
 
     async def _insist(self, assignment: Assignment, ask: Callable[[], Awaitable[T]]) -> T | None:
-        """Ask until there is an answer; None: the partitions were given back meanwhile."""
+        """Ask until there is an answer; None if the partitions were revoked meanwhile."""
         answer: T | None = None
         while answer is None and not assignment.over:
             try:
                 answer = await ask()
             except kafka_errors.KafkaError as error:
-                _LOG.warning("could not ask for start positions", extra={"error": repr(error)})
+                _LOG.warning("could not look up start offsets", extra={"error": repr(error)})
                 await asyncio.sleep(_RETRY_S)
         return None if assignment.over else answer
 
     async def _commit(self, assignment: Assignment) -> bool:
-        """Commit every position that moved; True when the group has them all, or wants them no more.
+        """Commit every position that moved; True if the group has them all, or takes no more of this generation.
 
-        One request at a time, so that positions never cross. A failure is counted and never fatal; a commit of a
-        generation that is over is refused by the coordinator: the new owner does the rest again.
+        One request at a time, so that positions never overtake each other. A failure is counted and never fatal. The
+        coordinator refuses commits of a former generation; the new owner processes those records again.
         """
         async with self._committing:
             offsets = assignment.moved()
@@ -203,7 +203,7 @@ class Membership:
                 self._commit_failed(set(failed.values()), len(failed))
             elif self._commits_fail:
                 self._commits_fail = False
-                _LOG.info("committed again")
+                _LOG.info("commits succeed again")
             assignment.stale = any(error in _STALE for error in failed.values())
             return not failed or assignment.stale
 
@@ -215,7 +215,7 @@ class Membership:
             _LOG.warning("could not commit", extra={"error": names, "partitions": partitions})
 
     async def _on_revoked(self) -> None:
-        """Finish what is out, commit it, and only then give the partitions back."""
+        """Wait for in-flight records, commit them, and only then let the partitions go."""
         assignment = self.assignment
         assignment.over = True
         if not assignment.tps:
@@ -228,7 +228,7 @@ class Membership:
             self._fence(assignment)
 
     async def _drain(self, assignment: Assignment) -> None:
-        """Wait for what is out; not after the group has put this member out, as nothing can be committed then."""
+        """Wait for in-flight records; not once the group has removed this member, as it can commit nothing then."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + self._settings.client.drain_timeout_s
         while assignment.unfinished and not self._ending and loop.time() < until_s:
@@ -239,7 +239,7 @@ class Membership:
     def _fence(self, assignment: Assignment) -> None:
         unfinished = assignment.fence()
         if unfinished:
-            _LOG.warning("gave back partitions with work under way", extra={"records": len(unfinished)})
+            _LOG.warning("partitions were revoked with records in flight", extra={"records": len(unfinished)})
             self._on_fenced(unfinished)
         if self.assignment is assignment:
             self.assignment = Assignment(-1, "", ())

@@ -1,6 +1,6 @@
-"""Ask what a group has committed: aiokafka overlooks the error of a whole answer, and takes it for no commits.
+"""Ask for a group's committed offsets: aiokafka ignores a response's top-level error, and reports no offsets.
 
-Beside each offset stands the id of its topic, so that it is never taken for one of another topic of the same name.
+The id of the topic is committed with each offset, as its metadata, so that it is not taken for another topic's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NOTE = "topic-id="
 
 
 def offsets_request(group_id: str, tps: Sequence[TopicPartition]) -> OffsetFetchRequest:
-    """The question, for the group's coordinator."""
+    """The request, for the group's coordinator."""
     by_topic: dict[str, list[int]] = {}
     for tp in tps:
         by_topic.setdefault(tp.topic, []).append(tp.partition)
@@ -29,16 +29,16 @@ def offsets_request(group_id: str, tps: Sequence[TopicPartition]) -> OffsetFetch
 
 
 def topic_note(topic_id: bytes) -> str:
-    """What is committed beside an offset; empty where the brokers know no ids."""
+    """The metadata of a committed offset; empty if the brokers know no topic ids."""
     return _NOTE + id_text(topic_id) if topic_id != NO_ID else ""
 
 
 def committed_offsets(
     response: Any, tps: Sequence[TopicPartition], topic_id: bytes = NO_ID
 ) -> dict[TopicPartition, int]:
-    """The offsets in its answer; partitions that the group has none of are left out, or only of a topic gone since.
+    """The offsets in the response; partitions without one, or with one of a deleted topic, are left out.
 
-    Raises KafkaError, also for a partition of which nothing is said: one without an offset is there, as -1.
+    Raises KafkaError, also if a partition is missing: one without an offset is listed with -1.
     """
     if error_code := getattr(response, "error_code", 0):  # version 1 has none of its own
         raise for_code(error_code)("what the group has committed")
@@ -51,11 +51,11 @@ def committed_offsets(
             of_another = own_note and note and note.startswith(_NOTE) and note != own_note
             if of_another:
                 _LOG.error(
-                    "found an offset of a topic that was deleted since; it counts for nothing",
+                    "ignored a committed offset of a deleted topic",
                     extra={"topic": topic, "partition": partition, "offset": offset},
                 )
             found[TopicPartition(topic, partition)] = -1 if of_another else offset
     missing = [f"{tp.topic}/{tp.partition}" for tp in tps if tp not in found]
     if missing:
-        raise KafkaError(f"the coordinator says nothing of {', '.join(missing)}")
+        raise KafkaError(f"the coordinator does not list {', '.join(missing)}")
     return {tp: offset for tp, offset in found.items() if offset >= 0}

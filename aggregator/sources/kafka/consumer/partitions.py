@@ -1,4 +1,4 @@
-"""What is known of each assigned partition: how far it was read, handed out and committed, and why it waits."""
+"""The state of each assigned partition: how far it was read, handed out and committed, and why it waits."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Partition:
         return in_flight_records
 
     def skip_to(self, offset: int) -> None:
-        """Pass over offsets that will never hold a record."""
+        """Skip offsets that will never hold a record."""
         self.committed_offset.skip_to(offset)
         self.read_to = max(self.read_to, offset)
         self.delivered_to = max(self.delivered_to, offset)
@@ -59,9 +59,9 @@ class Partition:
 
 
 class Assignment:
-    """The partitions of one generation of the group, from their assignment until they are given back.
+    """The partitions of one generation of the group, from their assignment until they are revoked.
 
-    `generation` and `member_id` go with every commit, so that the coordinator refuses those of an earlier life.
+    `generation` and `member_id` go with every commit, so that the coordinator refuses those of a former generation.
     `partitions` are those whose start position is known. `over`: no more is read or handed out; `fenced`: nothing more
     is committed either; `stale`: the group went on without this member.
     """
@@ -124,6 +124,6 @@ class Assignment:
         }
 
     def fence(self) -> list[InFlightRecord]:
-        """Give every partition back; returns the records that nobody completed."""
+        """End with the revocation of all partitions; returns the records that are not completed."""
         self.over = self.fenced = True
         return [in_flight for partition in self.partitions.values() for in_flight in partition.committed_offset.fence()]

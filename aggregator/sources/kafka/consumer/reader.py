@@ -1,4 +1,4 @@
-"""Read records of the assigned partitions, and deal with what stands in the way: lost, corrupt or forbidden ranges."""
+"""Read records of the assigned partitions, and handle faults: lost, corrupt and forbidden records."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ _FAULT_PAUSE_S = 1.0
 _BLOCKED_S = 10.0
 
 OnFenced = Callable[[Sequence[InFlightRecord]], None]
-"""Is told of the records that nobody completed before their partition was given back: they are not to be processed."""
+"""Is told of the records that were not complete when their partition was revoked: the new owner processes them."""
 
 
 class IntakeObserver(Protocol):
-    """Is told what happens to the intake; the aggregator's metrics are one."""
+    """Is told of events of the consumer; `Metrics` is one."""
 
     def rebalanced(self) -> None:
-        """The group took this member's partitions back, to spread them anew."""
+        """The group revoked this member's partitions, to assign them again."""
         ...
 
     def commit_failed(self, count: int = 1) -> None:
-        """So many commits failed; they are tried again."""
+        """This number of commits failed; they are retried."""
         ...
 
     def records_lost(self, topic: str, count: int) -> None:
-        """So many records will never be read: deleted, or stepped over as they were corrupt."""
+        """This number of records will never be read: they were deleted, or skipped because they are corrupt."""
         ...
 
     def found_corrupt(self, topic: str) -> None:
@@ -47,7 +47,7 @@ class IntakeObserver(Protocol):
 
 
 class Reader:
-    """Reads for one member of the group, one call at a time."""
+    """Reads for one member of the group. Calls do not overlap."""
 
     def __init__(
         self, member: GroupMember, settings: KafkaSettings, observer: IntakeObserver, on_fenced: OnFenced
@@ -58,9 +58,9 @@ class Reader:
         self._on_fenced = on_fenced
 
     async def read(self, assignment: Assignment, readable: Sequence[Partition], timeout_s: float) -> None:
-        """Fetch the next records of these partitions, if any come in time; or deal with a fault instead.
+        """Fetch the next records of these partitions, if any come within the time-out; or handle a fault.
 
-        Waits out a rebalance; what comes after one is of no use to the old assignment and is left alone.
+        Waits while the group rebalances; records of the next assignment are left to it.
         """
         suspects = [partition for partition in readable if partition.suspect]
         if suspects:
@@ -86,7 +86,7 @@ class Reader:
                 partition.committed_offset.saw_log_end(position, ended_s)
 
     async def _read_singly(self, assignment: Assignment, partition: Partition) -> None:
-        """Read record by record up to the one that cannot be read: a whole fetch would fail on its account."""
+        """Read one record at a time up to the one that cannot be read: it would make a larger fetch fail."""
         records: list[Record] = []
         try:
             while len(records) < self._settings.client.max_poll_records:
@@ -104,7 +104,7 @@ class Reader:
             partition.fetched, partition.read_to = records, records[-1].offset + 1
 
     async def _deal_with(self, error: Exception, assignment: Assignment, partitions: Sequence[Partition]) -> None:
-        """Go back to where each partition was read to, as aiokafka may have dropped good records with the error."""
+        """Seek back to what was read last, as aiokafka may have dropped good records with the error; then handle it."""
         if assignment.over:
             return
         for partition in partitions:
@@ -114,7 +114,7 @@ class Reader:
                 lost_topic = self._member.lost_topic(partition.tp)
                 await (self._return_to_topic if lost_topic else self._return_to_log)(assignment, partition)
         elif isinstance(error, kafka_errors.TopicAuthorizationFailedError):
-            _LOG.error("was refused a topic; its partitions wait", extra={"topics": error.args})
+            _LOG.error("not authorised to read a topic; its partitions wait", extra={"topics": error.args})
             for partition in partitions:
                 if partition.tp.topic in error.args:
                     partition.blocked_until_s = asyncio.get_running_loop().time() + _BLOCKED_S
@@ -125,7 +125,7 @@ class Reader:
             await asyncio.sleep(_FAULT_PAUSE_S)
 
     async def _suspect(self, assignment: Assignment, partitions: Sequence[Partition], error: Exception) -> None:
-        """Find out which partition holds what cannot be read, by reading it apart; that one stands before it."""
+        """Find the partition with the corrupt batch: read the named or all partitions one record at a time."""
         if len(partitions) == 1 and partitions[0].suspect:
             await self._stand_before_corrupt(assignment, partitions[0], error)
             return
@@ -133,12 +133,12 @@ class Reader:
             partition.suspect = True
 
     async def _return_to_log(self, assignment: Assignment, partition: Partition) -> None:
-        """Go on at the log's start after retention overtook the position, or after the log lost its end."""
+        """Continue at the log's start: retention deleted records that were not read, or the log was truncated."""
         tp, position = partition.tp, partition.read_to
         try:
             start = (await self._member.log_starts((tp,)))[tp]
         except kafka_errors.KafkaError as error:
-            _LOG.warning("could not ask for the start of a log", extra={"error": repr(error)})
+            _LOG.warning("could not read the start offset of a log", extra={"error": repr(error)})
             return
         if assignment.over:
             return
@@ -148,15 +148,15 @@ class Reader:
             _LOG.error("lost records to retention", extra={**details, "records": start - position})
             partition.skip_to(start)
         else:
-            _LOG.error("found a log that ends before the position, and read it from its start", extra=details)
+            _LOG.error("log was truncated before the position; reading it from its start", extra=details)
             self._on_fenced(partition.committed_offset.fence())
             assignment.place(tp, start, None, partition.topic_id)
         self._member.seek(tp, start)
 
     async def _return_to_topic(self, assignment: Assignment, partition: Partition) -> None:
-        """Read a topic that was deleted and made again from its start; wait while there is none.
+        """Read a topic that was deleted and created again from its start; wait while there is none.
 
-        What is under way of the old one is answered; what nobody had read of it, as far as known, is lost.
+        In-flight records of the old topic are answered; its records that were not read, as far as known, are lost.
         """
         tp, position, known_id = partition.tp, partition.read_to, partition.topic_id
         partition.blocked_until_s = asyncio.get_running_loop().time() + _FAULT_PAUSE_S
@@ -166,7 +166,7 @@ class Reader:
                 return
             start = (await self._member.log_starts((tp,)))[tp]
         except kafka_errors.KafkaError as error:
-            _LOG.warning("could not ask for a topic that was deleted", extra={"topic": tp.topic, "error": repr(error)})
+            _LOG.warning("could not look up a deleted topic", extra={"topic": tp.topic, "error": repr(error)})
             return
         if assignment.over:
             return
@@ -174,12 +174,12 @@ class Reader:
         if lost:
             self._observer.records_lost(tp.topic, lost)
         details = {"topic": tp.topic, "partition": tp.partition, "position": position, "records": lost}
-        _LOG.error("found a topic that was deleted and made again, and read it from its start", extra=details)
+        _LOG.error("topic was deleted and created again; reading it from its start", extra=details)
         assignment.place(tp, start, None, topic_id)
         self._member.read(tp, topic_id, start)
 
     async def _stand_before_corrupt(self, assignment: Assignment, partition: Partition, error: Exception) -> None:
-        """Tell of a batch that cannot be read; step over it if that is allowed, else try again later."""
+        """Report a batch that cannot be read; skip it if the settings allow that, else try again later."""
         tp, offset = partition.tp, partition.read_to
         if partition.corrupt_at != offset:
             partition.corrupt_at = offset
@@ -190,16 +190,16 @@ class Reader:
             return
         if after is None:
             partition.blocked_until_s = asyncio.get_running_loop().time() + _BLOCKED_S
-            _LOG.error("found a record batch that cannot be read; its partition waits", extra=details)
+            _LOG.error("cannot read a record batch; its partition waits", extra=details)
             return
         self._observer.records_lost(tp.topic, after - offset)
-        _LOG.error("stepped over a record batch that cannot be read", extra={**details, "records": after - offset})
+        _LOG.error("skipped a record batch that cannot be read", extra={**details, "records": after - offset})
         partition.suspect = False
         partition.skip_to(after)
         self._member.seek(tp, after)
 
     async def _rescue(self, assignment: Assignment, partition: Partition) -> bool:
-        """Read a batch by hand, as aiokafka reads none with a header name that is not UTF-8; False: in vain."""
+        """Parse a batch here that aiokafka cannot, as a header name is not UTF-8; False if that fails, too."""
         tp, offset = partition.tp, partition.read_to
         try:
             data, aborted = await self._member.raw_batches(tp, offset)

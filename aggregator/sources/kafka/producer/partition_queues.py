@@ -1,8 +1,7 @@
-"""One write at a time to each partition; what comes meanwhile waits, and goes together in the next.
+"""One write at a time to each partition; records that come meanwhile are written together after it.
 
-aiokafka takes one pending batch per partition and lets every further one wait for it, all of them woken at each
-change, each of their time-outs shortened every time. So there is never a second one. Order is kept, and
-the busier a partition is, the larger its batches become.
+aiokafka takes one pending batch per partition; further ones wait for it, and all of them wake at each change. With one
+write at a time there is never a second one. Order is kept, and a busier partition gets larger batches.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ BATCH_BYTES = 256 * 1024
 _RECORD_OVERHEAD_BYTES = 100
 
 DeliveryResult = Exception | None
-"""Of one record: None when the broker acknowledged it, else why it never will."""
+"""Of one record: None if the broker acknowledged it, else why it never will."""
 
 Write = Callable[[TopicPartition, Sequence[OutgoingRecord]], Awaitable[list[DeliveryResult]]]
 
@@ -27,7 +26,7 @@ _Waiting = tuple[Sequence[OutgoingRecord], int, asyncio.Future[list[DeliveryResu
 
 
 class PartitionQueues:
-    """What waits for each partition. `write` writes records to one partition until each has its result."""
+    """A queue for each partition. `write` writes records to one partition until each has its result."""
 
     def __init__(self, write: Write) -> None:
         self._write = write
@@ -35,7 +34,7 @@ class PartitionQueues:
         self._writing: dict[TopicPartition, asyncio.Task[None]] = {}
 
     def put(self, tp: TopicPartition, records: Sequence[OutgoingRecord]) -> asyncio.Future[list[DeliveryResult]]:
-        """The delivery results of `records`, in their order, or what `write` raised."""
+        """Queue records; the future has their delivery results, in their order, or what `write` raised."""
         results: asyncio.Future[list[DeliveryResult]] = asyncio.get_running_loop().create_future()
         queue = self._queues.get(tp)
         if queue is None:

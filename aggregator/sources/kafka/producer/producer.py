@@ -39,11 +39,11 @@ _PASSES = (
     kafka_errors.ProducerFenced,
     kafka_errors.KafkaTimeoutError,
 )
-"""What the next try, or a new producer identity, cures, though aiokafka does not call it retriable."""
+"""A retry or a new producer id cures these, though aiokafka does not call them retriable."""
 
 
 class KafkaProducer:
-    """ports.Producer over aiokafka."""
+    """The `Producer` of replies and dead letters."""
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._writer = KafkaWriter(settings)
@@ -53,15 +53,15 @@ class KafkaProducer:
         self._idle.set()
 
     async def start(self) -> None:
-        """Connect; waits for a broker as long as that takes. Raises StartError for what waiting cannot cure."""
+        """Connect; waits for a broker without limit. Raises StartError if waiting cannot help."""
         await self._writer.start()
 
     async def send(self, records: Sequence[OutgoingRecord]) -> AsyncIterator[Delivered]:
-        """Send, and yield the delivery results as they come: what a partition without a leader gets holds up no other.
+        """Send, and yield the delivery results as they come: a partition without a leader delays no other.
 
         An exception is final for its record: UnknownTopicOrPartitionError, TopicAuthorizationFailedError,
-        InvalidTopicError, MessageSizeTooLargeError and their like, of aiokafka.errors. What can pass is waited for.
-        Raises ProducerClosed when closed before every record has its result: nothing may be concluded of the others.
+        InvalidTopicError, MessageSizeTooLargeError and similar ones of aiokafka.errors. Other errors are retried.
+        Raises ProducerClosed if closed before every record has its result: the outcome of the others is unknown.
         """
         self._writer.raise_if_closed()
         by_topic: dict[str, list[int]] = {}
@@ -102,14 +102,14 @@ class KafkaProducer:
     def _put(
         self, topic: str, positions: Sequence[int], records: Sequence[OutgoingRecord], partitions: set[int]
     ) -> dict[asyncio.Future[list[DeliveryResult]], Sequence[int]]:
-        """Let each share wait for its partition; returns where the records of each stand."""
+        """Queue each share for its partition; returns the positions of its records."""
         return {
             self._queues.put(TopicPartition(topic, partition), [records[position] for position in share]): share
             for partition, share in spread(positions, records, partitions)
         }
 
     async def close(self, timeout_s: float) -> None:
-        """Wait for what is out, at most this long, then disconnect."""
+        """Wait for unacknowledged records, at most this long, then disconnect."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
@@ -151,7 +151,7 @@ class KafkaProducer:
         return await self._write(tp, records[:half]) + await self._write(tp, records[half:])
 
     async def _refusal(self, tp: TopicPartition) -> DeliveryResult:
-        """Why nothing can be written to this partition, as far as the topic says; None if nothing speaks against it."""
+        """Why nothing can be written to this partition, by the topic's metadata; None if it can."""
         try:
             if tp.partition in await self._writer.partitions(tp.topic):
                 return None
@@ -167,9 +167,9 @@ class KafkaProducer:
 def spread(
     positions: Sequence[int], records: Sequence[OutgoingRecord], partitions: set[int]
 ) -> Iterator[tuple[int, Sequence[int]]]:
-    """Which records go to which partition: the one named, else the key's, else one at random for all that are left.
+    """Which records go to which partition: the one they name, else that of their key, else a random one for all others.
 
-    A partition has several shares where its records do not fit one batch.
+    A partition has several shares if its records do not fit one batch.
     """
     spread: dict[int, list[int]] = {}
     keyed: list[int] = []

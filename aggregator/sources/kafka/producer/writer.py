@@ -1,9 +1,8 @@
-"""The connection under the producer: aiokafka's idempotent producer, with four of its habits mended.
+"""The connection of the producer: aiokafka's idempotent producer, with four of its faults corrected.
 
-After a batch that failed for good the broker would refuse every later batch of its partition: here each such batch is
-followed by a new producer identity. aiokafka takes a topic for missing when no broker answers: here only answers count.
-It waits for ever to stop when the brokers are away: `close` does not. And once one of its tasks has ended it waits for
-ever: here it is made anew.
+After a refused batch, the broker would refuse every later batch of its partition: here each one is followed by a new
+producer id. aiokafka reports a topic as missing if no broker answers: here only answers count. Its `stop` waits without
+limit if the brokers are away: `close` does not. If one of its tasks fails, it waits forever: here it is replaced.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _REQUEST_MAX_BYTES = 64 * 1024 * 1024
 
 
 class KafkaWriter:
-    """Writes one batch of one partition at a time, and knows which partitions there are."""
+    """Writes batches, and knows the partitions of topics."""
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
@@ -44,11 +43,11 @@ class KafkaWriter:
         self._looked_again_s: dict[str, float] = {}
 
     async def start(self) -> None:
-        """Connect; waits for a broker as long as that takes. Raises StartError for what waiting cannot cure."""
+        """Connect; waits for a broker without limit. Raises StartError if waiting cannot help."""
         self._producer = await self._connect()
 
     async def close(self) -> None:
-        """Disconnect at once: whoever still waits gets ProducerClosed."""
+        """Disconnect at once: waiting writes fail with ProducerClosed."""
         self._closed = True
         if self._producer is not None:
             await internals.abandon_producer(self._producer)
@@ -56,8 +55,8 @@ class KafkaWriter:
     async def partitions(self, topic: str) -> set[int]:
         """The topic's partitions, at once if they are known.
 
-        Raises UnknownTopicOrPartitionError or TopicAuthorizationFailedError once the brokers have said for a while
-        that it is not there, or not for this client; ProducerClosed.
+        Raises UnknownTopicOrPartitionError or TopicAuthorizationFailedError once the brokers have answered so for some
+        seconds; ProducerClosed.
         """
         self.raise_if_closed()
         known: set[int] | None = self._producer.client.cluster.partitions_for_topic(topic)
@@ -69,16 +68,16 @@ class KafkaWriter:
         return await self._find(topic)
 
     async def look_again(self, topic: str) -> set[int]:
-        """Ask whether the topic has got more partitions, but not at every record that names one too high."""
+        """Ask whether the topic has more partitions by now, but not for every record that names one that is missing."""
         if _now_s() >= self._looked_again_s.get(topic, 0.0) + _REFUSAL_HOLDS_S:
             self._looked_again_s[topic] = _now_s()
             await self._ask_for_metadata()
         return await self.partitions(topic)
 
     async def write(self, tp: TopicPartition, records: Sequence[OutgoingRecord]) -> Exception | None:
-        """Try once to write one batch to a partition that is known: None when all replicas have it.
+        """Try once to write one batch to a known partition: None if all replicas have it.
 
-        Retriable errors that have a broker's answer are retried by aiokafka itself. Raises ProducerClosed.
+        aiokafka itself retries retriable errors that a broker answers. Raises ProducerClosed.
         """
         producer = self._producer
         batch = producer.create_batch()
@@ -134,7 +133,7 @@ class KafkaWriter:
             answered_s += RETRY_S if answered else 0.0
 
     async def _ask_for_metadata(self) -> bool:
-        """Whether a broker has told it anew."""
+        """Whether a broker has answered."""
         producer = self._producer
         if not internals.has_ended(producer):
             update: asyncio.Future[bool] = producer.client.force_metadata_update()
