@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from copy import deepcopy
 from typing import Any
 
+import jsonschema
+import pytest
+import yaml
+
 from tests.chart.rendering import CHART
+from tests.cluster.release import merge
+from tests.cluster.test_upgrades import CHANGES
 from tests.cluster.upgrades.stages import STAGES, set_by
+from tests.cluster.values import synthetic, vllm
 
 SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
 NO_EFFECT = {"global"}  # Helm's own; nothing of this chart reads it
@@ -60,3 +68,19 @@ def test_every_effect_is_of_a_value_that_its_upgrade_gives() -> None:
     for stage in STAGES:
         for effect in stage.effects:
             stage.given(effect.value)
+
+
+GIVEN = {
+    "synthetic": synthetic("kafka:9092"),
+    "vllm": vllm("kafka:9092"),
+    **{str(values): values for values, _ in CHANGES},
+    **{stage.name: stage.values for stage in STAGES},
+}
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_what_the_cluster_is_given_fits_the_schema(name: str) -> None:
+    """Minutes before the cluster is there to refuse it."""
+    values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+    merge(values, deepcopy(GIVEN[name]))
+    jsonschema.validate(values, SCHEMA, jsonschema.Draft7Validator)
