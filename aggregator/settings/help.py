@@ -1,4 +1,8 @@
-"""Say every setting there is: its name in the environment, its type, its default and what it is for."""
+"""List every setting for `--help`: its name in the environment, its type, its default and its meaning.
+
+The command-line source of pydantic-settings lists none of these names and no keys of topics and models, and takes twice
+the lines.
+"""
 
 from __future__ import annotations
 

@@ -28,7 +28,6 @@ from protos.embedding.v1 import embedding_pb2_grpc
 _CALLERS = 6
 _QUERIES_A_CALL = 16
 _TIMEOUT_S = 120.0
-_MIN_TOKENS = 16
 WINDOW_S = 1.0
 
 T = TypeVar("T")
@@ -112,7 +111,7 @@ async def _run(folder: Path, server: str, model: str, target_s: float, seconds: 
         listener.add_generic_rpc_handlers((relay,))
         listener.add_insecure_port(f"localhost:{port}")
         await listener.start()
-        told = {"SLA__LATENCY_S": str(target_s), "SLA__MIN_TOKENS": str(_MIN_TOKENS)}
+        told = {"SLA__LATENCY_S": str(target_s)}
         try:
             async with _in_thread(live.aggregator(folder, model, f"localhost:{port}", told)) as front:
                 relay.sent.clear()  # what it tried the server with

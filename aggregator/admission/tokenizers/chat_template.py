@@ -23,7 +23,7 @@ class ChatTemplate:
     """The template in a folder with a tokenizer's files, as transformers reads it; it may have none."""
 
     def __init__(self, folder: Path) -> None:
-        config: dict[str, Any] = {}
+        config: dict[str, object] = {}
         if (folder / _CONFIG).is_file():
             config = json.loads((folder / _CONFIG).read_bytes())
         file = folder / _TEMPLATE
@@ -56,7 +56,7 @@ class ChatTemplate:
         return environment.from_string(self._source or "")
 
 
-def _in(config: Mapping[str, Any]) -> str | None:
+def _in(config: Mapping[str, object]) -> str | None:
     """The template in the configuration; of several that are named, the default one."""
     found = config.get("chat_template")
     if isinstance(found, list):
@@ -64,11 +64,11 @@ def _in(config: Mapping[str, Any]) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def _content(token: Any) -> str:
+def _content(token: object) -> str:
     return str(token["content"] if isinstance(token, dict) else token)
 
 
-def _to_json(value: Any, indent: int | None = None) -> str:
+def _to_json(value: object, indent: int | None = None) -> str:
     return json.dumps(value, ensure_ascii=False, indent=indent)
 
 
