@@ -58,7 +58,7 @@ def test_an_answer_of_the_first_version_has_no_error_of_its_own() -> None:
 
 
 def test_a_partition_of_which_nothing_is_said_is_an_error() -> None:
-    with pytest.raises(KafkaError, match="nothing of a/1, b/0"):
+    with pytest.raises(KafkaError, match="does not list a/1, b/0"):
         committed_offsets(Answer([("a", [(0, 5, "", 0)])]), [A0, A1, B0])
 
 
