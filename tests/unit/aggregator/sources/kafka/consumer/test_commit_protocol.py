@@ -20,7 +20,7 @@ from aggregator.sources.kafka.consumer import partitions as kafka_partitions
 from aggregator.sources.kafka.consumer.committed_offset import CommittedOffset
 from aggregator.sources.kafka.consumer.partitions import Assignment, Partition
 from aggregator.sources.kafka.source import KafkaSource
-from tests.fakes.commit_world import GAP, TPS, World
+from tests.fakes.group_simulation import GAP, TPS, GroupSimulation
 from tests.fakes.kafka import Commit, FakeMember, Words
 
 BAD = Failure(Code.INVALID_ARGUMENT, "the sender's fault")
@@ -44,49 +44,49 @@ class CommitProtocol(RuleBasedStateMachine):
         self.patch = pytest.MonkeyPatch()
         for name, (module, broken) in self.patches.items():
             self.patch.setattr(module, name, broken)
-        self.world = World(self.member_type, self.path_type)
-        self.world.start()
-        self.world.start()
-        self.world.run(1.0)
+        self.simulation = GroupSimulation(self.member_type, self.path_type)
+        self.simulation.start()
+        self.simulation.start()
+        self.simulation.run(1.0)
 
     @rule(
         tp=st.sampled_from(TPS), good=st.lists(st.booleans(), min_size=1, max_size=6), gap=st.sampled_from((0, 0, GAP))
     )
     def produce(self, tp: TopicPartition, good: list[bool], gap: int) -> None:
         for each in good:
-            self.world.append(tp, good=each, gap=gap)
+            self.simulation.append(tp, good=each, gap=gap)
 
-    @precondition(lambda self: any(process.taken for process in self.world.processes))
+    @precondition(lambda self: any(process.taken for process in self.simulation.processes))
     @rule(which=_WHICH, count=st.sampled_from((1, 2, 30)), failure=st.sampled_from((BAD, BAD, BROKEN)))
     def complete(self, which: int, count: int, failure: Failure) -> None:
-        busy = [process for process in self.world.processes if process.taken]
+        busy = [process for process in self.simulation.processes if process.taken]
         process = busy[which % len(busy)]
         start = which % len(process.taken)
         process.complete(tuple(process.taken[start : start + count]), failure)
 
     @rule(seconds=st.sampled_from((0.05, 0.3, 0.3, 1.5, 6.0)))
     def wait(self, seconds: float) -> None:
-        self.world.run(seconds)
+        self.simulation.run(seconds)
 
     @rule(
         which=_WHICH,
         what=st.sampled_from(("join", "crash", "shut down", "put out", "put out", "break", "hold", "go on")),
     )
     def disrupt(self, which: int, what: str) -> None:
-        world = self.world
-        if what == "join" or not world.processes:
-            if len(world.processes) < _MOST_PROCESSES:
-                world.start()
+        simulation = self.simulation
+        if what == "join" or not simulation.processes:
+            if len(simulation.processes) < _MOST_PROCESSES:
+                simulation.start()
             return
-        process = world.processes[which % len(world.processes)]
-        members = list(world.kafka.members.values())
+        process = simulation.processes[which % len(simulation.processes)]
+        members = list(simulation.kafka.members.values())
         match what:
             case "crash":
-                world.kill(process)
+                simulation.kill(process)
             case "shut down":
-                world.shut_down(process)
+                simulation.shut_down(process)
             case "put out" if members:
-                world.put_out(members[which % len(members)], notices_s=which % 3)
+                simulation.put_out(members[which % len(members)], notices_s=which % 3)
             case "break" if members:
                 members[which % len(members)].failure = OSError("it broke")
             case _:
@@ -94,42 +94,42 @@ class CommitProtocol(RuleBasedStateMachine):
 
     @rule(commits=st.booleans(), replies=st.booleans(), poll_s=st.sampled_from((0.0, 0.0, 0.7)))
     def hold_answers(self, commits: bool, replies: bool, poll_s: float) -> None:
-        self.world.kafka.held, self.world.kafka.flights_held = commits, replies
-        self.world.kafka.poll_delay_s = poll_s
+        self.simulation.kafka.held, self.simulation.kafka.flights_held = commits, replies
+        self.simulation.kafka.poll_delay_s = poll_s
 
-    @precondition(lambda self: self.world.kafka.sent)
+    @precondition(lambda self: self.simulation.kafka.sent)
     @rule(which=_WHICH, fate=st.sampled_from(("arrive", "answer", "answer", "lose")))
     def decide_commit(self, which: int, fate: str) -> None:
-        sent = self.world.kafka.sent
-        getattr(self.world.kafka, fate)(sent[which % len(sent)])
+        sent = self.simulation.kafka.sent
+        getattr(self.simulation.kafka, fate)(sent[which % len(sent)])
 
-    @precondition(lambda self: self.world.kafka.under_way)
+    @precondition(lambda self: self.simulation.kafka.under_way)
     @rule(which=_WHICH, refused=st.lists(st.sampled_from((None, None, *REFUSALS)), max_size=3))
     def acknowledge(self, which: int, refused: list[Exception | None]) -> None:
-        flights = self.world.kafka.under_way
-        self.world.kafka.acknowledge(flights[which % len(flights)], refused)
+        flights = self.simulation.kafka.under_way
+        self.simulation.kafka.acknowledge(flights[which % len(flights)], refused)
 
-    @precondition(lambda self: self.world.kafka.under_way)
+    @precondition(lambda self: self.simulation.kafka.under_way)
     @rule(which=_WHICH)
     def write_in_silence(self, which: int) -> None:
-        flights = self.world.kafka.under_way
-        self.world.kafka.write(flights[which % len(flights)])
+        flights = self.simulation.kafka.under_way
+        self.simulation.kafka.write(flights[which % len(flights)])
 
     @invariant()
     def what_was_promised_holds(self) -> None:
         type(self).steps += 1
-        self.world.run(0.06)
-        self.world.check_spans()
-        assert not self.world.violations, self.world.violations
+        self.simulation.run(0.06)
+        self.simulation.check_spans()
+        assert not self.simulation.violations, self.simulation.violations
 
     @override
     def teardown(self) -> None:
         try:
-            if not self.world.violations:
-                self.world.recover(BAD)
-                assert not self.world.violations, self.world.violations
+            if not self.simulation.violations:
+                self.simulation.recover(BAD)
+                assert not self.simulation.violations, self.simulation.violations
         finally:
-            self.world.close()
+            self.simulation.close()
             self.patch.undo()
 
 
@@ -226,26 +226,26 @@ def test_a_late_commit_in_a_newer_generations_name_is_found_out(member_type: typ
     """Chance plays this game once in a hundred: a commit is late, its member put out, and another goes further."""
     machine: Any = type("B", (CommitProtocol,), {"member_type": member_type})
     game: CommitProtocol = machine()
-    world = game.world
+    simulation = game.simulation
     try:
         game.produce(TPS[0], [True, True], 0)
-        world.run(1.0)
-        [slow] = [process for process in world.processes if process.taken]
-        world.kafka.held = True
+        simulation.run(1.0)
+        [slow] = [process for process in simulation.processes if process.taken]
+        simulation.kafka.held = True
         slow.complete(slow.taken[:1], BAD)
-        world.run(1.0)
-        [late] = world.kafka.sent
-        world.put_out(late.member, notices_s=30.0)
-        world.run(10.0)
-        [heir] = [process for process in world.processes if process is not slow]
+        simulation.run(1.0)
+        [late] = simulation.kafka.sent
+        simulation.put_out(late.member, notices_s=30.0)
+        simulation.run(10.0)
+        [heir] = [process for process in simulation.processes if process is not slow]
         heir.complete(tuple(heir.taken), BAD)
-        world.run(1.0)
-        world.kafka.answer(next(commit for commit in world.kafka.sent if commit.member is not late.member))
-        assert world.kafka.committed[TPS[0]] == 2
-        world.kafka.answer(late)
-        assert bool(world.violations) is (member_type is NewestGeneration), world.violations
+        simulation.run(1.0)
+        simulation.kafka.answer(next(commit for commit in simulation.kafka.sent if commit.member is not late.member))
+        assert simulation.kafka.committed[TPS[0]] == 2
+        simulation.kafka.answer(late)
+        assert bool(simulation.violations) is (member_type is NewestGeneration), simulation.violations
     finally:
-        world.close()
+        simulation.close()
         game.patch.undo()
 
 

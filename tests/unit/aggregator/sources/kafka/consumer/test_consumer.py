@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tests.fakes import clock
-from tests.fakes.commit_world import SETTINGS
+from tests.fakes.group_simulation import SETTINGS
 from tests.fakes.kafka import FakeKafka, FakeMember
 
 

@@ -32,12 +32,12 @@ _TICKS = 10
 class Process:
     """One aggregator's Kafka side. `taken` are the requests that the pipeline has under way."""
 
-    def __init__(self, world: World, name: str, path_type: type[KafkaSource]) -> None:
+    def __init__(self, simulation: GroupSimulation, name: str, path_type: type[KafkaSource]) -> None:
         settings = SETTINGS.model_copy(update={"client": CLIENT.model_copy(update={"client_id": name})})
         self.name = name
         self.taken: list[Request] = []
-        self.deliveries = world.kafka.deliveries(settings, member=world.member_type)
-        self.producer = FakeProducer(world.kafka)
+        self.deliveries = simulation.kafka.deliveries(settings, member=simulation.member_type)
+        self.producer = FakeProducer(simulation.kafka)
         self.path = path_type(
             settings,
             "m",
@@ -45,13 +45,13 @@ class Process:
             self.producer,
             metrics=_METRICS,
             tracing=_TRACING,
-            clock=world.loop.time,
-            wall_clock=world.loop.time,
+            clock=simulation.loop.time,
+            wall_clock=simulation.loop.time,
         )
-        self._loop = world.loop
+        self._loop = simulation.loop
         self._tasks: list[asyncio.Task[Any]] = [
-            world.loop.create_task(self.deliveries.run()),
-            world.loop.create_task(self._take()),
+            simulation.loop.create_task(self.deliveries.run()),
+            simulation.loop.create_task(self._take()),
         ]
 
     def complete(self, requests: Sequence[Request], failure: Failure) -> None:
@@ -77,7 +77,7 @@ class Process:
             self.taken.extend(requests)
 
 
-class World:
+class GroupSimulation:
     """Logs, a group, a broker and processes. `violations` are the promises that were broken, in words."""
 
     def __init__(self, member_type: type[FakeMember] = FakeMember, path_type: type[KafkaSource] = KafkaSource) -> None:
@@ -92,24 +92,24 @@ class World:
         self._producers: dict[str, FakeProducer] = {}
         self._path_type = path_type
         self._names = 0
-        world = self
+        simulation = self
 
         class Watched(member_type):  # type: ignore[valid-type, misc]
-            """Tells the world what it commits."""
+            """Tells the simulation what it commits."""
 
             def __init__(self, *arguments: Any) -> None:
                 super().__init__(*arguments)
-                world.members.append(self)
+                simulation.members.append(self)
 
             async def commit(self, generation: int, member_id: str, offsets: Mapping[TopicPartition, int]) -> Words:
-                world.check_sent(self, offsets)
+                simulation.check_sent(self, offsets)
                 words: Words = await super().commit(generation, member_id, offsets)
                 return words
 
             def judged(self, commit: Commit) -> Words:
-                before = dict(world.kafka.committed)
+                before = dict(simulation.kafka.committed)
                 words: Words = super().judged(commit)
-                world.check_taken(before)
+                simulation.check_taken(before)
                 return words
 
         self.member_type = Watched
