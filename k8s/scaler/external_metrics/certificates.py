@@ -121,6 +121,7 @@ def _parsed(pem: bytes) -> x509.Certificate | None:
 def _read(secret: Object) -> Certificate | None:
     data = secret.get("data") or {}
     try:
-        return Certificate(**{field: base64.b64decode(data[key]) for field, key in _KEYS.items()})
+        present = {"ca.crt": "", **data}  # cert-manager writes none for an issuer that everybody trusts
+        return Certificate(**{field: base64.b64decode(present[key]) for field, key in _KEYS.items()})
     except (KeyError, ValueError):
         return None

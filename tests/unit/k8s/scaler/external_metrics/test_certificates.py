@@ -131,4 +131,7 @@ async def test_what_cert_manager_makes_is_waited_for_and_taken_as_it_is() -> Non
         encoded = {key: base64.b64encode(value).decode() for key, value in data.items()}
         fake.put(SECRET, {"metadata": dict(theirs), "data": encoded})
         assert await current(kubernetes, LATER) == made
+        del encoded["ca.crt"]
+        fake.put(SECRET, {"metadata": dict(theirs), "data": encoded})
+        assert await current(kubernetes, LATER) == Certificate(b"", made.certificate, made.key)
     assert {call.split()[0] for call in fake.calls} == {"GET"}
