@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from functools import partial
-from itertools import count
 from typing import Any
 
 import grpc
@@ -74,36 +73,6 @@ async def test_a_tenant_that_fills_its_share_leaves_room_for_others() -> None:
         await until(lambda: door.held_tokens > 15 * 53)
         engine.gate.set()
         await asyncio.gather(*calls, other)
-
-
-@pytest.mark.slow
-async def test_who_comes_again_when_told_asks_a_few_times_beside_a_deep_queue_of_its_tenant() -> None:
-    engine = slow_engine(slowness=100.0)  # 512 tokens in 0.6 s
-    async with front_door(engine, max_held_tokens=4000) as door:
-        numbers = count()
-
-        async def ask_until_answered() -> int:
-            """As a client that obeys; returns how often it was refused."""
-            for refusals in count():
-                try:
-                    await door.stub.Embed(ask(f"{FULL} {next(numbers)}", tenant="a"))
-                except grpc.aio.AioRpcError as error:
-                    await asyncio.sleep(retry_delay_s(error) or 0.0)
-                else:
-                    return refusals
-            raise AssertionError
-
-        async def ask_on() -> None:
-            while True:
-                await ask_until_answered()
-
-        others = [asyncio.create_task(ask_on()) for _ in range(85)]
-        await until(lambda: door.held_tokens > 3000)
-        refusals = [await ask_until_answered() for _ in range(8)]
-        for other in others:
-            other.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
-    assert sum(refusals) <= 4 * len(refusals)
 
 
 @pytest.mark.parametrize("limit", [{"max_calls": 6}, {"max_pending_bytes": 1600}])
