@@ -1,4 +1,4 @@
-"""Complete requests: reply, release what they held once the reply is delivered, and know which are still open."""
+"""Complete requests: reply, release what they hold once the reply is delivered, and count the open ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LEFT = Failure(Code.CANCELLED, "the record is left to whoever reads it next")
 
 
 class Completion:
-    """The end of every request that was received, and what its end frees: bounds, offsets, sources that were paused."""
+    """Completes every request that was received, and releases its tokens, its offset and paused sources."""
 
     def __init__(self, models: Models, sources: Sequence[Source], metrics: Metrics, clock: Callable[[], float]) -> None:
         self._models = models
@@ -35,7 +35,7 @@ class Completion:
         self._none_open.set()
 
     def expect(self, count: int) -> None:
-        """So many requests were received; each is to be completed, given up or forgotten, once."""
+        """This number of requests was received; each is to be completed, given up or forgotten, once."""
         self._open += count
         if self._open:
             self._none_open.clear()
@@ -43,13 +43,13 @@ class Completion:
             self._none_open.set()
 
     async def drained(self) -> None:
-        """Until no request is open, and everything is written."""
+        """Wait until no request is open, and everything is written."""
         await self._none_open.wait()
         for source in self._sources:
             await source.delivered()
 
     async def complete(self, requests: Sequence[Request]) -> None:
-        """Reply to requests whose every input has an outcome; to callers first, who wait for no broker."""
+        """Reply to requests whose every input has an outcome; to gRPC callers first, who need no broker."""
         for source in sorted(self._sources, key=lambda source: source.replayed):
             mine = [request for request in requests if request.source is source]
             if mine:
@@ -57,7 +57,7 @@ class Completion:
                     self._release(delivered)
 
     def give_up(self, request: Request) -> None:
-        """A caller went away: take its inputs out of the queue; what is under way is computed for nobody."""
+        """A caller went away: remove its inputs from the queue; results of those that run are dropped."""
         if request.remaining:
             request.given_up = True
             for model in self._models:
@@ -70,14 +70,14 @@ class Completion:
             self._release([request])
 
     def forget(self, model: Model, gone: Callable[[Request], bool]) -> None:
-        """Drop waiting requests of a model without a reply: whoever reads their records next redoes them."""
+        """Drop waiting requests of a model without a reply: the next consumer of their records processes them."""
         forgotten = model.take_out(gone)
         for request in forgotten:
             request.fail(_LEFT)
         self._release(forgotten)
 
     def pause_sources(self) -> None:
-        """Pause the sources of models that can take no more of their class, and no others."""
+        """Pause the topics of models that can take no more of their class, and no others."""
         find, full = self._models.find, {model.name: model.full() for model in self._models}
         for source in self._sources:
             source.pause(
@@ -85,7 +85,7 @@ class Completion:
             )
 
     def _release(self, requests: Sequence[Request]) -> None:
-        """Free what completed requests held, and count them."""
+        """Release what completed requests hold, and count them."""
         now_s = self._clock()
         for source in self._sources:
             mine = [request for request in requests if request.source is source]
@@ -113,7 +113,7 @@ class Completion:
 
 
 def account(request: Request, now_s: float) -> None:
-    """Tell the promise it was served under, if any, how long it took, and how much of that was overhead."""
+    """Tell the SLO tracker of its model, if any, how long it took, and how much of that was overhead."""
     if request.held is None or request.held.slo is None:
         return
     batches = [outcome.batch for outcome in request.outcomes if isinstance(outcome, Vector)]
@@ -124,7 +124,7 @@ def account(request: Request, now_s: float) -> None:
 
 
 def share_out(model_revision: ModelRevision, batch: Batch, result: StepResult, now_s: float) -> list[Request]:
-    """Give every waiting query its row, or its error; returns the requests that this completed."""
+    """Give every waiting query its row, or its error; returns the requests that are complete by this."""
     description, report = model_revision.description, result.report
     batched_s = max(0.0, now_s - batch.packed_s - report.step_duration_s)
     completed = CompletedBatch(
@@ -151,7 +151,7 @@ def share_out(model_revision: ModelRevision, batch: Batch, result: StepResult, n
 
 
 def complete_input(query: Query, outcome: Outcome, finished: list[Request]) -> None:
-    """Give one query its outcome, unless its request was given up; note the request that this completes."""
+    """Give one query its outcome, unless its request was given up; adds its request if that is complete."""
     query.done = True
     request = request_of(query)
     if request.remaining and request.complete_input(query.index, outcome):

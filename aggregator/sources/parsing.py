@@ -1,4 +1,4 @@
-"""Read off the bytes of an EmbedRequest what it would cost to parse, before anything is made of it.
+"""Check the bytes of an EmbedRequest for what it would cost to parse, then parse it.
 
 A message of 4 MiB can hold 2 million inputs or 4 million token ids: parsed, that is a hundred megabytes. The walk
 over its fields ends at the first bound that it passes.
@@ -21,7 +21,7 @@ from aggregator.scheduler.work_item import Priority
 from protos.embedding.v1 import embedding_pb2 as pb
 
 SMALL_BYTES = 32 * 1024
-"""So few bytes are parsed in less time than they are walked over, and hold little whatever they say."""
+"""Fewer bytes are parsed faster than they are checked, and cannot hold much."""
 MAX_TOKEN_IDS = 1 << 20
 """Of one request; they are held as 4 bytes each."""
 
@@ -35,9 +35,9 @@ _LONGEST_VARINT = 10
 
 
 def check(data: bytes, max_inputs: int) -> None:
-    """Raises InvalidRequest for a message that holds too much, DecodeError for one that cannot be walked over.
+    """Raises InvalidRequest for a message that holds too much, DecodeError for one whose fields cannot be read.
 
-    What this lets pass can still be found undecodable.
+    A message that passes may still be undecodable.
     """
     if len(data) <= SMALL_BYTES:
         return
@@ -62,7 +62,7 @@ def check(data: bytes, max_inputs: int) -> None:
 
 
 def head(data: bytes) -> pb.EmbedRequest:
-    """What a message says besides its inputs, its id as a rule, as far as that can be read with little effort."""
+    """The message without its inputs, as far as it can be read with little effort: usually its id."""
     told: list[bytes] = []
     begins = 0
     try:
@@ -81,7 +81,7 @@ def head(data: bytes) -> pb.EmbedRequest:
 
 
 def count_token_ids(data: bytes, start: int, end: int) -> int:
-    """How many a TokenIds holds if they are packed, as they should be; twice as many if not.
+    """How many ids a TokenIds holds if they are packed, as usual; twice as many if not.
 
     Each id has one last byte, and so have the tag and the length of the packed list.
     """
@@ -189,7 +189,7 @@ def parse(
 
 
 def _values(inputs: Sequence[pb.Input]) -> tuple[list[str | bytes], list[Outcome | None], int]:
-    """Each input's text or packed ids, the outcome it has already when it holds neither, and how many have none."""
+    """Each input's text or packed ids, its failure if it holds neither, and how many have no failure."""
     values: list[str | bytes] = []
     outcomes: list[Outcome | None] = []
     for item in inputs:

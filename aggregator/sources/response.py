@@ -15,11 +15,11 @@ from aggregator.request import Failure, Options, Request
 from protos.embedding.v1 import embedding_pb2 as pb
 
 MAX_ECHOED = 1024
-"""Characters of an id, or of a model's name, in the answer to what was not taken."""
+"""Characters of an id, or of a model's name, in the reply to a refused request."""
 
 
 def response(request: Request, reply_id: str) -> pb.EmbedResponse:
-    """The answer to a request whose every input has an outcome; on gRPC and on Kafka alike."""
+    """The response to a completed request, the same for gRPC and Kafka."""
     answer = summary(request, reply_id)
     for outcome in request.outcomes:
         if isinstance(outcome, Vector):
@@ -30,7 +30,7 @@ def response(request: Request, reply_id: str) -> pb.EmbedResponse:
 
 
 def summary(request: Request, reply_id: str) -> pb.EmbedResponse:
-    """All of the answer but its embeddings."""
+    """The response without its embeddings."""
     answer = pb.EmbedResponse(request_id=request.request_id, model=request.model, reply_id=reply_id)
     status = answer.status
     slowest: Vector | None = None
@@ -59,7 +59,7 @@ def _fill(embedding: pb.Embedding, vector: Vector, request: Request) -> None:
 
 
 def fill_status(status: pb.Status, failure: Failure) -> None:
-    """Say in a public message why something failed."""
+    """Fill in why something failed."""
     status.code = failure.code
     status.message = failure.message
     status.retryable = failure.retryable
@@ -81,14 +81,14 @@ _LARGE_BYTES = 1024 * 1024
 
 
 def is_large(request: Request) -> bool:
-    """Whether its answer takes so long to make, a millisecond and more, that a thread is to do it."""
+    """Whether its response takes a millisecond or more to encode, so that a thread should do it."""
     count = len(request.outcomes)
     options = request.options
     return count > 1 and count * vector_bytes(options.dimensions, options.encoding) >= _LARGE_BYTES
 
 
 def to_protobuf(request: Request, reply_id: str) -> bytes:
-    """The answer to a completed request, as protobuf."""
+    """The response to a completed request, as protobuf."""
     outcome = request.outcomes[0]
     if len(request.outcomes) == 1 and isinstance(outcome, Vector):
         return _shared(outcome.batch, request.options).protobuf(request.request_id, outcome, reply_id)
@@ -98,7 +98,7 @@ def to_protobuf(request: Request, reply_id: str) -> bytes:
 
 
 def _pieces(request: Request, reply_id: str) -> Iterator[bytes]:
-    """The answer to many inputs; protobuf would copy the vectors three times, and let no thread run meanwhile."""
+    """The response to many inputs; protobuf would copy the vectors three times, and block all threads meanwhile."""
     yield summary(request, reply_id).SerializeToString()
     options = request.options
     for outcome in request.outcomes:
@@ -115,7 +115,7 @@ def _pieces(request: Request, reply_id: str) -> Iterator[bytes]:
 
 
 def to_json(request: Request, reply_id: str) -> bytes:
-    """The same as JSON."""
+    """The response to a completed request, as JSON."""
     return json_of(response(request, reply_id))
 
 
@@ -134,8 +134,8 @@ def _shared(batch: CompletedBatch, options: Options) -> _Shared:
 class _Shared:
     """What the replies to one batch have in common, for requests of one input with the same options.
 
-    A protobuf reply is put together from pieces that protobuf wrote: it merges messages that stand end to end, so
-    what replies share is written once, and only ids and the vector's own bytes go in between.
+    Protobuf merges messages that are concatenated. So the common part is encoded once, and each reply is a
+    concatenation of it with the encoded ids and vector.
     """
 
     def __init__(self, batch: CompletedBatch, options: Options) -> None:
@@ -194,7 +194,7 @@ def _embedding(vector: bytes, dimensions: int, encoding: int, token_count: int, 
 def _around_vector(
     row_bytes: int, dimensions: int, encoding: int, token_count: int, scale: float
 ) -> tuple[bytes, bytes]:
-    """What stands before and after a vector's bytes in a reply."""
+    """The bytes before and after a vector in a reply."""
     vector = b"\xff" * row_bytes
     reply = pb.EmbedResponse(embeddings=[_embedding(vector, dimensions, encoding, token_count, scale)])
     before, _, after = reply.SerializeToString().partition(vector)
@@ -203,11 +203,11 @@ def _around_vector(
 
 @lru_cache(maxsize=256)
 def _before_request_id(size_bytes: int) -> bytes:
-    """What stands before a request id of so many bytes."""
+    """The bytes before a request id of this size."""
     return pb.EmbedResponse(request_id="x" * size_bytes).SerializeToString()[: -size_bytes or None]
 
 
 @lru_cache(maxsize=256)
 def _before_reply_id(size_bytes: int) -> bytes:
-    """What stands before a reply id of so many bytes."""
+    """The bytes before a reply id of this size."""
     return pb.EmbedResponse(reply_id="x" * size_bytes).SerializeToString()[: -size_bytes or None]

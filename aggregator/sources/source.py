@@ -1,4 +1,4 @@
-"""What a source of requests is to the pipeline. Kafka and gRPC are two."""
+"""The interface of a source of requests: Kafka and gRPC."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ KAFKA, GRPC = "kafka", "grpc"
 """Their names."""
 
 Receive = Callable[[], Awaitable[Sequence[Request]]]
-"""Waits for the next requests, at least one; none once the source takes in no more."""
+"""Waits for the next requests, at least one; none once the source has ended."""
 
 
 class Source(Protocol):
@@ -25,25 +25,25 @@ class Source(Protocol):
 
     @property
     def refusable(self) -> bool:
-        """Whether its senders wait, so that they are refused at a bound; else it is paused there."""
+        """Whether its senders wait for an answer, so that they are refused at a limit; else it is paused."""
         ...
 
     @property
     def replayed(self) -> bool:
-        """Whether a request that is left without a reply comes again, to whoever reads it next."""
+        """Whether a request without a reply is read again later."""
         ...
 
     @property
     def receivers(self) -> Sequence[Receive]:
-        """Each brings requests beside the others."""
+        """They run concurrently, and each returns requests."""
         ...
 
     def receive_now(self) -> None:
-        """A model server became less busy: requests that wait to be received together wait no longer."""
+        """A model server became less busy: requests that wait for others are received now."""
         ...
 
     def accept(self, request: Request) -> None:
-        """A request is routed. Raises InvalidRequest if its reply could not be written, however it turns out."""
+        """A request is routed. Raises InvalidRequest if its reply could be too large to write."""
         ...
 
     def reply(self, requests: Sequence[Request]) -> AsyncIterator[Sequence[Request]]:
@@ -54,15 +54,15 @@ class Source(Protocol):
         ...
 
     async def delivered(self) -> None:
-        """Wait for what is still to be written after `reply`."""
+        """Wait until everything is written that `reply` left to write."""
         ...
 
     def newly_stuck(self) -> Callable[[Request], bool] | None:
-        """Which requests hold back so much that their inputs are to be promoted; None: the same as last time."""
+        """Which requests hold a committed offset back so far that they are to be promoted; None if unchanged."""
         ...
 
     def pause(self, away: Callable[[str], bool], full: Callable[[str, Priority], bool]) -> None:
-        """Take in no more where the own model is `away`, or where a model that is asked for is `full` for the class.
+        """Pause topics whose own model is `away`, or that ask for a model that is `full` for their class.
 
         Models are given by name or alias.
         """

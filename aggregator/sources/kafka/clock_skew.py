@@ -1,4 +1,4 @@
-"""Estimate how far this process's clock is off the clocks that records carry, and whether it may expire anything.
+"""Estimate how far this process's clock is off the clocks of the records, and whether requests may expire by it.
 
 A record that is read has been written, so the clock is ahead of the record's by at most the record's apparent age.
 Where its log is known to have ended before it, it was written since then, so the clock is ahead by at least the age
@@ -14,15 +14,15 @@ from math import inf
 from aggregator.sources.kafka.consumer.committed_offset import InFlightRecord
 
 SKEW_LIMIT_S = 5.0
-"""A clock that is off by more is in doubt: absolute times are not held against it."""
+"""If a clock is off by more, it is in doubt: absolute deadlines are ignored."""
 
 _SHOWN_S = 60.0
 
 
 class ClockSkew:
-    """The estimate: seconds that this clock is ahead of the records', negative behind; 0 until something else is known.
+    """The estimate: seconds that this clock is ahead of the records', or behind if negative; 0 until it is known.
 
-    `on_doubt` hears of the largest skew of the last minute when that passes the limit, and of 0 when all is well again.
+    `on_doubt` is told the largest skew of the last minute when it exceeds the limit, and 0 when it no longer does.
     """
 
     def __init__(self, on_doubt: Callable[[float], None]) -> None:
@@ -45,15 +45,15 @@ class ClockSkew:
             self._show(skew_s)
 
     def doubts(self, in_flight: InFlightRecord) -> bool:
-        """Whether times in this record, of those last read, cannot be held against this process's clock."""
+        """Whether absolute times in this record, one of those last read, cannot be compared with this clock."""
         return abs(self._of(in_flight)) > SKEW_LIMIT_S
 
     def shown_s(self, now_s: float) -> float:
-        """The largest skew of the last minute, for people: producers may differ."""
+        """The largest skew of the last minute, for the metric: producers may differ."""
         return self._worst_s if now_s - self._worst_at_s < _SHOWN_S else 0.0
 
     def _of(self, in_flight: InFlightRecord) -> float:
-        """The estimate, moved no further than this record makes it necessary."""
+        """The estimate, changed only as far as this record requires."""
         assert self._right_offset_s is not None, "A record was doubted before any was read. This is a bug."
         skew_s = self._offset_s - self._right_offset_s
         if in_flight.record.timestamp < 0:

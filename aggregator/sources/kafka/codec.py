@@ -1,4 +1,4 @@
-"""Read Kafka records as requests, and their headers as the way back: the wire format of the query topics."""
+"""Decode Kafka records to requests, and their headers to the route of the reply: the wire format of query topics."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ from aggregator.request import Defaults, Origin, Request
 from aggregator.scheduler.work_item import Priority
 from aggregator.settings.aggregator import KafkaSettings, TopicSettings
 from aggregator.sources import generation as texts
-from aggregator.sources import parsing as wire_scan
-from aggregator.sources.kafka import json_codec as kafka_json
+from aggregator.sources import parsing
+from aggregator.sources.kafka import json_codec
 from aggregator.sources.kafka.consumer.committed_offset import InFlightRecord
 from aggregator.sources.kafka.large_records import Fetched
 from aggregator.sources.kafka.records import DEAD_LETTER_SUFFIX
-from aggregator.sources.parsing import parse
 from aggregator.sources.source import Source
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.generation.v1.generation_pb2 import GenerateRequest
@@ -43,7 +42,7 @@ ECHOED: Final = frozenset(
     {"kafka_replyTopic", "kafka_replyPartition", "kafka_correlationId", "reply_to", "correlation_id"}
     | {"traceparent", "tracestate"}
 )
-"""Headers that a reply carries as they came."""
+"""Headers that are copied to the reply."""
 
 _READ = frozenset(
     {"content-type", "ce_id", "ce_expirytime", "kafka_replyTopic", "kafka_replyPartition", "reply_to", "traceparent"}
@@ -62,7 +61,7 @@ _MAX_RECORD_BYTES = 4 * 1024 * 1024
 """A larger record is refused before it is parsed, as a larger call is."""
 _SLICE_RECORDS = 100
 _SLICE_BYTES = 16 * 1024
-"""Decoded in one go, which takes two milliseconds: JSON takes 20 us a record, and 140 us a KiB of token ids."""
+"""Decoded without a pause, in two milliseconds: JSON takes 20 us a record, and 140 us for a KiB of token ids."""
 
 
 @dataclass(slots=True, eq=False)
@@ -81,7 +80,7 @@ class ReplyRoute(Origin):
 
     @override
     def progressed(self) -> None:
-        """Tell who writes texts as they grow, if anybody does."""
+        """Tell the writer of deltas, if there is one."""
         if self.on_progress is not None:
             self.on_progress()
 
@@ -99,7 +98,7 @@ class Intake:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A record that did not become a request, and what is owed to its sender.
+    """A record that did not become a request, and how to answer its sender.
 
     Without a `route` nobody can be answered. `dead_letter`: it could not be routed or decoded, so the record
     itself is kept too.
@@ -114,7 +113,7 @@ class Refused:
 
 
 def route_of(request: Request) -> ReplyRoute:
-    """Where the reply to a request goes that came by Kafka."""
+    """The route of the reply to a request from Kafka."""
     return request.origin  # type: ignore[return-value]  # a call of `cast` takes as long as all of this
 
 
@@ -140,9 +139,9 @@ def intakes(
 async def decode_all(
     in_flight_records: Sequence[InFlightRecord], intakes: Mapping[str, Intake], *, received_s: float, wall_s: float
 ) -> tuple[list[Request], list[Refused]]:
-    """Read a batch of small records in their order, each by its topic's intake; what cannot be read harms only itself.
+    """Decode small records in their order, each by its topic's intake; one that cannot be read affects no other.
 
-    The event loop comes round between slices of them.
+    The event loop runs between slices of them.
     `wall_s` is the wall clock (Unix seconds) at `received_s` (monotonic).
     """
     decoded: list[Request | Refused] = []
@@ -160,7 +159,7 @@ async def decode_all(
 async def decode_large(
     fetched: Sequence[Fetched], intakes: Mapping[str, Intake]
 ) -> tuple[list[Request], list[Refused]]:
-    """The same for large ones, in a thread."""
+    """Decode large records, in a thread."""
 
     def work() -> list[Request | Refused]:
         return [_decode_any(each.in_flight, intakes, each.received_s, each.wall_s) for each in fetched]
@@ -182,12 +181,12 @@ def _decode_any(
     except Exception as error:  # noqa: BLE001 - one record must not stop all others, on every replay again
         place = {"topic": record.topic, "partition": record.partition, "offset": record.offset}
         # Its traceback stays out of the log, as it may tell the text.
-        _LOG.error("found a record that cannot be read", extra={**place, "error": type(error).__name__})
+        _LOG.error("cannot decode a record", extra={**place, "error": type(error).__name__})
         return Refused(in_flight, Undecodable("the record cannot be read"), "", None, dead_letter=True)
 
 
 def decode(in_flight: InFlightRecord, intake: Intake, *, received_s: float, wall_s: float) -> Request | Refused:
-    """Read one record. Its route is the request's `origin`; a request without an id gets one that a replay repeats."""
+    """Decode a record. Its route is the request's `origin`; a request without an id gets one, the same in a replay."""
     record = in_flight.record
     content_type, ce_id = PROTOBUF, ""
     found: Mapping[str, bytes] = {}
@@ -212,7 +211,9 @@ def decode(in_flight: InFlightRecord, intake: Intake, *, received_s: float, wall
         deadline_s = _deadline_s(found, received_s - wall_s) if found else inf
         defaults = intake.defaults
         if isinstance(message, pb.EmbedRequest):
-            request = parse(message, defaults, route, received_s=received_s, wall_s=wall_s, deadline_s=deadline_s)
+            request = parsing.parse(
+                message, defaults, route, received_s=received_s, wall_s=wall_s, deadline_s=deadline_s
+            )
         else:
             request = texts.parse(message, defaults, route, received_s=received_s, wall_s=wall_s, deadline_s=deadline_s)
         request.traceparent = found.get("traceparent")
@@ -234,7 +235,7 @@ def _defaults(topic: TopicSettings, source: Source, default_model: str, *, trust
 
 
 def _reply_topics(settings: KafkaSettings) -> Callable[[str], bool]:
-    """Whether a request may name a topic for its reply; never one that would come back as a request."""
+    """Whether a request may name a reply topic; never a query topic or a dead-letter topic."""
     inputs = {topic.name for topic in settings.topics}
     never = inputs | {name + DEAD_LETTER_SUFFIX for name in inputs}
     replies = {settings.reply_topic, *settings.reply_topics} - never
@@ -302,12 +303,12 @@ def _message(value: bytes | None, content_type: bytes, max_bytes: int, max_input
     value = _value(value, max_bytes)
     if content_type is PROTOBUF:
         try:
-            wire_scan.check(value, max_inputs)
+            parsing.check(value, max_inputs)
             return _from_protobuf(value)
         except DecodeError:
             raise Undecodable("the value is not an EmbedRequest in protobuf") from None
     if content_type is JSON:
-        return kafka_json.parse(value, max_inputs)
+        return json_codec.parse(value, max_inputs)
     try:
         return pb.EmbedRequest(inputs=[pb.Input(text=value.decode())])
     except UnicodeDecodeError:
@@ -315,7 +316,7 @@ def _message(value: bytes | None, content_type: bytes, max_bytes: int, max_input
 
 
 def _text_message(value: bytes | None, content_type: bytes, max_bytes: int, _: int) -> GenerateRequest:
-    """The same of a topic whose records ask for texts."""
+    """The request of a record in a topic for generation."""
     value = _value(value, max_bytes)
     if content_type is JSON:
         return texts.decode_json(value)
@@ -339,7 +340,7 @@ def _value(value: bytes | None, max_bytes: int) -> bytes:
 
 
 def _found_id(value: bytes | None, content_type: bytes) -> str:
-    """The id of a request that could not be read, so that its sender knows which; empty where there is none to find."""
+    """The id of a request that cannot be decoded, for its sender; empty if none can be found."""
     if content_type is JSON:
-        return kafka_json.request_id(value or b"")
-    return wire_scan.head(value or b"").request_id if content_type is PROTOBUF else ""
+        return json_codec.request_id(value or b"")
+    return parsing.head(value or b"").request_id if content_type is PROTOBUF else ""

@@ -1,4 +1,4 @@
-"""Reach the Kafka cluster: how clients identify themselves, and the topics, checked or created at start."""
+"""Connect to the Kafka cluster: the options of clients, and the topics, which are checked or created at start."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _REFUSED = (
 
 
 class _TokenFile(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka has no types
-    """A bearer token that something else keeps fresh in a file."""
+    """A bearer token in a file that another process renews."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -43,7 +43,7 @@ class _TokenFile(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka has n
 
 
 def client_options(settings: KafkaSettings) -> dict[str, Any]:
-    """What every aiokafka client is told of the cluster. Raises StartError for files that cannot be read."""
+    """The options of every aiokafka client. Raises StartError for files that cannot be read."""
     _keep_secrets_out_of_logs()
     options: dict[str, Any] = {
         "bootstrap_servers": [server.strip() for server in settings.bootstrap_servers.split(",") if server.strip()],
@@ -152,7 +152,7 @@ def _sasl(settings: SaslSettings) -> dict[str, Any]:
 
 @contextlib.asynccontextmanager
 async def _admin(settings: KafkaSettings, timeout_s: float) -> AsyncGenerator[AIOKafkaAdminClient, None]:
-    """An admin client, tried for until the time-out; what the cluster refuses becomes a StartError."""
+    """An admin client; connecting is retried until the time-out. Raises StartError for what the cluster refuses."""
     options = client_options(settings)
     deadline_s = asyncio.get_running_loop().time() + timeout_s
     admin = AIOKafkaAdminClient(**options, request_timeout_ms=max(1000, int(timeout_s * 500)))
@@ -176,7 +176,7 @@ async def _admin(settings: KafkaSettings, timeout_s: float) -> AsyncGenerator[AI
 
 
 async def _unreachable(options: Mapping[str, Any]) -> str | None:
-    """Why no broker can be reached; None if one can by now. Raises StartError for what waiting cannot cure."""
+    """Why no broker can be reached; None if one can be. Raises StartError if waiting cannot help."""
     reasons: list[str] = []
     security = {name: value for name, value in options.items() if name != "bootstrap_servers"}
     for host, port, _ in collect_hosts(options["bootstrap_servers"]):
@@ -222,7 +222,7 @@ async def _create(
 
 
 async def _max_message_bytes(admin: AIOKafkaAdminClient, names: Sequence[str]) -> dict[str, int]:
-    """What each topic takes at most; without the ones this client may not ask about."""
+    """The largest message of each topic, without topics that this client may not describe."""
     resources = [ConfigResource(ConfigResourceType.TOPIC, name, {"max.message.bytes": None}) for name in names]
     found: dict[str, int] = {}
     responses: Any = await admin.describe_configs(resources) if resources else ()

@@ -1,4 +1,4 @@
-"""Keep the records that could not be read, routed or served, with the reason, in their topic's dead-letter topic."""
+"""Write records that could not be read, routed or processed to the dead-letter topic, with the reason."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _TOO_LARGE = (MessageSizeTooLargeError, RecordTooLargeError)
 
 @dataclass(slots=True, eq=False)
 class DeadLetter:
-    """A record to keep, and why; `since_unix_s` says since when it is to be kept.
+    """A record to keep, and why; `since_unix_s` is the time of its first failure.
 
-    `omits_value`: it was too large for the dead-letter topic as it is.
+    `omits_value`: the record was too large for the dead-letter topic.
     """
 
     in_flight: InFlightRecord
@@ -65,11 +65,11 @@ class DeadLetters:
 
     @property
     def full(self) -> frozenset[str]:
-        """The query topics of which so many dead letters wait that no more should come."""
+        """The query topics with too many waiting dead letters, which are to be paused."""
         return self._full
 
     def add(self, letter: DeadLetter) -> None:
-        """Write this one as soon as those of its topic before it are written."""
+        """Write this one after those of its topic that came before it."""
         topic = letter.in_flight.record.topic
         letter.since_unix_s = self._wall_clock()
         self._waiting.setdefault(topic, []).append(letter)
@@ -98,7 +98,7 @@ class DeadLetters:
             del self._writing[topic]
 
     async def _write(self, letters: list[DeadLetter]) -> list[DeadLetter]:
-        """Write dead letters; returns those to try again, after a pause where only time may help."""
+        """Write dead letters; returns those to retry, after a pause if only time can help."""
         left = dict.fromkeys(letters)
         reason: Exception | None = None
         try:

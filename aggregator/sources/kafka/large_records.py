@@ -1,4 +1,4 @@
-"""Keep records with large values apart, so that no small one waits while they are read."""
+"""Queue records with large values separately, so that small ones do not wait while they are decoded."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from aggregator.sources.kafka.consumer.committed_offset import InFlightRecord
 
 LARGE_BYTES = 16 * 1024
-"""From this size on a value is read beside the event loop: JSON takes 20 us a record, and more a KiB."""
+"""Values from this size on are decoded outside the event loop: JSON takes 20 us a record, and more for each KiB."""
 _MOST_WAITING_BYTES = 64 * 1024 * 1024
 _TAKEN_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A record, and when it was fetched: monotonic seconds, and the wall clock's."""
+    """A record, and when it was fetched, by the monotonic clock and by the wall clock."""
 
     in_flight: InFlightRecord
     received_s: float
@@ -30,7 +30,7 @@ def size_bytes(in_flight: InFlightRecord) -> int:
 
 
 class LargeRecords:
-    """Large records in their order; those of held topics wait, while others are taken.
+    """Large records in their order; those of paused topics wait while others are taken.
 
     At a bound in bytes the topics of all that wait are `full`, and `on_full_changed` hears of it.
     """
@@ -52,25 +52,25 @@ class LargeRecords:
             self._counted()
 
     async def take(self) -> Sequence[Fetched]:
-        """The next few of topics that are not held, at least one; nothing once `close` was called. For one taker."""
+        """The next few of topics that are not paused, at least one; none once `close` was called. For one caller."""
         while not (taken := self._next()) and not self._closed:
             self._changed.clear()
             await self._changed.wait()
         return taken
 
     def hold(self, topics: frozenset[str]) -> None:
-        """Hand out none of exactly these topics' records."""
+        """Pause exactly these topics."""
         self.held = topics
         self._changed.set()
 
     def drop_fenced(self) -> None:
-        """Forget what belongs to an assignment that is over: whoever reads it next redoes it."""
+        """Forget the records of revoked partitions: their new owner processes them."""
         self._waiting = deque(each for each in self._waiting if not each.in_flight.committed_offset.fenced)
         self._bytes = _sum_bytes(self._waiting)
         self._counted()
 
     def close(self) -> None:
-        """Hand out no more: what waits is left to whoever reads it next."""
+        """Hand out no more: the next consumer processes what waits."""
         self._closed = True
         self._waiting.clear()
         self._bytes = 0
@@ -94,7 +94,7 @@ class LargeRecords:
         return taken
 
     def _counted(self) -> None:
-        """What waits has changed."""
+        """The queue has changed."""
         self._changed.set()
         full: frozenset[str] = frozenset()
         if self._bytes >= _MOST_WAITING_BYTES:

@@ -46,7 +46,7 @@ class Deliveries(Protocol):
 
 @dataclass(slots=True, eq=False)  # one per record: a frozen one costs four times as much to make
 class OutgoingRecord:
-    """A reply or a dead letter on its way out."""
+    """A reply, a delta or a dead letter to produce."""
 
     topic: str
     partition: int | None
@@ -56,7 +56,7 @@ class OutgoingRecord:
 
 
 Delivered = Sequence[tuple[int, Exception | None]]
-"""Of some of the records sent: where each stands among them, and None, or why it was not written."""
+"""Of some of the records sent: the position of each, and None, or why it was not written."""
 
 
 class Producer(Protocol):
@@ -65,7 +65,7 @@ class Producer(Protocol):
     def send(self, records: Sequence[OutgoingRecord]) -> AsyncIterator[Delivered]:
         """Send, and yield the delivery result of each record once, as they come; None when it is acknowledged.
 
-        An exception is final for its record (topic missing, not authorised, too large); what can pass (no
-        leader, broker away) is waited for.
+        An exception is final for its record (topic missing, not authorised, too large); temporary errors (no
+        leader, no broker) are retried.
         """
         ...

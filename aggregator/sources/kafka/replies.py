@@ -1,4 +1,4 @@
-"""Write completed requests as replies, and records that failed as dead letters: the wire format of the way back."""
+"""Encode completed requests as replies, and failed records as dead letters: the wire format of what is produced."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _LOG = logging.getLogger(__name__)
 Answer = pb.EmbedResponse | GenerateResponse
 
 _ENVELOPE_BYTES = 1024
-"""Room for everything in a reply that does not grow with the request: ids, timings, revision, record framing."""
+"""For everything in a reply that does not grow with the request: ids, timings, revision, record framing."""
 _FAILURE_BYTES = 256
 _TOKEN_BYTES, _ID_BYTES, _LOGPROB_BYTES = 8, 5, 32
-"""Of a text's token: its characters, as a rule; its id; and what is told of one alternative to it, at the most."""
+"""Of a generated token: its characters, usually; its id; and one alternative in its logprobs, at most."""
 _REPLY_ID_LENGTH = 32
 _UNENCODABLE = Failure(Code.INTERNAL, "the reply could not be encoded")
 _MAX_KEPT_HEADERS_BYTES = 32 * 1024

@@ -1,4 +1,4 @@
-"""Kafka as a source: records become requests, completed requests become replies and freed offsets."""
+"""Kafka as a source: records become requests, completed requests become replies, and offsets are committed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _UNWRITTEN: dict[type[Exception], Unwritten] = {
 
 
 class KafkaSource:
-    """A Source over deliveries in and a producer out. Its senders do not wait: it is paused where a model is full.
+    """A Source over a consumer and a producer. Its senders do not wait: topics are paused while a model is full.
 
     A record is completed only when the broker has acknowledged what answers it: a reply, a dead letter, or both.
     """
@@ -88,14 +88,14 @@ class KafkaSource:
 
     @property
     def receivers(self) -> Sequence[Receive]:
-        """Small records, and large ones beside them."""
+        """One for small records and one for large ones."""
         return self.receive, self.receive_large
 
     def receive_now(self) -> None:
         """Records do not wait to be received."""
 
     async def receive(self) -> Sequence[Request]:
-        """The next requests with small values; records that are none are refused beside them.
+        """The next requests with small values; records that are no requests are refused meanwhile.
 
         Empty once fetching is stopped.
         """
@@ -128,7 +128,7 @@ class KafkaSource:
                 return requests
 
     async def receive_large(self) -> Sequence[Request]:
-        """The same of the records with large values, which would hold up the others; those of held topics wait."""
+        """The next requests with large values, which would delay the others; those of paused topics wait."""
         while fetched := await self._large.take():
             live = [each for each in fetched if not each.in_flight.committed_offset.fenced]
             requests, refused = await decode_large(live, self._intakes)
@@ -140,21 +140,21 @@ class KafkaSource:
         return ()
 
     def _drop_doubtful_deadlines(self, requests: Sequence[Request]) -> None:
-        """Nothing expires by a clock that is too far off the record's."""
+        """A request does not expire if this process's clock differs too much from the record's."""
         for request in requests:
             if request.deadline_s != inf and self._skew.doubts(route_of(request).in_flight):
                 request.deadline_s = inf
 
     def accept(self, request: Request) -> None:
-        """Note which model its topic's records ask for. Raises InvalidRequest if its reply would not fit its topic."""
+        """Note the model that its topic's records ask for. Raises InvalidRequest if its reply could be too large."""
         self._asked[route_of(request).in_flight.committed_offset.topic].add(request.model)
         check_reply_fits(request, request.options.dimensions, self._settings.max_reply_bytes)
         self._deltas.follow(request)
 
     async def reply(self, requests: Sequence[Request]) -> AsyncIterator[Sequence[Request]]:
-        """Reply to completed requests and free their offsets; a reply that cannot be written becomes a dead letter.
+        """Reply to completed requests and complete their records; a reply that cannot be written becomes a dead letter.
 
-        Requests that come after the producer was closed are left to whoever reads their records next.
+        Requests that come after the producer was closed are left to the next consumer of their records.
         """
         live = [request for request in requests if not route_of(request).in_flight.committed_offset.fenced]
         last_deltas = self._deltas.end(live)
@@ -173,7 +173,7 @@ class KafkaSource:
             yield tuple(left)
 
     def _free_offset(self, request: Request, error: Exception | None) -> None:
-        """The broker has, or refused, its reply."""
+        """The broker has acknowledged or refused its reply."""
         route = route_of(request)
         in_flight = route.in_flight
         if error is not None:
@@ -185,11 +185,11 @@ class KafkaSource:
             in_flight.committed_offset.complete(in_flight)
 
     async def delivered(self) -> None:
-        """Wait for the dead letters that are still to be written."""
+        """Wait until every dead letter is written."""
         await self._dead_letters.written()
 
     def pause(self, away: Callable[[str], bool], full: Callable[[str, Priority], bool]) -> None:
-        """Pause the topics whose own model is away, or of whose models one is full for their class."""
+        """Pause the topics whose own model has no server, or that ask for a model that is full for their class."""
         self._stopped = frozenset(
             name
             for name, intake in self._intakes.items()
@@ -198,7 +198,7 @@ class KafkaSource:
         self._hold()
 
     def revoked(self, in_flight_records: Sequence[InFlightRecord]) -> Callable[[Request], bool]:
-        """Partitions were given back: which requests are to be forgotten, as their new owner redoes them."""
+        """Partitions were revoked: returns which requests to forget, as the new owner processes them."""
         self._large.drop_fenced()
         gone = {id(in_flight) for in_flight in in_flight_records}
         return lambda request: request.source is self and id(route_of(request).in_flight) in gone
@@ -221,7 +221,7 @@ class KafkaSource:
         return lambda request: id(route_of(request).in_flight) in stuck
 
     async def _refuse(self, refused: Sequence[Refused]) -> None:
-        """Answer records that are no requests, where somebody can be answered, and keep those nobody can read."""
+        """Reply to records that are no requests where their route is known; dead-letter those that cannot be read."""
         started_s = self._clock()
         answered = [each for each in refused if each.route is not None]
         codes: Counter[Code] = Counter()
@@ -236,7 +236,7 @@ class KafkaSource:
         self._metrics.answered(KAFKA, codes, [self._clock() - started_s] * codes.total())
 
     def _refusal_ended(self, refused: Refused, error: Exception | None) -> Code:
-        """The broker has, or refused, the reply to a record that is no request; returns what it was answered."""
+        """The broker has acknowledged or refused the reply to a refused record; returns its final code."""
         in_flight = refused.in_flight
         if refused.dead_letter or refused.route is None:
             self._dead_letters.add(DeadLetter(in_flight, refused.error.code, str(refused.error)))
@@ -247,7 +247,7 @@ class KafkaSource:
         return refused.error.code
 
     def _unwritten(self, in_flight: InFlightRecord, topic: str, error: Exception) -> DeadLetter:
-        """Keep the record of a reply that Kafka refused for good."""
+        """Dead-letter the record of a reply that Kafka refused."""
         self._metrics.unwritten(_UNWRITTEN.get(type(error), Unwritten.REFUSED))
         why = f"the reply could not be written to {topic}: {type(error).__name__}"
         letter = DeadLetter(in_flight, Code.INTERNAL, why)
@@ -263,6 +263,6 @@ def _tell_doubt(skew_s: float) -> None:
 
 
 def _internal(request: Request) -> Failure | None:
-    """The first input that failed through no fault of its sender's, if any did."""
+    """The first failure that is not the sender's fault, if there is one."""
     failures = (outcome for outcome in request.outcomes if isinstance(outcome, Failure))
     return next((failure for failure in failures if failure.code is Code.INTERNAL), None)
