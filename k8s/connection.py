@@ -14,7 +14,6 @@ from typing import ParamSpec, TypeVar, cast
 from kubernetes import client, config, watch
 from kubernetes.config.incluster_config import SERVICE_HOST_ENV_NAME
 from typing_extensions import override
-from urllib3 import BaseHTTPResponse
 from urllib3.exceptions import HTTPError
 
 from aggregator.errors import StartError
@@ -90,7 +89,8 @@ class Connection(Kubernetes):
 
     @override
     async def endpoint_slices(self, namespace: str, service: str) -> Object:
-        return await _in_thread(self._list, namespace, service)
+        path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
+        return await _in_thread(self._call, "GET", path, query={"labelSelector": _slices_of(service)})
 
     @override
     async def watch_endpoint_slices(self, namespace: str, service: str, version: str) -> AsyncGenerator[Object]:
@@ -140,13 +140,6 @@ class Connection(Kubernetes):
         if not 200 <= answer.status <= 299:  # noqa: PLR2004 - the status codes of success
             raise client.ApiException(http_resp=answer)
         read: Object = json.loads(text)
-        return read
-
-    def _list(self, namespace: str, service: str) -> Object:
-        answer = self._discovery.list_namespaced_endpoint_slice(
-            namespace, label_selector=_slices_of(service), _request_timeout=_TIMEOUT_S, _preload_content=False
-        )
-        read: Object = json.loads(cast("BaseHTTPResponse", answer).data)
         return read
 
 
