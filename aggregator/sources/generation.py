@@ -8,7 +8,6 @@ import struct
 import uuid
 from collections.abc import Callable
 from math import inf
-from typing import Any
 
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
@@ -85,7 +84,7 @@ def decode_json(data: bytes) -> pb.GenerateRequest:
     if len(data) > SMALL_BYTES and data.count(b"{") + data.count(b"[") > _MAX_FIELDS:
         raise InvalidRequest(f"the value holds more than {_MAX_FIELDS} objects: at most {_MAX_MESSAGES} messages")
     try:
-        document: Any = json.loads(data.decode())
+        document: object = json.loads(data.decode())
     except (ValueError, RecursionError):
         raise Undecodable("the value is not JSON in UTF-8") from None
     if not isinstance(document, dict):

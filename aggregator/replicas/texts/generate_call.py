@@ -9,11 +9,12 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Tokens
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import grpc
 import grpc.aio
 import numpy as np
+from google.protobuf.message import Message
 
 from aggregator.errors import BatchFailed, Code, ModelServerLost
 from aggregator.replicas.engine import GeneratingLoad, Sequence, ServerDescription, TextEngine
@@ -29,7 +30,7 @@ _NUMBERS = 1 << 32
 _KNOWN_CODES = frozenset(Code)
 
 if TYPE_CHECKING:
-    StreamStreamCall = grpc.aio.StreamStreamCall[Any, pb.GenerateStep]
+    StreamStreamCall = grpc.aio.StreamStreamCall[Message, pb.GenerateStep]
 else:
     StreamStreamCall = grpc.aio.StreamStreamCall
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import grpc
 from typing_extensions import override
@@ -110,7 +109,7 @@ class GenerationService:
 
     def handler(self) -> grpc.GenericRpcHandler:
         """What a server is given to serve it; messages come as bytes, and no sooner than a call asks for them."""
-        handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
             "Generate": grpc.stream_stream_rpc_method_handler(self.Generate),
         }
         return grpc.method_handlers_generic_handler(SERVICE, handlers)
