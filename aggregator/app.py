@@ -35,7 +35,7 @@ from aggregator.sources.grpc.source import GrpcSource
 from aggregator.sources.kafka.connection import check as check_kafka
 from aggregator.sources.kafka.connection import prepare_topics
 from aggregator.sources.kafka.consumer.committed_offset import InFlightRecord
-from aggregator.sources.kafka.consumer.consumer import KafkaDeliveries
+from aggregator.sources.kafka.consumer.consumer import KafkaConsumer
 from aggregator.sources.kafka.producer.producer import KafkaProducer
 from aggregator.sources.kafka.source import KafkaSource
 
@@ -74,7 +74,7 @@ class Aggregator:
             meter=meter,
             max_unavailable_s=settings.batching.max_unavailable_s,
         )
-        self._deliveries: KafkaDeliveries | None = None
+        self._consumer: KafkaConsumer | None = None
         self._producer: KafkaProducer | None = None
         self._grpc: GrpcSource | None = None
         if settings.kafka.enabled:
@@ -83,7 +83,7 @@ class Aggregator:
             self._grpc = GrpcSource(settings, self._pipeline.give_up, self._models, self._metrics, tracing)
             self._pipeline.sources.append(self._grpc)
         defaults = {topic.name: topic.model or settings.models[0].name for topic in settings.kafka.topics}
-        self._report = DemandReport(self._models, meter, defaults, self._deliveries)
+        self._report = DemandReport(self._models, meter, defaults, self._consumer)
         self._demand = DemandServer(settings.demand.bind, self._report) if settings.demand.bind else None
         self._work: list[asyncio.Task[None]] = []
         self._started = False
@@ -93,12 +93,12 @@ class Aggregator:
             """Partitions were revoked: their new owner reads again what has no reply."""
             self._pipeline.forget(source.revoked(in_flight_records))
 
-        self._deliveries = KafkaDeliveries(settings.kafka, on_fenced, self._metrics)
+        self._consumer = KafkaConsumer(settings.kafka, on_fenced, self._metrics)
         self._producer = KafkaProducer(settings.kafka)
         source = KafkaSource(
             settings.kafka,
             settings.models[0].name,
-            self._deliveries,
+            self._consumer,
             self._producer,
             trusts_tenant=not settings.grpc.authentication.required,
             metrics=self._metrics,
@@ -130,7 +130,7 @@ class Aggregator:
         settings = self._settings
         if settings.kafka.enabled:
             await prepare_topics(settings.kafka, settings.lifecycle.connect_timeout_s)
-        self._metrics.watch(lambda: gauge_values(self._models, self._deliveries, self._report.tokens_per_record))
+        self._metrics.watch(lambda: gauge_values(self._models, self._consumer, self._report.tokens_per_record))
         self._telemetry.health.ready.update(
             models=self._models_ready, kafka=self._kafka_ready, loop=heartbeat.within(_UNREADY_S)
         )
@@ -138,9 +138,9 @@ class Aggregator:
         self._work.append(tasks.create_task(self._ready_aggregators.run(), name="ready aggregators"))
         if self._demand is not None:
             await self._demand.start()
-        if self._deliveries is not None and self._producer is not None:
+        if self._consumer is not None and self._producer is not None:
             await self._producer.start()
-            self._work.append(tasks.create_task(self._deliveries.run(), name="deliveries"))
+            self._work.append(tasks.create_task(self._consumer.run(), name="consumer"))
         if self._grpc is not None:
             await self._grpc.server.start()
             await self._grpc.server.set_serving(serving=True)
@@ -159,8 +159,8 @@ class Aggregator:
         self._draining = True
         grace_s = self._settings.lifecycle.grace_s
         _LOG.info("drain started", extra={"grace_s": grace_s})
-        if self._deliveries is not None:
-            self._deliveries.stop_fetching()
+        if self._consumer is not None:
+            self._consumer.stop_fetching()
         try:
             async with asyncio.timeout(max(0.0, grace_s - 2 * _CLOSE_TIMEOUT_S)), asyncio.TaskGroup() as tasks:
                 if self._grpc is not None:
@@ -168,9 +168,9 @@ class Aggregator:
                 tasks.create_task(self._pipeline.drain(), name="drain")
         except TimeoutError:
             _LOG.warning("drain timed out: unfinished records will be replayed, open calls are cancelled")
-        if self._producer is not None and self._deliveries is not None:
+        if self._producer is not None and self._consumer is not None:
             await self._producer.close(_CLOSE_TIMEOUT_S)
-            await self._deliveries.close(_CLOSE_TIMEOUT_S)
+            await self._consumer.close(_CLOSE_TIMEOUT_S)
         if self._demand is not None:
             await self._demand.stop()
 
@@ -185,7 +185,7 @@ class Aggregator:
         return "no model server is available"
 
     def _kafka_ready(self) -> str | None:
-        if self._deliveries is None or self._deliveries.healthy:
+        if self._consumer is None or self._consumer.healthy:
             return None
         return "Kafka cannot be reached"
 

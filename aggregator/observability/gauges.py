@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from aggregator.admission.models import Models
 from aggregator.observability.metrics_buffer import Instrument, Labels
 from aggregator.scheduler.work_item import Priority
-from aggregator.sources.kafka.consumer.consumer import KafkaDeliveries
+from aggregator.sources.kafka.consumer.consumer import KafkaConsumer
 
 _TIMEOUT_S = 1.0
 
@@ -46,7 +46,7 @@ _REPLICA_STATES = ("idle", "running", "staged")
 
 
 def gauge_values(
-    models: Models, deliveries: KafkaDeliveries | None, tokens_per_record: Callable[[str], float] = lambda _: 0.0
+    models: Models, consumer: KafkaConsumer | None, tokens_per_record: Callable[[str], float] = lambda _: 0.0
 ) -> Values:
     """The gauges at this moment; to be called on the event loop.
 
@@ -54,8 +54,8 @@ def gauge_values(
     """
     values: dict[Instrument, dict[Labels, float]] = {instrument: {} for instrument in GAUGES}
     _read_models(values, models, time.monotonic())
-    if deliveries is not None:
-        _read_partitions(values, deliveries, tokens_per_record)
+    if consumer is not None:
+        _read_partitions(values, consumer, tokens_per_record)
     return values
 
 
@@ -79,11 +79,11 @@ def _read_models(values: dict[Instrument, dict[Labels, float]], models: Models, 
 
 def _read_partitions(
     values: dict[Instrument, dict[Labels, float]],
-    deliveries: KafkaDeliveries,
+    consumer: KafkaConsumer,
     tokens_per_record: Callable[[str], float],
 ) -> None:
-    spans, paused = deliveries.uncommitted_span(), deliveries.paused()
-    for (topic, partition), lag in deliveries.lag_records().items():
+    spans, paused = consumer.uncommitted_span(), consumer.paused()
+    for (topic, partition), lag in consumer.lag_records().items():
         labels, tokens = (topic, str(partition)), tokens_per_record(topic)
         values[_LAG][labels] = lag
         if tokens or not lag:

@@ -84,18 +84,18 @@ class _Exchange:
     async def _send_all(self, connection: Connection) -> None:
         topic, producer = self._plan.request_topic, connection.producer
         partitions = cycle(connection.request_partitions)
-        deliveries: list[asyncio.Future[Any]] = []
+        consumer: list[asyncio.Future[Any]] = []
         async for numbers in paced(len(self._texts), self._plan.rate, _CHUNK):
             batch = producer.create_batch()
             for number in numbers:
                 if not self._append(batch, number):
-                    deliveries.append(await producer.send_batch(batch, topic, partition=next(partitions)))
+                    consumer.append(await producer.send_batch(batch, topic, partition=next(partitions)))
                     batch = producer.create_batch()
                     if not self._append(batch, number):
                         raise KafkaRunError(f"line {number} is longer than a Kafka batch of {BATCH_BYTES} bytes")
-            deliveries.append(await producer.send_batch(batch, topic, partition=next(partitions)))
+            consumer.append(await producer.send_batch(batch, topic, partition=next(partitions)))
             self._on_progress()
-        await asyncio.gather(*deliveries)
+        await asyncio.gather(*consumer)
         self._all_sent = True
 
     def _append(self, batch: Any, number: int) -> bool:

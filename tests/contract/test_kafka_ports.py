@@ -44,7 +44,7 @@ async def test_the_commit_stands_at_the_first_unfinished_record_and_a_successor_
         in_flight_records = await intake.take(10)
         complete(in_flight_records[:4] + in_flight_records[6:])
         await until_committed(cluster, topic, {0: 4})
-        assert intake.deliveries.uncommitted_span() == {(topic, 0): 6}
+        assert intake.consumer.uncommitted_span() == {(topic, 0): 6}
     assert [in_flight.offset for in_flight in intake.fenced] == [4, 5]
     async with reading(cluster, cluster.settings(topic)) as successor:
         assert [in_flight.offset for in_flight in await successor.take(6)] == [4, 5, 6, 7, 8, 9]
@@ -67,16 +67,16 @@ async def test_held_topics_wait_while_others_flow(cluster: Cluster) -> None:
     async with reading(cluster, cluster.settings(held, free)) as intake:
         await produce(cluster, [*records_of(held, 5), *records_of(free, 5)])
         await intake.take(10)
-        intake.deliveries.hold(frozenset({held}))
+        intake.consumer.hold(frozenset({held}))
         await produce(cluster, [*records_of(held, 5), *records_of(free, 5)])
         assert {in_flight.record.topic for in_flight in await intake.take(5)} == {free}
         await intake.nothing()
-        assert intake.deliveries.paused() == {(held, 0)}
+        assert intake.consumer.paused() == {(held, 0)}
         await produce(cluster, records_of(free, 5))
         assert {in_flight.record.topic for in_flight in await intake.take(5)} == {free}
-        intake.deliveries.hold(frozenset())
+        intake.consumer.hold(frozenset())
         assert [in_flight.offset for in_flight in await intake.take(5)] == [5, 6, 7, 8, 9]
-        assert not intake.deliveries.paused()
+        assert not intake.consumer.paused()
 
 
 async def test_a_hold_that_comes_while_records_are_waited_for_holds(cluster: Cluster) -> None:
@@ -85,11 +85,11 @@ async def test_a_hold_that_comes_while_records_are_waited_for_holds(cluster: Clu
         await until_committed(cluster, topic, {0: 0})
         waiting = asyncio.create_task(intake.take(5))
         await asyncio.sleep(0.1)
-        intake.deliveries.hold(frozenset({topic}))
+        intake.consumer.hold(frozenset({topic}))
         await produce(cluster, records_of(topic, 5))
         await asyncio.sleep(0.3)
         assert not waiting.done()
-        intake.deliveries.hold(frozenset())
+        intake.consumer.hold(frozenset())
         assert [in_flight.offset for in_flight in await waiting] == [0, 1, 2, 3, 4]
 
 
@@ -103,7 +103,7 @@ async def test_only_the_partition_over_its_span_cap_waits(cluster: Cluster) -> N
             while True:
                 all_that_may_come = len(offsets[0]) > 20 and len(offsets[1]) == 40
                 async with asyncio.timeout(1.5 if all_that_may_come else 20.0):
-                    in_flight_records = await intake.deliveries.fetch()
+                    in_flight_records = await intake.consumer.fetch()
                 for in_flight in in_flight_records:
                     offsets[in_flight.record.partition].append(in_flight.offset)
                 stuck = stuck or [in_flight for in_flight in in_flight_records if in_flight.record.partition == 0][:1]
@@ -111,12 +111,12 @@ async def test_only_the_partition_over_its_span_cap_waits(cluster: Cluster) -> N
         assert offsets[1] == list(range(40))
         reached = len(offsets[0])
         assert 20 < reached < 40
-        assert intake.deliveries.paused() == {(topic, 0)}
-        assert list(intake.deliveries.half_span_holders()) == stuck
+        assert intake.consumer.paused() == {(topic, 0)}
+        assert list(intake.consumer.half_span_holders()) == stuck
         complete(stuck)
         assert [in_flight.offset for in_flight in await intake.take(40 - reached)] == list(range(reached, 40))
-        assert not intake.deliveries.paused()
-        assert not intake.deliveries.half_span_holders()
+        assert not intake.consumer.paused()
+        assert not intake.consumer.half_span_holders()
 
 
 async def test_a_second_member_takes_over_only_what_the_first_has_drained(cluster: Cluster) -> None:
@@ -190,8 +190,8 @@ async def test_lag_counts_what_was_not_handed_out(cluster: Cluster) -> None:
     await produce(cluster, records_of(topic, 30))
     async with reading(cluster, cluster.settings(topic, max_poll_records=10)) as intake:
         await intake.take(10)
-        assert intake.deliveries.lag_records() == {(topic, 0): 20}
-        assert intake.deliveries.healthy
+        assert intake.consumer.lag_records() == {(topic, 0): 20}
+        assert intake.consumer.healthy
 
 
 async def test_stopping_lets_what_is_out_complete(cluster: Cluster) -> None:
@@ -199,10 +199,10 @@ async def test_stopping_lets_what_is_out_complete(cluster: Cluster) -> None:
     await produce(cluster, records_of(topic, 20))
     async with reading(cluster, cluster.settings(topic, max_poll_records=5)) as intake:
         in_flight_records = await intake.take(5)
-        waiting = asyncio.create_task(intake.deliveries.fetch())
-        intake.deliveries.stop_fetching()
+        waiting = asyncio.create_task(intake.consumer.fetch())
+        intake.consumer.stop_fetching()
         assert list(await waiting) == []
-        assert list(await intake.deliveries.fetch()) == []
+        assert list(await intake.consumer.fetch()) == []
         complete(in_flight_records)
     assert await cluster.committed(topic) == {0: 5}
     assert intake.fenced == []

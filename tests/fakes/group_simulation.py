@@ -36,12 +36,12 @@ class Process:
         settings = SETTINGS.model_copy(update={"client": CLIENT.model_copy(update={"client_id": name})})
         self.name = name
         self.taken: list[Request] = []
-        self.deliveries = simulation.kafka.deliveries(settings, member=simulation.member_type)
+        self.consumer = simulation.kafka.consumer(settings, member=simulation.member_type)
         self.producer = FakeProducer(simulation.kafka)
         self.path = path_type(
             settings,
             "m",
-            self.deliveries,
+            self.consumer,
             self.producer,
             metrics=_METRICS,
             tracing=_TRACING,
@@ -50,7 +50,7 @@ class Process:
         )
         self._loop = simulation.loop
         self._tasks: list[asyncio.Task[Any]] = [
-            simulation.loop.create_task(self.deliveries.run()),
+            simulation.loop.create_task(self.consumer.run()),
             simulation.loop.create_task(self._take()),
         ]
 
@@ -69,7 +69,7 @@ class Process:
 
     async def shut_down(self) -> None:
         """Take no more, commit, leave."""
-        await self.deliveries.close(5.0)
+        await self.consumer.close(5.0)
         await self.kill()
 
     async def _take(self) -> None:
@@ -172,7 +172,7 @@ class GroupSimulation:
     def check_spans(self) -> None:
         """No partition is read further than its cap and one fetch."""
         for process in self.processes:
-            for tp, span in process.deliveries.uncommitted_span().items():
+            for tp, span in process.consumer.uncommitted_span().items():
                 if span > (SPAN + POLL) * (1 + GAP):  # in offsets, those without a record as well
                     self.violations.append(f"{process.name} has a span of {span} in {tp}")
             if len(process.taken) > len(TPS) * (SPAN + POLL) + len(self.abandoned(process)):

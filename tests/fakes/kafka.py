@@ -16,7 +16,7 @@ from aiokafka.partitioner import murmur2
 
 from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.consumer.committed_offset import InFlightRecord
-from aggregator.sources.kafka.consumer.consumer import KafkaDeliveries
+from aggregator.sources.kafka.consumer.consumer import KafkaConsumer
 from aggregator.sources.kafka.consumer.group import OnAssigned, OnRevoked
 from aggregator.sources.kafka.records import Delivered, OutgoingRecord, Record
 from tests.fakes.records import FakeRecord
@@ -181,16 +181,16 @@ class FakeKafka:
         self.under_way.remove(flight)
         flight.producer.tell(flight, errors)
 
-    def deliveries(
+    def consumer(
         self,
         settings: KafkaSettings,
         on_fenced: Callable[[Sequence[InFlightRecord]], None] = lambda _: None,
         member: type[FakeMember] | None = None,
         counts: Counts | None = None,
-    ) -> KafkaDeliveries:
+    ) -> KafkaConsumer:
         """The real intake as a member of this group."""
         made: Any = partial(member or FakeMember, self)
-        return KafkaDeliveries(settings, on_fenced, counts or Counts(), member=made)
+        return KafkaConsumer(settings, on_fenced, counts or Counts(), member=made)
 
     def join(self, member: FakeMember) -> None:
         """A member is ready for the next generation; a new one makes all others give their partitions back."""

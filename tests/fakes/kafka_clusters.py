@@ -14,7 +14,7 @@ from aiokafka.errors import GroupCoordinatorNotAvailableError
 
 from aggregator.settings.aggregator import ClientSettings, KafkaSettings, TopicSettings
 from aggregator.sources.kafka.consumer.committed_offset import InFlightRecord
-from aggregator.sources.kafka.consumer.consumer import KafkaDeliveries
+from aggregator.sources.kafka.consumer.consumer import KafkaConsumer
 from aggregator.sources.kafka.producer.producer import KafkaProducer
 from aggregator.sources.kafka.records import OutgoingRecord, Producer, Record
 from tests.fakes.kafka import Counts, FakeKafka, FakeProducer
@@ -33,7 +33,7 @@ class Cluster(Protocol):
     """What a test may ask of a Kafka. Each cluster object is one consumer group."""
 
     def settings(self, *topics: str, **changes: Any) -> KafkaSettings: ...
-    def deliveries(self, settings: KafkaSettings, on_fenced: OnFenced, counts: Counts) -> KafkaDeliveries: ...
+    def consumer(self, settings: KafkaSettings, on_fenced: OnFenced, counts: Counts) -> KafkaConsumer: ...
     def producer(self, settings: KafkaSettings) -> ManagedProducer: ...
     async def create_topic(self, partitions: int = 1, **configuration: str) -> str: ...
     async def read(self, topic: str) -> Sequence[Record]: ...
@@ -61,8 +61,8 @@ class FakeCluster:
         named = tuple(TopicSettings(name=topic) for topic in topics) or (TopicSettings(name="unused"),)
         return KafkaSettings.model_validate({"topics": named, **_grouped(changes)})
 
-    def deliveries(self, settings: KafkaSettings, on_fenced: OnFenced, counts: Counts) -> KafkaDeliveries:
-        return self.kafka.deliveries(settings, on_fenced, counts=counts)
+    def consumer(self, settings: KafkaSettings, on_fenced: OnFenced, counts: Counts) -> KafkaConsumer:
+        return self.kafka.consumer(settings, on_fenced, counts=counts)
 
     def producer(self, settings: KafkaSettings) -> ManagedProducer:
         del settings
@@ -98,8 +98,8 @@ class RealCluster:
         own = {"bootstrap_servers": self.bootstrap, "group_id": f"group-{self.name}", "topics": named}
         return KafkaSettings.model_validate({**own, **_grouped(changes)})
 
-    def deliveries(self, settings: KafkaSettings, on_fenced: OnFenced, counts: Counts) -> KafkaDeliveries:
-        return KafkaDeliveries(settings, on_fenced, counts)
+    def consumer(self, settings: KafkaSettings, on_fenced: OnFenced, counts: Counts) -> KafkaConsumer:
+        return KafkaConsumer(settings, on_fenced, counts)
 
     def producer(self, settings: KafkaSettings) -> ManagedProducer:
         return KafkaProducer(settings)
@@ -185,14 +185,14 @@ class Reading:
         self.fenced: list[InFlightRecord] = []
         self.in_flight_records: list[InFlightRecord] = []
         self.counts = Counts()
-        self.deliveries = cluster.deliveries(settings, self.fenced.extend, self.counts)
+        self.consumer = cluster.consumer(settings, self.fenced.extend, self.counts)
 
     async def take(self, count: int, timeout_s: float = 20.0) -> list[InFlightRecord]:
         """Exactly `count` more records; unfinished."""
         taken: list[InFlightRecord] = []
         async with asyncio.timeout(timeout_s):
             while len(taken) < count:
-                taken.extend(await self.deliveries.fetch())
+                taken.extend(await self.consumer.fetch())
         assert len(taken) == count, f"{len(taken)} records came instead of {count}"
         self.in_flight_records.extend(taken)
         return taken
@@ -201,7 +201,7 @@ class Reading:
         """See to it that nothing comes."""
         try:
             async with asyncio.timeout(for_s):
-                in_flight_records = await self.deliveries.fetch()
+                in_flight_records = await self.consumer.fetch()
         except TimeoutError:
             return
         raise AssertionError(f"{len(in_flight_records)} records came instead of none")
@@ -218,11 +218,11 @@ async def reading(cluster: Cluster, settings: KafkaSettings) -> AsyncGenerator[R
     """Run an intake, and close it at the end."""
     one = Reading(cluster, settings)
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(one.deliveries.run())
+        tasks.create_task(one.consumer.run())
         try:
             yield one
         finally:
-            await one.deliveries.close(5)
+            await one.consumer.close(5)
 
 
 async def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:

@@ -20,14 +20,14 @@ class KafkaSide:
 
     def __init__(self, settings: KafkaSettings, *topics: str) -> None:
         self.kafka = FakeKafka(*topics)
-        self.deliveries = self.kafka.deliveries(settings)
+        self.consumer = self.kafka.consumer(settings)
         self.producer = FakeProducer(self.kafka)
         self.buffer = MetricsBuffer()
         self.wall_ahead_s = 0.0
         self.source = KafkaSource(
             settings,
             "m",
-            self.deliveries,
+            self.consumer,
             self.producer,
             metrics=Metrics(self.buffer),
             tracing=Tracing(),
@@ -51,7 +51,7 @@ def among_fakes(side: Callable[[], S], work: Callable[[S], Coroutine[Any, Any, N
     async def working() -> None:
         made = side()
         async with asyncio.TaskGroup() as tasks:
-            running = tasks.create_task(made.deliveries.run())
+            running = tasks.create_task(made.consumer.run())
             await work(made)
             running.cancel()
 

@@ -49,12 +49,12 @@ def test_a_record_takes_the_way_that_is_told() -> None:
         settings = KafkaSettings(topics=(TopicSettings(name="in"),), reply_topic="out", group_id="g")
         kafka = FakeKafka("in", "out", "in-dlt")
         world = World(new_engine())
-        deliveries = kafka.deliveries(settings)
+        consumer = kafka.consumer(settings)
         clock = asyncio.get_running_loop().time
         source = KafkaSource(
             settings,
             MODEL,
-            deliveries,
+            consumer,
             FakeProducer(kafka),
             metrics=Metrics(MetricsBuffer()),
             tracing=Tracing(),
@@ -63,7 +63,7 @@ def test_a_record_takes_the_way_that_is_told() -> None:
         )
         world.pipeline.sources[:] = [source]
         async with world.started():
-            task = asyncio.create_task(deliveries.run())
+            task = asyncio.create_task(consumer.run())
             await asyncio.sleep(1)
             with entered(files) as found:
                 value = pb.EmbedRequest(inputs=[pb.Input(text="1 2")]).SerializeToString()

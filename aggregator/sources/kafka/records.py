@@ -1,12 +1,10 @@
-"""Records in and out, and what the source asks of a consumer and a producer."""
+"""Records that are consumed and produced, and the producer's interface."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
-
-from aggregator.sources.kafka.consumer.committed_offset import InFlightRecord
 
 DEAD_LETTER_SUFFIX = "-dlt"
 """Appended to the name of a query topic."""
@@ -22,26 +20,6 @@ class Record(Protocol):
     key: bytes | None
     value: bytes | None
     headers: Sequence[tuple[str, bytes]]
-
-
-class Deliveries(Protocol):
-    """Kafka intake: records in, commits out.
-
-    A record is completed (`in_flight.committed_offset.complete`) once the broker has acknowledged its outcome; the
-    implementation commits committed offsets on its own clock, on revocation and at the end.
-    """
-
-    async def fetch(self) -> Sequence[InFlightRecord]:
-        """The next records, at least one, of partitions that are not held; `in_flight.record` is a Record."""
-        ...
-
-    def hold(self, topics: frozenset[str]) -> None:
-        """Pause exactly these topics' partitions. Those above their commit span are paused besides."""
-        ...
-
-    def half_span_holders(self) -> Sequence[InFlightRecord]:
-        """The records that hold back a committed offset past half of the span's cap: to be promoted in the queue."""
-        ...
 
 
 @dataclass(slots=True, eq=False)  # one per record: a frozen one costs four times as much to make

@@ -27,10 +27,11 @@ from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.clock_skew import ClockSkew
 from aggregator.sources.kafka.codec import Refused, decode_all, decode_large, intakes, route_of
 from aggregator.sources.kafka.consumer.committed_offset import InFlightRecord
+from aggregator.sources.kafka.consumer.consumer import KafkaConsumer
 from aggregator.sources.kafka.dead_letters import DeadLetter, DeadLetters
 from aggregator.sources.kafka.deltas import Deltas
 from aggregator.sources.kafka.large_records import LARGE_BYTES, Fetched, LargeRecords, size_bytes
-from aggregator.sources.kafka.records import Deliveries, Producer
+from aggregator.sources.kafka.records import Producer
 from aggregator.sources.kafka.replies import check_reply_fits, encode_refusal, encode_replies
 from aggregator.sources.source import KAFKA, Receive
 
@@ -57,7 +58,7 @@ class KafkaSource:
         self,
         settings: KafkaSettings,
         default_model: str,
-        deliveries: Deliveries,
+        consumer: KafkaConsumer,
         producer: Producer,
         *,
         trusts_tenant: bool = True,
@@ -68,7 +69,7 @@ class KafkaSource:
     ) -> None:
         self._settings = settings
         self._intakes = intakes(settings, self, default_model, trusts_tenant=trusts_tenant)
-        self._deliveries = deliveries
+        self._consumer = consumer
         self._producer = producer
         self._metrics = metrics
         self._tracing = tracing
@@ -100,7 +101,7 @@ class KafkaSource:
         Empty once fetching is stopped.
         """
         while True:
-            in_flight_records = await self._deliveries.fetch()
+            in_flight_records = await self._consumer.fetch()
             if self._refusing is not None:  # at most one fetch of refusals is under way: a flood stays bounded
                 await self._refusing
                 self._refusing = None
@@ -210,11 +211,11 @@ class KafkaSource:
         held = stopped | self._large.full  # what waits of those that are only full is worked off
         if held != self._held:
             self._held = held
-            self._deliveries.hold(held)
+            self._consumer.hold(held)
 
     def newly_stuck(self) -> Callable[[Request], bool] | None:
         """The requests whose records hold their partition's offset so far back that they are to be promoted."""
-        stuck = frozenset(id(in_flight) for in_flight in self._deliveries.half_span_holders())
+        stuck = frozenset(id(in_flight) for in_flight in self._consumer.half_span_holders())
         if stuck == self._stuck:
             return None
         self._stuck = stuck

@@ -35,9 +35,9 @@ def too_large(topic: str) -> OutgoingRecord:
     return OutgoingRecord(topic, 0, b"k", b"x" * 3_000_000, [])
 
 
-def consumer_of(deliveries: Any) -> Any:
+def consumer_of(consumer: Any) -> Any:
     """The client under an intake."""
-    return deliveries._membership._member._consumer  # noqa: SLF001 - to break it
+    return consumer._membership._member._consumer  # noqa: SLF001 - to break it
 
 
 def coordination(consumer: Any) -> None:
@@ -84,26 +84,26 @@ async def test_intake_joins_anew_when_a_task_of_the_client_dies(
     async with reading(shared, shared.settings(topic)) as intake:
         complete((await intake.take(5))[:3])
         await until_committed(shared, topic, {0: 3})
-        breaks(consumer_of(intake.deliveries))
-        await until(lambda: not intake.deliveries.healthy)
+        breaks(consumer_of(intake.consumer))
+        await until(lambda: not intake.consumer.healthy)
         await until(lambda: len(intake.fenced) == 2)
         assert [in_flight.offset for in_flight in await intake.take(2)] == [3, 4]
         complete(intake.in_flight_records)
         await until_committed(shared, topic, {0: 5})
-        assert intake.deliveries.healthy
+        assert intake.consumer.healthy
 
 
 @pytest.mark.parametrize("code", [-1, 24, 29, 30, 35, 41, 82, 999])
 async def test_whatever_a_heartbeat_is_answered_intake_goes_on(shared: RealCluster, code: int) -> None:
     topic = await shared.create_topic()
     async with reading(shared, shared.settings(topic)) as intake:
-        await until(lambda: intake.deliveries.healthy)
-        answer_to(consumer_of(intake.deliveries), HeartbeatRequest, SimpleNamespace(error_code=code))
-        await until(lambda: not intake.deliveries.healthy)
+        await until(lambda: intake.consumer.healthy)
+        answer_to(consumer_of(intake.consumer), HeartbeatRequest, SimpleNamespace(error_code=code))
+        await until(lambda: not intake.consumer.healthy)
         await produce(shared, records_of(topic, 5))
         complete(await intake.take(5))
         await until_committed(shared, topic, {0: 5})
-        assert intake.deliveries.healthy
+        assert intake.consumer.healthy
 
 
 async def test_intake_is_not_ready_once_heartbeats_have_gone_unanswered_for_the_sessions_time(
@@ -111,12 +111,12 @@ async def test_intake_is_not_ready_once_heartbeats_have_gone_unanswered_for_the_
 ) -> None:
     topic = await shared.create_topic()
     async with reading(shared, shared.settings(topic)) as intake:
-        await until(lambda: intake.deliveries.healthy)
-        coordinator = consumer_of(intake.deliveries)._coordinator  # noqa: SLF001
+        await until(lambda: intake.consumer.healthy)
+        coordinator = consumer_of(intake.consumer)._coordinator  # noqa: SLF001
         unanswered = patch.object(coordinator, "_do_heartbeat", AsyncMock(return_value=False))
         with unanswered, patch.object(coordinator, "coordinator_dead"):
-            await until(lambda: not intake.deliveries.healthy)
-        await until(lambda: intake.deliveries.healthy)
+            await until(lambda: not intake.consumer.healthy)
+        await until(lambda: intake.consumer.healthy)
 
 
 def sender(producer: Any) -> None:

@@ -29,9 +29,9 @@ pytestmark = pytest.mark.kafka
 PARTITIONS = 4
 
 
-def coordinator_of(deliveries: Any) -> Any:
+def coordinator_of(consumer: Any) -> Any:
     """The client's coordinator under an intake."""
-    return deliveries._membership._member._consumer._coordinator  # noqa: SLF001 - to break it
+    return consumer._membership._member._consumer._coordinator  # noqa: SLF001 - to break it
 
 
 @contextlib.contextmanager
@@ -43,7 +43,7 @@ def without_heartbeats(coordinator: Any) -> Generator[None, None, None]:
 
 async def work(member: Reading, seen: dict[tuple[int, int], int]) -> None:
     """Complete whatever comes, a little later and in the wrong order."""
-    while in_flight_records := list(await member.deliveries.fetch()):
+    while in_flight_records := list(await member.consumer.fetch()):
         await asyncio.sleep(0.02)
         for in_flight in reversed(in_flight_records):
             place = (in_flight.record.partition, in_flight.offset)
@@ -57,7 +57,7 @@ async def test_a_member_that_was_put_out_commits_nothing_and_comes_back(shared: 
     settings = shared.settings(topic)
     async with reading(shared, settings) as zombie:
         old = await zombie.take(20)
-        with without_heartbeats(coordinator_of(zombie.deliveries)):
+        with without_heartbeats(coordinator_of(zombie.consumer)):
             async with reading(shared, settings) as heir:
                 complete(await heir.take(20))  # the same records: they were never completed
                 await until_committed(shared, topic, {0: 10, 1: 10})
@@ -68,7 +68,7 @@ async def test_a_member_that_was_put_out_commits_nothing_and_comes_back(shared: 
         await produce(shared, [each for at in range(2) for each in records_of(topic, 5, partition=at)])
         worker = asyncio.create_task(work(zombie, {}))
         await until_committed(shared, topic, {0: 15, 1: 15})
-        zombie.deliveries.stop_fetching()
+        zombie.consumer.stop_fetching()
         await worker
 
 
@@ -78,7 +78,7 @@ async def test_a_member_that_was_put_out_takes_nothing_back_from_a_group_that_is
     # An empty group takes the commits of anybody who names no generation.
     async with reading(shared, shared.settings(topic, commit_interval_s=60.0)) as zombie:
         old = await zombie.take(10)
-        with without_heartbeats(coordinator_of(zombie.deliveries)):
+        with without_heartbeats(coordinator_of(zombie.consumer)):
             async with reading(shared, shared.settings(topic)) as heir:
                 complete(await heir.take(10))
                 await until_committed(shared, topic, {0: 10})
@@ -97,7 +97,7 @@ async def working(cluster: RealCluster, topic: str, seen: dict[tuple[int, int], 
         try:
             yield member
         finally:
-            member.deliveries.stop_fetching()
+            member.consumer.stop_fetching()
             await worker
 
 
@@ -140,15 +140,15 @@ async def test_a_storm_of_rebalances_loses_nothing_and_takes_nothing_back(shared
 
 
 @contextlib.contextmanager
-def held_once_read(deliveries: Any, topic: str) -> Generator[None]:
+def held_once_read(consumer: Any, topic: str) -> Generator[None]:
     """Hold a topic at the very moment when records of it were read, and not handed out yet."""
-    membership = deliveries._membership  # noqa: SLF001 - nothing else knows that moment
+    membership = consumer._membership  # noqa: SLF001 - nothing else knows that moment
     really_read = membership.read
 
     async def read(*args: Any) -> Any:
         found = await really_read(*args)
         if any(partition.fetched for partition in membership.assignment.partitions.values()):
-            deliveries.hold(frozenset({topic}))
+            consumer.hold(frozenset({topic}))
         return found
 
     with patch.object(membership, "read", read):
@@ -159,13 +159,13 @@ async def test_what_was_being_read_when_its_topic_was_held_waits_too(shared: Rea
     topic = await shared.create_topic()
     async with reading(shared, shared.settings(topic)) as intake:
         await until_committed(shared, topic, {0: 0})
-        with held_once_read(intake.deliveries, topic):
+        with held_once_read(intake.consumer, topic):
             waiting = asyncio.create_task(intake.take(5))
             await produce(shared, records_of(topic, 5))
-            await until(lambda: bool(intake.deliveries.paused()))
+            await until(lambda: bool(intake.consumer.paused()))
             await asyncio.sleep(0.3)
             assert not waiting.done()
-        intake.deliveries.hold(frozenset())
+        intake.consumer.hold(frozenset())
         assert [in_flight.offset for in_flight in await waiting] == [0, 1, 2, 3, 4]
 
 
@@ -176,13 +176,13 @@ async def test_what_was_read_and_held_before_a_rebalance_comes_once_to_those_who
     settings = shared.settings(topic)
     async with reading(shared, settings) as first:
         await until_committed(shared, topic, {0: 0, 1: 0})
-        with held_once_read(first.deliveries, topic):
+        with held_once_read(first.consumer, topic):
             waiting = asyncio.create_task(first.take(5))
             await produce(shared, [each for at in range(2) for each in records_of(topic, 5, partition=at)])
-            await until(lambda: bool(first.deliveries.paused()))
+            await until(lambda: bool(first.consumer.paused()))
         async with reading(shared, settings) as second:
             others = await second.take(5)
-            first.deliveries.hold(frozenset())
+            first.consumer.hold(frozenset())
             in_flight_records = [*await waiting, *others]
             assert {(each.record.partition, each.offset) for each in in_flight_records} == {
                 (at, offset) for at in range(2) for offset in range(5)
@@ -198,12 +198,12 @@ async def test_partitions_that_are_added_are_read_from_their_start(shared: RealC
         async with shared.admin() as admin:
             await admin.create_partitions({topic: NewPartitions(3)})
         await produce(shared, [each for at in range(3) for each in records_of(topic, 5, partition=at)])
-        await coordinator_of(intake.deliveries)._client.force_metadata_update()  # or wait for 30 s  # noqa: SLF001
+        await coordinator_of(intake.consumer)._client.force_metadata_update()  # or wait for 30 s  # noqa: SLF001
         async with asyncio.timeout(20):
             while {(in_flight.record.partition, in_flight.offset) for in_flight in intake.in_flight_records} < {
                 (at, offset) for at in range(3) for offset in range(5)
             }:
-                in_flight_records: list[InFlightRecord] = list(await intake.deliveries.fetch())
+                in_flight_records: list[InFlightRecord] = list(await intake.consumer.fetch())
                 complete(in_flight_records)
                 intake.in_flight_records.extend(in_flight_records)
         await until_committed(shared, topic, {0: 5, 1: 5, 2: 5})
@@ -214,17 +214,17 @@ async def test_retention_that_overtakes_a_held_topic_is_counted(shared: RealClus
     async with reading(shared, shared.settings(topic)) as intake:
         await produce(shared, records_of(topic, 5))
         early = await intake.take(5)
-        intake.deliveries.hold(frozenset({topic}))
+        intake.consumer.hold(frozenset({topic}))
         # More than aiokafka fetches ahead, so that what is lost was not read.
         for start in range(5, 13):
             big = records_of(topic, 1, start=start)[0]
             await produce(shared, [type(big)(topic, 0, big.key, b"x" * 900_000, [])])
         await shared.expire(topic, 0, 12)
         await asyncio.sleep(0.3)
-        intake.deliveries.hold(frozenset())
+        intake.consumer.hold(frozenset())
         offsets = [in_flight.offset for in_flight in await intake.take(1)]
         while offsets[-1] < 12:
-            offsets += [in_flight.offset for in_flight in await intake.deliveries.fetch()]
+            offsets += [in_flight.offset for in_flight in await intake.consumer.fetch()]
         lost = intake.counts.lost
         assert lost == 13 - 5 - len(offsets)
         assert lost > 0

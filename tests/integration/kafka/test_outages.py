@@ -8,7 +8,7 @@ import time
 import pytest
 from aiokafka import errors as kafka_errors
 
-from aggregator.sources.kafka.consumer.consumer import KafkaDeliveries
+from aggregator.sources.kafka.consumer.consumer import KafkaConsumer
 from aggregator.sources.kafka.producer.producer import KafkaProducer
 from loadtest.stack.kafka import KafkaBroker
 from tests.fakes.kafka import Counts
@@ -21,11 +21,11 @@ async def test_stopping_does_not_wait_for_a_broker_that_is_away(fragile: RealClu
     topic = await fragile.create_topic()
     await produce(fragile, records_of(topic, 5))
     settings = fragile.settings(topic)
-    deliveries, producer = KafkaDeliveries(settings, lambda _: None, Counts()), KafkaProducer(settings)
+    consumer, producer = KafkaConsumer(settings, lambda _: None, Counts()), KafkaProducer(settings)
     await producer.start()
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(deliveries.run())
-        in_flight_records = await deliveries.fetch()
+        tasks.create_task(consumer.run())
+        in_flight_records = await consumer.fetch()
         await asyncio.to_thread(own_broker.kill)
         sending = asyncio.create_task(send_all(producer, records_of(topic, 3)))
         await asyncio.sleep(0.5)
@@ -34,17 +34,17 @@ async def test_stopping_does_not_wait_for_a_broker_that_is_away(fragile: RealClu
         await producer.close(1)
         with pytest.raises(kafka_errors.ProducerClosed):
             await sending
-        await deliveries.close(4)
+        await consumer.close(4)
         assert time.monotonic() - started_s < 1 + 4 + 10
 
 
 async def test_a_frozen_broker_does_not_hold_up_the_end_either(fragile: RealCluster, own_broker: KafkaBroker) -> None:
     topic = await fragile.create_topic()
     settings = fragile.settings(topic)
-    deliveries, producer = KafkaDeliveries(settings, lambda _: None, Counts()), KafkaProducer(settings)
+    consumer, producer = KafkaConsumer(settings, lambda _: None, Counts()), KafkaProducer(settings)
     await producer.start()
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(deliveries.run())
+        tasks.create_task(consumer.run())
         await until_committed(fragile, topic, {0: 0})
         own_broker.pause()
         try:
@@ -54,7 +54,7 @@ async def test_a_frozen_broker_does_not_hold_up_the_end_either(fragile: RealClus
             await producer.close(0.5)
             with pytest.raises(kafka_errors.ProducerClosed):
                 await sending
-            await deliveries.close(3)
+            await consumer.close(3)
             assert time.monotonic() - started_s < 0.5 + 3 + 10
         finally:
             own_broker.resume()
@@ -68,7 +68,7 @@ async def test_intake_and_output_start_before_their_broker(fragile: RealCluster,
     starting = asyncio.create_task(producer.start())
     async with reading(fragile, fragile.settings(topic)) as intake:
         await intake.nothing(2.0)
-        assert not intake.deliveries.healthy
+        assert not intake.consumer.healthy
         assert not starting.done()
         await asyncio.to_thread(own_broker.start)
         assert [in_flight.offset for in_flight in await intake.take(5)] == [0, 1, 2, 3, 4]

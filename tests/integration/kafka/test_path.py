@@ -65,8 +65,8 @@ async def way(cluster: RealCluster, **reply_topic: str) -> AsyncGenerator[Way]:
     producer = KafkaProducer(settings)
     await producer.start()
     async with reading(cluster, settings) as intake:
-        deliveries: Any = intake.deliveries
-        path = KafkaSource(*(settings, "m", deliveries, producer), metrics=Metrics(MetricsBuffer()), tracing=Tracing())
+        consumer: Any = intake.consumer
+        path = KafkaSource(*(settings, "m", consumer, producer), metrics=Metrics(MetricsBuffer()), tracing=Tracing())
         await until_committed(cluster, requests, {0: 0})
         yield Way(cluster, path, requests, replies, letters)
     await producer.close(2)

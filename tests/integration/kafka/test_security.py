@@ -14,7 +14,7 @@ from aiokafka.protocol.admin import CreateAclsRequest
 from aggregator.errors import StartError
 from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.connection import check, prepare_topics
-from aggregator.sources.kafka.consumer.consumer import KafkaDeliveries
+from aggregator.sources.kafka.consumer.consumer import KafkaConsumer
 from aggregator.sources.kafka.producer.producer import KafkaProducer
 from loadtest.stack.kafka import KafkaBroker
 from loadtest.stack.ports import free_ports
@@ -119,16 +119,16 @@ async def test_a_group_that_is_forbidden_is_waited_for(guarded: GuardedCluster) 
     topic = await guarded.create_topic()
     await produce(guarded, records_of(topic, 3))
     await guarded.grant(TOPIC, topic, READ, DESCRIBE)
-    deliveries = KafkaDeliveries(guarded.as_user(topic), lambda _: None, Counts())
+    consumer = KafkaConsumer(guarded.as_user(topic), lambda _: None, Counts())
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(deliveries.run())
+        tasks.create_task(consumer.run())
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(deliveries.fetch(), 3)
-        joined = deliveries.healthy
+            await asyncio.wait_for(consumer.fetch(), 3)
+        joined = consumer.healthy
         await guarded.grant(GROUP, f"group-{guarded.name}", READ)
-        assert [in_flight.offset for in_flight in await asyncio.wait_for(deliveries.fetch(), 20)] == [0, 1, 2]
-        assert (joined, deliveries.healthy) == (False, True)
-        await deliveries.close(3)
+        assert [in_flight.offset for in_flight in await asyncio.wait_for(consumer.fetch(), 20)] == [0, 1, 2]
+        assert (joined, consumer.healthy) == (False, True)
+        await consumer.close(3)
 
 
 async def test_a_query_topic_that_is_forbidden_holds_up_no_other(guarded: GuardedCluster) -> None:

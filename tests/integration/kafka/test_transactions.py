@@ -107,7 +107,7 @@ async def test_what_stands_behind_a_transaction_that_hangs_waits_until_the_broke
             complete(await intake.take(3))
             assert {in_flight.record.topic for in_flight in intake.in_flight_records} == {other}
             await intake.nothing(0.5)
-            assert intake.deliveries.healthy
+            assert intake.consumer.healthy
             async with asyncio.timeout(60):  # brokers look for such transactions every 10 s
                 complete(await intake.take(3, timeout_s=60))
             assert values(intake)[3:] == ["0", "1", "2"]

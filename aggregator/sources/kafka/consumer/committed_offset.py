@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from aggregator.sources.kafka.records import Record
+from aggregator.sources.kafka.records import Record
 
 _KEPT_ENDS = 3
 

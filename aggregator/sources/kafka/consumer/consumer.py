@@ -29,8 +29,8 @@ class _Closing(Exception):
     """Ends the tasks of one membership."""
 
 
-class KafkaDeliveries:
-    """The `Deliveries` of a consumer group. `run` does the work; the other methods only communicate with it.
+class KafkaConsumer:
+    """Reads the query topics as a member of the group. `run` does the work; the other methods communicate with it.
 
     At most one poll of records is kept beyond what `fetch` was asked for. aiokafka keeps one response per partition
     and fetches no more until that is read. Paused partitions are not read, so nothing is fetched twice.
@@ -78,7 +78,7 @@ class KafkaDeliveries:
             self._ended.set()
 
     async def fetch(self) -> Sequence[InFlightRecord]:
-        """The next records, at least one, of partitions that are not held; nothing only once fetching is stopped."""
+        """The next records, at least one, of partitions that are not paused; none only once fetching is stopped."""
         while self._fetching:
             in_flight_records = self._assignment.deliver(self._held)
             if in_flight_records:

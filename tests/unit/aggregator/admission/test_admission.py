@@ -60,11 +60,11 @@ def test_with_one_shared_bound_a_backlog_would_lock_grpc_out() -> None:
 @settings(max_examples=60)
 @given(st.lists(st.tuples(st.sampled_from(Priority), st.integers(1, 120)), max_size=80))
 def test_intake_that_stops_when_told_overshoots_by_no_more_than_one_delivery(
-    deliveries: list[tuple[Priority, int]],
+    consumer: list[tuple[Priority, int]],
 ) -> None:
     admission = Admission(AdmissionPolicy(1000))
     held = dict.fromkeys(Priority, 0)
-    for priority, tokens in deliveries:
+    for priority, tokens in consumer:
         if priority not in admission.stopped():
             admission.charge(tokens, refusable=False)
             held[priority] += tokens

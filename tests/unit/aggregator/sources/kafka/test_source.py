@@ -169,7 +169,7 @@ def test_a_topic_whose_dead_letters_cannot_be_written_is_held_and_no_other() -> 
             side.kafka.append(OutgoingRecord("in", 0, b"k", b"\xff", []))
         receiving = asyncio.create_task(side.source.receive())
         await asyncio.sleep(10)
-        assert side.deliveries.paused() == {("in", 0)}
+        assert side.consumer.paused() == {("in", 0)}
         assert len(side.written("out")) < 3000  # what was answered before the topic was held, and no more
         side.kafka.append(OutgoingRecord("other", 0, b"k", REQUEST, []))
         (request,) = await asyncio.wait_for(receiving, 10)
@@ -177,7 +177,7 @@ def test_a_topic_whose_dead_letters_cannot_be_written_is_held_and_no_other() -> 
         side.kafka.refusals.clear()
         await side.source.delivered()
         await asyncio.sleep(10)
-        assert not side.deliveries.paused()
+        assert not side.consumer.paused()
 
     check(work)
 
@@ -262,7 +262,7 @@ def test_what_is_completed_after_the_producer_was_closed_is_left_to_the_next_rea
         side.kafka.append(OutgoingRecord("in", 0, b"k", b"\xff", []))
         receiving = asyncio.create_task(side.source.receive())
         await asyncio.sleep(1)
-        side.deliveries.stop_fetching()
+        side.consumer.stop_fetching()
         assert not await receiving
         assert side.kafka.committed[IN] == 0
 
@@ -271,7 +271,7 @@ def test_what_is_completed_after_the_producer_was_closed_is_left_to_the_next_rea
 
 def held(side: Side) -> set[str]:
     """The topics that are not read now."""
-    return {topic for topic, _ in side.deliveries.paused()}
+    return {topic for topic, _ in side.consumer.paused()}
 
 
 def test_a_topic_is_held_for_every_model_that_its_records_asked_for_and_for_its_own_while_that_is_away() -> None:
@@ -322,7 +322,7 @@ def test_large_records_wait_as_long_as_their_topic_is_held_and_are_left_to_the_n
         side.kafka.append(OutgoingRecord("in", 0, b"k", LARGE, []))
         small = asyncio.create_task(side.source.receive())
         await asyncio.sleep(1)
-        side.deliveries.stop_fetching()
+        side.consumer.stop_fetching()
         assert not await small
         assert not await side.source.receive_large()
 
@@ -352,7 +352,7 @@ def test_a_large_record_whose_partition_was_given_back_meanwhile_is_not_read() -
         side.kafka.append(OutgoingRecord("in", 0, b"k", REQUEST, []))
         (request,) = await side.source.receive()
         route_of(request).in_flight.committed_offset.fence()
-        side.deliveries.stop_fetching()
+        side.consumer.stop_fetching()
         await side.source.receive()
         assert not await side.source.receive_large()
 

@@ -24,15 +24,15 @@ def test_the_intake_ends_when_it_is_cancelled_while_a_membership_breaks(
                 broke.set()
                 return OSError("it broke")
 
-        deliveries = FakeKafka("in").deliveries(SETTINGS, member=Breaking)
-        running = asyncio.create_task(deliveries.run())
+        consumer = FakeKafka("in").consumer(SETTINGS, member=Breaking)
+        running = asyncio.create_task(consumer.run())
         await broke.wait()
         for _ in range(turns):
             await asyncio.sleep(0)
         running.cancel()
         await asyncio.wait([running], timeout=60.0)
         ended = running.done()
-        await deliveries.close(0.0)
+        await consumer.close(0.0)
         assert ended
 
     clock.run(main())
