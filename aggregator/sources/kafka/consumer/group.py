@@ -125,12 +125,12 @@ class GroupMember(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
 
     def read(self, tp: TopicPartition, topic_id: bytes, offset: int) -> None:
         """Start to read a partition of the topic with this id at `offset`."""
-        self._fetches.tell(tp, topic_id)
+        self._fetches.use(tp, topic_id)
         self.seek(tp, offset)
 
     def lost_topic(self, tp: TopicPartition) -> bool:
         """Whether its leader knows no topic with that id."""
-        return self._fetches.refused(tp)
+        return self._fetches.is_unknown(tp)
 
     def seek(self, tp: TopicPartition, offset: int) -> None:
         """Read from `offset` next; nothing happens if the partition is no longer assigned."""
@@ -191,7 +191,7 @@ class GroupMember(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         """Send one commit, for one generation; returns each partition's error, or None. Raises KafkaError."""
         by_topic: dict[str, list[tuple[int, int, str]]] = {}
         for tp, offset in offsets.items():
-            note = topic_note(self._fetches.told(tp))
+            note = topic_note(self._fetches.id_of(tp))
             by_topic.setdefault(tp.topic, []).append((tp.partition, offset, note))
         request = OffsetCommitRequest(self._settings.group_id, generation, member_id, -1, list(by_topic.items()))
         response = await internals.ask_coordinator(self._consumer, request)
@@ -224,7 +224,7 @@ class GroupMember(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
     async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] - may be one
         """Called before the member joins again, which waits for it."""
         await self._on_revoked()
-        self._fetches.forget()
+        self._fetches.clear()
 
     @override
     async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] - may be one

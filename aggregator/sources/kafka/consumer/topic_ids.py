@@ -1,7 +1,7 @@
-"""Fetch topics by their ids: one that was deleted and made again has its old name, but other records and a new id.
+"""Fetch topics by their ids: one that was deleted and created again has its old name, but other records and a new id.
 
-aiokafka 0.14 speaks no version of Fetch or Metadata that has ids; Kafka does from 3.1 on. Older brokers are asked by
-name, and there a topic that is made again and filled beyond the old position is taken for the old one.
+aiokafka 0.14 supports no version of Fetch or Metadata with ids; Kafka does from 3.1 on. Older brokers are asked by
+name: there, a topic that is created again and filled beyond the old position is taken for the old one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from aiokafka.protocol.types import (
 from typing_extensions import override
 
 NO_ID = bytes(16)
-"""What brokers that know no ids have for one, and Kafka's own stand-in."""
+"""Kafka's zero UUID, and the id of topics of brokers that know none."""
 
 _METADATA_VERSION = 12
 _FETCH_VERSION = 13
@@ -66,35 +66,35 @@ _Response: Any = Response  # it says of its version and key that they are proper
 _TAGS = ("tags", TaggedFields)
 
 
+def _array_of(name: str, *fields: tuple[str, Any]) -> tuple[str, CompactArray]:
+    return name, CompactArray(*fields, _TAGS)
+
+
 class _MetadataResponse(_Response):  # type: ignore[misc]
     API_KEY = 3
     API_VERSION = _METADATA_VERSION
-    _PARTITIONS = CompactArray(
-        ("error_code", Int16),
-        ("partition", Int32),
-        ("leader", Int32),
-        ("leader_epoch", Int32),
-        ("replicas", CompactArray(Int32)),
-        ("isr", CompactArray(Int32)),
-        ("offline_replicas", CompactArray(Int32)),
-        _TAGS,
-    )
     SCHEMA = Schema(
         ("throttle_time_ms", Int32),
-        ("brokers", CompactArray(("node_id", Int32), ("host", _NAME), ("port", Int32), ("rack", _NAME), _TAGS)),
+        _array_of("brokers", ("node_id", Int32), ("host", _NAME), ("port", Int32), ("rack", _NAME)),
         ("cluster_id", _NAME),
         ("controller_id", Int32),
-        (
+        _array_of(
             "topics",
-            CompactArray(
+            ("error_code", Int16),
+            ("topic", _NAME),
+            ("topic_id", _Uuid),
+            ("is_internal", Boolean),
+            _array_of(
+                "partitions",
                 ("error_code", Int16),
-                ("topic", _NAME),
-                ("topic_id", _Uuid),
-                ("is_internal", Boolean),
-                ("partitions", _PARTITIONS),
-                ("authorized_operations", Int32),
-                _TAGS,
+                ("partition", Int32),
+                ("leader", Int32),
+                ("leader_epoch", Int32),
+                ("replicas", CompactArray(Int32)),
+                ("isr", CompactArray(Int32)),
+                ("offline_replicas", CompactArray(Int32)),
             ),
+            ("authorized_operations", Int32),
         ),
         _TAGS,
     )
@@ -106,7 +106,7 @@ class _MetadataRequest(RequestStruct):  # type: ignore[misc]
     API_VERSION = _METADATA_VERSION
     RESPONSE_TYPE = _MetadataResponse
     SCHEMA = Schema(
-        ("topics", CompactArray(("topic_id", _Uuid), ("topic", _NAME), _TAGS)),
+        _array_of("topics", ("topic_id", _Uuid), ("topic", _NAME)),
         ("allow_auto_topic_creation", Boolean),
         ("include_topic_authorized_operations", Boolean),
         _TAGS,
@@ -114,7 +114,7 @@ class _MetadataRequest(RequestStruct):  # type: ignore[misc]
 
 
 class TopicIdRequest(Request[MetadataRequest_v5 | _MetadataRequest]):  # type: ignore[misc]
-    """The question for one topic's id; any broker answers it."""
+    """Asks any broker for one topic's id."""
 
     API_KEY = 3
 
@@ -129,33 +129,36 @@ class TopicIdRequest(Request[MetadataRequest_v5 | _MetadataRequest]):  # type: i
 
 
 def topic_id(response: Any) -> bytes:
-    """The id in its answer; NO_ID from a broker that knows none. Raises KafkaError where the topic is not there."""
-    for error_code, topic, given, *_ in response.topics:
+    """The id in the response; NO_ID from a broker that knows none. Raises KafkaError if the topic does not exist."""
+    for error_code, topic, found, *_ in response.topics:
         if error_code:
             raise kafka_errors.for_code(error_code)(topic)
-        return given if response.API_VERSION >= _METADATA_VERSION else NO_ID
+        return found if response.API_VERSION >= _METADATA_VERSION else NO_ID
     raise kafka_errors.UnknownTopicOrPartitionError
 
 
 class _FetchResponse(_Response):  # type: ignore[misc]
     API_KEY = 1
     API_VERSION = _FETCH_VERSION
-    _PARTITIONS = CompactArray(
-        ("partition", Int32),
-        ("error_code", Int16),
-        ("highwater_offset", Int64),
-        ("last_stable_offset", Int64),
-        ("log_start_offset", Int64),
-        ("aborted_transactions", CompactArray(("producer_id", Int64), ("first_offset", Int64), _TAGS)),
-        ("preferred_read_replica", Int32),
-        ("message_set", CompactBytes),
-        _TAGS,
-    )
     SCHEMA = Schema(
         ("throttle_time_ms", Int32),
         ("error_code", Int16),
         ("session_id", Int32),
-        ("topics", CompactArray(("topic_id", _Uuid), ("partitions", _PARTITIONS), _TAGS)),
+        _array_of(
+            "topics",
+            ("topic_id", _Uuid),
+            _array_of(
+                "partitions",
+                ("partition", Int32),
+                ("error_code", Int16),
+                ("highwater_offset", Int64),
+                ("last_stable_offset", Int64),
+                ("log_start_offset", Int64),
+                _array_of("aborted_transactions", ("producer_id", Int64), ("first_offset", Int64)),
+                ("preferred_read_replica", Int32),
+                ("message_set", CompactBytes),
+            ),
+        ),
         _TAGS,
     )
 
@@ -165,15 +168,6 @@ class _FetchRequest(RequestStruct):  # type: ignore[misc]
     API_KEY = 1
     API_VERSION = _FETCH_VERSION
     RESPONSE_TYPE = _FetchResponse
-    _PARTITIONS = CompactArray(
-        ("partition", Int32),
-        ("current_leader_epoch", Int32),
-        ("fetch_offset", Int64),
-        ("last_fetched_epoch", Int32),
-        ("log_start_offset", Int64),
-        ("max_bytes", Int32),
-        _TAGS,
-    )
     SCHEMA = Schema(
         ("replica_id", Int32),
         ("max_wait_time", Int32),
@@ -182,124 +176,128 @@ class _FetchRequest(RequestStruct):  # type: ignore[misc]
         ("isolation_level", Int8),
         ("session_id", Int32),
         ("session_epoch", Int32),
-        ("topics", CompactArray(("topic_id", _Uuid), ("partitions", _PARTITIONS), _TAGS)),
-        (
-            "forgotten_topics_data",
-            CompactArray(("topic_id", _Uuid), ("partitions", CompactArray(Int32)), _TAGS),
+        _array_of(
+            "topics",
+            ("topic_id", _Uuid),
+            _array_of(
+                "partitions",
+                ("partition", Int32),
+                ("current_leader_epoch", Int32),
+                ("fetch_offset", Int64),
+                ("last_fetched_epoch", Int32),
+                ("log_start_offset", Int64),
+                ("max_bytes", Int32),
+            ),
         ),
+        _array_of("forgotten_topics_data", ("topic_id", _Uuid), ("partitions", CompactArray(Int32))),
         ("rack_id", _NAME),
         _TAGS,
     )
 
 
+_Partitions = Sequence[tuple[int, int, int]]
+"""Of a fetch: number, offset, and most bytes of each."""
+
+
 class _FetchByIdRequest(Request[FetchRequestStruct | _FetchRequest]):  # type: ignore[misc]
-    """One of aiokafka's fetches, by ids where the broker knows them."""
+    """One of aiokafka's fetches, by topic ids if the broker supports that."""
 
     API_KEY = 1
 
-    def __init__(self, asked: FetchRequest, topics: Sequence[tuple[bytes, Sequence[tuple[int, int, int]]]]) -> None:
-        self._asked = asked
+    def __init__(self, by_name: FetchRequest, topics: Sequence[tuple[bytes, _Partitions]]) -> None:
+        self._by_name = by_name
         self._topics = topics
 
     @override
     def build(self, request_struct_class: Any) -> Any:
         if request_struct_class is not _FetchRequest:
-            return self._asked.build(request_struct_class)
-        told: Any = self._asked.build(FetchRequest_v11)
+            return self._by_name.build(request_struct_class)
         topics: list[tuple[Any, ...]] = [
-            (given, [(partition, -1, offset, -1, -1, most, {}) for partition, offset, most in partitions], {})
-            for given, partitions in self._topics
+            (wanted_id, [(partition, -1, offset, -1, -1, most_bytes, {}) for partition, offset, most_bytes in each], {})
+            for wanted_id, each in self._topics
         ]
-        return _FetchRequest(
-            told.replica_id,
-            told.max_wait_time,
-            told.min_bytes,
-            told.max_bytes,
-            told.isolation_level,
-            told.session_id,
-            told.session_epoch,
-            topics,
-            [],
-            told.rack_id,
-            {},
-        )
+        *head, _, forgotten, rack_id = _fields_of(self._by_name)
+        return _FetchRequest(*head, topics, forgotten, rack_id, {})
+
+
+def _fields_of(request: FetchRequest) -> Sequence[Any]:
+    """The fields of a fetch in its version 11, in the order of its schema."""
+    built: Any = request.build(FetchRequest_v11)
+    return [getattr(built, name) for name in built.SCHEMA.names]
 
 
 @dataclass(frozen=True, slots=True)
 class _Fetched:
-    """An answer as aiokafka reads it, which has names."""
+    """A fetch response as aiokafka reads it, with topic names."""
 
     topics: Sequence[tuple[str, Sequence[tuple[Any, ...]]]]
     API_VERSION: int = _FETCH_VERSION
 
 
 class FetchesById:
-    """Sends a client's fetches, each partition by the id that was told for it; one without is left out.
+    """Sends a client's fetches by topic ids, and leaves out partitions without one.
 
-    aiokafka would begin with a partition as soon as it is assigned, by its name, before anybody has looked.
+    aiokafka would fetch a partition by its name as soon as it is assigned, before its topic's id is known.
     """
 
     def __init__(self, client: Any) -> None:
         self._send = client.send
         self._ids: dict[tuple[str, int], bytes] = {}
-        self._refused: set[tuple[str, int]] = set()
+        self._unknown: set[tuple[str, int]] = set()
         client.send = self.send
 
-    def tell(self, tp: TopicPartition, given: bytes) -> None:
-        """From now on this partition is one of the topic with this id; NO_ID: it goes by its name."""
-        self._ids[tp] = given
-        self._refused.discard(tp)
+    def use(self, tp: TopicPartition, wanted_id: bytes) -> None:
+        """Fetch this partition of the topic with this id from now on; NO_ID: by its name."""
+        self._ids[tp] = wanted_id
+        self._unknown.discard(tp)
 
-    def told(self, tp: TopicPartition) -> bytes:
-        """The id that was told for it; NO_ID if none was."""
+    def id_of(self, tp: TopicPartition) -> bytes:
+        """The id by which it is fetched; NO_ID if there is none."""
         return self._ids.get(tp, NO_ID)
 
-    def refused(self, tp: TopicPartition) -> bool:
-        """Whether its leader knows no topic of that id; aiokafka is told that the position is out of range."""
-        return tp in self._refused
+    def is_unknown(self, tp: TopicPartition) -> bool:
+        """Whether its leader knows no topic with that id; to aiokafka the offset is then out of range."""
+        return tp in self._unknown
 
-    def forget(self) -> None:
-        """The partitions were given back."""
+    def clear(self) -> None:
+        """The partitions were revoked."""
         self._ids.clear()
-        self._refused.clear()
+        self._unknown.clear()
 
     async def send(self, node_id: int, request: Any, **options: Any) -> Any:
-        """What `send` of the client does."""
+        """In place of the client's `send`."""
         if not isinstance(request, FetchRequest):
             return await self._send(node_id, request, **options)
-        ids = self._ids
-        by_id: dict[tuple[str, bytes], list[tuple[int, int, int]]] = {}
-        for topic, partitions in request.topics:
-            for each in partitions:
-                given = ids.get((topic, each[0]))
-                if given is not None:
-                    by_id.setdefault((topic, given), []).append(each)
-        if not by_id:
+        partitions: dict[tuple[str, bytes], list[tuple[int, int, int]]] = {}
+        for topic, asked in request.topics:
+            for each in asked:
+                wanted_id = self._ids.get((topic, each[0]))
+                if wanted_id is not None:
+                    partitions.setdefault((topic, wanted_id), []).append(each)
+        if not partitions:
             await asyncio.sleep(_WAIT_S)
             return _Fetched(())
-        names = {given: topic for topic, given in by_id}
-        told: Any = request.build(FetchRequest_v11)
-        by_name = [(topic, partitions) for (topic, _), partitions in by_id.items()]
-        asked = FetchRequest(
-            told.max_wait_time, told.min_bytes, told.max_bytes, told.isolation_level, by_name, told.rack_id
-        )
+        _, max_wait_ms, min_bytes, max_bytes, isolation, *_, rack_id = _fields_of(request)
+        by_name = [(topic, each) for (topic, _), each in partitions.items()]
+        request = FetchRequest(max_wait_ms, min_bytes, max_bytes, isolation, by_name, rack_id)
+        names = {wanted_id: topic for topic, wanted_id in partitions}
         if NO_ID in names:
-            return await self._send(node_id, asked, **options)
-        topics = [(given, partitions) for (_, given), partitions in by_id.items()]
-        response = await self._send(node_id, _FetchByIdRequest(asked, topics), **options)
+            return await self._send(node_id, request, **options)
+        by_id = [(wanted_id, each) for (_, wanted_id), each in partitions.items()]
+        response = await self._send(node_id, _FetchByIdRequest(request, by_id), **options)
         if response.API_VERSION < _FETCH_VERSION:
             return response
-        return _Fetched([(names[given], self._read(names[given], given, found)) for given, found, _ in response.topics])
+        return _Fetched([(names[found], self._read(names[found], found, each)) for found, each, _ in response.topics])
 
-    def _read(self, topic: str, given: bytes, found: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-        """The partitions of one topic, without those that have got another id since they were asked for."""
+    def _read(self, topic: str, found_id: bytes, partitions: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+        """The partitions of one topic, without those that are fetched by another id meanwhile."""
         read: list[tuple[Any, ...]] = []
-        for partition, error_code, highwater, stable, start, aborted, replica, records, _ in found:
-            if self._ids.get((topic, partition)) != given:
+        for partition, error_code, highwater, stable, start, aborted, replica, records, _ in partitions:
+            if self._ids.get((topic, partition)) != found_id:
                 continue
             code = error_code
             if error_code in _REFUSED:
-                self._refused.add((topic, partition))
+                self._unknown.add((topic, partition))
                 code = _OUT_OF_RANGE
             transactions = [(producer_id, first) for producer_id, first, _ in aborted or ()]
             read.append((partition, code, highwater, stable, start, transactions, replica, records))
