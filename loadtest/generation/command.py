@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.table import Table
 
+from loadtest.generation.conversations import LOADS, converse
 from loadtest.generation.lengths_vary import MOST, Way, latency, throughput
 from loadtest.generation.limits import ByPaper, BySla
 from loadtest.generation.live import show
@@ -22,7 +23,9 @@ _FORMS: dict[str, SlaLimit] = {"paper": ByPaper, "ours": BySla}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
     parser.add_argument(
-        "what", choices=list(_SHOWN), help="Pang et al.: table1, table2, figure3; Daniel et al.: lengths, latency"
+        "what",
+        choices=list(_SHOWN),
+        help="Pang et al.: table1, table2, figure3; Daniel et al.: lengths, latency; conversations on several servers",
     )
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="(%(default)s)")
     parser.add_argument("--form", choices=list(_FORMS), default="paper", help="the controller of table2 (%(default)s)")
@@ -118,10 +121,27 @@ def _latency(_: argparse.Namespace) -> Table:
     return table
 
 
+def _conversations(options: argparse.Namespace) -> Table:
+    table = _table("users", "by prefix", "at once", "first token: p50 s", "p99 s", "tokens/s", "of prompts computed")
+    for load in LOADS:
+        for by_prefix, at_once in ((False, False), (False, True), (True, False), (True, True)):
+            found = converse(load, by_prefix=by_prefix, at_once=at_once, seed=options.seed)
+            table.add_row(
+                f"{load.users}{' together' * load.together}",
+                *("yes" if each else "no" for each in (by_prefix, at_once)),
+                f"{found.first_p50_s:.3f}",
+                f"{found.first_p99_s:.2f}",
+                f"{found.tokens_per_s:.0f}",
+                f"{found.computed:.0%}",
+            )
+    return table
+
+
 _SHOWN: dict[str, Callable[[argparse.Namespace], Table]] = {
     "table1": _table_1,
     "table2": _table_2,
     "figure3": _figure_3,
     "lengths": _lengths,
     "latency": _latency,
+    "conversations": _conversations,
 }
