@@ -10,6 +10,8 @@ import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import uvloop
 
@@ -19,6 +21,9 @@ from modelserver.errors import CannotStart
 from modelserver.model_files import ModelFiles
 from modelserver.settings import ModelServerSettings, as_text, help_text, load
 from modelserver.telemetry import Telemetry
+
+if TYPE_CHECKING:
+    from modelserver.profile.measure import Profile
 
 _log = logging.getLogger("modelserver")
 
@@ -87,9 +92,22 @@ def _check(settings: ModelServerSettings) -> int:
 
 
 def _profile(settings: ModelServerSettings, files: ModelFiles, out: Path) -> int:
-    from modelserver.profile.command import write_profile  # noqa: PLC0415 - what only this command needs
+    """Serve nobody: measure the profile as a start does, whatever is cached, and write it as files."""
+    from modelserver.app import Server  # noqa: PLC0415 - what only this command needs
+    from modelserver.profile import store  # noqa: PLC0415
 
-    write_profile(settings, files, out)
+    async def measured() -> Profile:
+        return await Server(alone, files, Telemetry("127.0.0.1:0")).measured()
+
+    with TemporaryDirectory() as cache:
+        profile = settings.profile.model_copy(update={"enabled": True, "file": None, "cache": Path(cache)})
+        grpc = settings.grpc.model_copy(update={"bind": "127.0.0.1:0"})
+        alone = settings.model_copy(update={"profile": profile, "grpc": grpc})
+        found = asyncio.run(measured())
+    out.mkdir(parents=True, exist_ok=True)
+    store.save(found, out / "profile.json")
+    store.save_csv(found, out / "profile.csv")
+    _log.info("wrote the profile", extra={"folder": str(out)})
     return 0
 
 

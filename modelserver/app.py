@@ -15,13 +15,15 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from modelserver.engines.choice import task_of
-from modelserver.engines.engine import Task
+from modelserver.engines.engine import Engine, Generator, Task
 from modelserver.errors import CannotStart
-from modelserver.loop import EngineLoop, EngineLoopEvents, EngineState
+from modelserver.loop import EngineLoop, EngineState
 from modelserver.metrics import Metrics
 from modelserver.model_files import ModelFiles
+from modelserver.profile.measure import Profile
 from modelserver.profile.throughput import with_backlog
-from modelserver.scheduler.generation_loop import GenerationEvents, GenerationLoop
+from modelserver.scheduler.embedding_steps import EmbeddingSteps
+from modelserver.scheduler.generation_steps import GenerationSteps
 from modelserver.scheduler.merge import Composition
 from modelserver.scheduler.queued_batch import StepReport
 from modelserver.scheduler.step_queue import StepQueue
@@ -29,7 +31,7 @@ from modelserver.service.description import Description, describe
 from modelserver.service.servicer import ModelServerServicer, Serving, tokenizer_chunks
 from modelserver.service.tracing import batch_spans, no_span
 from modelserver.settings import ModelServerSettings
-from modelserver.startup import EngineStart, GeneratorStart, keep_profile, queue_bounds
+from modelserver.startup import EngineStart, keep_profile, queue_bounds
 from modelserver.telemetry import Telemetry
 from protos import reflection
 from protos.modelserver.v1 import modelserver_pb2 as pb
@@ -66,26 +68,31 @@ class Server:
         self._states: asyncio.Queue[tuple[EngineState, Exception | None]] = asyncio.Queue()
         self._ended = asyncio.Event()
         self._stop = asyncio.Event()
+        self._stop_when_measured = False
         self._failure: Exception | None = None
         self._loop = asyncio.get_running_loop()
         self._start = EngineStart(settings, files, lambda: self._post(self._metrics.fallback))
-        self._generator_start = GeneratorStart(settings, files)
-        self._engine_thread = self._embedding() if task_of(settings, files) is Task.EMBED else self._generating()
+        self._engine_loop = self._embedding() if task_of(settings, files) is Task.EMBED else self._generating()
         self._metrics_address = telemetry.metrics_address
         telemetry.checks = {"/livez": self._stuck, "/readyz": self._unready}
 
-    def _embedding(self) -> EngineLoop:
-        return EngineLoop(self._start, self._queue, partial(queue_bounds, self._settings), self._events())
+    def _embedding(self) -> EngineLoop[Engine]:
+        steps = EmbeddingSteps(
+            self._queue,
+            partial(queue_bounds, self._settings),
+            on_step=lambda report: self._post(lambda: self._count(report)),
+            on_failed_step=lambda composition: self._post(lambda: self._metrics.failed_step(composition)),
+        )
+        return EngineLoop(self._start.embedding, steps, self._on_state)
 
-    def _generating(self) -> GenerationLoop:
-        start = self._generator_start
-        events = GenerationEvents(
-            on_state=lambda state, error: self._post(lambda: self._states.put_nowait((state, error))),
+    def _generating(self) -> EngineLoop[Generator]:
+        steps = GenerationSteps(
+            self._start.limits,
             on_step=lambda step: self._post(lambda: self._metrics.generation_step(step)),
             on_failed_step=lambda: self._post(lambda: self._metrics.failed_step(Composition.MERGED)),
         )
-        self._serving.generation = loop = GenerationLoop(start, start.steering, events)
-        return loop
+        self._serving.generation = steps
+        return EngineLoop(self._start.generating, steps, self._on_state)
 
     async def run(self) -> int:
         """Serve until SIGTERM or SIGINT, then finish what was accepted; the exit code. Raises CannotStart."""
@@ -94,7 +101,7 @@ class Server:
         server, port = await self._listen()
         _log.info("listening", extra={"stage": "listen", "port": port, "metrics": self._metrics_address})
         self._port = port
-        self._engine_thread.start()
+        self._engine_loop.start()
         following = asyncio.create_task(self._follow(), name="follow the engine")
         stopping = asyncio.create_task(self._stop.wait(), name="wait for the signal")
         await asyncio.wait((following, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -104,6 +111,15 @@ class Server:
         if isinstance(self._failure, CannotStart):
             raise self._failure
         return 0 if self._failure is None else 1
+
+    async def measured(self) -> Profile:
+        """Start, measure the profile through the server, and stop. Raises CannotStart."""
+        self._stop_when_measured = True
+        if await self.run() or self._start.profile is None:
+            raise CannotStart(
+                "no profile was measured: see the log (one that generates measures its steps at each start)"
+            )
+        return self._start.profile
 
     async def _listen(self) -> tuple[grpc.aio.Server, int]:
         server = grpc.aio.server(
@@ -142,12 +158,8 @@ class Server:
         await server.stop(_GOODBYE_S)
         _log.info("stopped")
 
-    def _events(self) -> EngineLoopEvents:
-        return EngineLoopEvents(
-            on_state=lambda state, error: self._post(lambda: self._states.put_nowait((state, error))),
-            on_step=lambda report: self._post(lambda: self._count(report)),
-            on_failed_step=lambda composition: self._post(lambda: self._metrics.failed_step(composition)),
-        )
+    def _on_state(self, state: EngineState, error: Exception | None) -> None:
+        self._post(lambda: self._states.put_nowait((state, error)))
 
     def _count(self, report: StepReport) -> None:
         if self._serving.description is not None:  # else it was a step of the profile
@@ -167,6 +179,8 @@ class Server:
             await self._measure_backlog()
             _freeze_heap()
             self._announce()
+            if self._stop_when_measured:
+                self._stop.set()
         await self._set_health(serving=serving)
         if state is EngineState.REBUILDING:
             self._metrics.rebuild()
@@ -187,12 +201,10 @@ class Server:
         keep_profile(self._start.profile, self._settings, self._described().facts)
 
     def _described(self) -> Description:
-        facts = self._start.facts or self._generator_start.facts
-        assert facts is not None, "an engine serves whose facts are not known. This is a bug."
-        cost = self._generator_start.cost
-        return describe(
-            self._settings.served_name, facts, self._files, self._start.profile, self._instance_id, cost=cost
-        )
+        start = self._start
+        assert start.facts is not None, "An engine serves whose facts are not known. This is a bug."
+        name = self._settings.served_name
+        return describe(name, start.facts, self._files, start.profile, self._instance_id, cost=start.cost)
 
     def _announce(self) -> None:
         self._serving.description = self._described()
@@ -209,7 +221,7 @@ class Server:
             await self._health.set(name, status)
 
     def _stuck(self) -> str | None:
-        return f"a step runs for over {_STUCK_S:.0f} s" if self._engine_thread.running_s() > _STUCK_S else None
+        return f"a step runs for over {_STUCK_S:.0f} s" if self._engine_loop.running_s() > _STUCK_S else None
 
     def _unready(self) -> str | None:
         ready = self._serving.description is not None and not self._stop.is_set()

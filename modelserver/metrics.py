@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import grpc
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
-from modelserver.scheduler.generation_loop import GenerationStep
+from modelserver.scheduler.generation_steps import GenerationStep
 from modelserver.scheduler.merge import Composition
 from modelserver.scheduler.queued_batch import StepReport
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from modelserver.engines.choice import build, build_generator
 from modelserver.engines.engine import Engine, EngineFacts, Generator
@@ -15,6 +15,7 @@ from modelserver.model_files import ModelFiles
 from modelserver.profile import store
 from modelserver.profile.generation import measure as measure_cost
 from modelserver.profile.measure import Profile, ProfileOwner, SweepPlan, known, measure, summary
+from modelserver.scheduler.generation_steps import StepLimits
 from modelserver.scheduler.memory import MemoryForm, MemoryLimit
 from modelserver.scheduler.merge import MergeLimits
 from modelserver.scheduler.step_queue import QueueBounds
@@ -30,95 +31,73 @@ _RUNS, _MIN_RUNS = 15, 3
 
 @dataclass(slots=True)
 class EngineStart:
-    """Builds the engine, each time it is called; the profile is had the first time, and kept."""
+    """Builds the engine, at the start and again after it broke; what its steps take is measured once, and kept."""
 
     settings: ModelServerSettings
     files: ModelFiles
     on_fallback: Callable[[], None]
-    profile: Profile | None = field(default=None, init=False)
-    """Its `backlog_tokens` are measured later, through the server."""
     facts: EngineFacts | None = field(default=None, init=False)
+    profile: Profile | None = field(default=None, init=False)
+    """Of a model that embeds; its `backlog_tokens` are measured later, through the server."""
+    cost: StepCost | None = field(default=None, init=False)
+    """Of a model that generates."""
 
-    def __call__(self) -> Engine:
-        """Load the model on the calling thread. Raises CannotStart."""
-        began_s = time.monotonic()
-        _log.info("loading the model", extra={"stage": "load", "path": str(self.files.path)})
+    def embedding(self) -> Engine:
+        """Load a model that embeds, on the calling thread. Raises CannotStart."""
+        began_s = self._loading()
         choice = build(self.settings, self.files)
-        engine = choice.engine
+        self._loaded(choice.engine.facts, began_s)
         if choice.fallback:
             self.on_fallback()
-        facts = engine.facts
-        took_s = round(time.monotonic() - began_s, 3)
-        _log.info(
-            "loaded the model",
-            extra={
-                "stage": "load",
-                "engine": facts.kind,
-                "dtype": facts.dtype,
-                "device": facts.device,
-                "took_s": took_s,
-            },
-        )
-        warm_up(engine)
+        warm_up(choice.engine)
         if self.facts is None:
-            self.profile = had_profile(engine, self.settings, self.files)
-        self.facts = facts
-        return engine
+            self.profile = had_profile(choice.engine, self.settings, self.files)
+        self.facts = choice.engine.facts
+        return choice.engine
 
-
-@dataclass(slots=True)
-class GeneratorStart:
-    """Builds a generating engine, each time it is called; what its steps cost is measured the first time, and kept."""
-
-    settings: ModelServerSettings
-    files: ModelFiles
-    cost: StepCost | None = field(default=None, init=False)
-    facts: EngineFacts | None = field(default=None, init=False)
-
-    def __call__(self) -> Generator:
-        """Load the model on the calling thread. Raises CannotStart."""
-        began_s = time.monotonic()
-        _log.info("loading the model", extra={"stage": "load", "path": str(self.files.path)})
+    def generating(self) -> Generator:
+        """Load a model that generates, on the calling thread. Raises CannotStart."""
+        began_s = self._loading()
         engine = build_generator(self.settings, self.files)
-        self.facts = facts = engine.facts
-        loaded_s = time.monotonic()
+        self._loaded(engine.facts, began_s)
         if self.cost is None:
             self.cost = _step_cost(self.settings, engine)
-        _log.info(
-            "loaded the model",
-            extra={
-                "stage": "load",
-                "engine": facts.kind,
-                "dtype": facts.dtype,
-                "device": facts.device,
-                "took_s": round(loaded_s - began_s, 3),
-                "measured_s": round(time.monotonic() - loaded_s, 3),
-                "kv_tokens": facts.kv_tokens,
-                "max_sequences": facts.step_query_capacity,
-                "fixed_s": self.cost.fixed_s,
-                "per_sequence_s": self.cost.per_sequence_s,
-                "per_token_s": self.cost.per_token_s,
-            },
-        )
+            _log.info("measured the steps", extra={"stage": "profile", **asdict(self.cost)})
+        self.facts = engine.facts
         return engine
 
-    def steering(self, facts: EngineFacts) -> tuple[StepTokens, MemoryLimit | None]:
-        """The rules for the engine that was built last."""
+    def limits(self, facts: EngineFacts) -> StepLimits:
+        """The limits of the steps of a model that generates."""
         assert self.cost is not None, "An engine serves whose steps were not measured. This is a bug."
         wanted = self.settings.generation
         tokens = StepTokens(
             self.cost, wanted.time_per_output_token_s, facts.step_token_capacity, facts.step_query_capacity
         )
         if wanted.memory_limit is MemoryForm.OFF:
-            return tokens, None
-        return tokens, MemoryLimit(wanted.memory_limit, facts.kv_tokens, facts.max_input_tokens)
+            return StepLimits(tokens, None)
+        return StepLimits(tokens, MemoryLimit(wanted.memory_limit, facts.kv_tokens, facts.max_input_tokens))
+
+    def _loading(self) -> float:
+        _log.info("loading the model", extra={"stage": "load", "path": str(self.files.path)})
+        return time.monotonic()
+
+    def _loaded(self, facts: EngineFacts, began_s: float) -> None:
+        fields = {
+            "engine": facts.kind,
+            "dtype": facts.dtype,
+            "device": facts.device,
+            "step_tokens": facts.step_token_capacity,
+            "kv_tokens": facts.kv_tokens,
+            "took_s": round(time.monotonic() - began_s, 3),
+        }
+        _log.info("loaded the model", extra={"stage": "load", **fields})
 
 
 def _step_cost(settings: ModelServerSettings, engine: Generator) -> StepCost:
-    """Measured; a synthetic engine's is known without."""
+    """Measured; a synthetic engine's is known."""
     if settings.engine.kind == "synthetic":
-        known = settings.synthetic
-        return StepCost(known.fixed_s, known.per_token_s, known.per_token_s)
+        synthetic = settings.synthetic
+        return StepCost(synthetic.fixed_s, synthetic.per_token_s, synthetic.per_token_s)
     return measure_cost(engine)
 
 

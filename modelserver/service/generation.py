@@ -10,7 +10,7 @@ import grpc
 import numpy as np
 
 from modelserver.errors import InvalidBatch, ModelServerError, TooLong, WrongModel
-from modelserver.scheduler.generation_loop import Abort, GenerationLoop, Leave, Start
+from modelserver.scheduler.generation_steps import Abort, GenerationSteps, Leave, Start
 from modelserver.scheduler.outbox import Outbox
 from modelserver.service.description import Description
 from protos.modelserver.v1 import modelserver_pb2 as pb
@@ -20,7 +20,7 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 async def generate(
-    commands: AsyncIterator[pb.GenerateCommand], loop: GenerationLoop, description: Description
+    commands: AsyncIterator[pb.GenerateCommand], steps: GenerationSteps, description: Description
 ) -> AsyncIterator[pb.GenerateStep]:
     """What the sequences gain that `commands` start, until the caller has said all and they are finished.
 
@@ -29,7 +29,7 @@ async def generate(
     event_loop = asyncio.get_running_loop()
     filled = asyncio.Event()
     outbox = Outbox(lambda: event_loop.call_soon_threadsafe(filled.set))
-    call = _Call(loop, description, outbox)
+    call = _Call(steps, description, outbox)
     reading = asyncio.create_task(call.read(commands), name="commands")
     reading.add_done_callback(lambda _: filled.set())
     try:
@@ -42,15 +42,15 @@ async def generate(
         await reading
     finally:
         reading.cancel()
-        loop.do(Leave(outbox))
+        steps.do(Leave(outbox))
 
 
 class _Call:
     """The sequences of one caller; `under_way` are those that it has not been told the end of."""
 
-    def __init__(self, loop: GenerationLoop, description: Description, outbox: Outbox) -> None:
+    def __init__(self, steps: GenerationSteps, description: Description, outbox: Outbox) -> None:
         self.under_way: set[int] = set()
-        self._loop = loop
+        self._steps = steps
         self._description = description
         self._outbox = outbox
 
@@ -60,7 +60,7 @@ class _Call:
             if command.WhichOneof("command") == "start":
                 self._start(command.start)
             else:
-                self._loop.do(Abort(self._outbox, command.abort))
+                self._steps.do(Abort(self._outbox, command.abort))
                 self.under_way.discard(command.abort)
 
     def _start(self, start: pb.StartSequence) -> None:
@@ -74,7 +74,7 @@ class _Call:
             self._outbox.finish(pb.FinishedSequence(sequence=start.sequence, code=code, message=str(error)))
             self._outbox.end_step(pb.GenerateStep())
         else:
-            self._loop.do(Start(self._outbox, start.sequence, token_ids, start.sampling))
+            self._steps.do(Start(self._outbox, start.sequence, token_ids, start.sampling))
 
     def _checked(self, start: pb.StartSequence) -> list[int]:
         """The prompt's ids. Raises what the sender is told: an engine would raise on them, or never come to an end."""

@@ -13,7 +13,7 @@ import grpc
 from typing_extensions import override
 
 from modelserver.errors import ModelServerError, NotServing, WrongModel, WrongTask
-from modelserver.scheduler.generation_loop import GenerationLoop
+from modelserver.scheduler.generation_steps import GenerationSteps
 from modelserver.scheduler.queued_batch import Answer, Outcome, QueuedBatch
 from modelserver.scheduler.step_queue import StepQueue
 from modelserver.service import batch as batches
@@ -33,7 +33,7 @@ class Serving:
 
     queue: StepQueue
     description: Description | None = None
-    generation: GenerationLoop | None = None
+    generation: GenerationSteps | None = None
 
 
 class ModelServerServicer(pb_grpc.ModelServerServicer):

@@ -16,9 +16,9 @@ BUILDS = (
     Build(
         "mixes-owners-results",
         "batches that share a step each get their own vectors",
-        "modelserver/loop.py",
-        "    for queued in queued_batches:\n        rows = matrix[first",
-        "    for queued in reversed(queued_batches):\n        rows = matrix[first",
+        "modelserver/scheduler/embedding_steps.py",
+        "    for queued in batches:\n        rows = matrix[first",
+        "    for queued in reversed(batches):\n        rows = matrix[first",
         (
             f"{_CONTRACT}::test_batches_sent_at_once_are_merged_within_the_smallest_budget_and_answered_apart[synthetic]",
         ),
@@ -60,7 +60,7 @@ BUILDS = (
     Build(
         "blames-all-of-a-merged-step",
         "when a merged step fails, its batches run again separately, and good ones are answered",
-        "modelserver/loop.py",
+        "modelserver/scheduler/embedding_steps.py",
         "        if merged:\n            self._queue.put_back_isolated",
         "        if False:\n            self._queue.put_back_isolated",
         (f"{_PROCESS}::test_poison_merged_with_innocents_fails_alone",),
@@ -68,7 +68,7 @@ BUILDS = (
     Build(
         "blames-a-sender-for-a-merged-break",
         "when a merged step breaks the engine, no batch counts as the cause",
-        "modelserver/loop.py",
+        "modelserver/scheduler/embedding_steps.py",
         '            _deliver(batches, broken if merged else StepFailed(f"the engine broke: {error}"))\n',
         '            _deliver(batches, StepFailed(f"the engine broke: {error}"))\n',
         (f"{_LOOP}::test_of_a_merged_step_that_breaks_the_engine_nobody_is_blamed",),
@@ -92,8 +92,8 @@ BUILDS = (
     Build(
         "answers-fewer-vectors-than-queries",
         "a step with a missing vector has failed",
-        "modelserver/loop.py",
-        "            _check(matrix, selection)\n",
+        "modelserver/scheduler/embedding_steps.py",
+        "            _check(matrix, batches)\n",
         "",
         (f"{_LOOP}::test_an_engine_that_loses_a_vector_has_failed_its_step",),
     ),

@@ -13,7 +13,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import Histogram, InMemoryMetricReader, Sum
 
 from modelserver.metrics import Metrics
-from modelserver.scheduler.generation_loop import GenerationStep
+from modelserver.scheduler.generation_steps import GenerationStep
 from modelserver.scheduler.merge import Composition
 from modelserver.scheduler.queued_batch import StepReport
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from modelserver.engines.engine import Engine, EngineFacts
 from modelserver.errors import CannotStart, EngineBroken, NotServing, StepFailed
-from modelserver.loop import EngineLoop, EngineLoopEvents, EngineState
+from modelserver.loop import EngineLoop, EngineState
+from modelserver.scheduler.embedding_steps import EmbeddingSteps
 from modelserver.scheduler.merge import Composition, MergeLimits
 from modelserver.scheduler.queued_batch import Answer, StepReport
 from modelserver.scheduler.step_queue import QueueBounds, StepQueue
@@ -35,8 +36,8 @@ class Stage:
         self._changed = threading.Condition()
         self._engines = iter(engines)
         self.queue = StepQueue(lambda: self.now_s)
-        events = EngineLoopEvents(self._on_state, self.reports.append, self.failed.append)
-        self.engine_loop = EngineLoop(self._build, self.queue, bounds, events, lambda: self.now_s)
+        steps = EmbeddingSteps(self.queue, bounds, self.reports.append, self.failed.append, lambda: self.now_s)
+        self.engine_loop = EngineLoop(self._build, steps, self._on_state, lambda: self.now_s)
         self.engine_loop.start()
 
     def _build(self) -> Engine:

@@ -83,7 +83,7 @@ def test_a_synthetic_engines_profile_is_its_formula(tmp_path: Path, files: Model
         profile=ProfileSettings(cache=tmp_path),
     )
     start = EngineStart(settings, files, lambda: pytest.fail("there is nothing to fall back from"))
-    engine = start()
+    engine = start.embedding()
     assert engine.facts.dimensions == 32
     assert start.facts == engine.facts
     assert start.profile is not None
@@ -96,9 +96,9 @@ def test_a_fallback_is_told_and_a_rebuild_measures_nothing_again(
     monkeypatch.setattr(startup, "build", lambda *_: Choice(engine, "it disagrees"))
     told: list[int] = []
     start = EngineStart(settings_of(tmp_path), files, lambda: told.append(1))
-    start()
+    start.embedding()
     first, steps = start.profile, len(engine.steps)
-    start()
+    start.embedding()
     assert told == [1, 1]
     assert start.profile is first
     assert len(engine.steps) == steps + 1, "only the warm-up ran again"

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from modelserver.engines.synthetic import SyntheticEngine
-from modelserver.loop import EngineLoop, EngineLoopEvents, EngineState
+from modelserver.loop import EngineLoop, EngineState
 from modelserver.model_files import ModelFiles
 from modelserver.profile.measure import ProfileOwner, known
 from modelserver.profile.throughput import with_backlog
+from modelserver.scheduler.embedding_steps import EmbeddingSteps
 from modelserver.scheduler.merge import MergeLimits
 from modelserver.scheduler.step_queue import QueueBounds, StepQueue
 from modelserver.service.description import Description, describe
@@ -36,9 +37,8 @@ async def serving(engine: SyntheticEngine) -> AsyncGenerator[tuple[StepQueue, De
         loop.call_soon_threadsafe(ready.set)
 
     bounds = QueueBounds(MergeLimits(FACTS.step_token_capacity, FACTS.step_query_capacity), 10**6)
-    engine_loop = EngineLoop(
-        lambda: engine, queue, lambda _: bounds, EngineLoopEvents(show, lambda _: None, lambda _: None)
-    )
+    steps = EmbeddingSteps(queue, lambda _: bounds, lambda _: None, lambda _: None)
+    engine_loop = EngineLoop(lambda: engine, steps, show)
     engine_loop.start()
     await ready.wait()
     yield queue, describe("m", FACTS, FILES, PROFILE, "1")

@@ -14,9 +14,8 @@ from modelserver.engines.engine import EngineFacts, NewTokens, StepLoad, Task
 from modelserver.engines.synthetic import Poison, synthetic_facts
 from modelserver.engines.synthetic_generator import SyntheticGenerator
 from modelserver.errors import EngineBroken
-from modelserver.loop import EngineState
-from modelserver.scheduler.generation_loop import Abort, GenerationEvents, GenerationLoop, GenerationStep, Leave, Start
-from modelserver.scheduler.memory import MemoryLimit
+from modelserver.loop import EngineLoop, EngineState
+from modelserver.scheduler.generation_steps import Abort, GenerationStep, GenerationSteps, Leave, Start, StepLimits
 from modelserver.scheduler.outbox import Outbox
 from modelserver.scheduler.step_tokens import StepCost, StepTokens
 from protos.modelserver.v1 import modelserver_pb2 as pb
@@ -73,11 +72,15 @@ class Running:
         self.steps: list[GenerationStep] = []
         self.failed = 0
         self.served_again = threading.Event()
-        events = GenerationEvents(lambda state, _: self._state(state), self.steps.append, self._failed)
-        self.loop = GenerationLoop(build, _budget_controller, events)
+        self.work = GenerationSteps(_limits, self.steps.append, self._failed)
+        self.loop = EngineLoop(build, self.work, self._state)
         self.loop.start()
 
-    def _state(self, state: EngineState) -> None:
+    def close(self) -> None:
+        self.work.close()
+        assert self.loop.join(WAIT_S)
+
+    def _state(self, state: EngineState, _error: Exception | None) -> None:
         self.states.append(state)
         if self.states.count(EngineState.SERVING) > 1:
             self.served_again.set()
@@ -89,20 +92,19 @@ class Running:
         self, reader: Reader, number: int, tokens: int = 5, prompt: Sequence[int] = (1, 2, 3), seed: int = 0
     ) -> None:
         sampling = pb.Sampling(max_tokens=tokens, seed=seed)
-        self.loop.do(Start(reader.outbox, number, prompt, sampling))
+        self.work.do(Start(reader.outbox, number, prompt, sampling))
 
 
-def _budget_controller(made: EngineFacts) -> tuple[StepTokens, MemoryLimit | None]:
+def _limits(made: EngineFacts) -> StepLimits:
     cost = StepCost(0.0, 1e-9, 1e-9)
-    return StepTokens(cost, 1.0, made.step_token_capacity, made.step_query_capacity), None
+    return StepLimits(StepTokens(cost, 1.0, made.step_token_capacity, made.step_query_capacity), None)
 
 
 @pytest.fixture
 def running() -> Iterator[Running]:
     started = Running(engine)
     yield started
-    started.loop.close()
-    assert started.loop.join(WAIT_S)
+    started.close()
 
 
 def test_each_caller_gets_its_own_sequences_to_their_ends(running: Running) -> None:
@@ -113,7 +115,7 @@ def test_each_caller_gets_its_own_sequences_to_their_ends(running: Running) -> N
     second.until(lambda: 1 in second.finished)
     assert (len(first.tokens[1]), len(second.tokens[1])) == (4, 6)
     assert first.finished[1].length
-    assert running.loop.sequences == 0
+    assert running.work.sequences == 0
 
 
 def test_a_text_goes_on_elsewhere_as_it_would_have_here(running: Running) -> None:
@@ -139,22 +141,22 @@ def test_a_slow_reader_gets_many_steps_in_one_message(running: Running) -> None:
 def test_what_is_aborted_gains_nothing_more_and_its_caller_hears_nothing_of_it(running: Running) -> None:
     reader = Reader()
     running.start(reader, 1, tokens=200)
-    running.loop.do(Abort(reader.outbox, 1))
-    running.loop.do(Abort(reader.outbox, 99))
+    running.work.do(Abort(reader.outbox, 1))
+    running.work.do(Abort(reader.outbox, 99))
     running.start(reader, 2, tokens=3)
     reader.until(lambda: 2 in reader.finished)
     assert 1 not in reader.finished
-    assert running.loop.sequences == 0
+    assert running.work.sequences == 0
 
 
 def test_who_leaves_takes_all_of_its_sequences_along(running: Running) -> None:
     leaver, other = Reader(), Reader()
     for number in range(5):
         running.start(leaver, number, tokens=250)
-    running.loop.do(Leave(leaver.outbox))
+    running.work.do(Leave(leaver.outbox))
     running.start(other, 1, tokens=3)
     other.until(lambda: 1 in other.finished)
-    assert running.loop.sequences == 0
+    assert running.work.sequences == 0
 
 
 def test_a_step_that_fails_fails_all_that_ran_and_the_engine_goes_on() -> None:
@@ -168,8 +170,7 @@ def test_a_step_that_fails_fails_all_that_ran_and_the_engine_goes_on() -> None:
     reader.until(lambda: 3 in reader.finished)
     assert reader.finished[3].code == 0
     assert running.failed == 1
-    running.loop.close()
-    assert running.loop.join(WAIT_S)
+    running.close()
 
 
 class Breaking(SyntheticGenerator):
@@ -197,8 +198,7 @@ def test_an_engine_that_broke_is_built_anew() -> None:
     running.start(reader, 2)
     reader.until(lambda: 2 in reader.finished)
     assert reader.finished[2].code == 0
-    running.loop.close()
-    assert running.loop.join(WAIT_S)
+    running.close()
     assert running.states == [
         EngineState.SERVING,
         EngineState.REBUILDING,
@@ -211,7 +211,7 @@ def test_once_closed_what_runs_is_finished_and_no_more_is_taken() -> None:
     running = Running(engine)
     reader = Reader()
     running.start(reader, 1, tokens=50)
-    running.loop.close()
+    running.work.close()
     running.start(reader, 2)
     reader.until(lambda: {1, 2} <= reader.finished.keys())
     assert (reader.finished[1].code, reader.finished[2].code) == (0, 14)
@@ -236,5 +236,4 @@ def test_what_the_engine_refuses_is_the_senders_fault() -> None:
     running.start(reader, 1)
     reader.until(lambda: 1 in reader.finished)
     assert (reader.finished[1].code, reader.finished[1].message) == (3, "top_p must be in (0, 1]")
-    running.loop.close()
-    assert running.loop.join(WAIT_S)
+    running.close()

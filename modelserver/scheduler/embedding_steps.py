@@ -1,0 +1,132 @@
+"""The steps of a model that embeds: run the batches of the next step, deliver to each its vectors, isolate failures."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from threading import Thread
+
+import numpy as np
+
+from modelserver.engines.engine import Engine, EngineFacts, Matrix, Step
+from modelserver.errors import EngineBroken, NotServing, StepFailed
+from modelserver.scheduler.merge import Composition
+from modelserver.scheduler.queued_batch import Answer, Outcome, QueuedBatch, StepReport
+from modelserver.scheduler.step_queue import NextStep, QueueBounds, StepQueue
+
+_log = logging.getLogger(__name__)
+
+
+class EmbeddingSteps:
+    """Takes steps from `queue`, which a second thread prepares while another step runs."""
+
+    def __init__(
+        self,
+        queue: StepQueue,
+        bounds: Callable[[EngineFacts], QueueBounds],
+        on_step: Callable[[StepReport], None],
+        on_failed_step: Callable[[Composition], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`on_step` and `on_failed_step` are called on the engine's thread."""
+        self._queue = queue
+        self._bounds = bounds
+        self._on_step = on_step
+        self._on_failed_step = on_failed_step
+        self._clock = clock
+        self._engine: Engine | None = None
+        self._next: NextStep | None = None
+        self._idle_since_s = 0.0
+        self._staging: Thread | None = None
+
+    def open(self, engine: Engine) -> None:
+        """Accept batches from now on."""
+        self._engine = engine
+        self._idle_since_s = self._clock()
+        self._queue.open(self._bounds(engine.facts))
+        if self._staging is None:
+            self._staging = Thread(target=self._stage, name="staging", daemon=True)
+            self._staging.start()
+
+    def wait(self, _engine: Engine) -> bool:
+        """Wait for batches; False once the queue is closed and empty."""
+        self._next = self._queue.take()
+        return self._next is not None
+
+    def run(self, engine: Engine) -> None:
+        """Run one step. Raises EngineBroken."""
+        assert self._next is not None, "A step is run that was not waited for. This is a bug."
+        batches, composition = self._next.selection.batches, self._next.selection.composition
+        try:
+            step = self._next.step or self._prepare(batches)
+            start_s = self._clock()
+            idle_s = start_s - self._idle_since_s
+            matrix = step.run()
+            _check(matrix, batches)
+        except Exception as error:  # noqa: BLE001 - engines raise anything; what follows depends on how it recovers
+            self._idle_since_s = self._clock()
+            self._fail(engine, batches, composition, error)
+            return
+        self._idle_since_s = self._clock()
+        report = StepReport(
+            tokens=sum(queued.token_count for queued in batches),
+            queries=len(matrix),
+            batches=len(batches),
+            composition=composition,
+            duration_s=self._idle_since_s - start_s,
+            idle_before_s=idle_s,
+        )
+        self._on_step(report)
+        _answer(batches, matrix, report, start_s)
+
+    def refuse(self, reason: str) -> None:
+        """Refuse the batches that wait."""
+        _deliver(self._queue.drain(), NotServing(reason))
+
+    def _fail(self, engine: Engine, batches: Sequence[QueuedBatch], composition: Composition, error: Exception) -> None:
+        """Run a merged step's batches again, each by itself; report a single one. Raises EngineBroken."""
+        self._on_failed_step(composition)
+        merged = composition is Composition.MERGED
+        _log.warning("a step failed", extra={"batches": len(batches), "error": f"{type(error).__name__}: {error}"})
+        try:
+            if isinstance(error, EngineBroken):
+                raise error
+            engine.recover()
+        except EngineBroken as broken:
+            # Of a merged step nobody knows whose fault it was: UNAVAILABLE, and each is tried again by itself.
+            _deliver(batches, broken if merged else StepFailed(f"the engine broke: {error}"))
+            raise
+        if merged:
+            self._queue.put_back_isolated(batches, self._clock())
+        else:
+            _deliver(batches, StepFailed(f"the engine failed: {type(error).__name__}: {error}"))
+
+    def _stage(self) -> None:
+        while self._queue.stage(self._prepare):
+            pass
+
+    def _prepare(self, batches: Sequence[QueuedBatch]) -> Step:
+        assert self._engine is not None, "A step was chosen before there was an engine. This is a bug."
+        token_ids = np.concatenate([queued.batch.token_ids for queued in batches])
+        lengths = np.concatenate([queued.batch.lengths for queued in batches])
+        return self._engine.prepare(token_ids, lengths)
+
+
+def _answer(batches: Sequence[QueuedBatch], matrix: Matrix, report: StepReport, start_s: float) -> None:
+    first = 0
+    for queued in batches:
+        rows = matrix[first : first + queued.query_count]
+        first += queued.query_count
+        queued.deliver(Answer(rows, report, start_s - queued.ready_s))
+
+
+def _check(matrix: Matrix, batches: Sequence[QueuedBatch]) -> None:
+    queries = sum(queued.query_count for queued in batches)
+    if len(matrix) != queries:
+        raise StepFailed(f"the engine gave {len(matrix)} vectors for {queries} queries")
+
+
+def _deliver(batches: Sequence[QueuedBatch], outcome: Outcome) -> None:
+    for queued in batches:
+        queued.deliver(outcome)
