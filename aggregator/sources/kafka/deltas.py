@@ -54,6 +54,8 @@ class Deltas:
 
     def end(self, requests: Sequence[Request]) -> list[OutgoingRecord]:
         """The last of each text that is followed, to be written with the replies; these have all of it."""
+        if not self._topics:
+            return []
         ended = [request for request in requests if route_of(request).on_progress is not None]
         for request in ended:
             route_of(request).on_progress = None

@@ -85,7 +85,7 @@ class KafkaSource:
         self._held: frozenset[str] = frozenset()
         self._large = LargeRecords(on_full_changed=self._hold)
         self._refusing: asyncio.Task[None] | None = None
-        self._stuck: frozenset[int] = frozenset()
+        self._stuck: frozenset[InFlightRecord] = frozenset()
 
     @property
     def receivers(self) -> Sequence[Receive]:
@@ -201,8 +201,8 @@ class KafkaSource:
     def revoked(self, in_flight_records: Sequence[InFlightRecord]) -> Callable[[Request], bool]:
         """Partitions were revoked: returns which requests to forget, as the new owner processes them."""
         self._large.drop_fenced()
-        gone = {id(in_flight) for in_flight in in_flight_records}
-        return lambda request: request.source is self and id(route_of(request).in_flight) in gone
+        gone = frozenset(in_flight_records)
+        return lambda request: request.source is self and route_of(request).in_flight in gone
 
     def _hold(self) -> None:
         stopped = self._stopped | self._dead_letters.full
@@ -215,11 +215,11 @@ class KafkaSource:
 
     def newly_stuck(self) -> Callable[[Request], bool] | None:
         """The requests whose records hold their partition's offset so far back that they are to be promoted."""
-        stuck = frozenset(id(in_flight) for in_flight in self._consumer.half_span_holders())
+        stuck = frozenset(self._consumer.half_span_holders())
         if stuck == self._stuck:
             return None
         self._stuck = stuck
-        return lambda request: id(route_of(request).in_flight) in stuck
+        return lambda request: route_of(request).in_flight in stuck
 
     async def _refuse(self, refused: Sequence[Refused]) -> None:
         """Reply to records that are no requests where their route is known; dead-letter those that cannot be read."""
