@@ -17,6 +17,7 @@ from aggregator.observability.metrics import Metrics
 from aggregator.observability.metrics_buffer import MetricsBuffer
 from aggregator.observability.tracing import Tracing
 from aggregator.pipeline import Pipeline
+from aggregator.replicas.engine import ServerDescription
 from aggregator.replicas.results import Vector
 from aggregator.request import Defaults, Failure, Origin, Request
 from aggregator.scheduler.budget.controller import SlaGoal
@@ -53,9 +54,9 @@ DESCRIPTION = description(
 )
 
 
-def new_engine(**changes: Any) -> FakeEngine:
+def new_engine(description: ServerDescription = DESCRIPTION, **changes: Any) -> FakeEngine:
     """An engine that serves MODEL."""
-    return FakeEngine(**{"description": DESCRIPTION, **changes})
+    return FakeEngine(description, **changes)
 
 
 class FakeCounting:

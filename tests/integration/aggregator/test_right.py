@@ -28,9 +28,9 @@ Vectors = npt.NDArray[np.float32]
 
 @pytest.fixture(scope="module")
 def texts() -> list[str]:
-    """1,000 real questions, and generated texts of many lengths and scripts that the model takes whole."""
+    """300 real questions, and generated texts of many lengths and scripts that the model takes whole."""
     made = [text for text in generated() if len(token_ids([text], 10_000)[0]) <= 256]
-    return [*questions(1000), *made]
+    return [*questions(300), *made]
 
 
 @pytest.fixture(scope="module")

