@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from pydantic import BaseModel
@@ -19,8 +19,8 @@ PAGES = [
     "README.md",
     "CONTRIBUTING.md",
     *(f"docs/{name}.md" for name in ("architecture", "clients", "errors", "runbook")),
+    *sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/adr/*.md")),
 ]
-PAGES += sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/adr/*.md"))
 _NAME = re.compile(r"`((?:\w+(?:\[\])?\.)+\w+)`")
 _OF_OTHERS = {"grpc.aio", "grpc.max_receive_message_length"}
 _FILES = (".proto", ".py", ".json", ".md", ".csv")
@@ -30,7 +30,7 @@ def names(settings: type[BaseModel], before: str = "") -> Iterator[str]:
     """Every setting and group of settings, with dots between them and brackets after lists."""
     for name, field in settings.model_fields.items():
         yield before + name
-        kinds = [field.annotation, *get_args(field.annotation)]
+        kinds: list[Any] = [field.annotation, *get_args(field.annotation)]
         for kind in kinds:
             if isinstance(kind, type) and issubclass(kind, BaseModel):
                 is_list = kind is not field.annotation and getattr(field.annotation, "__origin__", None) is tuple

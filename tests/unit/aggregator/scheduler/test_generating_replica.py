@@ -17,7 +17,7 @@ CURVE = Curve(0.0, 0.01, 0.0001, 500, Rule.THROUGHPUT, 2048)
 
 
 def replica(name: str = "a", kv_tokens: int = 1000, max_sequences: int = 4, **more: Any) -> GeneratingReplica:
-    given = {"kv_tokens": kv_tokens, "max_sequences": max_sequences, "per_sequence_s": 0.001, **more}
+    given: dict[str, Any] = {"kv_tokens": kv_tokens, "max_sequences": max_sequences, "per_sequence_s": 0.001, **more}
     return GeneratingReplica(name, CURVE, 500, ReplicaPolicy(), **given)
 
 
