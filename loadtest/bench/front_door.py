@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from operator import attrgetter
@@ -11,7 +10,7 @@ from operator import attrgetter
 from loadtest.bench.figures import Figure
 from loadtest.bench.peers import fastapi, infinity, vllm_stock
 from loadtest.bench.setting import Plan
-from loadtest.bench.sides import Load, Side, Theirs, Turn, both_sides, started
+from loadtest.bench.sides import Load, Side, Turn, both_sides, paused, started
 from loadtest.screen import ERRORS
 
 NAME = "P1"
@@ -19,8 +18,6 @@ CALLERS = (64, 256)
 _MANY = 32
 _TURN_S = 6.0
 _WARM_UP = 256
-_REST_S = 3.0
-"""Before each turn: vLLM's processes spin on for a moment after their last answer."""
 PEERS = {
     "vllm": "vLLM's server, tuned as ours",
     "vllm_stock": "vLLM's server, stock",
@@ -33,7 +30,7 @@ _LISTS = Load(CALLERS[0] // 16, _MANY)
 
 
 def measure(plan: Plan) -> list[Figure]:
-    """All in turns, on the same machine with the client; whoever waits is idle."""
+    """All in turns, on the same machine with the client; peers are stopped between their turns."""
     found: dict[str, list[Turn]] = {}
     with both_sides(plan) as (ours, vllm), ExitStack() as stack:
         sides: dict[str, Side] = {"ours": ours, "vllm": vllm}
@@ -43,7 +40,7 @@ def measure(plan: Plan) -> list[Figure]:
             ("fastapi", fastapi(plan.folder, ours.dtype)),
         ):
             stack.enter_context(started(peer))
-            sides[name] = Theirs(peer)
+            sides[name] = stack.enter_context(paused(peer))
         kinds = {f"{name}_{callers}": (side, Load(callers)) for callers in CALLERS for name, side in sides.items()}
         kinds[_STREAM] = (ours, Load(CALLERS[0], stream=True))
         kinds |= {f"{name}_lists": (sides[name], _LISTS) for name in ("ours", "vllm")}
@@ -54,7 +51,6 @@ def measure(plan: Plan) -> list[Figure]:
         for turn in range(plan.repeats):
             order = list(kinds.items())
             for name, (side, load) in order if turn % 2 == 0 else reversed(order):
-                time.sleep(_REST_S)
                 found.setdefault(name, []).append(side.turn(load, counts[name]))
             said = ", ".join(f"{name} {turns[-1].queries_per_s:.0f}/s" for name, turns in found.items())
             ERRORS.print(f"P1 {turn + 1} of {plan.repeats}: {said}")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Mapping, Sequence
 
 from loadtest.bench.figures import Figure
 from loadtest.bench.forward import asked
+from loadtest.bench.peers import Peer
 from loadtest.bench.setting import REQUESTS, Plan, Program, Progress, Setting, backlog, mean_tokens
-from loadtest.bench.sides import both_servers
+from loadtest.bench.sides import awake, both_servers, paused
 from loadtest.screen import ERRORS
 from loadtest.stack.part import Part
 
@@ -21,19 +21,18 @@ _ENGINE_TOKENS = 4096
 _ENGINE_STEPS = 20
 _TRIAL, _PLAIN, _ONE_A_CALL = 0.1, 0.4, 0.08
 """Shares of the backlog that slower ones read: the plain consumer in a trial, in its turn, and with one text a call."""
-_REST_S = 3.0
 
 
 def measure(plan: Plan) -> list[Figure]:
-    """All in turns, each reading the full topic with a new process; both servers last, and idle while others work."""
-    with backlog(plan) as setting, both_servers(plan) as servers:
+    """All in turns, each reading the full topic with a new process; vLLM's server is stopped while others work."""
+    with backlog(plan) as setting, both_servers(plan) as servers, paused(servers.vllm):
         server, vllm = servers.server, servers.vllm
         tokens = round(mean_tokens(plan.queries))
         engine_queries = _ENGINE_TOKENS // tokens
         forward = ["modelserver", "forward", "--queries", str(engine_queries), "--tokens", str(tokens)]
         with asked(forward, plan.folder / "forward.log") as engine:
             engine.seconds(_ENGINE_STEPS)
-            trials = {batch: _plain(setting, vllm.url, batch, int(_TRIAL * plan.queries)) for batch in _BATCHES}
+            trials = {batch: _plain(setting, vllm, batch, int(_TRIAL * plan.queries)) for batch in _BATCHES}
             best = max(trials, key=lambda batch: trials[batch])
             said = ", ".join(f"{batch}: {rate:.0f}/s" for batch, rate in trials.items())
             ERRORS.print(f"P2 plain consumer by texts a call: {said}")
@@ -41,9 +40,8 @@ def measure(plan: Plan) -> list[Figure]:
             found: dict[str, list[float]] = {"ours": [], "plain": [], "one_a_call": [], "engine": []}
             for turn in range(plan.repeats):
                 found["ours"].append(_ours(setting, server.address))
-                found["plain"].append(_plain(setting, vllm.url, best, some))
-                found["one_a_call"].append(_plain(setting, vllm.url, 1, few))
-                time.sleep(_REST_S)
+                found["plain"].append(_plain(setting, vllm, best, some))
+                found["one_a_call"].append(_plain(setting, vllm, 1, few))
                 found["engine"].append(_ENGINE_STEPS * engine_queries / engine.seconds(_ENGINE_STEPS))
                 rates = ", ".join(f"{name} {rates[-1]:.0f}/s" for name, rates in found.items())
                 ERRORS.print(f"P2 {turn + 1} of {plan.repeats}: {rates}")
@@ -76,17 +74,17 @@ def _ours(setting: Setting, server: str) -> float:
     return _rate(setting, setting.aggregator([server], replies), replies, setting.plan.queries)
 
 
-def _plain(setting: Setting, url: str, batch: int, count: int) -> float:
+def _plain(setting: Setting, vllm: Peer, batch: int, count: int) -> float:
     replies = setting.replies_topic()
-    where = ["--bootstrap", setting.bootstrap, "--url", url, "--requests", REQUESTS, "--replies", replies]
+    where = ["--bootstrap", setting.bootstrap, "--url", vllm.url, "--requests", REQUESTS, "--replies", replies]
     arguments = [*where, "--group", replies, "--batch", str(batch)]
     log = setting.plan.folder / "plain_consumer.log"
-    return _rate(setting, Program("loadtest.bench.programs.plain_consumer", arguments, log), replies, count)
+    with awake(vllm):
+        return _rate(setting, Program("loadtest.bench.programs.plain_consumer", arguments, log), replies, count)
 
 
 def _rate(setting: Setting, part: Part, replies: str, count: int) -> float:
     """Acknowledged replies a second until `count` are there."""
-    time.sleep(_REST_S)  # vLLM's processes spin on for a moment after their last answer
     return rate(setting.run(part, replies, count))
 
 

@@ -136,7 +136,8 @@ def _vllm() -> list[str]:
 
 
 def _tuned(folder: Path, told: Sequence[str], path: str, threads: int) -> Peer:
-    # By default it keeps one core for its other processes, which is slower on a machine of two.
-    compute = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(threads)}
+    # By default it keeps one core for its other processes, which is slower on a machine of two; and threads that spin
+    # while they wait keep these processes from the cores, for seconds at times.
+    compute = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}
     command = [*_vllm(), *told, "--block-size", str(BLOCK_SIZE), "--enforce-eager"]
     return Peer("vLLM's server", folder / "vllm.log", command, path, {**_MALLOC, **_PATIENT, **_CACHE, **compute})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ from protos.modelserver.v1 import modelserver_pb2 as pb
 from protos.modelserver.v1 import modelserver_pb2_grpc as pb_grpc
 
 _START_S = 300.0
+_WAKE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,15 +97,20 @@ class Ours(Side):
 
 
 class Theirs(Side):
-    """A server that speaks OpenAI's embeddings API."""
+    """A server that speaks OpenAI's embeddings API, and is stopped but for its turns: some spin while they wait."""
 
     def __init__(self, server: Peer) -> None:
         super().__init__(server)
-        self._url = server.url
+        self._server = server
+
+    @override
+    def turn(self, load: Load, count: int) -> Turn:
+        with awake(self._server):
+            return super().turn(load, count)
 
     @override
     async def _send(self, texts: list[str], tally: Tally, load: Load) -> None:
-        await openai.run(texts, tally, OpenAIRun(self._url, MODEL, load.callers, load.per_call))
+        await openai.run(texts, tally, OpenAIRun(self._server.url, MODEL, load.callers, load.per_call))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +139,29 @@ def both_sides(plan: Plan) -> Generator[tuple[Ours, Theirs]]:
     with both_servers(plan) as servers:
         server = servers.server
         aggregator = without_kafka(plan.folder / "aggregator.log", model=MODEL, servers=[server.address])
-        with started(aggregator):
-            yield Ours(aggregator, server, servers.dtype), Theirs(servers.vllm)
+        with started(aggregator), paused(servers.vllm) as vllm:
+            yield Ours(aggregator, server, servers.dtype), vllm
+
+
+@contextmanager
+def paused(server: Peer) -> Generator[Theirs]:
+    """A server that has started, but for its turns."""
+    server.pause()
+    try:
+        yield Theirs(server)
+    finally:
+        server.resume()
+
+
+@contextmanager
+def awake(server: Peer) -> Generator[None]:
+    """Let a server that is stopped run meanwhile."""
+    server.resume()
+    time.sleep(_WAKE_S)
+    try:
+        yield
+    finally:
+        server.pause()
 
 
 def dtype_of(server: ModelServer) -> str:
