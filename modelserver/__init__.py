@@ -1,4 +1,4 @@
-"""Serve one embedding model over gRPC: whole batches of token ids in, pooled vectors out, one engine step at a time."""
+"""Serve one model over gRPC: batches of token ids in and vectors out, or sequences that gain tokens step by step."""
 
 import os
 

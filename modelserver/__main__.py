@@ -92,7 +92,7 @@ def _check(settings: ModelServerSettings) -> int:
 
 
 def _profile(settings: ModelServerSettings, files: ModelFiles, out: Path) -> int:
-    """Serve nobody: measure the profile as a start does, whatever is cached, and write it as files."""
+    """Measure the profile as a start does, without the cache, and write it as files."""
     from modelserver.app import Server  # noqa: PLC0415 - what only this command needs
     from modelserver.profile import store  # noqa: PLC0415
 
@@ -114,7 +114,7 @@ def _profile(settings: ModelServerSettings, files: ModelFiles, out: Path) -> int
 def _forward(settings: ModelServerSettings, files: ModelFiles, queries: int, tokens: int) -> int:
     from modelserver.engines.forward import time_forward  # noqa: PLC0415 - what only this command needs
 
-    time_forward(settings, files, queries=queries, tokens=tokens, asked=sys.stdin, told=sys.stdout)
+    time_forward(settings, files, queries=queries, tokens=tokens, asked=sys.stdin, out=sys.stdout)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Put the parts of one model server together, run them, and stop them in order."""
+"""Compose the parts of one model server, run them, and stop them in order."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class Server:
         return server, port
 
     async def _drain(self, server: grpc.aio.Server) -> None:
-        """Say NOT_SERVING, refuse new batches, answer the accepted ones, then hang up."""
+        """Set health to NOT_SERVING, refuse new work, finish what was accepted, then close the port."""
         _log.info("stopping", extra={"queued_tokens": self._queue.queued_tokens})
         await self._health.enter_graceful_shutdown()
         self._queue.close()
@@ -169,7 +169,7 @@ class Server:
         self._loop.call_soon_threadsafe(action)
 
     async def _follow(self) -> None:
-        """Tell the world each state of the engine, until the last."""
+        """Follow the state of the engine, until its last."""
         while not self._ended.is_set():
             await self._show(*await self._states.get())
 
@@ -193,7 +193,7 @@ class Server:
             self._ended.set()
 
     async def _measure_backlog(self) -> None:
-        """Complete a profile that was measured here, before anybody is served; others' stay as they are."""
+        """Add `backlog_tokens` to a profile that was measured here, before clients are served."""
         profile = self._start.profile
         if profile is None or profile.curve.backlog_tokens or self._settings.profile.file is not None:
             return
@@ -229,7 +229,7 @@ class Server:
 
 
 def _freeze_heap() -> None:
-    """Let collections pass over what stays, the model: a full one holds the event loop up for 15 to 60 ms."""
+    """Exclude the loaded model from garbage collections: a full one blocks the event loop for 15 to 60 ms."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 import grpc
-from opentelemetry.metrics import CallbackOptions, Meter, Observation
+from opentelemetry.metrics import Histogram, Meter, Observation
 
 from modelserver.scheduler.generation_steps import GenerationStep
 from modelserver.scheduler.merge import Composition
@@ -20,28 +20,17 @@ _IDLE_BOUNDS_S = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05,
 
 
 class Metrics:
-    """Everything measured here; all methods are called on the event loop."""
+    """The instruments; all methods are called on the event loop."""
 
     def __init__(self, meter: Meter, queued_tokens: Callable[[], int]) -> None:
-        """`queued_tokens` is read whenever somebody collects, on the collecting thread."""
-        self._duration = meter.create_histogram(
-            "embed.engine.duration",
-            "s",
-            "time of one engine step",
-            explicit_bucket_boundaries_advisory=_DURATION_BOUNDS_S,
-        )
-        self._tokens = meter.create_histogram(
-            "embed.engine.step.tokens",
-            "{token}",
-            "tokens of one engine step",
-            explicit_bucket_boundaries_advisory=_TOKEN_BOUNDS,
-        )
-        self._idle = meter.create_histogram(
-            "embed.engine.idle",
-            "s",
-            "the engine's idle time before a step",
-            explicit_bucket_boundaries_advisory=_IDLE_BOUNDS_S,
-        )
+        """`queued_tokens` is read at each collection, on the collector's thread."""
+
+        def histogram(name: str, unit: str, description: str, bounds: Sequence[float]) -> Histogram:
+            return meter.create_histogram(name, unit, description, explicit_bucket_boundaries_advisory=bounds)
+
+        self._duration = histogram("embed.engine.duration", "s", "time of one engine step", _DURATION_BOUNDS_S)
+        self._tokens = histogram("embed.engine.step.tokens", "{token}", "tokens of one engine step", _TOKEN_BOUNDS)
+        self._idle = histogram("embed.engine.idle", "s", "the engine's idle time before a step", _IDLE_BOUNDS_S)
         self._queries = meter.create_counter("embed.engine.queries", "{query}", "queries computed")
         self._batches = meter.create_counter("embed.engine.batches", "{batch}", "batches computed")
         self._failed = meter.create_counter("embed.engine.failed_steps", "{step}", "steps in which the engine raised")
@@ -54,24 +43,20 @@ class Metrics:
         self._refused = meter.create_counter(
             "embed.engine.refused", "{refusal}", "batches and queries refused or failed"
         )
-
-        def waiting(_: CallbackOptions) -> Iterable[Observation]:
-            yield Observation(queued_tokens())
-
         meter.create_observable_gauge(
-            "embed.engine.queued_tokens", [waiting], "{token}", "tokens that wait for the engine"
+            "embed.engine.queued_tokens",
+            [lambda _: [Observation(queued_tokens())]],
+            "{token}",
+            "tokens that wait for the engine",
         )
-        self._step = meter.create_histogram(
-            "generate.engine.duration",
-            "s",
-            "time of one engine step of a model that generates",
-            explicit_bucket_boundaries_advisory=_DURATION_BOUNDS_S,
+        self._step = histogram(
+            "generate.engine.duration", "s", "time of one engine step of a model that generates", _DURATION_BOUNDS_S
         )
-        self._sequences = meter.create_histogram(
+        self._sequences = histogram(
             "generate.engine.sequences",
             "{sequence}",
             "sequences that gained a token in one engine step",
-            explicit_bucket_boundaries_advisory=_SEQUENCE_BOUNDS,
+            _SEQUENCE_BOUNDS,
         )
         self._generated = meter.create_counter("generate.engine.tokens", "{token}", "prompt tokens and new tokens")
         for counter in (self._queries, self._batches, self._rebuilds, self._fallbacks):
@@ -102,9 +87,9 @@ class Metrics:
         self._rebuilds.add(1)
 
     def fallback(self) -> None:
-        """The general engine serves where the direct one was hoped for."""
+        """The general engine serves because the direct one failed its check."""
         self._fallbacks.add(1)
 
     def refused(self, code: grpc.StatusCode, queries: int) -> None:
-        """A batch (`queries` 0), or so many of a batch's queries."""
+        """A refused batch (`queries` 0), or this many refused queries of a batch."""
         self._refused.add(queries or 1, {"what": "query" if queries else "batch", "code": code.name})

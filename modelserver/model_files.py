@@ -1,4 +1,4 @@
-"""Read what a model's own files say of it: tokenizer, prompts, normalisation, Matryoshka dimensions, revision."""
+"""Read a model's files: tokenizer, prompts, normalisation, Matryoshka dimensions, revision."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class ModelFiles:
 def locate(path_or_name: str, revision: str) -> Path:
     """The folder of a model: a local one, a Hugging Face hub name (downloaded when not cached), or the bundled MiniLM.
 
-    Raises CannotStart when it cannot be had.
+    Raises CannotStart if there is none.
     """
     if not path_or_name:
         return _bundled()
@@ -167,7 +167,7 @@ def _max_input_tokens(path: Path, config: Mapping[str, Any]) -> int:
 
 
 def _revision(path: Path) -> str:
-    """The hub's commit where the folder's place tells it, else a digest of the configuration and of the weights."""
+    """The hub's commit if the folder is in its cache, else a digest of the configuration and of the weights."""
     if path.parent.name == "snapshots":
         return path.name
     digest = hashlib.sha256((path / "config.json").read_bytes())
@@ -179,7 +179,7 @@ def _revision(path: Path) -> str:
 
 
 def _samples(file: Path) -> Iterator[bytes]:
-    """Pieces from all over a weights file: cheap, and another training run's weights differ in every one of them."""
+    """Pieces of a weights file, evenly spread: cheap, and the weights of another training run differ in each."""
     size = file.stat().st_size
     with file.open("rb") as opened:
         for sample in range(_SAMPLES):

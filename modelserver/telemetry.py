@@ -26,7 +26,7 @@ from typing_extensions import override
 from modelserver.errors import CannotStart
 
 Check = Callable[[], str | None]
-"""Says why it does not hold, or None when it does. Called on a thread of the monitoring port."""
+"""The reason of a failure, or None. Called on a thread of the monitoring port."""
 
 _SCOPE = "tokenbatch"
 _LAST_EXPORT_S = 3.0
@@ -34,14 +34,14 @@ _POLL_S = 0.1  # how soon a close is noticed
 
 
 class Telemetry:
-    """What is measured and traced here, and the port where it is read.
+    """Metrics, traces, and the HTTP port of metrics and health.
 
-    `checks` holds why `/livez` and `/readyz` do not hold; until one is set, the process is alive and not ready.
-    `traces` says whether spans go anywhere; if not, `tracer` makes none.
+    `checks` decides `/livez` and `/readyz`; until it is set, the process is alive and not ready.
+    `traces`: whether spans are exported; if not, `tracer` makes none.
     """
 
     def __init__(self, bind: str) -> None:
-        """Serve on `bind`, host:port; port 0 picks a free one. Raises CannotStart when it cannot be had."""
+        """Serve on `bind`, host:port; port 0 picks a free one. Raises CannotStart if it cannot be bound."""
         resource = _resource()
         registry = CollectorRegistry()
         ProcessCollector(registry=registry)
@@ -68,7 +68,7 @@ class Telemetry:
         return f"{host!s}:{port}"
 
     def shutdown(self) -> None:
-        """Export what is left, and stop; a collector that does not answer is not waited for longer than 3 s."""
+        """Export what is left, and stop; waits for the collector no longer than 3 s."""
         self._server.shutdown()
         self._server.server_close()
         exporting = Thread(target=self._export_rest, name="last export", daemon=True)
@@ -102,11 +102,11 @@ class Telemetry:
 class _Server(ThreadingWSGIServer):
     @override
     def handle_error(self, request: object, client_address: object) -> None:
-        """A prober that hangs up is no error."""
+        """A client that closes its connection early is not an error."""
 
 
 class _Handler(WSGIRequestHandler):
-    timeout = 10  # a client that says nothing must not hold a thread for ever
+    timeout = 10  # a silent client must not keep a thread
 
     @override
     def log_message(self, format: str, *args: object) -> None:
@@ -122,7 +122,7 @@ def _listen(bind: str, app: WSGIApplication) -> WSGIServer:
 
 
 def _resource() -> Resource:
-    """Who reports; OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES have the last word."""
+    """The resource; OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES override it."""
     attributes = {"service.name": "modelserver", "service.version": _version(), "service.instance.id": str(uuid4())}
     return Resource.create(attributes).merge(OTELResourceDetector().detect())
 

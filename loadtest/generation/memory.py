@@ -1,4 +1,4 @@
-"""Algorithm 1 of Pang et al. as printed, for the tables of the paper; the formulas are the model server's."""
+"""Algorithm 1 of Pang et al. as printed, for the tables of the paper; equation 12 is the model server's."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
-from modelserver.scheduler.memory import LengthMoments, exact_batch, linear_batch, safety_buffer_tokens, theta
+from modelserver.scheduler.memory import LengthMoments, exact_batch, theta
 
 _MIN_LENGTHS = 30
 
@@ -76,3 +76,18 @@ class MemoryController:
             self._buffer_tokens = safety_buffer_tokens(*known)
             self._refreshed_s = now_s
         return linear_batch(policy.capacity_tokens, lengths.mean, self._buffer_tokens)
+
+
+def safety_buffer_tokens(capacity_tokens: float, mean_tokens: float, variance: float, overflow: float) -> float:
+    """L0, the tokens to keep free (Pang et al., equations 13 and 14), taken at b*: theta * sqrt(b* * v).
+
+    The seed's text takes it at the current batch, L0 = eta - (theta * sigma_S + mu_S). Then equation 14 gives
+    b + theta * sqrt(b * v) / m, in which eta no longer stands: each update grows the batch, without end.
+    """
+    batch = exact_batch(capacity_tokens, mean_tokens, variance, overflow)
+    return theta(overflow) * math.sqrt(batch * variance)
+
+
+def linear_batch(capacity_tokens: float, mean_tokens: float, buffer_tokens: float) -> int:
+    """Equation 14 of Pang et al.: the requests of mean length that fit beside the safety buffer; never below 0."""
+    return max(0, math.floor((capacity_tokens - buffer_tokens) / mean_tokens))

@@ -1,4 +1,4 @@
-"""Build the engine that the settings ask for, and choose between vLLM's two ways by a self-check."""
+"""Build the engine that the settings name; choose between the two vLLM engines by a self-check."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from modelserver.engines.engine import Engine, Generator, Task
+from modelserver.engines.engine import Engine, EngineFacts, Generator, Task
 from modelserver.engines.self_check import compare
 from modelserver.engines.synthetic import Poison, SyntheticEngine, synthetic_facts
 from modelserver.engines.synthetic_generator import SyntheticGenerator
@@ -32,7 +32,7 @@ _SYNTHETIC_KV_TOKENS = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The engine to serve with; `fallback` says why it is not the fast one, or is empty."""
+    """The engine to serve with; `fallback`: why it is not the direct one, or empty."""
 
     engine: Engine
     fallback: str = ""
@@ -72,7 +72,7 @@ def choose(core: Engine, make_direct: Callable[[], Engine]) -> Choice:
     try:
         direct = make_direct()
         agreement = compare(direct, core)
-    except Exception as error:  # noqa: BLE001 - private interfaces fail in any way; the general way is there for it
+    except Exception as error:  # noqa: BLE001 - private interfaces fail in any way; the general engine remains
         return _fallback(core, f"the direct way fails: {type(error).__name__}: {error}")
     if not agreement.agrees:
         apart = f"{agreement.difference:.2g} where {agreement.tolerance:.2g} is allowed"
@@ -94,7 +94,7 @@ def _core(settings: ModelServerSettings, files: ModelFiles) -> Engine:
 
 
 def _loaded(load: Callable[[LoadOptions], L], settings: ModelServerSettings, files: ModelFiles) -> L:
-    """What vLLM makes of the model. Raises CannotStart."""
+    """The model, loaded by vLLM. Raises CannotStart."""
     from modelserver.engines.core import LoadOptions  # noqa: PLC0415 - loaded by now
 
     engine = settings.engine
@@ -112,11 +112,11 @@ def _loaded(load: Callable[[LoadOptions], L], settings: ModelServerSettings, fil
     except ModelServerError:
         raise
     except Exception as error:
-        raise CannotStart(f"vLLM cannot load {files.path}: {_told(error)}") from error
+        raise CannotStart(f"vLLM cannot load {files.path}: {_described(error)}") from error
 
 
-def _told(error: Exception) -> str:
-    """What it is and where it was raised: errors of the system name neither the file nor the call that it is about."""
+def _described(error: Exception) -> str:
+    """The error and the place that raised it: errors of the operating system name neither."""
     raised = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {error} (raised by {raised.name} in {raised.filename}, line {raised.lineno})"
 
@@ -129,19 +129,32 @@ def _direct(core: Engine) -> Engine:
     return DirectEngine(core)
 
 
+def _synthetic(settings: ModelServerSettings, files: ModelFiles) -> Engine:
+    synthetic, facts = settings.synthetic, _synthetic_facts(settings, files)
+    facts = replace(
+        facts,
+        dimensions=synthetic.dimensions or files.hidden_size,
+        max_input_tokens=min(facts.max_input_tokens, facts.step_token_capacity),
+    )
+    return SyntheticEngine(facts, synthetic.fixed_s, synthetic.per_token_s, _poison(settings))
+
+
 def _synthetic_generator(settings: ModelServerSettings, files: ModelFiles) -> Generator:
-    synthetic = settings.synthetic
-    step_tokens = settings.engine.step_tokens or _SYNTHETIC_STEP_TOKENS
-    facts = synthetic_facts(
-        version=f"{synthetic.fixed_s} s + {synthetic.per_token_s} s",
+    synthetic, facts = settings.synthetic, _synthetic_facts(settings, files)
+    facts = replace(facts, task=Task.GENERATE, step_query_capacity=_SYNTHETIC_SEQUENCES, kv_tokens=_SYNTHETIC_KV_TOKENS)
+    return SyntheticGenerator(facts, synthetic.fixed_s, synthetic.per_token_s, _poison(settings))
+
+
+def _synthetic_facts(settings: ModelServerSettings, files: ModelFiles) -> EngineFacts:
+    synthetic, step_tokens = settings.synthetic, settings.engine.step_tokens or _SYNTHETIC_STEP_TOKENS
+    return synthetic_facts(
+        version=f"{synthetic.fixed_s} s + {synthetic.per_token_s} s",  # the profile depends on the speed
         dimensions=0,
         max_input_tokens=settings.model.max_input_tokens or files.max_input_tokens,
         vocabulary_size=files.vocabulary_size,
         step_tokens=step_tokens,
-        step_queries=_SYNTHETIC_SEQUENCES,
+        step_queries=step_tokens,
     )
-    facts = replace(facts, task=Task.GENERATE, kv_tokens=_SYNTHETIC_KV_TOKENS)
-    return SyntheticGenerator(facts, synthetic.fixed_s, synthetic.per_token_s, _poison(settings))
 
 
 def _poison(settings: ModelServerSettings) -> Poison | None:
@@ -149,17 +162,3 @@ def _poison(settings: ModelServerSettings) -> Poison | None:
     if synthetic.poison_token_id is None:
         return None
     return Poison(synthetic.poison_token_id, synthetic.poison_mode)
-
-
-def _synthetic(settings: ModelServerSettings, files: ModelFiles) -> Engine:
-    engine, synthetic = settings.engine, settings.synthetic
-    step_tokens = engine.step_tokens or _SYNTHETIC_STEP_TOKENS
-    facts = synthetic_facts(
-        version=f"{synthetic.fixed_s} s + {synthetic.per_token_s} s",  # a profile of another speed is another's
-        dimensions=synthetic.dimensions or files.hidden_size,
-        max_input_tokens=min(settings.model.max_input_tokens or files.max_input_tokens, step_tokens),
-        vocabulary_size=files.vocabulary_size,
-        step_tokens=step_tokens,
-        step_queries=step_tokens,
-    )
-    return SyntheticEngine(facts, synthetic.fixed_s, synthetic.per_token_s, _poison(settings))

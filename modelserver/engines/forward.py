@@ -26,19 +26,19 @@ def time_forward(
     queries: int,
     tokens: int,
     asked: Iterable[str],
-    told: TextIO,
+    out: TextIO,
 ) -> None:
-    """For each line asked, a number of steps: run so many batches of new random ids, tell their seconds in a line.
+    """For each line of `asked`, a number of steps: run that many batches of random ids, and write their seconds.
 
-    The first line told says what the engine is, once it is ready. Raises CannotStart.
+    The first line written says what the engine is, once it is ready. Raises CannotStart.
     """
     engine = build(settings, files).engine
     warm_up(engine)
     rng = np.random.default_rng()
     facts = engine.facts
-    _tell(told, {"engine": facts.kind, "dtype": facts.dtype, "device": facts.device})
+    _write(out, {"engine": facts.kind, "dtype": facts.dtype, "device": facts.device})
     for line in asked:
-        _tell(told, _seconds(engine, int(line), queries, tokens, rng))
+        _write(out, _seconds(engine, int(line), queries, tokens, rng))
     engine.close()
 
 
@@ -51,6 +51,6 @@ def _seconds(engine: Engine, steps: int, queries: int, tokens: int, rng: np.rand
     return time.perf_counter() - began_s
 
 
-def _tell(told: TextIO, what: object) -> None:
-    told.write(json.dumps(what) + "\n")
-    told.flush()
+def _write(out: TextIO, what: object) -> None:
+    out.write(json.dumps(what) + "\n")
+    out.flush()

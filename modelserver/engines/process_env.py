@@ -1,4 +1,4 @@
-"""Bring the process into the state that the engine needs before anything heavy is imported."""
+"""Set the environment that the engine needs, and check the installation, before torch is imported."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _CPU_CACHE_GIB = "2"  # of decoder models' keys and values; encoders need none
 _ENGINE = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # through another process a batch is split over several steps
     "VLLM_USE_V2_MODEL_RUNNER": "0",  # the runner whose parts the direct engine knows
-    "VLLM_CONFIGURE_LOGGING": "0",  # vLLM's records go the way of all others
+    "VLLM_CONFIGURE_LOGGING": "0",  # vLLM's records are formatted as all others
     "VLLM_NO_USAGE_STATS": "1",
-    # A step has a hundred parallel regions. At the end of each a thread that spins keeps the core from the one it waits
-    # for wherever cores are shared: 85 tokens took 320 ms on two cores, and take 9 ms where threads sleep instead.
+    # A step has a hundred parallel regions, and at the end of each its threads wait for each other. If other processes
+    # need the cores as well, a thread that spins takes the core that the slower thread needs (ADR 17).
     "OMP_WAIT_POLICY": "passive",
     "TORCH_CPP_LOG_LEVEL": "ERROR",
     "TOKENIZERS_PARALLELISM": "false",
@@ -33,7 +33,7 @@ _ENGINE = {
 
 
 def reexecution(env: Mapping[str, str]) -> dict[str, str] | None:
-    """The environment to start again with, or None where the process has what it needs (or was told otherwise)."""
+    """The environment to start again with, or None if nothing is missing."""
     missing = {name: value for name, value in MALLOC.items() if name not in env}
     if not missing or not sys.platform.startswith("linux") or _GUARD in env:
         return None
@@ -48,7 +48,7 @@ def ensure_malloc(arguments: Sequence[str], execve: Callable[..., object] = os.e
 
 
 def prepare_engine_env(env: MutableMapping[str, str], *, local_model: bool) -> None:
-    """Set what vLLM reads when it is imported; what the environment says already stays."""
+    """Set the variables that vLLM and torch read when they are imported; those that are set already stay."""
     for name, value in _ENGINE.items():
         env.setdefault(name, value)
     env.setdefault("VLLM_CPU_KVCACHE_SPACE", _CPU_CACHE_GIB)

@@ -18,7 +18,7 @@ _SEED = 20_240_501
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How far two engines are apart, on unit vectors, and how far they may be."""
+    """The difference of two engines on unit vectors, and the tolerance."""
 
     difference: float
     tolerance: float

@@ -22,7 +22,7 @@ class _Sequence:
     token_ids: list[int]
     sampling: pb.Sampling
     prompt_left: int
-    told: int
+    digest: int
     generated: int = 0
 
 
@@ -69,8 +69,8 @@ class SyntheticGenerator:
 
     def add(self, name: str, token_ids: Sequence[int], sampling: pb.Sampling) -> None:
         """Start a sequence."""
-        told = zlib.crc32(_bytes(token_ids), sampling.seed & 0xFFFFFFFF)
-        self._sequences[name] = _Sequence(list(token_ids), sampling, len(token_ids), told)
+        digest = zlib.crc32(_bytes(token_ids), sampling.seed & 0xFFFFFFFF)
+        self._sequences[name] = _Sequence(list(token_ids), sampling, len(token_ids), digest)
 
     def abort(self, names: Collection[str]) -> None:
         """Forget sequences."""
@@ -118,9 +118,9 @@ class SyntheticGenerator:
     def _next(self, name: str) -> NewTokens:
         sequence = self._sequences[name]
         sampling = sequence.sampling
-        token = sequence.told % self.facts.vocabulary_size
+        token = sequence.digest % self.facts.vocabulary_size
         sequence.token_ids.append(token)
-        sequence.told = zlib.crc32(_bytes((token,)), sequence.told)
+        sequence.digest = zlib.crc32(_bytes((token,)), sequence.digest)
         sequence.generated += 1
         stopped = token in sampling.stop_token_ids and sequence.generated >= sampling.min_tokens
         cut = sequence.generated >= sampling.max_tokens or len(sequence.token_ids) >= self.facts.max_input_tokens

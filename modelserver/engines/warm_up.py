@@ -1,4 +1,4 @@
-"""Run the largest step once, so that its memory is had before the first batch comes."""
+"""Run the largest step once, so that its memory is allocated before the first batch."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Measure what batches cost through the whole server: from which size on a backlog gains nothing from larger ones.
+"""Measure batches through the whole server, to find the size above which a backlog gains nothing.
 
-A step of the engine alone pays off at the saturation point. A batch also costs its message, its decoding and the
-delivery of its vectors, on processors that the engine may need too; a larger one spreads that over more tokens.
+The saturation point is that of the engine alone. A batch also costs its message, its decoding and the delivery of its
+vectors, on cores that the engine may need too; a larger batch spreads that over more tokens.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _TIMEOUT_S = 60.0
 
 
 async def with_backlog(profile: Profile, queue: StepQueue, description: Description) -> Profile:
-    """The profile with its `backlog_tokens`, measured on an engine that serves this queue and nobody else yet.
+    """The profile with its `backlog_tokens`, measured before any client is served from this queue.
 
-    Where a batch fails it is the profile as it was: a backlog then goes in batches of the saturation point.
+    If a batch fails, the profile is returned unchanged: batches are then as large as the saturation point.
     """
     facts = description.facts
     sizes = batch_sizes(profile.curve.saturation_point, facts.step_token_capacity)

@@ -94,7 +94,7 @@ class EmbeddingSteps:
                 raise error
             engine.recover()
         except EngineBroken as broken:
-            # Of a merged step nobody knows whose fault it was: UNAVAILABLE, and each is tried again by itself.
+            # The cause in a merged step is unknown: UNAVAILABLE, and each batch is tried again by itself.
             _deliver(batches, broken if merged else StepFailed(f"the engine broke: {error}"))
             raise
         if merged:

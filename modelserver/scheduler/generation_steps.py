@@ -191,7 +191,7 @@ class GenerationSteps:
                 del self._sequences[name]
 
     def _deliver(self, engine: Generator, limits: StepLimits, new: Sequence[NewTokens], duration_s: float) -> None:
-        # Callers without a new token hear of the step as well: silence would mean that the server hangs.
+        # Callers without a new token get the step as well: no message would mean that the server hangs.
         callers = dict.fromkeys(sequence.outbox for sequence in self._sequences.values())
         for each in new:
             sequence = self._sequences.get(each.name)
@@ -216,7 +216,7 @@ class GenerationSteps:
             outbox.end_step(state)
 
     def _fail(self, engine: Generator, error: Exception) -> None:
-        """Nobody knows which sequence it was: their callers find out. Raises EngineBroken."""
+        """Finish all: which sequence caused it is unknown. Raises EngineBroken."""
         _log.warning("a step failed", extra={"sequences": self.sequences, "error": type(error).__name__})
         self._on_failed_step()
         self._finish_all(grpc.StatusCode.INTERNAL, f"the engine failed: {type(error).__name__}")

@@ -42,21 +42,6 @@ def exact_batch(capacity_tokens: float, mean_tokens: float, variance: float, ove
     return ((math.sqrt(spread**2 + 4.0 * mean_tokens * capacity_tokens) - spread) / (2.0 * mean_tokens)) ** 2
 
 
-def safety_buffer_tokens(capacity_tokens: float, mean_tokens: float, variance: float, overflow: float) -> float:
-    """L0, the tokens to keep free (Pang et al., equations 13 and 14), taken at b*: theta * sqrt(b* * v).
-
-    The seed's text takes it at the current batch, L0 = eta - (theta * sigma_S + mu_S). Then equation 14 gives
-    b + theta * sqrt(b * v) / m, in which eta no longer stands: each update grows the batch, without end.
-    """
-    batch = exact_batch(capacity_tokens, mean_tokens, variance, overflow)
-    return theta(overflow) * math.sqrt(batch * variance)
-
-
-def linear_batch(capacity_tokens: float, mean_tokens: float, buffer_tokens: float) -> int:
-    """Equation 14 of Pang et al.: the requests of mean length that fit beside the safety buffer; never below 0."""
-    return max(0, math.floor((capacity_tokens - buffer_tokens) / mean_tokens))
-
-
 class LengthMoments:
     """Running mean and variance of request lengths in tokens, forgetting exponentially once `memory` were seen."""
 
@@ -113,7 +98,7 @@ class OccupancyMoments:
 class MemoryLimit:
     """How many sequences may run at once (Algorithm 1 of Pang et al.), by the lengths of those that finished.
 
-    Until thirty lengths are known it lets as many run as would fit if each were of the longest kind.
+    Until thirty lengths are known, it counts each sequence with the longest length.
     """
 
     def __init__(self, form: MemoryForm, capacity_tokens: int, longest_tokens: int) -> None:

@@ -64,7 +64,7 @@ def select(waiting: Iterable[M], limits: MergeLimits) -> Selection[M] | None:
     """The next step: the batch that waits longest, and every other that fits beside it; None when none waits.
 
     The sum of tokens stays within the smallest `max_step_tokens` among the chosen. A batch that goes alone is
-    neither joined nor joins; one that does not fit is passed over and opens a later step, since the one that waits
+    neither joined nor joins; one that does not fit is skipped and opens a later step, since the one that waits
     longest always runs.
     """
     waiting = iter(waiting)

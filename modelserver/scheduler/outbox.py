@@ -1,4 +1,4 @@
-"""What one caller of Generate gets next: the new tokens of its sequences, of one step or of as many as it missed."""
+"""The next message to one caller of Generate: the new tokens of its sequences, of one step or of several."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from protos.modelserver.v1 import modelserver_pb2 as pb
 
 
 class Outbox:
-    """Filled on the engine's thread, emptied on the event loop; a slow reader never holds up a step."""
+    """Filled on the engine's thread, emptied on the event loop; a slow reader never blocks a step."""
 
     def __init__(self, filled: Callable[[], object]) -> None:
         """`filled` is called, on the engine's thread, when there is something in it that was empty."""
@@ -41,7 +41,7 @@ class Outbox:
             self._finished.append(finished)
 
     def end_step(self, state: pb.GenerateStep) -> None:
-        """All of a step is in it; `state` says how the engine stands."""
+        """The step is complete; `state`: the engine's fields of the message."""
         with self._lock:
             self._state = state
             was_empty, self._empty = self._empty, False
@@ -49,7 +49,7 @@ class Outbox:
             self._filled()
 
     def take(self) -> pb.GenerateStep | None:
-        """All that is in it; None: nothing."""
+        """The message, or None if there is nothing."""
         with self._lock:
             if self._empty:
                 return None

@@ -1,4 +1,4 @@
-"""A batch that waits for its step, and what it gets back."""
+"""A batch that waits for its step, and its outcome."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Outcome = Answer | ModelServerError
 class QueuedBatch:
     """One batch in the queue, `deliver` is called once with its outcome, on the engine's thread.
 
-    `ready_s` is when it began to wait, `deadline_s` when nobody wants it any more, both on the engine loop's clock.
+    `ready_s` is when it began to wait, `deadline_s` the caller's deadline, both on the engine loop's clock.
     """
 
     batch: Batch
@@ -71,5 +71,5 @@ class QueuedBatch:
         return self.batch.alone or self.isolated
 
     def wanted(self, now_s: float) -> bool:
-        """Whether its sender still waits for it."""
+        """Whether its caller still waits for it."""
         return not self.withdrawn and now_s < self.deadline_s

@@ -32,8 +32,8 @@ class NextStep:
 class StepQueue:
     """Between the event loop (`put`, `withdraw`), the engine's thread (`take`) and the staging thread (`stage`).
 
-    It takes batches while it is open. What waits is bounded in tokens. A batch whose sender has gone never reaches
-    the engine.
+    It accepts batches while it is open. The batches that wait are bounded in tokens. A batch whose caller has given up
+    never reaches the engine.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -53,7 +53,7 @@ class StepQueue:
         return self._queued_tokens
 
     def open(self, bounds: QueueBounds) -> None:
-        """Take batches from now on."""
+        """Accept batches from now on."""
         with self._changed:
             self._bounds = bounds
 
@@ -79,13 +79,13 @@ class StepQueue:
             self._count()
 
     def withdraw(self, queued: QueuedBatch) -> None:
-        """Forget a batch whose sender has gone; without effect once its step runs."""
+        """Remove a batch whose caller has given up; without effect once its step runs."""
         with self._changed:
             queued.withdrawn = True
             self._drop_unwanted()
 
     def drain(self) -> tuple[QueuedBatch, ...]:
-        """Take no batches until opened again, and hand out those that wait, to be refused. Engine's thread."""
+        """Accept no batches until opened again, and return those that wait, to be refused. Engine's thread."""
         with self._changed:
             self._bounds = None
             self._running = False
@@ -98,7 +98,7 @@ class StepQueue:
             return queued_batches
 
     def close(self) -> None:
-        """Take no more batches; what waits still runs, then `take` and `stage` end."""
+        """Accept no more batches; those that wait still run, then `take` and `stage` end."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

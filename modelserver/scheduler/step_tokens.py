@@ -13,7 +13,7 @@ from modelserver.engines.engine import StepLoad
 _TARGET_SHARE = 0.8
 """Of the target: steps scatter, and the 99th percentile is to keep it."""
 _LEAST_STEPS = 2.0
-"""Times what a step costs by itself: a target below that cannot be had, and to try would only starve prompts."""
+"""Times what a step costs by itself: a lower target cannot be met, and would only starve prompts."""
 _LEAST_PROMPT_TOKENS = 16
 """Of every step, however many decode: else a new sequence would never begin."""
 _SCALE_WEIGHT = 0.1

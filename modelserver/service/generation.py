@@ -1,4 +1,4 @@
-"""Serve one Generate call: commands to the engine's thread, and what its sequences gain back, a message a step."""
+"""Serve one Generate call: commands to the engine's thread, and one message a step back."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 async def generate(
     commands: AsyncIterator[pb.GenerateCommand], steps: GenerationSteps, description: Description
 ) -> AsyncIterator[pb.GenerateStep]:
-    """What the sequences gain that `commands` start, until the caller has said all and they are finished.
+    """The messages of the sequences that `commands` start, until there are no more commands and all are finished.
 
-    A sequence that is refused is finished at once. When the caller goes away, all of its sequences are aborted.
+    A refused sequence is finished at once. If the call is cancelled, all of its sequences are aborted.
     """
     event_loop = asyncio.get_running_loop()
     filled = asyncio.Event()
@@ -46,7 +46,7 @@ async def generate(
 
 
 class _Call:
-    """The sequences of one caller; `under_way` are those that it has not been told the end of."""
+    """The sequences of one caller; `under_way` are those whose end was not sent yet."""
 
     def __init__(self, steps: GenerationSteps, description: Description, outbox: Outbox) -> None:
         self.under_way: set[int] = set()
@@ -55,7 +55,7 @@ class _Call:
         self._outbox = outbox
 
     async def read(self, commands: AsyncIterator[pb.GenerateCommand]) -> None:
-        """Hand on the commands."""
+        """Pass the commands on."""
         async for command in commands:
             if command.WhichOneof("command") == "start":
                 self._start(command.start)
@@ -77,7 +77,7 @@ class _Call:
             self._steps.do(Start(self._outbox, start.sequence, token_ids, start.sampling))
 
     def _checked(self, start: pb.StartSequence) -> list[int]:
-        """The prompt's ids. Raises what the sender is told: an engine would raise on them, or never come to an end."""
+        """The prompt's ids. Raises what the caller gets: an engine would raise on it, or never finish."""
         served, facts = self._description.message, self._description.facts
         if (start.model, start.model_revision) != (served.model, served.model_revision):
             raise WrongModel(f"the model served here is {served.model}, revision {served.model_revision}")

@@ -29,7 +29,7 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 @dataclass(slots=True)
 class Serving:
-    """Where batches wait, or sequences run, and what is served: `description` is None until the engine is ready."""
+    """The queue, or the sequences, and what is served: `description` is None until the engine is ready."""
 
     queue: StepQueue
     description: Description | None = None
@@ -46,7 +46,7 @@ class ModelServerServicer(pb_grpc.ModelServerServicer):
         on_refused: Callable[[grpc.StatusCode, int], None],
         batch_span: BatchSpan = no_span,
     ) -> None:
-        """`on_refused` hears of each refused or failed batch (count 0) and of each refused query, by code."""
+        """`on_refused` is called with the code of each refused or failed batch (count 0) and of each refused query."""
         self._serving = serving
         self._tokenizer = tokenizer
         self._on_refused = on_refused
@@ -127,16 +127,16 @@ class ModelServerServicer(pb_grpc.ModelServerServicer):
 
 
 async def _run(queue: StepQueue, batch: batches.Batch, remaining_s: float | None) -> Answer:
-    """Let the batch wait for its step; raises what became of it. Cancelled, it leaves the queue."""
+    """Queue the batch and return its answer; raises its error. If cancelled, the batch leaves the queue."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Outcome] = loop.create_future()
 
-    def settle(outcome: Outcome) -> None:
+    def complete(outcome: Outcome) -> None:
         if not future.done():
             future.set_result(outcome)
 
     def deliver(outcome: Outcome) -> None:
-        loop.call_soon_threadsafe(settle, outcome)
+        loop.call_soon_threadsafe(complete, outcome)
 
     now_s = time.monotonic()
     queued = QueuedBatch(batch, deliver, now_s, math.inf if remaining_s is None else now_s + remaining_s)

@@ -1,4 +1,4 @@
-"""One server span per batch, in the trace of whoever sent it, where traces go anywhere at all."""
+"""One server span per batch, in the trace of its caller, if traces are exported."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ATTRIBUTES = {"rpc.system": "grpc", "rpc.service": "modelserver.v1.ModelServer"
 
 
 def no_span(_: Metadata | None) -> AbstractContextManager[object]:
-    """Where nobody collects traces."""
+    """If traces are not exported."""
     return nullcontext()
 
 

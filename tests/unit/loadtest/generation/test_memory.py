@@ -12,8 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.generation.memory import MemoryController, MemoryForm, MemoryPolicy
-from modelserver.scheduler.memory import LengthMoments, exact_batch, linear_batch, safety_buffer_tokens
+from loadtest.generation.memory import (
+    MemoryController,
+    MemoryForm,
+    MemoryPolicy,
+    linear_batch,
+    safety_buffer_tokens,
+)
+from modelserver.scheduler.memory import LengthMoments, exact_batch
 
 Length = Callable[[random.Random], float]
 
