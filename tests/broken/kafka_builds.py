@@ -133,7 +133,7 @@ BUILDS = (
         "reads-what-is-held",
         "a paused topic is not delivered, while others are",
         "aggregator/sources/kafka/consumer/partitions.py",
-        "            if partition.fetched and partition.tp.topic not in held_topics\n",
+        "            if partition.fetched and partition.tp.topic not in paused_topics\n",
         "            if partition.fetched\n",
         (f"{_GROUP}::test_what_was_being_read_when_its_topic_was_held_waits_too",),
     ),

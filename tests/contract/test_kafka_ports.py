@@ -67,14 +67,14 @@ async def test_held_topics_wait_while_others_flow(cluster: Cluster) -> None:
     async with reading(cluster, cluster.settings(held, free)) as intake:
         await produce(cluster, [*records_of(held, 5), *records_of(free, 5)])
         await intake.take(10)
-        intake.consumer.hold(frozenset({held}))
+        intake.consumer.pause(frozenset({held}))
         await produce(cluster, [*records_of(held, 5), *records_of(free, 5)])
         assert {in_flight.record.topic for in_flight in await intake.take(5)} == {free}
         await intake.nothing()
         assert intake.consumer.paused() == {(held, 0)}
         await produce(cluster, records_of(free, 5))
         assert {in_flight.record.topic for in_flight in await intake.take(5)} == {free}
-        intake.consumer.hold(frozenset())
+        intake.consumer.pause(frozenset())
         assert [in_flight.offset for in_flight in await intake.take(5)] == [5, 6, 7, 8, 9]
         assert not intake.consumer.paused()
 
@@ -85,11 +85,11 @@ async def test_a_hold_that_comes_while_records_are_waited_for_holds(cluster: Clu
         await until_committed(cluster, topic, {0: 0})
         waiting = asyncio.create_task(intake.take(5))
         await asyncio.sleep(0.1)
-        intake.consumer.hold(frozenset({topic}))
+        intake.consumer.pause(frozenset({topic}))
         await produce(cluster, records_of(topic, 5))
         await asyncio.sleep(0.3)
         assert not waiting.done()
-        intake.consumer.hold(frozenset())
+        intake.consumer.pause(frozenset())
         assert [in_flight.offset for in_flight in await waiting] == [0, 1, 2, 3, 4]
 
 

@@ -32,12 +32,12 @@ def size_bytes(in_flight: InFlightRecord) -> int:
 class LargeRecords:
     """Large records in their order; those of paused topics wait while others are taken.
 
-    At a bound in bytes the topics of all that wait are `full`, and `on_full_changed` hears of it.
+    Above a limit in bytes the topics of all that wait are `full`; `on_full_changed` is told of each change.
     """
 
     def __init__(self, on_full_changed: Callable[[], None]) -> None:
         self.full: frozenset[str] = frozenset()
-        self.held: frozenset[str] = frozenset()
+        self.paused: frozenset[str] = frozenset()
         self._on_full_changed = on_full_changed
         self._waiting: deque[Fetched] = deque()
         self._bytes = 0
@@ -58,9 +58,9 @@ class LargeRecords:
             await self._changed.wait()
         return taken
 
-    def hold(self, topics: frozenset[str]) -> None:
+    def pause(self, topics: frozenset[str]) -> None:
         """Pause exactly these topics."""
-        self.held = topics
+        self.paused = topics
         self._changed.set()
 
     def drop_fenced(self) -> None:
@@ -82,7 +82,7 @@ class LargeRecords:
         room = _TAKEN_BYTES
         while self._waiting and (not taken or size_bytes(self._waiting[0].in_flight) <= room):
             each = self._waiting.popleft()
-            if each.in_flight.committed_offset.topic in self.held:
+            if each.in_flight.committed_offset.topic in self.paused:
                 passed.append(each)
             else:
                 taken.append(each)

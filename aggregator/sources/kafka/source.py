@@ -75,15 +75,17 @@ class KafkaSource:
         self._tracing = tracing
         self._clock = clock
         self._wall_clock = wall_clock
-        self._dead_letters = DeadLetters(settings, producer, metrics, on_full_changed=self._hold, wall_clock=wall_clock)
+        self._dead_letters = DeadLetters(
+            settings, producer, metrics, on_full_changed=self._pause_topics, wall_clock=wall_clock
+        )
         deltas = {topic.name: topic.delta_topic for topic in settings.topics if topic.delta_topic}
         self._deltas = Deltas(deltas, settings.group_id, producer, metrics, clock=clock)
         self._skew = ClockSkew(_tell_doubt)
         metrics.watch_clock(lambda: self._skew.shown_s(clock()))
         self._asked = {name: {intake.defaults.model} for name, intake in self._intakes.items()}
         self._stopped: frozenset[str] = frozenset()
-        self._held: frozenset[str] = frozenset()
-        self._large = LargeRecords(on_full_changed=self._hold)
+        self._paused: frozenset[str] = frozenset()
+        self._large = LargeRecords(on_full_changed=self._pause_topics)
         self._refusing: asyncio.Task[None] | None = None
         self._stuck: frozenset[InFlightRecord] = frozenset()
 
@@ -196,7 +198,7 @@ class KafkaSource:
             for name, intake in self._intakes.items()
             if away(intake.defaults.model) or any(full(model, intake.defaults.priority) for model in self._asked[name])
         )
-        self._hold()
+        self._pause_topics()
 
     def revoked(self, in_flight_records: Sequence[InFlightRecord]) -> Callable[[Request], bool]:
         """Partitions were revoked: returns which requests to forget, as the new owner processes them."""
@@ -204,14 +206,14 @@ class KafkaSource:
         gone = frozenset(in_flight_records)
         return lambda request: request.source is self and route_of(request).in_flight in gone
 
-    def _hold(self) -> None:
+    def _pause_topics(self) -> None:
         stopped = self._stopped | self._dead_letters.full
-        if stopped != self._large.held:
-            self._large.hold(stopped)
-        held = stopped | self._large.full  # what waits of those that are only full is worked off
-        if held != self._held:
-            self._held = held
-            self._consumer.hold(held)
+        if stopped != self._large.paused:
+            self._large.pause(stopped)
+        paused = stopped | self._large.full  # waiting records of topics that are only full are still taken
+        if paused != self._paused:
+            self._paused = paused
+            self._consumer.pause(paused)
 
     def newly_stuck(self) -> Callable[[Request], bool] | None:
         """The requests whose records hold their partition's offset so far back that they are to be promoted."""

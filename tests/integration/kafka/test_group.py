@@ -148,7 +148,7 @@ def held_once_read(consumer: Any, topic: str) -> Generator[None]:
     async def read(*args: Any) -> Any:
         found = await really_read(*args)
         if any(partition.fetched for partition in membership.assignment.partitions.values()):
-            consumer.hold(frozenset({topic}))
+            consumer.pause(frozenset({topic}))
         return found
 
     with patch.object(membership, "read", read):
@@ -165,7 +165,7 @@ async def test_what_was_being_read_when_its_topic_was_held_waits_too(shared: Rea
             await until(lambda: bool(intake.consumer.paused()))
             await asyncio.sleep(0.3)
             assert not waiting.done()
-        intake.consumer.hold(frozenset())
+        intake.consumer.pause(frozenset())
         assert [in_flight.offset for in_flight in await waiting] == [0, 1, 2, 3, 4]
 
 
@@ -182,7 +182,7 @@ async def test_what_was_read_and_held_before_a_rebalance_comes_once_to_those_who
             await until(lambda: bool(first.consumer.paused()))
         async with reading(shared, settings) as second:
             others = await second.take(5)
-            first.consumer.hold(frozenset())
+            first.consumer.pause(frozenset())
             in_flight_records = [*await waiting, *others]
             assert {(each.record.partition, each.offset) for each in in_flight_records} == {
                 (at, offset) for at in range(2) for offset in range(5)
@@ -214,14 +214,14 @@ async def test_retention_that_overtakes_a_held_topic_is_counted(shared: RealClus
     async with reading(shared, shared.settings(topic)) as intake:
         await produce(shared, records_of(topic, 5))
         early = await intake.take(5)
-        intake.consumer.hold(frozenset({topic}))
+        intake.consumer.pause(frozenset({topic}))
         # More than aiokafka fetches ahead, so that what is lost was not read.
         for start in range(5, 13):
             big = records_of(topic, 1, start=start)[0]
             await produce(shared, [type(big)(topic, 0, big.key, b"x" * 900_000, [])])
         await shared.expire(topic, 0, 12)
         await asyncio.sleep(0.3)
-        intake.consumer.hold(frozenset())
+        intake.consumer.pause(frozenset())
         offsets = [in_flight.offset for in_flight in await intake.take(1)]
         while offsets[-1] < 12:
             offsets += [in_flight.offset for in_flight in await intake.consumer.fetch()]

@@ -48,7 +48,7 @@ class KafkaConsumer:
         self._on_fenced = on_fenced
         self._member = member
         self._membership: Membership | None = None
-        self._held: frozenset[str] = frozenset()
+        self._paused: frozenset[str] = frozenset()
         self._fetching = True
         self._wanted = asyncio.Event()
         self._arrived = asyncio.Event()
@@ -80,7 +80,7 @@ class KafkaConsumer:
     async def fetch(self) -> Sequence[InFlightRecord]:
         """The next records, at least one, of partitions that are not paused; none only once fetching is stopped."""
         while self._fetching:
-            in_flight_records = self._assignment.deliver(self._held)
+            in_flight_records = self._assignment.deliver(self._paused)
             if in_flight_records:
                 return in_flight_records
             self._wanted.set()
@@ -88,9 +88,9 @@ class KafkaConsumer:
             await self._arrived.wait()
         return ()
 
-    def hold(self, topics: frozenset[str]) -> None:
+    def pause(self, topics: frozenset[str]) -> None:
         """Pause exactly these topics' partitions. Those above their commit span are paused besides."""
-        self._held = topics
+        self._paused = topics
         self._changed.set()
         self._arrived.set()
 
@@ -137,7 +137,7 @@ class KafkaConsumer:
     def paused(self) -> frozenset[tuple[str, int]]:
         """The partitions that are paused, with their topic or above their commit span."""
         partitions = self._assignment.partitions.items()
-        return frozenset(tp for tp, partition in partitions if partition.over_span or tp.topic in self._held)
+        return frozenset(tp for tp, partition in partitions if partition.over_span or tp.topic in self._paused)
 
     @property
     def _assignment(self) -> Assignment:
@@ -160,7 +160,7 @@ class KafkaConsumer:
     async def _read(self, membership: Membership) -> None:
         while True:
             await self._wanted.wait()
-            if not (self._fetching and await membership.read(self._held, _POLL_S)):
+            if not (self._fetching and await membership.read(self._paused, _POLL_S)):
                 self._changed.clear()
                 with contextlib.suppress(TimeoutError):  # commits free partitions that were over their span cap
                     async with asyncio.timeout(self._settings.client.commit_interval_s):

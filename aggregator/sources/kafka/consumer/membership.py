@@ -74,11 +74,11 @@ class Membership:
             if failure is not None:
                 raise failure
 
-    async def read(self, held_topics: frozenset[str], timeout_s: float) -> bool:
+    async def read(self, paused_topics: frozenset[str], timeout_s: float) -> bool:
         """Fetch the next records of the partitions that may be read; False when there is no such partition now."""
         assignment = self.assignment
         readable = assignment.readable(
-            held_topics, self._settings.client.max_commit_span, asyncio.get_running_loop().time()
+            paused_topics, self._settings.client.max_commit_span, asyncio.get_running_loop().time()
         )
         if not readable:
             return False

@@ -84,7 +84,7 @@ class Assignment:
         """Records in flight, and those completed behind one that is."""
         return sum(partition.committed_offset.unfinished for partition in self.partitions.values())
 
-    def readable(self, held_topics: frozenset[str], max_commit_span: int, now_s: float) -> list[Partition]:
+    def readable(self, paused_topics: frozenset[str], max_commit_span: int, now_s: float) -> list[Partition]:
         """The partitions that may be read now."""
         if self.over:
             return []
@@ -95,18 +95,18 @@ class Assignment:
             for partition in self.partitions.values()
             if not partition.over_span
             and not partition.fetched
-            and partition.tp.topic not in held_topics
+            and partition.tp.topic not in paused_topics
             and partition.blocked_until_s <= now_s
         ]
 
-    def deliver(self, held_topics: frozenset[str]) -> list[InFlightRecord]:
-        """Hand out what was fetched and is not held; nothing once this is over."""
+    def deliver(self, paused_topics: frozenset[str]) -> list[InFlightRecord]:
+        """Hand out what was fetched and is not paused; nothing once this is over."""
         if self.over:
             return []
         return [
             in_flight
             for partition in self.partitions.values()
-            if partition.fetched and partition.tp.topic not in held_topics
+            if partition.fetched and partition.tp.topic not in paused_topics
             for in_flight in partition.deliver()
         ]
 

@@ -47,13 +47,13 @@ async def test_who_takes_waits_for_the_next_and_for_the_end() -> None:
 
 async def test_records_of_held_topics_wait_until_these_are_no_longer_held_and_others_pass_them() -> None:
     records = opened()
-    records.hold(frozenset("a"))
+    records.pause(frozenset("a"))
     records.put([fetched(5, topic) for topic in "abab"])
     assert topics(await records.take()) == ["b", "b"]
     taking = asyncio.create_task(records.take())
     await asyncio.sleep(0)
     assert not taking.done()
-    records.hold(frozenset())
+    records.pause(frozenset())
     assert topics(await taking) == ["a", "a"]
 
 
@@ -77,10 +77,10 @@ async def test_topics_are_full_while_so_many_bytes_wait_and_only_those_of_what_w
     assert not records.full
     records.put([fetched(MIB, "b")])
     assert records.full == {"a", "b"}
-    records.hold(frozenset("b"))
+    records.pause(frozenset("b"))
     assert topics(await records.take()) == ["a"]
     assert records.full == {"b"}
-    records.hold(frozenset())
+    records.pause(frozenset())
     await records.take()
     assert not records.full
     assert told == [{"a", "b"}, {"b"}, set()]
