@@ -81,7 +81,7 @@ class Seen:
 
 
 @dataclass
-class Theatre:
+class TextScene:
     """Model servers, each behind a relay of its own, and two aggregators between them and Kafka and callers.
 
     A server hangs, or is cut off, for `longest_s` at the most.
@@ -264,8 +264,8 @@ async def opened(
     texts: int,
     tokens: int,
     longest_s: float,
-) -> AsyncGenerator[Theatre]:
-    """A theatre whose servers have started; all of it ends with the block."""
+) -> AsyncGenerator[TextScene]:
+    """A scene whose servers have started; all of it ends with the block."""
     async with AsyncExitStack() as stack:
         relays = [await stack.enter_async_context(Relay(port_of(server.address))) for server in servers]
         start = stack.enter_context(aggregators(kafka, folder, f"texts-{model}"))
@@ -280,20 +280,22 @@ async def opened(
             await asyncio.to_thread(start, topics=topics, group=topics.requests, settings=settings) for _ in range(2)
         ]
         desk = await stack.enter_async_context(open_desk(kafka.bootstrap, topics))
-        yield Theatre(servers, relays, running, desk, texts, tokens, longest_s)
+        yield TextScene(servers, relays, running, desk, texts, tokens, longest_s)
 
 
-async def act(theatre: Theatre, *, callers: int, every_s: float, seconds: float, light: int, figures: Figures) -> None:
+async def under_faults(
+    scene: TextScene, *, callers: int, every_s: float, seconds: float, light: int, figures: Figures
+) -> None:
     """The load, the faults, and what must be true at the end."""
-    await theatre.learn()
-    chance, sent, seen = random.Random(SEED), dict[str, int](), theatre.seen
+    await scene.learn()
+    chance, sent, seen = random.Random(SEED), dict[str, int](), scene.seen
     async with asyncio.TaskGroup() as load:
         for number in range(callers):
-            load.create_task(theatre.call(random.Random(number)))
-        load.create_task(theatre.produce(every_s, sent))
-        await theatre.break_things(chance, time.monotonic() + seconds, light)
-        theatre.over = True
-    await theatre.collect(sent)
+            load.create_task(scene.call(random.Random(number)))
+        load.create_task(scene.produce(every_s, sent))
+        await scene.break_things(chance, time.monotonic() + seconds, light)
+        scene.over = True
+    await scene.collect(sent)
     figures.more |= {"faults": seen.faults.total(), "by_fault": dict(seen.faults), "resumed": seen.resumed}
     figures.counts = {
         "sent": seen.asked,
@@ -325,8 +327,8 @@ def known(tmp_path: Path) -> Iterator[list[ModelServer]]:
 async def test_texts_go_on_as_if_nothing_had_happened(
     kafka: KafkaBroker, tmp_path: Path, known: list[ModelServer], figures: Figures
 ) -> None:
-    async with opened(kafka, tmp_path, known, known[0].model, texts=24, tokens=250, longest_s=4.0) as theatre:
-        await act(theatre, callers=12, every_s=0.5, seconds=1.0, light=1, figures=figures)
+    async with opened(kafka, tmp_path, known, known[0].model, texts=24, tokens=250, longest_s=4.0) as scene:
+        await under_faults(scene, callers=12, every_s=0.5, seconds=1.0, light=1, figures=figures)
 
 
 @pytest.mark.row("a text that ends the process of its server, at its 40th token, with every text beside it")
@@ -382,5 +384,5 @@ def real(tmp_path: Path) -> Iterator[list[ModelServer]]:
 async def test_texts_of_a_model_go_on_as_if_nothing_had_happened(
     kafka: KafkaBroker, tmp_path: Path, real: list[ModelServer], figures: Figures
 ) -> None:
-    async with opened(kafka, tmp_path, real, NAME, texts=16, tokens=40, longest_s=12.0) as theatre:
-        await act(theatre, callers=6, every_s=4.0, seconds=SOAK_S, light=4, figures=figures)
+    async with opened(kafka, tmp_path, real, NAME, texts=16, tokens=40, longest_s=12.0) as scene:
+        await under_faults(scene, callers=6, every_s=4.0, seconds=SOAK_S, light=4, figures=figures)
