@@ -77,7 +77,7 @@ WINDOW = BEHAVIOR["scaleDown"]["stabilizationWindowSeconds"]
 CACHE = {"persistent": True, "storageClassName": "fast", "accessModes": ["ReadWriteOnce"], "size": "1Gi"}
 SURGE = {"maxSurge": 2, "maxUnavailable": "50%"}
 ROUTES: Object = {
-    "grpcRoute": {"parentRefs": [{"name": "gateway"}]},
+    "grpcRoute": {"parentRefs": [{"group": "gateway.networking.k8s.io", "kind": "Gateway", "name": "gateway"}]},
     "httpRoute": {"hostnames": ["embed.example"]},
     "ingress": {"ingressClassName": "outer"},
 }
