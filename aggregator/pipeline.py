@@ -47,7 +47,7 @@ _UNAVAILABLE = Failure.of(ModelUnavailable("no server of this model is available
 
 
 class Pipeline:
-    """One aggregator at work."""
+    """The stations of one aggregator, and the order in which requests pass them."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Pipeline:
         self._draining = False
 
     async def run(self) -> None:
-        """Work until cancelled."""
+        """Run every station until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             tasks.create_task(self._pool.run(self), name="pool")
@@ -102,7 +102,7 @@ class Pipeline:
             ]
 
     async def drain(self) -> None:
-        """Finish what was received, once every source takes in no more; batches go out with reason `drain`."""
+        """Finish what was received, after every source has stopped; batches go out with reason `drain`."""
         self._draining = True
         self._something_changed.set()
         if self._receiving:
@@ -112,7 +112,7 @@ class Pipeline:
     # 1. Receive: records from Kafka, calls from gRPC.
 
     async def receive(self, source: Source, receive: Receive) -> None:
-        """Take in requests, as many as come at once, until the source brings no more."""
+        """Admit what the source receives, until it has stopped."""
         while requests := await receive():
             self.meter.arrived(source.name, requests)
             self._completion.expect(len(requests))
@@ -121,7 +121,7 @@ class Pipeline:
     # 2. Admit: route to a model, count tokens, queue.
 
     async def _admit(self, requests: Sequence[Request]) -> None:
-        """Queue requests of any source; what is refused is completed at once."""
+        """Queue requests of any source; refused ones are completed at once."""
         routed = route_all(requests, self.models, self._clock())
         if routed.expired:
             self._metrics.expired(routed.expired)
@@ -142,41 +142,41 @@ class Pipeline:
                     refused = []
                 refused += await self._queue(model_revision, model, portion)
         await self._admitted(refused)
-        for record in long_records:  # one at a time, so that what waits stays bounded
+        for record in long_records:  # one at a time, so that their memory stays bounded
             await self._queue_long(*record)
 
     async def _admitted(self, refused: Sequence[Request]) -> None:
-        """What was queued may be due, or too much; what was refused is completed."""
+        """Wake the dispatcher, pause sources above their limits, and complete the refused requests."""
         self._something_changed.set()
         self._completion.pause_sources()
         if refused:
             await self._completion.complete(refused)
 
     async def _queue(self, model_revision: ModelRevision, model: Model, requests: Sequence[Request]) -> list[Request]:
-        """Queue requests, all of them long or none; returns those that are complete already."""
+        """Queue requests, all of them long or none; returns those that are already complete."""
         queue = model_revision.dispatcher.queue
         coalesced = queue.coalesced
         try:
             refused = await enqueue(model_revision, model.admission, requests, self._limits, self._clock)
-        except Exception:  # noqa: BLE001 - what nobody thought of must not end the work of all others
+        except Exception:  # noqa: BLE001 - an unexpected error must not end the work of all others
             _LOG.exception("requests could not be queued", extra={"requests": len(requests)})
             refused = _unqueued(requests)
-        self._leave_retired(model_revision)  # another revision may have taken over meanwhile
+        self._leave_retired(model_revision)  # another revision may have replaced it during the count
         self.meter.counted(model, requests)
         if queue.coalesced > coalesced:
             self._metrics.coalesced(queue.coalesced - coalesced)
         return refused
 
     async def _queue_long(self, model_revision: ModelRevision, model: Model, request: Request) -> None:
-        """Queue a request whose tokens take long to count, while all others go on."""
+        """Queue a request whose tokens take long to count; the others do not wait for it."""
         refused = await self._queue(model_revision, model, [request])
         self._long_calls.pop(request, None)
         await self._admitted(refused)
 
-    # 3. Dispatch: whenever something changed or a time has come, send every batch that is due.
+    # 3. Dispatch: at every change, and at the times that the dispatcher asks for, send the due batches.
 
     async def dispatch(self) -> None:
-        """Send batches as their replicas' turns come, work-conserving, without a time window."""
+        """Send each batch when its replica takes it: work-conserving, without a time window."""
         loop = asyncio.get_running_loop()
         while True:
             self._something_changed.clear()
@@ -190,7 +190,7 @@ class Pipeline:
                 timer.cancel()
 
     def _dispatch_model(self, model: Model, now_s: float) -> float:
-        """Send what is due for one model; returns when to look again."""
+        """Send the due batches of one model; returns when to look again (monotonic seconds)."""
         wake_s = self._expire_waiting(model, now_s)
         for model_revision in model.revisions.values():
             due = model_revision.dispatcher.due(now_s, max_items=model_revision.query_capacity, draining=self._draining)
@@ -211,13 +211,13 @@ class Pipeline:
         return wake_s
 
     def _expire_waiting(self, model: Model, now_s: float) -> float:
-        """Fail what waited too long for a model without servers; returns when that comes next."""
+        """Fail requests that waited too long for a model without servers; returns the next such time."""
         late = model.pending.expire(now_s)
         self._metrics.expired(len(late))
         self._fail(late, _EXPIRED)
         if model.available or (model.unavailable_since_s is None and not self._draining):
             return model.pending.next_deadline_s
-        if self._draining or model.unavailable_since_s is None:  # whoever reads their records next may have a server
+        if self._draining or model.unavailable_since_s is None:  # another aggregator may have a server for these
             self._completion.forget(model, lambda request: request.source.replayed)
             self._fail(model.take_out(lambda _: True), _UNAVAILABLE)
             return inf
@@ -233,7 +233,7 @@ class Pipeline:
     # 4. Run: one message to one model server, one back.
 
     async def run_batch(self, model_revision: ModelRevision, engine: Engine, batch: Batch) -> None:
-        """Send a batch, share out what came back, and complete the requests whose last input it was."""
+        """Send a batch, give each input its result, and complete the requests that miss no other input."""
         queries = (query for item in batch.items for query in item.waiters)
         with self._tracing.process(
             model_revision.description.model,
@@ -257,7 +257,7 @@ class Pipeline:
                 await self._completion.complete(finished)
 
     def _has_room(self, model_revision: ModelRevision) -> None:
-        """A server of it is less busy now."""
+        """A server of this revision has room: dispatch, and receive more."""
         self._leave_retired(model_revision)
         self._something_changed.set()
         for source in self.sources:
@@ -272,10 +272,10 @@ class Pipeline:
     def _batch_failed(
         self, model_revision: ModelRevision, batch: Batch, engine: Engine, error: BatchFailed
     ) -> list[Request]:
-        """Its items go again as `scheduler.retries` says; returns the requests that a proven poison completed."""
+        """Queue its items for a retry (`scheduler.retries`); returns the requests that a proven poison completed."""
         now_s = self._clock()
         fields = {"batch_id": batch.batch_id, "replica": batch.replica.name, "code": error.code.name}
-        if not isinstance(error, EngineFailed):  # its words may tell a text
+        if not isinstance(error, EngineFailed):  # its message may quote an input
             fields["error"] = str(error)
         _LOG.warning("batch failed", extra=fields)
         self._metrics.retried(error.code, len(batch.items))
@@ -292,7 +292,7 @@ class Pipeline:
                     complete_input(query, poison, finished)
         return finished
 
-    # 5. Complete: what ran is completed by `run_batch`; here is what never did.
+    # 5. Complete: `run_batch` completes what ran; these complete what never ran.
 
     def _complete_failed(self, queries: Sequence[Query], failure: Failure) -> None:
         finished: list[Request] = []
@@ -308,7 +308,7 @@ class Pipeline:
         self._reply([request for request in requests if request.fail(failure)])
 
     def give_up(self, request: Request) -> asyncio.Future[None] | None:
-        """A caller went away: nothing more is owed to it. Returns the work on it that has yet to end, if any."""
+        """Cancel a request whose caller is gone. Returns its token count that is still running, if any."""
         self._generating.give_up(request)
         self._completion.give_up(request)
         counting = self._long_calls.pop(request, None)
@@ -317,7 +317,7 @@ class Pipeline:
         return counting
 
     def forget(self, gone: Callable[[Request], bool]) -> None:
-        """Drop waiting requests whose partition was given back: its new owner redoes them."""
+        """Drop waiting requests of revoked partitions: the new owner reads their records again."""
         for model in self.models:
             self._completion.forget(model, gone)
 
@@ -328,7 +328,7 @@ class Pipeline:
         self._servers_changed(self.models.join(engine, tokenizer))
 
     def leave(self, engine: Engine) -> None:
-        """A server is gone, or suspect; batches out to it end by themselves."""
+        """A server is gone, or suspect; its batches in flight end by themselves."""
         self._servers_changed(self.models.leave(engine))
 
     def _servers_changed(self, model: Model) -> None:
@@ -337,12 +337,12 @@ class Pipeline:
         self._completion.pause_sources()
 
     def _leave_retired(self, model_revision: ModelRevision) -> None:
-        """Whatever came to wait for a revision after it was retired goes to the one that took over."""
+        """Admit again, to the revision that took over, what was queued for one that is retired."""
         if model_revision.retired:
             self._begin_anew(model_revision.abandon())
 
     def _begin_anew(self, requests: Sequence[Request]) -> None:
-        """Admit requests once more, from the start, so that no answer mixes revisions."""
+        """Admit requests again from the start, so that no reply mixes revisions."""
         for request in requests:
             release(request)
             unroute(request)
@@ -357,7 +357,7 @@ class Pipeline:
 
 
 def _unqueued(requests: Sequence[Request]) -> list[Request]:
-    """Fail the requests that were left unqueued, whether refused or not reached; those that are queued go on."""
+    """Fail and return the requests that are not queued."""
     left = [request for request in requests if request.held is None and not request.given_up]
     for request in left:
         request.fail(UNQUEUED)

@@ -1,4 +1,4 @@
-"""A request, its inputs' outcomes and why an input may have failed: data that every station hands on."""
+"""A request with the outcome of each input: the data that every station passes on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why one input has no vector; `retry_after_s` is 0 where no pause is known to help.
+    """Why one input has no vector; `retry_after_s` is 0 if no pause is known to help.
 
     `attempts`: how often it was tried.
     """
@@ -32,7 +32,7 @@ class Failure:
 
     @classmethod
     def of(cls, error: TokenbatchError) -> Failure:
-        """The failure that tells a sender of `error`."""
+        """The failure that reports `error` to the sender."""
         return cls(error.code, str(error), error.retriable, error.retry_after_s)
 
 
@@ -41,7 +41,7 @@ Outcome = Vector | Text | Failure
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the sender asks of every vector of a request; `asked` is how, before a model made it definite."""
+    """What the sender asks of every vector of a request; `asked`: the same before the model's defaults applied."""
 
     dimensions: int = 0
     encoding: int = pb.ENCODING_FLOAT32
@@ -53,7 +53,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What a topic or listener says for requests that say nothing, and what it limits."""
+    """Defaults of a topic or listener for fields that a request leaves empty, and its limits."""
 
     source: Source
     model: str
@@ -64,12 +64,12 @@ class Defaults:
 
 
 class Origin:
-    """What its source needs to reply to a request; each source has its own kind."""
+    """What a source needs to reply to a request; each source has a subclass."""
 
     __slots__ = ()
 
     def progressed(self) -> None:
-        """There is more of the request's text than there was; not every source tells before the end."""
+        """The request's text has grown; a source that replies once ignores this."""
 
 
 @dataclass(slots=True, eq=False)
@@ -107,7 +107,7 @@ class Request:
     text: Text | None = None
 
     def complete_input(self, index: int, outcome: Outcome) -> bool:
-        """Record one input's outcome; True when that was the last one missing."""
+        """Record one input's outcome; True if no other is missing."""
         assert self.outcomes[index] is None, "An input was completed twice. This is a bug."
         self.outcomes[index] = outcome
         self.failed = self.failed or isinstance(outcome, Failure)
@@ -128,12 +128,12 @@ class Request:
         return next(outcome for outcome in self.outcomes if isinstance(outcome, Failure))
 
     def overrule(self, failure: Failure) -> None:
-        """Its answer, whatever it was, could not be given: that is what became of every input."""
+        """Replace every outcome: the reply could not be delivered."""
         self.outcomes = [failure] * len(self.outcomes)
         self.failed = True
 
     def fail(self, failure: Failure) -> bool:
-        """Fail every input that has no outcome yet; True when there was one."""
+        """Fail every input without an outcome; True if there was one."""
         if not self.remaining:
             return False
         self.outcomes = [failure if outcome is None else outcome for outcome in self.outcomes]
@@ -143,5 +143,5 @@ class Request:
 
 
 def request_of(query: Query) -> Request:
-    """The request that an input in the queue belongs to; the scheduler knows it as an object only."""
+    """The request that a queued input belongs to; the scheduler knows it only as an object."""
     return query.owner  # type: ignore[return-value]  # a call of `cast` takes as long as all of this
