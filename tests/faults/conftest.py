@@ -51,6 +51,12 @@ def figures(request: pytest.FixtureRequest) -> Figures:
     return item.stash.setdefault(_FIGURES, Figures())
 
 
+@pytest.fixture
+def timed(pytestconfig: pytest.Config) -> bool:
+    """Whether bounds by the clock count: all but in the short run, beside which other tests compute."""
+    return "short" not in pytestconfig.option.markexpr
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]

@@ -56,7 +56,7 @@ async def test_a_zombie_commits_nothing(scene: Scene, figures: Figures, frozen_s
 
 @pytest.mark.row("SIGTERM under full load")
 @pytest.mark.short
-async def test_a_stop_under_full_load_answers_nothing_twice(scene: Scene, figures: Figures) -> None:
+async def test_a_stop_under_full_load_answers_nothing_twice(scene: Scene, figures: Figures, timed: bool) -> None:
     await scene.server(SYNTHETIC__FIXED_S="0.05")  # some 400 queries a second: fewer than are sent
     first = await scene.aggregator()
     async with scene.under_load(450):
@@ -69,7 +69,7 @@ async def test_a_stop_under_full_load_answers_nothing_twice(scene: Scene, figure
     verdict = figures.take(await scene.verdict(), stopped_s=round(stopped_s, 2))
     assert verdict.problems == ()
     assert verdict.duplicates == 0
-    assert stopped_s < 25.0
+    assert stopped_s < 25.0 or not timed
     assert second.exit_code == 0
 
 

@@ -40,7 +40,7 @@ async def replicated(cluster: KafkaCluster, tmp_path: Path) -> AsyncIterator[Sce
 @pytest.mark.row("the only broker restarts")
 @pytest.mark.short
 async def test_a_restart_of_the_broker_is_waited_for(
-    own_kafka: KafkaBroker, own_scene: Scene, figures: Figures
+    own_kafka: KafkaBroker, own_scene: Scene, figures: Figures, timed: bool
 ) -> None:
     broker, scene = own_kafka, own_scene
     await scene.server()
@@ -52,7 +52,7 @@ async def test_a_restart_of_the_broker_is_waited_for(
         await scene.answers(1500)
     verdict = figures.take(await scene.verdict())
     assert verdict.problems == ()
-    assert verdict.recovery_s < 30.0
+    assert verdict.recovery_s < 30.0 or not timed
 
 
 @pytest.mark.row("all brokers down for 60 s; one of two aggregators is stopped meanwhile")
