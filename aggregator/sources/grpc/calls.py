@@ -6,25 +6,29 @@ import asyncio
 import logging
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from math import inf
 from pathlib import Path
 from sys import getsizeof
-from typing import cast
+from typing import TypeVar, cast
 
-from aggregator.errors import Code
+import grpc.aio
+
+from aggregator.errors import Code, InvalidRequest, TokenbatchError
 from aggregator.request import Failure, Origin, Request
 from aggregator.sources import generation
 from aggregator.sources.grpc.call_batcher import CallBatcher
 from aggregator.sources.grpc.callers import Callers, Identity, tenant_holder
 from aggregator.sources.grpc.load import Holders, Load, Room
-from aggregator.sources.grpc.reading import Context, Reading
+from aggregator.sources.grpc.reading import NO_MESSAGE, Context, Reading, abort
 from aggregator.sources.parsing import SMALL_BYTES, decode, head, parse
 from aggregator.sources.response import MAX_ECHOED, fill_status
 from protos.embedding.v1 import embedding_pb2 as pb
 
 _LOG = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 GiveUp = Callable[[Request], "asyncio.Future[None] | None"]
 """Cancels a request in the pipeline. Returns the work on it that has yet to end, if any."""
@@ -105,6 +109,17 @@ class Calls:
         remaining_s = cast("float | None", context.time_remaining())  # the stubs know no call without a deadline
         return inf if remaining_s is None else self.clock() + remaining_s
 
+    async def receive(
+        self, context: Context, call_of_room: Callable[[Room], Call] = Call, read: Read | None = None
+    ) -> Request:
+        """The request of a call with one message. Raises TokenbatchError."""
+        identity = self.callers.identify(context)
+        call = call_of_room(self.enter(identity.holders))
+        data = await self.reading.message(context, identity.holders[-1])
+        if data is None:
+            raise InvalidRequest(NO_MESSAGE)
+        return await self.take(data, identity, self.deadline_s(context), call, read)
+
     async def take(
         self, data: bytes, identity: Identity, deadline_s: float, call: Call, read: Read | None = None
     ) -> Request:
@@ -166,8 +181,30 @@ def _request_in(data: bytes, identity: Identity, call: Call, times: _Times) -> R
     return request
 
 
-def fault(error: Exception) -> Failure:
-    """The failure for an unexpected error. The log has its type and place, not its message, which may hold a text."""
+def answering(serve: Callable[[Context], Awaitable[T | Failure]]) -> Callable[[object, Context], Awaitable[T]]:
+    """The handler of a method: a failure that `serve` returns or raises ends the call with its status."""
+
+    async def answer(messages: object, context: Context) -> T:
+        del messages  # it refers to the call, and would make a cycle with it: see `abort`
+        try:
+            outcome = await serve(context)
+        except grpc.aio.BaseError:
+            raise  # the call is over
+        except Exception as error:  # noqa: BLE001 - `failure_of` logs what is not expected
+            outcome = failure_of(error)
+        if not isinstance(outcome, Failure):
+            return outcome
+        ending = abort(context, outcome)
+        del context
+        return await ending
+
+    return answer
+
+
+def failure_of(error: Exception) -> Failure:
+    """The failure for the caller. An unexpected error is logged without its message, which may hold a text."""
+    if isinstance(error, TokenbatchError):
+        return Failure.of(error)
     *_, innermost = traceback.walk_tb(error.__traceback__)
     frame, line = innermost
     place = f"{Path(frame.f_code.co_filename).name}:{line}"

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from typing import cast
 
 import grpc
 from typing_extensions import override
 
-from aggregator.errors import InvalidRequest, TokenbatchError
 from aggregator.observability.tracing import Tracing
 from aggregator.request import Failure, Request
 from aggregator.sources.generation import response
-from aggregator.sources.grpc.calls import Call, Calls, fault, text_request
+from aggregator.sources.grpc.calls import Call, Calls, answering, text_request
 from aggregator.sources.grpc.load import Room
-from aggregator.sources.grpc.reading import NO_MESSAGE, Context, abort
+from aggregator.sources.grpc.reading import Context
 from protos.generation.v1 import generation_pb2 as pb
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Generation"].full_name
@@ -55,34 +55,13 @@ class GenerationService:
         self._calls = calls
         self._tracing = tracing
 
-    async def Generate(self, messages: object, context: Context) -> None:  # noqa: N802 - as in the contract
-        """One text, a response for each time there is more of it."""
-        del messages  # as for embeddings: see `abort`
-        try:
-            failure = await self._generate(context)
-        except grpc.aio.BaseError:
-            raise  # the call is over
-        except Exception as error:  # noqa: BLE001 - told in the log, without its words, which may hold a text
-            failure = fault(error)
-        if failure is not None:
-            ending = abort(context, failure)
-            del context
-            await ending
-
-    async def _generate(self, context: Context) -> Failure | None:
+    async def generate(self, context: Context) -> Failure | None:
+        """Generate: one text, a response for each time there is more of it."""
         calls = self._calls
-        try:
-            identity = calls.callers.identify(context)
-            call = _TextCall(calls.enter(identity.holders))
-            data = await calls.reading.message(context, identity.holders[-1])
-            if data is None:
-                return Failure.of(InvalidRequest(NO_MESSAGE))
-            request = await calls.take(data, identity, calls.deadline_s(context), call, text_request)
-        except TokenbatchError as error:
-            return Failure.of(error)
-        del data
+        request = await calls.receive(context, _TextCall, text_request)
+        call = cast("_TextCall", request.origin)
         call.streams = request.text is not None and not request.text.final_only
-        with self._tracing.serve(SERVICE, "Generate", identity.traceparent):
+        with self._tracing.serve(SERVICE, "Generate", request.traceparent):
             calls.submit(request)
             try:
                 await self._write(request, call, context)
@@ -110,6 +89,6 @@ class GenerationService:
     def handler(self) -> grpc.GenericRpcHandler:
         """What a server is given to serve it; messages come as bytes, and no sooner than a call asks for them."""
         handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
-            "Generate": grpc.stream_stream_rpc_method_handler(self.Generate),
+            "Generate": grpc.stream_stream_rpc_method_handler(answering(self.generate)),
         }
         return grpc.method_handlers_generic_handler(SERVICE, handlers)

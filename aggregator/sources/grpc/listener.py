@@ -13,15 +13,14 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2
 from typing_extensions import override
 
-from aggregator.errors import InvalidRequest, StartError, TokenbatchError
-from aggregator.request import Failure
+from aggregator.errors import InvalidRequest, StartError
 from aggregator.settings.aggregator import GrpcSettings
-from aggregator.sources.grpc.calls import Calls
+from aggregator.sources.grpc.calls import Calls, answering
 from aggregator.sources.grpc.certificates import server_credentials
 from aggregator.sources.grpc.generation import SERVICE as GENERATION
 from aggregator.sources.grpc.generation import GenerationService
 from aggregator.sources.grpc.load import Limits
-from aggregator.sources.grpc.reading import NO_MESSAGE, Context, abort
+from aggregator.sources.grpc.reading import NO_MESSAGE, Context
 from aggregator.sources.grpc.service import SERVICE, EmbeddingsService
 from protos import reflection
 
@@ -152,32 +151,18 @@ class GuardedServices(grpc.GenericRpcHandler):
         return grpc.stream_unary_rpc_method_handler(answer, None, serializer)
 
     def _answering(self, serve: _Answer, decode: _Decode) -> _Answer:
-        async def answer(messages: object, context: Context) -> object:
-            del messages
-            try:
-                request = await self._first(context, decode)
-            except TokenbatchError as error:
-                failure = Failure.of(error)
-            else:
-                return await serve(request, context)
-            return await abort(context, failure)
+        async def answer(context: Context) -> object:
+            return await serve(await self._first(context, decode), context)
 
-        return answer
+        return answering(answer)
 
-    def _streaming(self, serve: _Stream, decode: _Decode) -> Callable[[object, Context], Awaitable[None]]:
-        async def stream(messages: object, context: Context) -> None:
-            del messages
-            try:
-                self._calls.enter((context.peer(),))
-                async for answer in serve(self._messages(context, decode), context):
-                    await context.write(cast("bytes", answer))  # serialized as the handler says
-            except TokenbatchError as error:
-                failure = Failure.of(error)
-            else:
-                return
-            await abort(context, failure)
+    def _streaming(self, serve: _Stream, decode: _Decode) -> _Answer:
+        async def stream(context: Context) -> None:
+            self._calls.enter((context.peer(),))
+            async for answer in serve(self._messages(context, decode), context):
+                await context.write(cast("bytes", answer))  # serialized as the handler says
 
-        return stream
+        return answering(stream)
 
     async def _first(self, context: Context, decode: _Decode) -> object:
         self._calls.enter((context.peer(),))

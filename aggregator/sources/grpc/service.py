@@ -8,18 +8,15 @@ from operator import itemgetter
 import grpc
 
 from aggregator.admission.models import Models
-from aggregator.errors import InvalidRequest, TokenbatchError
 from aggregator.observability.metrics import Limit
 from aggregator.observability.tracing import Tracing
 from aggregator.request import Failure, Request
-from aggregator.sources.grpc.calls import Call, Calls, fault
+from aggregator.sources.grpc.calls import Calls, answering, call_of
 from aggregator.sources.grpc.load import Holders
-from aggregator.sources.grpc.reading import NO_MESSAGE, Context, abort
+from aggregator.sources.grpc.reading import Context
 from aggregator.sources.grpc.stream import OVER, Stream
 from aggregator.sources.response import is_large, to_protobuf
 from protos.embedding.v1 import embedding_pb2 as pb
-
-__all__ = ["SERVICE", "Call", "EmbeddingsService"]
 
 _SILENT_S = 5.0
 
@@ -43,34 +40,11 @@ class EmbeddingsService:
         self._streams: dict[Stream, Holders] = {}
         self._streams_over = False
 
-    async def Embed(self, messages: object, context: Context) -> bytes:
-        """One call, one or many inputs."""
-        del messages  # it refers to the call, and would make a cycle with it: see `abort`
-        try:
-            answer: bytes | Failure = await self._embed(context)
-        except grpc.aio.BaseError:
-            raise  # the call is over
-        except Exception as error:  # noqa: BLE001 - logged without its message, which may hold a text
-            answer = fault(error)
-        if isinstance(answer, bytes):
-            return answer
-        ending = abort(context, answer)
-        del context
-        return await ending
-
-    async def _embed(self, context: Context) -> bytes | Failure:
+    async def embed(self, context: Context) -> bytes | Failure:
+        """Embed: one call, one or many inputs."""
         calls = self._calls
-        try:
-            identity = calls.callers.identify(context)
-            room = calls.enter(identity.holders)
-            data = await calls.reading.message(context, identity.holders[-1])
-            if data is None:
-                return Failure.of(InvalidRequest(NO_MESSAGE))
-            request = await calls.take(data, identity, calls.deadline_s(context), Call(room))
-        except TokenbatchError as error:
-            return Failure.of(error)
-        del data
-        with self._tracing.serve(SERVICE, "Embed", identity.traceparent):
+        request = await calls.receive(context)
+        with self._tracing.serve(SERVICE, "Embed", request.traceparent):
             await calls.embed(request)
         failure = _whole_failure(request)
         if failure is not None:
@@ -79,34 +53,19 @@ class EmbeddingsService:
             answer = to_protobuf(request, request.request_id)
         else:
             answer = await asyncio.to_thread(to_protobuf, request, request.request_id)
+        room = call_of(request).room
         if len(answer) > room.size_bytes:  # from now on this is what it holds
             room.charge(len(answer) - room.size_bytes)
         return answer
 
-    async def EmbedStream(self, messages: object, context: Context) -> None:
-        """Many requests on one stream, answered as they complete; reading pauses while the window is full."""
-        del messages
-        try:
-            failure = await self._stream(context)
-        except grpc.aio.BaseError:
-            raise
-        except Exception as error:  # noqa: BLE001 - as above
-            failure = fault(error)
-        if failure is not None:
-            ending = abort(context, failure)
-            del context
-            await ending
-
-    async def _stream(self, context: Context) -> Failure | None:
+    async def embed_stream(self, context: Context) -> Failure | None:
+        """EmbedStream: many requests, answered as they complete; reading pauses while the window is full."""
         if self._streams_over:
             return OVER
         calls = self._calls
-        try:
-            identity = calls.callers.identify(context)
-            self._end_silent_stream()
-            calls.load.open_stream(identity.holders)
-        except TokenbatchError as error:
-            return Failure.of(error)
+        identity = calls.callers.identify(context)
+        self._end_silent_stream()
+        calls.load.open_stream(identity.holders)
         stream = Stream(calls, self._models, identity, calls.deadline_s(context), self._stream_window)
         self._streams[stream] = identity.holders
         age = asyncio.get_running_loop().call_later(self._stream_age_s, stream.end)
@@ -139,18 +98,10 @@ class EmbeddingsService:
         for stream in self._streams:
             stream.end()
 
-    async def ListModels(self, messages: object, context: Context) -> bytes:
-        """Every revision in service. The request message is empty, and is not read."""
-        del messages
-        try:
-            self._calls.enter(self._calls.callers.identify(context).holders)
-        except TokenbatchError as error:
-            failure = Failure.of(error)
-        else:
-            return self._listed().SerializeToString()
-        ending = abort(context, failure)
-        del context
-        return await ending
+    async def list_models(self, context: Context) -> bytes:
+        """ListModels: every revision in service. The request message is empty, and is not read."""
+        self._calls.enter(self._calls.callers.identify(context).holders)
+        return self._listed().SerializeToString()
 
     def _listed(self) -> pb.ListModelsResponse:
         return pb.ListModelsResponse(
@@ -176,9 +127,9 @@ class EmbeddingsService:
         Messages come as bytes, and only when a call reads them: on the wire, a unary call is a stream of one message.
         """
         handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
-            "Embed": grpc.stream_unary_rpc_method_handler(self.Embed),
-            "EmbedStream": grpc.stream_stream_rpc_method_handler(self.EmbedStream),
-            "ListModels": grpc.stream_unary_rpc_method_handler(self.ListModels),
+            "Embed": grpc.stream_unary_rpc_method_handler(answering(self.embed)),
+            "EmbedStream": grpc.stream_stream_rpc_method_handler(answering(self.embed_stream)),
+            "ListModels": grpc.stream_unary_rpc_method_handler(answering(self.list_models)),
         }
         return grpc.method_handlers_generic_handler(SERVICE, handlers)
 

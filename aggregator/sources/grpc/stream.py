@@ -10,11 +10,11 @@ import grpc.aio
 from typing_extensions import override
 
 from aggregator.admission.models import Models
-from aggregator.errors import Code, TokenbatchError
+from aggregator.errors import Code
 from aggregator.replicas.results import vector_bytes
 from aggregator.request import Failure, Request
 from aggregator.sources.grpc.callers import Identity
-from aggregator.sources.grpc.calls import Call, Calls, call_of, fault, refusal
+from aggregator.sources.grpc.calls import Call, Calls, call_of, failure_of, refusal
 from aggregator.sources.grpc.load import Room
 from aggregator.sources.grpc.reading import Context
 from aggregator.sources.response import is_large, to_protobuf
@@ -141,11 +141,10 @@ class Stream:
             call = _StreamedCall(self, room)
             request = await self._calls.take(message, self._identity, self._deadline_s, call)
             room.widen(self._answer_bytes(request))
-        except Exception as error:  # noqa: BLE001 - what nobody thought of must not end the stream for all the others
+        except Exception as error:  # noqa: BLE001 - an unexpected error must not end the stream for all other requests
             if room is not None:
                 self._leave(room)
-            failure = Failure.of(error) if isinstance(error, TokenbatchError) else fault(error)
-            self._answers.put_nowait((refusal(message, failure).SerializeToString(), None))
+            self._answers.put_nowait((refusal(message, failure_of(error)).SerializeToString(), None))
             return
         self._unanswered_bytes += room.size_bytes
         call.request = request
