@@ -18,6 +18,7 @@ prepare_engine_env(os.environ, local_model=True)
 os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"
 
 import numpy as np  # noqa: E402 - vLLM reads its environment when it is imported
+from transformers import AutoTokenizer  # noqa: E402
 from vllm import LLM, SamplingParams, TokensPrompt  # noqa: E402
 
 from aggregator.admission.tokenizers.fast_tokenizer import FastTokenizer  # noqa: E402
@@ -30,6 +31,15 @@ from protos.modelserver.v1 import modelserver_pb2 as pb  # noqa: E402
 
 MAX_LEN = 512
 PROMPTS = ("The capital of France is", "Once upon a time, a small fox", "日本の首都は東京です。🗼 Emoji:")
+SCRIPTS = (
+    "Привет, мир! Γειά σου Κόσμε",
+    "مرحبا بالعالم، שלום עולם",
+    "नमस्ते दुनिया, স্বাগতম, வணக்கம்",
+    "日本の首都は東京です。你好，世界！안녕하세요",
+    "ภาษาไทย ქართული ދިވެހި ⴰⵎⴰⵣⵉⵖ",
+    "👩‍👩‍👧‍👦 🏳️‍🌈 👍🏽 🗼 e\u0301 Å ﬁ 𝔘𝔫𝔦 \u200d\u200f end",
+)
+CHAT = (("system", "Be brief."), ("user", "नमस्ते 🗼, who are you?"), ("assistant", "A <model>."), ("user", "And I?"))
 CASES: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0, "max_tokens": 24},
     "top_k of 1": {"temperature": 0.9, "top_k": 1, "max_tokens": 16, "seed": 5},
@@ -41,6 +51,13 @@ CASES: dict[str, dict[str, Any]] = {
     "ignore_eos": {"temperature": 0.0, "ignore_eos": True, "max_tokens": 40},
     "logprobs": {"temperature": 0.0, "logprobs": 3, "max_tokens": 8},
     "stop": {"temperature": 0.0, "stop": [".", " and"], "max_tokens": 40},
+    "stop_token_ids": {"temperature": 0.0, "stop_token_ids": [28, 30, 198, 284], "max_tokens": 40},
+    "stop_token_ids and min_tokens": {
+        "temperature": 0.0,
+        "stop_token_ids": [28, 30, 198, 284],
+        "min_tokens": 8,
+        "max_tokens": 40,
+    },
     "stop and min_tokens": {"temperature": 0.0, "stop": [".", ","], "min_tokens": 10, "max_tokens": 40},
     "one token": {"temperature": 0.0, "max_tokens": 1},
 }
@@ -99,6 +116,26 @@ def theirs(llm: LLM, prompts: list[list[int]], case: dict[str, Any]) -> list[Tol
         }
         for output in outputs
     ]
+
+
+def spelled(tokenizer: FastTokenizer, script: str) -> str:
+    """A text of these characters, as a caller gets it who is told of each token."""
+    text = Text(generation_pb2.Sampling())
+    prompt = tokenizer.count(["x"]).ids.tobytes()
+    text.begin("r", prompt, tokenizer.detokenizer(prompt))
+    told: list[str] = []
+    for token_id in tokenizer.count([script]).ids.tolist():
+        text.extend([token_id], ())
+        told.append(text.take()[1])
+    return "".join(told)
+
+
+def chats(tokenizer: FastTokenizer, folder: str) -> list[str]:
+    """A chat as a prompt, by transformers and by this project."""
+    messages = [{"role": role, "content": content} for role, content in CHAT]
+    reference: Any = AutoTokenizer.from_pretrained(folder)
+    theirs: str = reference.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return [theirs, tokenizer.prompt([generation_pb2.Message(**each) for each in messages])]
 
 
 def seeded(engine: VllmGenerator, ids: list[int]) -> dict[str, Any]:
@@ -168,6 +205,8 @@ def main(file: Path) -> None:
         "found": found,
         "seeded": seeded(engine, prompts[1]),
         "freed": freed(engine, prompts[1]),
+        "spelled": [[script, spelled(tokenizer, script)] for script in SCRIPTS],
+        "chats": chats(tokenizer, folder),
     }
     file.write_text(json.dumps(told), encoding="utf-8")
 

@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 _NAMES = (
     *("greedy", "top_k of 1", "top_p of almost 0", "repetition_penalty", "presence_penalty", "frequency_penalty"),
     *("min_tokens", "ignore_eos", "logprobs", "stop", "stop and min_tokens", "one token"),
+    *("stop_token_ids", "stop_token_ids and min_tokens"),
 )
 
 
@@ -41,6 +42,16 @@ def test_every_parameter_gives_what_vllm_gives(lab: Any, name: str) -> None:
 
 def test_every_case_is_compared(lab: Any) -> None:
     assert set(lab["expected"]) == set(_NAMES)
+
+
+def test_every_script_comes_as_it_is_however_its_characters_are_cut_into_tokens(lab: Any) -> None:
+    for script, told in lab["spelled"]:
+        assert told == script
+
+
+def test_a_chat_becomes_the_prompt_that_transformers_makes_of_it(lab: Any) -> None:
+    theirs, ours = lab["chats"]
+    assert ours == theirs
 
 
 def test_a_seeded_text_goes_on_the_same_wherever_it_was_cut_and_whatever_runs_beside_it(lab: Any) -> None:
