@@ -8,10 +8,10 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import uvloop
 
@@ -24,6 +24,8 @@ from modelserver.telemetry import Telemetry
 
 if TYPE_CHECKING:
     from modelserver.profile.measure import Profile
+
+T = TypeVar("T")
 
 _log = logging.getLogger("modelserver")
 
@@ -96,14 +98,14 @@ def _profile(settings: ModelServerSettings, files: ModelFiles, out: Path) -> int
     from modelserver.app import Server  # noqa: PLC0415 - what only this command needs
     from modelserver.profile import store  # noqa: PLC0415
 
-    async def measured() -> Profile:
-        return await Server(alone, files, Telemetry("127.0.0.1:0")).measured()
+    async def measured(telemetry: Telemetry) -> Profile:
+        return await Server(alone, files, telemetry).measured()
 
     with TemporaryDirectory() as cache:
         profile = settings.profile.model_copy(update={"enabled": True, "file": None, "cache": Path(cache)})
         grpc = settings.grpc.model_copy(update={"bind": "127.0.0.1:0"})
         alone = settings.model_copy(update={"profile": profile, "grpc": grpc})
-        found = asyncio.run(measured())
+        found = _run(measured, "127.0.0.1:0")
     out.mkdir(parents=True, exist_ok=True)
     store.save(found, out / "profile.json")
     store.save_csv(found, out / "profile.csv")
@@ -121,17 +123,20 @@ def _forward(settings: ModelServerSettings, files: ModelFiles, queries: int, tok
 def _serve(settings: ModelServerSettings, files: ModelFiles) -> int:
     from modelserver.app import Server  # noqa: PLC0415 - what only this command needs
 
-    # Between its kernels the engine's thread needs the interpreter lock, which others hold for so long at the most.
+    async def serve(telemetry: Telemetry) -> int:
+        return await Server(settings, files, telemetry).run()
+
+    return _run(serve, settings.telemetry.metrics_bind)
+
+
+def _run(main: Callable[[Telemetry], Coroutine[object, object, T]], metrics_bind: str) -> T:
+    # Between its kernels the engine's thread needs the interpreter lock; no other thread keeps it longer than this.
     sys.setswitchinterval(_SWITCH_S)
-    monitoring = Telemetry(settings.telemetry.metrics_bind)
-
-    async def run() -> int:
-        return await Server(settings, files, monitoring).run()
-
+    telemetry = Telemetry(metrics_bind)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        code = runner.run(run())
-    monitoring.shutdown()
-    return code
+        result = runner.run(main(telemetry))
+    telemetry.shutdown()
+    return result
 
 
 if __name__ == "__main__":

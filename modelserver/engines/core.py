@@ -7,7 +7,7 @@ import math
 import resource
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 from vllm import __version__ as vllm_version
-from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 from vllm.pooling_params import PoolingParams
@@ -140,8 +139,16 @@ class CoreStep:
 
 def load(options: LoadOptions) -> CoreEngine:
     """Load a model into vLLM; the calling thread becomes the engine's."""
-    config = _config(options)
-    return CoreEngine(EngineCore(config, Executor.get_class(config), log_stats=False))
+    step_tokens = options.step_tokens or (4096 if on_cpu() else 16384)
+    core = engine_core(
+        options,
+        runner="pooling",
+        max_model_len=_max_model_len(options, step_tokens),
+        max_num_batched_tokens=step_tokens,
+        max_num_seqs=math.ceil(step_tokens / _TOKENS_PER_QUERY),
+        enable_prefix_caching=False,
+    )
+    return CoreEngine(core)
 
 
 def on_cpu() -> bool:
@@ -157,27 +164,24 @@ def chosen_dtype() -> str:
     return "bfloat16" if any(able.get(name) for name in _MULTIPLIES_BF16) else "float32"
 
 
-def _config(options: LoadOptions) -> VllmConfig:
+def engine_core(options: LoadOptions, **arguments: Any) -> EngineCore:
+    """A model loaded by vLLM on the calling thread, with `arguments` of EngineArgs beside those of every task."""
     cpu = on_cpu()
-    step_tokens = options.step_tokens or (4096 if cpu else 16384)
-    arguments: dict[str, Any] = {
+    common: dict[str, Any] = {
         "model": options.model_path,
-        "runner": "pooling",
         "dtype": options.dtype or chosen_dtype(),
-        "max_model_len": _max_model_len(options, step_tokens),
-        "max_num_batched_tokens": step_tokens,
-        "max_num_seqs": math.ceil(step_tokens / _TOKENS_PER_QUERY),
         "enforce_eager": cpu,
         "gpu_memory_utilization": options.memory_share,
         "skip_tokenizer_init": True,
         "disable_log_stats": True,
-        "enable_prefix_caching": False,
         "async_scheduling": False,
         "use_tqdm_on_load": False,
     }
     if cpu:
-        arguments["block_size"] = _CPU_BLOCK_SIZE
-    return EngineArgs(**(arguments | dict(options.options))).create_engine_config(UsageContext.ENGINE_CONTEXT)
+        common["block_size"] = _CPU_BLOCK_SIZE
+    given = EngineArgs(**(common | arguments | dict(options.options)))
+    config = given.create_engine_config(UsageContext.ENGINE_CONTEXT)
+    return EngineCore(config, Executor.get_class(config), log_stats=False)
 
 
 def _max_model_len(options: LoadOptions, step_tokens: int) -> int | None:
@@ -190,20 +194,28 @@ def _max_model_len(options: LoadOptions, step_tokens: int) -> int | None:
     return step_tokens
 
 
-def _facts(core: EngineCore) -> EngineFacts:
+def facts_of(core: EngineCore) -> EngineFacts:
+    """What vLLM's configuration says of an engine."""
     config = core.vllm_config
-    step_tokens, step_queries = _step_capacity(core)
     return EngineFacts(
         kind="core",
         version=vllm_version,
         dtype=str(config.model_config.dtype).removeprefix("torch."),
         device=device(),
         on_cpu=on_cpu(),
-        dimensions=config.model_config.embedding_size,
+        dimensions=0,
         max_input_tokens=config.model_config.max_model_len,
         vocabulary_size=config.model_config.get_vocab_size(),
-        step_token_capacity=step_tokens,
-        step_query_capacity=step_queries,
+        step_token_capacity=config.scheduler_config.max_num_batched_tokens,
+        step_query_capacity=config.scheduler_config.max_num_seqs,
+    )
+
+
+def _facts(core: EngineCore) -> EngineFacts:
+    step_tokens, step_queries = _step_capacity(core)
+    dimensions = core.vllm_config.model_config.embedding_size
+    return replace(
+        facts_of(core), dimensions=dimensions, step_token_capacity=step_tokens, step_query_capacity=step_queries
     )
 
 

@@ -8,24 +8,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from vllm import SamplingParams
 from vllm import __version__ as vllm_version
-from vllm.engine.arg_utils import EngineArgs
-from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine import EngineCoreOutput, FinishReason
 from vllm.v1.engine.core import EngineCore
-from vllm.v1.executor import Executor
 from vllm.v1.request import Request
 
-from modelserver.engines.core import LoadOptions, chosen_dtype, device, on_cpu
+from modelserver.engines.core import LoadOptions, engine_core, facts_of, on_cpu
 from modelserver.engines.engine import EngineFacts, Logprobs, NewTokens, StepLoad, Task
 from modelserver.errors import CannotStart, EngineBroken
 from protos.modelserver.v1 import modelserver_pb2 as pb
 
-_CPU_BLOCK_SIZE = 32
 _CPU_SEQUENCES, _GPU_SEQUENCES = 128, 256
 """At once: more of them wait; on a CPU more would only make every step longer."""
 _CPU_STEP_TOKENS, _GPU_STEP_TOKENS = 2048, 8192
@@ -166,46 +163,23 @@ class VllmGenerator:
 def load(options: LoadOptions) -> VllmGenerator:
     """Load a model into vLLM; the calling thread becomes the engine's."""
     cpu = on_cpu()
-    arguments: dict[str, Any] = {
-        "model": options.model_path,
-        "runner": "generate",
-        "dtype": options.dtype or chosen_dtype(),
-        "max_model_len": options.max_input_tokens or (min(options.model_tokens, _CPU_STEP_TOKENS) if cpu else None),
-        "max_num_batched_tokens": options.step_tokens or (_CPU_STEP_TOKENS if cpu else _GPU_STEP_TOKENS),
-        "max_num_seqs": _CPU_SEQUENCES if cpu else _GPU_SEQUENCES,
-        "enforce_eager": cpu,
-        "gpu_memory_utilization": options.memory_share,
-        "skip_tokenizer_init": True,
-        "disable_log_stats": True,
-        "enable_prefix_caching": True,
-        "enable_chunked_prefill": True,
-        "async_scheduling": False,
-        "watermark": _WATERMARK,
-        "use_tqdm_on_load": False,
-    }
-    if cpu:
-        arguments["block_size"] = _CPU_BLOCK_SIZE
-    config = EngineArgs(**(arguments | dict(options.options))).create_engine_config(UsageContext.ENGINE_CONTEXT)
-    return VllmGenerator(EngineCore(config, Executor.get_class(config), log_stats=False))
+    core = engine_core(
+        options,
+        runner="generate",
+        max_model_len=options.max_input_tokens or (min(options.model_tokens, _CPU_STEP_TOKENS) if cpu else None),
+        max_num_batched_tokens=options.step_tokens or (_CPU_STEP_TOKENS if cpu else _GPU_STEP_TOKENS),
+        max_num_seqs=_CPU_SEQUENCES if cpu else _GPU_SEQUENCES,
+        enable_prefix_caching=True,
+        enable_chunked_prefill=True,
+        watermark=_WATERMARK,
+    )
+    return VllmGenerator(core)
 
 
 def _facts(core: EngineCore) -> EngineFacts:
-    config = core.vllm_config
-    blocks, block_size = config.cache_config.num_gpu_blocks or 0, config.cache_config.block_size
-    return EngineFacts(
-        kind="core",
-        version=vllm_version,
-        dtype=str(config.model_config.dtype).removeprefix("torch."),
-        device=device(),
-        on_cpu=on_cpu(),
-        dimensions=0,
-        max_input_tokens=config.model_config.max_model_len,
-        vocabulary_size=config.model_config.get_vocab_size(),
-        step_token_capacity=config.scheduler_config.max_num_batched_tokens,
-        step_query_capacity=config.scheduler_config.max_num_seqs,
-        task=Task.GENERATE,
-        kv_tokens=(blocks - 1) * block_size,  # block 0 is vLLM's own
-    )
+    cache = core.vllm_config.cache_config
+    blocks = (cache.num_gpu_blocks or 0) - 1  # block 0 is vLLM's own
+    return replace(facts_of(core), task=Task.GENERATE, kv_tokens=blocks * cache.block_size)
 
 
 def _eos(model_config: Any, generation_config: dict[str, Any]) -> int | None:
