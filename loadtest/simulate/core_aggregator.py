@@ -171,17 +171,17 @@ class CoreAggregator:
         batches = [in_flight(batch, self._number, int(batch.replica.name)) for batch in due.batches]
         return batches, due.wake_s
 
-    def done(self, sent: InFlightBatch, report: StepReport, now_s: float) -> Sequence[float]:
+    def done(self, batch: InFlightBatch, report: StepReport, now_s: float) -> Sequence[float]:
         """Tell the dispatcher, and let the answered queries go."""
-        batch: Batch = sent.body
-        self.dispatcher.done(batch, report, now_s)
+        sent: Batch = batch.body
+        self.dispatcher.done(sent, report, now_s)
         if self.slo is not None:
-            overhead_s = now_s - batch.packed_s - report.step_duration_s - report.staged_s + self._overhead_s
-            oldest_s = min(item.waiters[0].enqueued_s for item in batch.items)
+            overhead_s = now_s - sent.packed_s - report.step_duration_s - report.staged_s + self._overhead_s
+            oldest_s = min(item.waiters[0].enqueued_s for item in sent.items)
             self.slo.answered(now_s + self._overhead_s - oldest_s, overhead_s)
         answered: list[float] = []
         tokens = 0
-        for item in batch.items:
+        for item in sent.items:
             for query in item.waiters:
                 if not query.done:
                     query.done = True
@@ -191,9 +191,9 @@ class CoreAggregator:
             self.admission.release(tokens, refusable=True)
         return answered
 
-    def failed(self, sent: InFlightBatch, now_s: float, jitter: float) -> None:
+    def failed(self, batch: InFlightBatch, now_s: float, jitter: float) -> None:
         """Its queries go again as the core's retries say; poison does not occur here."""
-        for item in self.dispatcher.failed(sent.body, now_s, jitter):
+        for item in self.dispatcher.failed(batch.body, now_s, jitter):
             self.expire(query for query in item.waiters if not query.done)
 
     def expire(self, queries: Iterable[Query]) -> None:

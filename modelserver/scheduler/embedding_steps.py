@@ -49,8 +49,9 @@ class EmbeddingSteps:
             self._staging = Thread(target=self._stage, name="staging", daemon=True)
             self._staging.start()
 
-    def wait(self, _engine: Engine) -> bool:
+    def wait(self, engine: Engine) -> bool:
         """Wait for batches; False once the queue is closed and empty."""
+        del engine
         self._next = self._queue.take()
         return self._next is not None
 

@@ -33,7 +33,7 @@ def names(settings: type[BaseModel], before: str = "") -> Iterator[str]:
         kinds: list[Any] = [field.annotation, *get_args(field.annotation)]
         for kind in kinds:
             if isinstance(kind, type) and issubclass(kind, BaseModel):
-                is_list = kind is not field.annotation and getattr(field.annotation, "__origin__", None) is tuple
+                is_list = getattr(field.annotation, "__origin__", None) is tuple
                 yield from names(kind, f"{before}{name}[]." if is_list else f"{before}{name}.")
 
 

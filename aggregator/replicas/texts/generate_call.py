@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import grpc
 import grpc.aio
 import numpy as np
-from google.protobuf.message import Message
 
 from aggregator.errors import BatchFailed, Code, ModelServerLost
 from aggregator.replicas.engine import GeneratingLoad, Sequence, ServerDescription, TextEngine
@@ -30,7 +29,7 @@ _NUMBERS = 1 << 32
 _KNOWN_CODES = frozenset(Code)
 
 if TYPE_CHECKING:
-    StreamStreamCall = grpc.aio.StreamStreamCall[Message, pb.GenerateStep]
+    StreamStreamCall = grpc.aio.StreamStreamCall[pb.GenerateCommand, pb.GenerateStep]
 else:
     StreamStreamCall = grpc.aio.StreamStreamCall
 
