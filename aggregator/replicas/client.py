@@ -51,9 +51,8 @@ class ModelServerClient:
         self._get_tokenizer = channel.unary_stream(
             f"/{_SERVICE}/GetTokenizer", pb.GetTokenizerRequest.SerializeToString, _reader(pb.TokenizerChunk)
         )
-        self._generate = channel.stream_stream(
-            f"/{_SERVICE}/Generate", pb.GenerateCommand.SerializeToString, _reader(pb.GenerateStep)
-        )
+        serialize: Callable[[pb.GenerateCommand], bytes] = pb.GenerateCommand.SerializeToString
+        self._generate = channel.stream_stream(f"/{_SERVICE}/Generate", serialize, _reader(pb.GenerateStep))
         health = (health_pb2.HealthCheckRequest.SerializeToString, _reader(health_pb2.HealthCheckResponse))
         self._check = channel.unary_unary(f"/{_HEALTH}/Check", *health)
         self._watch = channel.unary_stream(f"/{_HEALTH}/Watch", *health)
