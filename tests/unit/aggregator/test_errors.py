@@ -43,9 +43,8 @@ def test_an_error_that_comes_alone_passes() -> None:
 def test_nowhere_is_an_error_raised_inside_except_star() -> None:
     """Python 3.11.0 to 3.11.3 put it into a group again."""
     found: list[str] = []
-    for file in sorted(ROOT.rglob("*.py")):
-        if {".venv", ".run", "mutants"} & set(file.relative_to(ROOT).parts[:1]):
-            continue
+    parts = ("aggregator", "modelserver", "k8s", "helm", "loadtest", "tests")
+    for file in sorted(file for part in parts for file in (ROOT / part).rglob("*.py")):
         for block in ast.walk(ast.parse(file.read_text())):
             if isinstance(block, ast.TryStar):
                 raised = [node for handler in block.handlers for node in ast.walk(handler)]
