@@ -78,15 +78,17 @@ async def test_an_aggregator_that_is_told_to_stop_drains_and_another_goes_on(
 
 
 async def test_a_drain_that_runs_out_of_time_leaves_the_rest_to_another(
-    start_aggregator: StartAggregator, steady: ModelServer
+    start_aggregator: StartAggregator, start_server: StartServer
 ) -> None:
-    first = start_aggregator(steady, settings={**BUDGET, "LIFECYCLE__GRACE_S": "10.2"})  # 10 s are for the brokers
+    slow = start_server(SYNTHETIC__FIXED_S="0.5")  # one batch runs, one is staged: longer than the drain
+    settings = {"BATCHING__TOKEN_BUDGET": "400"}
+    first = start_aggregator(slow, settings={**settings, "LIFECYCLE__GRACE_S": "10.2"})  # 10 s are for the brokers
     async with under_load(first) as desk:
         assert await asyncio.to_thread(first.process.stop, 60.0) == 0, first.process.child.log.tail()
         told = [fields["event"] for fields in first.process.news()]
         assert "drain timed out: unfinished records will be replayed, open calls are cancelled" in told
         assert told[-1] == "aggregator stopped"
-        await asyncio.to_thread(start_aggregator, steady, topics=first.topics, settings=BUDGET)
+        await asyncio.to_thread(start_aggregator, slow, topics=first.topics, settings=settings)
     assert duplicates(desk) == 0
 
 
