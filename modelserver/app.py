@@ -8,7 +8,6 @@ import logging
 import signal
 import time
 from collections.abc import Callable
-from functools import partial
 from uuid import uuid4
 
 import grpc
@@ -79,7 +78,7 @@ class Server:
     def _embedding(self) -> EngineLoop[Engine]:
         steps = EmbeddingSteps(
             self._queue,
-            partial(queue_bounds, self._settings),
+            queue_bounds,
             on_step=lambda report: self._post(lambda: self._count(report)),
             on_failed_step=lambda composition: self._post(lambda: self._metrics.failed_step(composition)),
         )

@@ -101,13 +101,6 @@ class EngineSettings(Group):
     )
 
 
-class QueueSettings(Group):
-    """Batches that wait for the engine."""
-
-    merging: bool = True
-    max_tokens: PositiveInt | None = None
-
-
 class GrpcSettings(Group):
     """The gRPC port."""
 
@@ -154,11 +147,6 @@ class ModelServerSettings(Group):
     model: ModelSettings = ModelSettings()
     engine: EngineSettings = EngineSettings()
     generation: GenerationSettings = GenerationSettings()
-    queue: QueueSettings = Field(
-        default=QueueSettings(),
-        description="batches that wait. merging: several may run in one step; max_tokens: above so many waiting tokens"
-        " batches are refused (empty: eight full steps)",
-    )
     grpc: GrpcSettings = GrpcSettings()
     profile: ProfileSettings = Field(
         default=ProfileSettings(),

@@ -25,6 +25,7 @@ from modelserver.settings import ModelServerSettings
 _log = logging.getLogger(__name__)
 
 _QUEUE_STEPS = 8
+"""Full steps that may wait: more than two batches of each of several aggregators; beyond, a batch is sent elsewhere."""
 _RUNS, _MIN_RUNS = 15, 3
 """Rounds over all totals: medians of 15 no longer move, those of fewer than 3 are no medians."""
 
@@ -145,11 +146,10 @@ def profile_owner(settings: ModelServerSettings, facts: EngineFacts, files: Mode
     )
 
 
-def queue_bounds(settings: ModelServerSettings, facts: EngineFacts) -> QueueBounds:
+def queue_bounds(facts: EngineFacts) -> QueueBounds:
     """What a step of this engine holds, and how many tokens may wait for one."""
-    queue = settings.queue
-    limits = MergeLimits(facts.step_token_capacity, facts.step_query_capacity, queue.merging)
-    return QueueBounds(limits, queue.max_tokens or _QUEUE_STEPS * facts.step_token_capacity)
+    limits = MergeLimits(facts.step_token_capacity, facts.step_query_capacity)
+    return QueueBounds(limits, _QUEUE_STEPS * facts.step_token_capacity)
 
 
 def sweep_plan(settings: ModelServerSettings, facts: EngineFacts) -> SweepPlan:

@@ -45,11 +45,10 @@ class Composition(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MergeLimits:
-    """What one engine step holds; `merging` off runs every batch by itself."""
+    """What one engine step holds."""
 
     step_tokens: int
     step_queries: int
-    merging: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +75,7 @@ def select(waiting: Iterable[M], limits: MergeLimits) -> Selection[M] | None:
     chosen = [head]
     tokens, queries = head.token_count, head.query_count
     budget = min(head.max_step_tokens, limits.step_tokens)
-    for batch in waiting if limits.merging else ():
+    for batch in waiting:
         allowed = min(budget, batch.max_step_tokens)
         if batch.alone or tokens + batch.token_count > allowed or queries + batch.query_count > limits.step_queries:
             continue

@@ -79,7 +79,7 @@ def checksums(objects: list[Object]) -> dict[str, str]:
     ("values", "rolled"),
     [
         ("aggregator.config.batching.token_budget=7", {"aggregator"}),
-        ("modelServer.config.queue.merging=false", {"model-server"}),
+        ("modelServer.config.engine.step_tokens=512", {"model-server"}),
         ("scaler.config.policy.drain_s=7", {"scaler"}),
         ("kafka.config.group_id=other", {"aggregator", "scaler"}),
         ("monitoring.podMonitor=true", set[str]()),

@@ -79,19 +79,19 @@ def test_poison_that_kills_the_process_kills_it() -> None:
 
 
 def test_above_its_bound_it_refuses_and_later_takes_again() -> None:
-    with serving(**synthetic(SYNTHETIC__FIXED_S="1", QUEUE__MAX_TOKENS="10", QUEUE__MERGING="false")) as server:
-        calls = [server.send([[word] * 6]) for word in range(5)]
+    with serving(**synthetic(SYNTHETIC__FIXED_S="0.3", ENGINE__STEP_TOKENS="64")) as server:
+        calls = [server.send([[word] * 64]) for word in range(12)]
         codes = [call.code() for call in calls]
         answered = codes.count(grpc.StatusCode.OK)
         assert codes[0] is grpc.StatusCode.OK
-        assert answered in (1, 2), "one runs and a second waits, at the most; whether it comes before the first runs"
-        assert codes.count(grpc.StatusCode.RESOURCE_EXHAUSTED) == 5 - answered
+        assert answered in (8, 9), "eight full steps wait, and the first runs if its step began before they came"
+        assert codes.count(grpc.StatusCode.RESOURCE_EXHAUSTED) == 12 - answered
         assert server.embed([[1]]).message.queued_tokens == 0
 
 
 def test_a_batch_whose_deadline_passes_while_it_waits_never_runs() -> None:
-    with serving(**synthetic(SYNTHETIC__FIXED_S="1.5", QUEUE__MERGING="false")) as server:
-        running, waiting = server.send([[1]]), server.send([[4]])
+    with serving(**synthetic(SYNTHETIC__FIXED_S="1.5")) as server:
+        running, waiting = (server.send([[word]], isolate=True) for word in (1, 4))
         server.until_queued(1)
         with pytest.raises(grpc.RpcError) as late:
             server.stub.EmbedBatch(server.request([[2]]), timeout=0.2)

@@ -81,5 +81,5 @@ def test_help_says_every_setting_its_choices_and_its_default() -> None:
     text = help_text()
     assert f"{ENV_PREFIX}ENGINE__DTYPE  <auto|float32|bfloat16|float16>  [default auto]" in text
     assert f"{ENV_PREFIX}MODEL__PATH  [default empty]" in text
-    assert f'{ENV_PREFIX}QUEUE  [default {{"merging":true,"max_tokens":null}}]' in text
-    assert text.count(ENV_PREFIX) == 18
+    assert f'{ENV_PREFIX}PROFILE  [default {{"enabled":true,' in text
+    assert text.count(ENV_PREFIX) == 17

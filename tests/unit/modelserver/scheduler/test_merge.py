@@ -79,12 +79,6 @@ def test_a_batch_that_goes_alone_does_not_join() -> None:
     assert chosen(first, suspect, third).batches == (first, third)
 
 
-def test_without_merging_each_batch_runs_by_itself() -> None:
-    first, second = Waiting(10), Waiting(10)
-    limits = MergeLimits(100, 10, merging=False)
-    assert chosen(first, second, limits=limits) == Selection((first,), Composition.SINGLE)
-
-
 def test_a_batch_above_its_own_budget_runs_by_itself() -> None:
     oversized, small = Waiting(80, max_step_tokens=50), Waiting(5)
     assert chosen(oversized, small).batches == (oversized,)
@@ -104,17 +98,13 @@ waiting_batches = st.lists(
 )
 
 
-@given(waiting_batches, st.booleans())
-def test_a_merged_step_never_overshoots_and_keeps_the_order_and_the_head(
-    waiting: list[Waiting],
-    merging: bool,
-) -> None:
-    batches = chosen(*waiting, limits=MergeLimits(100, 10, merging)).batches
+@given(waiting_batches)
+def test_a_merged_step_never_overshoots_and_keeps_the_order_and_the_head(waiting: list[Waiting]) -> None:
+    batches = chosen(*waiting, limits=MergeLimits(100, 10)).batches
     places = [next(place for place, batch in enumerate(waiting) if batch is chosen_one) for chosen_one in batches]
     assert places == sorted(places)
     assert places[0] == 0
     if len(batches) > 1:
-        assert merging
         assert not any(batch.alone for batch in batches)
         assert sum(batch.token_count for batch in batches) <= min(100, *(batch.max_step_tokens for batch in batches))
         assert sum(batch.query_count for batch in batches) <= 10
