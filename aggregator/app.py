@@ -79,7 +79,7 @@ class Aggregator:
         self._grpc: GrpcSource | None = None
         if settings.kafka.enabled:
             self._open_kafka(settings, tracing)
-        if settings.grpc.enabled:
+        if settings.grpc.bind:
             self._grpc = GrpcSource(settings, self._pipeline.give_up, self._models, self._metrics, tracing)
             self._pipeline.sources.append(self._grpc)
         defaults = {topic.name: topic.model or settings.models[0].name for topic in settings.kafka.topics}

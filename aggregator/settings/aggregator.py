@@ -66,8 +66,9 @@ class AuthenticationSettings(Group):
 class GrpcSettings(Group):
     """The gRPC port."""
 
-    enabled: bool = Field(default=True, description="serve gRPC")
-    bind: str = Field(default="0.0.0.0:50051", description="host:port; port 0 picks a free one")
+    bind: str = Field(
+        default="0.0.0.0:50051", description="host:port; port 0 picks a free one; empty: gRPC is not served"
+    )
     tls: TlsSettings = Field(
         default=TlsSettings(),
         description="PEM files, read again when they change. cert_file: certificate chain (empty: no TLS); key_file:"

@@ -30,7 +30,7 @@ CHART_SETS: dict[str, frozenset[str]] = {
         {"enabled", "bootstrap_servers", "ssl"} | {"sasl.password", "sasl.password_file", "sasl.token_file"}
     ),
     "aggregator": frozenset(
-        {"kafka", "models", "grpc.enabled", "grpc.bind", "grpc.tls", "demand"}
+        {"kafka", "models", "grpc.bind", "grpc.tls", "demand"}
         | {"grpc.authentication.tokens_file", "grpc.authentication.jwt.jwks_file"}
         | {"telemetry.metrics_bind", "tenants.aggregators", "tokenizer.cache"}
     ),
