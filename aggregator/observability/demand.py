@@ -95,7 +95,7 @@ class DemandMeter:
             tokens_per_record=kafka.tokens_per_request,
             replicas=[replica for model_revision in model.revisions.values() for replica in _replicas(model_revision)],
             p99_s=max((slo.p99_s for slo in slos), default=0.0),
-            slo_s=max((slo.goal.answer_s or 0.0 for slo in slos), default=0.0),
+            slo_s=max((slo.goal.answer_s for slo in slos), default=0.0),
             pending_requests=len(model.pending),
             kv_token_s_per_token=max((each.kv_token_s_per_token for each in model.revisions.values()), default=0.0),
         )

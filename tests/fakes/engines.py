@@ -100,14 +100,15 @@ class FakeEngine:
     async def embed(self, batch: OutgoingBatch, *, timeout_s: float) -> StepResult:
         """Run one batch. Raises what it is to fail with, and ModelServerLost after `timeout_s`."""
         self.batches.append(batch)
+        came_s = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(timeout_s), self._busy:
                 await self.gate.wait()
-                return await self._run(batch)
+                return await self._run(batch, asyncio.get_running_loop().time() - came_s)
         except TimeoutError as error:
             raise ModelServerLost("DEADLINE_EXCEEDED: the fake took too long") from error
 
-    async def _run(self, batch: OutgoingBatch) -> StepResult:
+    async def _run(self, batch: OutgoingBatch, staged_s: float) -> StepResult:
         curve = self.description.curve
         duration_s = curve.time_s(batch.token_count) * self.slowness if curve is not None else 0.0
         if duration_s:
@@ -118,4 +119,4 @@ class FakeEngine:
         if self.poison & set(ids.tolist()):
             raise EngineFailed("the engine fell over")
         matrix = self.compute(ids, lengths, self.description.dimensions)
-        return StepResult(matrix, (), StepReport(batch.token_count, duration_s or 1e-4, 0, 0.0, 0.0))
+        return StepResult(matrix, (), StepReport(batch.token_count, duration_s or 1e-4, 0, 0.0, staged_s))

@@ -11,28 +11,13 @@ from aggregator.scheduler.budget.sla import SlaController, SlaPolicy, step_targe
 
 @dataclass(frozen=True, slots=True)
 class SlaGoal:
-    """The service level: seconds of an engine step (`step_s`), or of a whole answer (`answer_s`); exactly one of them.
+    """The service level: seconds of a whole answer.
 
     `min_tokens` is the smallest budget: at that budget, longer inputs go alone.
     """
 
-    step_s: float | None = None
-    answer_s: float | None = None
+    answer_s: float
     min_tokens: int = 64
-
-    def __post_init__(self) -> None:
-        """Raise ValueError unless exactly one time and a valid budget are given."""
-        if (self.step_s is None) == (self.answer_s is None):
-            raise ValueError("give the time of a step or that of an answer, not both and not neither")
-        if self.min_tokens < 1:
-            raise ValueError(f"not a budget: {self.min_tokens} tokens")
-
-    def target_s(self, overhead_s: float, shortest_step_s: float) -> float:
-        """Seconds that a step may take, given the p95 of everything but queueing and step, and the shortest step."""
-        if self.step_s is not None:
-            return self.step_s
-        assert self.answer_s is not None, "A goal without a time. This is a bug."
-        return step_target_s(self.answer_s, overhead_s, shortest_step_s)
 
 
 class RecentQuantile:
@@ -74,13 +59,13 @@ class BudgetController:
     """What one replica's steps may hold, updated with every step that its server reports."""
 
     def __init__(self, goal: SlaGoal, limits: StepLimits, shortest_step_s: float, overhead: RecentQuantile) -> None:
-        """`overhead`: the live p95 of an answer's time without queueing and step; used with `answer_s` only."""
+        """`overhead`: the live p95 of an answer's time without queueing and step."""
         self.goal = goal
         self._overhead = overhead
         highest = limits.step_capacity
         self.min_tokens = min(goal.min_tokens, highest)
         start = min(max(limits.saturation_point, self.min_tokens), highest)
-        target_s = goal.target_s(self._overhead.value, shortest_step_s)
+        target_s = step_target_s(goal.answer_s, overhead.value, shortest_step_s)
         self._controller = SlaController(SlaPolicy(self.min_tokens, highest, start), target_s)
 
     @property
@@ -108,7 +93,7 @@ class BudgetController:
 
         `shortest_step_s` is what a step of `min_tokens` takes now: no target is shorter.
         """
-        self._controller.retarget(self.goal.target_s(self._overhead.value, shortest_step_s))
+        self._controller.retarget(step_target_s(self.goal.answer_s, self._overhead.value, shortest_step_s))
         self._controller.observe(step_tokens, step_s, packed_budget)
 
 

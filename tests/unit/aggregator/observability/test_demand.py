@@ -236,13 +236,13 @@ def test_a_promise_is_told_with_how_it_was_kept_and_whether_budgets_can_still_fa
     run(check())
 
 
-def test_a_goal_for_steps_promises_no_answers_and_no_goal_nothing() -> None:
+def test_a_latency_target_is_told_with_the_recent_p99_and_without_one_neither() -> None:
     async def check() -> None:
-        for goal in (SlaGoal(step_s=0.1), None):
+        for goal, slo_s in ((SlaGoal(answer_s=0.25), 0.25), (None, 0.0)):
             async with World(new_engine(), goal=goal).started() as world:
                 await world.embed("1")
                 model = report(world).models[0]
-                assert (model.slo_s, model.p99_s > 0.0) == (0.0, goal is not None)
+                assert (model.slo_s, model.p99_s > 0.0) == (slo_s, goal is not None)
                 assert model.replicas[0].budget_at_floor is False
 
     run(check())

@@ -218,7 +218,7 @@ def budgets_seen(report_of: StepReport, *, resized_to: int) -> tuple[int, float,
         def observe(self, step_tokens: int, step_s: float, packed_budget: int, shortest_step_s: float) -> None:
             heard.append((step_tokens, step_s, packed_budget))
 
-    budget_controller = Heard(SlaGoal(step_s=0.05), StepLimits(100, 4096), 0.01, RecentQuantile(0.95))
+    budget_controller = Heard(SlaGoal(answer_s=0.1), StepLimits(100, 4096), 0.01, RecentQuantile(0.95))
     one = Replica("a", CURVE, 100, POLICY, budget_controller)
     one.sent("1", 50, 5.0)
     one.token_budget = resized_to
@@ -319,7 +319,7 @@ def test_a_full_batch_leads_as_long_as_ever() -> None:
 
 
 def test_a_replica_begins_with_its_controllers_budget() -> None:
-    budget_controller = BudgetController(SlaGoal(step_s=0.05), StepLimits(77, 4096), 0.01, RecentQuantile(0.95))
+    budget_controller = BudgetController(SlaGoal(answer_s=0.1), StepLimits(77, 4096), 0.01, RecentQuantile(0.95))
     assert Replica("a", CURVE, 101, POLICY, budget_controller).token_budget == budget_controller.token_budget != 101
 
 
@@ -390,7 +390,7 @@ def test_where_a_steps_time_does_not_depend_on_its_tokens_any_number_is_in_time(
 
 def test_a_server_that_measured_no_gain_or_a_controller_that_allows_less_bounds_a_backlogs_batches() -> None:
     assert roomy(capacity=0).batch_tokens(9000, 9000, inf) == 100
-    budget_controller = BudgetController(SlaGoal(step_s=0.05), StepLimits(300, 4096), 0.01, RecentQuantile(0.95))
+    budget_controller = BudgetController(SlaGoal(answer_s=0.1), StepLimits(300, 4096), 0.01, RecentQuantile(0.95))
     assert roomy(budget_controller=budget_controller).batch_tokens(9000, 9000, inf) == 300
 
 

@@ -79,7 +79,7 @@ def test_its_maximum_with_what_runs_makes_the_size_run_away() -> None:
 
 
 def test_a_replica_of_the_simulator_can_be_steered_by_it() -> None:
-    budget_controller = SloTracker(SlaGoal(step_s=0.050)).controller(
+    budget_controller = SloTracker(SlaGoal(answer_s=0.1)).controller(
         StepLimits(1000, 4096), CPU.time_s(64), PaperSteering
     )
     assert budget_controller.token_budget == 1000

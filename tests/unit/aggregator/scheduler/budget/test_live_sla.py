@@ -58,7 +58,7 @@ def shown_of(world: World) -> dict[str, list[float]]:
 def test_a_target_that_is_missed_shrinks_the_budget_until_it_is_met_and_a_pod_that_heals_gets_it_back() -> None:
     async def check() -> None:
         engine = new_engine(description=SLOWED, slowness=2.0)  # 20 ms a full step, where 8 ms are wanted
-        async with World(engine, goal=SlaGoal(step_s=0.008, min_tokens=20)).started() as world:
+        async with World(engine, goal=SlaGoal(answer_s=0.016, min_tokens=20)).started() as world:
             replica = replica_of(world)
             assert replica.token_budget == 800
             await flood(world, 2.0)
