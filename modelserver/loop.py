@@ -17,7 +17,6 @@ _log = logging.getLogger(__name__)
 class EngineState(StrEnum):
     """The state of the engine."""
 
-    STARTING = "starting"
     SERVING = "serving"
     REBUILDING = "rebuilding"
     STOPPED = "stopped"

@@ -17,8 +17,6 @@ from typing_extensions import override
 _OF_CALLS = ("grpc", "aggregator.sources.grpc")
 """Loggers whose records callers can cause."""
 
-LEVELS = ("debug", "info", "warning", "error")
-
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 

@@ -213,11 +213,6 @@ class TokenQueue:
                 found = slot
         return found[3] if found is not None else None
 
-    def oldest_wait_s(self, now_s: float) -> float:
-        """Age of the query that has waited longest; 0 when none waits."""
-        ages = [now_s - query.enqueued_s for waiting in self.classes if (query := waiting.oldest()) is not None]
-        return max(ages, default=0.0)
-
     def take(self, item: WorkItem, query_in_turn: Query | None) -> None:
         """Remove an item that goes into a batch, in the turn of `query_in_turn` (None: out of turn).
 

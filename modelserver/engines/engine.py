@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -83,10 +83,6 @@ class Engine(Protocol):
     def close(self) -> None:
         """Free what it holds."""
         ...
-
-
-EngineFactory = Callable[[], Engine]
-"""Builds an engine on the thread that calls it, which becomes the engine's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +173,3 @@ class Generator(Protocol):
     def close(self) -> None:
         """Free what it holds."""
         ...
-
-
-GeneratorFactory = Callable[[], Generator]
-"""Builds one on the thread that calls it, which becomes its own."""
