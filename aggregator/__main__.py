@@ -53,7 +53,7 @@ async def _serve(settings: AggregatorSettings) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m aggregator",
-        description="Group queries from Kafka and gRPC by token count and dispatch them to model servers.",
+        description="Batch requests from Kafka and gRPC by token count, and send the batches to model servers.",
         epilog=help_text(AggregatorSettings, ENV_PREFIX),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

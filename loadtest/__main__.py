@@ -61,7 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m loadtest", description=__doc__)
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for command in COMMANDS:
-        subparser = commands.add_parser(command.name, help=command.purpose, description=command.purpose.capitalize())
+        subparser = commands.add_parser(
+            command.name, help=command.purpose, description=command.purpose[0].upper() + command.purpose[1:]
+        )
         # Only the command that is meant is imported: each brings its own libraries.
         if arguments and arguments[0] == command.name:
             module = importlib.import_module(command.module)

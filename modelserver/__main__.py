@@ -1,4 +1,4 @@
-"""The command line: serve a model (the default), measure its profile, check the settings."""
+"""Serve one model on vLLM (the default), measure its profile, or check the settings."""
 
 from __future__ import annotations
 
@@ -61,14 +61,18 @@ def _parser() -> argparse.ArgumentParser:
         epilog=help_text(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--config", type=Path, help="YAML file with settings")
-    parser.add_argument("--bind", help="host:port of the gRPC port, over all other settings")
-    parser.add_argument("--check", action="store_true", help="check settings and the model's files, and exit")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="settings as YAML; the environment wins over it")
+    parser.add_argument("--bind", metavar="HOST:PORT", help="of the gRPC port; wins over all settings")
+    parser.add_argument("--check", action="store_true", help="validate settings and the model's files, and exit")
     commands = parser.add_subparsers(dest="command", metavar="command")
     commands.add_parser("serve", help="serve the model (the default)")
     profile = commands.add_parser("profile", help="measure the saturation profile, write it and exit")
-    profile.add_argument("--out", type=Path, required=True, help="folder for profile.json and profile.csv")
-    forward = commands.add_parser("forward", help="time the engine by itself: steps asked on stdin, seconds on stdout")
+    profile.add_argument(
+        "--out", type=Path, metavar="FOLDER", required=True, help="folder for profile.json and profile.csv"
+    )
+    forward = commands.add_parser(
+        "forward", help="time the engine alone, for benchmarks: steps on stdin, seconds on stdout"
+    )
     forward.add_argument("--queries", type=int, default=256, help="of each batch (%(default)s)")
     forward.add_argument("--tokens", type=int, default=10, help="of each query (%(default)s)")
     return parser

@@ -49,22 +49,24 @@ class Group(BaseModel):
 class ModelSettings(Group):
     """What is served."""
 
-    path: str = Field(default="", description="model folder or Hugging Face hub name; empty: the MiniLM of its wheel")
+    path: str = Field(default="", description="model folder or Hugging Face hub name; empty: the bundled MiniLM")
     name: str = Field(
         default="",
         description=f"the name it is served under; empty: {DEFAULT_MODEL_NAME} for MiniLM, else the path's last part",
     )
     revision: str = Field(
         default="",
-        description="hub revision, or what to call a local model's; empty: the hub's commit, or a digest of the files",
+        description="revision on the hub, or the name of a local model's revision; empty: the hub's commit, or a"
+        " digest of the files",
     )
     max_input_tokens: PositiveInt | None = Field(
-        default=None, description="of one query; empty: as the model's files say, if one step holds it"
+        default=None,
+        description="tokens of the longest input; empty: the model's own limit, but no more than one step holds",
     )
     task: Literal["auto", "embed", "generate"] = Field(
         default="auto",
-        description="what it is served for; auto: generate for a causal language model without the modules.json of an"
-        " embedding model",
+        description="auto: generate for a causal language model without the modules.json of an embedding model, else"
+        " embed",
     )
 
 
@@ -72,12 +74,14 @@ class GenerationSettings(Group):
     """A model that generates."""
 
     time_per_output_token_s: PositiveFloat = Field(
-        default=0.1, description="between two tokens of one text; prompts are computed in parts that keep it"
+        default=0.1,
+        description="target for the time between two tokens of one text; prompts are computed in parts to keep it",
     )
     memory_limit: MemoryForm = Field(
         default=MemoryForm.OFF,
-        description="sequences that run at once: off: as vLLM admits them; length and occupancy: as many as seldom"
-        " overflow the cache, by the lengths of those before them or by what they hold while they run",
+        description="how many sequences run at once. off: as many as vLLM admits; length and occupancy: as many as"
+        " rarely overflow the KV cache, predicted from the final lengths of earlier sequences, or from what they held"
+        " while they ran",
     )
 
 
@@ -86,14 +90,14 @@ class EngineSettings(Group):
 
     kind: Literal["auto", "direct", "core", "synthetic"] = Field(
         default="auto",
-        description="auto: direct where it agrees with core, else core; direct and core: that way or no start;"
-        " synthetic: no model at all, for load tests",
+        description="auto: direct if its vectors agree with core's, else core; direct, core: that one, or the start"
+        " fails; synthetic: no model at all, for load tests",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        default="auto", description="auto: bfloat16 where the hardware multiplies it, else float32"
+        default="auto", description="auto: bfloat16 if the hardware multiplies it, else float32"
     )
     step_tokens: PositiveInt | None = Field(
-        default=None, description="tokens that one step holds; empty: 4096 on a CPU, 16384 on a GPU"
+        default=None, description="most tokens of one engine step; empty: 4096 on a CPU, 16384 on a GPU"
     )
     vllm_options: dict[str, Any] = Field(
         default={},
@@ -105,9 +109,7 @@ class GrpcSettings(Group):
     """The gRPC port."""
 
     bind: str = Field(default="0.0.0.0:50061", description="host:port; port 0 picks a free one")
-    drain_timeout_s: PositiveFloat = Field(
-        default=20.0, description="from SIGTERM, to finish the batches that were accepted"
-    )
+    drain_timeout_s: PositiveFloat = Field(default=20.0, description="time from SIGTERM to finish the accepted batches")
 
 
 class ProfileSettings(Group):
@@ -137,7 +139,7 @@ class TelemetrySettings(Group):
         default="0.0.0.0:9465", description="host:port of /metrics, /livez and /readyz; port 0 picks a free one"
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="the least grave to log"
+        default="info", description="the lowest level that is logged"
     )
 
 
@@ -150,13 +152,13 @@ class ModelServerSettings(Group):
     grpc: GrpcSettings = GrpcSettings()
     profile: ProfileSettings = Field(
         default=ProfileSettings(),
-        description="the saturation profile, measured at the start. enabled: false: not at all; file: one that was"
-        " measured before, for this model and device; cache: folder of those that were measured here; max_tokens: the"
-        " largest total that is measured (empty: 1024 on a CPU, 8192 on a GPU); budget_s: time for it",
+        description="the saturation profile. enabled: measure it at the start; file: a profile that was measured"
+        " before, for this model and device; cache: folder of the profiles that were measured here; max_tokens: the"
+        " largest step that is measured (empty: 1024 on a CPU, 8192 on a GPU); budget_s: time for the measurement",
     )
     synthetic: SyntheticSettings = Field(
         default=SyntheticSettings(),
-        description="of engine.kind synthetic, which computes nothing. fixed_s and per_token_s: time of a step;"
+        description="for engine.kind synthetic, which computes nothing. fixed_s and per_token_s: time of a step;"
         " dimensions (empty: as the model's files say); poison_token_id: a token that makes a step fail;"
         " poison_mode: error or exit",
     )

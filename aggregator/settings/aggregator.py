@@ -72,7 +72,7 @@ class GrpcSettings(Group):
     tls: TlsSettings = Field(
         default=TlsSettings(),
         description="PEM files, read again when they change. cert_file: certificate chain (empty: no TLS); key_file:"
-        " its private key, not encrypted; client_ca_file: CA of client certificates (given, every client needs one)",
+        " its private key, not encrypted; client_ca_file: CA of client certificates (if set, every client needs one)",
     )
     authentication: AuthenticationSettings = AuthenticationSettings()
 
@@ -114,16 +114,20 @@ class TopicSettings(Group):
     name: str = Field(description="the topic to read")
     model: str = Field(default="", description="model of requests that name none; empty: the first one configured")
     priority: Literal["interactive", "default", "background"] = Field(
-        default="default", description="class of requests that name none"
+        default="default", description="priority of requests that name none"
     )
     tenant: str = Field(default="", description="tenant of every request of this topic")
-    task: Literal["embed", "generate"] = Field(default="embed", description="what its records ask for")
+    task: Literal["embed", "generate"] = Field(
+        default="embed", description="what its records ask for: vectors or texts"
+    )
     reply_topic: str = Field(
         default="",
-        description="where its replies go that name no reply topic; empty: kafka.reply_topic, or generate.replies.v1",
+        description="topic of the replies to requests that name none; empty: kafka.reply_topic, or generate.replies.v1"
+        " for task generate",
     )
     delta_topic: str = Field(
-        default="", description="where its texts are written as they grow, besides the replies; empty: nowhere"
+        default="",
+        description="task generate: topic of the texts as they grow, in addition to the replies; empty: none",
     )
 
 
@@ -172,13 +176,13 @@ class KafkaSettings(Group):
     topics: tuple[TopicSettings, ...] = Field(
         default=(TopicSettings(name="embed.requests.v1"),), description="the request topics", min_length=1
     )
-    reply_topic: str = Field(default="embed.replies.v1", description="where replies go that name no reply topic")
+    reply_topic: str = Field(default="embed.replies.v1", description="topic of the replies to requests that name none")
     allowed_reply_topics: tuple[str, ...] = Field(
         default=(), description="further topics a request may name; shell patterns such as team-a.* are allowed"
     )
     group_id: str = Field(default="tokenbatch", description="consumer group")
     create_topics: bool = Field(default=False, description="create missing topics at start")
-    partitions: PositiveInt = Field(default=8, description="of each topic that is created")
+    partitions: PositiveInt = Field(default=8, description="partitions of each topic that is created")
     max_reply_bytes: PositiveInt = Field(
         default=900_000, description="a request whose reply could be larger is refused"
     )
@@ -200,9 +204,9 @@ class KafkaSettings(Group):
     )
     client: ClientSettings = Field(
         default=ClientSettings(),
-        description="seldom changed: client_id, session_timeout_s, max_poll_records; commit_interval_s, max_commit_span"
-        " (records beyond the committed offset above which a partition is paused), drain_timeout_s (of a partition that"
-        " is revoked)",
+        description="seldom changed. client_id, session_timeout_s, max_poll_records: as in Kafka's consumer;"
+        " commit_interval_s: time between two commits; max_commit_span: records beyond the committed offset above which"
+        " a partition is paused; drain_timeout_s: time to finish the records of a partition that is revoked",
     )
 
     def replies_of(self, topic: TopicSettings) -> str:
@@ -231,13 +235,13 @@ class KafkaSettings(Group):
 
 
 class CanarySettings(Group):
-    """A revision of a model on trial."""
+    """A new revision of a model, which serves a share of the requests."""
 
-    revision: str = Field(description="the revision on trial, as its servers give it", min_length=1)
+    revision: str = Field(description="the new revision, as its servers give it", min_length=1)
     share: float = Field(
         ge=0,
         le=1,
-        description="of the requests that pin no revision, chosen by their ids; 0: none, 1: all",
+        description="of the requests that name no revision, chosen by their ids; 0: none, 1: all",
     )
 
 
@@ -253,13 +257,13 @@ class ModelSettings(Group):
     )
     scales_to_zero: bool = Field(
         default=False,
-        description="an autoscaler removes its last server when there is no load: calls then wait for the first one"
-        " until their deadline, and the aggregator is ready without a server",
+        description="an autoscaler may remove its last server: then calls wait for a server until their deadline, and"
+        " the aggregator is ready without one",
     )
     canary: CanarySettings | None = Field(
         default=None,
-        description="{revision, share}: a revision on trial, and its share (0 to 1) of the requests that pin no"
-        " revision, chosen by their ids; while it has no server, other revisions serve them",
+        description="{revision, share}: a new revision, and its share (0 to 1) of the requests that name no revision,"
+        " chosen by their ids; while it has no server, other revisions serve them",
     )
 
     @field_validator("servers")
@@ -292,7 +296,8 @@ class SlaSettings(Group):
 
     latency_s: PositiveFloat | None = Field(
         default=None,
-        description="latency target of a request, which token budgets follow; empty: they are the saturation points",
+        description="latency target of a request; token budgets are adjusted to meet it. Empty: no target, and token"
+        " budgets are the saturation points",
     )
 
 
@@ -301,7 +306,8 @@ class DemandSettings(Group):
 
     bind: str = Field(
         default="",
-        description="host:port for the scaler; port 0 picks a free one; empty: none. The chart sets 0.0.0.0:50052",
+        description="host:port where the scaler asks for the demand; port 0 picks a free one; empty: none. The chart"
+        " sets 0.0.0.0:50052",
     )
 
 
@@ -335,12 +341,12 @@ class AggregatorSettings(Group):
     demand: DemandSettings = DemandSettings()
     lifecycle: LifecycleSettings = Field(
         default=LifecycleSettings(),
-        description="grace_s: from SIGTERM to the exit, unfinished records are replayed; connect_timeout_s: for the"
-        " brokers at start",
+        description="grace_s: time from SIGTERM to the exit; records that are not finished by then are replayed;"
+        " connect_timeout_s: time to wait for the brokers at start",
     )
     telemetry: TelemetrySettings = TelemetrySettings()
     tokenizer: TokenizerSettings = Field(
         default=TokenizerSettings(),
-        description="cache: folder of the files that model servers send, by fingerprint; fast: the fast path for"
-        " printable ASCII, where it agrees with the model's own tokenizer",
+        description="cache: folder of the tokenizer files that model servers send; fast: a faster tokenizer for"
+        " printable ASCII, while it agrees with the model's own",
     )

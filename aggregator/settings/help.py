@@ -97,5 +97,7 @@ def _default(value: Any) -> str:
         return "none" if not value.get_secret_value() else "set"
     if value is None or value == "":
         return "empty"
+    if isinstance(value, tuple) and all(isinstance(each, BaseModel) for each in value):  # only what is not a default
+        value = [each.model_dump(exclude_defaults=True) for each in value]
     plain = to_jsonable_python(value)
     return plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False)

@@ -17,13 +17,13 @@ ENV_PREFIX = "TOKENBATCH_SCALER_"
 class ModelSettings(Group):
     """One model whose servers are scaled."""
 
-    name: str = Field(description="its name for autoscalers: the label `model` of external metrics")
+    name: str = Field(description="its name in external metrics: the label `model`")
     demand_of: str = Field(
-        default="", description="the model, as the aggregators name it, whose demand it serves; empty: the name"
+        default="", description="the aggregators' name of the model whose demand it serves; empty: the same as name"
     )
-    deployment: str = Field(default="", description="the Deployment that serves it; empty: replicas are not known")
+    deployment: str = Field(default="", description="its Deployment; empty: the number of replicas is not known")
     share: Annotated[float, Field(ge=0, le=1)] = Field(
-        default=1.0, description="the part of that demand that it serves; a canary serves the rest"
+        default=1.0, description="its share of that demand; a canary serves the rest"
     )
 
     @property
@@ -53,22 +53,24 @@ class AggregatorsSettings(Group):
         description="host:port of each, or k8s://SERVICE.NAMESPACE:PORT for all endpoints of one Service",
         min_length=1,
     )
-    interval_s: PositiveFloat = Field(default=5.0, description="time between two rounds of questions")
+    interval_s: PositiveFloat = Field(default=5.0, description="time between two requests to each aggregator")
 
 
 class PolicySettings(Group):
     """How demand becomes replicas; see k8s.scaler.measuring.demand."""
 
-    drain_s: PositiveFloat = Field(default=30.0, description="time in which a backlog should be processed")
+    drain_s: PositiveFloat = Field(default=30.0, description="time in which a backlog is to be processed")
     utilisation: Annotated[float, Field(gt=0, le=1)] = Field(
-        default=0.75, description="share of a model server's throughput that is planned with"
+        default=0.75, description="the share of a model server's throughput to plan for"
     )
     arrival_window_s: PositiveFloat = Field(
         default=20.0,
         description="time over which arriving records are counted; at most two periods of the autoscaler",
     )
-    peak_hold_s: NonNegativeFloat = Field(default=60.0, description="time for which a peak of the figure is published")
-    max_age_s: PositiveFloat = Field(default=20.0, description="a figure with an older input is an error")
+    peak_hold_s: NonNegativeFloat = Field(default=60.0, description="how long a peak of the figure stays published")
+    max_age_s: PositiveFloat = Field(
+        default=20.0, description="with an older input no figure is published, but an error"
+    )
 
 
 class ApiSettings(Group):
@@ -101,7 +103,8 @@ class ScalerSettings(Group):
     aggregators: AggregatorsSettings = AggregatorsSettings()
     peers: Followed = Field(
         default=(),
-        description="the replicas of this scaler, as in aggregators.addresses; all publish the highest",
+        description="the replicas of this scaler, as in aggregators.addresses; each publishes the highest figure of"
+        " all",
     )
     policy: PolicySettings = PolicySettings()
     api: ApiSettings = ApiSettings()

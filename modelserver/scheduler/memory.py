@@ -15,7 +15,7 @@ _MIN_LENGTHS = 30
 _MEMORY_LENGTHS = 1000
 _EVEN_ODDS = 0.5
 _OVERFLOW = 0.05
-"""epsilon_M: of the forms tried, none gained by another one (docs/results.md)."""
+"""epsilon_M; in trials, neither form gained by another value."""
 
 
 class MemoryForm(StrEnum):
