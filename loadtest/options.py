@@ -24,7 +24,7 @@ def add_input_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--count", type=positive_int, metavar="N", help="queries to send; lines repeat when they run out"
     )
-    group.add_argument("--unique", action="store_true", help="make every query another, so that none is coalesced")
+    group.add_argument("--unique", action="store_true", help="make all queries different, so that none is coalesced")
     group.add_argument("--model", default="", help="name or alias; the topic's or listener's own when absent")
     group.add_argument("--priority", choices=PRIORITIES, default="", help="the topic's or listener's own when absent")
     group.add_argument(

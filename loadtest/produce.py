@@ -35,7 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_input_options(parser)
     group = parser.add_argument_group("how")
     group.add_argument("--format", type=Format, choices=list(Format), default=Format.PROTOBUF)
-    group.add_argument("--rate", type=positive, metavar="R", help="queries per second; as many as go when absent")
+    group.add_argument(
+        "--rate", type=positive, metavar="R", help="queries per second; when absent, as many as possible"
+    )
     group.add_argument(
         "--timeout-s",
         type=positive,

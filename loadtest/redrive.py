@@ -39,19 +39,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_client_option(parser)
     group = parser.add_argument_group("which dead letters; all when none of these is given")
-    group.add_argument("--code", action="append", default=[], metavar="C", help="that failed so; may be repeated")
+    group.add_argument("--code", action="append", default=[], metavar="C", help="with this error code; may be repeated")
     group.add_argument("--since", type=moment, default=-inf, metavar="TIME", help="ISO 8601 (UTC), or 90m, 2h, 1d ago")
     group.add_argument("--until", type=moment, default=inf, metavar="TIME", help="the same; this moment excluded")
     group.add_argument("--key", metavar="K", help="with this key")
-    group.add_argument("--count", type=positive_int, metavar="N", help="so many at the most")
+    group.add_argument("--count", type=positive_int, metavar="N", help="no more than this many")
     group = parser.add_argument_group("how")
-    group.add_argument("--rate", type=positive, metavar="R", help="dead letters per second; as many as go when absent")
+    group.add_argument(
+        "--rate", type=positive, metavar="R", help="dead letters per second; when absent, as many as possible"
+    )
     group.add_argument(
         "--max-redrives",
         type=positive_int,
         default=3,
         metavar="N",
-        help="leave dead letters that were put back so often already (%(default)s)",
+        help="leave dead letters that were put back this often already (%(default)s)",
     )
     group.add_argument("--dry-run", action="store_true", help="only say what would be put back")
     group.add_argument("--json", type=Path, metavar="FILE.json", help="the summary")

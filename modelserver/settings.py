@@ -61,7 +61,8 @@ class ModelSettings(Group):
     )
     max_input_tokens: PositiveInt | None = Field(
         default=None,
-        description="tokens of the longest input; empty: the model's own limit, but no more than one step holds",
+        description="tokens of the longest input; empty: the model's own limit, for embeddings also what one step"
+        " holds",
     )
     task: Literal["auto", "embed", "generate"] = Field(
         default="auto",

@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
     parser.add_argument("only", nargs="*", type=_bench, metavar="BENCH", help=f"{', '.join(BENCHES)}; all when absent")
     parser.add_argument(
-        "--queries", type=positive_int, default=50_000, metavar="N", help="in the backlog (%(default)s)"
+        "--queries", type=positive_int, default=50_000, metavar="N", help="queries in the backlog (%(default)s)"
     )
     parser.add_argument("--repeats", type=positive_int, default=3, metavar="R", help="turns of each side (%(default)s)")
     parser.add_argument("--token-budget", type=positive_int, default=2048, metavar="T", help="(%(default)s)")

@@ -67,7 +67,7 @@ class PaperController:
         self.size = min(max(math.floor(wanted), policy.min_size), policy.max_size)
 
 
-class PaperSteering(BudgetController):
+class PaperBudgetController(BudgetController):
     """One replica's budget as the paper's search has it, with tokens for requests, up to the saturation point."""
 
     def __init__(self, goal: SlaGoal, limits: StepLimits, shortest_step_s: float, overhead: RecentQuantile) -> None:

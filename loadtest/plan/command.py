@@ -49,10 +49,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--profile", required=True, metavar="FILE|HOST:PORT",
-        help="how quick a model server is: a profile.json of `python -m modelserver profile`, a running model server,"
+        help="the speed of a model server: a profile.json of `python -m modelserver profile`, a running model server,"
         " a100-like or minilm-cpu",
     )  # fmt: skip
-    parser.add_argument("--slo", type=_seconds, default=0.1, metavar="TIME", help="what is promised, as 100ms or 2s")
+    parser.add_argument("--slo", type=_seconds, default=0.1, metavar="TIME", help="latency target, as 100ms or 2s")
     parser.add_argument("--cost-per-hour", type=positive, metavar="C", help="of one model server")
     parser.add_argument("--values", type=Path, metavar="FILE.yaml", help="your values of the chart, over its own")
     parser.add_argument("--start-s", type=positive, default=90.0, help="from a pod's creation to Ready (%(default)s)")
@@ -221,7 +221,7 @@ def _advice(ways: Sequence[Way], scenario: Scenario) -> str:
         bounds = f"replicas {best.bounds[0]} to {best.bounds[1]}"
         lines.append(f"{bounds}: {gained:.1%} more in time than the chart as it is, for {more:,.1f} more pod hours.")
     if best.outcome.in_time < _ENOUGH:
-        lines.append("No number of pods that was tried answers 99 % in time: promise less, or keep more pods.")
+        lines.append("No number of pods that was tried answers 99 % in time: set a longer target, or keep more pods.")
     return "\n".join(
         [
             *lines,

@@ -35,7 +35,7 @@ def slowed(effort: Effort) -> Scenario:
     third = effort.seconds
     base = replace(cases.case("steady", curve="minilm-cpu"), duration_s=3 * third, warm_up_s=0.1, sample_s=third / 60)
     curve = find(base.curve)
-    # Half of what is promised, less the rest, is a step of three quarters of the saturation point.
+    # Half of the target, less the rest, is a step of three quarters of the saturation point.
     slo_s = round(2.0 * curve.time_s(3 * curve.saturation_point // 4) + 0.004, 3)
     rate = 1.3 * cases.capacity(curve, base.lengths)
     fault = Fault(third, 0, FaultKind.SLOW, 1.8, third)
@@ -60,7 +60,7 @@ def _step(effort: Effort, pool: Pool) -> Section:
         "The controller over a step",
         "More waits than the pod can do, so every batch is full and the controller alone says how long its step takes. "
         f"The pod has a small CPU's curve and takes 1.8 times as long for the middle third. "
-        f"{1e3 * scenario.slo_s:.0f} ms are promised, so a step may take a little less than half of that.",
+        f"{1e3 * scenario.slo_s:.0f} ms is the latency target, so a step may take a little less than half of that.",
         [
             Plot("token budget", "seconds", "tokens", budgets, from_zero=True),
             Plot(
@@ -68,7 +68,7 @@ def _step(effort: Effort, pool: Pool) -> Section:
                 "seconds",
                 "ms",
                 times,
-                limit=("half of what is promised", 500 * scenario.slo_s),
+                limit=("half of the latency target", 500 * scenario.slo_s),
                 from_zero=True,
             ),
         ],

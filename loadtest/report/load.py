@@ -115,7 +115,7 @@ def _knee(effort: Effort, pool: Pool) -> Section:
                 "answers per second",
                 "p99 in ms",
                 close,
-                limit=("promised", slo_ms),
+                limit=("latency target", slo_ms),
             ),
         ],
         Table(("load; answers/s: p50, p99 in ms", *(policy.label for policy in runs)), rows),
@@ -190,10 +190,10 @@ def _batches(one: Outcome) -> int:
 def _gpus(effort: Effort, pool: Pool) -> Section:
     one = cases.capacity(find("a100-like"), Lengths())
     loads = (0.5, 1.9) if effort.quick else (0.1, 0.5, 0.95, 1.9, 3.8)
-    promises_s = (0.1,) if effort.quick else (0.1, 0.06)
-    asked = [(kind, load * one, slo_s, effort) for slo_s in promises_s for kind in Kind for load in loads]
+    targets_s = (0.1,) if effort.quick else (0.1, 0.06)
+    asked = [(kind, load * one, slo_s, effort) for slo_s in targets_s for kind in Kind for load in loads]
     found = iter(pool.map(pods_needed, *zip(*asked, strict=True)))
-    needed = {(slo_s, kind): [next(found) for _ in loads] for slo_s in promises_s for kind in Kind}
+    needed = {(slo_s, kind): [next(found) for _ in loads] for slo_s in targets_s for kind in Kind}
     plots = [
         Plot(
             f"pods for 99 % within {1e3 * slo_s:.0f} ms",
@@ -210,7 +210,7 @@ def _gpus(effort: Effort, pool: Pool) -> Section:
             ],
             log_y=True,
         )
-        for slo_s in promises_s
+        for slo_s in targets_s
     ]
     rows = [
         (kind.value, f"{1e3 * slo_s:.0f}", *(str(count or "none") for count in counts))
@@ -218,11 +218,11 @@ def _gpus(effort: Effort, pool: Pool) -> Section:
     ]
     return Section(
         "gpus",
-        "Pods for the same promise",
+        "Pods for the same latency target",
         "The fewest pods with which 99 % of a steady load's questions are answered in time under any of a policy's "
         f"settings; “none” where {_MOST_PODS} are too few too.",
         plots,
-        Table(("policy", "promised ms", *(f"{load * one:.0f}/s" for load in loads)), rows),
+        Table(("policy", "target ms", *(f"{load * one:.0f}/s" for load in loads)), rows),
         effort.command("gpus"),
         str(effort.seed),
     )

@@ -102,7 +102,7 @@ def large(pods: int = 1000, aggregators: int = 100, seconds: float = 0.25) -> Sc
 
 
 def pool(pods: int, aggregators: int, share: float, seconds: float = 4.0) -> Scenario:
-    """Several of both at a share of what the pods can do; latencies are promised as in the other cases."""
+    """Several of both at a share of what the pods can do; the latency target is that of the other cases."""
     base = case("steady", seconds=seconds)
     name = f"pool-{pods}x{aggregators}-at-{100 * share:.0f}"
     rate = share * capacity(find(base.curve), Lengths(), pods)

@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--seconds", type=positive, help="how long the load lasts, in virtual seconds")
     group.add_argument("--pods", type=positive_int)
     group.add_argument("--aggregators", type=positive_int)
-    group.add_argument("--slo-s", type=positive, metavar="S", help="what is promised; ours steers by it")
+    group.add_argument("--slo-s", type=positive, metavar="S", help="latency target; ours sets its budgets by it")
     group = parser.add_argument_group("the policy's setting, without --best")
     group.add_argument("--tokens", type=positive_int, default=0, help="budget of static_tokens; overrides ours")
     group.add_argument("--size", type=positive_int, default=32, help="of request_count (%(default)s)")
@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--without", type=Mechanism, nargs="*", metavar="MECHANISM", default=[],
         help=f"what ours lacks (nothing): {', '.join(each.value for each in Mechanism)}",
     )  # fmt: skip
-    group.add_argument("--depth", type=positive_int, default=1, help="batches at a pod at once (%(default)s)")
+    group.add_argument("--depth", type=positive_int, default=1, help="batches in flight to a pod (%(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="every figure, one run a line, the same for one seed")
 
 

@@ -229,12 +229,12 @@ class CoreAggregator:
 
     def at_floor(self) -> bool:
         """Whether only more pods help."""
-        steered = [
+        controlled = [
             replica.budget_controller
             for replica in self.dispatcher.replicas.in_use.values()
             if replica.budget_controller is not None
         ]
-        return bool(steered) and all(budget_controller.at_floor for budget_controller in steered)
+        return bool(controlled) and all(budget_controller.at_floor for budget_controller in controlled)
 
 
 def in_flight(batch: Batch, aggregator: int, pod: int) -> InFlightBatch:

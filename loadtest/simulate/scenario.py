@@ -8,7 +8,7 @@ from math import inf
 
 from aggregator.scheduler.budget.controller import BudgetController, SlaGoal
 from aggregator.scheduler.work_item import Priority
-from loadtest.generation.paper_sla import PaperSteering
+from loadtest.generation.paper_sla import PaperBudgetController
 from loadtest.simulate.aggregator import Aggregator
 from loadtest.simulate.core_aggregator import CoreAggregator, Mechanism
 from loadtest.simulate.curves import StepTimes
@@ -116,7 +116,7 @@ class Policy:
 
     `tokens`: the budget of static_tokens, an override of ours. `size`, `wait_s`: of request_count; `wait_s` is the
     window of time_window. `depth`: batches at a pod, and `margin_s`: how long before its deadline a query is given up,
-    for all but the two that run the core. `sla`: whether those steer by the scenario's service level; `without`: the
+    for all but the two that run the core. `sla`: whether those follow the scenario's latency target; `without`: the
     mechanisms of the core that are switched off.
     """
 
@@ -171,7 +171,7 @@ class Policy:
                 max_held_tokens=scenario.max_held_tokens,
                 overhead_s=scenario.intake_s + scenario.complete_s,
                 without=self.without,
-                budget_controller=BudgetController if self.kind is Kind.OURS else PaperSteering,
+                budget_controller=BudgetController if self.kind is Kind.OURS else PaperBudgetController,
             )
         return PlainAggregator(number, engine, self._closing(engine), scenario.max_held_tokens)
 

@@ -25,7 +25,7 @@ from protos.modelserver.v1.curve import Curve
 
 _COSTS_AT, _COSTS_S = 0.6, 8.0
 """The load, as a share of what the profile allows, and the seconds of it, from which costs are taken."""
-_PROMISED = 0.9
+_TARGET = 0.9
 """Of the time of a step at the saturation point: no batch that large can be answered in it."""
 
 
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--sla",
         type=Path,
         metavar="SVG",
-        help="promise less than a step at the saturation point instead, and plot whether batches come inside it",
+        help="set a latency target below one step at the saturation point instead, and plot batches against it",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="every figure")
 
@@ -78,14 +78,14 @@ def run(options: argparse.Namespace) -> int:
 
 def _keep(options: argparse.Namespace) -> int:
     try:
-        kept = sla.measure(options.data_dir, _PROMISED, options.seconds)
+        kept = sla.measure(options.data_dir, _TARGET, options.seconds)
         options.sla.write_text(kept.plot(), encoding="utf-8")
     except (OSError, ValueError, StackError) as error:
         return fail("validate", error)
     since_s = kept.inside_from_s
     budgets = [one.token_budget for one in kept.sent[len(kept.sent) // 2 :]]
     OUTPUT.print(
-        f"saturation point {kept.saturation_point}, promised {1e3 * kept.target_s:.1f} ms, budget {median(budgets):g} "
+        f"saturation point {kept.saturation_point}, target {1e3 * kept.target_s:.1f} ms, budget {median(budgets):g} "
         f"in the second half; p95 of a second's batches inside "
         + ("at no time up to the end" if since_s is None else f"from second {since_s:g} to the end")
         + f", {kept.inside:.0%} of the seconds since the first",

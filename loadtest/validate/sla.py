@@ -1,4 +1,4 @@
-"""Whether a running system comes inside a promise that its model server can keep with small batches only."""
+"""Whether a running system meets a latency target that its model server can meet with small batches only."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ T = TypeVar("T")
 class Kept:
     """The batches of one run at saturation, in the order of their answers, times in seconds from its start.
 
-    `target_s` is promised from sending a batch to its answer; `saturation_point` is where the budget begins, in tokens.
+    `target_s`: from sending a batch to its answer; `saturation_point` is where the budget begins, in tokens.
     """
 
     target_s: float
@@ -78,7 +78,7 @@ class Kept:
         title = "time of a batch, MiniLM on a CPU, at saturation"
         return draw_column(
             [
-                Plot(title, "seconds", "ms", [times], limit=("promised", 1e3 * self.target_s)),
+                Plot(title, "seconds", "ms", [times], limit=("latency target", 1e3 * self.target_s)),
                 Plot(
                     "",
                     "seconds",
@@ -93,9 +93,9 @@ class Kept:
 
 
 def measure(folder: Path, share: float, seconds: float) -> Kept:
-    """Promise `share` of a step at the saturation point, and load the system for so long. Raises StackError.
+    """Set `share` of a step at the saturation point as the target, and load the system for so long. Raises StackError.
 
-    With a share below 1 not even an idle engine could keep the promise with batches as large as the saturation point.
+    With a share below 1 not even an idle engine could meet it with batches as large as the saturation point.
     """
     with live.model_server(folder, {}) as (server, profile):
         curve = find(str(profile))

@@ -34,7 +34,7 @@ class StepCost:
 
 
 class StepTokens:
-    """The rule for one engine, steered by how its steps compare with the measured cost."""
+    """The rule for one engine, corrected by how its steps compare with the measured cost."""
 
     def __init__(self, cost: StepCost, target_s: float, most_tokens: int, most_sequences: int) -> None:
         """`target_s`: of the time between two tokens of one sequence."""

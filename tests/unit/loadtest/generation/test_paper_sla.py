@@ -8,7 +8,7 @@ import pytest
 
 from aggregator.scheduler.budget.controller import SlaGoal, SloTracker, StepLimits
 from aggregator.scheduler.budget.sla import SlaController, SlaPolicy
-from loadtest.generation.paper_sla import PaperController, PaperPolicy, PaperSteering
+from loadtest.generation.paper_sla import PaperBudgetController, PaperController, PaperPolicy
 from protos.modelserver.v1.curve import Curve, Rule
 
 POLICY = PaperPolicy(64, 4096, 4096)
@@ -80,7 +80,7 @@ def test_its_maximum_with_what_runs_makes_the_size_run_away() -> None:
 
 def test_a_replica_of_the_simulator_can_be_steered_by_it() -> None:
     budget_controller = SloTracker(SlaGoal(answer_s=0.1)).controller(
-        StepLimits(1000, 4096), CPU.time_s(64), PaperSteering
+        StepLimits(1000, 4096), CPU.time_s(64), PaperBudgetController
     )
     assert budget_controller.token_budget == 1000
     budget_controller.observe(1000, 0.100, 1000, CPU.time_s(64))

@@ -47,7 +47,7 @@ def test_it_is_inside_from_where_no_later_second_is_outside(
 def test_the_plot_shows_the_promise_and_the_saturation_point() -> None:
     drawn = kept(0.08, 0.04).plot()
     assert drawn.startswith("<svg")
-    for label in ("promised", "saturation point", "token budget", "p95 of each second"):
+    for label in ("latency target", "saturation point", "token budget", "p95 of each second"):
         assert label in drawn
 
 

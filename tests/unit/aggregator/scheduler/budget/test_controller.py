@@ -1,4 +1,4 @@
-"""From what is promised to a replica's budget."""
+"""From the latency target to a replica's budget."""
 
 from __future__ import annotations
 

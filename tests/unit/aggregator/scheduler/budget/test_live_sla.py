@@ -1,4 +1,4 @@
-"""What is promised steers the budgets of a running pipeline."""
+"""The latency target sets the budgets of a running pipeline."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def replica_of(world: World) -> Replica:
     return replica
 
 
-def promise_of(world: World) -> SloTracker:
+def tracker_of(world: World) -> SloTracker:
     [model_revision] = world.pipeline.models.in_service()
     assert model_revision.slo is not None
     return model_revision.slo
@@ -86,7 +86,7 @@ def test_what_is_promised_for_answers_leaves_room_for_what_the_network_takes() -
             replica = replica_of(world)
             assert replica.budget_controller is not None
             assert replica.budget_controller.target_s == pytest.approx(0.008, rel=0.2)
-            assert promise_of(world).p99_s > 0.020
+            assert tracker_of(world).p99_s > 0.020
 
     run(check())
 
