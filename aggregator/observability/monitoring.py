@@ -81,7 +81,7 @@ class _Handler(BaseHTTPRequestHandler):
             case "/metrics":
                 encoder, content_type = choose_encoder(self.headers.get("Accept", ""))
                 self._answer(200, content_type, encoder(self.registry))
-            case "/livez" | "/healthz":
+            case "/livez":
                 self._answer_check(self.health.liveness())
             case "/readyz":
                 self._answer_check(self.health.readiness())
