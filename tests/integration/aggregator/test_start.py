@@ -185,3 +185,19 @@ def test_a_start_that_waits_for_a_broker_can_be_stopped(tmp_path: Path, number: 
             while child.exit_code is None and time.monotonic() - stopped_s < 30.0:
                 time.sleep(0.05)
         assert child.exit_code == 0, child.log.tail()
+
+
+def test_without_an_address_no_grpc_port_is_opened(tmp_path: Path) -> None:
+    child = Child(
+        "aggregator",
+        [sys.executable, "-m", "aggregator"],
+        tmp_path / "log",
+        environment(KAFKA__ENABLED="false", GRPC__BIND="", GRPC='{"bind": ""}'),
+    )
+    try:
+        until_s = time.monotonic() + PATIENCE_S
+        while "aggregator started" not in child.log.text() and child.exit_code is None and time.monotonic() < until_s:
+            time.sleep(0.05)
+        assert '"grpc": null' in child.log.text()
+    finally:
+        assert child.stop(30.0) == 0, child.log.tail()
