@@ -24,6 +24,9 @@ def parse(document: Any) -> pb.EmbedRequest:
 
 
 def by_protobuf(document: Any) -> pb.EmbedRequest | None:
+    inputs = document.get("inputs")
+    if isinstance(inputs, list) and "" in inputs:  # which `ParseDict` takes for an empty message
+        return None
     try:
         return ParseDict(document, pb.EmbedRequest())
     except Exception:  # noqa: BLE001 - it raises SystemError, too
