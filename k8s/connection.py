@@ -46,7 +46,7 @@ def configuration() -> client.Configuration:
             config.load_kube_config(config_file=file, client_configuration=found)
     except (config.ConfigException, OSError) as error:
         raise StartError(
-            f"this is no pod of Kubernetes with a service account, nor is there a kubeconfig ({error}): "
+            f"this is not a Kubernetes pod with a service account, and there is no kubeconfig ({error}): "
             "give addresses as host:port"
         ) from error
     return found

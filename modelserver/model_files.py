@@ -121,7 +121,7 @@ def _from_hub(name: str, revision: str) -> Path:
     try:
         return Path(snapshot_download(name, revision=revision or None, ignore_patterns=ignored))
     except Exception as error:
-        raise CannotStart(f"the model {name} is neither a local folder nor to be had from the hub: {error}") from error
+        raise CannotStart(f"the model {name} is neither a local folder nor available from the hub: {error}") from error
 
 
 def _json(path: Path, name: str, *, required: bool = False) -> dict[str, Any]:

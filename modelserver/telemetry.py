@@ -144,7 +144,7 @@ def _otlp_wanted(signal: str) -> bool:
     names = (f"OTEL_EXPORTER_OTLP_{signal}_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
     name = next((name for name in names if os.environ.get(name)), "")
     if name and os.environ[name] != "grpc":
-        raise CannotStart(f"{name} is {os.environ[name]}: OTLP is exported over grpc only (port 4317 as a rule)")
+        raise CannotStart(f"{name} is {os.environ[name]}: OTLP is exported over grpc only (port 4317 by default)")
     return True
 
 

@@ -76,7 +76,7 @@ def decode(data: bytes) -> pb.GenerateRequest:
         check(data)
         return pb.GenerateRequest.FromString(data)
     except DecodeError:
-        raise InvalidRequest("the message is no generation.v1.GenerateRequest: it cannot be decoded") from None
+        raise InvalidRequest("the message is not a generation.v1.GenerateRequest: it cannot be decoded") from None
 
 
 def decode_json(data: bytes) -> pb.GenerateRequest:
@@ -92,12 +92,12 @@ def decode_json(data: bytes) -> pb.GenerateRequest:
     given = document.get("sampling")
     unknown = _ELSEWHERE & {*document, *(given if isinstance(given, dict) else ())}
     if unknown:
-        raise InvalidRequest(f"{', '.join(sorted(unknown))}: not to be had here")
+        raise InvalidRequest(f"{', '.join(sorted(unknown))}: not supported here")
     try:
         return ParseDict(document, pb.GenerateRequest())
     except Exception:  # noqa: BLE001 - its words quote what they found, which may be the prompt
         raise InvalidRequest(
-            "the value is not a GenerateRequest in JSON: a field has a name or value of none"
+            "the value is not a GenerateRequest in JSON: a field's name or value does not fit"
         ) from None
 
 
@@ -158,7 +158,7 @@ def _input(message: pb.GenerateRequest) -> str | bytes:
                 raise InvalidRequest(f"{len(message.messages.messages)} messages: at most {_MAX_MESSAGES} are taken")
             return "\n".join(each.content for each in message.messages.messages)
         case _:
-            raise InvalidRequest("there is nothing to go on from: give a prompt, token ids or messages")
+            raise InvalidRequest("there is no input: give a prompt, token ids or messages")
 
 
 def _check_sampling(sampling: pb.Sampling) -> None:
@@ -166,7 +166,7 @@ def _check_sampling(sampling: pb.Sampling) -> None:
     for name in _NOT_HAD:
         value = getattr(sampling, name)
         if value and not (name == "n" and value == 1):
-            raise InvalidRequest(f"sampling.{name} is not to be had: one text a request, drawn or greedy")
+            raise InvalidRequest(f"sampling.{name} is not supported: a request gets one text, sampled or greedy")
     for name, fits in _RANGES.items():
         if (value := getattr(sampling, name)) and not fits(value):
             raise InvalidRequest(f"sampling.{name} {value:g} is out of its range")

@@ -58,7 +58,7 @@ def check(data: bytes, max_inputs: int) -> None:
                 if walked > max_fields:
                     break
         if walked > max_fields:
-            raise InvalidRequest("the message repeats fields without end")
+            raise InvalidRequest("the message repeats fields too often")
 
 
 def head(data: bytes) -> pb.EmbedRequest:
@@ -140,7 +140,7 @@ def decode(data: bytes, max_inputs: int) -> pb.EmbedRequest:
         check(data, max_inputs)
         return pb.EmbedRequest.FromString(data)
     except DecodeError:
-        raise InvalidRequest("the message is no embedding.v1.EmbedRequest: it cannot be decoded") from None
+        raise InvalidRequest("the message is not an embedding.v1.EmbedRequest: it cannot be decoded") from None
 
 
 def parse(

@@ -112,6 +112,7 @@ def check_semaphores() -> None:
         get_context("fork").Lock()
     except OSError as error:
         raise CannotStart(
-            f"no semaphore can be made in /dev/shm, where vLLM's lie: {error.strerror}. It must be a tmpfs that this "
-            "user may write to; as root: mkdir -p /dev/shm && mount -t tmpfs -o mode=1777 tmpfs /dev/shm"
+            f"vLLM needs semaphores in /dev/shm, and none can be created there: {error.strerror}. It must be a tmpfs"
+            " that this user may write to; as root:"
+            " mkdir -p /dev/shm && mount -t tmpfs -o mode=1777 tmpfs /dev/shm"
         ) from error

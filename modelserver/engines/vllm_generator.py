@@ -213,7 +213,10 @@ def _key_seeds(core: EngineCore) -> None:
     worker = getattr(core.model_executor, "driver_worker", None)
     runner = getattr(getattr(worker, "worker", None), "model_runner", None)
     if runner is None or not hasattr(runner, "discard_request_mask") or not hasattr(runner, "optimistic_seq_lens_cpu"):
-        raise CannotStart(f"the model runner of vLLM {vllm_version} is not known: seeds cannot be kept over a fault")
+        raise CannotStart(
+            f"the model runner of vLLM {vllm_version} is not known:"
+            " a seed could not be kept when a sequence continues elsewhere"
+        )
     kind: Any = type(runner)
 
     class Seeded(kind):  # type: ignore[misc]  # whichever runner this build has

@@ -92,5 +92,5 @@ class _Call:
             raise TooLong(f"{len(ids)} tokens leave no room in the model's context of {facts.max_input_tokens}")
         needed = min(len(ids) + start.sampling.max_tokens, facts.max_input_tokens)
         if needed > facts.kv_tokens:
-            raise TooLong(f"{needed} tokens are more than the {facts.kv_tokens} that there is memory for")
+            raise TooLong(f"{needed} tokens are more than the {facts.kv_tokens} that the KV cache holds")
         return [int(token_id) for token_id in ids.tolist()]

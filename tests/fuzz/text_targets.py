@@ -46,7 +46,7 @@ def _take(value: bytes, *headers: tuple[str, bytes]) -> Request | Refused:
             encode_refusal(taken, "g")
         return taken
     assert taken.text is not None, "A request for a text has none."
-    assert taken.inputs[0] or taken.text.messages, "There is nothing to go on from."
+    assert taken.inputs[0] or taken.text.messages, "There is no input."
     with contextlib.suppress(RequestError):
         check_reply_fits(taken, 0, 900_000)
     taken.fail(_FAILURE)

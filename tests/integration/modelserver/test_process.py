@@ -143,7 +143,7 @@ def test_a_machine_without_shared_memory_is_told_so_at_once(shm: str) -> None:
     if ended.returncode in (1, 77) and "modelserver" not in ended.stderr:
         pytest.skip(f"nothing may be mounted here: {ended.stderr.strip()}")
     assert ended.returncode == 2
-    assert "no semaphore can be made in /dev/shm" in ended.stderr
+    assert "vLLM needs semaphores in /dev/shm" in ended.stderr
     assert "mount -t tmpfs -o mode=1777 tmpfs /dev/shm" in ended.stderr
 
 

@@ -77,7 +77,7 @@ def test_a_hub_name_that_cannot_be_had_is_named(monkeypatch: pytest.MonkeyPatch)
         raise OSError("offline")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    with pytest.raises(CannotStart, match="owner/name is neither a local folder nor to be had from the hub: offline"):
+    with pytest.raises(CannotStart, match="owner/name is neither a local folder nor available from the hub: offline"):
         model_files.locate("owner/name", "")
 
 

@@ -1,4 +1,4 @@
-"""Requests for texts: bounded before they are parsed, read as they are meant, refused by name where not to be had."""
+"""Requests for texts: bounded before they are parsed, read as they are meant, refused by name where not supported."""
 
 from __future__ import annotations
 

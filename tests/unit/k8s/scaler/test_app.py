@@ -303,7 +303,7 @@ async def until_secret(cluster: Cluster) -> str:
 def test_outside_of_a_cluster_the_start_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     monkeypatch.setenv("KUBECONFIG", "/nonexistent")
-    with pytest.raises(StartError, match="this is no pod of Kubernetes"):
+    with pytest.raises(StartError, match="this is not a Kubernetes pod"):
         connect()
 
 

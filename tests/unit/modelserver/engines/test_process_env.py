@@ -122,5 +122,5 @@ def test_a_start_without_semaphores_says_where_they_lie_and_what_to_do(monkeypat
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(process_env, "get_context", refuse)
-    with pytest.raises(CannotStart, match=r"no semaphore .*Permission denied.*mount -t tmpfs -o mode=1777"):
+    with pytest.raises(CannotStart, match=r"semaphores in /dev/shm.*Permission denied.*mount -t tmpfs -o mode=1777"):
         process_env.check_semaphores()
