@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from aggregator.settings import aggregator
 from aggregator.settings.fields import Leaf, element_of, leaves
 from aggregator.settings.help import described
+from helm.generate.schema import CHART_SETS
 from k8s.scaler import settings as scaler
 from modelserver import settings as modelserver
 
@@ -29,13 +30,13 @@ there. Each process says all of this with `--help`, and checks its file and its 
 OpenTelemetry's own variables (`OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_SERVICE_NAME` and others) are understood as well.
 
 In the Helm chart the same names stand under `aggregator.config`, `modelServer.config`, `scaler.config` and
-`kafka.config`, without those that the chart sets itself (ports, addresses, mounted files).
+`kafka.config`. The chart itself sets those with a † (ports, addresses, mounted files), and its values do not take them.
 """
 
 _PROCESSES: tuple[tuple[str, str, type[BaseModel], str], ...] = (
-    ("Aggregator", "python -m aggregator", aggregator.AggregatorSettings, aggregator.ENV_PREFIX),
-    ("Model server", "python -m modelserver", modelserver.ModelServerSettings, modelserver.ENV_PREFIX),
-    ("Scaler", "python -m k8s.scaler", scaler.ScalerSettings, scaler.ENV_PREFIX),
+    ("Aggregator", "aggregator", aggregator.AggregatorSettings, aggregator.ENV_PREFIX),
+    ("Model server", "modelserver", modelserver.ModelServerSettings, modelserver.ENV_PREFIX),
+    ("Scaler", "k8s.scaler", scaler.ScalerSettings, scaler.ENV_PREFIX),
 )
 
 
@@ -44,11 +45,11 @@ def configuration_md() -> str:
     return _HEAD + "".join(f"{line}\n" for process in _PROCESSES for line in _process(*process))
 
 
-def _process(title: str, command: str, settings: type[BaseModel], prefix: str) -> Iterator[str]:
+def _process(title: str, module: str, settings: type[BaseModel], prefix: str) -> Iterator[str]:
     yield ""
     yield f"## {title}"
     yield ""
-    yield f"`{command}`; variables begin with `{prefix}`."
+    yield f"`python -m {module}`; variables begin with `{prefix}`."
     group: tuple[str, ...] | None = None
     for leaf in leaves(settings):
         if title != "Aggregator" and leaf.path[0] == "kafka":
@@ -61,23 +62,29 @@ def _process(title: str, command: str, settings: type[BaseModel], prefix: str) -
                 yield ""
             yield "| setting | takes | default | what it is |"
             yield "|---|---|---|---|"
-        yield from _rows(leaf)
+        yield from _rows(leaf, by_chart=_set_by_chart(module.rpartition(".")[2], leaf.path))
     if title != "Aggregator" and "kafka" in settings.model_fields:
         yield ""
         yield "The group `kafka` is the aggregator's: the scaler reads the same topics and its group's offsets."
 
 
-def _rows(leaf: Leaf) -> Iterator[str]:
-    yield _row(".".join(leaf.path), leaf)
+def _set_by_chart(process: str, path: tuple[str, ...]) -> bool:
+    """Whether a setting is one of those that the chart's values do not take, or of a group of them."""
+    process, path = ("kafka", path[1:]) if path[0] == "kafka" else (process, path)
+    return any(".".join(path[:length]) in CHART_SETS[process] for length in range(1, len(path) + 1))
+
+
+def _rows(leaf: Leaf, *, by_chart: bool) -> Iterator[str]:
+    yield _row(".".join(leaf.path), leaf, by_chart=by_chart)
     element = element_of(leaf.field.annotation)
     for part in leaves(element) if element is not None else ():
-        yield _row(f"{'.'.join(leaf.path)}[].{'.'.join(part.path)}", part)
+        yield _row(f"{'.'.join(leaf.path)}[].{'.'.join(part.path)}", part, by_chart=by_chart)
 
 
-def _row(name: str, leaf: Leaf) -> str:
+def _row(name: str, leaf: Leaf, *, by_chart: bool) -> str:
     kind, default = described(leaf)
     given = "**required**" if default is None else default if default == "empty" else f"`{default}`"
-    return f"| `{name}` | {_cell(kind)} | {_cell(given)} | {_cell(leaf.field.description or '')} |"
+    return f"| `{name}`{' †' * by_chart} | {_cell(kind)} | {_cell(given)} | {_cell(leaf.field.description or '')} |"
 
 
 def _cell(text: str) -> str:
