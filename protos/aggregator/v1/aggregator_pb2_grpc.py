@@ -45,7 +45,7 @@ class DemandServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def GetDemand(self, request, context):
-        """How things stand at this moment. Answered from memory, by every aggregator, ready or not.
+        """The demand at this moment. Every aggregator answers it from memory, ready or not.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -45,7 +45,7 @@ class GenerationServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Generate(self, request, context):
-        """Generates one text, as it comes: every response holds what is new since the one before, the last one the rest.
+        """Generates one text. Each response has what is new since the previous one; the last one has the rest.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -3,7 +3,7 @@
 isort:skip_file
 The public contract of generation: what a generation topic carries, and what internal services call.
 
-Additive changes only. What is the same as for embeddings is embedding.v1's.
+Additive changes only. What embeddings have too comes from embedding.v1.
 """
 
 from collections import abc as _abc
@@ -35,13 +35,13 @@ class GenerationStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> GenerationAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_generation_pb2.GenerateRequest, _generation_pb2.GenerateResponse]
-    """Generates one text, as it comes: every response holds what is new since the one before, the last one the rest."""
+    """Generates one text. Each response has what is new since the previous one; the last one has the rest."""
 
 @_typing.type_check_only
 class GenerationAsyncStub(GenerationStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_generation_pb2.GenerateRequest, _generation_pb2.GenerateResponse]  # type: ignore[assignment]
-    """Generates one text, as it comes: every response holds what is new since the one before, the last one the rest."""
+    """Generates one text. Each response has what is new since the previous one; the last one has the rest."""
 
 class GenerationServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -50,6 +50,6 @@ class GenerationServicer(metaclass=_abc_1.ABCMeta):
         request: _generation_pb2.GenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_generation_pb2.GenerateResponse], _abc.AsyncIterator[_generation_pb2.GenerateResponse]]:
-        """Generates one text, as it comes: every response holds what is new since the one before, the last one the rest."""
+        """Generates one text. Each response has what is new since the previous one; the last one has the rest."""
 
 def add_GenerationServicer_to_server(servicer: GenerationServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -60,15 +60,15 @@ class ModelServerServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def EmbedBatch(self, request, context):
-        """Runs one batch as one engine step (merged with others' batches that wait, unless told otherwise).
+        """Runs one batch as one engine step, which it may share with other waiting batches.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Generate(self, request_iterator, context):
-        """Generates, for as long as the call is open: sequences are started and aborted, and after each engine step one
-        message comes with the new tokens of all of them. A slow reader gets those of several steps in one message.
+        """Generates while the call is open. Commands start and abort sequences. After each engine step, one message has the
+        new tokens of all of them; a slow reader gets those of several steps in one message.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -32,10 +32,10 @@ class ModelServerStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ModelServerAsyncStub: ...
     EmbedBatch: _grpc.UnaryUnaryMultiCallable[_modelserver_pb2.EmbedBatchRequest, _modelserver_pb2.EmbedBatchResponse]
-    """Runs one batch as one engine step (merged with others' batches that wait, unless told otherwise)."""
+    """Runs one batch as one engine step, which it may share with other waiting batches."""
     Generate: _grpc.StreamStreamMultiCallable[_modelserver_pb2.GenerateCommand, _modelserver_pb2.GenerateStep]
-    """Generates, for as long as the call is open: sequences are started and aborted, and after each engine step one
-    message comes with the new tokens of all of them. A slow reader gets those of several steps in one message.
+    """Generates while the call is open. Commands start and abort sequences. After each engine step, one message has the
+    new tokens of all of them; a slow reader gets those of several steps in one message.
     """
     Describe: _grpc.UnaryUnaryMultiCallable[_modelserver_pb2.DescribeRequest, _modelserver_pb2.DescribeResponse]
     GetTokenizer: _grpc.UnaryStreamMultiCallable[_modelserver_pb2.GetTokenizerRequest, _modelserver_pb2.TokenizerChunk]
@@ -45,10 +45,10 @@ class ModelServerStub:
 class ModelServerAsyncStub(ModelServerStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     EmbedBatch: _aio.UnaryUnaryMultiCallable[_modelserver_pb2.EmbedBatchRequest, _modelserver_pb2.EmbedBatchResponse]  # type: ignore[assignment]
-    """Runs one batch as one engine step (merged with others' batches that wait, unless told otherwise)."""
+    """Runs one batch as one engine step, which it may share with other waiting batches."""
     Generate: _aio.StreamStreamMultiCallable[_modelserver_pb2.GenerateCommand, _modelserver_pb2.GenerateStep]  # type: ignore[assignment]
-    """Generates, for as long as the call is open: sequences are started and aborted, and after each engine step one
-    message comes with the new tokens of all of them. A slow reader gets those of several steps in one message.
+    """Generates while the call is open. Commands start and abort sequences. After each engine step, one message has the
+    new tokens of all of them; a slow reader gets those of several steps in one message.
     """
     Describe: _aio.UnaryUnaryMultiCallable[_modelserver_pb2.DescribeRequest, _modelserver_pb2.DescribeResponse]  # type: ignore[assignment]
     GetTokenizer: _aio.UnaryStreamMultiCallable[_modelserver_pb2.GetTokenizerRequest, _modelserver_pb2.TokenizerChunk]  # type: ignore[assignment]
@@ -61,7 +61,7 @@ class ModelServerServicer(metaclass=_abc_1.ABCMeta):
         request: _modelserver_pb2.EmbedBatchRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_modelserver_pb2.EmbedBatchResponse, _abc.Awaitable[_modelserver_pb2.EmbedBatchResponse]]:
-        """Runs one batch as one engine step (merged with others' batches that wait, unless told otherwise)."""
+        """Runs one batch as one engine step, which it may share with other waiting batches."""
 
     @_abc_1.abstractmethod
     def Generate(
@@ -69,8 +69,8 @@ class ModelServerServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_modelserver_pb2.GenerateCommand],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_modelserver_pb2.GenerateStep], _abc.AsyncIterator[_modelserver_pb2.GenerateStep]]:
-        """Generates, for as long as the call is open: sequences are started and aborted, and after each engine step one
-        message comes with the new tokens of all of them. A slow reader gets those of several steps in one message.
+        """Generates while the call is open. Commands start and abort sequences. After each engine step, one message has the
+        new tokens of all of them; a slow reader gets those of several steps in one message.
         """
 
     @_abc_1.abstractmethod
