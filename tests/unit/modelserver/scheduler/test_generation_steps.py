@@ -31,8 +31,8 @@ def facts(kv_tokens: int = 4096) -> EngineFacts:
     return replace(made, task=Task.GENERATE, kv_tokens=kv_tokens)
 
 
-def engine(poison: Poison | None = None) -> SyntheticGenerator:
-    return SyntheticGenerator(facts(), 0.0, 0.0, poison, sleep=lambda _: None)
+def engine() -> SyntheticGenerator:
+    return SyntheticGenerator(facts(), 0.0, 0.0, None, sleep=lambda _: None)
 
 
 class Reader:
@@ -160,10 +160,17 @@ def test_who_leaves_takes_all_of_its_sequences_along(running: Running) -> None:
 
 
 def test_a_step_that_fails_fails_all_that_ran_and_the_engine_goes_on() -> None:
-    running = Running(lambda: engine(Poison(666, "error")))
+    both_came = threading.Event()
+
+    def wait(_s: float) -> None:
+        both_came.wait(WAIT_S)
+
+    poisoned = SyntheticGenerator(facts(), 0.0, 0.0, Poison(666, "error"), sleep=wait)
+    running = Running(lambda: poisoned)
     reader = Reader()
     running.start(reader, 1, tokens=100)
     running.start(reader, 2, prompt=(1, 666))
+    both_came.set()
     reader.until(lambda: {1, 2} <= reader.finished.keys())
     assert {reader.finished[number].code for number in (1, 2)} == {13}
     running.start(reader, 3)
