@@ -119,7 +119,6 @@ class ProfileSettings(Group):
     enabled: bool = True
     file: Path | None = None
     cache: Path = Path("~/.cache/tokenbatch/profiles")
-    max_tokens: PositiveInt | None = None
     budget_s: PositiveFloat = 15.0
 
 
@@ -154,8 +153,8 @@ class ModelServerSettings(Group):
     profile: ProfileSettings = Field(
         default=ProfileSettings(),
         description="the saturation profile. enabled: measure it at the start; file: a profile that was measured"
-        " before, for this model and device; cache: folder of the profiles that were measured here; max_tokens: the"
-        " largest step that is measured (empty: 1024 on a CPU, 8192 on a GPU); budget_s: time for the measurement",
+        " before, for this model and device; cache: folder of the profiles that were measured here; budget_s: time for"
+        " the measurement",
     )
     synthetic: SyntheticSettings = Field(
         default=SyntheticSettings(),

@@ -26,6 +26,8 @@ _log = logging.getLogger(__name__)
 
 _QUEUE_STEPS = 8
 """Full steps that may wait: more than two batches of each of several aggregators; beyond, a batch is sent elsewhere."""
+_LARGEST_CPU_STEP, _LARGEST_GPU_STEP = 1024, 8192
+"""Tokens of the largest step that is measured. Knees near 250 on a CPU and 600 on a GPU are known (docs/results.md)."""
 _RUNS, _MIN_RUNS = 15, 3
 """Rounds over all totals: medians of 15 no longer move, those of fewer than 3 are no medians."""
 
@@ -154,6 +156,5 @@ def queue_bounds(facts: EngineFacts) -> QueueBounds:
 
 def sweep_plan(settings: ModelServerSettings, facts: EngineFacts) -> SweepPlan:
     """How much to measure on this engine."""
-    wanted = settings.profile
-    largest = wanted.max_tokens or (1024 if facts.on_cpu else 8192)
-    return SweepPlan(min(largest, facts.step_token_capacity), wanted.budget_s, _RUNS, _MIN_RUNS)
+    largest = _LARGEST_CPU_STEP if facts.on_cpu else _LARGEST_GPU_STEP
+    return SweepPlan(min(largest, facts.step_token_capacity), settings.profile.budget_s, _RUNS, _MIN_RUNS)

@@ -65,11 +65,8 @@ class SweepPlan:
 def measure(
     engine: Engine, owner: ProfileOwner, plan: SweepPlan, clock: Callable[[], float] = time.perf_counter
 ) -> Profile:
-    """Sweep the engine on the calling thread, which is its own. Raises CannotStart for a T_max too small to fit."""
-    try:
-        totals = sweep_tokens(plan.max_tokens, _SMALLEST_TOTAL)
-    except ValueError as error:
-        raise CannotStart(f"profile.max_tokens: {error}") from error
+    """Sweep the engine on the calling thread, which is its own. Raises CannotStart for a step too small to fit."""
+    totals = _totals(plan.max_tokens)
     times = sweep(engine, totals, plan, clock)
     points = tuple((total, median(times[total])) for total in totals)
     profile = Profile(
@@ -86,14 +83,21 @@ def measure(
 def known(step_s: Callable[[int], float], owner: ProfileOwner, max_tokens: int, capacity: int = 0) -> Profile:
     """The profile of an engine whose step time follows from a formula: nothing is run.
 
-    `capacity`: tokens that a step holds; 0: as many as are measured.
+    `capacity`: tokens that a step holds; 0: as many as are measured. Raises CannotStart for a step too small to fit.
     """
-    points = tuple((total, max(step_s(total), _SHORTEST_S)) for total in sweep_tokens(max_tokens, _SMALLEST_TOTAL))
+    points = tuple((total, max(step_s(total), _SHORTEST_S)) for total in _totals(max_tokens))
     curve = fit(points, max_tokens)
     backlog = backlog_tokens(
         [(size, curve.time_s(size)) for size in batch_sizes(curve.saturation_point, capacity or max_tokens)]
     )
     return Profile(owner, replace(curve, backlog_tokens=backlog), points, runs=0, measured_at=_now())
+
+
+def _totals(max_tokens: int) -> tuple[int, ...]:
+    try:
+        return sweep_tokens(max_tokens, _SMALLEST_TOTAL)
+    except ValueError as error:
+        raise CannotStart(f"engine.step_tokens: {error}") from error
 
 
 def batch_sizes(saturation_point: int, capacity: int) -> tuple[int, ...]:

@@ -108,7 +108,6 @@ def test_the_sweep_goes_as_far_as_the_device_makes_sense_and_the_step_allows(tmp
     settings = settings_of(tmp_path)
     assert sweep_plan(settings, facts_of(step_tokens=4096)).max_tokens == 1024
     assert sweep_plan(settings, facts_of(step_tokens=1000)).max_tokens == 1000
-    assert sweep_plan(settings_of(tmp_path, max_tokens=512), facts_of(step_tokens=4096)).max_tokens == 512
 
 
 def test_the_description_carries_the_profile_and_every_size_of_a_matryoshka_model(

@@ -156,8 +156,10 @@ def test_one_stray_step_in_three_moves_no_point() -> None:
 
 
 def test_a_total_too_small_to_fit_is_refused() -> None:
-    with pytest.raises(CannotStart, match=r"profile\.max_tokens"):
+    with pytest.raises(CannotStart, match=r"engine\.step_tokens"):
         measure(TimedEngine(), OWNER, replace(PLAN, max_tokens=10))
+    with pytest.raises(CannotStart, match=r"engine\.step_tokens"):
+        known(lambda tokens: 1e-3 * tokens, OWNER, 10)
 
 
 @pytest.mark.parametrize("total", [1, 8, 17, 100, 2048])
