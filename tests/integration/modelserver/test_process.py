@@ -150,7 +150,7 @@ def test_a_machine_without_shared_memory_is_told_so_at_once(shm: str) -> None:
 def test_help_names_every_setting() -> None:
     ended = run("--help")
     assert ended.returncode == 0
-    for name in ("MODEL__PATH", "ENGINE__KIND", "PROFILE", "SYNTHETIC", "QUEUE"):
+    for name in ("MODEL__PATH", "ENGINE__KIND", "PROFILE", "SYNTHETIC"):
         assert f"TOKENBATCH_MODELSERVER_{name}  " in ended.stdout
 
 
