@@ -79,7 +79,7 @@ class Server:
         steps = EmbeddingSteps(
             self._queue,
             queue_bounds,
-            on_step=lambda report: self._post(lambda: self._count(report)),
+            on_step=lambda report: self._post(lambda: self._loop.call_soon(self._count, report)),  # after its answers
             on_failed_step=lambda composition: self._post(lambda: self._metrics.failed_step(composition)),
         )
         return EngineLoop(self._start.embedding, steps, self._on_state)
@@ -164,7 +164,7 @@ class Server:
         if self._serving.description is not None:  # else it was a step of the profile
             self._metrics.step(report)
 
-    def _post(self, action: Callable[[], None]) -> None:
+    def _post(self, action: Callable[[], object]) -> None:
         self._loop.call_soon_threadsafe(action)
 
     async def _follow(self) -> None:

@@ -78,8 +78,8 @@ class EmbeddingSteps:
             duration_s=self._idle_since_s - start_s,
             idle_before_s=idle_s,
         )
-        self._on_step(report)
         _answer(batches, matrix, report, start_s)
+        self._on_step(report)
 
     def refuse(self, reason: str) -> None:
         """Refuse the batches that wait."""

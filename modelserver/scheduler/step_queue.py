@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from threading import Condition
+from threading import Condition, Lock
 
 from modelserver.engines.engine import Step
 from modelserver.errors import NotServing, QueueFull
@@ -39,7 +39,9 @@ class StepQueue:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._bounds: QueueBounds | None = None
         self._clock = clock
-        self._changed = Condition()
+        self._lock = Lock()
+        self._may_run = Condition(self._lock)
+        self._may_stage = Condition(self._lock)
         self._waiting: list[QueuedBatch] = []
         self._queued_tokens = 0
         self._staged: NextStep | None = None
@@ -54,23 +56,23 @@ class StepQueue:
 
     def open(self, bounds: QueueBounds) -> None:
         """Accept batches from now on."""
-        with self._changed:
+        with self._lock:
             self._bounds = bounds
 
     def put(self, queued: QueuedBatch) -> None:
         """Let a batch wait. Raises QueueFull above the bound (never for an empty queue) and NotServing unless open."""
-        with self._changed:
+        with self._lock:
             if self._closed or self._bounds is None:
                 raise NotServing("the server is stopping" if self._closed else "the engine is not ready")
             if self._waiting and self._queued_tokens + queued.token_count > self._bounds.max_queued_tokens:
                 raise QueueFull(f"{self._queued_tokens} tokens wait already")
             self._waiting.append(queued)
             self._queued_tokens += queued.token_count
-            self._changed.notify_all()
+            self._notify()
 
     def put_back_isolated(self, queued_batches: Sequence[QueuedBatch], now_s: float) -> None:
         """Let the batches of a failed merged step run next, each by itself."""
-        with self._changed:
+        with self._lock:
             for queued in queued_batches:
                 queued.isolated = True
                 queued.ready_s = now_s
@@ -80,17 +82,17 @@ class StepQueue:
 
     def withdraw(self, queued: QueuedBatch) -> None:
         """Remove a batch whose caller has given up; without effect once its step runs."""
-        with self._changed:
+        with self._lock:
             queued.withdrawn = True
             self._drop_unwanted()
 
     def drain(self) -> tuple[QueuedBatch, ...]:
         """Accept no batches until opened again, and return those that wait, to be refused. Engine's thread."""
-        with self._changed:
+        with self._lock:
             self._bounds = None
             self._running = False
             while self._staging:
-                self._changed.wait()
+                self._may_run.wait()
             queued_batches = tuple(self._waiting)
             self._waiting.clear()
             self._staged = None
@@ -99,44 +101,43 @@ class StepQueue:
 
     def close(self) -> None:
         """Accept no more batches; those that wait still run, then `take` and `stage` end."""
-        with self._changed:
+        with self._lock:
             self._closed = True
-            self._changed.notify_all()
+            self._may_run.notify()
+            self._may_stage.notify()
 
     def take(self) -> NextStep | None:
         """Wait for the next step and take it; None once the queue is closed and empty. Engine's thread."""
-        with self._changed:
+        with self._lock:
             self._running = False
             while True:
                 self._drop_unwanted()
                 step = self._next()
                 if step is not None:
-                    self._remove(step.selection.batches)
                     self._running = True
-                    self._changed.notify_all()
+                    self._remove(step.selection.batches)
                     return step
                 if self._closed and not self._waiting:
-                    self._changed.notify_all()
                     return None
-                self._changed.wait()
+                self._may_run.wait()
 
     def stage(self, prepare: Callable[[Sequence[QueuedBatch]], Step]) -> bool:
         """While a step runs, prepare the next one as soon as something waits; False once closed. Staging thread."""
-        with self._changed:
+        with self._lock:
             selection = self._to_stage()
             while selection is None:
                 if self._closed:
                     return False
-                self._changed.wait()
+                self._may_stage.wait()
                 selection = self._to_stage()
             self._staging = True
         step: Step | None = None
         with suppress(Exception):  # the engine's thread prepares it again, and reports what is raised
             step = prepare(selection.batches)
-        with self._changed:
+        with self._lock:
             self._staging = False
             self._staged = NextStep(selection, step)
-            self._changed.notify_all()
+            self._may_run.notify()
         return True
 
     def _next(self) -> NextStep | None:
@@ -174,4 +175,11 @@ class StepQueue:
 
     def _count(self) -> None:
         self._queued_tokens = sum(queued.token_count for queued in self._waiting)
-        self._changed.notify_all()
+        self._notify()
+
+    def _notify(self) -> None:
+        """Wake the one thread that has work: while a step runs, the one that stages the next."""
+        if not self._running:
+            self._may_run.notify()
+        elif self._waiting:
+            self._may_stage.notify()

@@ -141,8 +141,8 @@ BUILDS = (
         "drops-what-waits-when-it-stops",
         "on SIGTERM accepted batches are answered",
         "modelserver/scheduler/step_queue.py",
-        "            self._closed = True\n            self._changed.notify_all()\n",
-        "            self._closed = True\n            self._waiting.clear()\n            self._changed.notify_all()\n",
+        "            self._closed = True\n            self._may_run.notify()\n",
+        "            self._closed = True\n            self._waiting.clear()\n            self._may_run.notify()\n",
         (f"{_PROCESS}::test_on_sigterm_it_answers_what_it_accepted_refuses_the_rest_and_exits_with_0",),
     ),
     Build(
