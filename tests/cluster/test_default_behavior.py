@@ -27,7 +27,7 @@ LOOK_S = 5.0  # between what the autoscaler does and what is seen of it
 def release(new_release: NewRelease, kafka: KafkaBroker) -> Generator[Release]:
     """With the chart's scaling as it is: bounds, behaviour and policy."""
     assert kafka.exit_code is None
-    config = {"synthetic": {"fixed_s": 0.04, "per_token_s": 0.0004}, "profile": {"max_tokens": 512}}
+    config = {"synthetic": {"fixed_s": 0.04, "per_token_s": 0.0004}, "engine": {"step_tokens": 512}}
     release = new_release(synthetic(kafka_on_node.BOOTSTRAP, modelServer={"config": config}))
     release.install()
     yield release

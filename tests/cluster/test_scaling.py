@@ -54,7 +54,7 @@ def release(new_release: NewRelease, kafka: KafkaBroker) -> Generator[Release]:
         kafka_on_node.BOOTSTRAP,
         modelServer={
             "autoscaling": {"minReplicas": 1, "maxReplicas": MOST, "behavior": BEHAVIOR},
-            "config": {"synthetic": {"fixed_s": 0.04, "per_token_s": 0.0004}, "profile": {"max_tokens": 512}},
+            "config": {"synthetic": {"fixed_s": 0.04, "per_token_s": 0.0004}, "engine": {"step_tokens": 512}},
         },
         aggregator={
             "autoscaling": {"enabled": False},

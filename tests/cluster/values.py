@@ -11,7 +11,7 @@ from tests.cluster.release import MODEL, merge
 DIMENSIONS = 7
 """Of so few, the vectors of the smoke test's sentences happen to lie as their meanings do."""
 FIXED_S, PER_TOKEN_S = 0.02, 0.0005
-TOKEN_BUDGET = 256
+STEP_TOKENS = 256
 
 _SMALL = {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"memory": "512Mi"}}
 _IMAGES: dict[str, Any] = {"registry": "localhost", "pullPolicy": "Never"}
@@ -28,9 +28,8 @@ def synthetic(kafka: str, /, **more: Any) -> dict[str, Any]:
             "resources": deepcopy(_SMALL),
             "preStopSeconds": 2,
             "config": {
-                "engine": {"kind": "synthetic"},
+                "engine": {"kind": "synthetic", "step_tokens": STEP_TOKENS},
                 "synthetic": {"fixed_s": FIXED_S, "per_token_s": PER_TOKEN_S, "dimensions": DIMENSIONS},
-                "profile": {"budget_s": 2, "max_tokens": TOKEN_BUDGET},
             },
         },
         "aggregator": {"resources": deepcopy(_SMALL), "preStopSeconds": 2},
