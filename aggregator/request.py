@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from aggregator.errors import Code, TokenbatchError
 from aggregator.replicas.results import Vector
 from aggregator.replicas.texts.text import Text
-from aggregator.scheduler.work_item import Priority, Query, WorkItem
+from aggregator.scheduler.work_item import Priority, Query
 from protos.embedding.v1 import embedding_pb2 as pb
 
 if TYPE_CHECKING:
@@ -78,8 +78,8 @@ class Request:
 
     `inputs` hold texts, or token ids as little-endian int32. `outcomes` has one place per input; `remaining`
     counts the empty ones. Its reply goes to `source`, which finds in `origin` whom to reply to.
-    From admission until its reply is delivered it occupies `token_count` tokens where `held` says; `places` are
-    its inputs' in the queue, kept only where a caller may go away (gRPC). Once `admitted` it is not refused again for
+    From admission until its reply is delivered it occupies `token_count` tokens where `held` says; `queries` are
+    its inputs in the queue, kept only where a caller may go away (gRPC). Once `admitted` it is not refused again for
     want of room. `given_up`: nobody waits for it any more.
     Times are monotonic seconds; a deadline of `inf` means none. `text`: what it asks for, where it is no embedding.
     """
@@ -101,7 +101,7 @@ class Request:
     traceparent: bytes | None = None
     held: Held | None = None
     token_count: int = 0
-    slots: Sequence[tuple[Query, WorkItem]] = ()
+    queries: Sequence[Query] = ()
     admitted: bool = False
     given_up: bool = False
     text: Text | None = None

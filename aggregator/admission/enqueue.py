@@ -13,7 +13,7 @@ from aggregator.errors import Code, InvalidRequest
 from aggregator.replicas.texts.text import Text
 from aggregator.request import Failure, Request
 from aggregator.scheduler.queue import TokenQueue
-from aggregator.scheduler.work_item import Query, WorkItem
+from aggregator.scheduler.work_item import Query
 from protos.embedding.v1 import embedding_pb2 as pb
 
 _ID_BYTES = 4
@@ -55,23 +55,24 @@ async def enqueue(
                     continue
             limits.charge(request, token_count, now_s)
             request.admitted = True
-        slots = _put(queue, request, inputs)
+        queries = _put(queue, request, inputs)
         if refusable:
-            request.slots = slots
+            request.queries = queries
         text = request.text
         hold(request, held, token_count if text is None else token_count + model_revision.text_tokens(text))
     return complete
 
 
-def _put(queue: TokenQueue, request: Request, inputs: Sequence[tuple[int, bytes]]) -> list[tuple[Query, WorkItem]]:
-    slots: list[tuple[Query, WorkItem]] = []
+def _put(queue: TokenQueue, request: Request, inputs: Sequence[tuple[int, bytes]]) -> list[Query]:
+    queries: list[Query] = []
     for index, token_ids in inputs:
         deadline_s = request.deadline_s
         if request.text is not None:
             deadline_s = min(deadline_s, request.text.first_token_by_s)
         query = Query(request, index, request.priority, request.tenant, request.received_s, deadline_s)
-        slots.append((query, queue.put(query, token_ids, len(token_ids) // _ID_BYTES)))
-    return slots
+        queue.put(query, token_ids, len(token_ids) // _ID_BYTES)
+        queries.append(query)
+    return queries
 
 
 async def _count(model_revision: ModelRevision, requests: Sequence[Request]) -> tuple[list[_Waiting], list[Counted]]:

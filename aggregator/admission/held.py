@@ -28,8 +28,8 @@ def hold(request: Request, held: Held, token_count: int) -> None:
 
 
 def release(request: Request) -> None:
-    """Count it out, once. Its slots refer back to the request: kept, both would wait for the garbage collector."""
+    """Count it out, once. Its queries refer back to it: kept, both would wait for the garbage collector."""
     held, request.held = request.held, None
-    request.slots = ()
+    request.queries = ()
     if held is not None:
         held.admission.release(request.token_count, request.tenant, refusable=request.source.refusable)

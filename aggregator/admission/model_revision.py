@@ -116,13 +116,14 @@ class ModelRevision:
     def abandon(self) -> list[Request]:
         """Remove and return every request that waits here; results of its batches in flight are dropped."""
         dispatcher = self.dispatcher
-        waiting = [(query, item) for item in dispatcher.waiting() for query in item.waiters if not query.done]
-        requests = dict.fromkeys(request_of(query) for query, _ in waiting)
-        for query, item in waiting:
-            dispatcher.queue.cancel(query, item)
+        waiting = [query for item in dispatcher.waiting() for query in item.waiters if not query.done]
+        requests = dict.fromkeys(request_of(query) for query in waiting)
+        for query in waiting:
+            dispatcher.queue.cancel(query)
         for batch in self.under_way if requests else ():
             for query in (query for item in batch.items for query in item.waiters):
-                query.done = query.done or request_of(query) in requests
+                if request_of(query) in requests:
+                    query.item = None
         return list(requests)
 
     def _resolve(self, options: Options) -> Options:

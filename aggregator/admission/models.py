@@ -19,7 +19,7 @@ from aggregator.scheduler.dispatcher import DispatchPolicy
 from aggregator.scheduler.generating_replica import GeneratingReplica
 from aggregator.scheduler.queue import TokenQueue
 from aggregator.scheduler.replica import UNMEASURED, Replica
-from aggregator.scheduler.work_item import Priority, Query, WorkItem
+from aggregator.scheduler.work_item import Priority, Query
 
 CALLS_WAIT_S = 60.0
 """How long calls wait for a server after the last one has left; later calls are refused at once."""
@@ -116,10 +116,10 @@ class Model:
         self.superseded = []
         return waiting
 
-    def waiting(self) -> list[tuple[Query, tuple[TokenQueue, WorkItem]]]:
-        """Queries in the queues, each with its slot; for rare sweeps."""
+    def waiting(self) -> list[tuple[TokenQueue, Query]]:
+        """Queries in the queues, each with its queue; for rare sweeps."""
         return [
-            (query, (model_revision.dispatcher.queue, item))
+            (model_revision.dispatcher.queue, query)
             for model_revision in self.revisions.values()
             for item in model_revision.dispatcher.waiting()
             for query in item.waiters
@@ -129,9 +129,9 @@ class Model:
     def take_out(self, gone: Callable[[Request], bool]) -> list[Request]:
         """Remove the requests for which `gone` holds from the queues; those in flight return by themselves."""
         taken = dict.fromkeys(self.pending.take(gone))
-        for query, (queue, item) in self.waiting():
+        for queue, query in self.waiting():
             if gone(request_of(query)):
-                queue.cancel(query, item)
+                queue.cancel(query)
                 taken[request_of(query)] = None
         return list(taken)
 

@@ -10,51 +10,51 @@ from collections import deque
 from heapq import heapify, heappop, heappush, heapreplace
 from math import inf
 
-from aggregator.scheduler.work_item import QueueSlot
+from aggregator.scheduler.work_item import ByDeadline, Query
 
 
 class _Flow:
-    """One tenant's slots: slots with a deadline by deadline, then the rest by arrival."""
+    """One tenant's queries: those with a deadline by deadline, then the rest by arrival."""
 
     __slots__ = ("dated", "finish", "tenant", "undated")
 
     def __init__(self, tenant: str, finish: int) -> None:
         self.tenant = tenant
         self.finish = finish
-        self.dated: list[QueueSlot] = []
-        self.undated: deque[QueueSlot] = deque()
+        self.dated: list[ByDeadline] = []
+        self.undated: deque[Query] = deque()
 
 
 class FairQueue:
-    """The slots of one priority class, in the order of service."""
+    """The queries of one priority class, in the order of service; those that wait no more are dropped late."""
 
     def __init__(self) -> None:
-        # Each flow has one head: (start tag of its next slot, order, flow). Tags count tokens.
+        # Each flow has one head: (start tag of its next query, order, flow). Tags count tokens.
         self._flows: dict[str, _Flow] = {}
         self._heads: list[tuple[int, int, _Flow]] = []
         self._virtual_time = 0
         self._order = 0
 
     def __len__(self) -> int:
-        """The number of slots and tenants in memory, invalid ones included."""
+        """The number of queries and tenants in memory, with queries that wait no more."""
         return len(self._flows) + sum(len(flow.dated) + len(flow.undated) for flow in self._flows.values())
 
-    def push(self, slot: QueueSlot) -> None:
-        """Add a slot to its tenant's flow."""
-        tenant = slot[2].tenant
-        flow = self._flows.get(tenant) or self._open(tenant)
-        if slot[0] == inf:
-            flow.undated.append(slot)
+    def push(self, query: Query) -> None:
+        """Add a query to its tenant's flow."""
+        flow = self._flows.get(query.tenant) or self._open(query.tenant)
+        if query.deadline_s == inf:
+            flow.undated.append(query)
         else:
-            heappush(flow.dated, slot)
+            self._order += 1
+            heappush(flow.dated, (query.deadline_s, self._order, query))
 
     def charge(self, tenant: str, token_count: int) -> None:
-        """Count tokens that a tenant got out of turn: as aged, or through another tenant's slot (a coalesced input)."""
+        """Count tokens that a tenant got out of turn: as aged, or with another tenant's query (a coalesced input)."""
         flow = self._flows.get(tenant) or self._open(tenant)
         flow.finish += token_count
 
-    def pop(self) -> QueueSlot | None:
-        """Take the next slot, and charge its tenant; None when nothing waits."""
+    def pop(self) -> Query | None:
+        """Take the next query, and charge its tenant; None when nothing waits."""
         heads = self._heads
         while heads:
             start, order, flow = heads[0]
@@ -63,25 +63,25 @@ class FairQueue:
                 continue
             dated, undated = flow.dated, flow.undated
             while dated or undated:
-                slot = heappop(dated) if dated else undated.popleft()
-                item = slot[3]
-                if item.queued and not slot[2].done:
+                query = heappop(dated)[2] if dated else undated.popleft()
+                item = query.item
+                if item is not None and item.queued:
                     self._virtual_time = start
                     self._order = order = self._order + 1
                     flow.finish = finish = start + item.token_count
                     heapreplace(heads, (finish, order, flow))
-                    return slot
+                    return query
             heappop(heads)
             del self._flows[flow.tenant]
         self._virtual_time = 0
         return None
 
     def drop_invalid(self) -> None:
-        """Drop invalid slots, and the tenants that have no other slots and are not ahead of the virtual time."""
+        """Drop what waits no more, and the tenants with nothing else that are not ahead of the virtual time."""
         for flow in self._flows.values():
-            flow.dated = [slot for slot in flow.dated if slot[3].queued and not slot[2].done]
+            flow.dated = [dated for dated in flow.dated if dated[2].waits]
             heapify(flow.dated)
-            flow.undated = deque(slot for slot in flow.undated if slot[3].queued and not slot[2].done)
+            flow.undated = deque(query for query in flow.undated if query.waits)
         self._heads = [
             head for head in self._heads if head[2].dated or head[2].undated or head[2].finish > self._virtual_time
         ]

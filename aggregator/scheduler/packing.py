@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from aggregator.scheduler.queue import TokenQueue
-from aggregator.scheduler.work_item import Query, QueueSlot, WorkItem
+from aggregator.scheduler.work_item import Query, WorkItem
 
 
 @dataclass(frozen=True, slots=True)
 class PackPolicy:
     """How a batch is packed.
 
-    `lookahead`: slots examined after the first one that does not fit. `aged_share`: the share of the budget for aged
+    `lookahead`: queries examined after the first one that does not fit. `aged_share`: the share of the budget for aged
     items.
     """
 
@@ -42,7 +42,7 @@ class PackedBatch:
 class Packer:
     """Packs the batches of one queue.
 
-    The slot at the head that did not fit goes first into the next batch. Otherwise an aged item that did not fit goes
+    The query at the head that did not fit goes first into the next batch. Otherwise an aged item that did not fit goes
     first. So neither large inputs nor aged ones starve the other.
     """
 
@@ -69,11 +69,11 @@ class Packer:
         return packed
 
     def _open(self, packed: PackedBatch) -> None:
-        """Begin with the slot at the head of the most urgent class, if the last batch skipped it."""
+        """Begin with the query at the head of the most urgent class, if the last batch skipped it."""
         best = next((waiting for waiting in self._queue.classes if waiting.items), None)
-        if best is not None and (slot := best.pop_skipped()) is not None:
-            self._queue.take(slot[3], slot[2])
-            packed.add(slot[3])
+        if best is not None and (query := best.pop_skipped()) is not None and query.item is not None:
+            packed.add(query.item)
+            self._queue.take(query.item, query)
 
     def _add_aged(self, packed: PackedBatch, token_budget: int, now_s: float, max_items: int) -> None:
         """Add aged items up to their share, and at least one: they neither starve nor fill the batch."""
@@ -92,23 +92,22 @@ class Packer:
             aged_tokens += item.token_count
 
     def _fill(self, packed: PackedBatch, token_budget: int, max_items: int) -> None:
-        """Add what fits, class by class; after the first slot that does not fit, examine `lookahead` more."""
+        """Add what fits, class by class; after the first query that does not fit, examine `lookahead` more."""
         queue = self._queue
         items, token_count = packed.items, packed.token_count
         left = self._policy.lookahead + 1
         for waiting in queue.classes:
-            skipped: list[QueueSlot] = []
+            skipped: list[Query] = []
             while left and token_count < token_budget and len(items) < max_items:
-                slot = waiting.pop()
-                if slot is None:
+                query = waiting.pop()
+                if query is None or (item := query.item) is None:
                     break
-                _, _, query, item = slot
                 if token_count + item.token_count <= token_budget or not items:
                     queue.take(item, query)
                     items.append(item)
                     token_count += item.token_count
                 else:
-                    skipped.append(slot)
+                    skipped.append(query)
                 if skipped:
                     left -= 1
             waiting.put_back(skipped)

@@ -9,7 +9,7 @@ from heapq import heapify, heappop, heappush
 from math import inf
 
 from aggregator.scheduler.fairness import FairQueue
-from aggregator.scheduler.work_item import Priority, Query, QueueSlot, WorkItem
+from aggregator.scheduler.work_item import ByDeadline, Priority, Query, WorkItem
 
 _PUTS_PER_SWEEP = 4096
 _RECENT_S = 10.0
@@ -25,7 +25,7 @@ class QueuePolicy:
 
 
 class PriorityQueue:
-    """One priority class: slots that an earlier batch skipped come first, then the fair order.
+    """One priority class: queries that an earlier batch skipped come first, then the fair order.
 
     `tokens` and `items` count the items whose most urgent waiter is of this class.
     """
@@ -36,54 +36,49 @@ class PriorityQueue:
         self.tokens = 0
         self.items = 0
         self.in_use_until_s = -inf
-        self._arrivals: deque[QueueSlot] = deque()
-        self._skipped: deque[QueueSlot] = deque()
+        self._arrivals: deque[Query] = deque()
+        self._skipped: deque[Query] = deque()
         self._sweep_at = _PUTS_PER_SWEEP
 
-    def push(self, slot: QueueSlot) -> None:
-        """Add a slot."""
-        self.in_use_until_s = slot[2].enqueued_s + _RECENT_S
-        self._arrivals.append(slot)
-        self.fair.push(slot)
+    def push(self, query: Query) -> None:
+        """Add a query."""
+        self.in_use_until_s = query.enqueued_s + _RECENT_S
+        self._arrivals.append(query)
+        self.fair.push(query)
 
-    def pop(self) -> QueueSlot | None:
-        """Take the next slot."""
+    def pop(self) -> Query | None:
+        """Take the next query."""
         return self.pop_skipped() or self.fair.pop()
 
-    def pop_skipped(self) -> QueueSlot | None:
-        """Take the slot at the head, if an earlier batch skipped it."""
+    def pop_skipped(self) -> Query | None:
+        """Take the query at the head, if an earlier batch skipped it."""
         skipped = self._skipped
         while skipped:
-            slot = skipped.popleft()
-            if slot[3].queued and not slot[2].done:
-                return slot
+            query = skipped.popleft()
+            if query.waits:
+                return query
         return None
 
-    def put_back(self, slots: Sequence[QueueSlot]) -> None:
-        """Return slots that were popped and not taken; the next batch begins with them, in the same order."""
-        self._skipped.extendleft(reversed(slots))
+    def put_back(self, queries: Sequence[Query]) -> None:
+        """Return queries that were popped and not taken; the next batch begins with them, in the same order."""
+        self._skipped.extendleft(reversed(queries))
 
-    def arrivals(self) -> Iterator[QueueSlot]:
-        """The valid slots, in the order of arrival."""
-        return (slot for slot in self._arrivals if slot[3].queued and not slot[2].done)
+    def arrivals(self) -> Iterator[Query]:
+        """The queries that wait, in the order of arrival."""
+        return (query for query in self._arrivals if query.waits)
 
     def oldest(self) -> Query | None:
         """The waiting query that arrived first."""
-        slot = self.oldest_slot()
-        return slot[2] if slot is not None else None
-
-    def oldest_slot(self) -> QueueSlot | None:
-        """The slot of that query."""
         arrivals = self._arrivals
         while arrivals:
-            slot = arrivals[0]
-            if slot[3].queued and not slot[2].done:
-                return slot
+            query = arrivals[0]
+            if query.waits:
+                return query
             arrivals.popleft()
         return None
 
     def sweep(self) -> None:
-        """Drop invalid slots once they may be the majority, so that memory follows the number of waiting queries."""
+        """Drop what waits no more once it may be the majority, so that memory follows the number of waiting queries."""
         if len(self._arrivals) + len(self.fair) > self._sweep_at:
             self._arrivals = deque(self.arrivals())
             self.fair.drop_invalid()
@@ -94,7 +89,7 @@ class TokenQueue:
     """Items waiting for a batch, counted in tokens.
 
     Every query leaves exactly once: with its item by `Packer.pack`, by `expire`, or by `cancel`. An item has the rank
-    of its most urgent waiter, because every waiter has its own slot and the first slot that is popped takes the item.
+    of its most urgent waiter, because every waiter stands in the queue and the first that is popped takes the item.
     Costs: O(log n) per query; nothing is copied.
     """
 
@@ -103,7 +98,7 @@ class TokenQueue:
         self.coalesced = 0
         self._coalesce = policy.coalesce
         self._by_ids: dict[bytes, WorkItem] = {}
-        self._deadlines: list[QueueSlot] = []
+        self._deadlines: list[ByDeadline] = []
         self._order = 0
         self._sweep_at = _PUTS_PER_SWEEP
         self._promoted: dict[WorkItem, None] = {}
@@ -127,8 +122,8 @@ class TokenQueue:
 
     def next_ids(self) -> bytes:
         """Token ids of the item that has waited longest in the most urgent class; empty when nothing waits."""
-        slots = (waiting.oldest_slot() for waiting in self.classes)
-        return next((slot[3].token_ids for slot in slots if slot is not None), b"")
+        oldest = (waiting.oldest() for waiting in self.classes)
+        return next((query.item.token_ids for query in oldest if query is not None and query.item is not None), b"")
 
     def __len__(self) -> int:
         """Waiting items of all classes."""
@@ -150,21 +145,19 @@ class TokenQueue:
             self.coalesced += 1
             if query.priority < item.priority:
                 self._reclass(item, query.priority)
+        query.item = item
         self._order += 1
-        slot = (query.deadline_s, self._order, query, item)
-        waiting.push(slot)
+        waiting.push(query)
         if query.deadline_s != inf:
-            heappush(self._deadlines, slot)
+            heappush(self._deadlines, (query.deadline_s, self._order, query))
         if not self._order % _PUTS_PER_SWEEP:
             self._sweep()
         return item
 
-    def cancel(self, query: Query, item: WorkItem) -> bool:
+    def cancel(self, query: Query) -> bool:
         """Remove a query whose caller is gone; False if it is completed or in flight already."""
-        if query.done:
-            return False
-        query.done = True
-        if not item.queued:
+        item, query.item = query.item, None
+        if item is None or not item.queued:
             return False
         item.waiters.remove(query)
         if not item.waiters:
@@ -178,8 +171,8 @@ class TokenQueue:
         expired: list[Query] = []
         deadlines = self._deadlines
         while deadlines and deadlines[0][0] <= now_s:
-            _, _, query, item = heappop(deadlines)
-            if item.queued and self.cancel(query, item):
+            query = heappop(deadlines)[2]
+            if query.waits and self.cancel(query):
                 expired.append(query)
         return expired
 
@@ -187,36 +180,37 @@ class TokenQueue:
         """The earliest deadline that waits; `inf` when there is none."""
         deadlines = self._deadlines
         while deadlines:
-            deadline_s, _, query, item = deadlines[0]
-            if item.queued and not query.done:
+            deadline_s, _, query = deadlines[0]
+            if query.waits:
                 return deadline_s
             heappop(deadlines)
         return inf
 
-    def promote(self, item: WorkItem) -> None:
-        """Treat an item as aged from now on, because it holds its partition's committed offset back."""
-        if item.queued:
+    def promote(self, query: Query) -> None:
+        """Treat its item as aged from now on, because it holds its partition's committed offset back."""
+        item = query.item
+        if item is not None and item.queued:
             self._promoted[item] = None
 
     def aged(self, now_s: float) -> WorkItem | None:
         """The next aged item to pack: promoted items first, then by arrival. It stays in the queue."""
         if self._promoted:
             return next(iter(self._promoted))
-        found: QueueSlot | None = None
+        found: Query | None = None
         for waiting in self.classes:
-            slot = waiting.oldest_slot()
+            query = waiting.oldest()
             if (
-                slot is not None
-                and now_s - slot[2].enqueued_s > waiting.max_wait_s
-                and (found is None or slot[2].enqueued_s < found[2].enqueued_s)
+                query is not None
+                and now_s - query.enqueued_s > waiting.max_wait_s
+                and (found is None or query.enqueued_s < found.enqueued_s)
             ):
-                found = slot
-        return found[3] if found is not None else None
+                found = query
+        return found.item if found is not None else None
 
     def take(self, item: WorkItem, query_in_turn: Query | None) -> None:
         """Remove an item that goes into a batch, in the turn of `query_in_turn` (None: out of turn).
 
-        The tenants of all other waiters are charged here; the tenant of `query_in_turn` was charged when its slot was
+        The tenants of all other waiters are charged here; the tenant of `query_in_turn` was charged when that was
         popped.
         """
         self._remove(item)
@@ -227,8 +221,9 @@ class TokenQueue:
     def items(self) -> Iterator[WorkItem]:
         """Every waiting item, in no order; only for rare sweeps."""
         for waiting in self.classes:
-            for _, _, query, item in waiting.arrivals():
-                if item.waiters[0] is query:
+            for query in waiting.arrivals():
+                item = query.item
+                if item is not None and item.waiters[0] is query:
                     yield item
 
     def _remove(self, item: WorkItem) -> None:
@@ -253,6 +248,6 @@ class TokenQueue:
         for waiting in self.classes:
             waiting.sweep()
         if len(self._deadlines) > self._sweep_at:
-            self._deadlines = [slot for slot in self._deadlines if slot[3].queued and not slot[2].done]
+            self._deadlines = [dated for dated in self._deadlines if dated[2].waits]
             heapify(self._deadlines)
             self._sweep_at = 2 * len(self._deadlines) + _PUTS_PER_SWEEP

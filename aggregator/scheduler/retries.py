@@ -141,7 +141,7 @@ class Retries:
         """Remove the waiting queries whose deadline has passed."""
         expired = [query for query in _waiting(self._retry_batches()) if query.deadline_s <= now_s]
         for query in expired:
-            query.done = True
+            query.item = None
         return expired
 
     def items(self) -> list[WorkItem]:
@@ -278,4 +278,4 @@ def _digest(token_ids: bytes) -> bytes:
 
 
 def _waiting(retry_batches: Collection[RetryBatch]) -> list[Query]:
-    return [query for retry in retry_batches for item in retry.items for query in item.waiters if not query.done]
+    return [query for retry in retry_batches for item in retry.items for query in item.waiters if query.item is item]

@@ -16,7 +16,7 @@ class Priority(IntEnum):
 
 @dataclass(slots=True, eq=False)
 class Query:
-    """One input of a request (`owner`) that waits for its vector.
+    """One input of a request (`owner`) that waits for its vector: what `item` computes, None before and afterwards.
 
     Times are monotonic seconds; a deadline of `inf` means none.
     """
@@ -27,7 +27,17 @@ class Query:
     tenant: str
     enqueued_s: float
     deadline_s: float
-    done: bool = False
+    item: WorkItem | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether it has its outcome; of a query that was queued."""
+        return self.item is None
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is in the queue; it may stand there in more than one order, and leaves them all at once."""
+        return self.item is not None and self.item.queued
 
 
 @dataclass(slots=True, eq=False)
@@ -47,11 +57,8 @@ class WorkItem:
     @property
     def alive(self) -> bool:
         """Whether any query still waits for the vector."""
-        return any(not query.done for query in self.waiters)
+        return any(query.item is not None for query in self.waiters)
 
 
-QueueSlot = tuple[float, int, Query, WorkItem]
-"""The position of one query in the queue: its deadline (seconds), its arrival number, the query, its item.
-
-A slot is valid while its query is not done and its item is queued. Invalid slots stay until they are popped or swept.
-"""
+ByDeadline = tuple[float, int, Query]
+"""A query in a heap: its deadline (seconds), its arrival number, the query."""

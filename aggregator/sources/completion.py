@@ -65,8 +65,8 @@ class Completion:
             request.fail(_GONE)
             request.inputs = ()  # whoever still has the request at hand need not keep its texts
             if request.held is not None:
-                for query, item in request.slots:
-                    request.held.queue.cancel(query, item)
+                for query in request.queries:
+                    request.held.queue.cancel(query)
             self._release([request])
 
     def forget(self, model: Model, gone: Callable[[Request], bool]) -> None:
@@ -107,9 +107,9 @@ class Completion:
             if is_stuck is None:
                 continue
             for model in self._models:
-                for query, (queue, item) in model.waiting():
+                for queue, query in model.waiting():
                     if request_of(query).source is source and is_stuck(request_of(query)):
-                        queue.promote(item)
+                        queue.promote(query)
 
 
 def account(request: Request, now_s: float) -> None:
@@ -144,7 +144,7 @@ def share_out(model_revision: ModelRevision, batch: Batch, result: StepResult, n
     for row, item in enumerate(batch.items):
         failure = failures.get(row) if failures else None
         for query in item.waiters:
-            if not query.done:
+            if query.item is item:
                 outcome = failure or Vector(completed, row, item.token_count, packed_s - query.enqueued_s)
                 complete_input(query, outcome, finished)
     return finished
@@ -152,7 +152,7 @@ def share_out(model_revision: ModelRevision, batch: Batch, result: StepResult, n
 
 def complete_input(query: Query, outcome: Outcome, finished: list[Request]) -> None:
     """Give one query its outcome, unless its request was given up; adds its request if that is complete."""
-    query.done = True
+    query.item = None
     request = request_of(query)
     if request.remaining and request.complete_input(query.index, outcome):
         finished.append(request)

@@ -184,7 +184,7 @@ class CoreAggregator:
         for item in sent.items:
             for query in item.waiters:
                 if not query.done:
-                    query.done = True
+                    query.item = None
                     tokens += query.index
                     answered.append(query.enqueued_s)
         if tokens:
@@ -199,7 +199,7 @@ class CoreAggregator:
     def expire(self, queries: Iterable[Query]) -> None:
         """Give up queries: it is too late for them."""
         for query in queries:
-            query.done = True
+            query.item = None
             self.expired += 1
             self.admission.release(query.index, refusable=True)
 

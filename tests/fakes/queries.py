@@ -20,6 +20,12 @@ def query(
     return Query(None, index, priority, tenant, at_s, deadline_s)
 
 
+def work_item(token_ids: bytes, token_count: int, one: Query, *, queued: bool = False) -> WorkItem:
+    """The item that a query waits for, as a queue makes it."""
+    one.item = WorkItem(token_ids, token_count, [one], one.priority, queued)
+    return one.item
+
+
 class Filler:
     """Puts inputs of given lengths into a queue; each different from all others, unless ids are given."""
 

@@ -106,7 +106,7 @@ class Simulation:
         now_s = self.now_s
         due = self.dispatcher.due(now_s, max_items=1024)
         for query in due.expired + due.late:
-            query.done = True
+            query.item = None
             self.refused.append(query)
         for batch in due.batches:
             server = self.servers[batch.replica.name]
@@ -157,14 +157,14 @@ class Simulation:
             sent.over = True
             self.dispatcher.done(sent.body, report, self.now_s)
             for query in _alive(sent.body.items):
-                query.done = True
+                query.item = None
                 self.latency_s[query.index] = self.now_s - query.enqueued_s
 
     def _fail(self, sent: InFlightBatch) -> None:
         if self._out.pop(sent.body.batch_id, None):
             sent.over = True
             for query in _alive(self.dispatcher.failed(sent.body, self.now_s, self._noise.uniform())):
-                query.done = True
+                query.item = None
                 self.poison.append(query)
 
 

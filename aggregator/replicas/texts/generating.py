@@ -153,7 +153,7 @@ class Generating:
         self._tracing.generated(request, text, now_s, failure.code if failure is not None else None)
         query = under_way.item.waiters[0]
         if not query.done:
-            query.done = True
+            query.item = None
             if request.remaining and request.complete_input(0, failure or text):
                 self._complete([request])
 
@@ -227,7 +227,7 @@ class Generating:
         model_revision.dispatcher.retries.quarantine(request.text.prompt_ids)
         query = item.waiters[0]
         if not query.done:
-            query.done = True
+            query.item = None
             if request.remaining and request.complete_input(0, _POISON):
                 self._complete([request])
 

@@ -22,6 +22,7 @@ from aggregator.scheduler.work_item import Priority
 from aggregator.sources.completion import account
 from aggregator.sources.parsing import decode, parse
 from protos.embedding.v1 import embedding_pb2 as pb
+from tests.fakes.queries import query
 from tests.fakes.sources import GRPC
 
 ORIGIN = Origin()
@@ -208,11 +209,11 @@ def test_what_is_held_is_given_back_once() -> None:
     where, admission = held()
     request = parsed("a", tenant="t")
     hold(request, where, 12)
-    request.slots = [("query", "item")]  # type: ignore[list-item]
+    request.queries = [query()]
     assert (admission.total, request.token_count, request.held) == (12, 12, where)
     for _ in range(2):
         release(request)
-        assert (admission.total, request.held, list(request.slots)) == (0, None, [])
+        assert (admission.total, request.held, list(request.queries)) == (0, None, [])
 
 
 def test_an_answers_overhead_is_all_but_its_waiting_and_its_step() -> None:

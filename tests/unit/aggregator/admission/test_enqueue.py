@@ -116,8 +116,8 @@ def test_texts_are_counted_and_ids_are_taken_as_they_are_each_in_its_place() -> 
     assert desk.put(one) == []
     assert desk.queued() == [ids(1, 10, 11, 2), ids(1, 5, 2), ids(1, 12, 2)]
     assert desk.counting.calls == [["10 11", "12"]]
-    assert [(query.index, query.owner) for query, _ in one.slots] == [(0, one), (1, one), (2, one)]
-    assert [item.token_count for _, item in one.slots] == [4, 3, 3]
+    assert [(query.index, query.owner) for query in one.queries] == [(0, one), (1, one), (2, one)]
+    assert [query.item.token_count for query in one.queries if query.item] == [4, 3, 3]
     assert (one.token_count, one.admitted, desk.admission.total) == (10, True, 10)
     assert one.held is not None
     assert (one.held.queue, one.held.queued_s) == (desk.queue, NOW_S)
@@ -129,7 +129,7 @@ def test_several_requests_are_counted_in_one_call_and_each_gets_its_own() -> Non
     desk.put(first, second)
     assert desk.counting.calls == [["10", "20 21"]]
     assert (first.token_count, second.token_count) == (3, 4)
-    assert second.slots == ()  # nobody can go away who came by Kafka
+    assert second.queries == ()  # nobody can go away who came by Kafka
     assert desk.queue.next_deadline_s() == NOW_S + 5.0
     waiting = [query for item in desk.queue.items() for query in item.waiters]
     assert {(query.owner, query.enqueued_s, query.priority) for query in waiting} == {
@@ -198,7 +198,7 @@ def test_inputs_that_had_their_outcome_are_neither_counted_nor_queued() -> None:
     desk.put(one)
     assert desk.counting.calls == [["10", "30"]]
     assert desk.queued() == [ids(1, 10, 2), ids(1, 30, 2)]
-    assert [query.index for query, _ in one.slots] == [0, 2]
+    assert [query.index for query in one.queries] == [0, 2]
 
 
 def test_a_request_of_which_nothing_is_left_is_completed_and_one_that_was_given_up_is_not_told() -> None:

@@ -10,8 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aggregator.scheduler.fairness import FairQueue
-from aggregator.scheduler.work_item import Priority, QueueSlot, WorkItem
-from tests.fakes.queries import query
+from aggregator.scheduler.work_item import Query, WorkItem
+from tests.fakes.queries import query, work_item
+
+
+def item_of(waiting: Query) -> WorkItem:
+    assert waiting.item is not None
+    return waiting.item
 
 
 class Fair:
@@ -21,22 +26,22 @@ class Fair:
         self.queue = FairQueue()
         self.pushed = 0
 
-    def push(self, tenant: str, tokens: int = 10, deadline_s: float = inf) -> QueueSlot:
+    def push(self, tenant: str, tokens: int = 10, deadline_s: float = inf) -> Query:
         self.pushed += 1
         one = query(tenant=tenant, deadline_s=deadline_s, index=self.pushed)
-        place = (deadline_s, self.pushed, one, WorkItem(b"", tokens, [one], Priority.DEFAULT, queued=True))
-        self.queue.push(place)
-        return place
+        work_item(b"", tokens, one, queued=True)
+        self.queue.push(one)
+        return one
 
-    def pop(self) -> QueueSlot | None:
-        place = self.queue.pop()
-        if place is not None:
-            place[3].queued = False
-        return place
+    def pop(self) -> Query | None:
+        popped = self.queue.pop()
+        if popped is not None:
+            item_of(popped).queued = False
+        return popped
 
     def tenants(self, count: int) -> str:
         """The tenants of the next places."""
-        return "".join(place[2].tenant for _ in range(count) if (place := self.pop()) is not None)
+        return "".join(place.tenant for _ in range(count) if (place := self.pop()) is not None)
 
 
 def test_a_tenant_with_one_query_does_not_wait_for_a_flood() -> None:
@@ -57,7 +62,7 @@ def test_tenants_share_tokens_not_queries() -> None:
     for _ in range(200):
         place = fair.pop()
         assert place is not None
-        served[place[2].tenant] += place[3].token_count
+        served[place.tenant] += item_of(place).token_count
     assert abs(served["a"] - served["b"]) <= 30
 
 
@@ -80,7 +85,7 @@ def test_while_tenants_wait_their_service_differs_by_no_more_than_two_of_the_lar
     for _ in range(30):
         place = fair.pop()
         assert place is not None
-        served[place[2].tenant] += place[3].token_count
+        served[place.tenant] += item_of(place).token_count
     assert max(served[tenant] for tenant in "abc") - min(served[tenant] for tenant in "abc") <= 2 * 50
 
 
@@ -137,12 +142,12 @@ def test_places_that_are_no_longer_valid_are_stepped_over_and_forgotten() -> Non
     fair = Fair()
     places = [fair.push(tenant, deadline_s=deadline_s) for tenant in "abc" for deadline_s in (5.0, 6.0, inf, inf)]
     for number in (0, 2, *range(4, 8)):
-        places[number][2].done = True
-    places[8][3].queued = False
+        places[number].item = None
+    item_of(places[8]).queued = False
     fair.queue.drop_invalid()
     assert len(fair.queue) == 2 + 5  # tenants and places
-    places[1][2].done = True
-    places[11][3].queued = False
+    places[1].item = None
+    item_of(places[11]).queued = False
     assert fair.tenants(9) == "acc"
 
 

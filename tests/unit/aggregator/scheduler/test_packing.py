@@ -238,10 +238,10 @@ def test_background_work_goes_on_under_a_flood_of_interactive_calls() -> None:
 
 def test_an_promoted_entry_goes_with_the_next_batch() -> None:
     put, packer = filled([])
-    _, item = put(10, BACKGROUND)
+    query, item = put(10, BACKGROUND)
     for _ in range(100):
         put(10, INTERACTIVE)
-    put.queue.promote(item)
+    put.queue.promote(query)
     assert item in pack(packer).items
 
 

@@ -60,7 +60,7 @@ def test_equal_inputs_share_one_entry_which_has_the_best_class_and_the_earliest_
     assert (len(here.queue), here.queue.tokens, here.queue.coalesced) == (2, 10, 2)
     assert [waiting.items for waiting in here.queue.classes] == [1, 1, 0]
     item = shared[0][1]
-    assert here.queue.cancel(*shared[2])
+    assert here.queue.cancel(shared[2][0])
     assert [waiting.tokens for waiting in here.queue.classes] == [0, 10, 0]
     assert here.packed(5) == [shared[0][0]]  # by the deadline of the one in its own class
     assert item.waiters == [shared[0][0], shared[1][0]]
@@ -72,10 +72,10 @@ def test_a_waiter_that_leaves_takes_its_rank_along_and_the_last_one_the_entry() 
     background = here.put(5, BACKGROUND, ids=b"same")
     interactive = here.put(5, INTERACTIVE, ids=b"same")
     other = here.put(5, DEFAULT)
-    assert here.queue.cancel(*interactive)
+    assert here.queue.cancel(interactive[0])
     assert here.packed(5) == [other[0]]
-    assert here.queue.cancel(*background)
-    assert not here.queue.cancel(*background)
+    assert here.queue.cancel(background[0])
+    assert not here.queue.cancel(background[0])
     assert len(here.queue) == here.queue.tokens == 0
     assert here.packed() == []
 
@@ -104,7 +104,7 @@ def test_a_joined_entry_does_not_lose_its_place_when_the_one_who_joined_goes() -
     here = setting()
     first = here.put(5, BACKGROUND, ids=b"same")
     here.put(5, BACKGROUND)
-    assert here.queue.cancel(*here.put(5, INTERACTIVE, ids=b"same"))
+    assert here.queue.cancel(here.put(5, INTERACTIVE, ids=b"same")[0])
     assert here.packed(5) == [first[0]]
 
 
@@ -125,11 +125,11 @@ def test_a_taken_entry_is_not_joined_any_more() -> None:
 
 def test_cancelling_what_is_under_way_or_completed_says_so() -> None:
     here = setting()
-    query, item = here.put(5)
+    query = here.put(5)[0]
     here.packed()
-    assert not here.queue.cancel(query, item)
+    assert not here.queue.cancel(query)
     assert query.done
-    assert not here.queue.cancel(query, item)
+    assert not here.queue.cancel(query)
 
 
 def test_deadlines_fire_though_nothing_is_packed() -> None:
@@ -147,10 +147,10 @@ def test_deadlines_fire_though_nothing_is_packed() -> None:
 def test_the_next_deadline_is_of_one_that_still_waits() -> None:
     here = setting()
     places = [here.put(5, deadline_s=float(number)) for number in (1, 2, 3)]
-    here.queue.cancel(*places[0])
+    here.queue.cancel(places[0][0])
     assert here.packed(5) == [places[1][0]]
     assert here.queue.next_deadline_s() == 3.0
-    here.queue.cancel(*places[2])
+    here.queue.cancel(places[2][0])
     assert here.queue.expire(5.0) == []
 
 
@@ -160,7 +160,7 @@ def test_an_entry_expires_waiter_by_waiter() -> None:
     second, item = here.put(5, ids=b"same")
     assert here.queue.expire(1.0) == [first]
     assert (item.waiters, item.alive) == ([second], True)
-    here.queue.cancel(second, item)
+    here.queue.cancel(second)
     assert not item.alive
 
 
@@ -169,15 +169,15 @@ def test_the_aged_are_found_by_class_in_order_of_arrival_after_the_promoted() ->
     interactive = here.put(5, INTERACTIVE, at_s=4.0)[1]
     default = here.put(5, DEFAULT, at_s=3.0)[1]
     background = here.put(5, BACKGROUND, at_s=2.0)[1]
-    promoted = here.put(5, BACKGROUND, at_s=5.0)[1]
+    holder, promoted = here.put(5, BACKGROUND, at_s=5.0)
     assert here.queue.aged(3.5) is None
     assert here.queue.aged(3.6) is default
     assert here.queue.aged(7.1) is background
-    here.queue.promote(promoted)
-    here.queue.promote(promoted)
+    here.queue.promote(holder)
+    here.queue.promote(holder)
     assert here.queue.aged(0.0) is promoted
     here.queue.take(promoted, None)
-    here.queue.promote(promoted)
+    here.queue.promote(holder)
     here.queue.take(background, None)
     here.queue.take(default, None)
     assert here.queue.aged(7.0) is interactive
@@ -214,12 +214,12 @@ def test_an_input_is_aged_only_after_the_whole_of_what_its_class_may_wait() -> N
 
 def test_the_promoted_are_aged_in_the_order_in_which_they_were_promoted() -> None:
     here = setting()
-    first, second = here.put(5)[1], here.put(5)[1]
-    here.queue.promote(second)
-    here.queue.promote(first)
-    assert here.queue.aged(0.0) is second
-    here.queue.take(second, None)
-    assert here.queue.aged(0.0) is first
+    first, second = here.put(5), here.put(5)
+    here.queue.promote(second[0])
+    here.queue.promote(first[0])
+    assert here.queue.aged(0.0) is second[1]
+    here.queue.take(second[1], None)
+    assert here.queue.aged(0.0) is first[1]
 
 
 def test_a_sweep_finds_every_entry_once() -> None:
@@ -242,9 +242,9 @@ def test_memory_follows_what_waits_though_nothing_is_packed_for_hours(how: str) 
     here = setting()
     lasting = here.put(5)
     for number in range(15_000):
-        query, item = here.put(5, deadline_s=number * 0.001, tenant=str(number))
+        query = here.put(5, deadline_s=number * 0.001, tenant=str(number))[0]
         if how == "cancel":
-            here.queue.cancel(query, item)
+            here.queue.cancel(query)
         else:
             here.queue.expire(number * 0.001)
         oldest_wait_s(here.queue, 0.0)
@@ -256,7 +256,7 @@ def test_memory_follows_what_waits_though_nothing_is_packed_for_hours(how: str) 
 def test_what_nobody_waits_for_any_more_is_forgotten_to_the_last(deadline_s: float) -> None:
     here = setting()
     for _ in range(15_000):
-        here.queue.cancel(*here.put(5, deadline_s=deadline_s))
+        here.queue.cancel(here.put(5, deadline_s=deadline_s)[0])
     assert places(here.queue) < 20_000
 
 
@@ -316,13 +316,13 @@ class EveryQueryLeavesOnce(RuleBasedStateMachine):
     @rule(chosen=st.randoms(use_true_random=False))
     def cancel(self, chosen: random.Random) -> None:
         query = chosen.choice(list(self.waiting))
-        assert self.queue.cancel(query, self.waiting[query])
+        assert self.queue.cancel(query)
         self.leave([query])
 
     @precondition(lambda self: self.waiting)
     @rule(chosen=st.randoms(use_true_random=False))
     def promote(self, chosen: random.Random) -> None:
-        self.queue.promote(chosen.choice(list(self.waiting.values())))
+        self.queue.promote(chosen.choice(list(self.waiting)))
 
     @rule(passing_s=st.sampled_from([0.1, 0.6, 2.0]))
     def expire(self, passing_s: float) -> None:
@@ -334,8 +334,8 @@ class EveryQueryLeavesOnce(RuleBasedStateMachine):
     @rule(tenant=st.sampled_from("ab"))
     def cancel_all_of(self, tenant: str) -> None:
         if self.now_s > 5.0:
-            waiting = [(query, item) for item in list(self.queue.items()) for query in list(item.waiters)]
-            self.leave([query for query, item in waiting if query.tenant == tenant and self.queue.cancel(query, item)])
+            waiting = [query for item in list(self.queue.items()) for query in list(item.waiters)]
+            self.leave([query for query in waiting if query.tenant == tenant and self.queue.cancel(query)])
 
     @rule(
         token_budget=st.integers(1, 90),
@@ -416,7 +416,7 @@ def test_a_backlog_is_what_waits_in_the_most_urgent_class_in_use_of_interactive_
 def test_a_class_is_in_use_for_ten_seconds_after_something_of_it_came() -> None:
     here = setting()
     here.put(9, DEFAULT)
-    query, item = here.put(5, INTERACTIVE)
-    here.queue.cancel(query, item)
+    query = here.put(5, INTERACTIVE)[0]
+    here.queue.cancel(query)
     assert here.queue.backlog(query.enqueued_s + 9.99) == (0, 0.1)
     assert here.queue.backlog(query.enqueued_s + 10.0) == (9, 0.5)

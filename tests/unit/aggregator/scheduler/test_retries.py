@@ -13,22 +13,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aggregator.scheduler.retries import Retries, RetryBatch, RetryPolicy
-from aggregator.scheduler.work_item import Priority, WorkItem
-from tests.fakes.queries import query
+from aggregator.scheduler.work_item import WorkItem
+from tests.fakes.queries import query, work_item
 
 POLICY = RetryPolicy(backoff_s=0.02, patience_s=30.0, quarantine_size=3)
 
 
 def items(count: int, tokens: int = 10, *, deadline_s: float = inf) -> list[WorkItem]:
     return [
-        WorkItem(number.to_bytes(4, "little"), tokens, [query(deadline_s=deadline_s, index=number)], Priority.DEFAULT)
+        work_item(number.to_bytes(4, "little"), tokens, query(deadline_s=deadline_s, index=number))
         for number in range(count)
     ]
 
 
 def give_up(*given_up: WorkItem) -> None:
     for item in given_up:
-        item.waiters[0].done = True
+        item.waiters[0].item = None
 
 
 @dataclass(slots=True)
@@ -349,7 +349,7 @@ def test_suspects_move_at_the_very_end_of_their_replicas_patience() -> None:
 
 def test_the_quarantine_knows_an_input_by_all_of_its_ids_and_by_nothing_else() -> None:
     world = World(all_breaks)
-    poison = WorkItem(b"\x01\x00\x00\x00\x02\x00\x00\x00", 2, [query()], Priority.DEFAULT)
+    poison = work_item(b"\x01\x00\x00\x00\x02\x00\x00\x00", 2, query())
     world.send("a", [poison])
     world.finish()
     assert world.poison == [poison]
@@ -372,7 +372,7 @@ def test_two_inputs_of_one_hash_are_told_apart_by_their_digest() -> None:
             return 7
 
     world = World(all_breaks)
-    world.send("a", [WorkItem(Alike(b"poison!!"), 2, [query()], Priority.DEFAULT)])
+    world.send("a", [work_item(Alike(b"poison!!"), 2, query())])
     world.finish()
     assert world.retries.is_quarantined(Alike(b"poison!!"))
     assert not world.retries.is_quarantined(Alike(b"innocent"))

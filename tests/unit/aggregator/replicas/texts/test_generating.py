@@ -317,7 +317,7 @@ async def test_a_stop_string_aborts_what_would_go_on(desk: Desk) -> None:
 async def test_nothing_is_begun_for_who_has_gone(desk: Desk) -> None:
     request = desk.ask(max_tokens=5)
     batch = desk.revision.dispatcher.due(desk.now_s, max_items=8).batches[0]
-    batch.items[0].waiters[0].done = True
+    batch.items[0].waiters[0].item = None
     request.fail(Failure(Code.CANCELLED, "gone"))
     desk.generating.begin(desk.revision, desk.engines[batch.replica.name], batch)
     assert not desk.engines[batch.replica.name].started
