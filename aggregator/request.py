@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from aggregator.errors import Code, TokenbatchError
 from aggregator.replicas.results import Vector
@@ -63,21 +63,21 @@ class Defaults:
     trusts_tenant: bool = True
 
 
-class Origin:
-    """What a source needs to reply to a request; each source has a subclass."""
-
-    __slots__ = ()
+class Origin(Protocol):
+    """What a source needs to reply to a request; each source has its own."""
 
     def progressed(self) -> None:
         """The request's text has grown; a source that replies once ignores this."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
 class Request:
     """One request until its last input is complete.
 
-    `inputs` hold texts, or token ids as little-endian int32. `outcomes` has one place per input; `remaining`
-    counts the empty ones. Its reply goes to `source`, which finds in `origin` whom to reply to.
+    `inputs` hold texts, or token ids as little-endian int32. `outcomes` has one place per input; of one input
+    it is a tuple, which all such requests share until they are complete. `remaining` counts the empty places. Its reply
+    goes to `source`, which finds in `origin` whom to reply to.
     From admission until its reply is delivered it occupies `token_count` tokens where `held` says; `queries` are
     its inputs in the queue, kept only where a caller may go away (gRPC). Once `admitted` it is not refused again for
     want of room. `given_up`: nobody waits for it any more.
@@ -95,7 +95,7 @@ class Request:
     received_s: float
     deadline_s: float
     origin: Origin
-    outcomes: list[Outcome | None]
+    outcomes: list[Outcome | None] | tuple[Outcome | None, ...]
     remaining: int
     failed: bool = False
     traceparent: bytes | None = None
@@ -109,7 +109,10 @@ class Request:
     def complete_input(self, index: int, outcome: Outcome) -> bool:
         """Record one input's outcome; True if no other is missing."""
         assert self.outcomes[index] is None, "An input was completed twice. This is a bug."
-        self.outcomes[index] = outcome
+        if isinstance(self.outcomes, list):
+            self.outcomes[index] = outcome
+        else:
+            self.outcomes = (outcome,)
         self.failed = self.failed or isinstance(outcome, Failure)
         self.remaining -= 1
         return self.remaining == 0

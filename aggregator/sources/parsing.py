@@ -128,6 +128,7 @@ _PRIORITIES: dict[int, Priority] = {
     pb.PRIORITY_BACKGROUND: Priority.BACKGROUND,
 }
 _MAX_TOKEN_ID = 2**31 - 1
+_ONE_OPEN = (None,)
 _PACKED_AT_ONCE = 8192
 _EMPTY = Failure(Code.INVALID_ARGUMENT, "the input is empty: give text or token ids")
 _BAD_ID = Failure(Code.INVALID_ARGUMENT, "a token id does not fit 31 bits")
@@ -163,11 +164,11 @@ def parse(
     if not 0 < remaining <= defaults.max_inputs:
         limit = "at least one input is needed" if not remaining else f"at most {defaults.max_inputs} are taken"
         raise InvalidRequest(f"{remaining} inputs: {limit}")
-    values: list[str | bytes] = [inputs[0].text] if remaining == 1 else [item.text for item in inputs]
+    values: Sequence[str | bytes] = (inputs[0].text,) if remaining == 1 else [item.text for item in inputs]
     if message.HasField("expire_time"):
         expire_s = message.expire_time.seconds + message.expire_time.nanos * 1e-9
         deadline_s = min(deadline_s, received_s + expire_s - wall_s)
-    outcomes: list[Outcome | None] = [None] * remaining
+    outcomes: list[Outcome | None] | tuple[None] = _ONE_OPEN if remaining == 1 else [None] * remaining
     if not all(values):  # token ids, or nothing at all
         values, outcomes, remaining = _values(inputs)
     return Request(

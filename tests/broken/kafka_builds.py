@@ -33,7 +33,7 @@ BUILDS = (
         "aggregator/sources/kafka/source.py",
         "                async for delivered in self._producer.send(replies):\n",
         "                for request in live:\n"
-        "                    route_of(request).in_flight.committed_offset.complete(route_of(request).in_flight)\n"
+        "                    record_of(request).committed_offset.complete(record_of(request))\n"
         "                async for delivered in self._producer.send(replies):\n"
         "                    delivered = [(position, None) for position, _ in delivered]\n",
         (f"{_WAY}::test_a_record_is_committed_once_the_broker_has_its_reply_and_not_before",),
@@ -102,7 +102,7 @@ BUILDS = (
         "answers-what-it-gave-back",
         "a record of a revoked partition is left to the new owner",
         "aggregator/sources/kafka/source.py",
-        "        live = [request for request in requests if not route_of(request).in_flight.committed_offset.fenced]\n",
+        "        live = [request for request in requests if not record_of(request).committed_offset.fenced]\n",
         "        live = list(requests)\n",
         (f"{_PATH}::test_what_was_given_back_is_left_unanswered_to_its_new_owner",),
     ),
@@ -289,8 +289,8 @@ BUILDS = (
         "replies-to-another-topic",
         "a reply goes to the topic that its request names, if that is allowed",
         "aggregator/sources/kafka/codec.py",
-        "    return ReplyRoute(in_flight, topic, partition, json=False",
-        "    return ReplyRoute(in_flight, intake.reply_topic, partition, json=False",
+        "    return ReplyRoute(topic, partition, json=False",
+        "    return ReplyRoute(intake.route.topic, partition, json=False",
         (f"{_RIGHT}::test_a_reply_carries_key_routing_headers_and_format_of_its_request",),
     ),
     Build(
@@ -305,8 +305,8 @@ BUILDS = (
         "does-not-echo-headers",
         "routing and trace headers are echoed as they came",
         "aggregator/sources/kafka/codec.py",
-        "*(each for each in record.headers if each[0] in ECHOED)",
-        "*(each for each in record.headers if each[0] in ECHOED - {'tracestate'})",
+        "[each for each in headers if each[0] in ECHOED]",
+        "[each for each in headers if each[0] in ECHOED - {'tracestate'}]",
         (f"{_RIGHT}::test_a_reply_carries_key_routing_headers_and_format_of_its_request",),
     ),
     Build(

@@ -26,8 +26,8 @@ BUILDS = (
         "drops-a-result-on-a-retry",
         "every item of a batch that is sent again is answered",
         "aggregator/sources/completion.py",
-        "            if not query.done:\n                outcome",
-        "            if not query.done and not (batch.attempt and row == 0):\n                outcome",
+        "            if query.item is item:\n                outcome",
+        "            if query.item is item and not (batch.attempt and row == 0):\n                outcome",
         (f"{_FAILED}::test_a_batch_whose_server_is_lost_is_answered_by_another_and_the_server_is_suspect",),
     ),
     Build(

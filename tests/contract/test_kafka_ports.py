@@ -19,9 +19,9 @@ async def test_every_record_comes_once_and_in_order_as_it_was_written(cluster: C
     written = await cluster.read(topic)
     async with reading(cluster, cluster.settings(topic, max_poll_records=50)) as intake:
         in_flight_records = await intake.take(300)
-        assert len({(in_flight.record.partition, in_flight.offset) for in_flight in in_flight_records}) == 300
+        assert len({(in_flight.partition, in_flight.offset) for in_flight in in_flight_records}) == 300
         for partition in range(3):
-            came = [in_flight.record for in_flight in in_flight_records if in_flight.record.partition == partition]
+            came = [in_flight for in_flight in in_flight_records if in_flight.partition == partition]
             wanted = [record for record in written if record.partition == partition]
             assert [(each.offset, each.key, each.value, tuple(each.headers)) for each in came] == [
                 (each.offset, each.key, each.value, tuple(each.headers)) for each in wanted
@@ -69,11 +69,11 @@ async def test_held_topics_wait_while_others_flow(cluster: Cluster) -> None:
         await intake.take(10)
         intake.consumer.pause(frozenset({held}))
         await produce(cluster, [*records_of(held, 5), *records_of(free, 5)])
-        assert {in_flight.record.topic for in_flight in await intake.take(5)} == {free}
+        assert {in_flight.topic for in_flight in await intake.take(5)} == {free}
         await intake.nothing()
         assert intake.consumer.paused() == {(held, 0)}
         await produce(cluster, records_of(free, 5))
-        assert {in_flight.record.topic for in_flight in await intake.take(5)} == {free}
+        assert {in_flight.topic for in_flight in await intake.take(5)} == {free}
         intake.consumer.pause(frozenset())
         assert [in_flight.offset for in_flight in await intake.take(5)] == [5, 6, 7, 8, 9]
         assert not intake.consumer.paused()
@@ -105,8 +105,8 @@ async def test_only_the_partition_over_its_span_cap_waits(cluster: Cluster) -> N
                 async with asyncio.timeout(1.5 if all_that_may_come else 20.0):
                     in_flight_records = await intake.consumer.fetch()
                 for in_flight in in_flight_records:
-                    offsets[in_flight.record.partition].append(in_flight.offset)
-                stuck = stuck or [in_flight for in_flight in in_flight_records if in_flight.record.partition == 0][:1]
+                    offsets[in_flight.partition].append(in_flight.offset)
+                stuck = stuck or [in_flight for in_flight in in_flight_records if in_flight.partition == 0][:1]
                 complete([in_flight for in_flight in in_flight_records if in_flight not in stuck])
         assert offsets[1] == list(range(40))
         reached = len(offsets[0])
@@ -135,7 +135,7 @@ async def test_a_second_member_takes_over_only_what_the_first_has_drained(cluste
             await until(lambda: first.counts.rebalances > 0)
             await produce(cluster, [each for at in range(4) for each in records_of(topic, 5, partition=at)])
             both = await asyncio.gather(first.take(10), second.take(10))
-            partitions = [{in_flight.record.partition for in_flight in taken} for taken in both]
+            partitions = [{in_flight.partition for in_flight in taken} for taken in both]
             assert partitions[0] | partitions[1] == {0, 1, 2, 3}
             assert not partitions[0] & partitions[1]
             assert all(in_flight.offset >= 10 for taken in both for in_flight in taken)
@@ -151,7 +151,7 @@ async def test_what_is_given_back_is_committed_up_to_its_first_unfinished_record
     settings = cluster.settings(topic, drain_timeout_s=0.5, commit_interval_s=60.0)
     async with reading(cluster, settings) as first:
         in_flight_records = await first.take(10)
-        complete([in_flight for in_flight in in_flight_records if in_flight.offset != 2 + in_flight.record.partition])
+        complete([in_flight for in_flight in in_flight_records if in_flight.offset != 2 + in_flight.partition])
         async with reading(cluster, settings):
             await until_committed(cluster, topic, {0: 2, 1: 3})
 

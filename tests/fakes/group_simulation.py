@@ -13,7 +13,7 @@ from aggregator.observability.metrics_buffer import MetricsBuffer
 from aggregator.observability.tracing import Tracing
 from aggregator.request import Failure, Request
 from aggregator.settings.aggregator import ClientSettings, KafkaSettings, TopicSettings
-from aggregator.sources.kafka.codec import route_of
+from aggregator.sources.kafka.codec import record_of
 from aggregator.sources.kafka.source import KafkaSource
 from tests.fakes.clock import AutojumpLoop
 from tests.fakes.kafka import SESSION_S, Commit, FakeKafka, FakeMember, FakeProducer, Words
@@ -180,7 +180,7 @@ class GroupSimulation:
 
     def abandoned(self, process: Process) -> list[Request]:
         """Requests whose partitions were given back."""
-        return [request for request in process.taken if route_of(request).in_flight.committed_offset.fenced]
+        return [request for request in process.taken if record_of(request).committed_offset.fenced]
 
     def recover(self, failure: Failure) -> None:
         """Heal everything: in the end all must be committed."""

@@ -12,6 +12,13 @@ from aggregator.sources import source
 from aggregator.sources.source import Receive, Source
 
 
+class AnyOrigin:
+    """Of requests to which nobody replies."""
+
+    def progressed(self) -> None:
+        """Nobody listens."""
+
+
 @dataclass(eq=False)
 class FakeSource:
     """What the pipeline receives from, replies to and pauses; `incoming` are its receivers' next requests."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from typing_extensions import override
@@ -19,7 +19,7 @@ from aggregator.observability.tracing import Tracing
 from aggregator.pipeline import Pipeline
 from aggregator.replicas.engine import ServerDescription
 from aggregator.replicas.results import Vector
-from aggregator.request import Defaults, Failure, Origin, Request
+from aggregator.request import Defaults, Failure, Request
 from aggregator.scheduler.budget.controller import SlaGoal
 from aggregator.scheduler.dispatcher import DispatchPolicy
 from aggregator.scheduler.work_item import Priority
@@ -95,13 +95,6 @@ class FakeGrpc(FakeSource):
         yield requests
 
 
-@dataclass(eq=False)
-class Route(Origin):
-    """The origin of a request that came by Kafka, as far as the pipeline looks at it."""
-
-    in_flight: InFlightRecord
-
-
 class World:
     """One pipeline among fakes; use `started`."""
 
@@ -153,13 +146,13 @@ class World:
         called = source is GRPC
         mine = self.grpc if called else self.kafka
         defaults = Defaults(mine, MODEL, Priority.INTERACTIVE if called else Priority.DEFAULT)
-        origin = Call(self._load.enter(("caller",))) if called else self._route()
+        origin = Call(self._load.enter(("caller",))) if called else self._record()
         deadline_s = float("inf") if in_s is None else now_s + in_s
         return parse(message, defaults, origin, received_s=now_s, wall_s=0.0, deadline_s=deadline_s)
 
-    def _route(self) -> Route:
+    def _record(self) -> InFlightRecord:
         self._offset += 1
-        return Route(self.committed_offset.deliver(record_at(self._offset)))
+        return self.committed_offset.deliver(record_at(self._offset))
 
     async def embed(self, *texts: str, in_s: float | None = None, **fields: Any) -> Request:
         """Call over gRPC and wait for the answer."""

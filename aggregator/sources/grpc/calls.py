@@ -16,7 +16,7 @@ from typing import TypeVar, cast
 import grpc.aio
 
 from aggregator.errors import Code, InvalidRequest, TokenbatchError
-from aggregator.request import Failure, Origin, Request
+from aggregator.request import Failure, Request
 from aggregator.sources import generation
 from aggregator.sources.grpc.call_batcher import CallBatcher
 from aggregator.sources.grpc.callers import Callers, Identity, tenant_holder
@@ -34,7 +34,7 @@ GiveUp = Callable[[Request], "asyncio.Future[None] | None"]
 """Cancels a request in the pipeline. Returns the work on it that has yet to end, if any."""
 
 
-class Call(Origin):
+class Call:
     """The origin of a request from gRPC: its caller waits here. `room` is what it holds."""
 
     __slots__ = ("_completed", "_waiter", "room")
@@ -49,6 +49,9 @@ class Call(Origin):
         self._completed = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+    def progressed(self) -> None:
+        """It is answered once."""
 
     async def wait(self) -> None:
         """Wait until every input has its outcome."""

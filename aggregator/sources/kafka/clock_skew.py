@@ -56,9 +56,9 @@ class ClockSkew:
         """The estimate, changed only as far as this record requires."""
         assert self._right_offset_s is not None, "A record was doubted before any was read. This is a bug."
         skew_s = self._offset_s - self._right_offset_s
-        if in_flight.record.timestamp < 0:
+        if in_flight.timestamp < 0:
             return skew_s
-        most_s: float = self._wall_s - in_flight.record.timestamp / 1000
+        most_s: float = self._wall_s - in_flight.timestamp / 1000
         least_s: float = most_s - (self._now_s - in_flight.committed_offset.written_after_s(in_flight.offset))
         return min(max(skew_s, least_s), most_s)
 

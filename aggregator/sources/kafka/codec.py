@@ -15,10 +15,9 @@ from math import inf
 from typing import Final
 
 from google.protobuf.message import DecodeError
-from typing_extensions import override
 
 from aggregator.errors import InvalidRequest, NotPermitted, RequestError, Undecodable
-from aggregator.request import Defaults, Origin, Request
+from aggregator.request import Defaults, Request
 from aggregator.scheduler.work_item import Priority
 from aggregator.settings.aggregator import KafkaSettings, TopicSettings
 from aggregator.sources import generation as texts
@@ -26,15 +25,13 @@ from aggregator.sources import parsing
 from aggregator.sources.kafka import json_codec
 from aggregator.sources.kafka.consumer.committed_offset import InFlightRecord
 from aggregator.sources.kafka.large_records import Fetched
-from aggregator.sources.kafka.records import DEAD_LETTER_SUFFIX
+from aggregator.sources.kafka.records import DEAD_LETTER_SUFFIX, Header, ReplyRoute
 from aggregator.sources.source import Source
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.generation.v1.generation_pb2 import GenerateRequest
 
 _LOG = logging.getLogger(__name__)
 _from_protobuf = pb.EmbedRequest.FromString
-
-Header = tuple[str, bytes]
 
 PROTOBUF: Final = b"application/x-protobuf"
 JSON: Final = b"application/json"
@@ -64,33 +61,12 @@ _SLICE_BYTES = 16 * 1024
 """Decoded without a pause, in two milliseconds: JSON takes 20 us a record, and 140 us for a KiB of token ids."""
 
 
-@dataclass(slots=True, eq=False)
-class ReplyRoute(Origin):
-    """Where the reply to one record goes: the origin of every request that came by Kafka.
-
-    `headers` are the reply's: its content type, then the routing and trace headers as they came.
-    """
-
-    in_flight: InFlightRecord
-    topic: str
-    partition: int | None
-    json: bool
-    headers: list[Header]
-    on_progress: Callable[[], None] | None = None
-
-    @override
-    def progressed(self) -> None:
-        """Tell the writer of deltas, if there is one."""
-        if self.on_progress is not None:
-            self.on_progress()
-
-
 @dataclass(frozen=True, slots=True)
 class Intake:
-    """How the records of one query topic are read."""
+    """How the records of one query topic are read; `route` is that of the reply to a record without headers."""
 
     defaults: Defaults
-    reply_topic: str
+    route: ReplyRoute
     permits: Callable[[str], bool]
     max_record_bytes: int = _MAX_RECORD_BYTES
     generates: bool = False
@@ -112,8 +88,8 @@ class Refused:
     generates: bool = False
 
 
-def route_of(request: Request) -> ReplyRoute:
-    """The route of the reply to a request from Kafka."""
+def record_of(request: Request) -> InFlightRecord:
+    """The record of a request from Kafka."""
     return request.origin  # type: ignore[return-value]  # a call of `cast` takes as long as all of this
 
 
@@ -128,7 +104,7 @@ def intakes(
     return {
         topic.name: Intake(
             _defaults(topic, source, default_model, trusts_tenant=trusts_tenant and not topic.tenant),
-            settings.replies_of(topic),
+            ReplyRoute(settings.replies_of(topic), None, json=False, headers=_PLAIN_REPLY),
             permits,
             generates=topic.task == "generate",
         )
@@ -151,7 +127,7 @@ async def decode_all(
             await asyncio.sleep(0)
             slice_records = slice_bytes = 0
         slice_records += 1
-        slice_bytes += len(in_flight.record.value or b"")
+        slice_bytes += len(in_flight.value or b"")
         decoded.append(_decode_any(in_flight, intakes, received_s, wall_s))
     return _split(decoded)
 
@@ -175,51 +151,52 @@ def _split(decoded: Sequence[Request | Refused]) -> tuple[list[Request], list[Re
 def _decode_any(
     in_flight: InFlightRecord, intakes: Mapping[str, Intake], received_s: float, wall_s: float
 ) -> Request | Refused:
-    record = in_flight.record
     try:
-        return decode(in_flight, intakes[record.topic], received_s=received_s, wall_s=wall_s)
+        return decode(in_flight, intakes[in_flight.topic], received_s=received_s, wall_s=wall_s)
     except Exception as error:  # noqa: BLE001 - one record must not stop all others, on every replay again
-        place = {"topic": record.topic, "partition": record.partition, "offset": record.offset}
+        place = {"topic": in_flight.topic, "partition": in_flight.partition, "offset": in_flight.offset}
         # Its traceback stays out of the log, as it may tell the text.
         _LOG.error("cannot decode a record", extra={**place, "error": type(error).__name__})
         return Refused(in_flight, Undecodable("the record cannot be read"), "", None, dead_letter=True)
 
 
 def decode(in_flight: InFlightRecord, intake: Intake, *, received_s: float, wall_s: float) -> Request | Refused:
-    """Decode a record. Its route is the request's `origin`; a request without an id gets one, the same in a replay."""
-    record = in_flight.record
+    """Decode a record, which gets its route; a request without an id gets one, the same in a replay."""
     content_type, ce_id = PROTOBUF, ""
     found: Mapping[str, bytes] = {}
     message: pb.EmbedRequest | GenerateRequest | None = None
     route: ReplyRoute | None = None
     try:
-        if record.headers:
-            found = {name: value for name, value in record.headers if name in _READ}
-            route = _route(in_flight, intake, found)
-            route.headers = [("content-type", PROTOBUF), *(each for each in record.headers if each[0] in ECHOED)]
+        if in_flight.headers:
+            found = {name: value for name, value in in_flight.headers if name in _READ}
+            route = _route(in_flight.headers, intake, found)
             content_type = _content_type(found)
             if content_type is not PROTOBUF:
-                route.json = True
-                route.headers[0] = ("content-type", JSON)
+                route = ReplyRoute(
+                    route.topic, route.partition, json=True, headers=[("content-type", JSON), *route.headers[1:]]
+                )
             ce_id = _text(found, "ce_id")
         else:
-            route = ReplyRoute(in_flight, intake.reply_topic, None, json=False, headers=_PLAIN_REPLY)
+            route = intake.route
+        in_flight.route = route
         read = _text_message if intake.generates else _message
-        message = read(record.value, content_type, intake.max_record_bytes, intake.defaults.max_inputs)
+        message = read(in_flight.value, content_type, intake.max_record_bytes, intake.defaults.max_inputs)
         if not message.request_id:
-            message.request_id = ce_id or f"{record.topic}-{record.partition}-{record.offset}"
+            message.request_id = ce_id or f"{in_flight.topic}-{in_flight.partition}-{in_flight.offset}"
         deadline_s = _deadline_s(found, received_s - wall_s) if found else inf
         defaults = intake.defaults
         if isinstance(message, pb.EmbedRequest):
             request = parsing.parse(
-                message, defaults, route, received_s=received_s, wall_s=wall_s, deadline_s=deadline_s
+                message, defaults, in_flight, received_s=received_s, wall_s=wall_s, deadline_s=deadline_s
             )
         else:
-            request = texts.parse(message, defaults, route, received_s=received_s, wall_s=wall_s, deadline_s=deadline_s)
+            request = texts.parse(
+                message, defaults, in_flight, received_s=received_s, wall_s=wall_s, deadline_s=deadline_s
+            )
         request.traceparent = found.get("traceparent")
         return request
     except RequestError as error:
-        request_id = message.request_id if message is not None else ce_id or _found_id(record.value, content_type)
+        request_id = message.request_id if message is not None else ce_id or _found_id(in_flight.value, content_type)
         kept = route is None or message is None
         return Refused(in_flight, error, request_id, route, dead_letter=kept, generates=intake.generates)
 
@@ -251,9 +228,9 @@ def _reply_topics(settings: KafkaSettings) -> Callable[[str], bool]:
     return permits
 
 
-def _route(in_flight: InFlightRecord, intake: Intake, found: Mapping[str, bytes]) -> ReplyRoute:
+def _route(headers: Sequence[Header], intake: Intake, found: Mapping[str, bytes]) -> ReplyRoute:
     name = "kafka_replyTopic" if "kafka_replyTopic" in found else "reply_to"
-    topic = _text(found, name) or intake.reply_topic
+    topic = _text(found, name) or intake.route.topic
     if not _LEGAL_TOPIC.fullmatch(topic):
         raise InvalidRequest(f"header {name} is not the name of a topic")
     if not intake.permits(topic):
@@ -264,7 +241,8 @@ def _route(in_flight: InFlightRecord, intake: Intake, found: Mapping[str, bytes]
         partition = struct.unpack(">i", packed)[0] if len(packed) == 4 else -1  # noqa: PLR2004 - bytes of an int32
         if partition < 0:
             raise InvalidRequest("header kafka_replyPartition is not a partition: 4 bytes, big endian")
-    return ReplyRoute(in_flight, topic, partition, json=False, headers=_PLAIN_REPLY)
+    echoed = [each for each in headers if each[0] in ECHOED]
+    return ReplyRoute(topic, partition, json=False, headers=[*_PLAIN_REPLY, *echoed])
 
 
 def _text(found: Mapping[str, bytes], name: str) -> str:

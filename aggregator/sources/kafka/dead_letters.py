@@ -70,7 +70,7 @@ class DeadLetters:
 
     def add(self, letter: DeadLetter) -> None:
         """Write this one after those of its topic that came before it."""
-        topic = letter.in_flight.record.topic
+        topic = letter.in_flight.topic
         letter.since_unix_s = self._wall_clock()
         self._waiting.setdefault(topic, []).append(letter)
         if topic not in self._writing:
@@ -118,7 +118,7 @@ class DeadLetters:
         except Exception as unforeseen:  # noqa: BLE001 - whatever it is, what holds commits must not be lost
             reason = unforeseen
         if reason is not None:
-            topic = letters[0].in_flight.record.topic + DEAD_LETTER_SUFFIX
+            topic = letters[0].in_flight.topic + DEAD_LETTER_SUFFIX
             details = {"topic": topic, "count": len(left), "error": repr(reason)}
             _LOG.error("dead letters cannot be written, commits are held", extra=details)
             await asyncio.sleep(_PAUSE_S)
@@ -129,7 +129,7 @@ class DeadLetters:
             letter.in_flight,
             letter.code,
             letter.message,
-            topic=letter.in_flight.record.topic + DEAD_LETTER_SUFFIX,
+            topic=letter.in_flight.topic + DEAD_LETTER_SUFFIX,
             group_id=self._settings.group_id,
             attempts=letter.attempts,
             first_failure_unix_s=letter.since_unix_s,

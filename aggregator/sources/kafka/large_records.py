@@ -26,7 +26,7 @@ class Fetched:
 
 def size_bytes(in_flight: InFlightRecord) -> int:
     """Of the record's value."""
-    return len(in_flight.record.value or b"")
+    return len(in_flight.value or b"")
 
 
 class LargeRecords:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 DEAD_LETTER_SUFFIX = "-dlt"
 """Appended to the name of a query topic."""
+
+
+Header = tuple[str, bytes]
 
 
 class Record(Protocol):
@@ -19,7 +22,26 @@ class Record(Protocol):
     timestamp: int
     key: bytes | None
     value: bytes | None
-    headers: Sequence[tuple[str, bytes]]
+    headers: Sequence[Header]
+
+
+@dataclass(slots=True, eq=False)
+class ReplyRoute:
+    """Where and how to reply: `headers` are the reply's, its content type, then the routing and trace headers.
+
+    Records without headers share their topic's, so nobody changes one. `on_progress` is told whenever the text that
+    was asked for has grown.
+    """
+
+    topic: str
+    partition: int | None
+    json: bool
+    headers: Sequence[Header]
+    on_progress: Callable[[], None] | None = None
+
+
+NOWHERE = ReplyRoute("", None, json=False, headers=())
+"""Of a record that is not decoded yet."""
 
 
 @dataclass(slots=True, eq=False)  # one per record: a frozen one costs four times as much to make
@@ -30,7 +52,7 @@ class OutgoingRecord:
     partition: int | None
     key: bytes | None
     value: bytes
-    headers: Sequence[tuple[str, bytes]]
+    headers: Sequence[Header]
 
 
 Delivered = Sequence[tuple[int, Exception | None]]

@@ -13,9 +13,9 @@ from aggregator.replicas.results import vector_bytes
 from aggregator.replicas.texts.text import Text
 from aggregator.request import Failure, Request
 from aggregator.sources import generation as texts
-from aggregator.sources.kafka.codec import Header, Refused, route_of
+from aggregator.sources.kafka.codec import Refused, record_of
 from aggregator.sources.kafka.consumer.committed_offset import InFlightRecord
-from aggregator.sources.kafka.records import OutgoingRecord
+from aggregator.sources.kafka.records import Header, OutgoingRecord
 from aggregator.sources.response import MAX_ECHOED, fill_status, json_of, to_json, to_protobuf
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.generation.v1.generation_pb2 import GenerateResponse
@@ -49,9 +49,9 @@ def encode_replies(requests: Sequence[Request], group_id: str, now_s: float = 0.
     """
     replies: list[OutgoingRecord] = []
     for request in requests:
-        route = route_of(request)
-        record = route.in_flight.record
-        identity = reply_id(route.in_flight, request.request_id, group_id)
+        record = record_of(request)
+        route = record.route
+        identity = reply_id(record, request.request_id, group_id)
         try:
             value = _value(request, identity, now_s, as_json=route.json)
         except Exception:  # noqa: BLE001 - one reply that nobody thought of must not stop all others
@@ -66,8 +66,8 @@ def encode_refusal(refused: Refused, group_id: str) -> OutgoingRecord:
     """The reply to a record that did not become a request; it must have a route."""
     route = refused.route
     assert route is not None, "A record without a route was to be answered. This is a bug."
-    record = route.in_flight.record
-    identity = reply_id(route.in_flight, refused.request_id, group_id)
+    record = refused.in_flight
+    identity = reply_id(record, refused.request_id, group_id)
     failure = Failure.of(refused.error)
     answer = _failed(refused.request_id[:MAX_ECHOED], failure, identity, generates=refused.generates)
     value = _serialize(answer, as_json=route.json)
@@ -93,13 +93,14 @@ def check_reply_fits(request: Request, dimensions: int, max_reply_bytes: int) ->
 
     Raises InvalidRequest.
     """
-    route = route_of(request)
+    record = record_of(request)
+    route = record.route
     if request.text is not None:
         _check_text_fits(request.text, max_reply_bytes)
         return
     count = len(request.inputs)
     each = _most_bytes_each(request.options.dimensions or dimensions, request.options.encoding, route.json)
-    echoed = len(route.in_flight.record.key or b"")
+    echoed = len(record.key or b"")
     for name, value in route.headers:
         echoed += len(name) + len(value or b"") + 8
     request_id = (6 if route.json else 4) * len(request.request_id)  # "\\u0001" in JSON, a letter of UTF-8
@@ -146,20 +147,19 @@ def dead_letter(
     `omit_value`: for a record too large for that topic; its size and SHA-256 go instead of its value, and key and
     headers only if they are small.
     """
-    record = in_flight.record
-    value, key = record.value or b"", record.key
+    value, key = in_flight.value or b"", in_flight.key
     added = {
-        "dlt-original-topic": record.topic,
-        "dlt-original-partition": record.partition,
-        "dlt-original-offset": record.offset,
-        "dlt-original-timestamp": record.timestamp,
+        "dlt-original-topic": in_flight.topic,
+        "dlt-original-partition": in_flight.partition,
+        "dlt-original-offset": in_flight.offset,
+        "dlt-original-timestamp": in_flight.timestamp,
         "dlt-original-consumer-group": group_id,
         "dlt-error-code": code.name,
         "dlt-error-message": message,
         "dlt-attempts": attempts,
         "dlt-first-failure-time": datetime.fromtimestamp(first_failure_unix_s, UTC).isoformat(timespec="milliseconds"),
     }
-    kept = [header for header in record.headers if header[0] not in added]
+    kept = [header for header in in_flight.headers if header[0] not in added]
     if omit_value:
         added["dlt-value-omitted"] = "true"
         added["dlt-value-size"] = len(value)

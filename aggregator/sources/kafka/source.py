@@ -25,7 +25,7 @@ from aggregator.request import Failure, Request
 from aggregator.scheduler.work_item import Priority
 from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.clock_skew import ClockSkew
-from aggregator.sources.kafka.codec import Refused, decode_all, decode_large, intakes, route_of
+from aggregator.sources.kafka.codec import Refused, decode_all, decode_large, intakes, record_of
 from aggregator.sources.kafka.consumer.committed_offset import InFlightRecord
 from aggregator.sources.kafka.consumer.consumer import KafkaConsumer
 from aggregator.sources.kafka.dead_letters import DeadLetter, DeadLetters
@@ -110,7 +110,7 @@ class KafkaSource:
             if not in_flight_records:
                 self._large.close()
                 return ()
-            with self._tracing.receive(in_flight_records[0].record.topic, len(in_flight_records)):
+            with self._tracing.receive(in_flight_records[0].topic, len(in_flight_records)):
                 now_s, wall_s = self._clock(), self._wall_clock()
                 self._skew.read(in_flight_records, now_s, wall_s)
                 large = [
@@ -145,12 +145,12 @@ class KafkaSource:
     def _drop_doubtful_deadlines(self, requests: Sequence[Request]) -> None:
         """A request does not expire if this process's clock differs too much from the record's."""
         for request in requests:
-            if request.deadline_s != inf and self._skew.doubts(route_of(request).in_flight):
+            if request.deadline_s != inf and self._skew.doubts(record_of(request)):
                 request.deadline_s = inf
 
     def accept(self, request: Request) -> None:
         """Note the model that its topic's records ask for. Raises InvalidRequest if its reply could be too large."""
-        self._asked[route_of(request).in_flight.committed_offset.topic].add(request.model)
+        self._asked[record_of(request).topic].add(request.model)
         check_reply_fits(request, request.options.dimensions, self._settings.max_reply_bytes)
         self._deltas.follow(request)
 
@@ -159,7 +159,7 @@ class KafkaSource:
 
         Requests that come after the producer was closed are left to the next consumer of their records.
         """
-        live = [request for request in requests if not route_of(request).in_flight.committed_offset.fenced]
+        live = [request for request in requests if not record_of(request).committed_offset.fenced]
         last_deltas = self._deltas.end(live)
         left = dict.fromkeys(requests)
         if live:
@@ -177,10 +177,9 @@ class KafkaSource:
 
     def _free_offset(self, request: Request, error: Exception | None) -> None:
         """The broker has acknowledged or refused its reply."""
-        route = route_of(request)
-        in_flight = route.in_flight
+        in_flight = record_of(request)
         if error is not None:
-            letter = self._unwritten(in_flight, route.topic, error)
+            letter = self._unwritten(in_flight, in_flight.route.topic, error)
             request.overrule(Failure(letter.code, letter.message))
         elif request.failed and (failure := _internal(request)) is not None:
             self._dead_letters.add(DeadLetter(in_flight, failure.code, failure.message, failure.attempts))
@@ -204,7 +203,7 @@ class KafkaSource:
         """Partitions were revoked: returns which requests to forget, as the new owner processes them."""
         self._large.drop_fenced()
         gone = frozenset(in_flight_records)
-        return lambda request: request.source is self and route_of(request).in_flight in gone
+        return lambda request: request.source is self and record_of(request) in gone
 
     def _pause_topics(self) -> None:
         stopped = self._stopped | self._dead_letters.full
@@ -221,7 +220,7 @@ class KafkaSource:
         if stuck == self._stuck:
             return None
         self._stuck = stuck
-        return lambda request: route_of(request).in_flight in stuck
+        return lambda request: record_of(request) in stuck
 
     async def _refuse(self, refused: Sequence[Refused]) -> None:
         """Reply to records that are no requests where their route is known; dead-letter those that cannot be read."""

@@ -50,11 +50,11 @@ async def test_a_corrupt_batch_holds_its_partition_only_and_is_stepped_over_wher
     async with reading(fragile, fragile.settings(topic)) as intake:
         in_flight_records = await intake.take(20)
         complete(in_flight_records)
-        assert sorted((in_flight.record.partition, in_flight.offset) for in_flight in in_flight_records) == [
+        assert sorted((in_flight.partition, in_flight.offset) for in_flight in in_flight_records) == [
             (partition, offset) for partition in (0, 1) for offset in range(10)
         ]
         await produce(fragile, records_of(topic, 5, partition=1, start=10))
-        assert {in_flight.record.partition for in_flight in await intake.take(5)} == {1}
+        assert {in_flight.partition for in_flight in await intake.take(5)} == {1}
         await until(lambda: intake.counts.corrupt_batches == 1)
         complete(intake.in_flight_records)
         await until_committed(fragile, topic, {0: 10, 1: 15})
@@ -93,7 +93,7 @@ async def test_header_names_that_are_not_utf8_cost_no_record(shared: RealCluster
     async with reading(shared, shared.settings(topic)) as intake:
         in_flight_records = await intake.take(7)
         complete(in_flight_records)
-        assert [in_flight.record.value for in_flight in in_flight_records] == [b"0", b"1", b"0", b"1", b"2", b"5", b"6"]
-        assert [name for name, _ in in_flight_records[3].record.headers] == ["N\ufffdME"]
+        assert [in_flight.value for in_flight in in_flight_records] == [b"0", b"1", b"0", b"1", b"2", b"5", b"6"]
+        assert [name for name, _ in in_flight_records[3].headers] == ["N\ufffdME"]
         assert intake.counts.corrupt_batches == 0
         await until_committed(shared, topic, {0: 7})

@@ -46,7 +46,7 @@ async def work(member: Reading, seen: dict[tuple[int, int], int]) -> None:
     while in_flight_records := list(await member.consumer.fetch()):
         await asyncio.sleep(0.02)
         for in_flight in reversed(in_flight_records):
-            place = (in_flight.record.partition, in_flight.offset)
+            place = (in_flight.partition, in_flight.offset)
             seen[place] = seen.get(place, 0) + 1
             complete([in_flight])
 
@@ -184,7 +184,7 @@ async def test_what_was_read_and_held_before_a_rebalance_comes_once_to_those_who
             others = await second.take(5)
             first.consumer.pause(frozenset())
             in_flight_records = [*await waiting, *others]
-            assert {(each.record.partition, each.offset) for each in in_flight_records} == {
+            assert {(each.partition, each.offset) for each in in_flight_records} == {
                 (at, offset) for at in range(2) for offset in range(5)
             }
             complete(in_flight_records)
@@ -200,7 +200,7 @@ async def test_partitions_that_are_added_are_read_from_their_start(shared: RealC
         await produce(shared, [each for at in range(3) for each in records_of(topic, 5, partition=at)])
         await coordinator_of(intake.consumer)._client.force_metadata_update()  # or wait for 30 s  # noqa: SLF001
         async with asyncio.timeout(20):
-            while {(in_flight.record.partition, in_flight.offset) for in_flight in intake.in_flight_records} < {
+            while {(in_flight.partition, in_flight.offset) for in_flight in intake.in_flight_records} < {
                 (at, offset) for at in range(3) for offset in range(5)
             }:
                 in_flight_records: list[InFlightRecord] = list(await intake.consumer.fetch())

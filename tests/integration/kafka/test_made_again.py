@@ -77,7 +77,7 @@ async def test_what_nobody_had_read_of_a_deleted_topic_is_counted_and_what_is_un
         fresh: list[InFlightRecord] = []
         while not fresh or fresh[-1].offset != 299:
             fresh += list(await asyncio.wait_for(intake.consumer.fetch(), 20))
-        read_of_old = [in_flight for in_flight in fresh if in_flight.record.value == bytes(20_000)]
+        read_of_old = [in_flight for in_flight in fresh if in_flight.value == bytes(20_000)]
         assert [in_flight.offset for in_flight in fresh[len(read_of_old) :]] == list(range(300))
         assert intake.counts.lost == 200 - len(taken) - len(read_of_old) > 0
         assert not any(in_flight.committed_offset.fenced for in_flight in taken)

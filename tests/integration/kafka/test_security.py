@@ -142,5 +142,5 @@ async def test_a_query_topic_that_is_forbidden_holds_up_no_other(guarded: Guarde
         for start in (5, 10, 15):
             await produce(guarded, records_of(allowed, 5, start=start))
             complete(await intake.take(5, timeout_s=8.0))
-        assert {in_flight.record.topic for in_flight in intake.in_flight_records} == {allowed}
+        assert {in_flight.topic for in_flight in intake.in_flight_records} == {allowed}
         await until_committed(guarded, allowed, {0: 20})

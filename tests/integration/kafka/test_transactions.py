@@ -73,7 +73,7 @@ async def written(cluster: RealCluster, topic: str, *, header: str = "n") -> lis
 
 def values(intake: Reading) -> Sequence[str]:
     """What was handed out."""
-    return [(in_flight.record.value or b"").decode() for in_flight in intake.in_flight_records]
+    return [(in_flight.value or b"").decode() for in_flight in intake.in_flight_records]
 
 
 @pytest.mark.parametrize("header", ["n", "NAME"], ids=["usual", "not UTF-8"])
@@ -90,9 +90,7 @@ async def test_what_was_committed_is_handed_out_and_what_was_aborted_is_not(shar
         complete(await intake.take(1))
         await until_committed(shared, topic, {0: 15})
     if header != "n":
-        assert [name for in_flight in intake.in_flight_records for name, _ in in_flight.record.headers].count(
-            "N\ufffdME"
-        ) == 3
+        assert [name for in_flight in intake.in_flight_records for name, _ in in_flight.headers].count("N\ufffdME") == 3
 
 
 async def test_what_stands_behind_a_transaction_that_hangs_waits_until_the_broker_has_ended_it(
@@ -105,7 +103,7 @@ async def test_what_stands_behind_a_transaction_that_hangs_waits_until_the_broke
         await produce(shared, [*records_of(topic, 3), *records_of(other, 3)])
         async with reading(shared, shared.settings(topic, other)) as intake:
             complete(await intake.take(3))
-            assert {in_flight.record.topic for in_flight in intake.in_flight_records} == {other}
+            assert {in_flight.topic for in_flight in intake.in_flight_records} == {other}
             await intake.nothing(0.5)
             assert intake.consumer.healthy
             async with asyncio.timeout(60):  # brokers look for such transactions every 10 s

@@ -15,7 +15,7 @@ from aggregator.admission.held import Held, hold, release
 from aggregator.admission.routing import unroute
 from aggregator.errors import Code, InvalidRequest
 from aggregator.replicas.results import CompletedBatch, Vector
-from aggregator.request import Defaults, Failure, Options, Origin, Request
+from aggregator.request import Defaults, Failure, Options, Request
 from aggregator.scheduler.budget.controller import SlaGoal, SloTracker, StepLimits
 from aggregator.scheduler.queue import QueuePolicy, TokenQueue
 from aggregator.scheduler.work_item import Priority
@@ -23,9 +23,9 @@ from aggregator.sources.completion import account
 from aggregator.sources.parsing import decode, parse
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.fakes.queries import query
-from tests.fakes.sources import GRPC
+from tests.fakes.sources import GRPC, AnyOrigin
 
-ORIGIN = Origin()
+ORIGIN = AnyOrigin()
 DEFAULTS = Defaults(GRPC, "usual", Priority.DEFAULT, max_inputs=3)
 _LIMITS = StepLimits(100, 4096)
 FIRST, SECOND = Failure(Code.INVALID_ARGUMENT, "first"), Failure(Code.INTERNAL, "second")
@@ -56,7 +56,7 @@ def test_what_a_request_does_not_say_its_intake_says() -> None:
         "",
     )
     assert (request.source, request.received_s, request.deadline_s) == (GRPC, 50.0, inf)
-    assert (request.origin, request.outcomes, request.remaining, request.failed) == (ORIGIN, [None], 1, False)
+    assert (request.origin, request.outcomes, request.remaining, request.failed) == (ORIGIN, (None,), 1, False)
     assert request.options == Options(0, pb.ENCODING_FLOAT32, None, pb.TRUNCATE_NONE, pb.INPUT_TYPE_UNSPECIFIED)
     assert len(request.request_id) == 32
     assert request.request_id != parsed("a").request_id

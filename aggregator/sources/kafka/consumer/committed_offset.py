@@ -3,22 +3,45 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
-from aggregator.sources.kafka.records import Record
+from aggregator.sources.kafka.records import NOWHERE, Header, Record, ReplyRoute
 
 _KEPT_ENDS = 3
 
 
 @dataclass(slots=True, eq=False)
 class InFlightRecord:
-    """One record that was handed out, until the broker has acknowledged its outcome."""
+    """One record that was handed out, until the broker has acknowledged its outcome: the origin of its request.
+
+    A consumer's own object takes twice as much memory, and as many of these wait as queries do.
+    """
 
     committed_offset: CommittedOffset
     offset: int
-    record: Record
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[Header]
+    route: ReplyRoute = NOWHERE
     completed: bool = False
+
+    @property
+    def topic(self) -> str:
+        """Where it was read."""
+        return self.committed_offset.topic
+
+    @property
+    def partition(self) -> int:
+        """Where it was read."""
+        return self.committed_offset.partition
+
+    def progressed(self) -> None:
+        """Tell the writer of deltas, if there is one."""
+        if self.route.on_progress is not None:
+            self.route.on_progress()
 
 
 class CommittedOffset:
@@ -65,7 +88,7 @@ class CommittedOffset:
         offset = record.offset
         assert not self.fenced, f"Offset {offset} was delivered after the fence. This is a bug."
         assert offset >= self._end, f"Offset {offset} was delivered twice ({self._end} is next). This is a bug."
-        in_flight = InFlightRecord(self, offset, record)
+        in_flight = InFlightRecord(self, offset, record.timestamp, record.key, record.value, record.headers)
         self._in_flight.append(in_flight)
         self._end = offset + 1
         return in_flight

@@ -23,7 +23,7 @@ from aggregator.admission.tokenizers.tokenizer import TokenBatch
 from aggregator.errors import Code
 from aggregator.replicas.engine import Generating
 from aggregator.replicas.texts.text import Text
-from aggregator.request import Failure, Options, Origin, Request
+from aggregator.request import Failure, Options, Request
 from aggregator.scheduler.budget.controller import SlaGoal
 from aggregator.scheduler.dispatcher import DispatchPolicy
 from aggregator.scheduler.generating_replica import GeneratingReplica
@@ -31,7 +31,7 @@ from aggregator.scheduler.replica import ReplicaPolicy, StepReport
 from aggregator.scheduler.work_item import Priority
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.generation.v1.generation_pb2 import Sampling
-from tests.fakes.sources import GRPC, KAFKA, FakeSource
+from tests.fakes.sources import GRPC, KAFKA, AnyOrigin, FakeSource
 from tests.fakes.tokenizers import FakeTokenizer
 from tests.fakes.world import DESCRIPTION, FakeCounting
 
@@ -100,7 +100,7 @@ def request(
         tenant,
         100.0,
         NOW_S + in_s,
-        Origin(),
+        AnyOrigin(),
         [None] * len(inputs),
         len(inputs),
     )

@@ -15,7 +15,7 @@ from aggregator.admission.quotas import QuotaPolicy, Quotas
 from aggregator.app import make_limits
 from aggregator.errors import Code
 from aggregator.replicas.texts.text import Text
-from aggregator.request import Failure, Options, Origin, Request
+from aggregator.request import Failure, Options, Request
 from aggregator.scheduler.dispatcher import Dispatcher, DispatchPolicy
 from aggregator.scheduler.generating_replica import GeneratingReplica
 from aggregator.scheduler.queue import QueuePolicy
@@ -26,7 +26,7 @@ from protos.embedding.v1 import embedding_pb2 as pb
 from protos.generation.v1.generation_pb2 import Sampling
 from protos.modelserver.v1.curve import Curve, Rule
 from tests.fakes.clock import run
-from tests.fakes.sources import GRPC, KAFKA
+from tests.fakes.sources import GRPC, KAFKA, AnyOrigin
 from tests.fakes.world import World, new_engine
 
 TEN_TOKENS = "5 " * 8
@@ -255,7 +255,7 @@ def call(tenant: str = "a", inputs: int = 1, options: Options | None = None, *, 
         tenant,
         100.0,
         100.0 + in_s,
-        Origin(),
+        AnyOrigin(),
         [None] * inputs,
         inputs,
     )

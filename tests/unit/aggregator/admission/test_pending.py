@@ -8,18 +8,18 @@ from math import inf
 from aggregator.admission.bounds import Admission, AdmissionPolicy
 from aggregator.admission.models import Model
 from aggregator.admission.pending import Pending
-from aggregator.request import Defaults, Origin, Request
+from aggregator.request import Defaults, Request
 from aggregator.scheduler.work_item import Priority
 from aggregator.sources.parsing import parse
 from protos.embedding.v1 import embedding_pb2 as pb
-from tests.fakes.sources import KAFKA
+from tests.fakes.sources import KAFKA, AnyOrigin
 
 
 def request(text: str, deadline_s: float = inf) -> Request:
     """A request of one text from Kafka."""
     message = pb.EmbedRequest(request_id=text, inputs=[pb.Input(text=text)])
     defaults = Defaults(KAFKA, "m", Priority.DEFAULT)
-    return parse(message, defaults, Origin(), received_s=0.0, wall_s=0.0, deadline_s=deadline_s)
+    return parse(message, defaults, AnyOrigin(), received_s=0.0, wall_s=0.0, deadline_s=deadline_s)
 
 
 def test_deadlines_are_kept_earliest_first_and_the_rest_keeps_its_order() -> None:

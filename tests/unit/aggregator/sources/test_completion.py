@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from typing import cast
 
 from aggregator.errors import Code
 from aggregator.request import request_of
 from aggregator.scheduler.queue import QueuePolicy
 from aggregator.scheduler.work_item import Priority, Query
+from aggregator.sources.kafka.codec import record_of
 from tests.fakes.clock import run
 from tests.fakes.sources import KAFKA
-from tests.fakes.world import MODEL, Route, World, new_engine
+from tests.fakes.world import MODEL, World, new_engine
 
 
 def test_a_caller_that_goes_away_takes_its_inputs_out_of_the_queue() -> None:
@@ -134,7 +134,7 @@ def test_a_drain_leaves_what_no_server_can_do_to_the_next_reader() -> None:
             await world.drain()
             assert asyncio.get_running_loop().time() - began_s < 1
             assert not world.kafka.replied
-            assert not cast("Route", record.origin).in_flight.completed
+            assert not record_of(record).completed
             assert world.model.admission.total == 0
 
     run(check())

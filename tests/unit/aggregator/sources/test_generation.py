@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 
 from aggregator.errors import Code, InvalidRequest, RequestError, Undecodable
-from aggregator.request import Defaults, Failure, Origin, Request
+from aggregator.request import Defaults, Failure, Request
 from aggregator.scheduler.work_item import Priority
 from aggregator.sources import generation
 from protos.embedding.v1 import embedding_pb2
 from protos.generation.v1 import generation_pb2 as pb
-from tests.fakes.sources import FakeSource
+from tests.fakes.sources import AnyOrigin, FakeSource
 
 DEFAULTS = Defaults(FakeSource("kafka", refusable=False, replayed=True), "m", Priority.DEFAULT)
 
 
 def parsed(**fields: Any) -> Request:
     message = pb.GenerateRequest(**fields)
-    return generation.parse(message, DEFAULTS, Origin(), received_s=10.0, wall_s=1000.0)
+    return generation.parse(message, DEFAULTS, AnyOrigin(), received_s=10.0, wall_s=1000.0)
 
 
 def refusal(**fields: Any) -> str:
@@ -78,7 +78,7 @@ def test_deadlines_are_counted_from_intake() -> None:
     message = pb.GenerateRequest(prompt="x")
     message.expire_time.FromMilliseconds(1_002_500)
     message.first_token_timeout.FromMilliseconds(500)
-    request = generation.parse(message, DEFAULTS, Origin(), received_s=10.0, wall_s=1000.0)
+    request = generation.parse(message, DEFAULTS, AnyOrigin(), received_s=10.0, wall_s=1000.0)
     assert request.text is not None
     assert (request.deadline_s, request.text.first_token_by_s) == (12.5, 10.5)
 

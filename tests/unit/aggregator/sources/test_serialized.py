@@ -11,11 +11,11 @@ from google.protobuf.json_format import MessageToDict
 
 from aggregator.errors import Code
 from aggregator.replicas.results import CompletedBatch, Vector
-from aggregator.request import Failure, Options, Origin, Outcome, Request
+from aggregator.request import Failure, Options, Outcome, Request
 from aggregator.scheduler.work_item import Priority
 from aggregator.sources.response import is_large, response, to_json, to_protobuf
 from protos.embedding.v1 import embedding_pb2 as pb
-from tests.fakes.sources import GRPC
+from tests.fakes.sources import GRPC, AnyOrigin
 
 DIMENSIONS = 64
 FAILED = Failure(Code.RESOURCE_EXHAUSTED, "full", retryable=True, retry_after_s=0.25)
@@ -29,7 +29,7 @@ def batch(batch_id: str, rows: int) -> CompletedBatch:
 def request_of(outcomes: list[Outcome | None], encoding: int = pb.ENCODING_FLOAT32, dimensions: int = 32) -> Request:
     options = Options(dimensions=dimensions, encoding=encoding, normalize=True)
     inputs = ["x"] * len(outcomes)
-    return Request("q", "alias", "", inputs, options, Priority.DEFAULT, GRPC, "", 0.0, inf, Origin(), outcomes, 0)
+    return Request("q", "alias", "", inputs, options, Priority.DEFAULT, GRPC, "", 0.0, inf, AnyOrigin(), outcomes, 0)
 
 
 @pytest.mark.parametrize("encoding", pb.Encoding.values()[1:])

@@ -15,11 +15,11 @@ from aggregator.admission.model_revision import ModelRevision
 from aggregator.admission.tokenizers.token_counts import Counted, apart, count_long, count_together
 from aggregator.admission.tokenizers.tokenizer import TokenBatch
 from aggregator.errors import Code
-from aggregator.request import Failure, Options, Origin, Request
+from aggregator.request import Failure, Options, Request
 from aggregator.scheduler.dispatcher import DispatchPolicy
 from aggregator.scheduler.work_item import Priority
 from protos.embedding.v1 import embedding_pb2 as pb
-from tests.fakes.sources import GRPC
+from tests.fakes.sources import GRPC, AnyOrigin
 from tests.fakes.tokenizers import FakeTokenizer
 from tests.fakes.world import DESCRIPTION, FakeCounting
 
@@ -74,7 +74,7 @@ def request(*texts: str, truncate: int = pb.TRUNCATE_NONE) -> Request:
         "",
         0.0,
         inf,
-        Origin(),
+        AnyOrigin(),
         [None] * len(texts),
         len(texts),
     )

@@ -25,14 +25,14 @@ from aggregator.replicas import engine as ports
 from aggregator.replicas.engine import GeneratingLoad
 from aggregator.replicas.texts.generating import Generating
 from aggregator.replicas.texts.text import Text
-from aggregator.request import Failure, Options, Origin, Request
+from aggregator.request import Failure, Options, Request
 from aggregator.scheduler.dispatcher import DispatchPolicy
 from aggregator.scheduler.generating_replica import GeneratingReplica
 from aggregator.scheduler.replica import ReplicaPolicy
 from aggregator.scheduler.work_item import Priority, Query
 from protos.generation.v1 import generation_pb2 as pb
 from tests.fakes.pool import FakePool
-from tests.fakes.sources import GRPC
+from tests.fakes.sources import GRPC, AnyOrigin
 from tests.fakes.tokenizers import FakeTokenizer
 from tests.fakes.world import DESCRIPTION, FakeCounting
 
@@ -109,7 +109,7 @@ class Desk:
             tenant="",
             received_s=self.now_s,
             deadline_s=deadline_s,
-            origin=Origin(),
+            origin=AnyOrigin(),
             outcomes=[None],
             remaining=1,
             text=text,

@@ -8,11 +8,11 @@ from math import inf
 
 import pytest
 
-from aggregator.request import Options, Origin, Request
+from aggregator.request import Options, Request
 from aggregator.scheduler.work_item import Priority
 from aggregator.sources.grpc.call_batcher import ENOUGH_INPUTS, LONGEST_S, CallBatcher
 from tests.fakes.clock import run
-from tests.fakes.sources import GRPC
+from tests.fakes.sources import GRPC, AnyOrigin
 
 
 class Intake:
@@ -42,7 +42,7 @@ class Intake:
 def call(inputs: int = 1) -> Request:
     values = ["rain"] * inputs
     return Request(
-        "id", "", "", values, Options(), Priority.INTERACTIVE, GRPC, "", 0.0, inf, Origin(), [None] * inputs, inputs
+        "id", "", "", values, Options(), Priority.INTERACTIVE, GRPC, "", 0.0, inf, AnyOrigin(), [None] * inputs, inputs
     )
 
 

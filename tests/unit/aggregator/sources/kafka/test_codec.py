@@ -21,9 +21,10 @@ from aggregator.scheduler.work_item import Priority
 from aggregator.settings.aggregator import KafkaSettings, TopicSettings
 from aggregator.sources.kafka import codec as kafka_codec
 from aggregator.sources.kafka import json_codec as kafka_json
-from aggregator.sources.kafka.codec import Header, Intake, Refused, decode, decode_all, decode_large, intakes, route_of
+from aggregator.sources.kafka.codec import Intake, Refused, decode, decode_all, decode_large, intakes, record_of
 from aggregator.sources.kafka.consumer.committed_offset import InFlightRecord
 from aggregator.sources.kafka.large_records import Fetched
+from aggregator.sources.kafka.records import Header
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.fakes.records import in_flight_of
 from tests.fakes.sources import KAFKA
@@ -47,7 +48,7 @@ def topics(*, trusts_tenant: bool = True) -> Mapping[str, Intake]:
 
 
 def read(in_flight: InFlightRecord) -> Request | Refused:
-    return decode(in_flight, topics()[in_flight.record.topic], received_s=RECEIVED_S, wall_s=WALL_S)
+    return decode(in_flight, topics()[in_flight.topic], received_s=RECEIVED_S, wall_s=WALL_S)
 
 
 def request_of(value: bytes | None, *headers: Header, topic: str = "embed.requests.v1") -> Request:
@@ -69,8 +70,9 @@ def test_a_bare_protobuf_record_takes_everything_else_from_its_topic() -> None:
     assert (request.request_id, request.model, list(request.inputs)) == ("q-1", "small", ["why is the sky blue"])
     assert (request.priority, request.source, request.tenant) == (Priority.DEFAULT, KAFKA, "")
     assert (request.received_s, request.deadline_s) == (RECEIVED_S, inf)
-    route = route_of(request)
-    assert (route.in_flight, route.topic, route.partition, route.json) == (in_flight, "embed.replies.v1", None, False)
+    route = in_flight.route
+    assert record_of(request) is in_flight
+    assert (route.topic, route.partition, route.json) == ("embed.replies.v1", None, False)
     assert route.headers == [("content-type", b"application/x-protobuf")]
 
 
@@ -104,14 +106,14 @@ def test_json_is_read_in_either_spelling_and_answered_in_json(document: dict[str
     value = json.dumps(document | {"inputs": [{"text": "ein Text"}], "encoding": "ENCODING_INT8"}).encode()
     request = request_of(value, ("content-type", b"application/json; charset=UTF-8"))
     assert (request.request_id, list(request.inputs), request.options.encoding) == ("j", ["ein Text"], pb.ENCODING_INT8)
-    assert route_of(request).json
-    assert route_of(request).headers == [("content-type", b"application/json")]
+    assert record_of(request).route.json
+    assert record_of(request).route.headers == [("content-type", b"application/json")]
 
 
 def test_plain_text_is_one_query_answered_in_json() -> None:
     request = request_of("où est la gare ?".encode(), ("content-type", b"text/plain"))
     assert list(request.inputs) == ["où est la gare ?"]
-    assert route_of(request).json
+    assert record_of(request).route.json
 
 
 def test_an_empty_text_is_a_request_with_a_failed_input() -> None:
@@ -212,7 +214,7 @@ async def test_a_record_that_nobody_thought_of_is_kept_and_harms_no_other(monkey
         in_flight_of(b"x", [("content-type", b"text/plain")]),
     ]
     requests, kept = await decode_all(in_flight_records, topics(), received_s=RECEIVED_S, wall_s=WALL_S)
-    assert [request.inputs for request in requests] == [["x"]]
+    assert [list(request.inputs) for request in requests] == [["x"]]
     assert [(each.error.code.name, each.route, each.dead_letter) for each in kept] == [("DATA_LOSS", None, True)]
 
 
@@ -234,7 +236,7 @@ async def test_one_bad_record_harms_no_other() -> None:
     good = QUESTION.SerializeToString()
     in_flight_records = [in_flight_of(good), in_flight_of(b"\xff"), in_flight_of(good, topic="team-b.in")]
     requests, bad = await decode_all(in_flight_records, topics(), received_s=RECEIVED_S, wall_s=WALL_S)
-    assert [route_of(request).in_flight for request in requests] == [in_flight_records[0], in_flight_records[2]]
+    assert [record_of(request) for request in requests] == [in_flight_records[0], in_flight_records[2]]
     assert [each.in_flight for each in bad] == [in_flight_records[1]]
 
 
@@ -251,7 +253,7 @@ async def test_many_records_are_read_in_slices_and_in_order() -> None:
     going = asyncio.create_task(go_round())
     requests, _ = await decode_all(in_flight_records, topics(), received_s=RECEIVED_S, wall_s=WALL_S)
     going.cancel()
-    assert [route_of(request).in_flight for request in requests] == in_flight_records
+    assert [record_of(request) for request in requests] == in_flight_records
     assert 8 <= rounds <= 10
 
 

@@ -17,8 +17,8 @@ from aggregator.errors import Code, InvalidRequest, Undecodable
 from aggregator.replicas.results import CompletedBatch, Vector
 from aggregator.request import Failure, Options, Outcome, Request
 from aggregator.scheduler.work_item import Priority
-from aggregator.sources.kafka.codec import JSON, PROTOBUF, Header, Refused, ReplyRoute, route_of
-from aggregator.sources.kafka.records import OutgoingRecord
+from aggregator.sources.kafka.codec import JSON, PROTOBUF, Refused, record_of
+from aggregator.sources.kafka.records import Header, OutgoingRecord, ReplyRoute
 from aggregator.sources.kafka.replies import check_reply_fits, dead_letter, encode_refusal, encode_replies, reply_id
 from aggregator.sources.response import response
 from protos.embedding.v1 import embedding_pb2 as pb
@@ -45,7 +45,8 @@ def request_of(
     headers: tuple[Header, ...] = (),
 ) -> Request:
     content_type: list[Header] = [("content-type", JSON if json else PROTOBUF), *headers]
-    route = ReplyRoute(in_flight_of(b"", offset=offset), "replies", None, json, content_type)
+    record = in_flight_of(b"", offset=offset)
+    record.route = ReplyRoute("replies", None, json, content_type)
     inputs = ["a"] * len(outcomes)
     return Request(
         request_id,
@@ -58,14 +59,14 @@ def request_of(
         "",
         0.0,
         inf,
-        route,
+        record,
         outcomes,
         0,
     )
 
 
 def expected(request: Request) -> pb.EmbedResponse:
-    return response(request, reply_id(route_of(request).in_flight, request.request_id, GROUP))
+    return response(request, reply_id(record_of(request), request.request_id, GROUP))
 
 
 BATCHES = (batch_of(), batch_of(2, batched_s=0.0))
@@ -100,7 +101,7 @@ def test_every_reply_equals_the_public_message(requests: list[Request]) -> None:
     replies = encode_replies(requests, GROUP)
     assert len(replies) == len(requests)
     for request, reply in zip(requests, replies, strict=True):
-        route = route_of(request)
+        route = record_of(request).route
         if route.json:
             assert json.loads(reply.value) == MessageToDict(expected(request))
         else:
@@ -115,8 +116,9 @@ def test_requests_of_one_batch_do_not_see_each_other(vectors: list[tuple[Vector,
         request_of([vector], options, json=as_json, request_id=f"q{at}") for at, (vector, as_json) in enumerate(vectors)
     ]
     for request, reply in zip(requests, encode_replies(requests, GROUP), strict=True):
-        got: Any = json.loads(reply.value) if route_of(request).json else pb.EmbedResponse.FromString(reply.value)
-        assert got == (MessageToDict(expected(request)) if route_of(request).json else expected(request))
+        as_json = record_of(request).route.json
+        got: Any = json.loads(reply.value) if as_json else pb.EmbedResponse.FromString(reply.value)
+        assert got == (MessageToDict(expected(request)) if as_json else expected(request))
 
 
 def test_a_reply_that_cannot_be_encoded_is_an_error_to_its_sender_and_harms_no_other() -> None:
@@ -150,7 +152,7 @@ def test_a_reply_id_is_the_record_s_the_request_s_and_the_group_s_own() -> None:
 @pytest.mark.parametrize("as_json", [False, True])
 def test_a_refused_record_is_answered_with_its_code(*, as_json: bool) -> None:
     in_flight = in_flight_of(b"\xff")
-    route = ReplyRoute(in_flight, "replies", 5, as_json, [("content-type", JSON if as_json else PROTOBUF)])
+    route = ReplyRoute("replies", 5, as_json, [("content-type", JSON if as_json else PROTOBUF)])
     reply = encode_refusal(Refused(in_flight, Undecodable("no request"), "event-7", route, dead_letter=True), GROUP)
     if as_json:
         answer = json.loads(reply.value)
@@ -165,7 +167,7 @@ def test_a_refused_record_is_answered_with_its_code(*, as_json: bool) -> None:
 
 def test_a_refused_record_s_endless_id_is_cut() -> None:
     in_flight = in_flight_of(b"")
-    route = ReplyRoute(in_flight, "replies", None, json=False, headers=[])
+    route = ReplyRoute("replies", None, json=False, headers=[])
     reply = encode_refusal(Refused(in_flight, InvalidRequest("no"), "i" * 100_000, route, dead_letter=False), GROUP)
     assert len(reply.value) < 2000
 
@@ -299,14 +301,14 @@ def test_a_reply_with_a_long_id_of_whatever_characters_fits_where_it_was_let_in(
 def test_what_a_reply_echoes_is_allowed_for(size: int, *, json: bool) -> None:
     many = tuple((f"header-{number}", b"v" * size) for number in range(4))
     request = request_of([Vector(batch_of(), 0, 3, 0.5)], json=json, headers=many)
-    route_of(request).in_flight = in_flight_of(b"", key=b"k" * size)
+    record_of(request).key = b"k" * size
     room = least_limit(request) - size_of(encode_replies([request], GROUP)[0])
     assert 0 <= room <= 2000
 
 
 def test_a_record_without_a_key_and_headers_without_values_are_echoed_as_such() -> None:
     request = request_of([Vector(batch_of(), 0, 3, 0.5)], headers=(("empty", b""),))
-    route_of(request).in_flight = in_flight_of(b"", key=None)
+    record_of(request).key = None
     assert size_of(encode_replies([request], GROUP)[0]) <= least_limit(request) <= 2000
 
 
@@ -365,7 +367,7 @@ def test_the_size_that_is_told_of_no_value_is_none() -> None:
 
 def test_a_refused_record_s_id_is_cut_to_1024_characters_and_no_sooner() -> None:
     in_flight = in_flight_of(b"")
-    route = ReplyRoute(in_flight, "replies", None, json=False, headers=[])
+    route = ReplyRoute("replies", None, json=False, headers=[])
     for length, told in ((1024, 1024), (1025, 1024)):
         refused = Refused(in_flight, InvalidRequest("no"), "i" * length, route, dead_letter=False)
         answer = pb.EmbedResponse.FromString(encode_refusal(refused, GROUP).value)
@@ -378,7 +380,7 @@ def test_a_reply_that_cannot_be_encoded_is_an_error_in_the_format_and_under_the_
     request = request_of([Vector(broken, 0, 3, 0.0)], Options(dimensions=1), json=True)
     told = json.loads(encode_replies([request], GROUP)[0].value)
     assert told["status"]["code"] == Code.INTERNAL
-    assert told["replyId"] == reply_id(route_of(request).in_flight, "q", GROUP)
+    assert told["replyId"] == reply_id(record_of(request), "q", GROUP)
 
 
 def test_unless_told_otherwise_a_dead_letter_keeps_its_value() -> None:

@@ -10,7 +10,8 @@ import pytest
 from aggregator.errors import InvalidRequest, NotPermitted
 from aggregator.request import Request
 from aggregator.settings.aggregator import KafkaSettings, TopicSettings
-from aggregator.sources.kafka.codec import Header, Intake, Refused, ReplyRoute, decode, intakes
+from aggregator.sources.kafka.codec import Intake, Refused, decode, intakes, record_of
+from aggregator.sources.kafka.records import Header, ReplyRoute
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.fakes.records import in_flight_of
 from tests.fakes.sources import KAFKA
@@ -30,8 +31,7 @@ def intake() -> Intake:
 def route_of(*headers: Header) -> ReplyRoute:
     request = decode(in_flight_of(QUESTION, headers), intake(), received_s=0, wall_s=0)
     assert isinstance(request, Request), request
-    assert isinstance(request.origin, ReplyRoute)
-    return request.origin
+    return record_of(request).route
 
 
 def refused(*headers: Header) -> Refused:
@@ -100,8 +100,7 @@ def test_a_route_by_headers_is_answered_in_protobuf_unless_the_record_is_not() -
     assert route_of(("kafka_replyTopic", b"exact")).json is False
     plain = decode(in_flight_of(b"a", [("content-type", b"text/plain")]), intake(), received_s=0, wall_s=0)
     assert isinstance(plain, Request)
-    assert isinstance(plain.origin, ReplyRoute)
-    assert plain.origin.json is True
+    assert record_of(plain).route.json is True
 
 
 def test_where_no_topic_is_allowed_only_the_usual_one_is() -> None:

@@ -15,7 +15,7 @@ from aiokafka import errors as kafka_errors
 from aggregator.errors import Code
 from aggregator.request import Failure, Request
 from aggregator.settings.aggregator import KafkaSettings, TopicSettings
-from aggregator.sources.kafka.codec import route_of
+from aggregator.sources.kafka.codec import record_of
 from aggregator.sources.kafka.records import OutgoingRecord
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.fakes.kafka_side import KafkaSide, among_fakes
@@ -245,7 +245,7 @@ def test_what_was_given_back_is_left_unanswered_to_its_new_owner() -> None:
         requests = await side.source.receive()
         requests[0].fail(Failure(Code.OUT_OF_RANGE, "too long"))
         requests[1].fail(POISON)
-        route_of(requests[0]).in_flight.committed_offset.fence()
+        record_of(requests[0]).committed_offset.fence()
         released = await reply_all(side.source, requests)
         await side.source.delivered()
         assert not side.written("out")
@@ -351,7 +351,7 @@ def test_a_large_record_whose_partition_was_given_back_meanwhile_is_not_read() -
         side.kafka.append(OutgoingRecord("in", 0, b"k", value, []))
         side.kafka.append(OutgoingRecord("in", 0, b"k", REQUEST, []))
         (request,) = await side.source.receive()
-        route_of(request).in_flight.committed_offset.fence()
+        record_of(request).committed_offset.fence()
         side.consumer.stop_fetching()
         await side.source.receive()
         assert not await side.source.receive_large()

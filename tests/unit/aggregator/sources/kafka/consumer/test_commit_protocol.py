@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from aggregator.errors import Code
 from aggregator.request import Failure, Request
-from aggregator.sources.kafka.codec import route_of
+from aggregator.sources.kafka.codec import record_of
 from aggregator.sources.kafka.consumer import membership as kafka_membership
 from aggregator.sources.kafka.consumer import partitions as kafka_partitions
 from aggregator.sources.kafka.consumer.committed_offset import CommittedOffset
@@ -185,7 +185,7 @@ class Hasty(KafkaSource):
     @override
     async def reply(self, requests: Sequence[Request]) -> AsyncIterator[Sequence[Request]]:
         for request in requests:
-            in_flight = route_of(request).in_flight
+            in_flight = record_of(request)
             in_flight.committed_offset.complete(in_flight)
         async for delivered in super().reply(requests):
             yield delivered

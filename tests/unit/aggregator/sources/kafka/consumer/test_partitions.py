@@ -153,8 +153,8 @@ def test_what_was_fetched_is_handed_out_unless_its_topic_is_held_or_its_assignme
     for tp in tps:
         assignment.place(tp, 0, None)
         assignment.partitions[tp].fetched = [FakeRecord(tp.topic, 0, 0, 0, None, b"")]
-    assert [in_flight.record.topic for in_flight in assignment.deliver(frozenset({"b", "c"}))] == ["a"]
-    assert [in_flight.record.topic for in_flight in assignment.deliver(frozenset({"c"}))] == ["b"]
+    assert [in_flight.topic for in_flight in assignment.deliver(frozenset({"b", "c"}))] == ["a"]
+    assert [in_flight.topic for in_flight in assignment.deliver(frozenset({"c"}))] == ["b"]
     assignment.over = True
     assert assignment.deliver(frozenset()) == []
 
