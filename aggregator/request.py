@@ -95,7 +95,7 @@ class Request:
     received_s: float
     deadline_s: float
     origin: Origin
-    outcomes: list[Outcome | None] | tuple[Outcome | None, ...]
+    outcomes: Sequence[Outcome | None]
     remaining: int
     failed: bool = False
     traceparent: bytes | None = None

@@ -79,7 +79,7 @@ class Server:
         steps = EmbeddingSteps(
             self._queue,
             queue_bounds,
-            on_step=lambda report: self._post(lambda: self._loop.call_soon(self._count, report)),  # after its answers
+            on_step=self._stepped,
             on_failed_step=lambda composition: self._post(lambda: self._metrics.failed_step(composition)),
         )
         return EngineLoop(self._start.embedding, steps, self._on_state)
@@ -160,9 +160,10 @@ class Server:
     def _on_state(self, state: EngineState, error: Exception | None) -> None:
         self._post(lambda: self._states.put_nowait((state, error)))
 
-    def _count(self, report: StepReport) -> None:
+    def _stepped(self, report: StepReport) -> None:
+        """On the engine's thread: have a step counted, after its answers are made."""
         if self._serving.description is not None:  # else it was a step of the profile
-            self._metrics.step(report)
+            self._post(lambda: self._loop.call_soon(self._metrics.step, report))
 
     def _post(self, action: Callable[[], object]) -> None:
         self._loop.call_soon_threadsafe(action)

@@ -114,10 +114,10 @@ class ModelRevision:
             del self.engines[address], self.dispatcher.replicas[address]
 
     def abandon(self) -> list[Request]:
-        """Remove and return every request that waits here; results of its batches in flight are dropped."""
+        """Remove and return every open request that waits here; results of its batches in flight are dropped."""
         dispatcher = self.dispatcher
         waiting = [query for item in dispatcher.waiting() for query in item.waiters if not query.done]
-        requests = dict.fromkeys(request_of(query) for query in waiting)
+        requests = dict.fromkeys(request_of(query) for query in waiting if request_of(query).remaining)
         for query in waiting:
             dispatcher.queue.cancel(query)
         for batch in self.under_way if requests else ():

@@ -168,7 +168,7 @@ def parse(
     if message.HasField("expire_time"):
         expire_s = message.expire_time.seconds + message.expire_time.nanos * 1e-9
         deadline_s = min(deadline_s, received_s + expire_s - wall_s)
-    outcomes: list[Outcome | None] | tuple[None] = _ONE_OPEN if remaining == 1 else [None] * remaining
+    outcomes: Sequence[Outcome | None] = _ONE_OPEN if remaining == 1 else [None] * remaining
     if not all(values):  # token ids, or nothing at all
         values, outcomes, remaining = _values(inputs)
     return Request(

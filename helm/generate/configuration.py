@@ -30,7 +30,8 @@ there. Each process says all of this with `--help`, and checks its file and its 
 OpenTelemetry's own variables (`OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_SERVICE_NAME` and others) are understood as well.
 
 In the Helm chart the same names stand under `aggregator.config`, `modelServer.config`, `scaler.config` and
-`kafka.config`. The chart itself sets those with a † (ports, addresses, mounted files), and its values do not take them.
+`kafka.config`. The chart itself sets those with a † (ports, addresses, mounted files), and its values do not take them;
+nor do they take the files and caches within `kafka.sasl`, `grpc.authentication.jwt`, `tokenizer` and `profile`.
 """
 
 _PROCESSES: tuple[tuple[str, str, type[BaseModel], str], ...] = (

@@ -168,7 +168,8 @@ class _Talk:
 
     def _begun(self, batch: Batch, server: _Server) -> Iterator[_Text]:
         for item in batch.items:
-            user = item.waiters[0].owner
+            query = item.waiters[0]
+            user, query.item = query.owner, None
             assert isinstance(user, _User)
             known = min(server.known.get(user.number, 0), user.said - 1) // _BLOCK * _BLOCK
             self._prompt_tokens += user.said

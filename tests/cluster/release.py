@@ -139,12 +139,19 @@ class Release:
 
     def pods(self, component: str) -> list[Object]:
         """Pods of a component that are not on their way out."""
-        found = get("pods", "--selector", f"app.kubernetes.io/component={component}", namespace=self.namespace)
-        return [pod for pod in found["items"] if "deletionTimestamp" not in pod["metadata"]]
+        return [pod for pod in self._all_pods(component) if "deletionTimestamp" not in pod["metadata"]]
+
+    def leaving(self, component: str) -> bool:
+        """Whether a pod of a component is on its way out; it still answers what comes by the connections it has."""
+        return any("deletionTimestamp" in pod["metadata"] for pod in self._all_pods(component))
 
     def ready(self, component: str) -> list[str]:
         """Names of the pods of a component that are ready."""
         return [pod["metadata"]["name"] for pod in self.pods(component) if is_ready(pod)]
+
+    def _all_pods(self, component: str) -> list[Object]:
+        selector = f"app.kubernetes.io/component={component}"
+        return list(get("pods", "--selector", selector, namespace=self.namespace)["items"])
 
     def _given(self) -> tuple[str, ...]:
         file = self.folder / "values.yaml"

@@ -47,6 +47,7 @@ async def test_a_revision_is_tried_taken_back_promoted_and_put_in_place_under_lo
     async def seen(share: float | None, revision: str = OLD) -> float:
         """The share of the new revision in the answers after an upgrade to these values."""
         await asyncio.to_thread(release.upgrade, {"models": models(share, revision)})
+        await asyncio.to_thread(until, lambda: not release.leaving("aggregator"), "the former aggregators are gone")
         calls.revisions.clear()
         await asyncio.sleep(SEEN_S)
         assert calls.revisions.total() > 0.5 * SEEN_S * CALLS_PER_S

@@ -123,6 +123,14 @@ class ServerProcess:
             assert time.monotonic() < end_s, f"{tokens} tokens never waited"
             time.sleep(0.01)
 
+    def until_steps(self, number: int) -> None:
+        """Wait until so many steps are counted: a step is counted after it is answered."""
+        end_s = time.monotonic() + CALL_S
+        while (counted := self.metrics().value("embed_engine_duration_seconds_count")) < number:
+            assert time.monotonic() < end_s, f"{counted} steps are counted, not {number}"
+            time.sleep(0.01)
+        assert counted == number
+
     def stop(self) -> int:
         """SIGTERM; its exit code."""
         self.process.terminate()

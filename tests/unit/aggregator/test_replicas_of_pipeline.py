@@ -270,6 +270,28 @@ def test_a_request_that_is_half_answered_when_another_revision_takes_over_begins
     run(check())
 
 
+def test_a_half_answered_request_whose_partition_is_revoked_is_not_begun_anew_by_another_revision() -> None:
+    async def check() -> None:
+        old = new_engine(slowness=100.0)
+        new = new_engine(description=replace(DESCRIPTION, address="new:1", model_revision="r2"))
+        async with World(old).started() as world:
+            assert world.pool.members is not None
+            request = world.request(*(f"{number} 1 1 1 1 1 1 1" for number in range(50)), source=KAFKA)
+            world.produce(request)
+            async with asyncio.timeout(60):
+                while request.remaining == 50:  # noqa: ASYNC110 - nothing tells of a half
+                    await asyncio.sleep(0.01)
+            old.failures += [ModelServerLost("gone"), ModelServerLost("gone")]
+            world.pipeline.forget(lambda each: each is request)
+            world.pool.members.join(new, FakeTokenizer())
+            world.pool.members.leave(old)
+            await asyncio.sleep(30)
+            assert (world.kafka.replied, new.batches, world.model.admission.total) == ([], [], 0)
+            await world.drain()
+
+    run(check())
+
+
 def test_a_request_whose_tokens_are_counted_while_another_revision_takes_over_goes_there() -> None:
     class Slow(FakeCounting):
         @override
