@@ -118,18 +118,17 @@ class ServerProcess:
 
     def until_queued(self, tokens: int) -> None:
         """Wait until so many tokens wait for the engine: a call that was sent may not have been taken in yet."""
-        end_s = time.monotonic() + CALL_S
-        while self.metrics().value("embed_engine_queued_tokens") != tokens:
-            assert time.monotonic() < end_s, f"{tokens} tokens never waited"
-            time.sleep(0.01)
+        self._until("embed_engine_queued_tokens", tokens)
 
     def until_steps(self, number: int) -> None:
         """Wait until so many steps are counted: a step is counted after it is answered."""
+        self._until("embed_engine_duration_seconds_count", number)
+
+    def _until(self, name: str, value: int) -> None:
         end_s = time.monotonic() + CALL_S
-        while (counted := self.metrics().value("embed_engine_duration_seconds_count")) < number:
-            assert time.monotonic() < end_s, f"{counted} steps are counted, not {number}"
+        while (found := self.metrics().value(name)) != value:
+            assert time.monotonic() < end_s, f"{name} is {found}, not {value}"
             time.sleep(0.01)
-        assert counted == number
 
     def stop(self) -> int:
         """SIGTERM; its exit code."""

@@ -11,6 +11,7 @@ from typing_extensions import override
 from aggregator.admission.tokenizers.tokenizer import TokenBatch
 from aggregator.errors import Code, ModelServerLost
 from aggregator.replicas.results import Vector
+from aggregator.request import Request
 from aggregator.scheduler.work_item import Priority
 from tests.fakes.clock import run
 from tests.fakes.sources import KAFKA
@@ -248,17 +249,23 @@ def test_a_request_that_is_half_under_way_when_another_revision_takes_over_begin
     run(check())
 
 
+async def half_answered(world: World) -> Request:
+    """A record's request with many inputs, some of which have their vectors."""
+    request = world.request(*(f"{number} 1 1 1 1 1 1 1" for number in range(50)), source=KAFKA)
+    world.produce(request)
+    async with asyncio.timeout(60):
+        while request.remaining == 50:  # noqa: ASYNC110 - nothing tells of a half
+            await asyncio.sleep(0.01)
+    return request
+
+
 def test_a_request_that_is_half_answered_when_another_revision_takes_over_begins_anew() -> None:
     async def check() -> None:
         old = new_engine(slowness=100.0)
         new = new_engine(description=replace(DESCRIPTION, address="new:1", model_revision="r2"))
         async with World(old).started() as world:
             assert world.pool.members is not None
-            request = world.request(*(f"{number} 1 1 1 1 1 1 1" for number in range(50)), source=KAFKA)
-            world.produce(request)
-            async with asyncio.timeout(60):
-                while request.remaining == 50:  # noqa: ASYNC110 - nothing tells of a half
-                    await asyncio.sleep(0.01)
+            request = await half_answered(world)
             world.pool.members.join(new, FakeTokenizer())
             world.pool.members.leave(old)
             await asyncio.sleep(30)
@@ -276,11 +283,7 @@ def test_a_half_answered_request_whose_partition_is_revoked_is_not_begun_anew_by
         new = new_engine(description=replace(DESCRIPTION, address="new:1", model_revision="r2"))
         async with World(old).started() as world:
             assert world.pool.members is not None
-            request = world.request(*(f"{number} 1 1 1 1 1 1 1" for number in range(50)), source=KAFKA)
-            world.produce(request)
-            async with asyncio.timeout(60):
-                while request.remaining == 50:  # noqa: ASYNC110 - nothing tells of a half
-                    await asyncio.sleep(0.01)
+            request = await half_answered(world)
             old.failures += [ModelServerLost("gone"), ModelServerLost("gone")]
             world.pipeline.forget(lambda each: each is request)
             world.pool.members.join(new, FakeTokenizer())

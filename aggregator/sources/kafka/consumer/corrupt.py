@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from aiokafka import codec
 from aiokafka.record.util import decode_varint
 
+from aggregator.sources.kafka.records import Header
+
 # base offset, length, leader epoch, magic, crc, attributes, last offset delta; then first and last timestamp,
 # producer id and epoch, first sequence number, count
 _HEAD = struct.Struct(">qiibIhi")
@@ -36,7 +38,7 @@ class RescuedRecord:
     timestamp: int
     key: bytes | None
     value: bytes | None
-    headers: Sequence[tuple[str, bytes]]
+    headers: Sequence[Header]
 
 
 def offset_after_batch(data: bytes, offset: int, log_end: int) -> int | None:
