@@ -61,8 +61,8 @@ class ModelSettings(Group):
     )
     max_input_tokens: PositiveInt | None = Field(
         default=None,
-        description="tokens of the longest input; empty: the model's own limit, for embeddings also what one step"
-        " holds",
+        description="tokens of the longest input; empty: the model's own limit, for embeddings at most what one step"
+        " holds, for generation on a CPU at most 2048",
     )
     task: Literal["auto", "embed", "generate"] = Field(
         default="auto",
@@ -98,7 +98,8 @@ class EngineSettings(Group):
         default="auto", description="auto: bfloat16 if the hardware multiplies it, else float32"
     )
     step_tokens: PositiveInt | None = Field(
-        default=None, description="most tokens of one engine step; empty: 4096 on a CPU, 16384 on a GPU"
+        default=None,
+        description="most tokens of one engine step; empty: 4096 on a CPU, 16384 on a GPU; for generation 2048, 8192",
     )
     vllm_options: dict[str, Any] = Field(
         default={},

@@ -18,20 +18,23 @@ _HEAD = """\
 
 <!-- Generated from the settings of the code by `make chart`: change it there. -->
 
-Every process takes settings from its environment, then from the YAML file of `--config`, then from these defaults. An
-unknown name ends the start, with the nearest known one. In the file, groups are mappings and names are in lower case:
+Every process takes settings from its environment, then from the YAML file of `--config`, then from these defaults. With
+an unknown name it does not start, and names the nearest known one. In the file, groups are mappings and names are in
+lower case:
 
     batching:
       token_budget: 1024
 
 In the environment the same setting is `TOKENBATCH_AGGREGATOR_BATCHING__TOKEN_BUDGET=1024`; lists and mappings are JSON
-there. Each process says all of this with `--help`, and checks its file and its connections with `--check`.
+there. `--help` prints all settings. `--check` checks them and exits: the aggregator also tries its connections, and the
+model server also reads its model's files.
 
-OpenTelemetry's own variables (`OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_SERVICE_NAME` and others) are understood as well.
+OpenTelemetry's own variables (`OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_SERVICE_NAME` and others) apply as well.
 
-In the Helm chart the same names stand under `aggregator.config`, `modelServer.config`, `scaler.config` and
-`kafka.config`. The chart itself sets those with a † (ports, addresses, mounted files), and its values do not take them;
-nor do they take the files and caches within `kafka.sasl`, `grpc.authentication.jwt`, `tokenizer` and `profile`.
+In the Helm chart the same names are under `aggregator.config`, `modelServer.config`, `scaler.config` and
+`kafka.config`. The chart itself sets those with a † (ports, addresses, mounted files), and its values do not take them.
+They also do not take `password`, `password_file` and `token_file` of `kafka.sasl`, `jwks_file` of
+`grpc.authentication.jwt`, and `cache` of `tokenizer` and `profile`.
 """
 
 _PROCESSES: tuple[tuple[str, str, type[BaseModel], str], ...] = (

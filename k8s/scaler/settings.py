@@ -69,7 +69,7 @@ class PolicySettings(Group):
     )
     peak_hold_s: NonNegativeFloat = Field(default=60.0, description="how long a peak of the figure stays published")
     max_age_s: PositiveFloat = Field(
-        default=20.0, description="with an older input no figure is published, but an error"
+        default=20.0, description="if an input is older, the scaler answers with an error, not with a figure"
     )
 
 
@@ -88,7 +88,10 @@ class ApiSettings(Group):
 class KedaSettings(Group):
     """The gRPC port: KEDA's external scaler, and the health service."""
 
-    bind: str = Field(default="0.0.0.0:50071", description="host:port; port 0 picks a free one")
+    bind: str = Field(
+        default="0.0.0.0:50071",
+        description="host:port where KEDA and other scalers ask for figures; port 0 picks a free one",
+    )
 
 
 class ScalerSettings(Group):

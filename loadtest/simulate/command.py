@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=["steady"],
         metavar="CASE",
-        help=f"what is simulated (%(default)s): {', '.join([*cases.NAMES, *_LONG])}",
+        help=f"what is simulated (steady): {', '.join([*cases.NAMES, *_LONG])}",
     )
     parser.add_argument(
         "--policy",
