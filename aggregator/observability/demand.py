@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
@@ -24,10 +23,6 @@ class Positions(Protocol):
         """The next offset of each assigned partition (topic, number)."""
         ...
 
-    def lag_records(self) -> Mapping[tuple[str, int], int]:
-        """Log end minus position, of each assigned partition."""
-        ...
-
 
 class DemandMeter:
     """Arrivals by model and source; the pipeline calls `arrived`, then `counted`."""
@@ -41,17 +36,12 @@ class DemandMeter:
     ) -> None:
         self._models = models
         self._clock = clock
-        self._started_s = clock()
+        started_s = clock()
         self._arrivals = {
-            (model.name, source): Arrivals(policy or ArrivalPolicy(), self._started_s)
+            (model.name, source): Arrivals(policy or ArrivalPolicy(), started_s)
             for model in models
             for source in (KAFKA, GRPC)
         }
-
-    @property
-    def uptime_s(self) -> float:
-        """Seconds since the start."""
-        return self._clock() - self._started_s
 
     def arrived(self, source: str, requests: Sequence[Request]) -> None:
         """Requests arrived from a source, refused or not; called once for each."""
@@ -113,17 +103,13 @@ class DemandReport:
         self._topics = topics
         self._positions = positions
         self._busy = BusyShare()
-        self._instance_id = uuid.uuid4().hex
 
     def __call__(self) -> pb.GetDemandResponse:
         """The present report."""
         return pb.GetDemandResponse(
-            instance_id=self._instance_id,
-            uptime_s=self._meter.uptime_s,
             busy_share=self._busy.observe(time.monotonic(), time.thread_time()),
             models=[self._meter.of(model) for model in self._models],
             partitions=list(self._partitions()),
-            measured_at_unix_s=time.time(),
         )
 
     def tokens_per_record(self, topic: str) -> float:
@@ -133,13 +119,11 @@ class DemandReport:
     def _partitions(self) -> Iterator[pb.Partition]:
         if self._positions is None:
             return
-        lags = self._positions.lag_records()
         for (topic, number), position in self._positions.positions().items():
             yield pb.Partition(
                 topic=topic,
                 partition=number,
                 fetch_position=position,
-                lag_records=lags.get((topic, number), 0),
                 model=self._topics.get(topic, ""),
             )
 
@@ -150,8 +134,6 @@ def _replicas(model_revision: ModelRevision) -> Iterator[pb.Replica]:
             address=replica.name,
             token_budget=replica.token_budget,
             step_time_s=replica.step_time_s(replica.token_budget),
-            batches_out=replica.batches_out,
-            tokens_out=replica.tokens_out,
             budget_at_floor=replica.budget_controller is not None and replica.budget_controller.at_floor,
             kv_tokens=replica.kv_tokens if isinstance(replica, GeneratingReplica) else 0,
         )

@@ -18,7 +18,7 @@ from k8s.scaler.keda import GrpcPort, KedaScaler
 from k8s.scaler.measuring.aggregators import ANSWER_TIMEOUT_S, Aggregators
 from k8s.scaler.measuring.kafka_lag import KafkaLag
 from k8s.scaler.measuring.rounds import Measuring
-from k8s.scaler.metrics import ScalerMetrics
+from k8s.scaler.metrics import show
 from k8s.scaler.other_scalers import Peers
 from k8s.scaler.published import Published
 from k8s.scaler.settings import ApiSettings, ScalerSettings
@@ -45,9 +45,8 @@ class Scaler:
         self._telemetry = telemetry.start(settings.telemetry, "tokenbatch-scaler")
         models = [model.name for model in settings.models]
         self.published = Published(models, settings.api.service, settings.policy.max_age_s, clock)
-        metrics = ScalerMetrics(self._telemetry.buffer)
-        metrics.show(self.published, {model.name: model.model for model in settings.models})
-        self._aggregators = Aggregators(settings.aggregators, clock, lambda: metrics.input_failed("aggregator"))
+        show(self._telemetry.buffer, self.published, {model.name: model.model for model in settings.models})
+        self._aggregators = Aggregators(settings.aggregators, clock)
         self._kafka = kafka or KafkaLag(settings.kafka)
         self._peers = Peers(models, ANSWER_TIMEOUT_S)
         self.measuring = Measuring(
@@ -58,11 +57,10 @@ class Scaler:
             namespace=self.namespace,
             kubernetes=self._kubernetes,
             published=self.published,
-            metrics=metrics,
             clock=clock,
         )
-        self.port = GrpcPort(KedaScaler(self.published, metrics, 1.0), settings.keda.bind)
-        self.api = ExternalMetricsApi(self.published, self.namespace, metrics) if settings.api.bind else None
+        self.port = GrpcPort(KedaScaler(self.published, 1.0), settings.keda.bind)
+        self.api = ExternalMetricsApi(self.published, self.namespace) if settings.api.bind else None
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop` is set."""

@@ -15,7 +15,6 @@ from typing_extensions import override
 
 from aggregator.errors import StartError
 from k8s.scaler.measuring.demand import StaleInputError
-from k8s.scaler.metrics import ScalerMetrics
 from k8s.scaler.published import AGGREGATOR_BUSY, LAG, REQUIRED_REPLICAS, Published, UnknownMetric
 from protos.keda import externalscaler_pb2 as pb
 from protos.keda import externalscaler_pb2_grpc as pb_grpc
@@ -27,10 +26,9 @@ _TARGETS = {REQUIRED_REPLICAS: 1.0, LAG: 20_000.0, AGGREGATOR_BUSY: 0.6}
 class KedaScaler(pb_grpc.ExternalScalerServicer):
     """`externalscaler.ExternalScaler`. A figure that is not known is an error, on which KEDA uses its fallback."""
 
-    def __init__(self, published: Published, metrics: ScalerMetrics, interval_s: float) -> None:
+    def __init__(self, published: Published, interval_s: float) -> None:
         """`interval_s`: the time between two looks of a stream."""
         self._published = published
-        self._metrics = metrics
         self._interval_s = interval_s
 
     @override
@@ -72,13 +70,10 @@ class KedaScaler(pb_grpc.ExternalScalerServicer):
     async def _answered(self, reference: pb.ScaledObjectRef, context: Any) -> float:
         await self._chosen(reference, context)
         try:
-            value = self._value(reference)
+            return self._value(reference)
         except StaleInputError as error:
-            self._metrics.answered("keda", "ServiceUnavailable")
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
             raise
-        self._metrics.answered("keda", "ok")
-        return value
 
     async def _chosen(self, reference: pb.ScaledObjectRef, context: Any) -> str:
         """The metric that the metadata of a trigger name; ends the call if there is no such metric."""

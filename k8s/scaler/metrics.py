@@ -14,38 +14,18 @@ _KEYS = ("metric", "scaler", "model")
 _FIGURE = Instrument("embed.scaler.figure", "1", "figure for the autoscaler; absent while unknown", _KEYS)
 
 
-class ScalerMetrics:
-    """The instruments of one scaler."""
-
-    def __init__(self, buffer: MetricsBuffer) -> None:
-        self._errors = buffer.counter(
-            Instrument("embed.scaler.input.errors", "{error}", "inputs that could not be read", ("input",))
-        )
-        self._answers = buffer.counter(
-            Instrument("embed.scaler.answers", "{answer}", "requests for figures, by result", ("by", "result"))
-        )
-        self._buffer = buffer
-
-    def show(self, published: Published, models: Mapping[str, str]) -> None:
-        """Show what is published: by the aggregators' name of each model, and for an adapter as autoscalers get it."""
-        self._buffer.gauges((_REPLICAS, _AGE), lambda: _values(published.ages_s(), models))
-        self._buffer.gauges(
-            (_FIGURE,),
-            lambda: {
-                _FIGURE: {
-                    (metric, *(each.labels.get(key, "") for key in _KEYS[1:])): each.value
-                    for metric, each in published.known()
-                }
-            },
-        )
-
-    def input_failed(self, name: str) -> None:
-        """Count an input (kafka, aggregator, kubernetes) that could not be read."""
-        self._errors.add(1, name)
-
-    def answered(self, asker: str, result: str) -> None:
-        """Count an answer to the API server or to KEDA."""
-        self._answers.add(1, asker, result)
+def show(buffer: MetricsBuffer, published: Published, models: Mapping[str, str]) -> None:
+    """Show what is published: by the aggregators' name of each model, and for an adapter as autoscalers get it."""
+    buffer.gauges((_REPLICAS, _AGE), lambda: _values(published.ages_s(), models))
+    buffer.gauges(
+        (_FIGURE,),
+        lambda: {
+            _FIGURE: {
+                (metric, *(each.labels.get(key, "") for key in _KEYS[1:])): each.value
+                for metric, each in published.known()
+            }
+        },
+    )
 
 
 def _values(

@@ -16,7 +16,6 @@ from aggregator.observability.monitoring import split_address
 from k8s.scaler.external_metrics import discovery
 from k8s.scaler.external_metrics.certificates import utc_now
 from k8s.scaler.measuring.demand import StaleInputError
-from k8s.scaler.metrics import ScalerMetrics
 from k8s.scaler.other_scalers import Find, ask_release, in_cluster
 from k8s.scaler.published import SCALER, Published, UnknownMetric, Value
 from k8s.scaler.selectors import BadSelector, labels_of
@@ -33,14 +32,12 @@ class ExternalMetricsApi:
         self,
         published: Published,
         namespace: str,
-        metrics: ScalerMetrics,
         find: Find = in_cluster,
         clock: Callable[[], datetime] = utc_now,
     ) -> None:
         self._published = published
         self._find = find
         self._namespace = namespace
-        self._metrics = metrics
         self._clock = clock
         self._client_names: frozenset[str] = frozenset()
         self._runner = web.AppRunner(self._application(), access_log=None, shutdown_timeout=_GRACE_S)
@@ -109,12 +106,11 @@ class ExternalMetricsApi:
         try:
             values = await self._values(namespace, metric, request.query.get("labelSelector", ""))
         except UnknownMetric as error:
-            return self._failed(404, "NotFound", str(error))
+            return _refusal(404, "NotFound", str(error))
         except BadSelector as error:
-            return self._failed(400, "BadRequest", str(error))
+            return _refusal(400, "BadRequest", str(error))
         except StaleInputError as error:
-            return self._failed(503, "ServiceUnavailable", str(error))
-        self._metrics.answered("api", "ok")
+            return _refusal(503, "ServiceUnavailable", str(error))
         timestamp = self._clock().strftime("%Y-%m-%dT%H:%M:%SZ")
         return _json(
             {
@@ -131,10 +127,6 @@ class ExternalMetricsApi:
         if namespace == self._namespace and labels.get(SCALER, self._published.scaler) == self._published.scaler:
             return self._published.query(metric, labels)
         return await ask_release(self._find, namespace, metric, labels)
-
-    def _failed(self, code: int, reason: str, message: str) -> web.Response:
-        self._metrics.answered("api", reason)
-        return _refusal(code, reason, message)
 
 
 def quantity(value: float) -> str:

@@ -48,15 +48,9 @@ class Answers:
 class Aggregators:
     """All aggregators with their last answers. Times are monotonic seconds."""
 
-    def __init__(
-        self,
-        settings: AggregatorsSettings,
-        clock: Callable[[], float],
-        on_failure: Callable[[], None],
-    ) -> None:
+    def __init__(self, settings: AggregatorsSettings, clock: Callable[[], float]) -> None:
         self._settings = settings
         self._clock = clock
-        self._on_failure = on_failure
         self._asked: dict[str, Asked] = {}
 
     async def follow(self, found: AsyncIterator[Mapping[str, bool]]) -> None:
@@ -104,5 +98,4 @@ class Aggregators:
             asked.answer = await stub.GetDemand(pb.GetDemandRequest(), timeout=ANSWER_TIMEOUT_S)
             asked.answered_s = self._clock()
         except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
-            self._on_failure()
             _LOG.warning("an aggregator did not answer", extra={"address": address, "error": str(error)[:300]})

@@ -14,7 +14,6 @@ from k8s.scaler.measuring.aggregators import Aggregators
 from k8s.scaler.measuring.demand import DemandPolicy, StaleInputError
 from k8s.scaler.measuring.figures import ModelFigures, Replicas, TopicShares
 from k8s.scaler.measuring.kafka_lag import KafkaLag, LogEnds
-from k8s.scaler.metrics import ScalerMetrics
 from k8s.scaler.other_scalers import Peers
 from k8s.scaler.published import Published
 from k8s.scaler.settings import ModelSettings, ScalerSettings
@@ -35,7 +34,6 @@ class Measuring:
         namespace: str,
         kubernetes: Kubernetes | None,
         published: Published,
-        metrics: ScalerMetrics,
         clock: Callable[[], float],
     ) -> None:
         self._settings = settings
@@ -46,7 +44,6 @@ class Measuring:
         self._kubernetes = kubernetes
         self._published = published
         published.explain = self._trouble
-        self._metrics = metrics
         self._clock = clock
         self._ends: LogEnds | None = None
         self._replicas: dict[str, Replicas] = {}
@@ -119,7 +116,6 @@ class Measuring:
         try:
             self._ends = await self._kafka.read(self._clock())
         except (KafkaError, TimeoutError, OSError) as error:
-            self._metrics.input_failed("kafka")
             _LOG.warning("Kafka did not answer", extra={"error": repr(error)})
 
     async def _read_replicas(self, kubernetes: Kubernetes, model: ModelSettings) -> None:
@@ -127,7 +123,6 @@ class Measuring:
         try:
             found = await kubernetes.get(f"/apis/apps/v1/namespaces/{self._namespace}/deployments/{model.deployment}")
         except KubernetesError as error:
-            self._metrics.input_failed("kubernetes")
             _LOG.warning("a Deployment could not be read", extra={"deployment": model.deployment, "error": str(error)})
             return
         wanted, ready = found["spec"].get("replicas", 1), found.get("status", {}).get("readyReplicas", 0)

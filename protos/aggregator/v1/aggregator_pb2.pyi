@@ -11,20 +11,14 @@ class GetDemandRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetDemandResponse(_message.Message):
-    __slots__ = ("instance_id", "uptime_s", "busy_share", "models", "partitions", "measured_at_unix_s")
-    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
-    UPTIME_S_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("busy_share", "models", "partitions")
     BUSY_SHARE_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
     PARTITIONS_FIELD_NUMBER: _ClassVar[int]
-    MEASURED_AT_UNIX_S_FIELD_NUMBER: _ClassVar[int]
-    instance_id: str
-    uptime_s: float
     busy_share: float
     models: _containers.RepeatedCompositeFieldContainer[ModelDemand]
     partitions: _containers.RepeatedCompositeFieldContainer[Partition]
-    measured_at_unix_s: float
-    def __init__(self, instance_id: _Optional[str] = ..., uptime_s: _Optional[float] = ..., busy_share: _Optional[float] = ..., models: _Optional[_Iterable[_Union[ModelDemand, _Mapping]]] = ..., partitions: _Optional[_Iterable[_Union[Partition, _Mapping]]] = ..., measured_at_unix_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, busy_share: _Optional[float] = ..., models: _Optional[_Iterable[_Union[ModelDemand, _Mapping]]] = ..., partitions: _Optional[_Iterable[_Union[Partition, _Mapping]]] = ...) -> None: ...
 
 class ModelDemand(_message.Message):
     __slots__ = ("model", "grpc_tokens_per_s", "kafka_tokens_per_s", "held_tokens", "tokens_per_record", "replicas", "p99_s", "slo_s", "pending_requests", "kv_token_s_per_token")
@@ -51,33 +45,27 @@ class ModelDemand(_message.Message):
     def __init__(self, model: _Optional[str] = ..., grpc_tokens_per_s: _Optional[float] = ..., kafka_tokens_per_s: _Optional[float] = ..., held_tokens: _Optional[int] = ..., tokens_per_record: _Optional[float] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., p99_s: _Optional[float] = ..., slo_s: _Optional[float] = ..., pending_requests: _Optional[int] = ..., kv_token_s_per_token: _Optional[float] = ...) -> None: ...
 
 class Replica(_message.Message):
-    __slots__ = ("address", "token_budget", "step_time_s", "batches_out", "tokens_out", "budget_at_floor", "kv_tokens")
+    __slots__ = ("address", "token_budget", "step_time_s", "budget_at_floor", "kv_tokens")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_BUDGET_FIELD_NUMBER: _ClassVar[int]
     STEP_TIME_S_FIELD_NUMBER: _ClassVar[int]
-    BATCHES_OUT_FIELD_NUMBER: _ClassVar[int]
-    TOKENS_OUT_FIELD_NUMBER: _ClassVar[int]
     BUDGET_AT_FLOOR_FIELD_NUMBER: _ClassVar[int]
     KV_TOKENS_FIELD_NUMBER: _ClassVar[int]
     address: str
     token_budget: int
     step_time_s: float
-    batches_out: int
-    tokens_out: int
     budget_at_floor: bool
     kv_tokens: int
-    def __init__(self, address: _Optional[str] = ..., token_budget: _Optional[int] = ..., step_time_s: _Optional[float] = ..., batches_out: _Optional[int] = ..., tokens_out: _Optional[int] = ..., budget_at_floor: bool = ..., kv_tokens: _Optional[int] = ...) -> None: ...
+    def __init__(self, address: _Optional[str] = ..., token_budget: _Optional[int] = ..., step_time_s: _Optional[float] = ..., budget_at_floor: bool = ..., kv_tokens: _Optional[int] = ...) -> None: ...
 
 class Partition(_message.Message):
-    __slots__ = ("topic", "partition", "fetch_position", "lag_records", "model")
+    __slots__ = ("topic", "partition", "fetch_position", "model")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     FETCH_POSITION_FIELD_NUMBER: _ClassVar[int]
-    LAG_RECORDS_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     topic: str
     partition: int
     fetch_position: int
-    lag_records: int
     model: str
-    def __init__(self, topic: _Optional[str] = ..., partition: _Optional[int] = ..., fetch_position: _Optional[int] = ..., lag_records: _Optional[int] = ..., model: _Optional[str] = ...) -> None: ...
+    def __init__(self, topic: _Optional[str] = ..., partition: _Optional[int] = ..., fetch_position: _Optional[int] = ..., model: _Optional[str] = ...) -> None: ...

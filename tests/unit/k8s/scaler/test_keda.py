@@ -12,10 +12,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from aggregator.errors import StartError
-from aggregator.observability.metrics_buffer import MetricsBuffer
 from k8s.scaler.keda import LIVENESS, GrpcPort, KedaScaler
 from k8s.scaler.measuring.figures import Figure
-from k8s.scaler.metrics import ScalerMetrics
 from k8s.scaler.published import Published
 from protos.keda import externalscaler_pb2 as pb
 from protos.keda import externalscaler_pb2_grpc as pb_grpc
@@ -28,8 +26,7 @@ class Operator:
         self.now_s = 100.0
         self.published = Published(["m"], "scaler", 20.0, lambda: self.now_s)
         self.show(0.0)
-        metrics = ScalerMetrics(MetricsBuffer())
-        self.port = GrpcPort(KedaScaler(self.published, metrics, 0.01), "127.0.0.1:0")
+        self.port = GrpcPort(KedaScaler(self.published, 0.01), "127.0.0.1:0")
 
     def show(self, replicas: float, lag: int = 0) -> None:
         self.published.figures = {"m": Figure(replicas, lag, self.now_s)}
@@ -138,8 +135,7 @@ async def test_alive_is_not_ready(operator: Operator) -> None:
 
 
 async def test_a_port_in_use_is_said(operator: Operator) -> None:
-    metrics = ScalerMetrics(MetricsBuffer())
-    scaler = KedaScaler(operator.published, metrics, 1.0)
+    scaler = KedaScaler(operator.published, 1.0)
     with pytest.raises(StartError, match="is another program using the port"):
         await GrpcPort(scaler, operator.port.address).start()
 

@@ -6,7 +6,7 @@ from opentelemetry.sdk.metrics.export import NumberDataPoint
 
 from aggregator.observability.metrics_buffer import MetricsBuffer
 from k8s.scaler.measuring.figures import Figure
-from k8s.scaler.metrics import ScalerMetrics
+from k8s.scaler.metrics import show
 from k8s.scaler.published import Published
 
 Series = dict[tuple[str, str], float]
@@ -15,7 +15,7 @@ Series = dict[tuple[str, str], float]
 def shown(published: Published, models: dict[str, str]) -> Series:
     """The values by metric and model."""
     buffer = MetricsBuffer()
-    ScalerMetrics(buffer).show(published, models)
+    show(buffer, published, models)
     return {
         (metric.name, str((point.attributes or {})["model"])): point.value
         for metric in buffer.collect().metrics

@@ -6,11 +6,9 @@ from collections.abc import AsyncIterator, Mapping
 
 import pytest
 
-from aggregator.observability.metrics_buffer import MetricsBuffer
 from k8s.scaler.keda import GrpcPort, KedaScaler
 from k8s.scaler.measuring.demand import StaleInputError
 from k8s.scaler.measuring.figures import Figure
-from k8s.scaler.metrics import ScalerMetrics
 from k8s.scaler.other_scalers import Peers
 from k8s.scaler.published import REQUIRED_REPLICAS, Published
 
@@ -22,7 +20,7 @@ class Replica:
 
     def __init__(self) -> None:
         self.published = Published(MODELS, "scaler", 20.0, lambda: 100.0)
-        self.port = GrpcPort(KedaScaler(self.published, ScalerMetrics(MetricsBuffer()), 1.0), "127.0.0.1:0")
+        self.port = GrpcPort(KedaScaler(self.published, 1.0), "127.0.0.1:0")
         self.peers = Peers(MODELS, 5.0)
 
     def comes_to(self, required: float, *, knows_what_for: bool = True) -> None:

@@ -11,13 +11,11 @@ import aiohttp
 import pytest
 
 from aggregator.errors import StartError
-from aggregator.observability.metrics_buffer import MetricsBuffer
 from k8s.scaler.external_metrics.certificates import make, utc_now
 from k8s.scaler.external_metrics.identity import Identity
 from k8s.scaler.external_metrics.server import ExternalMetricsApi, quantity
 from k8s.scaler.keda import GrpcPort, KedaScaler
 from k8s.scaler.measuring.figures import Figure
-from k8s.scaler.metrics import ScalerMetrics
 from k8s.scaler.published import Published
 from tests.fakes.certificate_authority import CertificateAuthority
 
@@ -34,9 +32,8 @@ class Server:
         self.authority = CertificateAuthority(folder)
         self.published = Published(["m"], "scaler", 20.0, lambda: self.now_s)
         self.published.figures = {"m": Figure(2.3456, 7, 100.0)}
-        metrics = ScalerMetrics(MetricsBuffer())
         self.addresses: dict[tuple[str, str], str] = {}
-        self.api = ExternalMetricsApi(self.published, "ns", metrics, find=lambda *place: self.addresses[place])
+        self.api = ExternalMetricsApi(self.published, "ns", find=lambda *place: self.addresses[place])
         self.served = make([NAME], utc_now())
 
     async def serve(self, *names: str) -> None:
@@ -141,7 +138,7 @@ async def neighbour(server: Server) -> AsyncIterator[Published]:
     published = Published(["m"], "b-scaler", 20.0, lambda: 100.0)
     published.figures = {"m": Figure(5.5, 9, 100.0)}
     published.busy = (0.25, 100.0)
-    port = GrpcPort(KedaScaler(published, ScalerMetrics(MetricsBuffer()), 1.0), "127.0.0.1:0")
+    port = GrpcPort(KedaScaler(published, 1.0), "127.0.0.1:0")
     await port.start()
     server.addresses["b-scaler", "other"] = server.addresses["b-scaler", "ns"] = port.address
     yield published
