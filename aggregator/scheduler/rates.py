@@ -90,13 +90,15 @@ class Arrivals:
             self._inputs = 0.0
 
 
+_BUSY_WINDOW_S = 15.0
+
+
 class BusyShare:
     """The share of the last seconds that a thread used the CPU, from readings of two clocks."""
 
-    __slots__ = ("_readings", "_window_s")
+    __slots__ = ("_readings",)
 
-    def __init__(self, window_s: float = 15.0) -> None:
-        self._window_s = window_s
+    def __init__(self) -> None:
         self._readings: list[tuple[float, float]] = []
 
     def observe(self, now_s: float, cpu_s: float) -> float:
@@ -106,7 +108,7 @@ class BusyShare:
         """
         readings = self._readings
         readings.append((now_s, cpu_s))
-        while len(readings) > 2 and readings[1][0] <= now_s - self._window_s:  # noqa: PLR2004 - two make a span
+        while len(readings) > 2 and readings[1][0] <= now_s - _BUSY_WINDOW_S:  # noqa: PLR2004 - two make a span
             readings.pop(0)
         first_s, first_cpu_s = readings[0]
         return min(1.0, max(0.0, (cpu_s - first_cpu_s) / (now_s - first_s))) if now_s > first_s else 0.0

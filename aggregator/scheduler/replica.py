@@ -47,6 +47,10 @@ class LiveScale:
         self.value = math.exp(self._log_scale)
 
 
+_LEAD_GAIN = 0.05
+"""The weight of each observation."""
+
+
 class LightLead:
     """How long before the end of the running step the next batch is sent, while all that waits fits one batch.
 
@@ -54,13 +58,11 @@ class LightLead:
     one. So the batch should arrive just as the engine comes free; half of the batches arrive a little late.
     """
 
-    __slots__ = ("_gain", "_least_s", "value_s")
+    __slots__ = ("_least_s", "value_s")
 
-    def __init__(self, first_s: float, least_s: float, gain: float = 0.05) -> None:
-        """`gain`: the weight of each observation."""
+    def __init__(self, first_s: float, least_s: float) -> None:
         self.value_s = first_s
         self._least_s = least_s
-        self._gain = gain
 
     def observe(self, lead_s: float, idle_s: float, staged_s: float) -> None:
         """A batch was sent `lead_s` before the end; then the engine was idle before it, or it lay staged.
@@ -68,7 +70,7 @@ class LightLead:
         Every batch tells which lead would have been right. An outlier counts no more than the lead itself.
         """
         surprise_s = max(-self.value_s, min(lead_s + idle_s - staged_s - self.value_s, self.value_s))
-        self.value_s = max(self._least_s, self.value_s + self._gain * surprise_s)
+        self.value_s = max(self._least_s, self.value_s + _LEAD_GAIN * surprise_s)
 
 
 class ReplyDelay:

@@ -77,10 +77,22 @@ def test_a_long_name_and_its_canary_are_names_of_kubernetes() -> None:
             assert len(found["metadata"]["name"]) <= 63
 
 
-def test_the_notes_say_what_is_on_trial_and_where_to_see_what_a_server_that_generates_holds() -> None:
-    generating = {"name": "chat", "source": {"hub": "house/chat"}, "config": {"model": {"task": "generate"}}}
+@pytest.mark.parametrize(
+    ("config", "topics"),
+    [
+        ({"model": {"task": "generate"}}, []),
+        ({"generation": {"time_per_output_token_s": 0.05}}, []),
+        ({}, [{"name": "a"}, {"name": "b", "task": "generate", "model": "chat"}]),
+    ],
+    ids=["its task", "a setting of generation", "a topic"],
+)
+def test_the_notes_say_what_is_on_trial_and_where_to_see_what_a_server_that_generates_holds(
+    config: dict[str, object], topics: list[dict[str, str]]
+) -> None:
+    generating = {"name": "chat", "source": {"hub": "house/chat"}, "config": config}
     tried = {"name": MODEL, "source": {"hub": "house/minilm"}, "canary": CANARY}
     given = ("--set", "kafka.bootstrapServers=k:1", "--set-json", f"models={json.dumps([tried, generating])}")
+    given += ("--set-json", f"kafka.config.topics={json.dumps(topics)}") if topics else ()
     done = run(4, "install", "t", str(CHART), "--namespace", "ns", "--dry-run=client", *given)
     assert done.returncode == 0, done.stderr
     notes = done.stdout.partition("NOTES:")[2]

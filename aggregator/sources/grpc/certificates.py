@@ -20,39 +20,31 @@ _LOG = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_CHECK_EVERY_S = 1.0
 _Stamp = tuple[tuple[int, int, int], ...]
 
 
 class WatchedFiles(Generic[T]):
     """What `read` makes of some files; they are read again after a change.
 
-    `get` checks the files, at most every `check_every_s`, by time, size and inode, so that it sees switched links
+    `get` checks the files, at most every second, by time, size and inode, so that it sees switched links
     (Secrets of Kubernetes) as well. While they cannot be read, as in a rotation, the last one stays. Thread-safe.
     """
 
-    def __init__(
-        self,
-        paths: Sequence[Path],
-        read: Callable[[], T],
-        *,
-        check_every_s: float = 1.0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, paths: Sequence[Path], read: Callable[[], T]) -> None:
         """Read the files. Raises what `read` raises (OSError, ValueError); later that is only logged."""
         self._paths = tuple(paths)
         self._read = read
-        self._check_every_s = check_every_s
-        self._clock = clock
         self._lock = Lock()
         self._stamp = _stamp(self._paths)
-        self._checked_s = clock()
+        self._checked_s = time.monotonic()
         self._value = read()
         self.version = 0
 
     def get(self) -> T:
         """The present value, or the last good one."""
-        now_s = self._clock()
-        if now_s - self._checked_s >= self._check_every_s:
+        now_s = time.monotonic()
+        if now_s - self._checked_s >= _CHECK_EVERY_S:
             with self._lock:
                 self._checked_s = now_s
                 self._refresh()
@@ -80,7 +72,7 @@ def _stamp(paths: Sequence[Path]) -> _Stamp:
     return tuple((each.st_mtime_ns, each.st_size, each.st_ino) for each in stats)
 
 
-def server_credentials(settings: TlsSettings, check_every_s: float = 1.0) -> grpc.ServerCredentials | None:
+def server_credentials(settings: TlsSettings) -> grpc.ServerCredentials | None:
     """Credentials that are read again when their files change; None without TLS. Raises StartError."""
     if settings.cert_file is None and settings.key_file is None:
         if settings.client_ca_file is not None:
@@ -91,7 +83,7 @@ def server_credentials(settings: TlsSettings, check_every_s: float = 1.0) -> grp
     cert, key, client_ca = settings.cert_file, settings.key_file, settings.client_ca_file
     paths = [cert, key] if client_ca is None else [cert, key, client_ca]
     try:
-        files = WatchedFiles(paths, partial(_read, cert, key, client_ca), check_every_s=check_every_s)
+        files = WatchedFiles(paths, partial(_read, cert, key, client_ca))
     except (OSError, ValueError) as error:
         raise StartError(f"grpc.tls: {error}") from None
     # gRPC asks before every handshake; the configuration it is given last stays in force.

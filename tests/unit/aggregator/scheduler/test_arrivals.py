@@ -101,14 +101,14 @@ def test_a_rate_is_never_negative_and_never_infinite(events: list[tuple[float, i
 
 
 def test_the_busy_share_is_computing_time_over_time() -> None:
-    busy = BusyShare(window_s=15.0)
+    busy = BusyShare()
     assert busy.observe(100.0, 5.0) == 0.0
     assert busy.observe(110.0, 8.0) == pytest.approx(0.3)
     assert busy.observe(120.0, 17.0) == pytest.approx(0.6)
 
 
 def test_the_busy_share_forgets_what_is_older_than_its_window() -> None:
-    busy = BusyShare(window_s=15.0)
+    busy = BusyShare()
     for second in range(0, 100, 5):
         busy.observe(float(second), 0.0)
     shares = [busy.observe(95.0 + 5 * step, 5.0 * step) for step in range(1, 5)]
@@ -121,7 +121,7 @@ def test_two_readings_in_one_moment_are_no_division_by_zero() -> None:
     assert busy.observe(1.0, 1.0) == 0.0
 
 
-def test_the_busy_share_is_that_of_the_last_fifteen_seconds_unless_told_otherwise() -> None:
+def test_the_busy_share_is_that_of_the_last_fifteen_seconds() -> None:
     busy = BusyShare()
     for now_s, cpu_s in ((0.0, 0.0), (1.0, 1.0), (15.9, 1.0)):
         busy.observe(now_s, cpu_s)
@@ -133,7 +133,7 @@ def test_the_busy_share_is_that_of_the_last_fifteen_seconds_unless_told_otherwis
 
 
 def test_rare_readings_still_span_the_window() -> None:
-    busy = BusyShare(window_s=15.0)
+    busy = BusyShare()
     shares = [busy.observe(60.0 * minute, cpu_s) for minute, cpu_s in enumerate((0.0, 15.0, 45.0, 45.0, 51.0))]
     assert shares == [0.0, 0.25, 0.5, 0.0, 0.1]
 
