@@ -91,8 +91,9 @@ def test_the_notes_say_what_is_on_trial_and_where_to_see_what_a_server_that_gene
 ) -> None:
     generating = {"name": "chat", "source": {"hub": "house/chat"}, "config": config}
     tried = {"name": MODEL, "source": {"hub": "house/minilm"}, "canary": CANARY}
-    given = ("--set", "kafka.bootstrapServers=k:1", "--set-json", f"models={json.dumps([tried, generating])}")
-    given += ("--set-json", f"kafka.config.topics={json.dumps(topics)}") if topics else ()
+    given = ["--set", "kafka.bootstrapServers=k:1", "--set-json", f"models={json.dumps([tried, generating])}"]
+    if topics:
+        given += ["--set-json", f"kafka.config.topics={json.dumps(topics)}"]
     done = run(4, "install", "t", str(CHART), "--namespace", "ns", "--dry-run=client", *given)
     assert done.returncode == 0, done.stderr
     notes = done.stdout.partition("NOTES:")[2]
