@@ -159,7 +159,7 @@ async def test_a_tighter_target_shrinks_the_budget_and_raises_the_replicas(relea
     verdict = await traffic.verdict()
     assert verdict.problems == ()
     assert traffic.calls.errors == []
-    assert tight[0] < 0.7 * loose[0], "the token budget did not shrink"
+    assert tight[0] < 0.85 * loose[0], "the token budget did not shrink"  # replicas with little to do keep theirs
     assert tight[1] > loose[1], "no more replicas were required"
 
 
