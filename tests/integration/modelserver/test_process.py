@@ -84,7 +84,7 @@ def test_above_its_bound_it_refuses_and_later_takes_again() -> None:
         codes = [call.code() for call in calls]
         answered = codes.count(grpc.StatusCode.OK)
         assert codes[0] is grpc.StatusCode.OK
-        assert 8 <= answered < 12, "eight full steps wait; each that ran while the calls came made room for one"
+        assert answered in (8, 9), "eight full steps wait, and the first runs if its step began before they came"
         assert codes.count(grpc.StatusCode.RESOURCE_EXHAUSTED) == 12 - answered
         assert server.embed([[1]]).message.queued_tokens == 0
 
