@@ -3,11 +3,11 @@ ARGS ?=
 PY := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help up install test faults broken mutate test-cluster bench fuzz fmt lint types proto proto-check chart lock clean
+.PHONY: help up install test faults broken mutate test-cluster bench bench-gpu fuzz fmt lint types proto proto-check chart lock clean
 
 ##@ Use
 up: ## Install, start Kafka, a model server and an aggregator, and embed 200 questions (ARGS=--help for the options)
-	@.ci/install $(filter --generate,$(ARGS))
+	@.ci/install $(if $(filter --generate --mixed,$(ARGS)),--generate)
 	@exec $(PY) -m loadtest up $(ARGS)
 
 install: ## Install what `make up` needs, and no more
@@ -33,6 +33,10 @@ test-cluster: ## Build the images, start a real Kubernetes, install the chart an
 bench: ## Measure the hot paths beside the libraries they use
 	@.ci/install
 	@$(PY) -m loadtest bench $(ARGS)
+
+bench-gpu: ## Decide on a GPU what was designed without one: engines, graphs, and the stack beside vLLM's server
+	@.ci/install
+	@$(PY) -m loadtest bench-gpu $(ARGS)
 
 fuzz: ## Fuzz every decoder for a minute each (ARGS="kafka_json --seconds 600" for one and longer)
 	@.ci/install --dev

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import logging
 import signal
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import uvloop
 
 from aggregator.app import Aggregator, check
-from aggregator.errors import StartError, ungrouped
-from aggregator.observability import heap, logs
+from aggregator.errors import ungrouped
 from aggregator.settings.aggregator import ENV_PREFIX, AggregatorSettings
-from aggregator.settings.help import help_text
-from aggregator.settings.load import load
+from k8s.process import heap, logs
+from k8s.process.errors import StartError
+from k8s.process.help import parser_of
+from k8s.process.settings import load
 
 _LOG = logging.getLogger(__name__)
 _BAD_START = 2
@@ -25,7 +24,13 @@ _BAD_START = 2
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code: 0 after a drain, 1 after a failure at work, 2 when it could not start."""
-    options = _parser().parse_args(arguments)
+    options = parser_of(
+        "aggregator",
+        "Batch requests from Kafka and gRPC by token count, and send the batches to model servers.",
+        AggregatorSettings,
+        ENV_PREFIX,
+        check="validate settings and connections, print what was found, and exit",
+    ).parse_args(arguments)
     try:
         settings = load(AggregatorSettings, ENV_PREFIX, options.config)
         if options.check:
@@ -48,20 +53,6 @@ async def _serve(settings: AggregatorSettings) -> int:
     with ungrouped(StartError):
         await aggregator.run(stop)
     return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m aggregator",
-        description="Batch requests from Kafka and gRPC by token count, and send the batches to model servers.",
-        epilog=help_text(AggregatorSettings, ENV_PREFIX),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--config", type=Path, metavar="FILE", help="settings as YAML; the environment wins over it")
-    parser.add_argument(
-        "--check", action="store_true", help="validate settings and connections, print what was found, and exit"
-    )
-    return parser
 
 
 if __name__ == "__main__":

@@ -4,43 +4,58 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from math import inf
 
-from aggregator.admission.bounds import Admission, AdmissionPolicy
 from aggregator.admission.limits import AdmissionLimits
 from aggregator.admission.models import Canary, Model, Models
 from aggregator.admission.quotas import QuotaPolicy, Quotas
-from aggregator.admission.tokenizers.cache import TokenizerCache
-from aggregator.admission.tokenizers.counting import INLINE_CHARACTERS, Counting
-from aggregator.admission.tokenizers.tokenizer import Tokenizer
-from aggregator.errors import StartError, TokenbatchError
-from aggregator.observability import telemetry
-from aggregator.observability.demand import DemandMeter, DemandReport
-from aggregator.observability.demand_server import DemandServer
-from aggregator.observability.gauges import gauge_values
-from aggregator.observability.health import Heartbeat
+from aggregator.errors import TokenbatchError, unless_cancelled
 from aggregator.observability.metrics import Metrics
+from aggregator.observability.page import LivePages
 from aggregator.observability.tracing import Tracing
-from aggregator.pipeline import Pipeline
-from aggregator.replicas.discovery import Discovery, ReadyAggregators, Target, changes
+from aggregator.pipeline.pipeline import Pipeline
+from aggregator.replicas.discovery import Discovery, ReadyAggregators, Target
 from aggregator.replicas.pool import ModelServers, describe
+from aggregator.reports.demand import DemandMeter, DemandReport, DemandServer
+from aggregator.reports.gauges import Consumer, gauge_values
+from aggregator.reports.live import LiveFeed
+from aggregator.request.request import REDIS
+from aggregator.scheduler.bounds import Admission, AdmissionPolicy
 from aggregator.scheduler.budget.controller import SlaGoal
 from aggregator.scheduler.dispatcher import DispatchPolicy
+from aggregator.scheduler.generating_replica import GeneratingReplica
 from aggregator.scheduler.queue import QueuePolicy
+from aggregator.scheduler.work_item import Task
+from aggregator.settings.addresses import changes
 from aggregator.settings.aggregator import AggregatorSettings, SlaSettings
-from aggregator.settings.load import as_text
+from aggregator.sources.calls.callers import open_authentication
+from aggregator.sources.calls.load import Limits, Load
+from aggregator.sources.calls.source import Served
 from aggregator.sources.grpc.source import GrpcSource
+from aggregator.sources.http.source import HttpSource
+from aggregator.sources.kafka.committed_offset import InFlightRecord
 from aggregator.sources.kafka.connection import check as check_kafka
 from aggregator.sources.kafka.connection import prepare_topics
-from aggregator.sources.kafka.consumer.committed_offset import InFlightRecord
-from aggregator.sources.kafka.consumer.consumer import KafkaConsumer
-from aggregator.sources.kafka.producer.producer import KafkaProducer
+from aggregator.sources.kafka.consumer import KafkaConsumer
+from aggregator.sources.kafka.producer import KafkaProducer
 from aggregator.sources.kafka.source import KafkaSource
+from aggregator.sources.redis.connection import connect as connect_redis
+from aggregator.sources.redis.connection import prepare_streams
+from aggregator.sources.redis.source import RedisSource
+from aggregator.tokenizers.cache import TokenizerCache
+from aggregator.tokenizers.counting import INLINE_CHARACTERS, Counting
+from aggregator.tokenizers.tokenizer import Tokenizer
+from k8s.process import telemetry
+from k8s.process.errors import StartError
+from k8s.process.health import Heartbeat
+from k8s.process.settings import as_text
 
 _LOG = logging.getLogger(__name__)
 _CLOSE_TIMEOUT_S = 5.0
+_CLAIMED_BATCHES = 8
+"""For each server: one runs, one is staged, some are on their way, and the rest is there to choose from."""
 _UNREADY_S = 10.0
 """The process is not ready when the event loop has not run for this time,"""
 _WEDGED_S = 60.0
@@ -62,8 +77,8 @@ class Aggregator:
             settings.tokenizer.cache, fast=settings.tokenizer.fast, on_check=self._metrics.tokenizer_checked
         )
         targets = [Target(address, model.name) for model in settings.models for address in model.servers]
-        pool = ModelServers(Discovery(targets), cache, tracing=tracing)
-        meter = DemandMeter(self._models)
+        pool = self._pool = ModelServers(Discovery(targets), cache, tracing=tracing)
+        meter = self._meter = DemandMeter(self._models)
         self._ready_aggregators = ReadyAggregators(settings.tenants.aggregators if settings.tenants.limited else "1")
         self._pipeline = Pipeline(
             self._models,
@@ -76,14 +91,33 @@ class Aggregator:
         )
         self._consumer: KafkaConsumer | None = None
         self._producer: KafkaProducer | None = None
+        self._kafka: KafkaSource | None = None
+        self._redis: RedisSource | None = None
+        self._consumers: list[tuple[Consumer, Callable[[str], float]]] = []
         self._grpc: GrpcSource | None = None
+        self._http: HttpSource | None = None
         if settings.kafka.enabled:
             self._open_kafka(settings, tracing)
+        if settings.redis.enabled:
+            self._open_redis(settings)
+        served = Served(
+            default_model=settings.models[0].name,
+            models=self._models,
+            give_up=self._pipeline.give_up,
+            load=Load(Limits(), self._metrics),
+            authentication=open_authentication(settings.grpc.authentication),
+            tracing=tracing,
+        )
         if settings.grpc.bind:
-            self._grpc = GrpcSource(settings, self._pipeline.give_up, self._models, self._metrics, tracing)
-            self._pipeline.sources.append(self._grpc)
+            self._grpc = GrpcSource(settings.grpc, served)
+        if settings.http.bind:
+            self._http = HttpSource(settings.http, settings.grpc.tls, served)
+        for source in (self._grpc, self._http):
+            if source is not None:
+                self._pipeline.sources.append(source)
+                self._pipeline.on_room.append(source.receive_now)
         defaults = {topic.name: topic.model or settings.models[0].name for topic in settings.kafka.topics}
-        self._report = DemandReport(self._models, meter, defaults, self._consumer)
+        self._report = DemandReport(self._models, meter, defaults, self._fetch_positions, self._waiting_entries)
         self._demand = DemandServer(settings.demand.bind, self._report) if settings.demand.bind else None
         self._work: list[asyncio.Task[None]] = []
         self._started = False
@@ -101,12 +135,56 @@ class Aggregator:
             self._consumer,
             self._producer,
             trusts_tenant=not settings.grpc.authentication.required,
+            dimensions=lambda name: self._models.dimensions(name) if name in self._models else None,
             metrics=self._metrics,
             tracing=tracing,
         )
         self._pipeline.sources.append(source)
+        self._pipeline.further_receivers.append((source, source.receive_large))
+        self._consumers.append((self._consumer, self._tokens_per_record))
+        self._kafka = source
         for topic in settings.kafka.topics:
             self._metrics.records_lost(topic.name, 0)
+
+    def _open_redis(self, settings: AggregatorSettings) -> None:
+        source = RedisSource(
+            settings.redis,
+            settings.models[0].name,
+            connect_redis(settings.redis),
+            room=self._room,
+            known=self._models.__contains__,
+            trusts_tenant=not settings.grpc.authentication.required,
+            metrics=self._metrics,
+        )
+        self._pipeline.sources.append(source)
+        self._pipeline.further_receivers += [(source, receive) for receive in source.further_receivers]
+        self._consumers.append((source, lambda stream: self._meter.tokens_per_record(source.models[stream], REDIS)))
+        self._redis = source
+
+    def _tokens_per_record(self, topic: str) -> float:
+        return self._report.tokens_per_record(topic)
+
+    def _fetch_positions(self) -> Mapping[tuple[str, int], int]:
+        return {} if self._consumer is None else self._consumer.positions()
+
+    def _waiting_entries(self) -> dict[tuple[str, str], int]:
+        """Entries in Redis that no aggregator has claimed, by stream and its model."""
+        if self._redis is None:
+            return {}
+        waiting = self._redis.lag_records().items()
+        return {(stream, self._redis.models[stream]): entries for (stream, _), entries in waiting}
+
+    def _room(self, name: str, task: Task) -> int:
+        """Tokens that a source may claim for a model: a few batches for each server, less what is held."""
+        model = self._models.find(name, task)
+        replicas = [
+            each for revision in model.revisions.values() for each in revision.dispatcher.replicas.in_use.values()
+        ]
+        batch_tokens = sum(
+            each.kv_tokens if isinstance(each, GeneratingReplica) else max(each.token_budget, each.largest)
+            for each in replicas
+        )
+        return _CLAIMED_BATCHES * batch_tokens - model.admission.total - model.pending.tokens
 
     async def run(self, stop: asyncio.Event) -> None:
         """Start, work until `stop` is set, drain within the grace period; an unfinished start is cancelled."""
@@ -130,25 +208,45 @@ class Aggregator:
         settings = self._settings
         if settings.kafka.enabled:
             await prepare_topics(settings.kafka, settings.lifecycle.connect_timeout_s)
-        self._metrics.watch(lambda: gauge_values(self._models, self._consumer, self._report.tokens_per_record))
-        self._telemetry.health.ready.update(
-            models=self._models_ready, kafka=self._kafka_ready, loop=heartbeat.within(_UNREADY_S)
+        if self._redis is not None:
+            for warning in await prepare_streams(settings.redis, settings.lifecycle.connect_timeout_s):
+                _LOG.warning(warning)
+        self._metrics.watch(lambda: gauge_values(self._models, [consumer for consumer, _ in self._consumers]))
+        feed = LiveFeed(
+            self._models,
+            self._pool.troubles,
+            self._metrics,
+            meter=self._meter,
+            consumers=self._consumers,
+            away=lambda: [why for why in (self._kafka_ready(), self._redis_ready()) if why],
+            slo_s=settings.sla.latency_s,
         )
-        self._work.append(tasks.create_task(self._pipeline.run(), name="pipeline"))
-        self._work.append(tasks.create_task(self._ready_aggregators.run(), name="ready aggregators"))
+        self._telemetry.show(LivePages(feed))
+        ready = self._telemetry.health.ready
+        ready.update(models=self._models_ready, kafka=self._kafka_ready)
+        if self._redis is not None:
+            ready["redis"] = self._redis_ready
+        ready["loop"] = heartbeat.within(_UNREADY_S)
+        self._work.append(tasks.create_task(unless_cancelled(self._pipeline.run()), name="pipeline"))
+        self._work.append(tasks.create_task(unless_cancelled(self._ready_aggregators.run()), name="ready aggregators"))
         if self._demand is not None:
             await self._demand.start()
         if self._consumer is not None and self._producer is not None:
             await self._producer.start()
-            self._work.append(tasks.create_task(self._consumer.run(), name="consumer"))
+            self._work.append(tasks.create_task(unless_cancelled(self._consumer.run()), name="consumer"))
+        if self._redis is not None:
+            self._work.append(tasks.create_task(unless_cancelled(self._redis.run()), name="redis"))
         if self._grpc is not None:
             await self._grpc.server.start()
             await self._grpc.server.set_serving(serving=True)
+        if self._http is not None:
+            await self._http.server.start()
         self._started = True
         _LOG.info(
             "aggregator started",
             extra={
                 "grpc": self._grpc.server.address if self._grpc else None,
+                "http": self._http.server.address if self._http else None,
                 "demand": self._demand.address if self._demand else None,
                 "metrics": self._telemetry.metrics_address,
             },
@@ -161,18 +259,30 @@ class Aggregator:
         _LOG.info("drain started", extra={"grace_s": grace_s})
         if self._consumer is not None:
             self._consumer.stop_fetching()
+        if self._redis is not None:
+            self._redis.stop_receiving()
         try:
             async with asyncio.timeout(max(0.0, grace_s - 2 * _CLOSE_TIMEOUT_S)), asyncio.TaskGroup() as tasks:
                 if self._grpc is not None:
                     tasks.create_task(self._grpc.stop(grace_s), name="stop grpc")
-                tasks.create_task(self._pipeline.drain(), name="drain")
+                if self._http is not None:
+                    tasks.create_task(self._http.stop(grace_s), name="stop http")
+                tasks.create_task(self._finish(), name="drain")
         except TimeoutError:
             _LOG.warning("drain timed out: unfinished records will be replayed, open calls are cancelled")
         if self._producer is not None and self._consumer is not None:
             await self._producer.close(_CLOSE_TIMEOUT_S)
             await self._consumer.close(_CLOSE_TIMEOUT_S)
+        if self._redis is not None:
+            await self._redis.close()
         if self._demand is not None:
             await self._demand.stop()
+
+    async def _finish(self) -> None:
+        """Complete every request, and write every dead letter."""
+        await self._pipeline.drain()
+        if self._kafka is not None:
+            await self._kafka.delivered()
 
     def _models_ready(self) -> str | None:
         """Ready when a model can be served, or scales from zero: one model without servers must not stop the others."""
@@ -189,6 +299,11 @@ class Aggregator:
             return None
         return "Kafka cannot be reached"
 
+    def _redis_ready(self) -> str | None:
+        if self._redis is None or self._redis.server.healthy:
+            return None
+        return "Redis does not serve"
+
 
 def make_models(settings: AggregatorSettings, worker: Executor, long_worker: Executor) -> Models:
     """The configured models with the policy of their queues; the workers tokenize."""
@@ -201,6 +316,7 @@ def make_models(settings: AggregatorSettings, worker: Executor, long_worker: Exe
             model.aliases,
             Admission(admission),
             scales_to_zero=model.scales_to_zero,
+            both=model.task == "both",
             canary=Canary(model.canary.revision, model.canary.share) if model.canary is not None else None,
         )
         for model in settings.models
@@ -219,21 +335,22 @@ def make_goal(sla: SlaSettings) -> SlaGoal | None:
 
 
 async def check(settings: AggregatorSettings) -> int:
-    """Print the settings (secrets masked) and what every connection says; 0 when all is well, else 1."""
+    """Print the settings (secrets masked) and the state of every connection; 0 if each works, else 1."""
     print(as_text(settings))
-    problems: list[str] = []
     timeout_s = settings.lifecycle.connect_timeout_s
-    if settings.kafka.enabled:
-        try:
-            for warning in await check_kafka(settings.kafka, timeout_s):
-                print(f"warning: {warning}")
-            print(f"kafka {settings.kafka.bootstrap_servers}: ok")
-        except StartError as error:
-            problems.append(str(error))
+    problems: list[str] = []
+    kafka, redis = settings.kafka, settings.redis
+    asked = {
+        f"kafka {kafka.bootstrap_servers}": check_kafka(kafka, timeout_s) if kafka.enabled else None,
+        f"redis {redis.servers}": prepare_streams(redis, timeout_s) if redis.enabled else None,
+    }
+    for name, asking in asked.items():
+        if asking is not None:
+            problems += await _warn(name, asking)
     for model in settings.models:
         for address in model.servers:
             if changes(address):
-                continue  # its endpoints change; readiness tells whether there are any
+                continue  # its endpoints change; readiness shows whether it has any
             try:
                 found = await describe(address, timeout_s)
             except TokenbatchError as error:
@@ -246,6 +363,17 @@ async def check(settings: AggregatorSettings) -> int:
         print(f"problem: {problem}")
     print("ok" if not problems else f"{len(problems)} problems")
     return 1 if problems else 0
+
+
+async def _warn(name: str, asking: Awaitable[Sequence[str]]) -> list[str]:
+    """Print what a broker is warned of; returns why it does not fit."""
+    try:
+        for warning in await asking:
+            print(f"warning: {warning}")
+    except StartError as error:
+        return [str(error)]
+    print(f"{name}: ok")
+    return []
 
 
 def make_limits(settings: AggregatorSettings, ready_aggregators: Callable[[], int] = lambda: 1) -> AdmissionLimits:

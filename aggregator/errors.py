@@ -9,17 +9,16 @@ TokenbatchError
 │  └─ Unauthenticated    no credential, or one that is not known, not valid or expired
 ├─ Overloaded            a queue bound is reached; try again later
 ├─ ModelUnavailable      no model server can take it now
-├─ BatchFailed           a model server failed a whole batch; the pipeline retries, bisects, isolates
-│  ├─ ModelServerBusy    refused before it started; another replica, at no charge
-│  ├─ ModelServerLost    the connection or the process went away, or the time-out passed
-│  └─ EngineFailed       the engine raised
-└─ StartError            settings, brokers or topics; the process exits with a clear line
+└─ BatchFailed           a model server failed a whole batch; the pipeline retries, bisects, isolates
+   ├─ ModelServerBusy    refused before it started; another replica, at no charge
+   ├─ ModelServerLost    the connection or the process went away, or the time-out passed
+   └─ EngineFailed       the engine raised
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import Awaitable, Generator
 from contextlib import contextmanager
 from enum import IntEnum
 from typing import ClassVar
@@ -135,10 +134,6 @@ class EngineFailed(BatchFailed):
     code = Code.INTERNAL
 
 
-class StartError(TokenbatchError):
-    """Settings, brokers or topics do not allow a start; the message says what to do."""
-
-
 @contextmanager
 def ungrouped(*kinds: type[Exception]) -> Generator[None]:
     """Raise the first error of a group that holds only errors of these kinds; any other group stays as it is.
@@ -167,3 +162,20 @@ def is_cancelled() -> bool:
     """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
+
+
+@contextmanager
+def stray_cancellation_as(error: Exception) -> Generator[None]:
+    """Raise `error` for a CancelledError that a library raises: it would end the running task without a word."""
+    try:
+        yield
+    except asyncio.CancelledError as cancelled:
+        if is_cancelled():
+            raise
+        raise error from cancelled
+
+
+async def unless_cancelled(work: Awaitable[None]) -> None:
+    """Await work that lasts; raises RuntimeError if a library cancels it."""
+    with stray_cancellation_as(RuntimeError("work was cancelled that nobody cancelled")):
+        await work

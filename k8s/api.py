@@ -1,4 +1,4 @@
-"""The calls to the Kubernetes API and their errors. The client is imported only when a connection is opened."""
+"""The calls to the Kubernetes API and their errors."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ class KubernetesError(Exception):
 class Kubernetes(Protocol):
     """An API server, used by one account. Objects are plain JSON, so fields that this code does not know are kept."""
 
-    async def get(self, path: str) -> Object:
-        """One object. Raises KubernetesError."""
-        ...
+    async def get(self, path: str) -> Object: ...
 
     async def update(self, path: str, content: Object) -> Object:
         """Replace an object; 409 when it changed since it was read. Raises KubernetesError."""
@@ -34,9 +32,7 @@ class Kubernetes(Protocol):
         """Merge into an object. Raises KubernetesError."""
         ...
 
-    async def create(self, path: str, content: Object) -> Object:
-        """Make an object in a collection. Raises KubernetesError."""
-        ...
+    async def create(self, path: str, content: Object) -> Object: ...
 
     async def apply(self, path: str, content: Object, manager: str, *, force: bool) -> Object:
         """Server-side apply: make or change an object; 409 if a field of another manager differs, unless forced.
@@ -53,16 +49,7 @@ class Kubernetes(Protocol):
         """Events after the version of a list, until the server ends the watch. Raises KubernetesError."""
         ...
 
-    async def close(self) -> None:
-        """Close the connections."""
-        ...
-
-
-def connect() -> Kubernetes:
-    """With the service account of the pod; outside of a cluster, with the kubeconfig. Raises StartError."""
-    from k8s.connection import Connection, configuration  # noqa: PLC0415 - takes 0.4 s of CPU and 15 MB
-
-    return Connection(configuration())
+    async def close(self) -> None: ...
 
 
 def this_namespace() -> str:

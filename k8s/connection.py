@@ -16,8 +16,8 @@ from kubernetes.config.incluster_config import SERVICE_HOST_ENV_NAME
 from typing_extensions import override
 from urllib3.exceptions import HTTPError
 
-from aggregator.errors import StartError
 from k8s.api import Kubernetes, KubernetesError, Object
+from k8s.process.errors import StartError
 
 _TIMEOUT_S = 10.0
 _CONNECT_S = 5.0
@@ -46,7 +46,7 @@ def configuration() -> client.Configuration:
             config.load_kube_config(config_file=file, client_configuration=found)
     except (config.ConfigException, OSError) as error:
         raise StartError(
-            f"this is not a Kubernetes pod with a service account, and there is no kubeconfig ({error}): "
+            f"this is not a Kubernetes pod with a service account, and has no kubeconfig ({error}): "
             "give addresses as host:port"
         ) from error
     return found
@@ -163,7 +163,7 @@ async def _in_thread(call: Callable[_P, _T], *arguments: _P.args, **options: _P.
             result = partial(outcome.set_exception, error)
         else:
             result = partial(outcome.set_result, found)
-        with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+        with suppress(RuntimeError):  # the loop is closed: no task waits
             loop.call_soon_threadsafe(settle, result)
 
     Thread(target=run, name="kubernetes", daemon=True).start()

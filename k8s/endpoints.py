@@ -10,8 +10,8 @@ from collections.abc import AsyncGenerator, Collection, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from aggregator.errors import StartError
 from k8s.api import Kubernetes, KubernetesError, Object
+from k8s.process.errors import StartError
 
 _LOG = logging.getLogger(__name__)
 SCHEME = "k8s://"
@@ -61,7 +61,7 @@ async def endpoints(kubernetes: Kubernetes, address: ServiceAddress) -> AsyncGen
 async def serving(kubernetes: Kubernetes, address: ServiceAddress) -> AsyncGenerator[Mapping[str, bool]]:
     """Yield whether the pod is Ready, by `host:port` of every endpoint that is not terminating; never ends.
 
-    Unlike `endpoints`, this tells the two apart if the Service publishes unready endpoints.
+    Unlike `endpoints`, this shows the difference if the Service publishes unready endpoints.
     """
     async with aclosing(_followed(kubernetes, address)) as answers:
         async for pieces in answers:

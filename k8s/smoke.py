@@ -1,19 +1,22 @@
-"""Test an installation, for `helm test`: embed sentences, or generate a short text, by gRPC and through Kafka."""
+"""Test an installation, for `helm test`: embed sentences or generate a short text by gRPC, HTTP and through Kafka."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import base64
 import math
 import secrets
 import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import aiohttp
 import grpc
 import grpc.aio
 import numpy as np
@@ -21,11 +24,12 @@ import numpy.typing as npt
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.errors import KafkaError
 
-from aggregator.errors import StartError
 from aggregator.settings.aggregator import ENV_PREFIX, AggregatorSettings, KafkaSettings, TopicSettings
-from aggregator.settings.load import load
 from aggregator.sources.kafka.connection import client_options
-from k8s.api import Kubernetes, KubernetesError, connect
+from k8s.api import Kubernetes, KubernetesError
+from k8s.connect import connect
+from k8s.process.errors import StartError
+from k8s.process.settings import load
 from k8s.scaler.external_metrics.discovery import GROUP, VERSION
 from k8s.scaler.external_metrics.registration import PATH, holder
 from protos.embedding.v1 import embedding_pb2 as pb
@@ -36,6 +40,7 @@ from protos.generation.v1.generation_pb2_grpc import GenerationStub
 QUESTION = "how far away is the moon"
 NEAR = "what is the distance from the earth to the moon"
 FAR = "who wrote the first symphony"
+SENTENCES = [QUESTION, NEAR, FAR]
 _NORM_TOLERANCE = 0.02
 _RETRY_S = 1.0
 _TEXT_TOKENS = 8
@@ -48,22 +53,54 @@ class Failed(Exception):
 
 
 async def by_grpc(target: str, model: str, deadline_s: float) -> str:
-    """Embed three sentences, or generate a text, by one call; the result in words. Raises Failed."""
+    """Embed three sentences, generate a text, or do both, by one call each; the result in words. Raises Failed."""
     left_s = max(1.0, deadline_s - time.monotonic())
     async with grpc.aio.insecure_channel(target) as channel:
         stub: Any = pb_grpc.EmbeddingsStub(channel)
         try:
             listed = await stub.ListModels(pb.ListModelsRequest(), timeout=left_s, wait_for_ready=True)
-            if any(each.task == "generate" for each in listed.models if model in {each.name, *each.aliases}):
-                return f"gRPC {target}: {_judged_text(await _text(channel, model, left_s), model)}"
-            answer = await stub.Embed(_sentences(model=model), timeout=left_s, wait_for_ready=True)
+            tasks = {each.task for each in listed.models if model in {each.name, *each.aliases}}
+            found: list[str] = []
+            if "generate" in tasks:
+                found.append(_judged_text(await _text(channel, model, left_s), model))
+            if tasks != {"generate"}:
+                sentences = await stub.Embed(_sentences(model=model), timeout=left_s, wait_for_ready=True)
+                found.append(_judged_response(sentences, model))
         except grpc.aio.AioRpcError as error:
             raise Failed(f"gRPC {target}: {error.code().name}: {error.details()}") from error
-    return f"gRPC {target}: {_judged(answer, model)}"
+    return f"gRPC {target}: {'; '.join(found)}"
+
+
+async def by_http(target: str, model: str, deadline_s: float) -> str:
+    """The same by OpenAI's API; the result in words. Raises Failed."""
+    timeout = aiohttp.ClientTimeout(max(1.0, deadline_s - time.monotonic()))
+    found: list[str] = []
+    try:
+        async with aiohttp.ClientSession(f"http://{target}", timeout=timeout) as session:
+            listed = await _json(session.get("/v1/models"))
+            tasks = {each["task"] for each in listed["data"] if model in {each["id"], *each["aliases"]}}
+            if "generate" in tasks:
+                asked = {"model": model, "prompt": QUESTION, "max_tokens": _TEXT_TOKENS, "temperature": 0.0}
+                text = await _json(session.post("/v1/completions", json={**asked, "ignore_eos": True}))
+                found.append(_judged_tokens(text["usage"]["completion_tokens"], model))
+            if tasks != {"generate"}:
+                asked = {"model": model, "input": SENTENCES, "normalize": True, "encoding_format": "base64"}
+                answer = await _json(session.post("/v1/embeddings", json=asked))
+                found.append(_judged([base64.b64decode(each["embedding"]) for each in answer["data"]], model))
+    except (aiohttp.ClientError, TimeoutError) as error:
+        raise Failed(f"HTTP {target}: {error!r}") from error
+    return f"HTTP {target}: {'; '.join(found)}"
+
+
+async def _json(asking: AbstractAsyncContextManager[aiohttp.ClientResponse]) -> Any:
+    async with asking as response:
+        if not response.ok:
+            raise Failed(f"HTTP {response.url}: {response.status}: {await response.text()}")
+        return await response.json()
 
 
 def _sentences(**fields: str) -> pb.EmbedRequest:
-    inputs = [pb.Input(text=text) for text in (QUESTION, NEAR, FAR)]
+    inputs = [pb.Input(text=text) for text in SENTENCES]
     return pb.EmbedRequest(inputs=inputs, normalize=True, **fields)  # type: ignore[arg-type]
 
 
@@ -103,11 +140,10 @@ async def by_kafka(kafka: KafkaSettings, topic: TopicSettings, deadline_s: float
         text = texts.GenerateResponse.FromString(reply)
         return f"Kafka {topic.name} to {reply_topic}: {_judged_text(text, text.model)}"
     answer = pb.EmbedResponse.FromString(reply)
-    return f"Kafka {topic.name} to {reply_topic}: {_judged(answer, answer.model)}"
+    return f"Kafka {topic.name} to {reply_topic}: {_judged_response(answer, answer.model)}"
 
 
 async def _at_the_end(consumer: Any, topic: str) -> None:
-    """Read every partition of the reply topic from now on."""
     while not (numbers := consumer.partitions_for_topic(topic)):
         await consumer._client.add_topic(topic)  # noqa: SLF001 - a consumer without a group learns of no topic by itself
         await asyncio.sleep(0.1)
@@ -125,27 +161,35 @@ async def _reply(consumer: Any, request_id: str) -> bytes:
     raise Failed("the reply topic ended. This is a bug.")
 
 
-def _judged(answer: pb.EmbedResponse, model: str) -> str:
-    """The result in words. Raises Failed unless similar sentences have similar vectors."""
+def _judged_response(answer: pb.EmbedResponse, model: str) -> str:
     if answer.status.code:
         raise Failed(f"{model}: code {answer.status.code}: {answer.status.message}")
-    question, near, far = (np.frombuffer(each.embedding, "<f4") for each in answer.embeddings)
+    return _judged([each.embedding for each in answer.embeddings], f"{model} {answer.model_revision}")
+
+
+def _judged(vectors: Sequence[bytes], model: str) -> str:
+    """The result in words. Raises Failed unless similar sentences have similar vectors."""
+    question, near, far = (np.frombuffer(each, "<f4") for each in vectors)
     norms = [float(np.linalg.norm(vector)) for vector in (question, near, far)]
     if any(not math.isclose(norm, 1.0, abs_tol=_NORM_TOLERANCE) for norm in norms):
         raise Failed(f"{model}: the vectors' lengths are {norms}, not 1")
     like, unlike = float(question @ near), float(question @ far)
     if not like > unlike:
-        raise Failed(f"{model}: what is unlike is nearer ({unlike:.2f}) than what is alike ({like:.2f})")
-    return f"{model} {answer.model_revision}: {question.size} dimensions, alike {like:.2f}, unlike {unlike:.2f}"
+        raise Failed(f"{model}: unrelated sentences are more similar ({unlike:.2f}) than related ones ({like:.2f})")
+    return f"{model}: {question.size} dimensions, alike {like:.2f}, unlike {unlike:.2f}"
 
 
 def _judged_text(answer: texts.GenerateResponse, model: str) -> str:
-    """The result in words. Raises Failed if the text has another length than it was asked for."""
+    """The result in words. Raises Failed if the text does not have the requested length."""
     if answer.status.code:
         raise Failed(f"{model}: code {answer.status.code}: {answer.status.message}")
-    if answer.usage.completion_tokens != _TEXT_TOKENS:
-        raise Failed(f"{model}: a text of {answer.usage.completion_tokens} tokens, not {_TEXT_TOKENS}")
-    return f"{model} {answer.model_revision}: a text of {_TEXT_TOKENS} tokens"
+    return _judged_tokens(answer.usage.completion_tokens, f"{model} {answer.model_revision}")
+
+
+def _judged_tokens(tokens: int, model: str) -> str:
+    if tokens != _TEXT_TOKENS:
+        raise Failed(f"{model}: a text of {tokens} tokens, not {_TEXT_TOKENS}")
+    return f"{model}: a text of {_TEXT_TOKENS} tokens"
 
 
 async def by_metric(kubernetes: Kubernetes, metric: str) -> str:
@@ -158,7 +202,7 @@ async def by_metric(kubernetes: Kubernetes, metric: str) -> str:
     except KubernetesError as error:
         raise Failed(f"metric {metric}: {error}; {await _served_by(kubernetes)}") from error
     if not found:
-        raise Failed(f"metric {metric}: there is no series of it; {await _served_by(kubernetes)}")
+        raise Failed(f"metric {metric} has no series; {await _served_by(kubernetes)}")
     return f"metric {metric}: {', '.join(each['value'] for each in found)}"
 
 
@@ -168,7 +212,7 @@ async def _served_by(kubernetes: Kubernetes) -> str:
         it = holder(await kubernetes.get(PATH))
     except KubernetesError as error:
         return f"who serves the external metrics API is not known: {error}"
-    other = "" if it.is_scaler else ", which is no scaler of tokenbatch"
+    other = "" if it.is_scaler else ", which is not a scaler of tokenbatch"
     return f"the external metrics API is served by {it.service}{other}"
 
 
@@ -189,14 +233,17 @@ async def prove(
     timeout_s: float,
     metrics: Sequence[str] = (),
     kubernetes: Callable[[], Kubernetes] = connect,
+    *,
+    http: str | None = None,
 ) -> list[str]:
-    """Every model by gRPC, every topic by Kafka, every metric; the results in words. Raises Failed, StartError."""
+    """Every model by gRPC and HTTP, every topic, every metric; the results in words. Raises Failed, StartError."""
     deadline_s = time.monotonic() + timeout_s
     found: list[str] = []
-    if target is not None:
-        found += [
-            await _until(partial(by_grpc, target, model.name, deadline_s), deadline_s) for model in settings.models
-        ]
+    for address, by in ((target, by_grpc), (http, by_http)):
+        if address is not None:
+            found += [
+                await _until(partial(by, address, model.name, deadline_s), deadline_s) for model in settings.models
+            ]
     if settings.kafka.enabled:
         found += [await by_kafka(settings.kafka, topic, deadline_s) for topic in settings.kafka.topics]
     if metrics:
@@ -209,10 +256,10 @@ async def prove(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code: 0 if everything works."""
     parser = argparse.ArgumentParser(prog="python -m k8s.smoke", description=__doc__)
     parser.add_argument("--config", type=Path, metavar="FILE", help="the aggregator's settings")
-    parser.add_argument("--grpc", metavar="HOST:PORT", help="an aggregator; without it by Kafka only")
+    parser.add_argument("--grpc", metavar="HOST:PORT", help="an aggregator's gRPC port; without it not by gRPC")
+    parser.add_argument("--http", metavar="HOST:PORT", help="an aggregator's HTTP port; without it not over HTTP")
     parser.add_argument(
         "--metric",
         action="append",
@@ -224,7 +271,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         settings = load(AggregatorSettings, ENV_PREFIX, options.config)
-        found = asyncio.run(prove(settings, options.grpc, options.timeout_s, options.metric))
+        found = asyncio.run(prove(settings, options.grpc, options.timeout_s, options.metric, http=options.http))
     except (Failed, StartError) as error:
         sys.stderr.write(f"failed: {error}\n")
         return 1

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
-from aggregator.observability import heap
+from k8s.process import heap
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,11 @@ COMMANDS = (
         "generate", "loadtest.generation.command", "simulate an engine that generates, under memory and latency limits"
     ),
     Command(
+        "mixed",
+        "loadtest.mixed.command",
+        "simulate servers that embed and generate in the same steps, beside split ones",
+    ),
+    Command(
         "validate",
         "loadtest.validate.command",
         "compare the simulator with the running system, on this machine",
@@ -52,11 +57,17 @@ COMMANDS = (
     ),
     Command("report", "loadtest.report.command", "simulate, and write a page with plots and tables"),
     Command("bench", "loadtest.bench.run", "measure the hot paths beside the libraries they use", calls=True),
+    Command(
+        "bench-gpu",
+        "loadtest.bench.gpu.command",
+        "measure on a GPU what was designed without one, and decide",
+        calls=True,
+    ),
 )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code of the command that was asked for."""
+    """The exit code of the command."""
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = argparse.ArgumentParser(prog="python -m loadtest", description=__doc__)
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")

@@ -22,7 +22,6 @@ from loadtest.stack.addresses import running_stack
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this command."""
     group = parser.add_argument_group("where to")
     group.add_argument("--target", metavar="HOST:PORT", help="the aggregator's; absent: that of the stack running here")
     add_input_options(parser)

@@ -40,7 +40,7 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_client_option(parser: argparse.ArgumentParser) -> None:
-    """What the Kafka client is told besides the address."""
+    """Further settings of the Kafka client."""
     parser.add_argument(
         "--client",
         action="append",
@@ -74,7 +74,7 @@ def unique(texts: Sequence[str]) -> list[str]:
 
 
 def finish(title: str, tally: Tally, options: argparse.Namespace) -> int:
-    """Write the files asked for, show the table, and give the exit code: LOST if anything was."""
+    """Write the files requested, show the table, and give the exit code: LOST if anything was."""
     summary = tally.summary()
     if options.out:
         tally.write_npz(options.out)

@@ -24,7 +24,6 @@ from loadtest.stack.addresses import running_stack
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this command."""
     group = parser.add_argument_group("where to")
     group.add_argument("--bootstrap", metavar="HOST:PORT", help="Kafka's; absent: that of the stack running here")
     group.add_argument("--request-topic", default=DEFAULT_REQUEST_TOPIC, metavar="T")

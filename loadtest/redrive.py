@@ -29,7 +29,6 @@ _AGO = re.compile(r"(\d+)([smhd])")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this command."""
     group = parser.add_argument_group("where")
     group.add_argument("--bootstrap", metavar="HOST:PORT", help="Kafka's; absent: that of the stack running here")
     group.add_argument("--from", dest="letters_topic", required=True, metavar="TOPIC-dlt", help="the dead letters")
@@ -60,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """The exit code: 0, 1 when a dead letter that was asked for is still there, 2 when it could not be done."""
+    """The exit code: 0, 1 when a dead letter that was requested is still there, 2 when it could not be done."""
     if options.to == options.letters_topic:
         return fail(
             "redrive", ValueError(f"--to {options.to}: the dead letters would only go round in their own topic")
@@ -99,7 +98,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def moment(text: str) -> float:
-    """Unix seconds of a time in ISO 8601, UTC where it says nothing else, or of so long ago."""
+    """Unix seconds of a time in ISO 8601, UTC by default, or of a duration before now."""
     ago = _AGO.fullmatch(text)
     if ago is not None:
         return time.time() - int(ago[1]) * _UNITS_S[ago[2]]

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import median
 
 import numpy as np
 import numpy.typing as npt
 from rich.table import Column, Table
 
 from loadtest.clients import grpc, kafka
-from loadtest.clients.grpc import GrpcRun
+from loadtest.clients.grpc import GrpcRun, GrpcRunError
 from loadtest.clients.kafka import KafkaRun
 from loadtest.prometheus import BatchFigures, batch_figures
 from loadtest.screen import exchange_bars, milliseconds
 from loadtest.tally import Summary, Tally
 
 _SHOWN, _NEIGHBOURS = 3, 2
+_ONE_BY_ONE_S = 6.0
+"""Questions are asked one by one no longer than this: then those that are left are not asked."""
+_FEW = 20
+_BATCHED_RUNS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +32,14 @@ class Passage:
     name: str
     summary: Summary
     batches: BatchFigures
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """Queries per second: each question after the answer to the one before, and all of them at once."""
+
+    one_by_one: float
+    batched: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +73,28 @@ def take_sample(questions: Sequence[str], through_kafka: KafkaRun, through_grpc:
     return Sample(questions, passages, tallies[0].embeddings())
 
 
-def passages_table(sample: Sample) -> Table:
-    """One column for each way."""
+def measure_gain(questions: Sequence[str], through_grpc: GrpcRun) -> Gain:
+    """Ask the same questions over gRPC, one by one and all at once, for no longer than some seconds."""
+    asked, took_s = 0, 0.0
+    while asked < len(questions) and took_s < _ONE_BY_ONE_S:
+        few = _ask(questions[asked : asked + _FEW], replace(through_grpc, concurrency=1))
+        asked, took_s = asked + few.replies, took_s + few.duration_s
+    at_once = replace(through_grpc, concurrency=len(questions))
+    rates = [_ask(questions, at_once).queries_per_s for _ in range(_BATCHED_RUNS)]
+    return Gain(asked / took_s, median(rates))
+
+
+def _ask(questions: Sequence[str], through_grpc: GrpcRun) -> Summary:
+    tally = Tally(np.arange(len(questions)), keep_embeddings=False)
+    asyncio.run(grpc.run(questions, tally, through_grpc, lambda: None))
+    summary = tally.summary()
+    if summary.lost or summary.errors:
+        raise GrpcRunError(f"questions were lost: {summary.lost}, or failed: {summary.errors}")
+    return summary
+
+
+def passages_table(sample: Sample, gain: Gain) -> Table:
+    """One column for each way; last what batching buys."""
     table = Table("")
     for passage in sample.passages:
         table.add_column(passage.name, justify="right")
@@ -80,6 +113,10 @@ def passages_table(sample: Sample) -> Table:
     row("fill of the token budget", [f"{each.fill:.0%}" for each in batches])
     row("latency p50", [milliseconds(each.latency_s.get("p50")) for each in summaries])
     row("latency p99", [milliseconds(each.latency_s.get("p99")) for each in summaries])
+    table.add_section()
+    row("one by one, queries/s", ["", f"{gain.one_by_one:,.0f}"])
+    row("batched, queries/s", ["", f"{gain.batched:,.0f}"])
+    row("batching buys", ["", f"[bold]{gain.batched / gain.one_by_one:.1f} ×"])
     return table
 
 

@@ -65,7 +65,7 @@ class Summary:
 class Tally:
     """The outcome of each query, by its number from 0; clocks are the caller's, in seconds.
 
-    `lines` says which line of the file each query is. Embeddings are kept only if asked for: they are large.
+    `lines` says which line of the file each query is. Embeddings are kept only if requested: they are large.
     `mismatched` counts replies that contradict their request (another key, another request id).
     """
 
@@ -96,6 +96,12 @@ class Tally:
     def complete(self) -> bool:
         """Whether every query was sent and answered."""
         return self.replies == len(self.lines)
+
+    @property
+    def latencies_s(self) -> npt.NDArray[np.float64]:
+        """Of each query that was answered."""
+        answered: npt.NDArray[np.float64] = self._latency_s[self._codes != _UNANSWERED]
+        return answered
 
     def record_sent(self, number: int, now_s: float) -> None:
         """Query `number` goes out now."""
@@ -129,7 +135,7 @@ class Tally:
             duplicates=self.duplicates,
             mismatched=self.mismatched,
             errors={CODE_NAMES.get(code, str(code)): count for code, count in sorted(self.errors.items())},
-            latency_s=_percentiles(self._latency_s[self._codes != _UNANSWERED]),
+            latency_s=_percentiles(self.latencies_s),
             duration_s=duration_s,
             queries_per_s=self.replies * per_s,
             tokens=self.tokens,

@@ -16,56 +16,95 @@ from typing import Any
 from loadtest.clients.grpc import GrpcRun, GrpcRunError
 from loadtest.clients.kafka import KafkaRun
 from loadtest.clients.kafka_connection import KafkaRunError
-from loadtest.options import FAILED, LOST, add_client_option, fail
+from loadtest.clients.redis import RedisRunError, through_redis
+from loadtest.demo import DAY_S, DEMO_SERVERS, Demo, outcomes_table
+from loadtest.options import FAILED, LOST, add_client_option, fail, positive, positive_int
 from loadtest.questions import bundled_questions
-from loadtest.sample import neighbours_table, passages_table, take_sample
+from loadtest.retrieval import Service, loops_table, retrieve, runs_table
+from loadtest.sample import measure_gain, neighbours_table, passages_table, take_sample
 from loadtest.screen import OUTPUT
 from loadtest.stack.addresses import DEFAULT_FOLDER, Addresses, forget
 from loadtest.stack.errors import StackError
 from loadtest.stack.lock import only_one
+from loadtest.stack.pair import gpu_present, split_pair
 from loadtest.stack.stack import Stack, StackPlan
 from loadtest.stack.stages import Stages
 from loadtest.texts import sample as texts
 from loadtest.texts.smollm2 import smollm2
 
-_QUESTIONS, _ASKED = 200, 20
+_QUESTIONS, _ASKED, _INDEXED, _LOOPS = 200, 20, 200, 2
 _WATCH_S = 0.5
 _INTERRUPTED = 130
+_SERVING = "\n[bold]Serving.[/] From another terminal, in this folder:\n"
 _HOW_TO = """
-[bold]Serving.[/] From another terminal, in this folder:
-
   questions through Kafka  {python} -m loadtest produce --bootstrap {kafka} --count 1000
   questions through gRPC   {python} -m loadtest embed --target {grpc} --count 1000
+  questions through HTTP   curl http://{http}/v1/embeddings -d '{{"input": "who wrote hamlet"}}'
   a question of your own   echo 'who wrote hamlet' | {python} -m loadtest embed --target {grpc} --file /dev/stdin
 
-Add --out replies.npz to keep the vectors. Metrics are at http://{metrics}/metrics, logs in {logs},
-addresses in {addresses}. Ctrl-C stops everything.
+Add --out replies.npz to keep the vectors.
 """
+_HOW_TO_REDIS = """
+A question through Redis, and its reply at a list:
 
-_HOW_TO_TEXTS = """
-[bold]Serving.[/] generation.v1.Generation/Generate at {grpc} (README.md, docs/clients.md); Kafka at {kafka}:
+  redis-cli -p {redis_port} XADD embed.requests.v1 '*' value 'who wrote hamlet' content-type text/plain reply_to list:me
+  redis-cli -p {redis_port} BLPOP me 10
+"""
+_HOW_TO_GENERATE = """
+Generations: generation.v1.Generation/Generate at {grpc} (README.md, docs/clients.md); Kafka at {kafka}:
 requests to generate.requests.v1, replies on generate.replies.v1.
-
-Metrics are at http://{metrics}/metrics, logs in {logs}, addresses in {addresses}. Ctrl-C stops everything.
 """
+_WHERE = """
+The live page is at {page}, metrics at http://{metrics}/metrics, logs in {logs}, addresses in
+{addresses}. Ctrl-C stops everything.
+"""
+_SHOWN = {
+    "": _SERVING + _HOW_TO + _WHERE,
+    "generate": "\n[bold]Serving.[/]" + _HOW_TO_GENERATE + _WHERE,
+    "both": _SERVING + _HOW_TO + _HOW_TO_GENERATE + _WHERE,
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this command."""
     parser.add_argument("--exit", action="store_true", help="stop after the questions; 0 if every one got its vector")
     parser.add_argument(
         "--data-dir", type=Path, default=DEFAULT_FOLDER, metavar="DIR", help="data, logs, stack.json (%(default)s)"
     )
     parser.add_argument("--kafka", metavar="HOST:PORT", help="your own Kafka, instead of one started here")
-    add_client_option(parser)
     parser.add_argument(
+        "--redis",
+        nargs="?",
+        const="",
+        metavar="HOST:PORT",
+        help="read Redis streams too: your own Redis, or one started here if redis-server is installed",
+    )
+    add_client_option(parser)
+    tasks = parser.add_mutually_exclusive_group()
+    tasks.add_argument(
         "--generate",
         action="store_true",
         help="generate answers to questions, with SmolLM2 unless --model-path is given",
     )
+    tasks.add_argument(
+        "--mixed",
+        action="store_true",
+        help="embed and generate on one server, and compare it with a split pair: SmolLM2 unless --model-path is given",
+    )
+    tasks.add_argument(
+        "--demo",
+        nargs="?",
+        type=positive,
+        const=DAY_S,
+        metavar="SECONDS",
+        help="a minute to watch on the live page: a day's load with a burst, a slow model server and a killed one; the"
+        " servers compute nothing, and their steps take time",
+    )
+    parser.add_argument(
+        "--users", type=positive_int, default=64, metavar="N", help="of the retrieval loop of --mixed (%(default)s)"
+    )
     parser.add_argument("--model-path", default="", metavar="DIR|NAME", help="your own model: a folder or a hub name")
     group = parser.add_argument_group("ports; the defaults if they are free, otherwise any")
-    for name, usual in (("kafka", 9092), ("grpc", 50051), ("metrics", 9464), ("modelserver", 50061)):
+    for name, usual in (("kafka", 9092), ("grpc", 50051), ("http", 8000), ("metrics", 9464), ("modelserver", 50061)):
         group.add_argument(f"--{name}-port", type=int, metavar="PORT", help=f"instead of {usual}")
 
 
@@ -75,19 +114,23 @@ def run(options: argparse.Namespace) -> int:
     plan = StackPlan(
         folder=options.data_dir,
         kafka=options.kafka,
+        redis=options.redis,
         kafka_port=options.kafka_port,
         grpc_port=options.grpc_port,
+        http_port=options.http_port,
         metrics_port=options.metrics_port,
         modelserver_port=options.modelserver_port,
         model_path=options.model_path,
-        generates=options.generate,
+        task="both" if options.mixed else "generate" if options.generate else "",
+        **(DEMO_SERVERS if options.demo else {}),
     )
     try:
-        if options.generate and not options.model_path:
+        if plan.task and not options.model_path:
             folder = smollm2(on_progress=lambda told: OUTPUT.print(f"==> {told}"))
             plan = replace(plan, model_path=str(folder))
         with only_one(plan.folder):
-            return _Session(plan, dict(options.client), stay=not options.exit).run()
+            session = _Session(plan, dict(options.client), options.users, stay=not options.exit, demo_s=options.demo)
+            return session.run()
     except StackError as error:
         return fail("up", error)
 
@@ -95,10 +138,14 @@ def run(options: argparse.Namespace) -> int:
 class _Session:
     """One stack from its start to its stop."""
 
-    def __init__(self, plan: StackPlan, client: Mapping[str, Any], *, stay: bool) -> None:
+    def __init__(
+        self, plan: StackPlan, client: Mapping[str, Any], users: int, *, stay: bool, demo_s: float | None
+    ) -> None:
         self._plan = plan
         self._client = client
+        self._users = users
         self._stay = stay
+        self._demo_s = demo_s
         self._stages = Stages(OUTPUT)
         self._stack = Stack(plan, self._stages)
 
@@ -107,7 +154,7 @@ class _Session:
         code = FAILED
         try:
             code = self._start_and_serve()
-        except (StackError, KafkaRunError, GrpcRunError, OSError) as error:
+        except (StackError, KafkaRunError, RedisRunError, GrpcRunError, OSError) as error:
             fail("up", error)
         except KeyboardInterrupt:
             code = _INTERRUPTED
@@ -116,12 +163,14 @@ class _Session:
         return code or (LOST if complaints else 0)
 
     def _start_and_serve(self) -> int:
+        OUTPUT.print(f"==> the live page: {self._stack.addresses.page} (once the aggregator serves)", markup=False)
         with self._stages:
             for sentence in self._stack.moved:
                 OUTPUT.print(f"==> {sentence}", markup=False)
             self._stack.start()
         self._stack.addresses.write(self._plan.folder)
-        show = self._show_texts if self._plan.generates else self._show_sample
+        embeds = self._show_sample if self._demo_s is None else self._show_demo
+        show = {"": embeds, "generate": self._show_texts, "both": self._show_retrieval}[self._plan.task]
         code = 0 if show(self._stack.addresses) else LOST
         if self._stay:
             self._show_how_to(self._stack.addresses)
@@ -142,22 +191,65 @@ class _Session:
         OUTPUT.print(texts.ways_table(passages))
         return all(answer.text for passage in passages for answer in passage.answers)
 
+    def _show_retrieval(self, addresses: Addresses) -> bool:
+        """Users retrieve on the mixed server, then on a split pair: True. Raises StackError when a call fails."""
+        questions = bundled_questions()
+        documents, asked = questions[:_INDEXED], questions[_INDEXED : _INDEXED + self._users]
+        OUTPUT.print(f"\n{self._users} users retrieve among {_INDEXED} real questions, {_LOOPS} loops each")
+        model = self._stack.model
+        runs = [retrieve(Service("one mixed server", addresses.grpc, model, model), asked, documents, _LOOPS)]
+        OUTPUT.print(loops_table(runs[0].retrievals[0]))
+        if gpu_present():
+            OUTPUT.print("The split pair is left out: each of its servers would need a GPU of its own.")
+        else:
+            OUTPUT.print("Starting a split pair: one server embeds, the other one generates, each on half of the cores")
+            with split_pair(self._plan.folder, self._plan.model_path) as pair:
+                service = Service("a split pair", pair.address, pair.embeds, pair.generates)
+                runs.append(retrieve(service, asked, documents, _LOOPS))
+        OUTPUT.print(runs_table(runs))
+        return True
+
     def _show_sample(self, addresses: Addresses) -> bool:
         OUTPUT.print(f"\nEmbedding {_QUESTIONS} real questions through Kafka and through gRPC")
         through_kafka = KafkaRun(bootstrap=addresses.kafka, client=self._client)
         questions = bundled_questions()[:_QUESTIONS]
-        sample = take_sample(questions, through_kafka, GrpcRun(addresses.grpc), addresses.metrics)
-        OUTPUT.print(passages_table(sample))
+        through_grpc = GrpcRun(addresses.grpc)
+        sample = take_sample(questions, through_kafka, through_grpc, addresses.metrics)
+        OUTPUT.print("Asking the same questions one by one, and all at once")
+        OUTPUT.print(passages_table(sample, measure_gain(questions, through_grpc)))
         if sample.complete:
             OUTPUT.print(neighbours_table(sample.questions, sample.embeddings))
-        return sample.complete
+        return sample.complete and (not addresses.redis or self._ask_redis(addresses.redis))
+
+    def _ask_redis(self, address: str) -> bool:
+        """Whether every question got its vector through Redis."""
+        questions = bundled_questions()[:_ASKED]
+        answered = through_redis(address, questions)
+        OUTPUT.print(f"Through Redis {answered} of {len(questions)} questions got their vectors")
+        return answered == len(questions)
+
+    def _show_demo(self, addresses: Addresses) -> bool:
+        """Whether every question of the demonstration was answered."""
+        assert self._demo_s is not None, "There is nothing to demonstrate. This is a bug."
+
+        def show(text: str) -> None:
+            OUTPUT.print(text, markup=False)
+
+        demo = Demo(self._stack.model_servers, addresses, self._client, show, self._demo_s)
+        outcomes = demo.run()
+        OUTPUT.print(outcomes_table(outcomes))
+        return not any(outcome.lost for outcome in outcomes)
 
     def _show_how_to(self, addresses: Addresses) -> None:
-        text = (_HOW_TO_TEXTS if self._plan.generates else _HOW_TO).format(
+        shown = _SHOWN[self._plan.task] + (_HOW_TO_REDIS if addresses.redis else "")
+        text = shown.format(
             python=_python(),
+            redis_port=addresses.redis.rpartition(":")[2],
             kafka=addresses.kafka,
             grpc=addresses.grpc,
+            http=addresses.http,
             metrics=addresses.metrics,
+            page=addresses.page,
             logs=self._plan.folder / "logs",
             addresses=self._plan.folder / "stack.json",
         )

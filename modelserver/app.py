@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import signal
 import time
@@ -13,14 +12,17 @@ from uuid import uuid4
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from modelserver.engines.choice import task_of
+from k8s.process import heap
+from k8s.process.telemetry import Telemetry
+from modelserver.engines.choice import tasks_of
 from modelserver.engines.engine import Engine, Generator, Task
-from modelserver.errors import CannotStart
+from modelserver.errors import CannotStart, EngineBroken, TasksDisturb
 from modelserver.loop import EngineLoop, EngineState
 from modelserver.metrics import Metrics
 from modelserver.model_files import ModelFiles
 from modelserver.profile.measure import Profile
 from modelserver.profile.throughput import with_backlog
+from modelserver.scheduler.embedding_batches import EmbeddingBatches
 from modelserver.scheduler.embedding_steps import EmbeddingSteps
 from modelserver.scheduler.generation_steps import GenerationSteps
 from modelserver.scheduler.merge import Composition
@@ -31,7 +33,7 @@ from modelserver.service.servicer import ModelServerServicer, Serving, tokenizer
 from modelserver.service.tracing import batch_spans, no_span
 from modelserver.settings import ModelServerSettings
 from modelserver.startup import EngineStart, keep_profile, queue_bounds
-from modelserver.telemetry import Telemetry
+from modelserver.watch import Watch
 from protos import reflection
 from protos.modelserver.v1 import modelserver_pb2 as pb
 from protos.modelserver.v1 import modelserver_pb2_grpc as pb_grpc
@@ -41,10 +43,8 @@ _log = logging.getLogger(__name__)
 _SERVICE = pb.DESCRIPTOR.services_by_name["ModelServer"].full_name
 _MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """The vectors of a step of 16,384 queries of 1,024 dimensions."""
-_GC_THRESHOLDS = (10_000, 4, 1_000)
-"""Each call leaves cycles of gRPC's: at 10,000 objects a collection's pause is under a millisecond."""
-_STUCK_S = 120.0
 _GOODBYE_S = 0.5
+_WATCH_EVERY_S = 0.5
 
 
 class Server:
@@ -70,10 +70,17 @@ class Server:
         self._stop_when_measured = False
         self._failure: Exception | None = None
         self._loop = asyncio.get_running_loop()
-        self._start = EngineStart(settings, files, lambda: self._post(self._metrics.fallback))
-        self._engine_loop = self._embedding() if task_of(settings, files) is Task.EMBED else self._generating()
+        self._watch = Watch(settings.timeouts)
+        self._start = EngineStart(settings, files, lambda: self._post(self._metrics.fallback), self._watch)
+        self._degraded = ""
+        self._engine_loop = self._engine_loop_of(tasks_of(settings, files))
         self._metrics_address = telemetry.metrics_address
-        telemetry.checks = {"/livez": self._stuck, "/readyz": self._unready}
+        telemetry.health.live["engine"], telemetry.health.ready["engine"] = self._watch.overdue, self._unready
+
+    def _engine_loop_of(self, tasks: frozenset[Task]) -> EngineLoop[Engine] | EngineLoop[Generator]:
+        if Task.GENERATE not in tasks:
+            return self._embedding()
+        return self._generating(self._batches() if Task.EMBED in tasks else None)
 
     def _embedding(self) -> EngineLoop[Engine]:
         steps = EmbeddingSteps(
@@ -82,16 +89,27 @@ class Server:
             on_step=self._stepped,
             on_failed_step=lambda composition: self._post(lambda: self._metrics.failed_step(composition)),
         )
-        return EngineLoop(self._start.embedding, steps, self._on_state)
+        return EngineLoop(self._start.embedding, steps, self._on_state, self._watch)
 
-    def _generating(self) -> EngineLoop[Generator]:
+    def _batches(self) -> EmbeddingBatches:
+        return EmbeddingBatches(
+            self._queue,
+            queue_bounds,
+            on_step=self._stepped,
+            on_failed_step=lambda composition: self._post(lambda: self._metrics.failed_step(composition)),
+        )
+
+    def _generating(self, batches: EmbeddingBatches | None) -> EngineLoop[Generator]:
+        """`batches`: of a model that also embeds."""
         steps = GenerationSteps(
             self._start.limits,
             on_step=lambda step: self._post(lambda: self._metrics.generation_step(step)),
             on_failed_step=lambda: self._post(lambda: self._metrics.failed_step(Composition.MERGED)),
+            embeddings=batches,
         )
         self._serving.generation = steps
-        return EngineLoop(self._start.generating, steps, self._on_state)
+        build = self._start.generating if batches is None else self._start.both
+        return EngineLoop(build, steps, self._on_state, self._watch)
 
     async def run(self) -> int:
         """Serve until SIGTERM or SIGINT, then finish what was accepted; the exit code. Raises CannotStart."""
@@ -103,13 +121,25 @@ class Server:
         self._engine_loop.start()
         following = asyncio.create_task(self._follow(), name="follow the engine")
         stopping = asyncio.create_task(self._stop.wait(), name="wait for the signal")
-        await asyncio.wait((following, stopping), return_when=asyncio.FIRST_COMPLETED)
-        await self._drain(server)
-        for task in (following, stopping):
+        watching = asyncio.create_task(self._overdue(), name="watch the engine")
+        tasks = (following, stopping, watching)
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if watching.done():
+            await server.stop(None)
+        else:
+            await self._drain(server)
+        for task in tasks:
             task.cancel()
         if isinstance(self._failure, CannotStart):
             raise self._failure
         return 0 if self._failure is None else 1
+
+    async def _overdue(self) -> None:
+        """Wait until a phase of the engine takes too long: only a new process helps."""
+        while (overdue := self._watch.overdue()) is None:  # noqa: ASYNC110 - a thread that hangs sets no event
+            await asyncio.sleep(_WATCH_EVERY_S)
+        _log.critical("the engine hangs", extra={"error": overdue})
+        self._failure = EngineBroken(overdue)
 
     async def measured(self) -> Profile:
         """Start, measure the profile through the server, and stop. Raises CannotStart."""
@@ -169,15 +199,17 @@ class Server:
         self._loop.call_soon_threadsafe(action)
 
     async def _follow(self) -> None:
-        """Follow the state of the engine, until its last."""
         while not self._ended.is_set():
             await self._show(*await self._states.get())
 
     async def _show(self, state: EngineState, error: Exception | None) -> None:
+        if isinstance(error, TasksDisturb):
+            self._serve_one_task(error)
+            return
         serving = state is EngineState.SERVING and not self._stop.is_set()
         if serving:
             await self._measure_backlog()
-            _freeze_heap()
+            heap.freeze()
             self._announce()
             if self._stop_when_measured:
                 self._stop.set()
@@ -192,6 +224,16 @@ class Server:
             self._failure = error
             self._ended.set()
 
+    def _serve_one_task(self, reason: TasksDisturb) -> None:
+        """Serve a model for the task that its files name, because its self-check for both failed."""
+        task = Task.EMBED if self._files.embeds and self._files.adapter is None else Task.GENERATE
+        self._degraded = str(reason)
+        self._metrics.one_task()
+        _log.error("one task is served", extra={"task": task.value, "reason": self._degraded})
+        self._serving.generation = None
+        self._engine_loop = self._engine_loop_of(frozenset((task,)))
+        self._engine_loop.start()
+
     async def _measure_backlog(self) -> None:
         """Add `backlog_tokens` to a profile that was measured here, before clients are served."""
         profile = self._start.profile
@@ -204,7 +246,9 @@ class Server:
         start = self._start
         assert start.facts is not None, "An engine serves whose facts are not known. This is a bug."
         name = self._settings.served_name
-        return describe(name, start.facts, self._files, start.profile, self._instance_id, cost=start.cost)
+        return describe(
+            name, start.facts, self._files, start.profile, self._instance_id, cost=start.cost, degraded=self._degraded
+        )
 
     def _announce(self) -> None:
         self._serving.description = self._described()
@@ -220,16 +264,6 @@ class Server:
         for name in ("", _SERVICE):
             await self._health.set(name, status)
 
-    def _stuck(self) -> str | None:
-        return f"a step runs for over {_STUCK_S:.0f} s" if self._engine_loop.running_s() > _STUCK_S else None
-
     def _unready(self) -> str | None:
         ready = self._serving.description is not None and not self._stop.is_set()
         return None if ready else "the engine is not ready"
-
-
-def _freeze_heap() -> None:
-    """Exclude the loaded model from garbage collections: a full one blocks the event loop for 15 to 60 ms."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*_GC_THRESHOLDS)

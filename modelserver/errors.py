@@ -5,19 +5,28 @@ ModelServerError
 │  ├─ InvalidBatch       not a batch at all, or larger than a step
 │  ├─ TooLong            a prompt that leaves no room for a text
 │  ├─ WrongModel         another model or revision serves here
-│  ├─ WrongTask          it embeds and is asked to generate, or the other way round
+│  ├─ WrongTask          it embeds and should generate, or the other way round
 │  ├─ QueueFull          too many tokens wait already; another server, or later
 │  └─ NotServing         starting, rebuilding or stopping
-├─ StepFailed            the engine raised on this batch, and can go on
-├─ EngineBroken          the engine raised and cannot go on; it is rebuilt
+├─ StepFailed            the engine raised on this batch, and still works
+├─ TasksDisturb          the self-check of both tasks failed; one of them is served
+├─ EngineBroken          the engine raised and works no longer; it is rebuilt
+│  └─ DeviceLost         the GPU refuses every further call; the process ends
 └─ CannotStart           settings, installation or model; the process exits with a clear line
 """
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import ClassVar
 
 import grpc
+
+from k8s.process.errors import StartError
+
+_DEVICE_ERROR = "AcceleratorError"
+"""As torch names what CUDA reports; the name, because not every engine has torch."""
 
 
 class ModelServerError(Exception):
@@ -67,14 +76,34 @@ class NotServing(BatchRefused):
 
 
 class StepFailed(ModelServerError):
-    """The engine raised on this batch, and can go on."""
+    """The engine raised on this batch, and still works."""
 
 
 class EngineBroken(ModelServerError):
-    """The engine raised and cannot go on."""
+    """The engine raised and works no longer."""
 
     code = grpc.StatusCode.UNAVAILABLE
 
 
-class CannotStart(ModelServerError):
+class DeviceLost(EngineBroken):
+    """The GPU refuses every further call of this process."""
+
+
+class TasksDisturb(ModelServerError):
+    """Embeddings and generations have other results in shared steps."""
+
+
+class CannotStart(StartError, ModelServerError):
     """Settings, installation or model do not allow a start; the message says what to do."""
+
+
+@contextmanager
+def device_errors() -> Generator[None]:
+    """Raise DeviceLost for an error after which CUDA refuses every further call: only a new process helps."""
+    try:
+        yield
+    except Exception as error:
+        kinds = {kind.__name__ for kind in type(error).__mro__}
+        if _DEVICE_ERROR in kinds and "out of memory" not in str(error):
+            raise DeviceLost(f"the GPU is lost to this process: {error}") from error
+        raise

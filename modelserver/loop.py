@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import logging
-import time
 from collections.abc import Callable
 from enum import StrEnum
 from threading import Thread
 from typing import Generic, Protocol, TypeVar
 
-from modelserver.errors import EngineBroken
+from modelserver.engines.engine import EngineFacts
+from modelserver.errors import DeviceLost, EngineBroken
+from modelserver.watch import Phase, Watch
 
 _log = logging.getLogger(__name__)
+
+_FAILED_STEPS = 8
+"""In a row, after which an engine leaves service: one that fails fast would attract the most work."""
 
 
 class EngineState(StrEnum):
@@ -24,11 +29,12 @@ class EngineState(StrEnum):
 
 
 class Closable(Protocol):
-    """What every engine is."""
+    """Every engine."""
 
-    def close(self) -> None:
-        """Free what it holds."""
-        ...
+    @property
+    def facts(self) -> EngineFacts: ...
+
+    def close(self) -> None: ...
 
 
 E = TypeVar("E", bound=Closable)
@@ -38,22 +44,23 @@ StateEvent = Callable[[EngineState, Exception | None], None]
 
 
 class Steps(Protocol[C_contra]):
-    """The work of one task: where the next step comes from, and who gets its results. Called on the engine's thread."""
+    """The work of one task: where the next step comes from, and where its results go. Called on the engine's thread."""
 
-    def open(self, engine: C_contra) -> None:
-        """Accept work from now on."""
+    @property
+    def failures(self) -> int:
+        """Steps that have failed since the last one that did not."""
         ...
+
+    def open(self, engine: C_contra) -> None: ...
 
     def wait(self, engine: C_contra) -> bool:
-        """Wait until there is a step to run. False: no more work is accepted, and all of it is done."""
+        """Wait until there is a step to run. False: new work is refused, and all accepted work is done."""
         ...
 
-    def run(self, engine: C_contra) -> None:
-        """Run the step and deliver its results. Raises EngineBroken."""
-        ...
+    def run(self, engine: C_contra) -> None: ...
 
     def refuse(self, reason: str) -> None:
-        """Accept no more work for now, and refuse what waits."""
+        """Refuse waiting work, and new work until `open`."""
         ...
 
 
@@ -65,60 +72,67 @@ class EngineLoop(Generic[E]):
         build: Callable[[], E],
         steps: Steps[E],
         on_state: StateEvent,
-        clock: Callable[[], float] = time.monotonic,
+        watch: Watch,
     ) -> None:
-        """`build` makes the engine, on the engine's thread, at the start and again after it broke."""
+        """`build` makes the engine, on the engine's thread, at the start and, on a CPU, again after it broke."""
         self._build = build
         self._steps = steps
         self._on_state = on_state
-        self._clock = clock
-        self._running_since_s: float | None = None
+        self._watch = watch
         self._thread = Thread(target=self._loop, name="engine", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the end of the thread; whether it has ended."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
-
-    def running_s(self) -> float:
-        """How long the running step has taken so far; 0 if none runs."""
-        since_s = self._running_since_s
-        return 0.0 if since_s is None else self._clock() - since_s
 
     def _loop(self) -> None:
         try:
             engine = self._build()
-            while not self._serve(engine):
+            rebuilt = False
+            while not self._serve(engine, rebuilt=rebuilt):
                 self._steps.refuse("the engine is being rebuilt")
-                engine.close()
-                engine = self._build()
-            engine.close()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the process must know of it and end
+                self._close(engine)
+                del engine
+                gc.unfreeze()  # the loaded model was frozen, and its parts refer to each other
+                gc.collect()
+                engine, rebuilt = self._build(), True
+            self._close(engine)
+        except Exception as error:  # noqa: BLE001 - after any error the process must end
             self._steps.refuse("the engine has failed")
             self._on_state(EngineState.FAILED, error)
         else:
             self._on_state(EngineState.STOPPED, None)
 
-    def _serve(self, engine: E) -> bool:
-        """Run steps until all work is done; False if the engine broke."""
+    def _close(self, engine: E) -> None:
+        with self._watch.phase(Phase.CLOSE):
+            engine.close()
+
+    def _serve(self, engine: E, *, rebuilt: bool) -> bool:
+        """Run steps until all work is done; False if the engine broke and may be built again.
+
+        Raises EngineBroken if only a new process helps: on a GPU, whose memory the old engine still holds, and if an
+        engine that was built again breaks before its first good step.
+        """
+        good_steps = 0
         self._steps.open(engine)
         self._on_state(EngineState.SERVING, None)
         try:
             while self._steps.wait(engine):
                 self._run(engine)
+                good_steps += self._steps.failures == 0
         except EngineBroken as error:
+            if isinstance(error, DeviceLost) or not engine.facts.on_cpu or (rebuilt and not good_steps):
+                raise
             _log.exception("the engine broke")
             self._on_state(EngineState.REBUILDING, error)
             return False
         return True
 
     def _run(self, engine: E) -> None:
-        self._running_since_s = self._clock()
-        try:
+        with self._watch.phase(Phase.STEP):
             self._steps.run(engine)
-        finally:
-            self._running_since_s = None
+        if self._steps.failures >= _FAILED_STEPS:
+            raise EngineBroken(f"{_FAILED_STEPS} steps in a row have failed")

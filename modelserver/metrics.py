@@ -15,7 +15,6 @@ _DURATION_BOUNDS_S = (
     0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0,
 )  # fmt: skip
 _TOKEN_BOUNDS = (8, 16, 32, 64, 128, 256, 512, 768, 1024, 1536, 2048, 4096, 8192, 16384, 32768)
-_SEQUENCE_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 _IDLE_BOUNDS_S = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 10.0)
 
 
@@ -52,18 +51,14 @@ class Metrics:
         self._step = histogram(
             "generate.engine.duration", "s", "time of one engine step of a model that generates", _DURATION_BOUNDS_S
         )
-        self._sequences = histogram(
-            "generate.engine.sequences",
-            "{sequence}",
-            "sequences that gained a token in one engine step",
-            _SEQUENCE_BOUNDS,
-        )
         self._generated = meter.create_counter("generate.engine.tokens", "{token}", "prompt tokens and new tokens")
-        for counter in (self._queries, self._batches, self._rebuilds, self._fallbacks):
+        self._one_task = meter.create_counter(
+            "mixed.engine.fallbacks", "{fallback}", "starts with one task because the self-check of both failed"
+        )
+        for counter in (self._queries, self._batches, self._rebuilds, self._fallbacks, self._one_task):
             counter.add(0)  # a rate needs the zero before the first
 
     def step(self, report: StepReport) -> None:
-        """One step that answered its batches."""
         composition = {"composition": report.composition.value}
         self._duration.record(report.duration_s, composition)
         self._tokens.record(report.tokens, composition)
@@ -72,23 +67,23 @@ class Metrics:
         self._batches.add(report.batches)
 
     def generation_step(self, step: GenerationStep) -> None:
-        """One step of a model that generates."""
         self._step.record(step.duration_s)
-        self._sequences.record(step.sequences)
         self._generated.add(step.prompt_tokens, {"kind": "prompt"})
         self._generated.add(step.new_tokens, {"kind": "new"})
 
     def failed_step(self, composition: Composition) -> None:
-        """One step that the engine raised on."""
         self._failed.add(1, {"composition": composition.value})
 
     def rebuild(self) -> None:
-        """The engine broke."""
         self._rebuilds.add(1)
 
     def fallback(self) -> None:
         """The general engine serves because the direct one failed its check."""
         self._fallbacks.add(1)
+
+    def one_task(self) -> None:
+        """One task is served because the self-check of both failed."""
+        self._one_task.add(1)
 
     def refused(self, code: grpc.StatusCode, queries: int) -> None:
         """A refused batch (`queries` 0), or this many refused queries of a batch."""

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,9 @@ _TOKENIZER_FILES = (
     TOKENIZER_FILE,
     "tokenizer_config.json",
 )
+_CAUSAL = ("ForCausalLM", "LMHeadModel")
+_NORMALIZE_IN_CODE = frozenset({"jina_embeddings_v5"})
+"""Model types whose published code normalises, where others have a module of sentence-transformers."""
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
 _SAMPLES, _SAMPLE_BYTES = 32, 4096
 _QUERY_PROMPTS = ("query", "s2p_query", "search_query")
@@ -37,7 +40,7 @@ _DOCUMENT_PROMPTS = ("document", "passage", "search_document")
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """One model on disk.
+    """One model on disk; `embeds`: its files name the pooling of its hidden states.
 
     `tokenizer` holds file names and contents in the order of names, `fingerprint` their SHA-256 in hexadecimal.
     """
@@ -54,7 +57,15 @@ class ModelFiles:
     vocabulary_size: int
     hidden_size: int
     max_input_tokens: int
-    generates: bool = False
+    is_causal: bool = False
+    embeds: bool = False
+    has_generation_config: bool = False
+    adapter: Path | None = None
+
+    @property
+    def generates(self) -> bool:
+        """Whether it is a causal language model that did not come with the modules of an embedding model."""
+        return self.is_causal and not self.embeds
 
 
 def locate(path_or_name: str, revision: str) -> Path:
@@ -68,7 +79,7 @@ def locate(path_or_name: str, revision: str) -> Path:
     if local.is_dir():
         return local
     if path_or_name.startswith((".", "/", "~")) or path_or_name.count("/") > 1:
-        raise CannotStart(f"there is no model folder {path_or_name}")
+        raise CannotStart(f"no model folder {path_or_name}")
     return _from_hub(path_or_name, revision)
 
 
@@ -84,7 +95,7 @@ def read(path: Path, revision: str) -> ModelFiles:
         revision=revision or _revision(path),
         tokenizer=tokenizer,
         fingerprint=tokenizer_fingerprint(tokenizer),
-        normalizes=_normalizes(path),
+        normalizes=_normalizes(path) or config.get("model_type") in _NORMALIZE_IN_CODE,
         query_prompt=_prompt(prompts, _QUERY_PROMPTS),
         document_prompt=_prompt(prompts, _DOCUMENT_PROMPTS),
         is_matryoshka=bool(dimensions) or bool(config.get("is_matryoshka")),
@@ -92,7 +103,26 @@ def read(path: Path, revision: str) -> ModelFiles:
         vocabulary_size=int(config.get("vocab_size", 0)),
         hidden_size=int(config.get("hidden_size", 0)),
         max_input_tokens=_max_input_tokens(path, config),
-        generates=_generates(path, config),
+        is_causal=_is_causal(config),
+        embeds=(path / "modules.json").is_file() or (path / "1_Pooling").is_dir(),
+        has_generation_config=(path / "generation_config.json").is_file(),
+    )
+
+
+def with_adapter(files: ModelFiles, adapter: Path, revision: str) -> ModelFiles:
+    """The files of a model that embeds through a LoRA adapter: prompts and normalisation are the adapter's.
+
+    `revision` is the one that was set; empty: the model's, and a digest of the adapter.
+    """
+    sentence = _json(adapter, "config_sentence_transformers.json")
+    prompts = sentence.get("prompts") or {}
+    return replace(
+        files,
+        adapter=adapter,
+        revision=revision or f"{files.revision}+{_adapter_digest(adapter)}",
+        normalizes=_normalizes(adapter),
+        query_prompt=_prompt(prompts, _QUERY_PROMPTS),
+        document_prompt=_prompt(prompts, _DOCUMENT_PROMPTS),
     )
 
 
@@ -151,14 +181,15 @@ def _normalizes(path: Path) -> bool:
     return any(str(module.get("type", "")).rpartition(".")[2] == "Normalize" for module in modules)
 
 
+def _is_causal(config: Mapping[str, Any]) -> bool:
+    """Whether it is a causal language model: some that embed name one, and their tokens attend in both directions."""
+    if config.get("is_causal") is False or config.get("use_bidirectional_attention") is True:
+        return False
+    return any(str(name).endswith(_CAUSAL) for name in config.get("architectures") or ())
+
+
 def _prompt(prompts: Mapping[str, str], names: tuple[str, ...]) -> str:
     return next((prompts[name] for name in names if name in prompts), "")
-
-
-def _generates(path: Path, config: Mapping[str, Any]) -> bool:
-    """Whether it is a causal language model; one that came with pooling modules embeds."""
-    causal = any(str(name).endswith(("ForCausalLM", "LMHeadModel")) for name in config.get("architectures") or ())
-    return causal and not (path / "modules.json").is_file()
 
 
 def _max_input_tokens(path: Path, config: Mapping[str, Any]) -> int:
@@ -170,12 +201,20 @@ def _revision(path: Path) -> str:
     """The hub's commit if the folder is in its cache, else a digest of the configuration and of the weights."""
     if path.parent.name == "snapshots":
         return path.name
-    digest = hashlib.sha256((path / "config.json").read_bytes())
+    return f"sha256:{_digest(path, 'config.json')}"
+
+
+def _adapter_digest(path: Path) -> str:
+    return _digest(path, "adapter_config.json")[:8]
+
+
+def _digest(path: Path, config: str) -> str:
+    digest = hashlib.sha256((path / config).read_bytes())
     for file in sorted(file for pattern in _WEIGHTS for file in path.rglob(pattern)):
         digest.update(f"{file.relative_to(path)}\0{file.stat().st_size}\0".encode())
         for piece in _samples(file):
             digest.update(piece)
-    return f"sha256:{digest.hexdigest()[:16]}"
+    return digest.hexdigest()[:16]
 
 
 def _samples(file: Path) -> Iterator[bytes]:

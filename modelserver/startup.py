@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 
-from modelserver.engines.choice import build, build_generator
+import numpy as np
+
+from modelserver.engines.choice import Choice, build, build_generator
+from modelserver.engines.embeddings_alone import EmbeddingsAlone
 from modelserver.engines.engine import Engine, EngineFacts, Generator
-from modelserver.engines.synthetic import SyntheticEngine
-from modelserver.engines.warm_up import warm_up
+from modelserver.engines.mixed_check import difference
+from modelserver.errors import CannotStart, TasksDisturb
 from modelserver.model_files import ModelFiles
 from modelserver.profile import store
 from modelserver.profile.generation import measure as measure_cost
-from modelserver.profile.measure import Profile, ProfileOwner, SweepPlan, known, measure, summary
+from modelserver.profile.measure import Measurable, Profile, ProfileOwner, SweepPlan, known, measure, summary
+from modelserver.profile.threads import measure_threads
 from modelserver.scheduler.generation_steps import StepLimits
 from modelserver.scheduler.memory import MemoryForm, MemoryLimit
 from modelserver.scheduler.merge import MergeLimits
 from modelserver.scheduler.step_queue import QueueBounds
 from modelserver.scheduler.step_tokens import StepCost, StepTokens
 from modelserver.settings import ModelServerSettings
+from modelserver.watch import Phase, Watch
 
 _log = logging.getLogger(__name__)
 
@@ -39,46 +45,82 @@ class EngineStart:
     settings: ModelServerSettings
     files: ModelFiles
     on_fallback: Callable[[], None]
+    watch: Watch
     facts: EngineFacts | None = field(default=None, init=False)
     profile: Profile | None = field(default=None, init=False)
     """Of a model that embeds; its `backlog_tokens` are measured later, through the server."""
+    threaded_tokens: int | None = field(default=None, init=False)
+    """Of the steps of a model that embeds, on a CPU."""
     cost: StepCost | None = field(default=None, init=False)
     """Of a model that generates."""
 
     def embedding(self) -> Engine:
         """Load a model that embeds, on the calling thread. Raises CannotStart."""
         began_s = self._loading()
-        choice = build(self.settings, self.files)
+        with self.watch.phase(Phase.LOAD):
+            choice = build(self.settings, self.files)
         self._loaded(choice.engine.facts, began_s)
         if choice.fallback:
             self.on_fallback()
-        warm_up(choice.engine)
-        if self.facts is None:
-            self.profile = had_profile(choice.engine, self.settings, self.files)
+        with self.watch.phase(Phase.PROFILE):
+            warm_up(choice.engine)
+            self._share_threads(choice)
+            if self.facts is None:
+                self.profile = had_profile(choice.engine, self.settings, self.files)
         self.facts = choice.engine.facts
         return choice.engine
+
+    def _share_threads(self, choice: Choice) -> None:
+        if choice.threads is None:
+            return
+        if self.threaded_tokens is None:
+            self.threaded_tokens = measure_threads(choice.engine, choice.threads)
+        choice.threads.threaded_tokens = self.threaded_tokens
 
     def generating(self) -> Generator:
         """Load a model that generates, on the calling thread. Raises CannotStart."""
         began_s = self._loading()
-        engine = build_generator(self.settings, self.files)
+        with self.watch.phase(Phase.LOAD):
+            engine = build_generator(self.settings, self.files)
         self._loaded(engine.facts, began_s)
         if self.cost is None:
-            self.cost = _step_cost(self.settings, engine)
+            with self.watch.phase(Phase.PROFILE):
+                self.cost = _step_cost(self.settings, engine)
             _log.info("measured the steps", extra={"stage": "profile", **asdict(self.cost)})
         self.facts = engine.facts
         return engine
 
+    def both(self) -> Generator:
+        """Load a model that generates and embeds, on the calling thread. Raises CannotStart and TasksDisturb."""
+        began_s = self._loading()
+        with self.watch.phase(Phase.LOAD):
+            engine = build_generator(self.settings, self.files, embeds=True)
+            self._loaded(engine.facts, began_s)
+            if self.settings.engine.kind != "synthetic":
+                self._check(engine)
+        if self.cost is None:
+            with self.watch.phase(Phase.PROFILE):
+                self.cost = _step_cost(self.settings, engine)
+                _log.info("measured the steps", extra={"stage": "profile", **asdict(self.cost)})
+                self.profile = had_profile(EmbeddingsAlone(engine), self.settings, self.files)
+        self.facts = engine.facts
+        return engine
+
+    def _check(self, engine: Generator) -> None:
+        began_s = time.monotonic()
+        reason = difference(engine)
+        if reason is not None:
+            engine.close()
+            raise TasksDisturb(f"embeddings and generations cannot share steps: {reason}")
+        _log.info("checked shared steps", extra={"stage": "check", "took_s": round(time.monotonic() - began_s, 3)})
+
     def limits(self, facts: EngineFacts) -> StepLimits:
-        """The limits of the steps of a model that generates."""
         assert self.cost is not None, "An engine serves whose steps were not measured. This is a bug."
         wanted = self.settings.generation
-        tokens = StepTokens(
-            self.cost, wanted.time_per_output_token_s, facts.step_token_capacity, facts.step_query_capacity
-        )
+        tokens = StepTokens(self.cost, wanted.time_per_output_token_s, facts.step_token_capacity, facts.max_sequences)
         if wanted.memory_limit is MemoryForm.OFF:
             return StepLimits(tokens, None)
-        return StepLimits(tokens, MemoryLimit(wanted.memory_limit, facts.kv_tokens, facts.max_input_tokens))
+        return StepLimits(tokens, MemoryLimit(wanted.memory_limit, facts.kv_tokens, facts.context_tokens))
 
     def _loading(self) -> float:
         _log.info("loading the model", extra={"stage": "load", "path": str(self.files.path)})
@@ -97,14 +139,13 @@ class EngineStart:
 
 
 def _step_cost(settings: ModelServerSettings, engine: Generator) -> StepCost:
-    """Measured; a synthetic engine's is known."""
     if settings.engine.kind == "synthetic":
         synthetic = settings.synthetic
         return StepCost(synthetic.fixed_s, synthetic.per_token_s, synthetic.per_token_s)
     return measure_cost(engine)
 
 
-def had_profile(engine: Engine, settings: ModelServerSettings, files: ModelFiles) -> Profile | None:
+def had_profile(engine: Measurable, settings: ModelServerSettings, files: ModelFiles) -> Profile | None:
     """The supplied profile, else the cached one, else one measured now (and cached); None where it is switched off.
 
     A synthetic engine's is known without. Raises CannotStart for a supplied profile that belongs to something else.
@@ -115,8 +156,13 @@ def had_profile(engine: Engine, settings: ModelServerSettings, files: ModelFiles
         profile = store.load(wanted.file, owner)
         _log.info("took the supplied profile", extra={"stage": "profile", **summary(profile)})
         return profile
-    if isinstance(engine, SyntheticEngine):
-        return known(engine.step_s, owner, plan.max_tokens, engine.facts.step_token_capacity)
+    if settings.engine.kind == "synthetic":
+        synthetic = settings.synthetic
+
+        def step_s(tokens: int) -> float:
+            return synthetic.fixed_s + synthetic.per_token_s * tokens
+
+        return known(step_s, owner, plan.max_tokens, engine.facts.step_token_capacity)
     cached = store.cached(wanted.cache, owner, plan)
     if cached is not None:
         _log.info("took the cached profile", extra={"stage": "profile", **summary(cached)})
@@ -128,7 +174,6 @@ def had_profile(engine: Engine, settings: ModelServerSettings, files: ModelFiles
 
 
 def keep_profile(profile: Profile, settings: ModelServerSettings, facts: EngineFacts) -> None:
-    """Cache a profile that was measured, for the next start."""
     file = store.cache_file(settings.profile.cache, profile.owner, sweep_plan(settings, facts))
     try:
         store.save(profile, file)
@@ -137,7 +182,6 @@ def keep_profile(profile: Profile, settings: ModelServerSettings, facts: EngineF
 
 
 def profile_owner(settings: ModelServerSettings, facts: EngineFacts, files: ModelFiles) -> ProfileOwner:
-    """What a profile of this engine belongs to."""
     return ProfileOwner(
         model=settings.served_name,
         revision=files.revision,
@@ -145,6 +189,7 @@ def profile_owner(settings: ModelServerSettings, facts: EngineFacts, files: Mode
         engine=facts.kind,
         engine_version=facts.version,
         device=facts.device,
+        options=json.dumps(settings.engine.vllm_options, sort_keys=True),
     )
 
 
@@ -155,6 +200,25 @@ def queue_bounds(facts: EngineFacts) -> QueueBounds:
 
 
 def sweep_plan(settings: ModelServerSettings, facts: EngineFacts) -> SweepPlan:
-    """How much to measure on this engine."""
     largest = _LARGEST_CPU_STEP if facts.on_cpu else _LARGEST_GPU_STEP
     return SweepPlan(min(largest, facts.step_token_capacity), settings.profile.budget_s, _RUNS, _MIN_RUNS)
+
+
+def warm_up(engine: Engine) -> None:
+    """Run a step of full capacity on the engine's thread, so that its memory is allocated before the first batch.
+
+    Raises CannotStart when that fails.
+    """
+    facts = engine.facts
+    began_s = time.monotonic()
+    whole, rest = divmod(facts.step_token_capacity, facts.max_input_tokens)
+    lengths = np.array(([facts.max_input_tokens] * whole + [rest] * (rest > 0))[: facts.step_query_capacity], np.int32)
+    token_ids = np.random.default_rng(0).integers(0, facts.vocabulary_size, int(lengths.sum()), np.int32)
+    try:
+        engine.prepare(token_ids, lengths).run()
+    except Exception as error:
+        raise CannotStart(
+            f"a step of {token_ids.size} tokens fails ({type(error).__name__}: {error}): set ENGINE__STEP_TOKENS lower"
+        ) from error
+    took_s = round(time.monotonic() - began_s, 3)
+    _log.info("warmed up", extra={"stage": "warm-up", "step_tokens": token_ids.size, "took_s": took_s})

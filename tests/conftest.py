@@ -1,8 +1,34 @@
-"""What every process that a test starts inherits."""
+"""What every process that a test starts inherits, and what is left out with the engine for GPUs."""
 
 import os
+
+import pytest
+
+from modelserver.engines.process_env import installed_vllm
 
 # Many engines share few cores. A step in two threads lasts as long as the slower of them, and waits for it at full
 # speed, on a core that the other threads need: beside other engines it takes twenty times as long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB, which are filled with zeros
+
+ON_GPU = (installed_vllm() or "").startswith("vllm ")
+LEFT_OUT = "tests marked vllm are left out: they expect vLLM's build for CPUs; ENGINE=cpu make test runs them"
+
+
+def pytest_report_header() -> list[str]:
+    """Say what is left out, and why."""
+    return [LEFT_OUT] if ON_GPU else []
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what expects a CPU: exact float32, errors that a GPU answers with its loss, interpreted kernels."""
+    if ON_GPU:
+        leave_out(config, items)
+
+
+def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The tests that load a model into vLLM's build for CPUs."""
+    marked = [item for item in items if item.get_closest_marker("vllm") is not None]
+    config.hook.pytest_deselected(items=marked)
+    items[:] = [item for item in items if item not in marked]

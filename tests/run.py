@@ -1,6 +1,6 @@
 """Run the suites and say of each how it ended, how long it took, and why it was left out where it was.
 
-    python -m tests.run [--strict] [SUITE ...]
+    python -m tests.run [--strict] [--except SUITE,...] [SUITE ...]
 
 In a strict run a suite (or a single test) that is left out is a failure, unless it is bound to absent hardware.
 
@@ -147,11 +147,16 @@ def main(arguments: Sequence[str]) -> int:
     names = [suite.name for suite in SUITES]
     parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"one of {', '.join(names)}; all when none is named")
     parser.add_argument("--strict", action="store_true", help="what is left out fails, unless the hardware is absent")
+    parser.add_argument(
+        "--except", dest="excepted", default="", metavar="SUITE,...", help="suites not to run, as they run elsewhere"
+    )
     options = parser.parse_args(arguments)
-    if unknown := sorted(set(options.suites) - set(names)):
+    excepted = set(filter(None, options.excepted.split(",")))
+    if unknown := sorted({*options.suites, *excepted} - set(names)):
         parser.error(f"no suite {', '.join(unknown)}; there are {', '.join(names)}")
 
-    chosen = [suite for suite in SUITES if not options.suites or suite.name in options.suites]
+    wanted = set(options.suites or names) - excepted
+    chosen = [suite for suite in SUITES if suite.name in wanted]
     results = sorted(run_all(chosen, strict=options.strict), key=lambda result: names.index(result.suite))
     print(f"\n{table(results)}\n")
     totals = [sum(r.passed for r in results), sum(r.failed for r in results), sum(r.skipped for r in results)]

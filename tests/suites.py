@@ -71,6 +71,10 @@ def _gpu_absent() -> str | None:
     return None if asked and asked.stdout.startswith(b"GPU ") else "no NVIDIA GPU"
 
 
+def _root_absent() -> str | None:
+    return None if os.geteuid() == 0 else "not root, who alone may mount and make users"
+
+
 def _namespaces_absent() -> str | None:
     """A cluster of one's own has its network, mounts, processes and cgroups apart from the machine's."""
     if os.geteuid() != 0:
@@ -105,12 +109,21 @@ TOOLCHAINS = (
     _command_absent("go", "golang-go"),
     _command_absent("javac", "default-jdk-headless"),
     _command_absent("mvn", "maven"),
+    _command_absent("node", "nodejs"),
+    _command_absent("npm", "npm"),
 )
+BROWSER = (
+    _command_absent("chromium", "chromium"),
+    _command_absent("chromedriver", "chromium-driver"),
+    _command_absent("npm", "npm"),
+)
+REDIS = _command_absent("redis-server", "redis-server")
 PROMETHEUS = _command_absent("prometheus", "prometheus")
 JAVA = Need(_java_absent)
 ENGINE = Need(_engine_absent)
 HELM = Need(_helm_absent)
 GPU = Need(_gpu_absent, hardware=True)
+ROOT = Need(_root_absent, hardware=True)
 NAMESPACES = Need(_namespaces_absent, hardware=True)
 
 
@@ -123,12 +136,24 @@ def _pytest(name: str, *arguments: str, needs: tuple[Need, ...] = (), waits: boo
     return Suite(name, (command,), needs, waits)
 
 
+def _marked(name: str, expression: str, *needs: Need) -> Suite:
+    """The tests with a marker, of every suite that leaves those out; only files that name the marker are imported."""
+    folders = (Path(__file__).parent / folder for folder in ("unit", "contract", "integration", "faults", "e2e"))
+    files = (
+        str(file)
+        for folder in folders
+        for file in sorted(folder.rglob("test_*.py"))
+        if f".mark.{name}" in file.read_text()
+    )
+    command = _python("pytest", *files, "-m", expression, f"--junitxml={REPORTS}/{name}.xml")
+    return Suite(name, (command,), (*needs, JAVA, ENGINE), waits=True)
+
+
 PURE = (
     "aggregator.scheduler",
-    "aggregator.admission.bounds",
     "aggregator.admission.quotas",
     "aggregator.sources.kafka.clock_skew",
-    "aggregator.sources.kafka.consumer.committed_offset",
+    "aggregator.sources.kafka.committed_offset",
     "modelserver.profile.saturation",
     "protos.modelserver.v1.curve",
 )
@@ -144,17 +169,29 @@ SUITES = (
         ),
     ),
     Suite("imports", ((f"{sys.prefix}/bin/lint-imports",),)),
+    Suite("promises", (_python("tests.promises"),)),
     Suite("proto", ((".ci/proto", "--check"),)),
     Suite("types", (_python("mypy"), _python("pyright"))),
-    _pytest("unit", *IN_TWO, *(f"--cov={package}" for package in PURE), "--cov-branch", "--cov-fail-under=100"),
-    Suite("chart", (_python("helm.generate", "--check"), *_pytest("chart", *IN_TWO, *BY_FILE).commands), (HELM,)),
-    _pytest("integration", *IN_SIX, *BY_FILE, needs=(JAVA, ENGINE)),
+    _pytest(
+        "unit",
+        *IN_TWO,
+        "-m",
+        "not privileged",
+        *(f"--cov={package}" for package in PURE),
+        "--cov-branch",
+        "--cov-fail-under=100",
+    ),
+    Suite("chart", (_python("helm.generate", "--check"), *_pytest("chart").commands), (HELM,)),
+    _pytest("integration", *IN_SIX, *BY_FILE, "-m", "not privileged and not redis", needs=(JAVA, ENGINE)),
     _pytest("cluster", "-m", "short", needs=(NAMESPACES, JAVA, HELM, ENGINE), waits=True),
-    _pytest("faults", "-m", "short", *IN_TWO, needs=(JAVA, ENGINE), waits=True),
-    _pytest("e2e", needs=(JAVA, ENGINE), waits=True),
-    _pytest("clients", needs=(JAVA, ENGINE, *TOOLCHAINS), waits=True),
+    _pytest("faults", "-m", "short and not privileged and not redis", *IN_TWO, needs=(JAVA, ENGINE), waits=True),
+    _pytest("e2e", "-m", "not privileged and not redis", needs=(JAVA, ENGINE), waits=True),
+    _marked("privileged", "privileged and (short or not row)", ROOT),
+    _marked("redis", "redis and (short or not row)", REDIS),
+    _pytest("clients", needs=(JAVA, ENGINE, REDIS, *TOOLCHAINS), waits=True),
     _pytest("alerts", needs=(PROMETHEUS, JAVA), waits=True),
-    _pytest("contract", needs=(JAVA, ENGINE), waits=True),
+    _pytest("page", "-m", "not soak", needs=(JAVA, *BROWSER), waits=True),
+    _pytest("contract", "-m", "not redis", needs=(JAVA, ENGINE), waits=True),
     _pytest("fuzz", waits=True),
     _pytest("gpu", needs=(GPU,)),
 )

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from aggregator.admission.bounds import Admission
-from aggregator.admission.held import Held, hold
 from aggregator.admission.limits import AdmissionLimits
 from aggregator.admission.model_revision import ModelRevision
-from aggregator.admission.tokenizers.token_counts import Counted, count_long, count_together, is_long, too_long
+from aggregator.admission.token_counts import Counted, count_long, count_together, is_long, too_long
 from aggregator.errors import Code, InvalidRequest
-from aggregator.replicas.texts.text import Text
-from aggregator.request import Failure, Request
+from aggregator.request.generated_text import GeneratedText
+from aggregator.request.request import Failure, Held, Request
+from aggregator.scheduler.bounds import Admission
 from aggregator.scheduler.queue import TokenQueue
 from aggregator.scheduler.work_item import Query
 from protos.embedding.v1 import embedding_pb2 as pb
@@ -58,8 +57,9 @@ async def enqueue(
         queries = _put(queue, request, inputs)
         if refusable:
             request.queries = queries
-        text = request.text
-        hold(request, held, token_count if text is None else token_count + model_revision.text_tokens(text))
+        generation = request.generation
+        extra = 0 if generation is None else model_revision.generation_tokens(generation)
+        request.hold(held, token_count + extra)
     return complete
 
 
@@ -67,8 +67,8 @@ def _put(queue: TokenQueue, request: Request, inputs: Sequence[tuple[int, bytes]
     queries: list[Query] = []
     for index, token_ids in inputs:
         deadline_s = request.deadline_s
-        if request.text is not None:
-            deadline_s = min(deadline_s, request.text.first_token_by_s)
+        if request.generation is not None:
+            deadline_s = min(deadline_s, request.generation.first_token_by_s)
         query = Query(request, index, request.priority, request.tenant, request.received_s, deadline_s)
         queue.put(query, token_ids, len(token_ids) // _ID_BYTES)
         queries.append(query)
@@ -81,8 +81,8 @@ async def _count(model_revision: ModelRevision, requests: Sequence[Request]) -> 
     waiting: list[_Waiting] = []
     for request in requests:
         prompt, values = model_revision.prompts[request.options.input_type], request.inputs
-        if request.text is not None and request.text.messages and request.remaining:
-            values = _chat(model_revision, request, request.text)
+        if request.generation is not None and request.generation.messages and request.remaining:
+            values = _chat(model_revision, request, request.generation)
         indexes = _FIRST if len(values) == 1 else [i for i, found in enumerate(request.outcomes) if found is None]
         texts += [prompt + text for index in indexes if isinstance(text := values[index], str)]
         waiting.append((request, values, indexes))
@@ -92,26 +92,25 @@ async def _count(model_revision: ModelRevision, requests: Sequence[Request]) -> 
     return waiting, await count
 
 
-def _chat(model_revision: ModelRevision, request: Request, text: Text) -> Sequence[str | bytes]:
+def _chat(model_revision: ModelRevision, request: Request, generation: GeneratedText) -> Sequence[str | bytes]:
     """The prompt that the model's chat template makes; a request with invalid messages fails."""
     try:
-        return (model_revision.text_tokenizer.prompt(text.messages),)
+        return (model_revision.generation_tokenizer.prompt(generation.messages),)
     except InvalidRequest as error:
         request.fail(Failure.of(error))
         return (b"",)
 
 
-def _begun(model_revision: ModelRevision, request: Request, text: Text, token_ids: bytes) -> Counted:
-    """The token ids of the prompt, or why it is refused."""
-    if text.messages:  # the template says itself where special tokens stand
-        token_ids = model_revision.text_tokenizer.without_special(token_ids)
+def _prompt(model_revision: ModelRevision, request: Request, generation: GeneratedText, token_ids: bytes) -> Counted:
+    if generation.messages:  # the template itself places special tokens
+        token_ids = model_revision.generation_tokenizer.without_special(token_ids)
     description = model_revision.description
     tokens = len(token_ids) // _ID_BYTES
     if not tokens:
         return Failure(Code.INVALID_ARGUMENT, "the prompt has no tokens")
     if tokens >= description.max_input_tokens:
         return too_long(model_revision, request, f"{tokens} tokens")
-    text.begin(description.model_revision, token_ids, model_revision.text_tokenizer.detokenizer(token_ids))
+    generation.begin(description.model_revision, token_ids, model_revision.generation_tokenizer.detokenizer(token_ids))
     return token_ids
 
 
@@ -125,10 +124,10 @@ def _counted(
     slices = iter(found)
     for request, values, indexes in waiting:
         inputs: list[tuple[int, bytes]] = []
-        size_bytes = 0
+        size_bytes = 0  # pragma: no mutate: divided by 4 and rounded down
         for index in indexes:
             given = values[index]
-            token_ids = given if isinstance(given, bytes) else next(slices)  # even of those given up meanwhile
+            token_ids = given if isinstance(given, bytes) else next(slices)  # also of requests given up since
             if request.remaining:
                 checked = _checked(model_revision, request, token_ids)
                 if isinstance(checked, bytes):
@@ -141,19 +140,21 @@ def _counted(
 
 def _checked(model_revision: ModelRevision, request: Request, counted: Counted) -> Counted:
     """The token ids for the engine, or why the input fails."""
-    if isinstance(counted, bytes) and request.text is not None:
-        counted = _begun(model_revision, request, request.text, counted)
-    if isinstance(counted, bytes) and len(counted) > model_revision.description.max_input_tokens * _ID_BYTES:
-        counted = _shorten(model_revision, request, counted)
+    if isinstance(counted, bytes) and request.generation is not None:
+        counted = _prompt(model_revision, request, request.generation, counted)
+    limit = model_revision.description.max_input_tokens
+    if request.options.truncate_to:
+        limit = min(limit, request.options.truncate_to)
+    if isinstance(counted, bytes) and len(counted) > limit * _ID_BYTES:
+        counted = _shorten(model_revision, request, counted, limit)
     if isinstance(counted, bytes) and model_revision.dispatcher.retries.is_quarantined(counted):
         return _POISONED
     return counted
 
 
-def _shorten(model_revision: ModelRevision, request: Request, token_ids: bytes) -> Counted:
+def _shorten(model_revision: ModelRevision, request: Request, token_ids: bytes, limit: int) -> Counted:
     """Truncate an input that is too long, or fail it where the request does not allow that."""
     truncate = request.options.truncate
     if truncate == pb.TRUNCATE_NONE:
         return too_long(model_revision, request, f"{len(token_ids) // _ID_BYTES} tokens")
-    limit = model_revision.description.max_input_tokens
     return model_revision.tokenizer.truncate_ids(token_ids, limit, keep_end=truncate == pb.TRUNCATE_START)

@@ -1,6 +1,6 @@
 """Decide whether a call is admitted once its tokens are counted.
 
-The limits are checked in this order, and the first one that is reached is the one the caller is told: the size of the
+The limits are checked in this order, and the caller gets the error of the first one that is reached: the size of the
 reply, the tenant's token rate, the tokens that the model and the tenant hold, the time to the first token.
 Before that a call can be refused by its source (credential, calls and bytes in flight, its message), by its route
 (deadline, model, options) and by its token count.
@@ -12,11 +12,11 @@ import random
 from collections.abc import Callable, Collection
 from math import inf
 
-from aggregator.admission.bounds import Admission, Bound
 from aggregator.admission.quotas import Quotas
 from aggregator.errors import Code, InvalidRequest, Overloaded, TokenbatchError
-from aggregator.replicas.results import vector_bytes
-from aggregator.request import Failure, Request
+from aggregator.request.request import Failure, Request
+from aggregator.request.vector import vector_bytes
+from aggregator.scheduler.bounds import Admission, Bound
 from aggregator.scheduler.dispatcher import Dispatcher
 from aggregator.scheduler.generating_replica import first_token_in_s
 from aggregator.scheduler.replica import Replica
@@ -28,7 +28,7 @@ _MESSAGES = {
     Bound.TENANT: "the queue holds this tenant's share: try again later, or send less",
 }
 _TOO_LATE = Failure(
-    Code.DEADLINE_EXCEEDED, "no token is likely to come within first_token_timeout: other texts come before it"
+    Code.DEADLINE_EXCEEDED, "no token is likely to come within first_token_timeout: other generations come before it"
 )
 
 
@@ -75,7 +75,6 @@ class AdmissionLimits:
         return None
 
     def charge(self, request: Request, token_count: int, now_s: float) -> None:
-        """Count the tokens of a request for the rate of its tenant, whatever its source."""
         self._quotas.charge(request.tenant, token_count, now_s)
 
     def _overloaded(self, message: str, room_s: float, open_s: float) -> Overloaded:
@@ -88,12 +87,12 @@ class AdmissionLimits:
 
 
 def _is_late(request: Request, token_count: int, dispatcher: Dispatcher, now_s: float) -> bool:
-    """Whether a generated text is likely to have no token by the time that its caller set."""
-    if request.text is None or request.text.first_token_by_s == inf:
+    """Whether the first token is likely to come after the time that the caller set."""
+    if request.generation is None or request.generation.first_token_by_s == inf:
         return False
     ahead = sum(waiting.items for waiting in dispatcher.queue.classes[: request.priority + 1])
     in_s = first_token_in_s(dispatcher.replicas.values(), ahead, token_count, now_s)
-    return now_s + in_s > request.text.first_token_by_s
+    return now_s + in_s > request.generation.first_token_by_s
 
 
 def _tokens_per_s(replicas: Collection[Replica]) -> float:

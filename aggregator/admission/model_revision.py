@@ -3,40 +3,32 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import inf
-from typing import Protocol, cast
+from typing import cast
 
-from aggregator.admission.tokenizers.tokenizer import TextTokenizer, TokenBatch, Tokenizer
+from aggregator.engine import Engine, GenerationEngine, ServerDescription, differences
 from aggregator.errors import InvalidRequest
-from aggregator.replicas.answers import differences
-from aggregator.replicas.engine import Engine, ServerDescription
-from aggregator.replicas.texts.text import Text
-from aggregator.request import Options, Request, request_of
+from aggregator.request.generated_text import GeneratedText
+from aggregator.request.request import Options, Request, request_of
 from aggregator.scheduler.budget.controller import SlaGoal, SloTracker
 from aggregator.scheduler.dispatcher import Batch, Dispatcher, DispatchPolicy
 from aggregator.scheduler.generating_replica import LENGTH_SHARE, MeanLength
+from aggregator.scheduler.mixed_replica import MixedReplica
 from aggregator.scheduler.replica import Replica
+from aggregator.scheduler.work_item import Task
+from aggregator.tokenizers.tokenizer import Counting, GenerationTokenizer, Tokenizer
 from protos.embedding.v1 import embedding_pb2 as pb
 
 _ID_BYTES = 4
 
 
-class Counting(Protocol):
-    """Token counts off the event loop, several callers' texts at once."""
-
-    async def count(self, texts: Sequence[str], *, long: bool = False) -> TokenBatch:
-        """Tokenize; the order of `texts` is kept. `long`: they may take seconds, and hold up no others."""
-        ...
-
-
 class ModelRevision:
-    """One revision of a model, while it has servers.
+    """One revision of a model for one task, while it has servers.
 
-    `under_way`: its batches in flight. A `retired` revision sends nothing more: what is still queued here is to be
-    removed by `abandon` at once.
+    `under_way`: its batches in flight. `mixed`: replicas of servers that also generate. A `retired` revision sends
+    nothing more: what is still queued here is to be removed by `abandon` at once.
     """
 
     def __init__(
@@ -50,11 +42,12 @@ class ModelRevision:
         self.description = description
         self.tokenizer = tokenizer
         self.counting = counting
-        if description.generating is not None:  # equal prompts may give different texts
+        if description.generation is not None:  # equal prompts may get different texts
             policy = replace(policy, queue=replace(policy.queue, coalesce=False), by_prefix=True)
         self.dispatcher = Dispatcher(f"{description.model}-{uuid.uuid4().hex[:8]}", policy)
         self.slo = SloTracker(goal) if goal is not None else None
         self.engines: dict[str, Engine] = {}
+        self.mixed: dict[str, MixedReplica] = {}
         self.under_way: set[Batch] = set()
         self.retired = False
         self.length = MeanLength()
@@ -66,32 +59,31 @@ class ModelRevision:
         }
         self.resolve = lru_cache(maxsize=256)(self._resolve)
 
-    def finished_text(self, text: Text, taken_s: float) -> None:
-        """A text ended after `taken_s`; while it grew, half of its new tokens were held in the mean."""
-        prompt_tokens, new_tokens = len(text.prompt_ids) // _ID_BYTES, len(text.token_ids)
-        demanded = prompt_tokens + self.text_tokens(text)
+    def finished_generation(self, generation: GeneratedText, taken_s: float) -> None:
+        """A generation ended after `taken_s`; on average it held its prompt and half of its new tokens."""
+        prompt_tokens, new_tokens = len(generation.prompt_ids) // _ID_BYTES, len(generation.token_ids)
+        demanded = prompt_tokens + self.generation_tokens(generation)
         self.length.observe(new_tokens)
         self._kv_token_s += LENGTH_SHARE * ((prompt_tokens + new_tokens / 2) * taken_s - self._kv_token_s)
         self._demanded_tokens += LENGTH_SHARE * (demanded - self._demanded_tokens)
 
     @property
     def kv_token_s_per_token(self) -> float:
-        """KV-cache occupancy (tokens × seconds) per token that texts are counted with."""
+        """KV-cache occupancy (tokens × seconds) per token that admission counts for generations."""
         return self._kv_token_s / self._demanded_tokens if self._demanded_tokens else 0.0
 
-    def text_tokens(self, text: Text) -> int:
-        """The prompt tokens that take as long as the text's new tokens are likely to take."""
-        generating = self.description.generating
-        if generating is None or not generating.per_token_s:
+    def generation_tokens(self, generation: GeneratedText) -> int:
+        """The number of prompt tokens that would take as long as the generation's expected new tokens."""
+        costs = self.description.generation
+        if costs is None or not costs.per_token_s:
             return 0
-        expected = min(self.length.new_tokens, text.sampling.max_tokens or inf)
-        each_s = generating.per_sequence_s + generating.fixed_s / generating.max_sequences
-        return int(expected * each_s / generating.per_token_s)
+        expected = min(self.length.new_tokens, generation.sampling.max_tokens or inf)
+        each_s = costs.per_sequence_s + costs.fixed_s / costs.max_sequences
+        return int(expected * each_s / costs.per_token_s)
 
     @property
-    def text_tokenizer(self) -> TextTokenizer:
-        """The tokenizer of a model that generates."""
-        return cast("TextTokenizer", self.tokenizer)
+    def generation_tokenizer(self) -> GenerationTokenizer:
+        return cast("GenerationTokenizer", self.tokenizer)
 
     @property
     def query_capacity(self) -> int:
@@ -103,15 +95,32 @@ class ModelRevision:
         return bool(self.engines) or not differences(self.description, description)
 
     def add(self, engine: Engine, replica: Replica) -> None:
-        """Add a server."""
         self.engines[replica.name] = engine
         self.dispatcher.replicas[replica.name] = replica
+        if isinstance(replica, MixedReplica):
+            self.mixed[replica.name] = replica
+        self._limit_inputs()
+
+    def observe_rooms(self) -> None:
+        for name, replica in self.mixed.items():
+            load = cast("GenerationEngine", self.engines[name]).load
+            if load is not None and load.embed_room_tokens is not None:
+                replica.observe_room(load.embed_room_tokens, load.running)
 
     def remove(self, engine: Engine) -> None:
         """Remove a server, unless a newer one is at its address."""
         address = engine.description.address
         if self.engines.get(address) is engine:
             del self.engines[address], self.dispatcher.replicas[address]
+            self.mixed.pop(address, None)
+            self._limit_inputs()
+
+    def _limit_inputs(self) -> None:
+        """Accept what each of its servers accepts: one that also generates takes a token less than one that embeds."""
+        task = Task.EMBED if self.description.generation is None else Task.GENERATE
+        limits = [engine.description.by_task[task].max_input_tokens for engine in self.engines.values()]
+        if limits:
+            self.description = replace(self.description, max_input_tokens=min(limits))
 
     def abandon(self) -> list[Request]:
         """Remove and return every open request that waits here; results of its batches in flight are dropped."""
@@ -129,8 +138,6 @@ class ModelRevision:
     def _resolve(self, options: Options) -> Options:
         """Fill in what the model decides; raises InvalidRequest for what it cannot do."""
         description = self.description
-        if description.generating is not None:
-            raise InvalidRequest(f"{description.model} generates texts, and embeds none")
         dimensions = options.dimensions
         if dimensions and dimensions != description.dimensions and dimensions not in description.matryoshka_dimensions:
             raise InvalidRequest(

@@ -1,28 +1,32 @@
-"""The configured models: their revisions in service, and the requests that wait while there is none."""
+"""The configured models: their revisions in service, and the requests that wait while it has no server."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from math import inf
 
-from aggregator.admission.bounds import Admission
-from aggregator.admission.model_revision import Counting, ModelRevision
+from aggregator.admission.model_revision import ModelRevision
 from aggregator.admission.pending import Pending
-from aggregator.admission.tokenizers.tokenizer import Tokenizer
+from aggregator.engine import Engine, ServerDescription
 from aggregator.errors import UnknownModel, shown
-from aggregator.replicas.engine import Engine, ServerDescription
-from aggregator.request import Request, request_of
+from aggregator.request.request import Request, request_of
+from aggregator.scheduler.bounds import Admission
+from aggregator.scheduler.budget.capture_sizes import snapped
 from aggregator.scheduler.budget.controller import SlaGoal, StepLimits
 from aggregator.scheduler.dispatcher import DispatchPolicy
 from aggregator.scheduler.generating_replica import GeneratingReplica
-from aggregator.scheduler.queue import TokenQueue
+from aggregator.scheduler.mixed_replica import MixedReplica
 from aggregator.scheduler.replica import UNMEASURED, Replica
-from aggregator.scheduler.work_item import Priority, Query
+from aggregator.scheduler.work_item import Priority, Task
+from aggregator.tokenizers.tokenizer import Counting, Tokenizer
 
 CALLS_WAIT_S = 60.0
-"""How long calls wait for a server after the last one has left; later calls are refused at once."""
+"""How long calls wait for a server since the last one left, or since the start; later calls are refused at once."""
+
+OTHER_TASK_S = 5.0
+"""How long a task without a server waits after servers of the other one have come, because its own may come, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +44,13 @@ class Canary:
 
 @dataclass(slots=True)
 class Model:
-    """One configured model: its revisions in service, the tokens it holds, and the requests that wait for a server.
+    """One task of a configured model: its revisions in service, and the requests that wait for a server.
 
-    `superseded`: revisions whose servers have left while another revision has servers. When a model that
+    Its two tasks share `admission`, the tokens that the model holds, and are each other's `sibling`. `both`: the model
+    is configured to do both, so a task waits for its first server; otherwise a task that no server does is refused
+    `OTHER_TASK_S` after `served_since_s` of the other one.
+    `superseded`: revisions whose servers have left while another revision has servers. `unavailable_since_s`: when its
+    last server left, or the pipeline started without one (monotonic); None while it has a server. When a model that
     `scales_to_zero` has no server, calls wait for the first one up to their deadlines, as records do.
     """
 
@@ -53,20 +61,35 @@ class Model:
     superseded: list[ModelRevision] = field(default_factory=list)
     pending: Pending = field(default_factory=Pending)
     unavailable_since_s: float | None = None
+    served_since_s: float = inf
     scales_to_zero: bool = False
     canary: Canary | None = None
+    both: bool = False
+    task: Task = Task.EMBED
+    sibling: Model | None = None
+
+    @property
+    def refused_from_s(self) -> float:
+        """From when on requests are refused, while servers do the other task only (monotonic seconds)."""
+        if self.both or self.revisions or self.sibling is None:
+            return inf
+        return self.sibling.served_since_s + OTHER_TASK_S
 
     @property
     def available(self) -> bool:
-        """Whether some server can take a batch."""
         return any(model_revision.engines for model_revision in self.revisions.values())
 
     @property
     def calls_wait_until_s(self) -> float:
-        """Until when calls wait for a server, while there is none (monotonic seconds)."""
+        """Until when calls wait for a server, while it has none (monotonic seconds)."""
         if self.scales_to_zero:
             return inf
         return -inf if self.unavailable_since_s is None else self.unavailable_since_s + CALLS_WAIT_S
+
+    @property
+    def holds_calls(self) -> bool:
+        """Whether gRPC calls wait here or are computed."""
+        return self.admission.holds_calls or self.pending.calls > 0
 
     def full(self) -> frozenset[Priority]:
         """The priority classes whose Kafka intake is stopped, by what is queued or pending."""
@@ -107,6 +130,7 @@ class Model:
                 self.unavailable_since_s = now_s
             return []
         self.unavailable_since_s = None
+        self.served_since_s = min(self.served_since_s, now_s)
         for revision in [revision for revision, model_revision in self.revisions.items() if not model_revision.engines]:
             self.superseded.append(self.revisions.pop(revision))
         waiting = self.pending.take(lambda _: True)
@@ -116,28 +140,20 @@ class Model:
         self.superseded = []
         return waiting
 
-    def waiting(self) -> list[tuple[TokenQueue, Query]]:
-        """Queries in the queues, each with its queue; for rare sweeps."""
-        return [
-            (model_revision.dispatcher.queue, query)
-            for model_revision in self.revisions.values()
-            for item in model_revision.dispatcher.waiting()
-            for query in item.waiters
-            if not query.done
-        ]
-
     def take_out(self, gone: Callable[[Request], bool]) -> list[Request]:
         """Remove the requests for which `gone` holds from the queues; those in flight return by themselves."""
         taken = dict.fromkeys(self.pending.take(gone))
-        for queue, query in self.waiting():
-            if gone(request_of(query)):
-                queue.cancel(query)
-                taken[request_of(query)] = None
+        for model_revision in self.revisions.values():
+            dispatcher = model_revision.dispatcher
+            for query in [query for item in dispatcher.waiting() for query in item.waiters]:
+                if not query.done and gone(request_of(query)):
+                    dispatcher.queue.cancel(query)
+                    taken[request_of(query)] = None
         return list(taken)
 
 
 class Models:
-    """Every configured model by name and alias."""
+    """Both tasks of every configured model, by name and alias."""
 
     def __init__(
         self,
@@ -148,85 +164,110 @@ class Models:
         goal: SlaGoal | None = None,
     ) -> None:
         """A `token_budget` overrides the `goal`; without both it is the saturation point each server measured."""
-        self._models = tuple(models)
+        self._models: list[Model] = []
+        for model in models:
+            generates = replace(
+                model, revisions={}, superseded=[], pending=Pending(), task=Task.GENERATE, sibling=model
+            )
+            model.sibling = generates
+            self._models += (model, generates)
         self._policy = policy
         self._token_budget = token_budget
         self._goal = goal if token_budget is None else None
         self._counting = counting
-        self._by_name = {name: model for model in self._models for name in (model.name, *model.aliases)}
+        self._by_name = {(name, model.task): model for model in self._models for name in (model.name, *model.aliases)}
 
     def __iter__(self) -> Iterator[Model]:
         return iter(self._models)
 
     def in_service(self) -> list[ModelRevision]:
-        """Every revision in service."""
         return [model_revision for model in self._models for model_revision in model.revisions.values()]
 
     def next_due_s(self, now_s: float) -> float:
-        """When the first replica of all takes its next batch (monotonic seconds); now when there is no replica."""
+        """When the first replica takes its next batch (monotonic seconds); now if there is no replica."""
         active = (model_revision.dispatcher.replicas for model_revision in self.in_service())
         return min((replicas.due_s(now_s) for replicas in active if replicas), default=now_s)
 
-    def find(self, name: str) -> Model:
-        """The model of that name or alias. Raises UnknownModel."""
-        model = self._by_name.get(name)
+    def __contains__(self, name: str) -> bool:
+        return any(name == known for known, _ in self._by_name)
+
+    @property
+    def configured(self) -> list[Model]:
+        return [model for model in self._models if model.task is Task.EMBED]
+
+    def find(self, name: str, task: Task = Task.EMBED) -> Model:
+        """The task of the model of that name or alias. Raises UnknownModel."""
+        model = self._by_name.get((name, task))
         if model is None:
-            known = ", ".join(sorted(self._by_name))
+            known = ", ".join(sorted({known for known, _ in self._by_name}))
             raise UnknownModel(f"model {shown(name)} is not configured: use one of {known}")
         return model
 
     def dimensions(self, name: str) -> int:
-        """The most that vectors of the model of that name or alias have; 0 where none is served."""
-        model = self._by_name.get(name)
+        """The dimensions of the model's longest vectors, by name or alias; 0 if it has no server."""
+        model = self._by_name.get((name, Task.EMBED))
         revisions = model.revisions.values() if model is not None else ()
         return max((model_revision.description.dimensions for model_revision in revisions), default=0)
 
-    def join(self, engine: Engine, tokenizer: Tokenizer) -> Model:
-        """Add a server; its revision is in service from now on."""
-        description = engine.description
-        model = self._by_name[description.model]
-        model_revision = model.revisions.get(description.model_revision)
-        if model_revision is not None and not model_revision.takes(description):
-            model.superseded.append(model_revision)
-            model_revision = None
-        if model_revision is None:
-            goal = self._goal if description.generating is None else None
-            model_revision = ModelRevision(description, tokenizer, self._counting(tokenizer), self._policy, goal)
-            model.revisions[description.model_revision] = model_revision
-        model_revision.add(engine, self._replica(description, model_revision))
-        return model
+    def join(self, engine: Engine, tokenizer: Tokenizer) -> list[Model]:
+        """Add a server; its revision is in service from now on. Returns the tasks of its model that it does."""
+        joined: list[Model] = []
+        replicas: list[Replica] = []
+        for task, description in engine.description.by_task.items():
+            model = self._by_name[description.model, task]
+            model_revision = model.revisions.get(description.model_revision)
+            if model_revision is not None and not model_revision.takes(description):
+                model.superseded.append(model_revision)
+                model_revision = None
+            if model_revision is None:
+                goal = self._goal if task is Task.EMBED else None
+                model_revision = ModelRevision(description, tokenizer, self._counting(tokenizer), self._policy, goal)
+                model.revisions[description.model_revision] = model_revision
+            replica = self._replica(description, model_revision)
+            model_revision.add(engine, replica)
+            joined.append(model)
+            replicas.append(replica)
+        for replica, sibling in zip(replicas, reversed(replicas), strict=True):
+            replica.sibling = sibling if sibling is not replica else None
+        return joined
 
     def _replica(self, description: ServerDescription, model_revision: ModelRevision) -> Replica:
         """A replica with its token budget: the setting, the measured one, or a controller where there is a target."""
         curve, capacity = description.curve or UNMEASURED, description.step_token_capacity
-        budget_controller, slo = None, model_revision.slo
+        budget_controller, slo, policy = None, model_revision.slo, self._policy.replica
         if slo is not None:
             limits = StepLimits(curve.saturation_point, capacity)
             budget_controller = slo.controller(limits, curve.time_s(slo.goal.min_tokens))
-        budget = min(self._token_budget or curve.saturation_point, capacity)
-        generating = description.generating
-        if generating is not None:
+        budget = min(self._token_budget or snapped(curve, curve.saturation_point, capacity), capacity)
+        generation = description.generation
+        if generation is not None:
             return GeneratingReplica(
                 description.address,
                 description.curve,
                 budget,
-                self._policy.replica,
-                kv_tokens=generating.kv_tokens,
-                max_sequences=generating.max_sequences,
+                policy,
+                kv_tokens=generation.kv_tokens,
+                max_sequences=generation.max_sequences,
                 length=model_revision.length,
-                per_sequence_s=generating.per_sequence_s,
+                per_sequence_s=generation.per_sequence_s,
                 capacity=capacity,
             )
-        most = 0 if self._token_budget else min(curve.backlog_tokens, capacity)
-        return Replica(
-            description.address, description.curve, budget, self._policy.replica, budget_controller, capacity=most
+        most = 0 if self._token_budget else snapped(curve, curve.backlog_tokens, capacity)
+        name, measured, beside = description.address, description.curve, description.beside
+        if beside is None or beside.generation is None:
+            return Replica(name, measured, budget, policy, budget_controller, capacity=most)
+        per_sequence_s = beside.generation.per_sequence_s
+        return MixedReplica(
+            name, measured, budget, policy, budget_controller, capacity=most, per_sequence_s=per_sequence_s
         )
 
-    def leave(self, engine: Engine) -> Model:
+    def leave(self, engine: Engine) -> list[Model]:
         """Remove a server; its revision stays until another one can serve the requests that wait for it."""
-        description = engine.description
-        model = self._by_name[description.model]
-        model_revision = model.revisions.get(description.model_revision)
-        if model_revision is not None:
-            model_revision.remove(engine)
-        return model
+        left: list[Model] = []
+        for task, description in engine.description.by_task.items():
+            model = self._by_name[description.model, task]
+            model_revision = model.revisions.get(description.model_revision)
+            if model_revision is not None:
+                model_revision.remove(engine)
+            left.append(model)
+        return left

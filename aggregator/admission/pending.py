@@ -7,7 +7,7 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from math import inf
 
-from aggregator.request import Request
+from aggregator.request.request import Request
 
 _PER_TOKEN = 4
 """Characters of a token, in English; and the bytes of a token id."""
@@ -22,18 +22,21 @@ class Pending:
         self._deadlines: list[tuple[float, int, Request]] = []
         self._numbers = count()
         self._size = 0
+        self._calls = 0
 
     def __len__(self) -> int:
         return len(self._sizes)
 
     def __iter__(self) -> Iterator[Request]:
-        """In the order of arrival."""
         return iter(self._sizes)
 
     @property
     def tokens(self) -> int:
-        """The estimated sum of their tokens."""
         return self._size // _PER_TOKEN
+
+    @property
+    def calls(self) -> int:
+        return self._calls
 
     @property
     def next_deadline_s(self) -> float:
@@ -43,31 +46,33 @@ class Pending:
         return self._deadlines[0][0] if self._deadlines else inf
 
     def append(self, request: Request) -> None:
-        """Add a request."""
         size = sum(map(len, request.inputs))
         self._sizes[request] = size
         self._size += size
+        self._calls += request.source.refusable
         if request.deadline_s < inf:
             heappush(self._deadlines, (request.deadline_s, next(self._numbers), request))
 
     def discard(self, request: Request) -> None:
-        """Remove a request that was cancelled, if it is here."""
-        self._size -= self._sizes.pop(request, 0)
+        if request in self._sizes:
+            self._remove(request)
         if len(self._deadlines) > 2 * len(self._sizes) + _FEW:  # free the memory of removed requests
             self._deadlines = [each for each in self._deadlines if each[2] in self._sizes]
             heapify(self._deadlines)
 
     def expire(self, now_s: float) -> list[Request]:
-        """Remove the requests whose deadline has passed, and return them."""
         late: list[Request] = []
         while self.next_deadline_s <= now_s < inf:
             late.append(heappop(self._deadlines)[2])
-            self._size -= self._sizes.pop(late[-1])
+            self._remove(late[-1])
         return late
 
     def take(self, gone: Callable[[Request], bool]) -> list[Request]:
-        """Remove the requests for which `gone` holds, and return them."""
         taken = [request for request in self if gone(request)]
         for request in taken:
             self.discard(request)
         return taken
+
+    def _remove(self, request: Request) -> None:
+        self._size -= self._sizes.pop(request)
+        self._calls -= request.source.refusable

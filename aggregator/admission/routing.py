@@ -10,10 +10,11 @@ from aggregator.admission.model_revision import ModelRevision
 from aggregator.admission.models import Model, Models
 from aggregator.admission.pending import Pending
 from aggregator.errors import Code, InvalidRequest, ModelUnavailable, TokenbatchError
-from aggregator.request import Failure, Options, Request
+from aggregator.request.request import Failure, Options, Request
+from aggregator.scheduler.work_item import Task
 
 _LOG = logging.getLogger(__name__)
-_EXPIRED_ON_ARRIVAL = Failure(Code.DEADLINE_EXCEEDED, "the deadline had passed on arrival")
+_EXPIRED_ON_ARRIVAL = Failure(Code.DEADLINE_EXCEEDED, "the deadline passed before the request arrived")
 UNQUEUED = Failure(Code.INTERNAL, "the request could not be queued")
 """For an unexpected error."""
 
@@ -22,7 +23,7 @@ UNQUEUED = Failure(Code.INTERNAL, "the request could not be queued")
 class Routed:
     """Requests by model revision; `refused` are those that failed, `expired` of them by their deadline.
 
-    Requests of a model that has had no server yet are in neither: they are pending.
+    Requests that wait for the first server of their model are in neither: they are pending.
     """
 
     groups: dict[ModelRevision, tuple[Model, list[Request]]] = field(default_factory=dict)
@@ -40,9 +41,9 @@ def route_all(requests: Sequence[Request], models: Models, now_s: float) -> Rout
                 routed.expired += 1
                 request.fail(_EXPIRED_ON_ARRIVAL)
             if request.remaining:
-                embeds = request.text is None
+                embeds = request.generation is None
                 key = (request.model, request.model_revision, request.source.refusable, id(request.options), embeds)
-                route = routes.get(key)
+                route = routes.get(key)  # pragma: no mutate: a cache: what is not found in it is made again, alike
                 if route is None:
                     model, model_revision, options = _route(request, models, now_s)
                     if model_revision is None:
@@ -50,9 +51,8 @@ def route_all(requests: Sequence[Request], models: Models, now_s: float) -> Rout
                     else:
                         route = options, routed.groups.setdefault(model_revision, (model, []))[1]
                     if model.canary is None:  # with a canary each request may go to another revision
-                        routes[key] = route
+                        routes[key] = route  # pragma: no mutate: a cache: what is not found in it is made again, alike
                 request.options, group = route
-                request.source.accept(request)
                 group.append(request)
             elif not request.given_up:
                 routed.refused.append(request)
@@ -75,15 +75,16 @@ def unroute(request: Request) -> None:
 
 def _route(request: Request, models: Models, now_s: float) -> tuple[Model, ModelRevision | None, Options]:
     """The model, the revision for the request (None: none is known yet), and its complete options."""
-    model = models.find(request.model)
+    model = models.find(request.model, request.task)
+    if model.refused_from_s <= now_s:
+        does, asked = ("generates", "embed") if request.task is Task.EMBED else ("embeds", "generate")
+        raise InvalidRequest(f"{model.name} {does} and does not {asked}")
     model_revision = model.choose(request.model_revision, request.request_id)
     waits = not request.source.refusable or now_s < model.calls_wait_until_s
     if not waits and (model_revision is None or not model_revision.engines):
         raise ModelUnavailable(f"no server of {model.name} is available")
     if model_revision is None:
         return model, None, request.options
-    if request.text is None:
+    if request.generation is None:
         return model, model_revision, model_revision.resolve(request.options)
-    if model_revision.description.generating is None:
-        raise InvalidRequest(f"{model.name} embeds, and generates no text")
     return model, model_revision, request.options

@@ -1,4 +1,4 @@
-"""Open the few spans of the hot path: one per fetch, batch, text and send; none when no collector is configured.
+"""Open the few spans of the hot path: one per fetch, batch, generation and send; none when no collector is configured.
 
 Names and attributes follow OpenTelemetry's messaging and rpc conventions. A batch's `process` span links every
 request in it, by the W3C `traceparent` of each.
@@ -29,8 +29,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 if TYPE_CHECKING:
     from aggregator.errors import Code
-    from aggregator.replicas.texts.text import Text
-    from aggregator.request import Request
+    from aggregator.request.generated_text import GeneratedText
+    from aggregator.request.request import Request
 
 MAX_LINKS = 128
 """Links of one span; OpenTelemetry's own default limit."""
@@ -50,11 +50,9 @@ class Tracing:
         self.enabled = enabled and tracer is not None
 
     def receive(self, topic: str, count: int) -> AbstractContextManager[None]:
-        """A fetch of `count` records of a topic."""
         return self._messaging("receive", topic, SpanKind.CLIENT, count) if self.enabled else _NOTHING
 
     def send(self, topic: str, count: int) -> AbstractContextManager[None]:
-        """A batch of `count` records on its way to a topic."""
         return self._messaging("send", topic, SpanKind.PRODUCER, count) if self.enabled else _NOTHING
 
     def process(
@@ -75,35 +73,34 @@ class Tracing:
         }
         return self._open(f"process {model}", SpanKind.CONSUMER, attributes, links=_links(parents))
 
-    def generated(self, request: Request, text: Text, now_s: float, failed: Code | None) -> None:
-        """A text that was under way until now (monotonic seconds), from its dispatch on, as a child of its request."""
+    def generated(self, request: Request, generation: GeneratedText, now_s: float, failed: Code | None) -> None:
+        """A generation that ended now (monotonic seconds), from its dispatch on, as a child of its request."""
         if not self.enabled:
             return
         end_ns = time.time_ns()
-        operation = "chat" if text.messages else "text_completion"
+        operation = "chat" if generation.messages else "text_completion"
         attributes: dict[str, str | int] = {
             "gen_ai.operation.name": operation,
             "gen_ai.request.model": request.model,
-            "gen_ai.usage.input_tokens": len(text.prompt_ids) // 4,
-            "gen_ai.usage.output_tokens": len(text.token_ids),
-            "tokenbatch.text.attempts": text.attempts,
+            "gen_ai.usage.input_tokens": len(generation.prompt_ids) // 4,
+            "gen_ai.usage.output_tokens": len(generation.token_ids),
+            "tokenbatch.generation.attempts": generation.attempts,
         }
         span = self._tracer.start_span(
             f"{operation} {request.model}",
-            _context(request.traceparent),
+            _context(request.traceparent) or Context(),  # not in the batch's span
             SpanKind.CLIENT,
             attributes,
-            start_time=end_ns - round((now_s - text.started_s) * 1e9),
+            start_time=end_ns - round((now_s - generation.started_s) * 1e9),
         )
-        if text.token_ids:
-            span.add_event("first token", timestamp=end_ns - round((now_s - text.first_token_s) * 1e9))
+        if generation.token_ids:
+            span.add_event("first token", timestamp=end_ns - round((now_s - generation.first_token_s) * 1e9))
         if failed is not None:
             span.set_attribute("error.type", failed.name)
             span.set_status(Status(StatusCode.ERROR, failed.name))
         span.end(end_ns)
 
     def call(self, service: str, method: str, address: str) -> AbstractContextManager[None]:
-        """A gRPC call to a model server."""
         if not self.enabled:
             return _NOTHING
         host, _, port = address.rpartition(":")

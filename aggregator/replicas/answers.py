@@ -1,15 +1,17 @@
-"""Believe nothing that a model server says before it is checked: its description, its vectors, its figures."""
+"""Check what a model server reports before it is used: its description, its vectors, its figures."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
+from aggregator.engine import GenerationCosts, OutgoingBatch, ServerDescription, StepResult
 from aggregator.errors import Code, ModelServerLost, TokenbatchError
-from aggregator.replicas.engine import Generating, OutgoingBatch, ServerDescription, StepResult
 from aggregator.scheduler.replica import StepReport
+from aggregator.scheduler.work_item import Task
 from protos.modelserver.v1 import modelserver_pb2 as pb
 from protos.modelserver.v1.curve import Curve, Rule
 
@@ -23,17 +25,32 @@ _RULES = frozenset(rule.value for rule in Rule)
 
 
 class BadDescription(TokenbatchError):
-    """What a server says of itself cannot be true, or is not what was expected of it."""
+    """A server's description is inconsistent, or not the expected one."""
 
 
 def checked_description(address: str, said: pb.DescribeResponse) -> ServerDescription:
-    """A server's description; `step_query_capacity` is held to what one message can answer. Raises BadDescription."""
+    """A server's description, with `beside` if it does both tasks. Raises BadDescription."""
+    tasks = _tasks(said)
+    described = [_described(address, said, task) for task in Task if task in tasks]
+    return replace(described[0], beside=described[1]) if described[1:] else described[0]
+
+
+def _tasks(said: pb.DescribeResponse) -> frozenset[Task]:
+    named = said.tasks or (said.task or Task.EMBED,)
+    known = frozenset(task for task in Task if task in named)
+    if not known:
+        raise BadDescription(f"it does none of the tasks {', '.join(Task)}")
+    return known
+
+
+def _described(address: str, said: pb.DescribeResponse, task: Task) -> ServerDescription:
+    """Its description for one task; `step_query_capacity` is held to what one message can answer."""
     for name in ("model", "model_revision", "tokenizer_fingerprint", "instance_id"):
         if not getattr(said, name):
             raise BadDescription(f"it names no {name}")
-    generating = _generating(said)
+    generation = _generation(said) if task is Task.GENERATE else None
     sizes = ("max_input_tokens", "step_token_capacity", "step_query_capacity", "vocabulary_size")
-    for name in sizes if generating else ("dimensions", *sizes):
+    for name in sizes if generation else ("dimensions", *sizes):
         if getattr(said, name) <= 0:
             raise BadDescription(f"its {name} is 0")
     matryoshka = frozenset(said.matryoshka_dimensions)
@@ -46,42 +63,40 @@ def checked_description(address: str, said: pb.DescribeResponse) -> ServerDescri
         model=said.model,
         model_revision=said.model_revision,
         tokenizer_fingerprint=said.tokenizer_fingerprint,
-        dimensions=said.dimensions,
-        matryoshka_dimensions=matryoshka,
-        max_input_tokens=said.max_input_tokens if generating else min(said.max_input_tokens, said.step_token_capacity),
+        dimensions=0 if generation else said.dimensions,
+        matryoshka_dimensions=frozenset[int]() if generation else matryoshka,
+        max_input_tokens=(said.generation.context_tokens or said.max_input_tokens)
+        if generation
+        else min(said.max_input_tokens, said.step_token_capacity),
         step_token_capacity=said.step_token_capacity,
-        step_query_capacity=min(said.step_query_capacity, answerable),
+        step_query_capacity=generation.max_sequences if generation else min(said.step_query_capacity, answerable),
         vocabulary_size=said.vocabulary_size,
         normalizes=said.normalizes,
         query_prompt=said.query_prompt,
         document_prompt=said.document_prompt,
-        curve=_curve(said.profile) if generating is None else _prompt_curve(generating, said.step_token_capacity),
-        generating=generating,
+        curve=_curve(said) if generation is None else _prompt_curve(generation, said.step_token_capacity),
+        generation=generation,
     )
 
 
-def _generating(said: pb.DescribeResponse) -> Generating | None:
-    """What it says of generating; None where it embeds. Raises BadDescription."""
-    if said.task != "generate":
-        return None
+def _generation(said: pb.DescribeResponse) -> GenerationCosts:
     profile = said.generation
     times = (profile.fixed_s, profile.per_sequence_s, profile.per_token_s)
     if any(not 0.0 <= seconds < math.inf for seconds in times) or not any(times):
-        raise BadDescription("it generates, and its steps take no time")
+        raise BadDescription("it generates, but its generation profile gives steps no time")
     if not profile.kv_tokens or not profile.max_sequences:
-        raise BadDescription("it generates, and has no room for it")
-    return Generating(*times, profile.kv_tokens, profile.max_sequences)
+        raise BadDescription("it generates, but its generation profile has no kv_tokens or no max_sequences")
+    return GenerationCosts(*times, profile.kv_tokens, profile.max_sequences)
 
 
 _WORTHWHILE = 9.0
-"""A step of prompts is long enough once they take so many times what it takes by itself."""
+"""A step of prompts is long enough when its tokens take this many times its fixed time."""
 
 
-def _prompt_curve(generating: Generating, capacity: int) -> Curve:
-    """What a step of prompts takes."""
-    enough = _WORTHWHILE * generating.fixed_s / generating.per_token_s if generating.per_token_s > 0.0 else capacity
+def _prompt_curve(generation: GenerationCosts, capacity: int) -> Curve:
+    enough = _WORTHWHILE * generation.fixed_s / generation.per_token_s if generation.per_token_s > 0.0 else capacity
     budget = max(1, min(capacity, int(enough)))
-    return Curve(0.0, generating.fixed_s, generating.per_token_s, budget, Rule.THROUGHPUT, capacity)
+    return Curve(0.0, generation.fixed_s, generation.per_token_s, budget, Rule.THROUGHPUT, capacity)
 
 
 def checked_result(batch: OutgoingBatch, dimensions: int, answer: pb.EmbedBatchResponse) -> StepResult:
@@ -106,35 +121,23 @@ def checked_result(batch: OutgoingBatch, dimensions: int, answer: pb.EmbedBatchR
             queued_tokens=answer.queued_tokens,
             idle_before_s=answer.idle_before_s,
             staged_s=answer.staged_s,
+            decoding_sequences=answer.decoding_sequences,
+            embed_room_tokens=answer.embed_room_tokens if answer.HasField("embed_room_tokens") else None,
         ),
     )
 
 
-def differences(one: ServerDescription, other: ServerDescription) -> list[str]:
-    """What two servers of one model revision say differently, though their answers must be interchangeable."""
-    names = (
-        *("tokenizer_fingerprint", "dimensions", "matryoshka_dimensions", "max_input_tokens", "vocabulary_size"),
-        *("normalizes", "query_prompt", "document_prompt"),
-    )
-    differing = [
-        f"{name} {getattr(one, name)!r}, not {getattr(other, name)!r}"
-        for name in names
-        if getattr(one, name) != getattr(other, name)
-    ]
-    if (one.generating is None) != (other.generating is None):
-        differing.append("another task")
-    return differing
-
-
-def _curve(profile: pb.SaturationProfile) -> Curve | None:
-    """The measured curve, or None where there is none yet or it is no curve: the model's limits count then."""
+def _curve(said: pb.DescribeResponse) -> Curve | None:
+    """The measured curve; None if it is missing or invalid, so that the model's limits apply."""
+    profile = said.profile
     times = (profile.floor_s, profile.fixed_s, profile.per_token_s)
     if any(not 0.0 <= seconds < math.inf for seconds in times) or not any(times):
         return None
     if profile.saturation_point < 1 or profile.rule not in _RULES:
         return None
     rule = Rule(profile.rule)
-    return Curve(*times, profile.saturation_point, rule, profile.max_tokens, profile.backlog_tokens)
+    sizes = tuple(sorted(said.capture_sizes))
+    return Curve(*times, profile.saturation_point, rule, profile.max_tokens, profile.backlog_tokens, sizes)
 
 
 def _errors(batch: OutgoingBatch, answer: pb.EmbedBatchResponse) -> tuple[tuple[int, int, str], ...]:
@@ -143,11 +146,11 @@ def _errors(batch: OutgoingBatch, answer: pb.EmbedBatchResponse) -> tuple[tuple[
     if len(places) != len(errors) or any(place >= batch.query_count for place in places):
         raise ModelServerLost(f"the answer reports {len(errors)} failed queries at places that do not exist")
     if any(code not in _CODES for _, code, _ in errors):
-        raise ModelServerLost("the answer reports a failed query with a code that is none")
+        raise ModelServerLost("the answer reports a failed query with an unknown code")
     return errors
 
 
 def _is_finite(matrix: npt.NDArray[np.float32]) -> bool:
-    """Whether every value is; a sum tells at a third of the cost, unless it overflows."""
+    """Whether every value is finite; a sum shows that at a third of the cost, unless it overflows."""
     with np.errstate(all="ignore"):
         return bool(np.isfinite(matrix.sum()) or np.isfinite(matrix).all())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import grpc
@@ -11,11 +11,11 @@ import grpc.aio
 from google.protobuf.message import DecodeError, Message
 from grpc_health.v1 import health_pb2
 
+from aggregator.engine import GenerationLoad, OutgoingBatch, ServerDescription, ServerSequence, StepResult
 from aggregator.errors import BatchFailed, EngineFailed, ModelServerBusy, ModelServerLost, is_cancelled
 from aggregator.observability.tracing import Tracing
 from aggregator.replicas.answers import MAX_MESSAGE_BYTES, BadDescription, checked_description, checked_result
-from aggregator.replicas.engine import GeneratingLoad, OutgoingBatch, Sequence, ServerDescription, StepResult
-from aggregator.replicas.texts.generate_call import GenerateCall, StreamStreamCall
+from aggregator.replicas.generate_call import GenerateCall, StreamStreamCall
 from protos.modelserver.v1 import modelserver_pb2 as pb
 
 M = TypeVar("M", bound=Message)
@@ -58,7 +58,6 @@ class ModelServerClient:
         self._watch = channel.unary_stream(f"/{_HEALTH}/Watch", *health)
 
     def open_generate(self) -> StreamStreamCall:
-        """The streaming call that carries sequences."""
         return self._generate()
 
     async def describe(self, timeout_s: float) -> ServerDescription:
@@ -91,7 +90,7 @@ class ModelServerClient:
         try:
             async for health in self._watch(health_pb2.HealthCheckRequest()):
                 if health.status != health_pb2.HealthCheckResponse.SERVING:
-                    return "it does not serve any more"
+                    return "it stopped serving"
         except grpc.aio.AioRpcError as error:
             return _text(error)
         return "it ended its health stream"
@@ -110,12 +109,11 @@ class ModelServerClient:
                 return _text(error)
 
     async def close(self, grace_s: float | None = None) -> None:
-        """Close the channel; batches in flight have `grace_s` to end."""
         await self._channel.close(grace_s)
 
 
 class GrpcEngine:
-    """A model server that was reached: a `replicas.engine.TextEngine`, of which embedding servers use `embed` only."""
+    """A model server that was reached: a `replicas.engine.GenerationEngine`; one that embeds uses `embed` only."""
 
     def __init__(self, client: ModelServerClient, description: ServerDescription) -> None:
         self._client = client
@@ -124,24 +122,24 @@ class GrpcEngine:
 
     @property
     def description(self) -> ServerDescription:
-        """Its description when it was reached."""
         return self._description
 
     @property
-    def load(self) -> GeneratingLoad | None:
-        """Its load after its last step; None before any."""
+    def load(self) -> GenerationLoad | None:
         return self._generate_call.load
 
-    def generate(self, sequence: Sequence) -> None:
-        """Start a sequence; it receives its tokens, and its end once."""
+    @property
+    def last_steps(self) -> Sequence[GenerationLoad]:
+        """The same after each of its last steps, in their order; not all of them."""
+        return self._generate_call.last_steps
+
+    def generate(self, sequence: ServerSequence) -> None:
         self._generate_call.start(sequence)
 
-    def abort(self, sequence: Sequence) -> None:
-        """Stop a sequence; it receives nothing more."""
+    def abort(self, sequence: ServerSequence) -> None:
         self._generate_call.abort(sequence)
 
     async def embed(self, batch: OutgoingBatch, *, timeout_s: float) -> StepResult:
-        """Run one batch; raises ModelServerBusy, ModelServerLost or EngineFailed."""
         description = self._description
         request = pb.EmbedBatchRequest(
             batch_id=batch.batch_id,

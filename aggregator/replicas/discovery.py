@@ -4,34 +4,58 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable
+import socket
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
 
 from typing_extensions import override
 
-from aggregator.replicas import dns
-from aggregator.replicas.dns import Resolve, look_up
+from aggregator.settings.addresses import DnsAddress, changes, parse
 from k8s import endpoints
-from k8s.api import Kubernetes, connect
+from k8s.api import Kubernetes
+from k8s.connect import connect
 
 _LOG = logging.getLogger(__name__)
-_SCHEMES = (endpoints.SCHEME, dns.SCHEME)
 
 Endpoints = Callable[[], AsyncGenerator[frozenset[str]]]
 """Opens the stream of an address's endpoints: a set of `host:port` at each change."""
 
+EVERY_S = 2.0
+"""The interval of resolving: a new server gets its first batch within 5 s."""
 
-def changes(address: str) -> bool:
-    """Whether it is `k8s://SERVICE.NAMESPACE:PORT` or `dns://NAME:PORT`."""
-    return address.startswith(_SCHEMES)
+Resolve = Callable[[str, int], Awaitable[frozenset[str]]]
+"""The `host:port` of every address that a name has now. Raises OSError."""
 
 
-def parse(address: str) -> dns.DnsAddress | endpoints.ServiceAddress:
-    """Parse an address whose endpoints change. Raises StartError if it is invalid."""
-    if address.startswith(dns.SCHEME):
-        return dns.DnsAddress.parse(address)
-    return endpoints.ServiceAddress.parse(address)
+async def look_up(name: str, port: int) -> frozenset[str]:
+    """Ask the system's resolver. Raises OSError."""
+    found = await asyncio.get_running_loop().getaddrinfo(name, port, type=socket.SOCK_STREAM)
+    return frozenset(
+        f"[{place[0]}]:{port}" if family == socket.AF_INET6 else f"{place[0]}:{port}" for family, *_, place in found
+    )
+
+
+async def resolved(address: DnsAddress, resolve: Resolve = look_up) -> AsyncGenerator[frozenset[str]]:
+    """`host:port` of every address of the name: the whole set at each change; never ends.
+
+    A failed resolution changes nothing: the last answer stays valid.
+    """
+    known: frozenset[str] | None = None
+    failing = False
+    while True:
+        try:
+            found = await resolve(address.name, address.port)
+        except OSError as error:
+            if not failing:
+                _LOG.warning("a name cannot be resolved", extra={"name_asked": address.name, "error": str(error)})
+            failing = True
+        else:
+            failing = False
+            if found != known:
+                known = found
+                yield found
+        await asyncio.sleep(EVERY_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +77,12 @@ class _Watcher:
     def endpoints(self, address: str) -> Endpoints:
         """The endpoints of an address. Raises StartError if it is invalid, and for a Service outside of a cluster."""
         parsed = parse(address)
-        if isinstance(parsed, dns.DnsAddress):
-            return lambda: dns.resolved(parsed, self._resolve)
+        if isinstance(parsed, DnsAddress):
+            return lambda: resolved(parsed, self._resolve)
         kubernetes = self._kubernetes = self._kubernetes or self._cluster()
         return lambda: endpoints.endpoints(kubernetes, parsed)
 
     async def close(self) -> None:
-        """Close the connection, if there is one."""
         if self._kubernetes is not None:
             await self._kubernetes.close()
 
@@ -128,7 +151,6 @@ class ReadyAggregators:
         self._count = 1 if self._endpoints else int(aggregators)
 
     def __call__(self) -> int:
-        """The latest number."""
         return self._count
 
     async def run(self) -> None:

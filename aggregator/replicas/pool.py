@@ -1,16 +1,16 @@
-"""Keep a connection to every model server, and tell the pipeline which of them take batches."""
+"""Keep a connection to every model server, and report to the pipeline which of them take batches."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, Callable
 
-from aggregator.admission.tokenizers.cache import TokenizerCache
+from aggregator.engine import Engine, PoolMembers, ServerDescription
 from aggregator.observability.tracing import Tracing
 from aggregator.replicas.client import ModelServerClient
 from aggregator.replicas.discovery import Target
-from aggregator.replicas.engine import Engine, PoolMembers, ServerDescription
 from aggregator.replicas.watch import Agreement, ProbePolicy, ServerWatch
+from aggregator.tokenizers.cache import TokenizerCache
 
 Targets = AsyncIterable[frozenset[Target]]
 """All configured servers: the whole set at each change."""
@@ -37,7 +37,6 @@ class ModelServers:
         self._watches: dict[Target, ServerWatch] = {}
 
     async def run(self, members: PoolMembers) -> None:
-        """Watch every configured server, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             running: dict[Target, asyncio.Task[None]] = {}
             async for targets in self._targets:
@@ -49,9 +48,12 @@ class ModelServers:
                     running[target] = tasks.create_task(watch.run(), name=f"model server {target.address}")
 
     def suspect(self, engine: Engine) -> None:
-        """A batch failed there: remove it now, probe it, and let it join again when it answers well."""
         for watch in self._watches.values():
             watch.suspect(engine)
+
+    def troubles(self) -> list[tuple[Target, str]]:
+        """Every configured server, and why it is not in the pool; empty for those that are."""
+        return [(target, watch.trouble) for target, watch in self._watches.items()]
 
     def _watch(self, target: Target, members: PoolMembers) -> ServerWatch:
         client = self._connect(target.address, self._tracing)

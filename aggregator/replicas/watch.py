@@ -11,14 +11,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from aggregator.admission.tokenizers.cache import TokenizerCache, TokenizerMismatch
-from aggregator.admission.tokenizers.fast_tokenizer import FastTokenizer
+from aggregator.engine import Engine, OutgoingBatch, PoolMembers, ServerDescription, differences
 from aggregator.errors import BatchFailed, ModelServerBusy
-from aggregator.replicas.answers import BadDescription, differences
+from aggregator.replicas.answers import BadDescription
 from aggregator.replicas.client import GrpcEngine, ModelServerClient
 from aggregator.replicas.discovery import Target
-from aggregator.replicas.engine import Engine, OutgoingBatch, PoolMembers, ServerDescription
-from aggregator.replicas.texts.generate_call import probe
+from aggregator.replicas.generate_call import probe
+from aggregator.scheduler.work_item import Task
+from aggregator.tokenizers.cache import TokenizerCache, TokenizerMismatch
+from aggregator.tokenizers.fast_tokenizer import FastTokenizer
 
 _LOG = logging.getLogger(__name__)
 
@@ -57,13 +58,15 @@ class Agreement:
     def join(self, description: ServerDescription) -> None:
         """Raises BadDescription for a server whose results could differ from those of its siblings."""
         siblings = self._members.setdefault((description.model, description.model_revision), [])
-        differing = differences(description, siblings[0]) if siblings else ()
-        if differing:
-            raise BadDescription(f"it differs from {siblings[0].address}, of the same revision: {'; '.join(differing)}")
+        for task, own in description.by_task.items():
+            for sibling in (*(each for each in siblings if task in each.by_task), *siblings)[:1]:
+                differing = differences(own, sibling.by_task.get(task, sibling))
+                if differing:
+                    found = "; ".join(differing)
+                    raise BadDescription(f"it differs from {sibling.address}, of the same revision: {found}")
         siblings.append(description)
 
     def leave(self, description: ServerDescription) -> None:
-        """It is not a member any more."""
         key = (description.model, description.model_revision)
         self._members[key].remove(description)
         if not self._members[key]:
@@ -71,7 +74,10 @@ class Agreement:
 
 
 class ServerWatch:
-    """Lets one server join and leave the pool, again and again."""
+    """Lets one server join and leave the pool, again and again.
+
+    `trouble`: why it is not in the pool; empty while it is.
+    """
 
     def __init__(
         self,
@@ -92,9 +98,10 @@ class ServerWatch:
         self._engine: GrpcEngine | None = None
         self._suspected = asyncio.Event()
         self._last_trouble = ""
+        self.trouble = "it was not reached yet"
 
     async def run(self) -> None:
-        """Reach the server, let it join, wait until it is lost; for ever."""
+        """Reach the server, let it join, wait until it is lost, again and again."""
         loop = asyncio.get_running_loop()
         tries = 0
         try:
@@ -132,11 +139,11 @@ class ServerWatch:
         engine = GrpcEngine(self._client, description)
         counted = await asyncio.to_thread(tokenizer.count, [_PROBE_TEXT])
         timeout_s = self._policy.call_timeout_s
-        if description.generating is not None:
+        if Task.GENERATE in description.by_task:
             await probe(engine, counted.ids.tobytes(), timeout_s)
-            return engine, tokenizer
-        with suppress(ModelServerBusy):  # it is alive and busy
-            await engine.embed(_probe(counted.ids), timeout_s=timeout_s)
+        if Task.EMBED in description.by_task:
+            with suppress(ModelServerBusy):  # it is alive and busy
+                await engine.embed(_probe(counted.ids), timeout_s=timeout_s)
         return engine, tokenizer
 
     async def _serve(self, engine: GrpcEngine, tokenizer: FastTokenizer) -> None:
@@ -149,7 +156,7 @@ class ServerWatch:
             return
         self._suspected.clear()
         self._engine = engine
-        self._last_trouble = ""
+        self._last_trouble = self.trouble = ""
         _LOG.info(
             "joined a model server",
             extra={
@@ -157,6 +164,7 @@ class ServerWatch:
                 "model": description.model,
                 "model_revision": description.model_revision,
                 "instance_id": description.instance_id,
+                "tasks": [str(task) for task in description.by_task],
                 "saturation_point": description.curve.saturation_point if description.curve else None,
                 "fast_tokenizer": tokenizer.uses_fast_path,
             },
@@ -187,17 +195,17 @@ class ServerWatch:
         return "a batch failed there"
 
     def _withdraw(self, reason: str) -> None:
-        """Remove it from the pool, if it is in."""
         engine, self._engine = self._engine, None
         if engine is None:
             return
+        self.trouble = reason
         self._agreement.leave(engine.description)
         self._members.leave(engine)
         _LOG.warning("withdrew a model server", extra={"address": engine.description.address, "reason": reason})
 
     def _report(self, error: Exception) -> None:
         """Log why it is left out: once, until the reason changes."""
-        trouble = str(error)
+        trouble = self.trouble = str(error)
         if trouble == self._last_trouble:
             return
         self._last_trouble = trouble

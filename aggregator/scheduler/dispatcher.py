@@ -52,18 +52,16 @@ class Batch:
 
     @property
     def attempt(self) -> int:
-        """How often these items failed before."""
         return self.retry.failures if self.retry else 0
 
     @property
     def isolated(self) -> bool:
-        """Whether it is a suspect and must run in an engine step of its own."""
         return self.retry is not None and self.retry.suspect
 
 
 @dataclass(slots=True)
 class Due:
-    """What is to be done now, and when to ask again (`inf`: when something changes)."""
+    """The batches to send and queries to fail now, and when to ask again (`inf`: when something changes)."""
 
     batches: list[Batch] = field(default_factory=list)
     expired: list[Query] = field(default_factory=list)
@@ -81,20 +79,20 @@ class Dispatcher:
         self._packer = Packer(self.queue, policy.pack)
         self._pace = Pace()
         self._policy = policy
+        self._reserving = False
         self._batch_ids = (f"{name}-{number}" for number in count(1))
 
     def due(self, now_s: float, *, max_items: int, draining: bool = False) -> Due:
         """Pack every batch that is to be sent now: retry batches first, then batches from the queue."""
         due = Due()
         due.expired = self.queue.expire(now_s) + self.retries.expire(now_s)
-        if len(self.retries):
+        if len(self.retries) or self._reserving:
             self._send_again(due, now_s)
         self._send_queued(due, now_s, max_items, SendReason.DRAIN if draining else None)
         due.wake_s = min(due.wake_s, self.queue.next_deadline_s())
         return due
 
     def done(self, batch: Batch, report: StepReport, now_s: float) -> None:
-        """A batch succeeded."""
         self._ended(batch, now_s, report)
         if batch.retry is not None:
             self.retries.succeeded(batch.retry)
@@ -106,7 +104,7 @@ class Dispatcher:
         self.retries.refused(batch.items, batch.retry, now_s, jitter)
 
     def lost(self, items: list[WorkItem], replica: str, now_s: float, jitter: float, *, again: bool) -> None:
-        """A replica failed after these items had begun there: they continue elsewhere, as suspects if `again`."""
+        """A replica failed after these items began there: they continue elsewhere, as suspects if `again`."""
         self.retries.failed(items, RetryBatch(items, 1, replica, now_s) if again else None, replica, now_s, jitter)
 
     def failed(self, batch: Batch, now_s: float, jitter: float) -> list[WorkItem]:
@@ -123,12 +121,12 @@ class Dispatcher:
         retries, replicas = self.retries, self.replicas.values()
         retries.replicas_changed(self.replicas, now_s)
         for replica in replicas:
-            replica.exclusive = retries.reserves(replica.name, now_s)
+            replica.exclusive = not replica.reserved and retries.reserves(replica.name, now_s)
             while replica.due_s(now_s) <= now_s:
                 retry = retries.next_for(
                     replica.name,
                     token_budget=replica.token_budget,
-                    idle=not replica.batches_out,
+                    idle=replica.idle,
                     others=len(replicas) > 1,
                     now_s=now_s,
                 )
@@ -136,6 +134,7 @@ class Dispatcher:
                     break
                 reason = SendReason.SUSPECT if retry.suspect else SendReason.RETRY
                 due.batches.append(self._batch(replica, retry.items, reason, retry, now_s))
+        self._reserving = any(replica.exclusive for replica in replicas)
         times = (retries.next_due_s(now_s), *(replica.due_s(now_s) for replica in replicas))
         due.wake_s = min(time_s for time_s in times if time_s > now_s)
 

@@ -26,21 +26,20 @@ class _Flow:
 
 
 class FairQueue:
-    """The queries of one priority class, in the order of service; those that wait no more are dropped late."""
+    """The queries of one priority class, in the order of service; those that no longer wait are dropped late."""
 
     def __init__(self) -> None:
         # Each flow has one head: (start tag of its next query, order, flow). Tags count tokens.
         self._flows: dict[str, _Flow] = {}
         self._heads: list[tuple[int, int, _Flow]] = []
-        self._virtual_time = 0
-        self._order = 0
+        self._virtual_time = 0  # pragma: no mutate: all start tags shift alike: only their order counts
+        self._order = 0  # pragma: no mutate: only compared: where it starts and by how much it rises changes no order
 
     def __len__(self) -> int:
-        """The number of queries and tenants in memory, with queries that wait no more."""
+        """The number of queries and tenants in memory, including queries that no longer wait."""
         return len(self._flows) + sum(len(flow.dated) + len(flow.undated) for flow in self._flows.values())
 
     def push(self, query: Query) -> None:
-        """Add a query to its tenant's flow."""
         flow = self._flows.get(query.tenant) or self._open(query.tenant)
         if query.deadline_s == inf:
             flow.undated.append(query)
@@ -54,11 +53,10 @@ class FairQueue:
         flow.finish += token_count
 
     def pop(self) -> Query | None:
-        """Take the next query, and charge its tenant; None when nothing waits."""
         heads = self._heads
         while heads:
             start, order, flow = heads[0]
-            if flow.finish > start:  # charged meanwhile: its turn comes later
+            if flow.finish > start:  # charged since then: its turn comes later
                 heapreplace(heads, (flow.finish, order, flow))
                 continue
             dated, undated = flow.dated, flow.undated
@@ -67,17 +65,17 @@ class FairQueue:
                 item = query.item
                 if item is not None and item.queued:
                     self._virtual_time = start
-                    self._order = order = self._order + 1
+                    self._order = order = self._order + 1  # pragma: no mutate
                     flow.finish = finish = start + item.token_count
                     heapreplace(heads, (finish, order, flow))
                     return query
             heappop(heads)
             del self._flows[flow.tenant]
-        self._virtual_time = 0
+        self._virtual_time = 0  # pragma: no mutate: all start tags shift alike: only their order counts
         return None
 
     def drop_invalid(self) -> None:
-        """Drop what waits no more, and the tenants with nothing else that are not ahead of the virtual time."""
+        """Drop queries that no longer wait, and tenants without queries that are not ahead of the virtual time."""
         for flow in self._flows.values():
             flow.dated = [dated for dated in flow.dated if dated[2].waits]
             heapify(flow.dated)
@@ -90,6 +88,6 @@ class FairQueue:
 
     def _open(self, tenant: str) -> _Flow:
         flow = self._flows[tenant] = _Flow(tenant, self._virtual_time)
-        self._order += 1
+        self._order += 1  # pragma: no mutate: only compared: where it starts and by how much it rises changes no order
         heappush(self._heads, (self._virtual_time, self._order, flow))
         return flow

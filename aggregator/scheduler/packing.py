@@ -34,7 +34,6 @@ class PackedBatch:
     oversized: bool = False
 
     def add(self, item: WorkItem) -> None:
-        """Add one item."""
         self.items.append(item)
         self.token_count += item.token_count
 

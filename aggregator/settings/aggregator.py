@@ -7,14 +7,15 @@ from typing import Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, SecretStr, field_validator, model_validator
 
-from aggregator.errors import StartError
-from aggregator.observability.telemetry import TelemetrySettings
-from aggregator.replicas.discovery import changes, parse
-from aggregator.settings.load import Group
+from aggregator.settings.addresses import changes, parse
+from aggregator.settings.redis import RedisSettings
+from k8s.process.errors import StartError
+from k8s.process.settings import Group
+from k8s.process.telemetry import TelemetrySettings
 
 
 def check_address(address: str) -> None:
-    """Raises ValueError for an address that begins like one whose endpoints change, and cannot be read."""
+    """Raises ValueError for an invalid `k8s://` or `dns://` address."""
     if changes(address):
         try:
             parse(address)
@@ -23,7 +24,7 @@ def check_address(address: str) -> None:
 
 
 class TlsSettings(Group):
-    """Certificates of the gRPC port; files that change are read anew, without a restart."""
+    """Certificates of the gRPC port; files that change are read again, without a restart."""
 
     cert_file: Path | None = None
     key_file: Path | None = None
@@ -59,7 +60,7 @@ class AuthenticationSettings(Group):
 
     @property
     def required(self) -> bool:
-        """Whether callers must show who they are; then no field of a message names a tenant, on Kafka neither."""
+        """Whether callers must authenticate; then no field of a message names a tenant, on Kafka neither."""
         return self.tokens_file is not None or self.jwt.jwks_file is not None or self.client_certificates
 
 
@@ -75,6 +76,25 @@ class GrpcSettings(Group):
         " its private key, not encrypted; client_ca_file: CA of client certificates (if set, every client needs one)",
     )
     authentication: AuthenticationSettings = AuthenticationSettings()
+
+
+class HttpSettings(Group):
+    """The HTTP port, which speaks OpenAI's API. TLS and authentication are those of the gRPC port."""
+
+    bind: str = Field(
+        default="",
+        description="host:port of OpenAI's API over HTTP; port 0 picks a free one; empty: HTTP is not served. TLS and"
+        " authentication are those of grpc.tls and grpc.authentication",
+    )
+    timeout_s: PositiveFloat = Field(
+        default=600.0,
+        description="the longest that a request waits; x-request-timeout and x-stainless-timeout may ask for less",
+    )
+    trusts_token_ids: bool = Field(
+        default=False,
+        description="take token ids for the model's own; else a request with ids must name their tokenizer, as"
+        " OpenAI's clients may send ids of another one",
+    )
 
 
 class TenantSettings(Group):
@@ -101,7 +121,6 @@ class TenantSettings(Group):
 
     @property
     def limited(self) -> bool:
-        """Whether any tenant has a rate."""
         return self.tokens_per_s is not None or bool(self.rates)
 
 
@@ -109,7 +128,7 @@ ENV_PREFIX = "TOKENBATCH_AGGREGATOR_"
 
 
 class TopicSettings(Group):
-    """One query topic and what it says for requests that say nothing."""
+    """One query topic, and the defaults for its requests."""
 
     name: str = Field(description="the topic to read")
     model: str = Field(default="", description="model of requests that name none; empty: the first one configured")
@@ -118,7 +137,7 @@ class TopicSettings(Group):
     )
     tenant: str = Field(default="", description="tenant of every request of this topic")
     task: Literal["embed", "generate"] = Field(
-        default="embed", description="what its records ask for: vectors or texts"
+        default="embed", description="what its records ask for: embeddings or generations"
     )
     reply_topic: str = Field(
         default="",
@@ -127,7 +146,7 @@ class TopicSettings(Group):
     )
     delta_topic: str = Field(
         default="",
-        description="task generate: topic of the texts as they grow, in addition to the replies; empty: none",
+        description="task generate: topic of the deltas, in addition to the replies; empty: none",
     )
 
 
@@ -153,12 +172,7 @@ class SslSettings(Group):
 
 
 class ClientSettings(Group):
-    """How the clients fetch, commit and stay in the group; the defaults fit brokers that have theirs.
-
-    `max_poll_records`: of one fetch. `max_commit_span`: records of a partition beyond its committed offset, answered or
-    not, above which it is paused: they are what a new owner reads again. `drain_timeout_s`: to finish what a revoked
-    partition has in flight.
-    """
+    """How the clients fetch, commit and stay in the group; the defaults fit brokers that have theirs."""
 
     client_id: str = "tokenbatch"
     session_timeout_s: PositiveFloat = 30.0
@@ -186,9 +200,6 @@ class KafkaSettings(Group):
     max_reply_bytes: PositiveInt = Field(
         default=900_000, description="a request whose reply could be larger is refused"
     )
-    skip_corrupt_batches: bool = Field(
-        default=False, description="skip record batches whose checksum is wrong; their records are lost"
-    )
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
         default="PLAINTEXT", description="as Kafka's security.protocol"
     )
@@ -210,27 +221,24 @@ class KafkaSettings(Group):
     )
 
     def replies_of(self, topic: TopicSettings) -> str:
-        """Where the replies to a topic's records go that name none."""
         return topic.reply_topic or (self.reply_topic if topic.task == "embed" else _TEXT_REPLY_TOPIC)
 
     @property
     def reply_topics(self) -> tuple[str, ...]:
-        """Every one of those, once."""
         return tuple(dict.fromkeys(self.replies_of(topic) for topic in self.topics))
 
     @property
     def delta_topics(self) -> tuple[str, ...]:
-        """Every topic to which texts are written as they grow, once."""
         return tuple(dict.fromkeys(topic.delta_topic for topic in self.topics if topic.delta_topic))
 
     @model_validator(mode="after")
     def _deltas_have_topics_of_their_own(self) -> Self:
         for topic in self.topics:
             if topic.delta_topic and topic.task != "generate":
-                raise ValueError(f"topic {topic.name} asks for no texts: delta_topic is for one with task generate")
+                raise ValueError(f"topic {topic.name} embeds: delta_topic needs task generate")
         taken = {topic.name for topic in self.topics} | {*self.reply_topics}
         if both := sorted(taken & {*self.delta_topics}):
-            raise ValueError(f"{', '.join(both)}: delta_topic must be a topic of its own, neither read nor replied to")
+            raise ValueError(f"{', '.join(both)}: delta_topic must be a separate topic, neither read nor replied to")
         return self
 
 
@@ -259,6 +267,12 @@ class ModelSettings(Group):
         default=False,
         description="an autoscaler may remove its last server: then calls wait for a server until their deadline, and"
         " the aggregator is ready without one",
+    )
+    task: Literal["auto", "both"] = Field(
+        default="auto",
+        description="both: some servers embed and some generate, or do both; requests for a task wait for its first"
+        " server. auto: a task that no server of the model does is refused, 5 s after"
+        " servers of the other task have come",
     )
     canary: CanarySettings | None = Field(
         default=None,
@@ -326,10 +340,12 @@ class LifecycleSettings(Group):
 
 
 class AggregatorSettings(Group):
-    """Everything the aggregator can be told."""
+    """All settings of the aggregator."""
 
     kafka: KafkaSettings = KafkaSettings()
+    redis: RedisSettings = RedisSettings()
     grpc: GrpcSettings = GrpcSettings()
+    http: HttpSettings = HttpSettings()
     tenants: TenantSettings = TenantSettings()
     models: tuple[ModelSettings, ...] = Field(
         default=(ModelSettings(name="all-minilm-l6-v2", aliases=("minilm",), servers=("localhost:50061",)),),

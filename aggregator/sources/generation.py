@@ -1,11 +1,10 @@
-"""Read requests for texts, and write what answers them; what both tasks have in common is in `parsing`, `response`."""
+"""Parse generation requests and build their responses; what both tasks share is in `parsing` and `response`."""
 
 from __future__ import annotations
 
 import json
 import math
 import struct
-import uuid
 from collections.abc import Callable
 from math import inf
 
@@ -13,10 +12,10 @@ from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
 
 from aggregator.errors import InvalidRequest, Undecodable
-from aggregator.replicas.texts.text import Text
-from aggregator.request import Defaults, Failure, Options, Origin, Request
-from aggregator.sources.parsing import MAX_TOKEN_IDS, SMALL_BYTES, count_token_ids, fields, priority_of
-from aggregator.sources.response import fill_status, json_of
+from aggregator.request.generated_text import GeneratedText
+from aggregator.request.request import Defaults, Failure, Options, Origin, Request
+from aggregator.sources.parsing import MAX_TOKEN_IDS, SMALL_BYTES, count_token_ids, fields, priority_of, random_id
+from aggregator.sources.response import fill_status
 from protos.generation.v1 import generation_pb2 as pb
 
 _MAX_MESSAGES = 1024
@@ -38,16 +37,16 @@ _RANGES: dict[str, Callable[[float], bool]] = {
     "frequency_penalty": lambda value: -_MOST_PENALTY <= value <= _MOST_PENALTY,
     "logprobs": lambda value: value <= _MAX_LOGPROBS,
 }
-_NOT_HAD = "n", "beam_width", "grammar"
-_ELSEWHERE = frozenset(
+_UNSUPPORTED = "n", "beam_width", "grammar"
+_OTHER_APIS = frozenset(
     {"best_of", "use_beam_search", "length_penalty", "guided_json", "guided_regex", "guided_choice", "guided_grammar"}
     | {"structured_outputs", "response_format", "tools", "logit_bias", "min_p", "bad_words", "prompt_logprobs"}
 )
-"""What others take by these names, and this does not."""
+"""Parameters of other APIs that are not supported here."""
 
 
 def check(data: bytes) -> None:
-    """Raises InvalidRequest for a message that holds too much, DecodeError for one that cannot be walked over."""
+    """Raises InvalidRequest for a message with too many fields or ids, DecodeError for one that is not protobuf."""
     if len(data) <= SMALL_BYTES:
         return
     walked = token_ids = 0
@@ -71,7 +70,7 @@ def check(data: bytes) -> None:
 
 
 def decode(data: bytes) -> pb.GenerateRequest:
-    """The message in these bytes; raises InvalidRequest for one that holds too much, or is none."""
+    """Decode a message. Raises InvalidRequest."""
     try:
         check(data)
         return pb.GenerateRequest.FromString(data)
@@ -80,7 +79,7 @@ def decode(data: bytes) -> pb.GenerateRequest:
 
 
 def decode_json(data: bytes) -> pb.GenerateRequest:
-    """The same in JSON. Raises InvalidRequest or Undecodable."""
+    """Decode a message in JSON. Raises InvalidRequest or Undecodable."""
     if len(data) > SMALL_BYTES and data.count(b"{") + data.count(b"[") > _MAX_FIELDS:
         raise InvalidRequest(f"the value holds more than {_MAX_FIELDS} objects: at most {_MAX_MESSAGES} messages")
     try:
@@ -90,12 +89,12 @@ def decode_json(data: bytes) -> pb.GenerateRequest:
     if not isinstance(document, dict):
         raise Undecodable("the value is not a JSON object")
     given = document.get("sampling")
-    unknown = _ELSEWHERE & {*document, *(given if isinstance(given, dict) else ())}
+    unknown = _OTHER_APIS & {*document, *(given if isinstance(given, dict) else ())}
     if unknown:
         raise InvalidRequest(f"{', '.join(sorted(unknown))}: not supported here")
     try:
         return ParseDict(document, pb.GenerateRequest())
-    except Exception:  # noqa: BLE001 - its words quote what they found, which may be the prompt
+    except Exception:  # noqa: BLE001 - its message quotes the value, which may be the prompt
         raise InvalidRequest(
             "the value is not a GenerateRequest in JSON: a field's name or value does not fit"
         ) from None
@@ -120,7 +119,7 @@ def parse(
         timeout = message.first_token_timeout
         first_token_by_s = received_s + timeout.seconds + timeout.nanos * 1e-9
     return Request(
-        request_id=message.request_id or uuid.uuid4().hex,
+        request_id=message.request_id or random_id(),
         model=message.model or defaults.model,
         model_revision=message.model_revision,
         inputs=[_input(message)],
@@ -133,7 +132,7 @@ def parse(
         origin=origin,
         outcomes=[None],
         remaining=1,
-        text=Text(
+        generation=GeneratedText(
             message.sampling,
             tuple(message.messages.messages),
             include_token_ids=message.include_token_ids,
@@ -144,7 +143,7 @@ def parse(
 
 
 def _input(message: pb.GenerateRequest) -> str | bytes:
-    """The prompt's text or packed ids; of a chat the contents, which say how long it is."""
+    """The prompt's text or packed ids; for a chat, the contents, by which its length is estimated."""
     match message.WhichOneof("input"):
         case "prompt" if message.prompt:
             return message.prompt
@@ -158,12 +157,12 @@ def _input(message: pb.GenerateRequest) -> str | bytes:
                 raise InvalidRequest(f"{len(message.messages.messages)} messages: at most {_MAX_MESSAGES} are taken")
             return "\n".join(each.content for each in message.messages.messages)
         case _:
-            raise InvalidRequest("there is no input: give a prompt, token ids or messages")
+            raise InvalidRequest("the request has no input: give a prompt, token ids or messages")
 
 
 def _check_sampling(sampling: pb.Sampling) -> None:
-    """Raises InvalidRequest for what is not had, and for what vLLM would raise on."""
-    for name in _NOT_HAD:
+    """Raises InvalidRequest for unsupported or invalid parameters."""
+    for name in _UNSUPPORTED:
         value = getattr(sampling, name)
         if value and not (name == "n" and value == 1):
             raise InvalidRequest(f"sampling.{name} is not supported: a request gets one text, sampled or greedy")
@@ -182,63 +181,53 @@ def _check_sampling(sampling: pb.Sampling) -> None:
 
 
 def refusal(request_id: str, model: str, failure: Failure, reply_id: str = "") -> pb.GenerateResponse:
-    """The answer to what was not taken at all."""
     answer = pb.GenerateResponse(request_id=request_id, model=model, reply_id=reply_id)
     fill_status(answer.status, failure)
     return answer
 
 
 def response(request: Request, reply_id: str, now_s: float, *, done: bool) -> pb.GenerateResponse | None:
-    """What is new of a request's text; all that is missing once it is `done`. None: nothing is new."""
-    text = request.text
-    assert text is not None, "An embedding was to be answered with a text. This is a bug."
-    index, characters, token_ids, logprobs = text.take()
-    if not (done or characters or token_ids):
+    """The next delta of a request, the last one if it is `done`; None if nothing is new."""
+    generation = request.generation
+    assert generation is not None, "An embedding request got a generation's response. This is a bug."
+    index, text, token_ids, logprobs = generation.read_new()
+    if not (done or text or token_ids):
         return None
     answer = pb.GenerateResponse(
         request_id=request.request_id,
         model=request.model,
-        model_revision=text.model_revision,
+        model_revision=generation.model_revision,
         index=index,
-        text=characters,
-        token_ids=token_ids if text.include_token_ids else (),
+        text=text,
+        token_ids=token_ids if generation.include_token_ids else (),
         logprobs=logprobs,
-        attempt=text.attempts,
+        attempt=generation.attempts,
         reply_id=reply_id,
     )
     if done:
-        _fill_end(answer, request, text, now_s)
+        _fill_end(answer, request, generation, now_s)
     return answer
 
 
-def to_protobuf(request: Request, reply_id: str, now_s: float) -> bytes:
-    """All of a completed request's text."""
-    return _whole(request, reply_id, now_s).SerializeToString()
-
-
-def to_json(request: Request, reply_id: str, now_s: float) -> bytes:
-    """The same as one line of JSON."""
-    return json_of(_whole(request, reply_id, now_s))
-
-
-def _whole(request: Request, reply_id: str, now_s: float) -> pb.GenerateResponse:
-    if request.text is not None:
-        request.text.rewind()
+def whole(request: Request, reply_id: str, now_s: float) -> pb.GenerateResponse:
+    """The one response of a sender that reads no deltas."""
+    if request.generation is not None:
+        request.generation.restart_stream()
     answer = response(request, reply_id, now_s, done=True)
     assert answer is not None, "A completed request has no answer. This is a bug."
     return answer
 
 
-def _fill_end(answer: pb.GenerateResponse, request: Request, text: Text, now_s: float) -> None:
+def _fill_end(answer: pb.GenerateResponse, request: Request, generation: GeneratedText, now_s: float) -> None:
     failure = request.failure
     if failure is not None:
         fill_status(answer.status, failure)
     else:
         answer.status.SetInParent()
-        answer.finish_reason = text.finish_reason  # type: ignore[assignment]
-        answer.stop = text.stop
-    answer.usage.prompt_tokens = len(text.prompt_ids) // 4
-    answer.usage.completion_tokens = len(text.token_ids)
-    for name, at_s in (("queued", text.started_s), ("first_token", text.first_token_s), ("total", now_s)):
+        answer.finish_reason = generation.finish_reason  # type: ignore[assignment]
+        answer.stop = generation.stop
+    answer.usage.prompt_tokens = len(generation.prompt_ids) // 4
+    answer.usage.completion_tokens = len(generation.token_ids)
+    for name, at_s in (("queued", generation.started_s), ("first_token", generation.first_token_s), ("total", now_s)):
         if at_s < inf:
             getattr(answer.timings, name).FromNanoseconds(int(max(0.0, at_s - request.received_s) * 1e9))

@@ -10,8 +10,8 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 
 from aggregator.errors import Code
-from aggregator.replicas.results import CompletedBatch, Vector, vector_bytes
-from aggregator.request import Failure, Options, Request
+from aggregator.request.request import Failure, Options, Request
+from aggregator.request.vector import CompletedBatch, Vector, vector_bytes
 from protos.embedding.v1 import embedding_pb2 as pb
 
 MAX_ECHOED = 1024
@@ -30,7 +30,6 @@ def response(request: Request, reply_id: str) -> pb.EmbedResponse:
 
 
 def summary(request: Request, reply_id: str) -> pb.EmbedResponse:
-    """The response without its embeddings."""
     answer = pb.EmbedResponse(request_id=request.request_id, model=request.model, reply_id=reply_id)
     status = answer.status
     slowest: Vector | None = None
@@ -59,7 +58,6 @@ def _fill(embedding: pb.Embedding, vector: Vector, request: Request) -> None:
 
 
 def fill_status(status: pb.Status, failure: Failure) -> None:
-    """Fill in why something failed."""
     status.code = failure.code
     status.message = failure.message
     status.retryable = failure.retryable
@@ -88,23 +86,23 @@ def is_large(request: Request) -> bool:
 
 
 def to_protobuf(request: Request, reply_id: str) -> bytes:
-    """The response to a completed request, as protobuf."""
-    outcome = request.outcomes[0]
+    outcome = request.outcomes[0]  # pragma: no mutate
     if len(request.outcomes) == 1 and isinstance(outcome, Vector):
         return _shared(outcome.batch, request.options).protobuf(request.request_id, outcome, reply_id)
-    if request.options.encoding == pb.ENCODING_INT8:  # each vector has a scale of its own: nothing is shared
+    if request.options.encoding == pb.ENCODING_INT8:  # each vector has its own scale: nothing is shared
         return response(request, reply_id).SerializeToString()
     return b"".join(_pieces(request, reply_id))
 
 
 def _pieces(request: Request, reply_id: str) -> Iterator[bytes]:
-    """The response to many inputs; protobuf would copy the vectors three times, and block all threads meanwhile."""
+    """The response to many inputs; protobuf would copy the vectors three times, and block all threads while it does."""
     yield summary(request, reply_id).SerializeToString()
     options = request.options
     for outcome in request.outcomes:
         if isinstance(outcome, Vector):
             rows = outcome.batch.rows(options.dimensions, options.encoding, normalize=bool(options.normalize))
-            around = _around_vector(rows.row_bytes, rows.dimensions, options.encoding, outcome.token_count, 0.0)
+            sizes = rows.row_bytes, rows.dimensions
+            around = _around_vector(*sizes, options.encoding, outcome.token_count, 0.0)  # pragma: no mutate
             yield around[0]
             yield rows.row(outcome.row)
             yield around[1]
@@ -114,20 +112,14 @@ def _pieces(request: Request, reply_id: str) -> Iterator[bytes]:
             yield failed.SerializeToString()
 
 
-def to_json(request: Request, reply_id: str) -> bytes:
-    """The response to a completed request, as JSON."""
-    return json_of(response(request, reply_id))
-
-
 def json_of(answer: Message) -> bytes:
-    """A message as one line of JSON."""
-    return json.dumps(MessageToDict(answer), ensure_ascii=False, separators=(",", ":")).encode()
+    return json.dumps(MessageToDict(answer), ensure_ascii=False, separators=(",", ":")).encode()  # pragma: no mutate
 
 
 def _shared(batch: CompletedBatch, options: Options) -> _Shared:
-    shared: _Shared | None = batch.shared.get(id(options))
+    shared: _Shared | None = batch.shared.get(id(options))  # pragma: no mutate
     if shared is None:
-        shared = batch.shared[id(options)] = _Shared(batch, options)
+        shared = batch.shared[id(options)] = _Shared(batch, options)  # pragma: no mutate
     return shared
 
 
@@ -151,8 +143,7 @@ class _Shared:
         self._with_timings: dict[float, bytes] = {}
 
     def protobuf(self, request_id: str, vector: Vector, reply_id: str) -> bytes:
-        """One reply."""
-        common = self._with_timings.get(vector.queued_s) or self._add_timings(vector.queued_s)
+        common = self._with_timings.get(vector.queued_s) or self._add_timings(vector.queued_s)  # pragma: no mutate
         rows = self._rows
         scale = rows.scale(vector.row)
         before, after = _around_vector(rows.row_bytes, rows.dimensions, self._encoding, vector.token_count, scale)
@@ -194,7 +185,6 @@ def _embedding(vector: bytes, dimensions: int, encoding: int, token_count: int, 
 def _around_vector(
     row_bytes: int, dimensions: int, encoding: int, token_count: int, scale: float
 ) -> tuple[bytes, bytes]:
-    """The bytes before and after a vector in a reply."""
     vector = b"\xff" * row_bytes
     reply = pb.EmbedResponse(embeddings=[_embedding(vector, dimensions, encoding, token_count, scale)])
     before, _, after = reply.SerializeToString().partition(vector)
@@ -203,11 +193,9 @@ def _around_vector(
 
 @lru_cache(maxsize=256)
 def _before_request_id(size_bytes: int) -> bytes:
-    """The bytes before a request id of this size."""
-    return pb.EmbedResponse(request_id="x" * size_bytes).SerializeToString()[: -size_bytes or None]
+    return pb.EmbedResponse(request_id="x" * size_bytes).SerializeToString()[: -size_bytes or None]  # pragma: no mutate
 
 
 @lru_cache(maxsize=256)
 def _before_reply_id(size_bytes: int) -> bytes:
-    """The bytes before a reply id of this size."""
-    return pb.EmbedResponse(reply_id="x" * size_bytes).SerializeToString()[: -size_bytes or None]
+    return pb.EmbedResponse(reply_id="x" * size_bytes).SerializeToString()[: -size_bytes or None]  # pragma: no mutate

@@ -28,7 +28,6 @@ FILES: Mapping[Path, Callable[[], str]] = {
 
 
 def drifted() -> list[Path]:
-    """The files that are not what they would be generated as."""
     return [
         path
         for path, generate in FILES.items()
@@ -37,7 +36,6 @@ def drifted() -> list[Path]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0, or 1 when a check found a difference."""
     parser = argparse.ArgumentParser(prog="python -m helm.generate", description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing")
     if parser.parse_args(arguments).check:

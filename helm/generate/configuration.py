@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pydantic import BaseModel
 
 from aggregator.settings import aggregator
-from aggregator.settings.fields import Leaf, element_of, leaves
-from aggregator.settings.help import described
 from helm.generate.schema import CHART_SETS
+from k8s.process.help import described
+from k8s.process.settings import Leaf, element_of, leaves
 from k8s.scaler import settings as scaler
 from modelserver import settings as modelserver
 
@@ -31,10 +31,10 @@ model server also reads its model's files.
 
 OpenTelemetry's own variables (`OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_SERVICE_NAME` and others) apply as well.
 
-In the Helm chart the same names are under `aggregator.config`, `modelServer.config`, `scaler.config` and
-`kafka.config`. The chart itself sets those with a † (ports, addresses, mounted files), and its values do not take them.
-They also do not take `password`, `password_file` and `token_file` of `kafka.sasl`, `jwks_file` of
-`grpc.authentication.jwt`, and `cache` of `tokenizer` and `profile`.
+In the Helm chart the same names are under `aggregator.config`, `modelServer.config`, `scaler.config`,
+`kafka.config` and `redis.config`. The chart itself sets those with a † (ports, addresses, mounted files), and its
+values do not take them. They also do not take `password`, `password_file` and `token_file` of `kafka.sasl` and
+`redis.user`, `jwks_file` of `grpc.authentication.jwt`, and `cache` of `tokenizer` and `profile`.
 """
 
 _PROCESSES: tuple[tuple[str, str, type[BaseModel], str], ...] = (
@@ -45,7 +45,6 @@ _PROCESSES: tuple[tuple[str, str, type[BaseModel], str], ...] = (
 
 
 def configuration_md() -> str:
-    """The whole page."""
     return _HEAD + "".join(f"{line}\n" for process in _PROCESSES for line in _process(*process))
 
 
@@ -73,8 +72,8 @@ def _process(title: str, module: str, settings: type[BaseModel], prefix: str) ->
 
 
 def _set_by_chart(process: str, path: tuple[str, ...]) -> bool:
-    """Whether a setting is one of those that the chart's values do not take, or of a group of them."""
-    process, path = ("kafka", path[1:]) if path[0] == "kafka" else (process, path)
+    """Whether the chart sets it itself, or its group, so that its values do not take it."""
+    process, path = (path[0], path[1:]) if path[0] in {"kafka", "redis"} else (process, path)
     return any(".".join(path[:length]) in CHART_SETS[process] for length in range(1, len(path) + 1))
 
 

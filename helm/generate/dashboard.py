@@ -147,7 +147,6 @@ ROWS: dict[str, tuple[Panel, ...]] = {
 
 
 def dashboard_json() -> str:
-    """The whole dashboard, as Grafana imports it."""
     builder = (
         DashboardBuilder("tokenbatch")
         .uid("tokenbatch")

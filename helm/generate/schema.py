@@ -12,6 +12,7 @@ import yaml
 from pydantic import BaseModel
 
 from aggregator.settings.aggregator import AggregatorSettings, KafkaSettings
+from aggregator.settings.redis import RedisSettings
 from k8s.scaler.settings import ScalerSettings
 from modelserver.settings import ModelServerSettings
 
@@ -19,6 +20,7 @@ Schema = dict[str, Any]
 
 SETTINGS: dict[str, type[BaseModel]] = {
     "kafka": KafkaSettings,
+    "redis": RedisSettings,
     "aggregator": AggregatorSettings,
     "modelserver": ModelServerSettings,
     "scaler": ScalerSettings,
@@ -29,8 +31,9 @@ CHART_SETS: dict[str, frozenset[str]] = {
     "kafka": frozenset(
         {"enabled", "bootstrap_servers", "ssl"} | {"sasl.password", "sasl.password_file", "sasl.token_file"}
     ),
+    "redis": frozenset({"enabled", "servers", "tls", "user.password", "user.password_file"}),
     "aggregator": frozenset(
-        {"kafka", "models", "grpc.bind", "grpc.tls", "demand"}
+        {"kafka", "redis", "models", "grpc.bind", "grpc.tls", "http.bind", "demand"}
         | {"grpc.authentication.tokens_file", "grpc.authentication.jwt.jwks_file"}
         | {"telemetry.metrics_bind", "tenants.aggregators", "tokenizer.cache"}
     ),
@@ -66,7 +69,7 @@ def values_schema() -> Schema:
 
 
 def _said(lines: list[str]) -> Iterator[tuple[tuple[str, ...], Schema]]:
-    """What the lines with @schema say, by the path of the value below each."""
+    """The schemas in the lines with @schema, by the path of the value below each."""
     path: tuple[str, ...] = ()
     pending: Schema = {}
     for line in lines:
@@ -102,7 +105,6 @@ def _value(path: tuple[str, ...], value: Any, said: Mapping[tuple[str, ...], Sch
 
 
 def _settings_definitions(name: str, settings: type[BaseModel]) -> Schema:
-    """The settings of one process as definitions of their own, without what the chart sets."""
     whole = settings.model_json_schema(ref_template=f"{name}.{{model}}")
     definitions: Schema = whole.pop("$defs", {})
     for path in sorted(CHART_SETS[name]):
@@ -125,7 +127,7 @@ def _drop(whole: Schema, definitions: Schema, path: list[str]) -> None:
 
 
 def _draft7(schema: Any) -> Any:
-    """Pydantic writes a later draft; defaults stand in values.yaml, and null takes a default away for Helm."""
+    """Pydantic writes a later draft; values.yaml has the defaults, and null removes a default for Helm."""
     if isinstance(schema, list):
         return [_draft7(part) for part in schema]
     if not isinstance(schema, dict):

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import signal
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from aggregator.errors import StartError, ungrouped
-from aggregator.observability import logs
-from aggregator.settings.help import help_text
-from aggregator.settings.load import as_text, load
+from aggregator.errors import ungrouped
+from k8s.process import logs
+from k8s.process.errors import StartError
+from k8s.process.help import parser_of
+from k8s.process.settings import as_text, load
 from k8s.scaler.app import Scaler
 from k8s.scaler.settings import ENV_PREFIX, ScalerSettings
 
@@ -21,7 +20,13 @@ _BAD_START = 2
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code: 0 after SIGTERM, 2 if it could not start."""
-    options = _parser().parse_args(arguments)
+    options = parser_of(
+        "k8s.scaler",
+        "Turn lag and demand into the number of model servers, for Kubernetes' autoscaler and for KEDA.",
+        ScalerSettings,
+        ENV_PREFIX,
+        check="validate the settings, print them, and exit",
+    ).parse_args(arguments)
     try:
         settings = load(ScalerSettings, ENV_PREFIX, options.config)
         if options.check:
@@ -42,18 +47,6 @@ async def _serve(settings: ScalerSettings) -> None:
         loop.add_signal_handler(number, stop.set)
     with ungrouped(StartError):
         await Scaler(settings).run(stop)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m k8s.scaler",
-        description="Turn lag and demand into the number of model servers, for Kubernetes' autoscaler and for KEDA.",
-        epilog=help_text(ScalerSettings, ENV_PREFIX),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--config", type=Path, metavar="FILE", help="settings as YAML; the environment wins over it")
-    parser.add_argument("--check", action="store_true", help="validate the settings, print them, and exit")
-    return parser
 
 
 if __name__ == "__main__":

@@ -8,9 +8,12 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
-from aggregator.observability import telemetry
-from k8s.api import Kubernetes, KubernetesError, connect, this_namespace
+from aggregator.observability.page import LivePages
+from k8s.api import Kubernetes, KubernetesError, this_namespace
+from k8s.connect import connect
 from k8s.endpoints import SCHEME, ServiceAddress, serving
+from k8s.process import telemetry
+from k8s.process.metrics_buffer import Instrument, Labels, MetricsBuffer
 from k8s.scaler.external_metrics.identity import Identity, current_identity
 from k8s.scaler.external_metrics.registration import Registration
 from k8s.scaler.external_metrics.server import ExternalMetricsApi
@@ -18,8 +21,8 @@ from k8s.scaler.keda import GrpcPort, KedaScaler
 from k8s.scaler.measuring.aggregators import ANSWER_TIMEOUT_S, Aggregators
 from k8s.scaler.measuring.kafka_lag import KafkaLag
 from k8s.scaler.measuring.rounds import Measuring
-from k8s.scaler.metrics import show
 from k8s.scaler.other_scalers import Peers
+from k8s.scaler.page import ScalerFeed
 from k8s.scaler.published import Published
 from k8s.scaler.settings import ApiSettings, ScalerSettings
 
@@ -47,6 +50,15 @@ class Scaler:
         self.published = Published(models, settings.api.service, settings.policy.max_age_s, clock)
         show(self._telemetry.buffer, self.published, {model.name: model.model for model in settings.models})
         self._aggregators = Aggregators(settings.aggregators, clock)
+        feed = ScalerFeed(
+            self.published,
+            self._aggregators,
+            drain_s=settings.policy.drain_s,
+            utilisation=settings.policy.utilisation,
+            max_age_s=settings.policy.max_age_s,
+            clock=clock,
+        )
+        self._telemetry.show(LivePages(feed))
         self._kafka = kafka or KafkaLag(settings.kafka)
         self._peers = Peers(models, ANSWER_TIMEOUT_S)
         self.measuring = Measuring(
@@ -63,7 +75,6 @@ class Scaler:
         self.api = ExternalMetricsApi(self.published, self.namespace) if settings.api.bind else None
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Work until `stop` is set."""
         self._telemetry.health.ready["scaler"] = lambda: None
         await self.port.start()
         try:
@@ -134,10 +145,44 @@ class Scaler:
 
 
 def _kubernetes_for(settings: ScalerSettings) -> Kubernetes | None:
-    """A connection to the cluster, if any setting needs it."""
     needed = (
         any(address.startswith(SCHEME) for address in (*settings.aggregators.addresses, *settings.peers))
         or any(model.deployment for model in settings.models)
         or bool(settings.api.bind)
     )
     return connect() if needed else None
+
+
+_MODEL = ("model",)
+_REPLICAS = Instrument("embed.required_replicas", "{replica}", "model servers the present load needs", _MODEL)
+_AGE = Instrument("embed.scaler.input_age", "s", "age of the oldest input of a figure", _MODEL)
+_KEYS = ("metric", "scaler", "model")
+_FIGURE = Instrument("embed.scaler.figure", "1", "figure for the autoscaler; absent while unknown", _KEYS)
+
+
+def show(buffer: MetricsBuffer, published: Published, models: Mapping[str, str]) -> None:
+    """Show what is published: by the aggregators' name of each model, and for an adapter as autoscalers get it."""
+    buffer.gauges((_REPLICAS, _AGE), lambda: _values(published.ages_s(), models))
+    buffer.gauges(
+        (_FIGURE,),
+        lambda: {
+            _FIGURE: {
+                (metric, *(each.labels.get(key, "") for key in _KEYS[1:])): each.value
+                for metric, each in published.known()
+            }
+        },
+    )
+
+
+def _values(
+    figures: Mapping[str, tuple[float | None, float]], models: Mapping[str, str]
+) -> Mapping[Instrument, Mapping[Labels, float]]:
+    """The servers of a model and those of its canary count together."""
+    replicas: dict[Labels, float] = {}
+    ages: dict[Labels, float] = {}
+    for name, (required, age_s) in figures.items():
+        model = (models[name],)
+        ages[model] = max(age_s, ages.get(model, 0.0))
+        if required is not None:
+            replicas[model] = required + replicas.get(model, 0.0)
+    return {_REPLICAS: replicas, _AGE: ages}

@@ -13,7 +13,7 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from typing_extensions import override
 
-from aggregator.errors import StartError
+from k8s.process.grpc_port import add_port
 from k8s.scaler.measuring.demand import StaleInputError
 from k8s.scaler.published import AGGREGATOR_BUSY, LAG, REQUIRED_REPLICAS, Published, UnknownMetric
 from protos.keda import externalscaler_pb2 as pb
@@ -27,18 +27,17 @@ class KedaScaler(pb_grpc.ExternalScalerServicer):
     """`externalscaler.ExternalScaler`. A figure that is not known is an error, on which KEDA uses its fallback."""
 
     def __init__(self, published: Published, interval_s: float) -> None:
-        """`interval_s`: the time between two looks of a stream."""
+        """`interval_s`: how often a stream checks for a change."""
         self._published = published
         self._interval_s = interval_s
 
     @override
     async def IsActive(self, request: pb.ScaledObjectRef, context: Any) -> pb.IsActiveResponse:
-        """Whether a first replica is needed."""
         return pb.IsActiveResponse(result=await self._answered(request, context) > 0.0)
 
     @override
     async def StreamIsActive(self, request: pb.ScaledObjectRef, context: Any) -> AsyncIterator[pb.IsActiveResponse]:
-        """The same at once and whenever it changes; nothing while it is not known."""
+        """The same at once and at each change; nothing while it is unknown."""
         await self._chosen(request, context)
         said: bool | None = None
         while True:
@@ -60,7 +59,6 @@ class KedaScaler(pb_grpc.ExternalScalerServicer):
 
     @override
     async def GetMetrics(self, request: pb.GetMetricsRequest, context: Any) -> pb.GetMetricsResponse:
-        """Its value now."""
         value = await self._answered(request.scaledObjectRef, context)
         metric = _metric(request.scaledObjectRef)
         return pb.GetMetricsResponse(
@@ -104,22 +102,16 @@ class GrpcPort:
 
     async def start(self) -> None:
         """Listen, alive but not ready yet. Raises StartError."""
-        try:
-            port = self._server.add_insecure_port(self._bind)
-        except RuntimeError as error:
-            raise StartError(f"keda.bind {self._bind} cannot be bound: is another program using the port?") from error
-        self.address = f"{self._bind.rpartition(':')[0]}:{port}"
+        self.address = add_port(self._server, "keda.bind", self._bind)
         await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
         await self.set_ready(ready=False)
         await self._server.start()
 
     async def set_ready(self, *, ready: bool) -> None:
-        """Set what the health service says of `""`."""
         serving = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
         await self._health.set("", serving)
 
     async def stop(self, grace_s: float) -> None:
-        """Refuse new calls, then stop."""
         await self.set_ready(ready=False)
         await self._server.stop(grace_s)
 

@@ -37,7 +37,6 @@ class Peers:
         self._addresses: frozenset[str] = frozenset()
 
     async def follow(self, found: AsyncIterator[Mapping[str, bool]]) -> None:
-        """Follow the addresses."""
         async for addresses in found:
             self._addresses = frozenset(addresses)
 
@@ -76,7 +75,6 @@ async def ask_release(find: Find, namespace: str, metric: str, labels: Mapping[s
 
 
 async def _values(address: str, metric: str, labels: Mapping[str, str], timeout_s: float) -> Sequence[float]:
-    """The figures of the scaler at an address. Raises UnknownMetric, StaleInputError."""
     reference = pb.ScaledObjectRef(scalerMetadata={**labels, "metric": metric})
     request = pb.GetMetricsRequest(scaledObjectRef=reference, metricName=metric)
     async with grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
@@ -85,5 +83,5 @@ async def _values(address: str, metric: str, labels: Mapping[str, str], timeout_
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
                 raise UnknownMetric(error.details() or metric) from error
-            raise StaleInputError(f"the scaler {address} says {error.code().name}: {error.details()}") from error
+            raise StaleInputError(f"the scaler {address} answers {error.code().name}: {error.details()}") from error
     return [each.metricValueFloat for each in answer.metricValues]

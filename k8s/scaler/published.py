@@ -82,7 +82,7 @@ class Published:
         if metric == AGGREGATOR_BUSY:
             return {"": self._busy_share}
         if metric not in of_models:
-            raise UnknownMetric(f"there is no metric {metric}; there are {', '.join(METRICS)}")
+            raise UnknownMetric(f"unknown metric {metric}; this scaler has {', '.join(METRICS)}")
         return {model: partial(of_models[metric], model) for model in self._models}
 
     def _figure(self, model: str) -> Figure:
@@ -105,7 +105,6 @@ class Published:
         return float(self._figure(model).lag_records)
 
     def _busy_share(self) -> float:
-        """The sum of the aggregators' busy shares."""
         if self.busy is None or self._clock() - self.busy[1] > self._max_age_s:
             raise StaleInputError(f"how busy the aggregators are is not known: {self.explain()}")
         return self.busy[0]

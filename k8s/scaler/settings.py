@@ -6,10 +6,10 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat
 
-from aggregator.observability.telemetry import TelemetrySettings
 from aggregator.settings.aggregator import KafkaSettings, check_address
-from aggregator.settings.load import Group
 from k8s.endpoints import SCHEME
+from k8s.process.settings import Group
+from k8s.process.telemetry import TelemetrySettings
 
 ENV_PREFIX = "TOKENBATCH_SCALER_"
 
@@ -28,12 +28,10 @@ class ModelSettings(Group):
 
     @property
     def model(self) -> str:
-        """The model whose demand it serves."""
         return self.demand_of or self.name
 
 
 def _followed(addresses: tuple[str, ...]) -> tuple[str, ...]:
-    """Addresses, of which at most one is a Service."""
     services = [address for address in addresses if address.startswith(SCHEME)]
     for address in services:
         check_address(address)
@@ -46,7 +44,7 @@ Followed = Annotated[tuple[str, ...], AfterValidator(_followed)]
 
 
 class AggregatorsSettings(Group):
-    """The aggregators, which are asked for their demand."""
+    """The aggregators, which report their demand."""
 
     addresses: Followed = Field(
         default=("localhost:50052",),

@@ -44,7 +44,7 @@ _MEDIAN = 50
 class Phase:
     """The calls of one phase, by when they were sent (seconds from its start) and how long each took, in seconds.
 
-    `batches`: what the aggregator cut meanwhile.
+    `batches`: the batches that the aggregator packed in that time.
     """
 
     sent_s: np.ndarray[tuple[int], np.dtype[np.float64]]
@@ -117,7 +117,7 @@ def measure(plan: Plan) -> list[Figure]:
 
 
 def run(bootstrap: str, folder: Path, seconds: float) -> Beside:
-    """Call for so many seconds, fill Kafka's topic, and call for as long again. Raises StackError."""
+    """Call for this many seconds, fill Kafka's topic, and call for as long again. Raises StackError."""
     folder.mkdir(parents=True, exist_ok=True)
     asyncio.run(create_topics(bootstrap, [REQUESTS, _REPLIES]))
     engine = {"SYNTHETIC__FIXED_S": str(_FIXED_S), "SYNTHETIC__PER_TOKEN_S": str(_PER_TOKEN_S)}
@@ -157,7 +157,7 @@ async def _both(aggregator: Aggregator, bootstrap: str, seconds: float) -> Besid
 
 
 async def _call(aggregator: Aggregator, seconds: float) -> Phase:
-    """Send calls at a fixed rate, whatever becomes of those before. Raises StackError when one fails."""
+    """Send calls at a fixed rate, whether or not earlier ones are answered. Raises StackError when one fails."""
     per_s = SHARE * CAPACITY_PER_S
     questions = texts(int(per_s * seconds))
     sent_s, latency_s = np.zeros(len(questions)), np.zeros(len(questions))

@@ -1,4 +1,4 @@
-"""Programs that time an engine by itself: asked on stdin for a number of steps, they tell the seconds on stdout."""
+"""Programs that time an engine by itself: asked on stdin for a number of steps, they write the seconds to stdout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from loadtest.stack.errors import StackError
 
 
 class Forward:
-    """One such program, such as `modelserver forward`; its first line says what computes."""
+    """One such program, such as `engine_forward`; its first line says what computes."""
 
     def __init__(self, process: subprocess.Popen[str], log_file: Path) -> None:
         """Wait for that line. Raises StackError when the program ended instead."""
@@ -26,7 +26,7 @@ class Forward:
         self.engine = f"{said['engine']} engine, {said['dtype']}"
 
     def seconds(self, steps: int) -> float:
-        """How long so many batches take it."""
+        """Seconds that it takes for `steps` batches."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{steps}\n")
         self._process.stdin.flush()

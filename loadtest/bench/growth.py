@@ -71,7 +71,7 @@ class _Bench:
         self._start_cpu_s = self._start()
 
     def queue(self, wanted: int) -> None:
-        """Let so many wait, then work them off."""
+        """Let `wanted` queries wait, then process them."""
         topic, queries = ("some", _FEWEST) if wanted <= _FEWEST else ("many", wanted)
         if topic == "many":
             self._setting.fill(wanted, topic)
@@ -91,14 +91,14 @@ class _Bench:
         ERRORS.print(f"{NAME}: {wanted} queued: {self.queues[wanted]}")
 
     def partitions(self, number: int) -> None:
-        """A topic of so many."""
+        """A topic of `number` partitions."""
         topic = f"partitions.{number}"
         self._setting.fill(_FEWEST, topic, partitions=number)
         self.by_partitions[number] = self._worked_off(topic, 1)
         ERRORS.print(f"{NAME}: {number} partitions: {self.by_partitions[number]}")
 
     def servers(self, number: int) -> None:
-        """So many, which are as fast together as one."""
+        """`number` servers, which are as fast together as one."""
         self.by_servers[number] = self._worked_off("some", number)
         ERRORS.print(f"{NAME}: {number} model servers: {self.by_servers[number]}")
 

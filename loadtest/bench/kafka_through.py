@@ -9,7 +9,7 @@ from loadtest.bench.figures import Figure
 from loadtest.bench.forward import asked
 from loadtest.bench.peers import Peer
 from loadtest.bench.setting import REQUESTS, Plan, Program, Progress, Setting, backlog, mean_tokens
-from loadtest.bench.sides import awake, both_servers, paused
+from loadtest.bench.sides import Servers, awake, both_servers, paused
 from loadtest.screen import ERRORS
 from loadtest.stack.part import Part
 
@@ -26,25 +26,30 @@ _TRIAL, _PLAIN, _ONE_A_CALL = 0.1, 0.4, 0.08
 def measure(plan: Plan) -> list[Figure]:
     """All in turns, each reading the full topic with a new process; vLLM's server is stopped while others work."""
     with backlog(plan) as setting, both_servers(plan) as servers, paused(servers.vllm):
-        server, vllm = servers.server, servers.vllm
-        tokens = round(mean_tokens(plan.queries))
-        engine_queries = _ENGINE_TOKENS // tokens
-        forward = ["modelserver", "forward", "--queries", str(engine_queries), "--tokens", str(tokens)]
-        with asked(forward, plan.folder / "forward.log") as engine:
-            engine.seconds(_ENGINE_STEPS)
-            trials = {batch: _plain(setting, vllm, batch, int(_TRIAL * plan.queries)) for batch in _BATCHES}
-            best = max(trials, key=lambda batch: trials[batch])
-            said = ", ".join(f"{batch}: {rate:.0f}/s" for batch, rate in trials.items())
-            ERRORS.print(f"P2 plain consumer by texts a call: {said}")
-            some, few = int(_PLAIN * plan.queries), int(_ONE_A_CALL * plan.queries)
-            found: dict[str, list[float]] = {"ours": [], "plain": [], "one_a_call": [], "engine": []}
-            for turn in range(plan.repeats):
-                found["ours"].append(_ours(setting, server.address))
-                found["plain"].append(_plain(setting, vllm, best, some))
-                found["one_a_call"].append(_plain(setting, vllm, 1, few))
-                found["engine"].append(_ENGINE_STEPS * engine_queries / engine.seconds(_ENGINE_STEPS))
-                rates = ", ".join(f"{name} {rates[-1]:.0f}/s" for name, rates in found.items())
-                ERRORS.print(f"P2 {turn + 1} of {plan.repeats}: {rates}")
+        return through(setting, servers)
+
+
+def through(setting: Setting, servers: Servers, batches: Sequence[int] = _BATCHES) -> list[Figure]:
+    """The same with servers that run; `batches`: texts a call to try."""
+    plan, server, vllm = setting.plan, servers.server, servers.vllm
+    tokens = round(mean_tokens(plan.queries))
+    engine_queries = _ENGINE_TOKENS // tokens
+    forward = ["loadtest.bench.programs.engine_forward", "--queries", str(engine_queries), "--tokens", str(tokens)]
+    with asked(forward, plan.folder / "forward.log") as engine:
+        engine.seconds(_ENGINE_STEPS)
+        trials = {batch: _plain(setting, vllm, batch, int(_TRIAL * plan.queries)) for batch in batches}
+        best = max(trials, key=lambda batch: trials[batch])
+        said = ", ".join(f"{batch}: {rate:.0f}/s" for batch, rate in trials.items())
+        ERRORS.print(f"P2 plain consumer by texts a call: {said}")
+        some, few = int(_PLAIN * plan.queries), int(_ONE_A_CALL * plan.queries)
+        found: dict[str, list[float]] = {"ours": [], "plain": [], "one_a_call": [], "engine": []}
+        for turn in range(plan.repeats):
+            found["ours"].append(_ours(setting, server.address))
+            found["plain"].append(_plain(setting, vllm, best, some))
+            found["one_a_call"].append(_plain(setting, vllm, 1, few))
+            found["engine"].append(_ENGINE_STEPS * engine_queries / engine.seconds(_ENGINE_STEPS))
+            rates = ", ".join(f"{name} {rates[-1]:.0f}/s" for name, rates in found.items())
+            ERRORS.print(f"P2 {turn + 1} of {plan.repeats}: {rates}")
     notes = {
         "ours": f"{plan.queries} unique questions, {servers.dtype}",
         "plain": f"plain consumer of vLLM's server, {best} texts a call",

@@ -34,6 +34,8 @@ _TURN_S = 2.0
 _OUT = 2
 """Batches out at a time: one runs, one is staged."""
 _TURNS_PER_REPEAT = 5
+_TICK_S = 0.01
+"""In which the kernel counts CPU time."""
 _MAX_BYTES = 64 * 1024 * 1024
 
 
@@ -44,15 +46,15 @@ def measure(plan: Plan) -> list[Figure]:
     cpu_ratios: list[float] = []
     server_s: list[float] = []
     turns = plan.repeats * _TURNS_PER_REPEAT
-    command = ["modelserver", "forward", "--queries", str(QUERIES), "--tokens", str(TOKENS)]
+    command = ["loadtest.bench.programs.engine_forward", "--queries", str(QUERIES), "--tokens", str(TOKENS)]
     with asked(command, plan.folder / "forward.log") as forward, _server(plan.folder / "modelserver.log") as server:
-        steps = max(5, round(_TURN_S / forward.seconds(1)))
+        steps = max(5, round(plan.turn_share * _TURN_S / forward.seconds(1)))
         server.seconds(2)
         for turn in range(turns):
             order: list[Forward | Server] = [forward, server] if turn % 2 else [server, forward]
             took = {side: _turn(side, steps) for side in order}
             ratios.append(took[forward].wall_s / took[server].wall_s)
-            cpu_ratios.append(took[server].cpu_s / took[forward].cpu_s)
+            cpu_ratios.append(max(_TICK_S, took[server].cpu_s) / max(_TICK_S, took[forward].cpu_s))
             server_s.append(took[server].wall_s / steps)
             ERRORS.print(f"P3 {turn + 1} of {turns}: throughput {ratios[-1]:.3f}, CPU {cpu_ratios[-1]:.3f}")
     step_s = statistics.median(server_s)
@@ -82,7 +84,7 @@ class Server:
         self._rng = np.random.default_rng()
 
     def seconds(self, steps: int) -> float:
-        """How long so many batches take it, answers read."""
+        """Seconds that it takes for `steps` batches, answers read."""
         requests = [self._request() for _ in range(steps)]
         out: deque[Any] = deque()
         began_s = time.perf_counter()

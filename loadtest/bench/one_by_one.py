@@ -15,6 +15,7 @@ NAME = "sequential"
 TOKENS = 12
 BATCHES = (1, 21, 85)
 """Queries of a batch: one by one, about the saturation point of a small processor, and four times that."""
+_FORWARD = "loadtest.bench.programs.engine_forward"
 _TURN_S = 2.0
 _TURNS_PER_REPEAT = 3
 _FEWEST = 5
@@ -31,8 +32,7 @@ def measure(plan: Plan) -> list[Figure]:
 
         sequential = start("transformers", "loadtest.bench.programs.transformers_forward", "--tokens", str(TOKENS))
         ours = {
-            size: start(f"forward{size}", "modelserver", "forward", "--queries", str(size), "--tokens", str(TOKENS))
-            for size in BATCHES
+            size: start(f"forward{size}", _FORWARD, "--queries", str(size), "--tokens", str(TOKENS)) for size in BATCHES
         }
         sides = [(sequential, 1), *((forward, size) for size, forward in ours.items())]
         rates: list[list[float]] = [[] for _ in sides]

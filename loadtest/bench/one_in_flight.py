@@ -37,7 +37,6 @@ class _Times:
 
 
 def measure(plan: Plan) -> list[Figure]:
-    """Both in turns."""
     count = min(_QUERIES, plan.queries)
     ours: list[_Times] = []
     vllm_s: list[float] = []

@@ -7,7 +7,6 @@ server takes; the others need versions of their own, and get an environment of t
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,16 +14,18 @@ from pathlib import Path
 from typing_extensions import override
 
 from loadtest.bench.programs.instant_modelserver import MODEL, tokenizer_folder
-from loadtest.screen import ERRORS
 from loadtest.stack.child import Child
-from loadtest.stack.errors import StackError
+from loadtest.stack.environment import python_of
+from loadtest.stack.pair import gpu_present
 from loadtest.stack.part import Part, responds
 from loadtest.stack.ports import free_ports
 
-STEP_TOKENS = 4096
+STEP_TOKENS, GPU_STEP_TOKENS = 4096, 16384
 TEXT_STEP_TOKENS, TEXT_SEQUENCES = 2048, 128
 BLOCK_SIZE = 32
-"""All as the model server chooses them on a CPU."""
+"""All as the model server chooses them, on a CPU unless the name says GPU."""
+_BESIDE_OURS = ("--gpu-memory-utilization", "0.3")
+"""Of the GPU's memory, of which the model server has some."""
 _MALLOC = {"MALLOC_MMAP_THRESHOLD_": "4294967296", "MALLOC_TRIM_THRESHOLD_": "17179869184"}
 _PATIENT = {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "60"}
 """Seconds; after 5 without work its server hangs up, and on a busy machine also on a caller that has just written."""
@@ -40,7 +41,6 @@ _QUIET = {
 _EMBEDDINGS, _COMPLETIONS = "/v1/embeddings", "/v1/completions"
 _BATCH, _WAIT_MS = 32, 10
 _FASTAPI_SERVER = Path(__file__).parent / "programs" / "fastapi_server.py"
-_LIST = Path(__file__).parents[2] / "requirements" / "peers.txt"
 
 
 class Peer(Part):
@@ -53,8 +53,8 @@ class Peer(Part):
         super().__init__(name, f"Its log is {log_file}.")
         (port,) = free_ports(1)
         self._log_file = log_file
-        self._address = f"127.0.0.1:{port}"
-        self.url = f"http://{self._address}{path}"
+        self.address = f"127.0.0.1:{port}"
+        self.url = f"http://{self.address}{path}"
         self._command = [*command, "--host", "127.0.0.1", "--port", str(port)]
         self._environment = {**_QUIET, **(environment or {})}
 
@@ -65,7 +65,7 @@ class Peer(Part):
 
     @override
     def _answers(self) -> bool:
-        return responds(self._address, "/health")
+        return responds(self.address, "/health")
 
 
 def vllm_stock(folder: Path) -> Peer:
@@ -75,10 +75,11 @@ def vllm_stock(folder: Path) -> Peer:
 
 
 def vllm_embeddings(folder: Path, dtype: str) -> Peer:
-    """The same with dtype, steps, block size, malloc and threads as the model server has them."""
+    """The same with dtype, steps, and on a CPU block size, malloc and threads, as the model server has them."""
+    steps = GPU_STEP_TOKENS if gpu_present() else STEP_TOKENS
     told = [
         *("--model", str(tokenizer_folder()), "--served-model-name", MODEL, "--runner", "pooling", "--dtype", dtype),
-        *("--max-num-batched-tokens", str(STEP_TOKENS), "--max-num-seqs", str(STEP_TOKENS // 3)),
+        *("--max-num-batched-tokens", str(steps), "--max-num-seqs", str(steps // 3)),
     ]
     return _tuned(folder, told, _EMBEDDINGS, len(os.sched_getaffinity(0)))
 
@@ -100,34 +101,15 @@ def infinity(folder: Path, dtype: str) -> Peer:
         *("--engine", "torch", "--device", "cpu", "--dtype", dtype, "--batch-size", str(_BATCH)),
         *("--no-bettertransformer", "--no-compile"),
     ]
-    program = str(peers_python().parent / "infinity_emb")
+    program = str(python_of("peers").parent / "infinity_emb")
     return Peer("Infinity", folder / "infinity.log", [program, "v2", *told], _EMBEDDINGS)
 
 
 def fastapi(folder: Path, dtype: str) -> Peer:
     """sentence-transformers behind FastAPI: a batch is as many queries, or as many as come in as many milliseconds."""
     told = ["--model", str(tokenizer_folder()), "--dtype", dtype, "--size", str(_BATCH), "--wait-ms", str(_WAIT_MS)]
-    command = [str(peers_python()), str(_FASTAPI_SERVER), *told]
+    command = [str(python_of("peers")), str(_FASTAPI_SERVER), *told]
     return Peer("sentence-transformers behind FastAPI", folder / "fastapi.log", command, _EMBEDDINGS)
-
-
-def peers_python() -> Path:
-    """The Python of the peers' environment, which is installed when their list has changed. Raises StackError."""
-    root = Path(sys.prefix) / "peers"
-    python, stamp, wanted = root / "bin" / "python", root / "installed", _LIST.read_text(encoding="utf-8")
-    if not stamp.is_file() or stamp.read_text(encoding="utf-8") != wanted:
-        ERRORS.print(f"installing {len(wanted.splitlines())} packages for the peers")
-        _uv("venv", "--quiet", "--allow-existing", "--python", sys.executable, str(root))
-        _uv("pip", "sync", "--quiet", "--python", str(python), str(_LIST))
-        stamp.write_text(wanted, encoding="utf-8")
-    return python
-
-
-def _uv(*arguments: str) -> None:
-    command = [str(Path(sys.prefix) / "uv" / "bin" / "uv"), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise StackError(f"the peers cannot be installed:\n{done.stderr[-2000:]}")
 
 
 def _vllm() -> list[str]:
@@ -136,6 +118,8 @@ def _vllm() -> list[str]:
 
 
 def _tuned(folder: Path, told: Sequence[str], path: str, threads: int) -> Peer:
+    if gpu_present():
+        return Peer("vLLM's server", folder / "vllm.log", [*_vllm(), *told, *_BESIDE_OURS], path, _PATIENT)
     # By default it keeps one core for its other processes, which is slower on a machine of two; and threads that spin
     # while they wait keep these processes from the cores, for seconds at times.
     compute = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from loadtest.bench import (
@@ -14,15 +15,19 @@ from loadtest.bench import (
     front_door,
     growth,
     kafka_through,
+    live_page,
     model_server,
     one_by_one,
     one_in_flight,
+    over_http,
+    redis_through,
     unary_cpu,
 )
 from loadtest.bench.figures import RESULTS, Figure, append, table
+from loadtest.bench.generation import beside_vllm, queued
+from loadtest.bench.mixed import measure as mixed
 from loadtest.bench.plots import draw
-from loadtest.bench.setting import Plan
-from loadtest.bench.texts import beside_vllm, queued
+from loadtest.bench.setting import MixedPlan, Plan
 from loadtest.options import LOST, fail, positive_int
 from loadtest.screen import ERRORS, OUTPUT
 from loadtest.stack.addresses import DEFAULT_FOLDER
@@ -39,17 +44,21 @@ BENCHES = {
     beside_vllm.TINY: beside_vllm.measure_tiny,
     beside_vllm.SMOLLM2: beside_vllm.measure_smollm2,
     queued.NAME: queued.measure,
+    over_http.NAME: over_http.measure,
+    redis_through.NAME: redis_through.measure,
     unary_cpu.NAME: unary_cpu.measure,
     beside_backlog.NAME: beside_backlog.measure,
     growth.NAME: growth.measure,
     aggregator_cpu.ENCODINGS: aggregator_cpu.measure_encodings,
     one_by_one.NAME: one_by_one.measure,
+    live_page.NAME: live_page.measure,
+    mixed.MID: mixed.measure_mid,
+    mixed.SMOLLM2: mixed.measure_smollm2,
 }
 """Each takes a Plan and returns its Figures."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this command."""
     parser.add_argument("only", nargs="*", type=_bench, metavar="BENCH", help=f"{', '.join(BENCHES)}; all when absent")
     parser.add_argument(
         "--queries", type=positive_int, default=50_000, metavar="N", help="queries in the backlog (%(default)s)"
@@ -64,12 +73,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="Kafka's data, logs and plots (%(default)s)",
     )
+    group = parser.add_argument_group(f"for {mixed.MID} and {mixed.SMOLLM2}")
+    group.add_argument("--full", action="store_true", help="every tenth share, 6 s a turn, 1,000 requests of each kind")
+    group.add_argument(
+        "--shares", nargs="+", type=int, metavar="%", help="of the requests generate (0 10 50 90 100; 0 to 100 if full)"
+    )
+    group.add_argument("--parts", nargs="+", choices=mixed.PARTS, metavar="PART", help=f"of {', '.join(mixed.PARTS)}")
+    group.add_argument("--direct", action="store_true", help="call the model servers themselves, without an aggregator")
     parser.add_argument("--strict", action="store_true", help="exit with 1 when a figure misses its bound")
 
 
 def run(options: argparse.Namespace) -> int:
     """The exit code: 0, 1 in a strict run that missed a bound, 2 when something could not be measured."""
-    plan = Plan(options.data_dir, options.queries, options.repeats, options.token_budget)
+    plan = Plan(options.data_dir, options.queries, options.repeats, options.token_budget, mixed_plan(options))
     names: list[str] = options.only or list(BENCHES)
     figures: list[Figure] = []
     began_s = time.monotonic()
@@ -89,6 +105,17 @@ def run(options: argparse.Namespace) -> int:
         return fail("bench", error)
     OUTPUT.print(table(figures))
     return LOST if options.strict and not all(figure.kept for figure in figures) else 0
+
+
+def mixed_plan(options: argparse.Namespace) -> MixedPlan:
+    """What the options ask of the benchmarks of mixed steps."""
+    plan = MixedPlan(direct=options.direct)
+    if options.full:
+        shares = tuple(tenths / 10 for tenths in range(11))
+        plan = replace(plan, shares=shares, seconds=6.0, at_once=1000, phase=1000)
+    if options.shares:
+        plan = replace(plan, shares=tuple(share / 100 for share in options.shares))
+    return replace(plan, parts=options.parts) if options.parts else plan
 
 
 def _bench(name: str) -> str:

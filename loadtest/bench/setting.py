@@ -21,7 +21,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from typing_extensions import override
 
-from aggregator.admission.tokenizers.fast_tokenizer import FastTokenizer
+from aggregator.tokenizers.fast_tokenizer import FastTokenizer
 from loadtest.bench.programs.instant_modelserver import MODEL, tokenizer_folder
 from loadtest.clients.messages import NO_WISHES, request
 from loadtest.options import unique
@@ -67,13 +67,34 @@ class Program(Part):
 
 
 @dataclass(frozen=True, slots=True)
+class MixedPlan:
+    """What `mixed` measures: shares of generations, and how long or with how many requests each part runs.
+
+    `direct`: clients call the model servers themselves.
+    """
+
+    parts: Sequence[str] = ("shares", "at-once", "phases", "overhead", "p99")
+    shares: Sequence[float] = (0.0, 0.1, 0.5, 0.9, 1.0)
+    warm_up_s: float = 1.5
+    seconds: float = 4.0
+    at_once: int = 250
+    phase: int = 300
+    direct: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """What every benchmark is asked for: so many queries and repeats, batches of so many tokens; a folder for logs."""
+    """What every benchmark gets: numbers of queries and repeats, tokens of a batch, and a folder for logs.
+
+    `turn_share`: of the usual time of a turn.
+    """
 
     folder: Path
     queries: int
     repeats: int
     token_budget: int
+    mixed: MixedPlan = MixedPlan()
+    turn_share: float = 1.0
 
     @property
     def profiles(self) -> Path:
@@ -82,7 +103,7 @@ class Plan:
 
 
 class InstantModelServers(Program):
-    """One process with so many model servers that answer at once, or after `step_s` until they are hurried."""
+    """One process with this many model servers that answer at once, or after `step_s` until they are hurried."""
 
     def __init__(self, plan: Plan, number: int, step_s: float) -> None:
         ports = free_ports(number)
@@ -121,7 +142,7 @@ class Setting:
         partitions: int = PARTITIONS,
         encoding: pb.Encoding = pb.ENCODING_FLOAT32,
     ) -> None:
-        """Create a request topic with so many unique queries."""
+        """Create a request topic with this many unique queries."""
         asyncio.run(create_topics(self.bootstrap, [topic], partitions))
         asyncio.run(fill(self.bootstrap, queries, topic, partitions, encoding))
 
@@ -132,7 +153,7 @@ class Setting:
         return name
 
     def instant_modelservers(self, number: int = 1, step_s: float = 0.0) -> InstantModelServers:
-        """So many that answer at once, or after `step_s`; not started yet."""
+        """Servers that answer at once, or after `step_s`; not started yet."""
         return InstantModelServers(self.plan, number, step_s)
 
     def aggregator(
@@ -156,7 +177,7 @@ class Setting:
     def wait(
         self, part: Part, replies: str, queries: int, on_look: Callable[[Progress], None] = lambda _: None
     ) -> list[Progress]:
-        """Look at a part now and then until it has written so many replies.
+        """Look at a part now and then until it has written this many replies.
 
         Raises StackError when it ends before, TimeoutError when it takes too long.
         """
@@ -207,7 +228,7 @@ def backlog(plan: Plan) -> Generator[Setting]:
 
 
 async def create_topics(bootstrap: str, names: Sequence[str], partitions: int = PARTITIONS) -> None:
-    """Topics of so many partitions, on one broker."""
+    """Topics of this many partitions, on one broker."""
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
     try:
         await admin.start()
@@ -234,7 +255,7 @@ async def fill(
     partitions: int = PARTITIONS,
     encoding: pb.Encoding = pb.ENCODING_FLOAT32,
 ) -> None:
-    """Put so many queries into a topic."""
+    """Put this many queries into a topic."""
     async with AIOKafkaProducer(
         bootstrap_servers=bootstrap, enable_idempotence=True, max_batch_size=_BATCH_BYTES
     ) as producer:
@@ -250,7 +271,7 @@ async def fill(
 
 
 async def watch(bootstrap: str, topic: str, pid: int, queries: int, on_look: Callable[[Progress], None]) -> None:
-    """Look at a process now and then until it has written so many replies. Raises TimeoutError."""
+    """Look at a process now and then until it has written this many replies. Raises TimeoutError."""
     partitions = [TopicPartition(topic, number) for number in range(PARTITIONS)]
     async with asyncio.timeout(_TIMEOUT_S), AIOKafkaConsumer(bootstrap_servers=bootstrap) as consumer:
         consumer.assign(partitions)

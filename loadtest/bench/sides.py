@@ -35,11 +35,15 @@ _WAKE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How queries are sent: `callers` requests at a time, `per_call` queries in each, on a stream or by calls."""
+    """How queries are sent: `callers` requests at a time, `per_call` queries in each, on a stream or by calls.
+
+    `http`: to an aggregator, by OpenAI's API.
+    """
 
     callers: int
     per_call: int = 1
     stream: bool = False
+    http: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +63,7 @@ class Side(ABC):
         self._parts = parts
 
     def turn(self, load: Load, count: int) -> Turn:
-        """Send so many unique questions. Raises StackError when one is not embedded."""
+        """Send this many unique questions. Raises StackError when one is not embedded."""
         tally = Tally(np.arange(count, dtype=np.int64), keep_embeddings=False)
         before_s = self._cpu_s()
         try:
@@ -88,29 +92,37 @@ class Ours(Side):
     def __init__(self, aggregator: Aggregator, server: ModelServer, dtype: str) -> None:
         super().__init__(aggregator, server)
         self.address = aggregator.address
+        self._url = f"http://{aggregator.http_address}/v1/embeddings"
         self.dtype = dtype
 
     @override
     async def _send(self, texts: list[str], tally: Tally, load: Load) -> None:
+        if load.http:
+            await openai.run(texts, tally, OpenAIRun(self._url, MODEL, load.callers, load.per_call))
+            return
         send = grpc_stream.run if load.stream else grpc.run
         await send(texts, tally, GrpcRun(self.address, load.callers, load.per_call), lambda: None)
 
 
-class Theirs(Side):
-    """A server that speaks OpenAI's embeddings API, and is stopped but for its turns: some spin while they wait."""
+class OpenAI(Side):
+    """A server that speaks OpenAI's embeddings API."""
 
     def __init__(self, server: Peer) -> None:
         super().__init__(server)
-        self._server = server
-
-    @override
-    def turn(self, load: Load, count: int) -> Turn:
-        with awake(self._server):
-            return super().turn(load, count)
+        self.server = server
 
     @override
     async def _send(self, texts: list[str], tally: Tally, load: Load) -> None:
-        await openai.run(texts, tally, OpenAIRun(self._server.url, MODEL, load.callers, load.per_call))
+        await openai.run(texts, tally, OpenAIRun(self.server.url, MODEL, load.callers, load.per_call))
+
+
+class Theirs(OpenAI):
+    """One that is stopped but for its turns: some spin while they wait."""
+
+    @override
+    def turn(self, load: Load, count: int) -> Turn:
+        with awake(self.server):
+            return super().turn(load, count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +167,7 @@ def paused(server: Peer) -> Generator[Theirs]:
 
 @contextmanager
 def awake(server: Peer) -> Generator[None]:
-    """Let a server that is stopped run meanwhile."""
+    """Let a stopped server run inside."""
     server.resume()
     time.sleep(_WAKE_S)
     try:
@@ -165,7 +177,6 @@ def awake(server: Peer) -> Generator[None]:
 
 
 def dtype_of(server: ModelServer) -> str:
-    """What it computes in, which it chose by the processor."""
     with grpc_library.insecure_channel(server.address) as channel:
         return pb_grpc.ModelServerStub(channel).Describe(pb.DescribeRequest(), timeout=_START_S).dtype
 

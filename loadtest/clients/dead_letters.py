@@ -1,4 +1,4 @@
-"""Judge dead letters: which are asked for, which of them can go back, and as what."""
+"""Judge dead letters: which are requested, which of them can go back, and in what form."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class DeadLetter(Protocol):
 
 
 class Obstacle(StrEnum):
-    """Why a dead letter that is asked for cannot go back."""
+    """Why a dead letter that is requested cannot go back."""
 
     VALUE_OMITTED = "value omitted"
     TOO_OFTEN = "put back too often"
@@ -35,7 +35,7 @@ class Obstacle(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The dead letters that are asked for; empty and None: any. Their times are Unix seconds, `until` excluded.
+    """The dead letters that are requested; empty and None: any. Their times are Unix seconds, `until` excluded.
 
     A dead letter is put back at most `max_redrives` times; to `topic`, or where it came from if that is empty.
     """
@@ -48,7 +48,7 @@ class Wanted:
     max_redrives: int = 3
 
     def includes(self, letter: DeadLetter) -> bool:
-        """Whether this dead letter is asked for."""
+        """Whether this dead letter is requested."""
         return (
             self.since_s <= letter.timestamp / 1e3 < self.until_s
             and (self.key is None or letter.key == self.key)

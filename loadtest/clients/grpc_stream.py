@@ -20,7 +20,7 @@ from protos.embedding.v1 import embedding_pb2_grpc
 async def run(texts: Sequence[str], tally: Tally, plan: GrpcRun, on_progress: Callable[[], None]) -> None:
     """Send `texts` and record in `tally` what comes of each, `plan.concurrency` requests at a time on one stream.
 
-    A stream that ends early gives its code to the queries under way; the others go on a new one. The code is INTERNAL
+    A stream that ends early gives its code to the queries in flight; the others get a new one. The code is INTERNAL
     where it ends while a message is being written (https://github.com/grpc/grpc/issues/36066). Raises GrpcRunError when
     the target cannot be reached.
     """
@@ -37,7 +37,7 @@ async def run(texts: Sequence[str], tally: Tally, plan: GrpcRun, on_progress: Ca
 
 
 class _Stream:
-    """One EmbedStream and the requests under way on it, by their id."""
+    """One EmbedStream and the requests in flight on it, by their id."""
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ from base64 import b64decode, b64encode
 
 _VERSION = "1:"
 _MOST_CHARACTERS = 4000
-"""Of 4096 that a broker takes unless told otherwise (offset.metadata.max.bytes)."""
+"""Of 4096 that a broker takes by default (offset.metadata.max.bytes)."""
 
 
 class Offsets:

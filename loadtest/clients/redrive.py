@@ -27,7 +27,7 @@ _REQUEST_BYTES = 64 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class RedrivePlan:
-    """One run: the dead letters of `letters_topic` that are `wanted`, `count` of them at the most, at `rate` a second.
+    """One run: the dead letters of `letters_topic` that are `wanted`, `count` of them at most, at `rate` a second.
 
     `group` is the consumer group that remembers what was put back. A `dry` run writes and remembers nothing.
     """
@@ -46,7 +46,7 @@ class RedrivePlan:
 class Redriven:
     """What became of the dead letters, so far. `total` is how many offsets there are to look at, `read` how many were.
 
-    `done_before`: put back by an earlier run; `not_wanted`: not asked for; `codes` and `topics` count those put back.
+    `done_before`: put back by an earlier run; `not_wanted`: not requested; `codes` and `topics` count those put back.
     """
 
     total: int = 0
@@ -135,7 +135,7 @@ class _Clients:
 
 
 class _Redrive:
-    """A run under way. Dead letters go a handful at a time: written, acknowledged, remembered; then the next."""
+    """A run. Dead letters go a handful at a time: written, acknowledged, remembered; then the next."""
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class _Redrive:
         self._due_s = time.monotonic()
 
     async def run(self) -> None:
-        """Until every dead letter that was there at the start was looked at, or as many went as were asked for."""
+        """Until every dead letter that was there at the start was looked at, or as many went as were requested."""
         plan, at_once = self._plan, _MOST_AT_ONCE
         if plan.rate is not None:
             at_once = max(1, min(at_once, int(plan.rate)))  # so that a second's work is remembered at a time

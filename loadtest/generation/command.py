@@ -21,7 +21,6 @@ _FORMS: dict[str, SlaLimit] = {"paper": ByPaper, "ours": BySla}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this command."""
     parser.add_argument(
         "what",
         choices=list(_SHOWN),

@@ -37,7 +37,7 @@ _BLOCK = 32
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """So many users, who come one by one, or all at the same moment; these ask once."""
+    """This many users, who come one by one, or all at the same moment; these ask once."""
 
     users: int
     together: bool = False

@@ -14,7 +14,7 @@ class DecodeCurve:
     per_prompt_token_s: float = 0.0
 
     def time_s(self, running: int, prompt_tokens: int = 0) -> float:
-        """Seconds of a step in which so many requests each get a token, and so many prompt tokens are read."""
+        """Seconds of a step in which this many requests each get a token, and this many prompt tokens are read."""
         return self.fixed_s + self.per_request_s * running + self.per_prompt_token_s * prompt_tokens
 
     def slower(self, factor: float) -> DecodeCurve:

@@ -46,7 +46,6 @@ class Generated:
 
     @property
     def tokens_per_s(self) -> float:
-        """Output tokens a second, over the whole run."""
         return self.tokens / self.seconds
 
 
@@ -128,7 +127,7 @@ class _Engine:
         while ends and ends[0][0] <= self.step:
             end, one = heappop(ends)
             if order.get(one) != end:
-                continue  # it was sent back meanwhile
+                continue  # it was sent back since
             del order[one]
             self.ended_s[one] = self.now_s
             self.cached -= work.prompts[one] + work.outputs[one]

@@ -1,6 +1,6 @@
 """Daniel et al.: throughput of static and continuous batches as output lengths vary, and latency at given rates.
 
-OPT-13B on an A100 of 40 GB, whose cache holds some 14,000 tokens, as the source says. It prints one figure of the
+OPT-13B on an A100 of 40 GB, whose cache holds some 14,000 tokens, according to the source. It prints one figure of the
 naive static server (81 tokens/s on the widest lengths), to which the time of a step is fitted; prompts are read at
 what the card can compute. Static and plain continuous batching reserve room for the longest request there is; with
 pages, room is taken as it is needed, and the core's memory limit says how many requests that allows.

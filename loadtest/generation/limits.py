@@ -18,7 +18,7 @@ class Limit(Protocol):
         ...
 
     def stepped(self, running: int, duration_s: float) -> None:
-        """A step is over in which so many requests ran."""
+        """A step is over in which this many requests ran."""
         ...
 
     def finished(self, tokens: int) -> None:
@@ -33,7 +33,6 @@ class Fixed:
         self._requests = requests
 
     def limit(self, waiting: int, running: int, now_s: float) -> int:
-        """Whatever waits and runs."""
         del waiting, running, now_s
         return self._requests
 
@@ -51,14 +50,13 @@ class ByMemory:
         self.controller = MemoryController(policy)
 
     def limit(self, waiting: int, running: int, now_s: float) -> int:
-        """What fits with the probability that is asked for."""
+        """What fits with the probability that is requested."""
         return self.controller.update(waiting, running, now_s)
 
     def stepped(self, running: int, duration_s: float) -> None:
         """Times do not matter here."""
 
     def finished(self, tokens: int) -> None:
-        """Its length is learnt."""
         self.controller.observe(tokens)
 
 
@@ -70,7 +68,6 @@ class ByPaper:
         self.controller = PaperController(PaperPolicy(1, max_requests, max(1, max_requests // 2)), target_s)
 
     def limit(self, waiting: int, running: int, now_s: float) -> int:
-        """What meets the target."""
         del waiting, running, now_s
         return self.controller.size
 
@@ -90,12 +87,10 @@ class BySla:
         self.controller = SlaController(SlaPolicy(1, max_requests, max(1, max_requests // 2)), target_s)
 
     def limit(self, waiting: int, running: int, now_s: float) -> int:
-        """What meets the target."""
         del waiting, running, now_s
         return self.controller.token_budget
 
     def stepped(self, running: int, duration_s: float) -> None:
-        """The step's time is learnt."""
         self.controller.observe(running, duration_s, self.controller.token_budget)
 
     def finished(self, tokens: int) -> None:
@@ -109,15 +104,12 @@ class Least:
         self._limits = limits
 
     def limit(self, waiting: int, running: int, now_s: float) -> int:
-        """What all of them allow."""
         return min(limit.limit(waiting, running, now_s) for limit in self._limits)
 
     def stepped(self, running: int, duration_s: float) -> None:
-        """Each is told."""
         for limit in self._limits:
             limit.stepped(running, duration_s)
 
     def finished(self, tokens: int) -> None:
-        """Each is told."""
         for limit in self._limits:
             limit.finished(tokens)

@@ -22,7 +22,7 @@ _LINE = through((100, 0.050), (230, 0.080))
 FIGURE_3 = DecodeCurve(_LINE.fixed_s, _LINE.per_request_s, 0.00012)
 """Through the figure's two points. A prompt token's 0.12 ms make throughput 5 to 6 % less than b / D(b), as printed."""
 FIXED_BATCH = 256
-"""What vLLM ran at once unless told otherwise, at the time of the paper."""
+"""What vLLM ran at once by default, at the time of the paper."""
 TARGET_S = 0.050
 SlaLimit = type[ByPaper] | type[BySla]
 _SPREAD = 0.5

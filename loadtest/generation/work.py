@@ -20,7 +20,6 @@ class Work:
     outputs: list[int]
 
     def __len__(self) -> int:
-        """Requests."""
         return len(self.arrived_s)
 
 

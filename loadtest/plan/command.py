@@ -30,7 +30,7 @@ from loadtest.simulate.simulation import simulate
 from protos.modelserver.v1.curve import Curve
 
 _ENOUGH = 0.99
-"""Of answers in time: the least minReplicas that gives so many is recommended."""
+"""Of answers in time: the least minReplicas that gives this many is recommended."""
 _OURS = "tokenbatch"
 _MORE = 4
 """Times the chart's maxReplicas, where the load reaches it."""
@@ -42,7 +42,6 @@ _TIMEOUT_S = 10.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this command."""
     parser.add_argument(
         "--arrivals", type=Path, required=True, metavar="FILE",
         help="your own load: a CSV with a column time, and tokens, characters or text; or an access log",
@@ -76,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to serve the load, between so many pods at the least and at the most, and what came of it."""
+    """One way to serve the load, between this many pods at least and at most, and what came of it."""
 
     name: str
     bounds: tuple[int, int]
@@ -84,7 +83,7 @@ class Way:
 
     @property
     def peak(self) -> int:
-        """The most pods that were asked for."""
+        """The most pods that were requested."""
         return max((int(moment["replicas"]) for moment in self.outcome.trace), default=self.bounds[0])
 
 

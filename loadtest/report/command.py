@@ -12,12 +12,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from loadtest.options import fail
 from loadtest.report.control import CONTROL_SECTIONS
 from loadtest.report.load import LOAD_SECTIONS, Effort
+from loadtest.report.mixed import MIXED_SECTIONS
 from loadtest.report.page import page
 from loadtest.report.section import Section
 from loadtest.screen import ERRORS, OUTPUT
 from loadtest.simulate.pool import Pool
 
-_SECTIONS = {**LOAD_SECTIONS, **CONTROL_SECTIONS}
+_SECTIONS = {**LOAD_SECTIONS, **CONTROL_SECTIONS, **MIXED_SECTIONS}
 _TITLE = "Batching by tokens, in simulation"
 _TEXT = (
     "Every figure comes from a discrete-event simulation in virtual time, in which the aggregator's own core decides. "
@@ -29,7 +30,6 @@ _TIME = "The whole takes some six minutes of processor time, which all cores sha
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this command."""
     parser.epilog = _TIME
     parser.add_argument("--out", type=Path, default=Path("report.html"), metavar="FILE", help="(%(default)s)")
     parser.add_argument("--quick", action="store_true", help="few points and short runs, in half a minute")

@@ -52,7 +52,7 @@ class Effort:
         return self.settings(kind, scenario)[0] if self.quick else best(kind, scenario, pool)
 
     def command(self, section: str) -> str:
-        """What makes a section anew."""
+        """The command that makes a section again."""
         quick = " --quick" if self.quick else ""
         return f"python -m loadtest report --only {section} --seed {self.seed}{quick}"
 

@@ -50,7 +50,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A question, its answer in a sentence or two, plots, a table, and the command that makes the figures anew."""
+    """A question, its answer in a sentence or two, plots, a table, and the command that makes the figures again."""
 
     name: str
     title: str

@@ -17,6 +17,7 @@ from loadtest.options import fail
 from loadtest.screen import ERRORS, OUTPUT
 from loadtest.simulate import cases
 from loadtest.simulate.core_aggregator import Mechanism
+from loadtest.simulate.curves import find
 from loadtest.simulate.pool import Pool
 from loadtest.simulate.scenario import Kind, Policy, Scenario
 from loadtest.simulate.simulation import simulate
@@ -27,10 +28,10 @@ WORTH_WHILE = 0.05
 MANY_SEEDS, FEW_SEEDS = 25, 5
 _CPU = "minilm-cpu"
 _ENOUGH_SERVERS = 32
-"""Up to so many all are used, whether or not there are subsets."""
+"""Up to this many, all are used with and without subsets."""
 _POOLS = ((8, 1, 0.3), (8, 2, 0.3), (8, 2, 0.6), (8, 8, 0.8))
 _LARGE_POOLS = ((40, 4, 0.8), (100, 1, 0.8), (100, 4, 0.8), (100, 16, 0.8), (100, 4, 0.3))
-_SEVERAL = (Mechanism.PACING, Mechanism.HALF_BATCHES, Mechanism.LIGHT_LEAD, Mechanism.SKIPPING)
+_SEVERAL = (Mechanism.PACING, Mechanism.HALF_BATCHES, Mechanism.SKIPPING)
 _LARGE_POOL_S, _LARGEST_POOL_S = 2.0, 0.5
 
 
@@ -91,13 +92,15 @@ class Trial:
         return any(gain <= -WORTH_WHILE and -gain > half for gain, half in (self.p99_gain, self.goodput_gain))
 
 
+_GRAPHS = ("steady-high", "overload", "backlog")
 _NAMES = (*cases.NAMES, *cases.BACKLOGS)
 
 
 def all_cases() -> dict[str, Case]:
-    """Every case by name; those that take long on few seeds, with so many servers only for the mechanism about them."""
+    """Every case by name; slow ones on few seeds, the largest pools only for the mechanism about them."""
     scenarios = [cases.case(name, seconds=10.0) for name in _NAMES]
     scenarios += [replace(cases.case(name, curve=_CPU, seconds=60.0), name=f"{name}-cpu") for name in _NAMES]
+    scenarios += [replace(cases.case(name, curve="a100-graphs"), name=f"{name}-graphs") for name in _GRAPHS]
     found = [Case(scenario, MANY_SEEDS) for scenario in (*scenarios, cases.pool(2, 2, 0.8))]
     found += [Case(cases.pool(*pool), FEW_SEEDS) for pool in _POOLS]
     found += [Case(cases.pool(32, 4, 0.8, _LARGE_POOL_S), FEW_SEEDS, _SEVERAL)]
@@ -118,8 +121,8 @@ def bears_on(mechanism: Mechanism, scenario: Scenario) -> bool:
             return scenario.aggregators > 1
         case Mechanism.LARGE_STEPS:
             return scenario.backlog > 0
-        case Mechanism.LIGHT_LEAD:
-            return True
+        case Mechanism.CAPTURE_SIZES:
+            return bool(find(scenario.curve).capture_sizes)
 
 
 def policies(mechanism: Mechanism) -> tuple[Policy, Policy]:
@@ -131,7 +134,7 @@ def policies(mechanism: Mechanism) -> tuple[Policy, Policy]:
 
 
 class Runs:
-    """Runs by case, policy and seed, kept in a file as they come, so that what was interrupted goes on from there."""
+    """Runs by case, policy and seed, kept in a file as they come, so that what was interrupted continues from there."""
 
     def __init__(self, file: Path | None) -> None:
         """Raises OSError, and ValueError for a file of something else."""
@@ -206,7 +209,6 @@ COLUMNS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this command."""
     names = [each.value for each in Mechanism]
     parser.add_argument(
         "mechanism", nargs="*", type=Mechanism, metavar="MECHANISM", help=f"{', '.join(names)}; all when absent"

@@ -41,7 +41,7 @@ class Aggregator(Protocol):
     def put(
         self, now_s: float, arrived_s: float, deadline_s: float, token_count: int, priority: Priority = ...
     ) -> bool:
-        """Take a query in; False when it is refused for want of room."""
+        """Take a query in; False when it is refused for lack of room."""
         ...
 
     def due(self, now_s: float) -> tuple[Sequence[InFlightBatch], float]:
@@ -66,7 +66,7 @@ class Aggregator(Protocol):
         ...
 
     def leave(self, pod: int) -> None:
-        """A pod takes no more batches; those that are out come back or fail."""
+        """A pod takes no further batches; those that are out come back or fail."""
         ...
 
     def speeds(self) -> list[tuple[int, float]]:

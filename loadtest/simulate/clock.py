@@ -15,7 +15,7 @@ _BLOCK = 8192
 
 
 class Clock:
-    """Events by time; those of the same time happen in the order in which they were asked for."""
+    """Events by time; those of the same time happen in the order in which they were requested."""
 
     __slots__ = ("_events", "_order", "now_s")
 
@@ -53,7 +53,7 @@ class Noise:
         self._delays: list[float] = []
 
     def factor(self, tokens: int) -> float:
-        """What the time of a step of so many tokens is multiplied by."""
+        """The factor for the time of a step of this many tokens."""
         known = self._step_times
         if not self._factors:
             drawn = np.exp(self._sigma * self._rng.standard_normal(_BLOCK)).tolist()

@@ -35,7 +35,6 @@ _LONG: dict[str, Callable[[], Scenario]] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this command."""
     parser.add_argument(
         "--case",
         choices=[*cases.NAMES, *_LONG],

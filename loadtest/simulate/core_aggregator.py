@@ -10,11 +10,12 @@ from math import inf
 
 from typing_extensions import override
 
-from aggregator.admission.bounds import Admission, AdmissionPolicy
+from aggregator.scheduler.bounds import Admission, AdmissionPolicy
+from aggregator.scheduler.budget.capture_sizes import snapped
 from aggregator.scheduler.budget.controller import BudgetController, SlaGoal, SloTracker, StepLimits
 from aggregator.scheduler.dispatcher import Batch, Dispatcher, DispatchPolicy
 from aggregator.scheduler.queue import QueuePolicy
-from aggregator.scheduler.replica import LightLead, Replica, ReplicaPolicy, StepReport
+from aggregator.scheduler.replica import Replica, ReplicaPolicy, StepReport
 from aggregator.scheduler.replica_choice import ActiveReplicas
 from aggregator.scheduler.work_item import Priority, Query
 from loadtest.simulate.aggregator import InFlightBatch
@@ -28,8 +29,8 @@ class Mechanism(StrEnum):
     SUBSETS = "subsets"  # of more than 32 model servers, as many are used as there is work for (ADR 14)
     PACING = "pacing"  # batches that are not full keep their distance in time (ADR 11)
     HALF_BATCHES = "half-batches"  # where others send too, batches are cut so that two fit one step (ADR 11)
-    LIGHT_LEAD = "light-lead"  # while all that waits fits one batch, it is staged later (ADR 9)
     LARGE_STEPS = "large-steps"  # of a backlog, more is cut than a batch usually holds (ADR 15)
+    CAPTURE_SIZES = "capture-sizes"  # budgets are sizes that the model servers have CUDA graphs for (ADR 38)
     SKIPPING = "skipping"  # a slow server that is idle is skipped while others would finish sooner (ADR 4)
 
 
@@ -59,10 +60,7 @@ def replicas_without(off: AbstractSet[Mechanism]) -> ReplicaMaker:
         capacity: int,
     ) -> Replica:
         most = 0 if Mechanism.LARGE_STEPS in off else capacity
-        replica = kind(name, curve, token_budget, policy, budget_controller, capacity=most)
-        if Mechanism.LIGHT_LEAD in off:
-            replica.light_lead = _NeverShorter(inf, 0.0)
-        return replica
+        return kind(name, curve, token_budget, policy, budget_controller, capacity=most)
 
     return make
 
@@ -78,14 +76,6 @@ class _NeverSkipped(Replica):
     @override
     def finishes_by(self, by_s: float, tokens: int, now_s: float) -> int:
         return 0
-
-
-class _NeverShorter(LightLead):
-    """A second lead that stays longer than the first."""
-
-    @override
-    def observe(self, lead_s: float, idle_s: float, staged_s: float) -> None:
-        pass
 
 
 class _AllInUse(ActiveReplicas):
@@ -134,6 +124,7 @@ class CoreAggregator:
         self._overhead_s = overhead_s
         self._waits = False
         self._budget_controller = budget_controller
+        self._curve_is_smooth = Mechanism.CAPTURE_SIZES in without
 
     @property
     def held_tokens(self) -> int:
@@ -212,10 +203,12 @@ class CoreAggregator:
             budget_controller = self.slo.controller(
                 limits, curve.time_s(self.slo.goal.min_tokens), self._budget_controller
             )
-        budget = min(self._token_budget or curve.saturation_point, engine.step_tokens)
-        most = 0 if self._token_budget else engine.backlog_tokens
+        if self._curve_is_smooth:
+            curve = replace(curve, capture_sizes=())
+        budget = self._token_budget or snapped(curve, curve.saturation_point, engine.step_tokens)
+        most = 0 if self._token_budget else snapped(curve, engine.backlog_tokens, engine.step_tokens)
         self.dispatcher.replicas[str(pod)] = self._replica(
-            str(pod), curve, budget, self._policy.replica, budget_controller, capacity=most
+            str(pod), curve, min(budget, engine.step_tokens), self._policy.replica, budget_controller, capacity=most
         )
 
     def leave(self, pod: int) -> None:

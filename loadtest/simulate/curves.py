@@ -18,11 +18,13 @@ A100_LIKE = Curve(0.020, 0.0, 0.020 / 600, 600, Rule.HINGE, 8192)
 The source gives the knee and the shape; its text does not give the height of the floor, which is taken as 20 ms:
 every time in the simulator scales with it.
 """
+A100_GRAPHS = replace(A100_LIKE, capture_sizes=(64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096))
+"""The same engine with CUDA graphs of the sizes that model servers capture; the knee lies between two of them."""
 BATCHER = Curve(0.005, 0.002, 0.003, 32, Rule.THROUGHPUT, 64)
 """MiniTriton's model, where a request counts as one token: 5 ms for the first and 3 ms for each further one."""
 BUNDLED = {"minilm-cpu": "minilm_cpu_profile.json"}
 """Profiles that were measured by `python -m modelserver profile`."""
-_MADE = {"a100-like": A100_LIKE, "batcher": BATCHER}
+_MADE = {"a100-like": A100_LIKE, "a100-graphs": A100_GRAPHS, "batcher": BATCHER}
 
 
 def find(name: str | Curve) -> Curve:
@@ -43,7 +45,7 @@ def parse(content: bytes, name: str) -> Curve:
     """The curve of a profile as the model server writes it. Raises ValueError."""
     try:
         curve = json.loads(content)["curve"]
-        return replace(Curve(**curve), rule=Rule(curve["rule"]))
+        return replace(Curve(**curve), rule=Rule(curve["rule"]), capture_sizes=tuple(curve.get("capture_sizes", ())))
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{name} is not a profile: {type(error).__name__}: {error}") from error
 
@@ -74,7 +76,7 @@ class StepTimes:
     factors: tuple[float, ...]
 
     def usual_factor(self, tokens: int) -> float:
-        """For a step of so many tokens; between sizes along a line, beyond them as at the last."""
+        """For a step of this many tokens; between sizes along a line, beyond them as at the last."""
         return float(np.interp(tokens, self.tokens, self.usual))
 
 

@@ -111,7 +111,7 @@ class Replay:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replayed:
-    """Arrivals that were recorded, seconds after the first; with `copies` each comes so many times, at once."""
+    """Arrivals that were recorded, seconds after the first; with `copies` each comes this many times, at once."""
 
     times_s: Times
     copies: int = 1
@@ -184,7 +184,7 @@ class Lengths:
     fixed_tokens: int = 12
 
     def draw(self, count: int, rng: np.random.Generator) -> Ints:
-        """Lengths in tokens of so many inputs, int64 [count]."""
+        """Lengths in tokens of this many inputs, int64 [count]."""
         lengths = self._queries(count, rng)
         if self.documents > 0.0:
             long = rng.random(count) < self.documents

@@ -127,7 +127,7 @@ class Fleet:
 
     @property
     def count(self) -> int:
-        """Pods that were asked for and not sent away."""
+        """Pods that were requested and not sent away."""
         return len(self.ready) + len(self._starting)
 
     def start(self, ready_s: float) -> None:
@@ -142,14 +142,14 @@ class Fleet:
             self._clock.at(ready_s, self._join, pod)
 
     def scale(self, replicas: int, ready_s: float) -> None:
-        """Have so many pods: new ones serve from `ready_s` on; those that still start go first, then the youngest."""
+        """Have this many pods: new ones serve from `ready_s` on; those that still start go first, then the youngest."""
         while self.count < replicas:
             self.start(ready_s)
         for _ in range(self.count - replicas):
             self.leave((self._starting or self.ready)[max(self._starting or self.ready)])
 
     def leave(self, pod: Pod) -> None:
-        """A pod takes no more batches, and costs nothing from now on."""
+        """A pod takes no further batches, and costs nothing from now on."""
         self._starting.pop(pod.number, None)
         self._until_s[pod.number] = self._clock.now_s
         if self.ready.pop(pod.number, None) is not None:

@@ -16,7 +16,7 @@ STRETCH_S = 30.0
 _CALM = 0.5
 """Of what the pods can do: no second of a calm stretch brings more."""
 _HELD_S = 0.1
-"""Of work, at the most, is still held where a stretch may be left out."""
+"""Of work, at most, is still held where a stretch may be left out."""
 
 Weights = npt.NDArray[np.float64]
 

@@ -24,8 +24,8 @@ Item = tuple[float, float, int]
 class Closing:
     """When a batch is closed: at `max_queries` or `max_tokens`, or once its oldest query waited `max_wait_s`.
 
-    `window`: it is closed by time only, however many batches' worth came meanwhile. `depth`: batches at one pod.
-    `margin_s`: queries are dropped so long before their deadline, as they would be answered after it.
+    `window`: it is closed by time only, however many batches arrive in it. `depth`: batches at one pod.
+    `margin_s`: queries are dropped this long before their deadline, as they would be answered after it.
     """
 
     max_queries: int
@@ -110,7 +110,6 @@ class PlainAggregator:
         self._out[pod] = 0
 
     def leave(self, pod: int) -> None:
-        """It takes no more."""
         self._out.pop(pod, None)
 
     def speeds(self) -> list[tuple[int, float]]:

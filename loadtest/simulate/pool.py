@@ -19,7 +19,7 @@ class Pool:
     def __init__(self, processes: int | None = None, noted: Callable[[int, int], None] | None = None) -> None:
         """`processes`: one for each core when absent; 0 for none, the work is then done in this one.
 
-        `noted` is told how many pieces of work are done, and how many were asked for so far.
+        `noted` receives the number of finished and of requested pieces of work.
         """
         self._noted = noted or (lambda _done, _asked: None)
         self._done = self._asked = 0

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from aggregator.scheduler.rates import ArrivalPolicy, Arrivals
-from k8s.scaler.measuring.demand import Demand, DemandPolicy, Load, pod_throughput
+from aggregator.scheduler.required_replicas import pod_throughput
+from k8s.scaler.measuring.demand import Demand, DemandPolicy, Load
 from loadtest.simulate.clock import Clock
 from loadtest.simulate.model_servers import Fleet
 
@@ -32,7 +33,7 @@ class HpaPolicy:
 
 
 class Hpa:
-    """One autoscaler; `replicas` is what it asked for last."""
+    """One autoscaler; `replicas` is what it requested last."""
 
     def __init__(self, policy: HpaPolicy, replicas: int) -> None:
         self.replicas = replicas
@@ -112,7 +113,7 @@ class Scaling:
         clock.at(self._autoscale.hpa.sync_s, self._sync)
 
     def arrived(self, tokens: int) -> None:
-        """One query came, whatever becomes of it."""
+        """One query came, refused or not."""
         self._inputs += 1
         self._tokens += tokens
 

@@ -54,7 +54,7 @@ class FaultKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """From `at_s` on, for `for_s` seconds, something is wrong with a pod; one that dies starts anew at once."""
+    """From `at_s` on, for `for_s` seconds, something is wrong with a pod; one that dies starts again at once."""
 
     at_s: float
     pod: int

@@ -245,7 +245,7 @@ class Simulation:
             self.clock.at(now_s + self._scenario.sample_s, self._sample)
 
     def _stop_counting(self, _: object) -> None:
-        """What is worked off after the load's end says nothing of how busy it kept the engines."""
+        """The work after the load's end does not count as a part of its load."""
         self._busy = self.fleet.busy(self._scenario.duration_s)
 
     def _outcome(self) -> Outcome:

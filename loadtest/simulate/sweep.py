@@ -120,7 +120,6 @@ _FIGURES = (("in_time", 100.0, 2), ("goodput", 1.0, 1), ("p50_s", 1e3, 2), ("p99
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this command."""
     parser.add_argument("--case", choices=cases.NAMES, nargs="+", default=list(cases.NAMES), metavar="CASE")
     parser.add_argument(
         "--policy", choices=[kind.value for kind in Kind], nargs="+", default=[kind.value for kind in Kind],

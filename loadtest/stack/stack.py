@@ -1,16 +1,19 @@
-"""All of tokenbatch on one machine: Kafka, one model server, one aggregator; started together, stopped in order."""
+"""All of tokenbatch on one machine: Kafka, model servers, one aggregator; started together, stopped in order."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from loadtest.stack.addresses import USUAL, Addresses
 from loadtest.stack.kafka import KafkaBroker
 from loadtest.stack.part import Part
 from loadtest.stack.ports import choose_port
-from loadtest.stack.service import Aggregator, ModelServer, Service
+from loadtest.stack.redis import RedisServer
+from loadtest.stack.service import FOR_WHOLE_TEXTS, Aggregator, ModelServer, Service
 from loadtest.stack.stages import Stages
 
 _MODEL_TIMEOUT_S = 1800.0  # a first start may download the model
@@ -18,28 +21,37 @@ _TIMEOUT_S = 120.0
 _GRACE_S = 40.0
 _POLL_S = 0.1
 _MODEL_SERVER_METRICS_PORT = 9465
-_TEXT_TOPICS = '[{"name": "generate.requests.v1", "task": "generate"}]'
+_REDIS_PORT = 6379
+_REDIS_SETTINGS = {"REDIS__ALLOWED_REPLIES": '["list:*"]'}
+_TEXT_TOPIC = '{"name": "generate.requests.v1", "task": "generate"}'
+_TOPICS = {"generate": f"[{_TEXT_TOPIC}]", "both": f'[{{"name": "embed.requests.v1"}}, {_TEXT_TOPIC}]'}
 
 
 @dataclass(frozen=True, slots=True)
 class StackPlan:
     """What to start. Data and logs go into `folder`; `kafka` is one's own, None for one started here.
 
-    A port of None is the usual one, or any when that is busy. `generates`: the model answers with texts.
+    `redis` is one's own, empty for one started here, None for none.
+    A port of None is the usual one, or any when that is busy. `task`: the model's; by its own files when empty.
+    `servers` model servers run, with `settings` (environment variables without their prefix).
     """
 
     folder: Path
     kafka: str | None = None
+    redis: str | None = None
     kafka_port: int | None = None
     grpc_port: int | None = None
+    http_port: int | None = None
     metrics_port: int | None = None
     modelserver_port: int | None = None
     model_path: str = ""
-    generates: bool = False
+    task: Literal["", "generate", "both"] = ""
+    servers: int = 1
+    settings: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 class Stack:
-    """The processes of one stack. Raises StackError when a port asked for is busy."""
+    """The processes of one stack. Raises StackError when a port requested is busy."""
 
     def __init__(self, plan: StackPlan, stages: Stages) -> None:
         self._stages = stages
@@ -50,25 +62,52 @@ class Stack:
             port = _port(plan.kafka_port, USUAL.kafka, "--kafka-port")
             self._kafka = KafkaBroker(plan.folder / "kafka", port, log_file=logs / "kafka.log", on_jars=self._tell_jars)
             kafka = self._kafka.bootstrap
-        self._model_server = ModelServer(
-            logs / "modelserver.log",
-            port=_port(plan.modelserver_port, USUAL.modelservers[0], "--modelserver-port"),
-            metrics_port=choose_port(None, _MODEL_SERVER_METRICS_PORT, ""),
-            model_path=plan.model_path,
+        self._redis = (
+            RedisServer(plan.folder / "redis", choose_port(None, _REDIS_PORT, "")) if plan.redis == "" else None
         )
+        redis = self._redis.address if self._redis else plan.redis or ""
+        both = {"MODEL__TASK": "both", **FOR_WHOLE_TEXTS} if plan.task == "both" else {}
+        port = _port(plan.modelserver_port, USUAL.modelservers[0], "--modelserver-port")
+        ports = [(port, choose_port(None, _MODEL_SERVER_METRICS_PORT, "")), *[(None, None)] * (plan.servers - 1)]
+        self.model_servers = [
+            ModelServer(
+                logs / f"modelserver{number or ''}.log",
+                port=port,
+                metrics_port=metrics_port,
+                model_path=plan.model_path,
+                settings={**both, **plan.settings},
+                name=f"model server {number + 1}" if plan.servers > 1 else "model server",
+            )
+            for number, (port, metrics_port) in enumerate(ports)
+        ]
         self._aggregator = Aggregator(
             logs / "aggregator.log",
             kafka=kafka,
-            model=self._model_server.model,
-            servers=[self._model_server.address],
+            model=self.model,
+            servers=[server.address for server in self.model_servers],
             port=_port(plan.grpc_port, USUAL.grpc, "--grpc-port"),
+            http_port=_port(plan.http_port, USUAL.http, "--http-port"),
             metrics_port=_port(plan.metrics_port, USUAL.metrics, "--metrics-port"),
-            settings={"KAFKA__TOPICS": _TEXT_TOPICS} if plan.generates else None,
+            settings={
+                **({"KAFKA__TOPICS": _TOPICS[plan.task]} if plan.task else {}),
+                **({"REDIS__ENABLED": "true", "REDIS__SERVERS": redis, **_REDIS_SETTINGS} if redis else {}),
+            },
         )
         self.addresses = Addresses(
-            kafka, self._aggregator.address, self._aggregator.metrics_address, [self._model_server.address]
+            kafka,
+            self._aggregator.address,
+            self._aggregator.http_address,
+            self._aggregator.metrics_address,
+            [server.address for server in self.model_servers],
+            f"http://{self._aggregator.metrics_address}/",
+            redis,
         )
         self._starting: list[Part] = []
+
+    @property
+    def model(self) -> str:
+        """The name of the model that is served."""
+        return self.model_servers[0].model
 
     @property
     def moved(self) -> list[str]:
@@ -76,6 +115,7 @@ class Stack:
         pairs = [
             ("Kafka", self._kafka and self._kafka.bootstrap, USUAL.kafka),
             ("the aggregator's gRPC", self.addresses.grpc, USUAL.grpc),
+            ("its HTTP", self.addresses.http, USUAL.http),
             ("its metrics", self.addresses.metrics, USUAL.metrics),
             ("the model server", self.addresses.modelservers[0], USUAL.modelservers[0]),
         ]
@@ -83,12 +123,17 @@ class Stack:
 
     def start(self) -> None:
         """Start all, and return when a query would be answered. Raises StackError."""
-        self._launch(self._model_server)
+        for server in self.model_servers:
+            self._launch(server)
         if self._kafka:
             self._launch(self._kafka)
             self._wait(self._kafka, _TIMEOUT_S)
+        if self._redis:
+            self._launch(self._redis)
+            self._wait(self._redis, _TIMEOUT_S)
         self._launch(self._aggregator)
-        self._wait(self._model_server, _MODEL_TIMEOUT_S)
+        for server in self.model_servers:
+            self._wait(server, _MODEL_TIMEOUT_S)
         self._wait(self._aggregator, _TIMEOUT_S)
 
     def check(self) -> None:
@@ -114,8 +159,8 @@ class Stack:
 
     def _parts(self) -> list[Part]:
         """In the order of stopping."""
-        services: list[Part] = [self._aggregator, self._model_server]
-        return [*services, self._kafka] if self._kafka else services
+        services: list[Part] = [self._aggregator, *self.model_servers]
+        return [*services, *filter(None, (self._kafka, self._redis))]
 
     def _launch(self, part: Part) -> None:
         self._stages.begin(part.name, "starting")
@@ -123,7 +168,7 @@ class Stack:
         self._starting.append(part)
 
     def _wait(self, awaited: Part, timeout_s: float) -> None:
-        """Until this part is ready; the others that start meanwhile are watched too."""
+        """Until this part is ready; the other starting parts are watched too."""
         deadline_s = time.monotonic() + timeout_s
         while awaited in self._starting:
             for part in list(self._starting):
@@ -144,7 +189,9 @@ class Stack:
     def _where(self, part: Part) -> str:
         if part is self._aggregator:
             return f"{self._aggregator.address}, metrics at {self._aggregator.metrics_address}"
-        return self._model_server.address if part is self._model_server else self.addresses.kafka
+        if part is self._redis:
+            return self.addresses.redis
+        return next((server.address for server in self.model_servers if part is server), self.addresses.kafka)
 
     def _tell_jars(self, done: int, total: int) -> None:
         if done < total:

@@ -1,4 +1,4 @@
-"""Become another program, one that gets SIGTERM when the process that asked for it ends.
+"""Become another program, one that gets SIGTERM when the process that requested it ends.
 
     python -I -S tethered.py PARENT_PID PROGRAM ARGUMENT...
 

@@ -20,7 +20,7 @@ def convert(file: Path, folder: Path) -> None:
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     config.architectures = [type(loaded).__name__]
-    # Made anew, the model knows nothing of the file that it came from, which vLLM would look for.
+    # Made again, the model knows nothing of the file that it came from, which vLLM would look for.
     model: Any = type(loaded)(config)
     model.load_state_dict({name: value.clone() for name, value in loaded.state_dict().items()})
     model.to(torch.bfloat16).save_pretrained(folder)

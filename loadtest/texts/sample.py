@@ -54,7 +54,7 @@ def take(
     show: Callable[[str], None],
     client: Mapping[str, Any],
 ) -> list[Passage]:
-    """The questions by each way; `show` is told the first text as it comes. Raises OSError, AioRpcError, KafkaError."""
+    """The questions by each way; `show` gets the first text as it comes. Raises OSError, AioRpcError, KafkaError."""
     return asyncio.run(_take(questions, grpc_address, kafka, show, client))
 
 

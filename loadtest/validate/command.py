@@ -30,7 +30,6 @@ _TARGET = 0.9
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this command."""
     parser.add_argument(
         "--load",
         type=positive,

@@ -13,7 +13,7 @@ from loadtest.stack.service import Aggregator, ModelServer
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What the simulator is told of the running system besides the profile.
+    """What the simulator knows of the running system besides the profile.
 
     `delay_s`: what an answer takes besides waiting, its step and the `work` for which a core is needed.
     """
@@ -75,7 +75,7 @@ def read(server: ModelServer, front: Aggregator) -> Reading:
 def costs(overhead_s: float, alone: Reading, loaded: Reading) -> Costs:
     """From queries one by one, which take `overhead_s` each besides their steps, and from batches of several.
 
-    Raises ValueError when the loaded batches held no more than one query.
+    Raises ValueError when the loaded batches held at most one query.
     """
     few, many = alone.queries / alone.steps, loaded.queries / loaded.steps
     if many <= few:

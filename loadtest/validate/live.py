@@ -58,7 +58,7 @@ def model_server(folder: Path, settings: Mapping[str, str]) -> Generator[tuple[M
     """Start a model server; yields it and the profile that it measured. Raises StackError.
 
     It has cores of its own, as its pod would: what shares them with the aggregator computes more slowly than its
-    profile says. The caller is kept to the others meanwhile.
+    profile says. The caller is kept to the others until then.
     """
     folder.mkdir(parents=True, exist_ok=True)
     profiles = folder / "profiles"

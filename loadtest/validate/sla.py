@@ -93,7 +93,7 @@ class Kept:
 
 
 def measure(folder: Path, share: float, seconds: float) -> Kept:
-    """Set `share` of a step at the saturation point as the target, and load the system for so long. Raises StackError.
+    """Set `share` of a step at the saturation point as the target, and load the system. Raises StackError.
 
     With a share below 1 not even an idle engine could meet it with batches as large as the saturation point.
     """
@@ -133,7 +133,7 @@ async def _in_thread(context: AbstractContextManager[T]) -> AsyncGenerator[T]:
 
 
 async def _load(address: str, seconds: float) -> None:
-    """More queries under way than fit two batches, all the time. Raises StackError when a call fails."""
+    """More queries in flight than fit two batches, all the time. Raises StackError when a call fails."""
     questions = bundled_questions()
     groups = [questions[at : at + _QUERIES_A_CALL] for at in range(0, len(questions), _QUERIES_A_CALL)]
     until_s = time.monotonic() + seconds

@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import logging
+import re
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from modelserver.engines.engine import Engine, EngineFacts, Generator, Task
+from modelserver.engines.pooling import Embedding, read_embedding
 from modelserver.engines.self_check import compare
 from modelserver.engines.synthetic import Poison, SyntheticEngine, synthetic_facts
 from modelserver.engines.synthetic_generator import SyntheticGenerator
+from modelserver.engines.threads import StepThreads
 from modelserver.errors import CannotStart, ModelServerError
 from modelserver.model_files import ModelFiles
 from modelserver.settings import ModelServerSettings
 
 if TYPE_CHECKING:
-    from modelserver.engines.core import LoadOptions
+    from modelserver.engines.core import CoreEngine, LoadOptions
+    from modelserver.engines.direct import DirectEngine
 
 L = TypeVar("L")
 
 _log = logging.getLogger(__name__)
 
-_MEMORY_SHARE = 0.8
-"""Of the GPU's memory for vLLM, unless `engine.vllm_options` say otherwise: other processes need some as well."""
+_LISTED = re.compile(r"(Supported architectures: dict_keys|The available parameters belonging to|\[type=).*")
+"""Lists of hundreds of names at the end of vLLM's errors, and what pydantic adds."""
+_LONGEST_REASON = 400
 _SYNTHETIC_STEP_TOKENS = 8192
 _SYNTHETIC_SEQUENCES = 256
 _SYNTHETIC_KV_TOKENS = 1 << 18
@@ -32,10 +38,14 @@ _SYNTHETIC_KV_TOKENS = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The engine to serve with; `fallback`: why it is not the direct one, or empty."""
+    """The engine to serve with; `fallback`: why it is not the direct one that was tried, or empty.
+
+    `threads`: of its steps, where it computes on a CPU.
+    """
 
     engine: Engine
     fallback: str = ""
+    threads: StepThreads | None = None
 
 
 def build(settings: ModelServerSettings, files: ModelFiles) -> Choice:
@@ -43,28 +53,65 @@ def build(settings: ModelServerSettings, files: ModelFiles) -> Choice:
     if settings.engine.kind == "synthetic":
         return Choice(_synthetic(settings, files))
     core = _core(settings, files)
-    if settings.engine.kind == "core":
-        return Choice(core)
+    threads = core.threads if core.facts.on_cpu else None
+    if settings.engine.kind == "core" or (settings.engine.kind == "auto" and not core.facts.on_cpu):
+        return Choice(core, threads=threads)
     choice = choose(core, lambda: _direct(core))
     if choice.fallback and settings.engine.kind == "direct":
         raise CannotStart(f"engine.kind is direct, but {choice.fallback}")
-    return choice
+    return replace(choice, threads=threads)
 
 
-def task_of(settings: ModelServerSettings, files: ModelFiles) -> Task:
-    """What the model is served for."""
-    if settings.model.task == "auto":
-        return Task.GENERATE if files.generates else Task.EMBED
-    return Task(settings.model.task)
+def tasks_of(settings: ModelServerSettings, files: ModelFiles) -> frozenset[Task]:
+    """What the model is served for. Raises CannotStart for settings that contradict each other or the files."""
+    match settings.model.task:
+        case "both":
+            embedding_of(settings, files)
+            return frozenset(Task)
+        case "auto":
+            return _tasks_of_files(settings, files)
+        case task:
+            if settings.model.adapter:
+                raise CannotStart(f"model.adapter embeds with task both, and model.task is {task}")
+            return frozenset((Task(task),))
 
 
-def build_generator(settings: ModelServerSettings, files: ModelFiles) -> Generator:
-    """Load a model that generates on the calling thread. Raises CannotStart."""
+def _tasks_of_files(settings: ModelServerSettings, files: ModelFiles) -> frozenset[Task]:
+    if settings.model.adapter:
+        embedding_of(settings, files)
+        return frozenset(Task)
+    if files.is_causal and files.embeds and files.has_generation_config:
+        try:
+            embedding_of(settings, files)
+        except CannotStart as error:
+            _log.info("the model only embeds", extra={"reason": str(error)})
+        else:
+            return frozenset(Task)
+    return frozenset((Task.GENERATE if files.generates else Task.EMBED,))
+
+
+def embedding_of(settings: ModelServerSettings, files: ModelFiles) -> Embedding:
+    """How a model embeds that also generates. Raises CannotStart if it cannot."""
+    if not files.is_causal and settings.engine.kind != "synthetic":
+        raise CannotStart(f"{files.path} is not a causal language model: it cannot generate; set model.task to embed")
+    return read_embedding(files.path, files.adapter)
+
+
+def build_generator(settings: ModelServerSettings, files: ModelFiles, *, embeds: bool = False) -> Generator:
+    """Load a model that generates, and `embeds` if so, on the calling thread. Raises CannotStart."""
     if settings.engine.kind == "synthetic":
-        return _synthetic_generator(settings, files)
+        return _synthetic_generator(settings, files, embeds=embeds)
     from modelserver.engines.vllm_generator import load  # noqa: PLC0415 - loads torch and vLLM
 
-    return _loaded(load, settings, files)
+    embedding = embedding_of(settings, files) if embeds else None
+    return _loaded(lambda options: load(options, embedding), settings, files)
+
+
+def check(settings: ModelServerSettings, files: ModelFiles) -> None:
+    """Raises CannotStart for a model that vLLM does not embed with; its weights are not loaded."""
+    from modelserver.engines.core import check as check_model  # noqa: PLC0415 - loads torch and vLLM
+
+    _loaded(check_model, settings, files)
 
 
 def choose(core: Engine, make_direct: Callable[[], Engine]) -> Choice:
@@ -87,7 +134,7 @@ def _fallback(core: Engine, reason: str) -> Choice:
     return Choice(core, reason)
 
 
-def _core(settings: ModelServerSettings, files: ModelFiles) -> Engine:
+def _core(settings: ModelServerSettings, files: ModelFiles) -> CoreEngine:
     from modelserver.engines.core import load  # noqa: PLC0415 - loads torch and vLLM
 
     return _loaded(load, settings, files)
@@ -104,28 +151,32 @@ def _loaded(load: Callable[[LoadOptions], L], settings: ModelServerSettings, fil
         model_tokens=files.max_input_tokens,
         max_input_tokens=settings.model.max_input_tokens,
         step_tokens=engine.step_tokens,
-        memory_share=_MEMORY_SHARE,
         options=engine.vllm_options,
+        graphs=engine.kind != "direct",
     )
     try:
         return load(options)
     except ModelServerError:
         raise
     except Exception as error:
-        raise CannotStart(f"vLLM cannot load {files.path}: {_described(error)}") from error
+        described = _described(error)
+        if "trust_remote_code" in described:
+            described += (
+                ": to run the model's own code, pin model.revision and set trust_remote_code in engine.vllm_options"
+            )
+        raise CannotStart(f"vLLM cannot load {files.path}: {described}") from error
 
 
 def _described(error: Exception) -> str:
-    """The error and the place that raised it: errors of the operating system name neither."""
+    """The error in one line, and the place that raised it: errors of the operating system name neither."""
     raised = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {error} (raised by {raised.name} in {raised.filename}, line {raised.lineno})"
+    said = _LISTED.sub("", " ".join(str(error).split()))[:_LONGEST_REASON] or raised.line
+    return f"{type(error).__name__}: {said} (raised by {raised.name} in {raised.filename}, line {raised.lineno})"
 
 
-def _direct(core: Engine) -> Engine:
-    from modelserver.engines.core import CoreEngine  # noqa: PLC0415 - loaded by now
-    from modelserver.engines.direct import DirectEngine  # noqa: PLC0415
+def _direct(core: CoreEngine) -> DirectEngine:
+    from modelserver.engines.direct import DirectEngine  # noqa: PLC0415 - torch and vLLM are loaded by now
 
-    assert isinstance(core, CoreEngine), "the direct engine is made from another than the core engine. This is a bug."
     return DirectEngine(core)
 
 
@@ -136,12 +187,24 @@ def _synthetic(settings: ModelServerSettings, files: ModelFiles) -> Engine:
         dimensions=synthetic.dimensions or files.hidden_size,
         max_input_tokens=min(facts.max_input_tokens, facts.step_token_capacity),
     )
-    return SyntheticEngine(facts, synthetic.fixed_s, synthetic.per_token_s, _poison(settings))
+    time.sleep(synthetic.load_s)
+    return SyntheticEngine(
+        facts, synthetic.fixed_s, synthetic.per_token_s, _poison(settings), close_s=synthetic.close_s
+    )
 
 
-def _synthetic_generator(settings: ModelServerSettings, files: ModelFiles) -> Generator:
+def _synthetic_generator(settings: ModelServerSettings, files: ModelFiles, *, embeds: bool) -> Generator:
     synthetic, facts = settings.synthetic, _synthetic_facts(settings, files)
-    facts = replace(facts, task=Task.GENERATE, step_query_capacity=_SYNTHETIC_SEQUENCES, kv_tokens=_SYNTHETIC_KV_TOKENS)
+    facts = replace(
+        facts,
+        tasks=frozenset(Task) if embeds else frozenset((Task.GENERATE,)),
+        context_tokens=facts.max_input_tokens,
+        max_sequences=_SYNTHETIC_SEQUENCES,
+        kv_tokens=_SYNTHETIC_KV_TOKENS,
+    )
+    if embeds:
+        longest = min(facts.max_input_tokens - 1, facts.step_token_capacity)
+        facts = replace(facts, dimensions=synthetic.dimensions or files.hidden_size, max_input_tokens=longest)
     return SyntheticGenerator(facts, synthetic.fixed_s, synthetic.per_token_s, _poison(settings))
 
 

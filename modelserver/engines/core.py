@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
-import resource
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -14,7 +14,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import set_num_threads  # vLLM replaces torch.set_num_threads by one that only warns
+from transformers import CONFIG_MAPPING, AutoConfig
+from vllm import ModelRegistry
 from vllm import __version__ as vllm_version
+from vllm.config import CUDAGraphMode, VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 from vllm.pooling_params import PoolingParams
@@ -23,13 +27,27 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor import Executor
 from vllm.v1.request import Request
 
+from modelserver.engines.architectures import (
+    OWN_CLASSES,
+    hf_overrides,
+    known_type,
+    longest_input,
+    refusal,
+    runs_eagerly,
+)
+from modelserver.engines.capture_sizes import capture_sizes
 from modelserver.engines.engine import EngineFacts, IdArray, Matrix
-from modelserver.errors import CannotStart, EngineBroken, StepFailed
+from modelserver.engines.threads import StepThreads
+from modelserver.engines.vllm_internals import inspect_classes_in_process
+from modelserver.errors import CannotStart, EngineBroken, StepFailed, device_errors
 
 _log = logging.getLogger(__name__)
 
 _TOKENS_PER_QUERY = 3
-"""The shortest query there is, two special tokens around one: so many queries may fill a step."""
+"""Tokens of the shortest query, two special tokens around one: bounds the queries of a step."""
+_CACHE_SHARE, _ENCODER_SHARE = 0.8, 0.1
+"""Of the memory for vLLM, unless set in `engine.vllm_options`: it must be free at the start. What is left of it
+is the key-value cache's, which encoders do not have."""
 _CPU_BLOCK_SIZE = 32
 """Of the key-value cache; on a GPU vLLM's attention kernel decides."""
 _MULTIPLIES_BF16 = ("avx512_bf16", "amx_bf16", "bf16")
@@ -38,9 +56,9 @@ _MULTIPLIES_BF16 = ("avx512_bf16", "amx_bf16", "bf16")
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """How to load a model; None lets the engine's rules choose by what is there (CPU or GPU).
+    """How to load a model; None lets the engine choose by the device (CPU or GPU).
 
-    `model_tokens` is the longest input that the model's files speak of.
+    `model_tokens` is the longest input that the model's files speak of. `graphs`: capture CUDA graphs, on a GPU.
     """
 
     model_path: str
@@ -48,8 +66,8 @@ class LoadOptions:
     model_tokens: int
     max_input_tokens: int | None
     step_tokens: int | None
-    memory_share: float
     options: Mapping[str, Any]
+    graphs: bool = True
 
 
 class CoreEngine:
@@ -62,13 +80,13 @@ class CoreEngine:
         if "embed" not in core.get_supported_tasks():
             raise CannotStart(f"{self.config.model_config.model} is not an embedding model for vLLM {vllm_version}")
         self._facts = _facts(core)
+        self.threads = StepThreads(torch.get_num_threads(), set_num_threads)
         self._names = count()
         self._params = PoolingParams(task="embed", use_activation=False)
         self._under_way: list[str] = []
 
     @property
     def facts(self) -> EngineFacts:
-        """What it is."""
         return self._facts
 
     def prepare(self, token_ids: IdArray, lengths: IdArray) -> CoreStep:
@@ -86,14 +104,15 @@ class CoreEngine:
             )
             for start, end in pairwise(bounds)
         ]
-        return CoreStep(self, requests)
+        return CoreStep(self, requests, len(ids))
 
     def run(self, requests: list[Request]) -> Matrix:
         """Run one step; a batch that needs more than one (a bug, or a setting outside its bounds) is an error."""
         self._under_way = [request.request_id for request in requests]
         for request in requests:
             self.core.scheduler.add_request(request)
-        outputs, _ = self.core.step()
+        with device_errors():
+            outputs, _ = self.core.step()
         pooled = {output.request_id: output.pooling_output for output in outputs[0].outputs} if outputs else {}
         vectors = [vector for name in self._under_way if (vector := pooled.get(name)) is not None]
         if len(vectors) != len(requests):
@@ -103,7 +122,7 @@ class CoreEngine:
         return matrix
 
     def recover(self) -> None:
-        """Abort what a failed step left behind, and see whether a small batch still computes."""
+        """Abort what a failed step left behind, and check that a small batch still computes."""
         try:
             self.core.abort_requests(self._under_way)
             self.core.step()  # a step without work, in which the runner forgets the aborted
@@ -114,15 +133,10 @@ class CoreEngine:
         if not np.isfinite(probe).all():
             raise EngineBroken("the engine does not recover: its vectors are not finite")
 
-    def peak_memory_bytes(self) -> int:
-        """The GPU's peak, or the process's on a CPU."""
-        if on_cpu():
-            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return int(torch.cuda.max_memory_allocated())
-
     def close(self) -> None:
         """Free the model and vLLM's process groups."""
         self.core.shutdown()
+        del self.core, self.config  # a reference to the engine does not keep the weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,24 +145,68 @@ class CoreStep:
 
     engine: CoreEngine
     requests: list[Request]
+    tokens: int
 
     def run(self) -> Matrix:
-        """Run them in one step."""
-        return self.engine.run(self.requests)
+        with self.engine.threads.of(self.tokens):
+            return self.engine.run(self.requests)
 
 
 def load(options: LoadOptions) -> CoreEngine:
     """Load a model into vLLM; the calling thread becomes the engine's."""
+    return CoreEngine(_started(check(options)))
+
+
+def check(options: LoadOptions) -> VllmConfig:
+    """The configuration of vLLM for a model that embeds. Raises CannotStart, and what vLLM raises, for another one."""
+    config = engine_config(options)
+    model = config.model_config
+    if model.runner_type != "pooling" or model.score_type != "bi-encoder":
+        raise CannotStart(f"{model.model} is not an embedding model for vLLM {vllm_version}")
+    return config
+
+
+def engine_config(options: LoadOptions) -> VllmConfig:
+    """The configuration of vLLM for a model that embeds."""
     step_tokens = options.step_tokens or (4096 if on_cpu() else 16384)
-    core = engine_core(
+    config = json.loads(Path(options.model_path, "config.json").read_bytes())
+    if not options.options.get("trust_remote_code"):
+        _replace_code(config, options.model_path)
+    overrides = hf_overrides(config)
+    for architecture, place in OWN_CLASSES.items():
+        ModelRegistry.register_model(architecture, place)
+    return _engine_config(
         options,
         runner="pooling",
-        max_model_len=_max_model_len(options, step_tokens),
+        hf_overrides=overrides,
+        enforce_eager=runs_eagerly(overrides) or on_cpu(),
+        max_model_len=_max_model_len(options, step_tokens, longest_input(config)),
         max_num_batched_tokens=step_tokens,
         max_num_seqs=math.ceil(step_tokens / _TOKENS_PER_QUERY),
         enable_prefix_caching=False,
+        **_graphs(options, step_tokens),
     )
-    return CoreEngine(core)
+
+
+def _replace_code(config: Mapping[str, Any], path: str) -> None:
+    """Let transformers read a config.json whose type is defined by published code, which is not run.
+
+    Raises CannotStart if the model needs that code.
+    """
+    if reason := refusal(config):
+        raise CannotStart(f"{path} cannot be served: {reason}")
+    if known := known_type(config):
+        name: str = config["model_type"]
+        AutoConfig.register(name, type("Published", (CONFIG_MAPPING[known],), {"model_type": name}), exist_ok=True)
+
+
+def _graphs(options: LoadOptions, step_tokens: int) -> dict[str, Any]:
+    """Which CUDA graphs to capture, unless the options say it; without effect where nothing is compiled."""
+    if not options.options.keys().isdisjoint(("compilation_config", "cudagraph_capture_sizes")):
+        return {}
+    if not options.graphs:
+        return {"compilation_config": {"cudagraph_mode": "NONE"}}
+    return {"cudagraph_capture_sizes": list(capture_sizes(step_tokens))}
 
 
 def on_cpu() -> bool:
@@ -157,37 +215,50 @@ def on_cpu() -> bool:
 
 
 def chosen_dtype() -> str:
-    """bfloat16 where the hardware multiplies it; else float16 on a GPU, float32 on a CPU (several times faster)."""
+    """On a GPU vLLM's own choice; on a CPU bfloat16 where it multiplies that, else float32 (several times faster)."""
     if not on_cpu():
-        return "bfloat16" if torch.bfloat16 in current_platform.supported_dtypes else "float16"
+        return "auto"
     able = torch.cpu.get_capabilities()
     return "bfloat16" if any(able.get(name) for name in _MULTIPLIES_BF16) else "float32"
 
 
 def engine_core(options: LoadOptions, **arguments: Any) -> EngineCore:
     """A model loaded by vLLM on the calling thread, with `arguments` of EngineArgs beside those of every task."""
+    return _started(_engine_config(options, **arguments))
+
+
+def _started(config: VllmConfig) -> EngineCore:
+    return EngineCore(config, Executor.get_class(config), log_stats=False)
+
+
+def _engine_config(options: LoadOptions, **arguments: Any) -> VllmConfig:
     cpu = on_cpu()
     common: dict[str, Any] = {
         "model": options.model_path,
         "dtype": options.dtype or chosen_dtype(),
         "enforce_eager": cpu,
-        "gpu_memory_utilization": options.memory_share,
+        "gpu_memory_utilization": _CACHE_SHARE,
         "skip_tokenizer_init": True,
         "disable_log_stats": True,
         "async_scheduling": False,
         "use_tqdm_on_load": False,
     }
     if cpu:
+        inspect_classes_in_process()
         common["block_size"] = _CPU_BLOCK_SIZE
     given = EngineArgs(**(common | arguments | dict(options.options)))
     config = given.create_engine_config(UsageContext.ENGINE_CONTEXT)
-    return EngineCore(config, Executor.get_class(config), log_stats=False)
+    if config.model_config.attn_type == "encoder_only" and "gpu_memory_utilization" not in options.options:
+        config.cache_config.gpu_memory_utilization = _ENCODER_SHARE
+    return config
 
 
-def _max_model_len(options: LoadOptions, step_tokens: int) -> int | None:
+def _max_model_len(options: LoadOptions, step_tokens: int, longest: int | None) -> int | None:
     """The longest input to take; None: as vLLM reads the model's files. A step must hold it whole."""
-    if options.max_input_tokens is not None or options.model_tokens <= step_tokens:
+    if options.max_input_tokens is not None:
         return options.max_input_tokens
+    if options.model_tokens <= step_tokens:
+        return None if longest is None else min(longest, options.model_tokens)
     _log.warning(
         "inputs are limited to one step", extra={"model_tokens": options.model_tokens, "step_tokens": step_tokens}
     )
@@ -195,7 +266,6 @@ def _max_model_len(options: LoadOptions, step_tokens: int) -> int | None:
 
 
 def facts_of(core: EngineCore) -> EngineFacts:
-    """What vLLM's configuration says of an engine."""
     config = core.vllm_config
     return EngineFacts(
         kind="core",
@@ -215,12 +285,24 @@ def _facts(core: EngineCore) -> EngineFacts:
     step_tokens, step_queries = _step_capacity(core)
     dimensions = core.vllm_config.model_config.embedding_size
     return replace(
-        facts_of(core), dimensions=dimensions, step_token_capacity=step_tokens, step_query_capacity=step_queries
+        facts_of(core),
+        dimensions=dimensions,
+        step_token_capacity=step_tokens,
+        step_query_capacity=step_queries,
+        capture_sizes=captured(core.vllm_config),
     )
 
 
+def captured(config: VllmConfig) -> tuple[int, ...]:
+    """The sizes of steps that vLLM has captured graphs for; none on a CPU."""
+    compilation = config.compilation_config
+    if compilation.cudagraph_mode == CUDAGraphMode.NONE:
+        return ()
+    return tuple(sorted(compilation.cudagraph_capture_sizes or ()))
+
+
 def device() -> str:
-    """What the times measured on it belong to."""
+    """The device's name: measured times are valid for it only."""
     if not on_cpu():
         return str(current_platform.get_device_name())
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if Path("/proc/cpuinfo").exists() else []

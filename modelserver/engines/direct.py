@@ -20,13 +20,14 @@ from vllm.v1.kv_cache_interface import EncoderOnlyAttentionSpec
 
 from modelserver.engines.core import CoreEngine
 from modelserver.engines.engine import EngineFacts, IdArray, Matrix
-from modelserver.errors import ModelServerError
+from modelserver.engines.vllm_internals import runner_of
+from modelserver.errors import ModelServerError, device_errors
 
 _POOLING: dict[type[Any], Literal["cls", "last", "mean"]] = {CLSPool: "cls", LastPool: "last", MeanPool: "mean"}
 
 
 class NotDirect(ModelServerError):
-    """This model, or this build of vLLM, cannot be called directly; the message says why."""
+    """This model, or this build of vLLM, cannot be called directly; the message has the reason."""
 
 
 class DirectEngine:
@@ -35,6 +36,7 @@ class DirectEngine:
     def __init__(self, core: CoreEngine) -> None:
         """Take hold of the loaded model. Raises NotDirect."""
         self._core = core
+        self.threads = core.threads
         runner = _runner(core)
         group = _attention_group(runner)
         self._config = core.config
@@ -50,7 +52,6 @@ class DirectEngine:
 
     @property
     def facts(self) -> EngineFacts:
-        """What it is."""
         return self._facts
 
     def prepare(self, token_ids: IdArray, lengths: IdArray) -> DirectStep:
@@ -96,6 +97,7 @@ class DirectEngine:
         """Run the model and pool, all queries at once."""
         tokens = step.positions.numel()
         with (
+            device_errors(),
             torch.inference_mode(),
             set_forward_context(step.metadata, self._config, num_tokens=tokens, slot_mapping=step.slots),
         ):
@@ -106,16 +108,12 @@ class DirectEngine:
             return matrix
 
     def recover(self) -> None:
-        """A failed forward leaves nothing behind in the model; see whether it still computes."""
+        """A failed forward leaves nothing behind in the model; check that it still computes."""
         self._core.recover()
 
-    def peak_memory_bytes(self) -> int:
-        """As of the engine that it shares."""
-        return self._core.peak_memory_bytes()
-
     def close(self) -> None:
-        """Free the model."""
         self._core.close()
+        del self._model, self._group, self._head, self._config  # a reference to the engine does not keep the weights
 
     def _pool(self, hidden: torch.Tensor, step: PlacedStep) -> torch.Tensor:
         if self._pooling == "cls":
@@ -170,8 +168,8 @@ class DirectStep:
     placed: PlacedStep | None
 
     def run(self) -> Matrix:
-        """Compute it."""
-        return self.engine.forward(self.placed or self.engine.place(self.layout))
+        with self.engine.threads.of(self.layout.token_ids.size):
+            return self.engine.forward(self.placed or self.engine.place(self.layout))
 
 
 def _layout(token_ids: IdArray, lengths: IdArray) -> Layout:
@@ -182,8 +180,9 @@ def _layout(token_ids: IdArray, lengths: IdArray) -> Layout:
 
 
 def _runner(core: CoreEngine) -> Any:
-    worker = getattr(core.core.model_executor, "driver_worker", None)
-    runner = getattr(getattr(worker, "worker", None), "model_runner", None)
+    if core.config.use_v2_model_runner:
+        raise NotDirect("vLLM runs its second model runner: set VLLM_USE_V2_MODEL_RUNNER=0")
+    runner = runner_of(core.core)
     if runner is None or not hasattr(runner, "attn_groups"):
         raise NotDirect("vLLM's model runner is not where it was")
     if runner.uses_mrope or runner.supports_mm_inputs:

@@ -1,4 +1,7 @@
-"""What the model server asks of an engine: whole steps of embeddings, or sequences that gain tokens step by step."""
+"""What the model server asks of an engine: whole steps of embeddings, or sequences that gain tokens step by step.
+
+An engine of the second kind may embed as well: an embedding is then a sequence that ends with its prompt.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from protos.modelserver.v1 import modelserver_pb2 as pb
 
 IdArray = npt.NDArray[np.int32]
 Matrix = npt.NDArray[np.float32]
+Vector = npt.NDArray[np.float32]
 
 
 class Task(StrEnum):
@@ -28,8 +32,9 @@ class EngineFacts:
     """What an engine is, as `Describe` publishes it.
 
     A step holds at most `step_token_capacity` tokens and `step_query_capacity` queries, each of 1 to
-    `max_input_tokens` ids in [0, `vocabulary_size`). An engine that generates runs at most `step_query_capacity`
-    sequences at once, whose keys and values take at most `kv_tokens` tokens; its `dimensions` are 0.
+    `max_input_tokens` ids in [0, `vocabulary_size`). An engine that generates runs at most `max_sequences` at once,
+    each of at most `context_tokens`, whose keys and values take at most `kv_tokens` tokens. `dimensions` are 0 if it
+    does not embed. `capture_sizes`: tokens of the steps that it has CUDA graphs for; it pads a smaller one to the next.
     """
 
     kind: str
@@ -42,8 +47,11 @@ class EngineFacts:
     vocabulary_size: int
     step_token_capacity: int
     step_query_capacity: int
-    task: Task = Task.EMBED
+    tasks: frozenset[Task] = frozenset((Task.EMBED,))
+    context_tokens: int = 0
+    max_sequences: int = 0
     kv_tokens: int = 0
+    capture_sizes: tuple[int, ...] = ()
 
 
 class Step(Protocol):
@@ -61,9 +69,7 @@ class Engine(Protocol):
     """One loaded model. Everything but `prepare` is called on the thread that built it."""
 
     @property
-    def facts(self) -> EngineFacts:
-        """What it is."""
-        ...
+    def facts(self) -> EngineFacts: ...
 
     def prepare(self, token_ids: IdArray, lengths: IdArray) -> Step:
         """Make a step ready: `token_ids` int32 [Σ lengths] end to end, `lengths` int32 [queries], all valid.
@@ -73,16 +79,10 @@ class Engine(Protocol):
         ...
 
     def recover(self) -> None:
-        """Forget a step that raised. Raises EngineBroken when the engine cannot go on."""
+        """Forget a step that raised. Raises EngineBroken if the engine works no longer."""
         ...
 
-    def peak_memory_bytes(self) -> int:
-        """The most memory held so far: the device's on a GPU, else the process's."""
-        ...
-
-    def close(self) -> None:
-        """Free what it holds."""
-        ...
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,70 +96,99 @@ class Logprobs:
 
 @dataclass(frozen=True, slots=True)
 class NewTokens:
-    """What one step gave one sequence. `finished`: these are its last; `cut`: for want of room, else it stopped.
+    """What one step gave one sequence. `finished`: these are its last ones.
 
-    `stripped`: how many of the tokens only say that it stopped, and are no text.
+    `length`: it reached max_tokens or the model's limit; otherwise it stopped. `stop_tokens`: of its last tokens, how
+    many are not text. `vector`: of an embedding, float32 [dimensions], not normalised; its tokens mean nothing.
     """
 
     name: str
     token_ids: Sequence[int]
     finished: bool = False
-    cut: bool = False
-    stripped: int = 0
+    length: bool = False
+    stop_tokens: int = 0
     logprobs: Logprobs | None = None
+    vector: Vector | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StepLoad:
-    """What the last step computed: tokens of prompts, and sequences that gained a token without."""
+    """What the last step computed: tokens of prompts, and sequences that gained a token without.
+
+    `embedding_tokens` of the prompts' tokens were of embeddings.
+    """
 
     prompt_tokens: int
     decoding: int
+    embedding_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """What an engine holds between two steps.
+
+    decoding: generations whose prompt is computed. begun: tokens left of each prompt that is computed in part.
+    waiting_tokens: of prompts that are not begun. embeddings: tokens left of each embedding.
+    """
+
+    decoding: int = 0
+    begun: Sequence[int] = ()
+    waiting_tokens: int = 0
+    embeddings: Sequence[int] = ()
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the generations' prompts that are not computed yet."""
+        return sum(self.begun) + self.waiting_tokens
 
 
 class Generator(Protocol):
-    """One loaded model that generates. Everything is called on the thread that built it."""
+    """One loaded model that generates, and embeds if that is among its tasks.
+
+    Everything is called on the thread that built it. `running` and `load` count generations and embeddings apart.
+    """
 
     @property
-    def facts(self) -> EngineFacts:
-        """What it is."""
-        ...
+    def facts(self) -> EngineFacts: ...
 
     @property
     def running(self) -> int:
-        """Sequences that hold keys and values."""
+        """Generations that hold keys and values."""
         ...
 
     @property
-    def decoding(self) -> int:
-        """Those of them whose prompt is computed."""
-        ...
-
-    @property
-    def waiting_tokens(self) -> int:
-        """Tokens of prompts, running or not, that are not computed yet."""
-        ...
+    def load(self) -> EngineLoad: ...
 
     @property
     def free_kv_tokens(self) -> int:
-        """Tokens whose keys and values there is room for."""
+        """Tokens whose keys and values fit the free KV cache."""
         ...
 
     @property
-    def has_work(self) -> bool:
-        """Whether a step would do anything."""
-        ...
+    def has_work(self) -> bool: ...
 
     def add(self, name: str, token_ids: Sequence[int], sampling: pb.Sampling) -> None:
         """Start a sequence after `token_ids`, all of them valid. Raises ValueError for a parameter out of range."""
+        ...
+
+    def embed(self, name: str, token_ids: Sequence[int]) -> None:
+        """Compute the vector of `token_ids`, all of them valid, before prompts that wait."""
         ...
 
     def abort(self, names: Collection[str]) -> None:
         """Forget sequences, and free what they hold at once; unknown ones are ignored."""
         ...
 
-    def limit(self, step_tokens: int, sequences: int) -> None:
-        """What the next steps may hold at the most."""
+    def discard(self, names: Collection[str]) -> None:
+        """Forget the sequences of a step that raised, the only ones that ran. Raises EngineBroken."""
+        ...
+
+    def limit(self, step_tokens: int, sequences: int, prompt_part: int = 0) -> None:
+        """Limit the next steps: tokens, generations at once, and tokens of one prompt (0: all of them)."""
+        ...
+
+    def preempt(self) -> None:
+        """Let every generation wait; those that ran are resumed with the same tokens."""
         ...
 
     def step(self) -> tuple[Sequence[NewTokens], StepLoad]:
@@ -167,9 +196,7 @@ class Generator(Protocol):
         ...
 
     def recover(self) -> None:
-        """Forget every sequence after a step that raised. Raises EngineBroken when the engine cannot go on."""
+        """Forget every sequence after a step that raised. Raises EngineBroken if the engine works no longer."""
         ...
 
-    def close(self) -> None:
-        """Free what it holds."""
-        ...
+    def close(self) -> None: ...

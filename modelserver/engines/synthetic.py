@@ -3,34 +3,52 @@
 from __future__ import annotations
 
 import os
-import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from modelserver.engines.engine import EngineFacts, IdArray, Matrix
+from modelserver.errors import EngineBroken, device_errors
 
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _EXIT_CODE = 70
+_FOREVER_S = 1e6
 
 
 @dataclass(frozen=True, slots=True)
 class Poison:
-    """A token id that makes the engine fail: `error` raises, `exit` ends the process at once."""
+    """A token id that makes the engine fail, and how."""
 
     token_id: int
-    mode: Literal["error", "exit"]
+    mode: Literal["error", "exit", "break", "hang", "lose"]
+
+    def strike(self, sleep: Callable[[float], None]) -> NoReturn:
+        """Make the step fail in this way."""
+        if self.mode == "exit":
+            os._exit(_EXIT_CODE)
+        if self.mode == "hang":
+            sleep(_FOREVER_S)
+        if self.mode == "break":
+            raise EngineBroken("the poison token id is in this step")
+        with device_errors():
+            if self.mode == "lose":
+                raise AcceleratorError("CUDA error: device-side assert triggered")
+            raise RuntimeError("the poison token id is in this step")
+
+
+class AcceleratorError(RuntimeError):
+    """Named as torch's error of a GPU that is lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class SyntheticEngine:
     """Sleeps `fixed_s + per_token_s · tokens` per step and answers with pseudo-random vectors.
 
-    A query's vector depends on its ids and their order, and on nothing else.
+    A query's vector depends on its ids and their order only.
     """
 
     facts: EngineFacts
@@ -38,24 +56,20 @@ class SyntheticEngine:
     per_token_s: float
     poison: Poison | None = None
     sleep: Callable[[float], None] = time.sleep
+    close_s: float = 0.0
 
     def step_s(self, tokens: int) -> float:
-        """How long a step of so many tokens takes."""
         return self.fixed_s + self.per_token_s * tokens
 
     def prepare(self, token_ids: IdArray, lengths: IdArray) -> SyntheticStep:
-        """Keep the ids; there is nothing to build."""
         return SyntheticStep(self, token_ids, lengths)
 
     def recover(self) -> None:
         """A step that raised leaves nothing behind."""
 
-    def peak_memory_bytes(self) -> int:
-        """The process's peak."""
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
     def close(self) -> None:
-        """Nothing is held."""
+        """Take as long as it is set to; nothing is held."""
+        self.sleep(self.close_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +82,11 @@ class SyntheticStep:
 
     def run(self) -> Matrix:
         """Take as long as a real step would; raises RuntimeError for the poison."""
-        self._check_poison()
+        poison = self.engine.poison
+        if poison is not None and (self.token_ids == poison.token_id).any():
+            poison.strike(self.engine.sleep)
         self.engine.sleep(self.engine.step_s(self.token_ids.size))
         return vectors(self.token_ids, self.lengths, self.engine.facts.dimensions)
-
-    def _check_poison(self) -> None:
-        poison = self.engine.poison
-        if poison is None or not (self.token_ids == poison.token_id).any():
-            return
-        if poison.mode == "exit":
-            os._exit(_EXIT_CODE)
-        raise RuntimeError("the poison token id is in this step")
 
 
 def synthetic_facts(
@@ -90,7 +98,6 @@ def synthetic_facts(
     step_tokens: int,
     step_queries: int,
 ) -> EngineFacts:
-    """What a synthetic engine of this shape says of itself."""
     return EngineFacts(
         kind="synthetic",
         version=version,

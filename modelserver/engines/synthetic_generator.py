@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 import zlib
 from collections.abc import Callable, Collection, Sequence
@@ -11,9 +10,8 @@ from itertools import islice
 
 import numpy as np
 
-from modelserver.engines.engine import EngineFacts, Logprobs, NewTokens, StepLoad
-from modelserver.engines.synthetic import Poison
-from modelserver.errors import StepFailed
+from modelserver.engines.engine import EngineFacts, EngineLoad, Logprobs, NewTokens, StepLoad
+from modelserver.engines.synthetic import Poison, vectors
 from protos.modelserver.v1 import modelserver_pb2 as pb
 
 
@@ -23,12 +21,14 @@ class _Sequence:
     sampling: pb.Sampling
     prompt_left: int
     digest: int
+    embeds: bool = False
+    begun: bool = False
     generated: int = 0
 
 
 @dataclass(slots=True)
 class SyntheticGenerator:
-    """What it is, the time of a step and of each of its tokens in seconds, and a token id that it chokes on."""
+    """Its facts, the time of a step and of each of its tokens in seconds, and a token id that makes it fail."""
 
     facts: EngineFacts
     fixed_s: float
@@ -38,98 +38,117 @@ class SyntheticGenerator:
     _sequences: dict[str, _Sequence] = field(default_factory=dict[str, _Sequence])
     _step_tokens: int = 0
     _most: int = 0
+    _part: int = 0
 
     def __post_init__(self) -> None:
-        self.limit(self.facts.step_token_capacity, self.facts.step_query_capacity)
+        self.limit(self.facts.step_token_capacity, self.facts.max_sequences)
 
     @property
     def running(self) -> int:
-        """Sequences that hold keys and values."""
-        return min(len(self._sequences), self._most)
+        return sum(not sequence.embeds for sequence in self._active().values())
 
     @property
-    def decoding(self) -> int:
-        """Those of them whose prompt is computed."""
-        return sum(not sequence.prompt_left for sequence in self._active())
-
-    @property
-    def waiting_tokens(self) -> int:
-        """Tokens of prompts that are not computed yet."""
-        return sum(sequence.prompt_left for sequence in self._sequences.values())
+    def load(self) -> EngineLoad:
+        active = self._active()
+        generations = {name: each for name, each in self._sequences.items() if not each.embeds}
+        begun = [each for name, each in generations.items() if name in active and each.begun and each.prompt_left]
+        return EngineLoad(
+            decoding=sum(not each.prompt_left for name, each in generations.items() if name in active),
+            begun=[each.prompt_left for each in begun],
+            waiting_tokens=sum(each.prompt_left for each in generations.values()) - sum(map(_left, begun)),
+            embeddings=[each.prompt_left for each in self._sequences.values() if each.embeds],
+        )
 
     @property
     def free_kv_tokens(self) -> int:
-        """Tokens whose keys and values there is room for."""
-        return max(0, self.facts.kv_tokens - sum(len(sequence.token_ids) for sequence in self._active()))
+        return max(0, self.facts.kv_tokens - sum(len(sequence.token_ids) for sequence in self._active().values()))
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything."""
         return bool(self._sequences)
 
     def add(self, name: str, token_ids: Sequence[int], sampling: pb.Sampling) -> None:
-        """Start a sequence."""
         digest = zlib.crc32(_bytes(token_ids), sampling.seed & 0xFFFFFFFF)
         self._sequences[name] = _Sequence(list(token_ids), sampling, len(token_ids), digest)
 
     def abort(self, names: Collection[str]) -> None:
-        """Forget sequences."""
         for name in names:
             self._sequences.pop(name, None)
 
-    def limit(self, step_tokens: int, sequences: int) -> None:
-        """What the next steps may hold at the most."""
-        self._step_tokens, self._most = step_tokens, sequences
+    def discard(self, names: Collection[str]) -> None:
+        self.abort(names)
+
+    def embed(self, name: str, token_ids: Sequence[int]) -> None:
+        self._sequences[name] = _Sequence(list(token_ids), pb.Sampling(), len(token_ids), 0, embeds=True)
+
+    def limit(self, step_tokens: int, sequences: int, prompt_part: int = 0) -> None:
+        self._step_tokens, self._most, self._part = step_tokens, sequences, prompt_part
+
+    def preempt(self) -> None:
+        """A generation that is not computed loses nothing."""
 
     def step(self) -> tuple[Sequence[NewTokens], StepLoad]:
-        """Compute one step."""
-        decoding = self.decoding
+        """Compute one step: what has begun, then embeddings, then prompts."""
+        decoding = self.load.decoding
         left = max(1, self._step_tokens - decoding)
-        prompt_tokens = 0
+        prompt_tokens = embedding_tokens = 0
         ready: list[str] = []
-        for name, sequence in islice(self._sequences.items(), self._most):
+        active = sorted(self._active().items(), key=lambda item: (not item[1].begun, not item[1].embeds))
+        for name, sequence in active:
+            part = min(sequence.prompt_left, left, self._part or left)
+            if sequence.prompt_left and not part:
+                continue
             self._choke(sequence)
-            part = min(sequence.prompt_left, left)
+            sequence.begun = True
             sequence.prompt_left -= part
             left -= part
             prompt_tokens += part
+            embedding_tokens += part * sequence.embeds
             if not sequence.prompt_left:
                 ready.append(name)
         self.sleep(self.fixed_s + self.per_token_s * (prompt_tokens + decoding))
-        return [self._next(name) for name in ready], StepLoad(prompt_tokens, decoding)
+        return [self._next(name) for name in ready], StepLoad(prompt_tokens, decoding, embedding_tokens)
 
     def recover(self) -> None:
-        """Forget every sequence."""
         self._sequences.clear()
 
     def close(self) -> None:
         """Nothing is held."""
 
-    def _active(self) -> list[_Sequence]:
-        return list(islice(self._sequences.values(), self._most))
+    def _active(self) -> dict[str, _Sequence]:
+        """Embeddings, and as many generations as may run."""
+        generations = (item for item in self._sequences.items() if not item[1].embeds)
+        embeddings = (item for item in self._sequences.items() if item[1].embeds)
+        return dict([*islice(generations, self._most), *embeddings])
 
     def _choke(self, sequence: _Sequence) -> None:
-        if self.poison is None or self.poison.token_id not in sequence.token_ids:
-            return
-        if self.poison.mode == "exit":
-            os._exit(1)
-        raise StepFailed(f"token id {self.poison.token_id} is the poison")
+        if self.poison is not None and self.poison.token_id in sequence.token_ids:
+            self.poison.strike(self.sleep)
 
     def _next(self, name: str) -> NewTokens:
         sequence = self._sequences[name]
+        if sequence.embeds:
+            del self._sequences[name]
+            ids = np.array(sequence.token_ids, np.int32)
+            vector = vectors(ids, np.array([ids.size], np.int32), self.facts.dimensions)[0]
+            return NewTokens(name, [0], finished=True, length=True, vector=vector)
         sampling = sequence.sampling
         token = sequence.digest % self.facts.vocabulary_size
         sequence.token_ids.append(token)
         sequence.digest = zlib.crc32(_bytes((token,)), sequence.digest)
         sequence.generated += 1
         stopped = token in sampling.stop_token_ids and sequence.generated >= sampling.min_tokens
-        cut = sequence.generated >= sampling.max_tokens or len(sequence.token_ids) >= self.facts.max_input_tokens
-        if stopped or cut:
+        length = sequence.generated >= sampling.max_tokens or len(sequence.token_ids) >= self.facts.context_tokens
+        if stopped or length:
             del self._sequences[name]
         logprobs = None
         if sampling.HasField("logprobs"):
             logprobs = Logprobs(np.array([[token]], np.int32), np.zeros((1, 1), np.float32), np.ones(1, np.int32))
-        return NewTokens(name, [token], stopped or cut, cut and not stopped, int(stopped), logprobs)
+        return NewTokens(name, [token], stopped or length, length and not stopped, int(stopped), logprobs)
+
+
+def _left(sequence: _Sequence) -> int:
+    return sequence.prompt_left
 
 
 def _bytes(token_ids: Sequence[int]) -> bytes:

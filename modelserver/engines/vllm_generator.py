@@ -1,7 +1,10 @@
 """Drive vLLM's EngineCore in process for generation: continuous batching, one step at a time.
 
-Seeded sequences draw each token by their seed and the token's place, not by one stream of random numbers: whoever goes
-on with a text elsewhere draws the same tokens.
+Seeded sequences draw each token by their seed and the token's place, not by one stream of numbers: another server that
+resumes the generation draws the same tokens.
+
+It embeds as well if it is loaded so: an embedding is a request for one token, which is dropped; its vector is pooled
+from the hidden states of its prompt (`tap.py`).
 """
 
 from __future__ import annotations
@@ -14,18 +17,28 @@ from typing import Any
 import numpy as np
 from vllm import SamplingParams
 from vllm import __version__ as vllm_version
+from vllm.lora.request import LoRARequest
 from vllm.v1.engine import EngineCoreOutput, FinishReason
 from vllm.v1.engine.core import EngineCore
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 
 from modelserver.engines.core import LoadOptions, engine_core, facts_of, on_cpu
-from modelserver.engines.engine import EngineFacts, Logprobs, NewTokens, StepLoad, Task
-from modelserver.errors import CannotStart, EngineBroken
+from modelserver.engines.engine import EngineFacts, EngineLoad, Logprobs, NewTokens, StepLoad, Task
+from modelserver.engines.pooling import Embedding, Pooling
+from modelserver.engines.tap import NAME, refusal, tap
+from modelserver.engines.vllm_internals import runner_of
+from modelserver.errors import CannotStart, EngineBroken, device_errors
 from protos.modelserver.v1 import modelserver_pb2 as pb
 
 _CPU_SEQUENCES, _GPU_SEQUENCES = 128, 256
 """At once: more of them wait; on a CPU more would only make every step longer."""
 _CPU_STEP_TOKENS, _GPU_STEP_TOKENS = 2048, 8192
+_CPU_QUERIES, _GPU_QUERIES = 256, 768
+"""Embeddings at once, beside the sequences: short queries that fill a step. Each takes a row of token ids."""
+_ADAPTERS = 2
+"""One, and a place that stays empty: on a CPU vLLM applies the adapter in the last place to rows without one."""
+_FIRST, _SECOND = -1, 0
+"""vLLM's priorities: embeddings start before prompts that wait."""
 _WATERMARK = 0.05
 """Of the blocks of the cache, kept free when a sequence starts: preemptions fall from 30 % of the tokens to 8 %."""
 _FIXED_WIDTH = 2**64 - 1
@@ -34,9 +47,12 @@ _FIXED_WIDTH = 2**64 - 1
 class VllmGenerator:
     """One model in vLLM's general engine."""
 
-    def __init__(self, core: EngineCore) -> None:
-        """Take over a loaded EngineCore on the thread that built it. Raises CannotStart for another kind of model."""
-        self._core = core
+    def __init__(self, core: EngineCore, facts: EngineFacts, embedding: Embedding | None = None) -> None:
+        """Take over a loaded EngineCore on the thread that built it. Raises CannotStart for another kind of model.
+
+        `embedding`: how it embeds; None: it does not.
+        """
+        self.core = core
         config = core.vllm_config.model_config
         if "generate" not in core.get_supported_tasks():
             raise CannotStart(f"{config.model} is not a model that generates for vLLM {vllm_version}")
@@ -44,79 +60,113 @@ class VllmGenerator:
         self._generation_config: dict[str, Any] = config.try_get_generation_config() or {}
         self._defaults: dict[str, Any] = config.get_diff_sampling_param() or {}
         self._eos: int | None = _eos(config.hf_text_config, self._generation_config)
-        self._facts = _facts(core)
-        self._scheduled = 0
+        self._facts = facts
+        self._scheduled = self._scheduled_embeddings = 0
         self._count_scheduled()
-        _key_seeds(core)
+        runner = runner_of(core)
+        if not core.vllm_config.use_v2_model_runner:  # the second draws by seed and position by itself
+            _key_seeds(runner)
+        self._embedding = embedding
+        self._lora: LoRARequest | None = None
+        if embedding is not None:
+            tap(runner, embedding.pooling)
+            if embedding.adapter is not None:
+                self._lora = LoRARequest("embedding", 1, str(embedding.adapter))
 
     @property
     def facts(self) -> EngineFacts:
-        """What it is."""
         return self._facts
 
     @property
     def running(self) -> int:
-        """Sequences that hold keys and values."""
-        return len(self._scheduler.running)
+        return sum(not _embeds(request) for request in self._scheduler.running)
 
     @property
-    def decoding(self) -> int:
-        """Those of them whose prompt is computed."""
-        return sum(request.num_computed_tokens >= request.num_prompt_tokens for request in self._scheduler.running)
-
-    @property
-    def waiting_tokens(self) -> int:
-        """Tokens of prompts, running or not, that are not computed yet."""
-        requests = self._scheduler.requests.values()
-        return sum(max(0, request.num_prompt_tokens - request.num_computed_tokens) for request in requests)
+    def load(self) -> EngineLoad:
+        decoding, waiting_tokens = 0, 0
+        begun: list[int] = []
+        embeddings: list[int] = []
+        for request in self._scheduler.requests.values():
+            left: int = request.num_tokens - request.num_computed_tokens
+            if _embeds(request):
+                embeddings.append(left)
+            elif request.status != RequestStatus.RUNNING:
+                waiting_tokens += left
+            elif left > 1:
+                begun.append(left)
+            else:
+                decoding += 1
+        return EngineLoad(decoding, begun, waiting_tokens, embeddings)
 
     @property
     def free_kv_tokens(self) -> int:
-        """Tokens whose keys and values there is room for."""
         blocks: int = self._scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
-        block_size: int = self._core.vllm_config.cache_config.block_size
+        block_size: int = self.core.vllm_config.cache_config.block_size
         return blocks * block_size
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything."""
         return bool(self._scheduler.has_requests())
 
     def add(self, name: str, token_ids: Sequence[int], sampling: pb.Sampling) -> None:
-        """Start a sequence after `token_ids`, all of them valid. Raises ValueError for a parameter out of range."""
-        params = self._params(sampling)
-        request = Request(
-            name,
-            list(token_ids),
-            params,
-            None,
-            arrival_time=time.time(),
-            block_hasher=self._core.request_block_hasher,
+        self._add(name, token_ids, self._params(sampling), _SECOND)
+
+    def embed(self, name: str, token_ids: Sequence[int]) -> None:
+        assert self._embedding is not None, "This engine does not embed, but was given an embedding. This is a bug."
+        params = SamplingParams(
+            max_tokens=1,
+            temperature=0.0,
+            ignore_eos=True,
+            detokenize=False,
+            skip_reading_prefix_cache=self._embedding.pooling is not Pooling.LAST,
         )
-        self._scheduler.add_request(request)
+        self._add(NAME + name, token_ids, params, _FIRST, self._lora)
 
     def abort(self, names: Collection[str]) -> None:
-        """Forget sequences, and free what they hold at once; unknown ones are ignored."""
-        self._core.abort_requests(list(names))
+        self.core.abort_requests([*names, *(NAME + name for name in names)])
 
-    def limit(self, step_tokens: int, sequences: int) -> None:
-        """What the next steps may hold at the most."""
+    def limit(self, step_tokens: int, sequences: int, prompt_part: int = 0) -> None:
+        embeddings = sum(map(_embeds, self._scheduler.requests.values())) if self._embedding is not None else 0
         self._scheduler.max_num_scheduled_tokens = min(step_tokens, self._facts.step_token_capacity)
-        self._scheduler.max_num_active_reqs = min(sequences, self._facts.step_query_capacity)
+        self._scheduler.max_num_active_reqs = min(sequences, self._facts.max_sequences) + embeddings
+        self._scheduler.scheduler_config.long_prefill_token_threshold = prompt_part
+
+    def preempt(self) -> None:
+        """Let every generation wait; those that ran are resumed with the same tokens.
+
+        As vLLM's `reset_prefix_cache` does, but cached blocks stay, so that little is computed again.
+        """
+        scheduler, now_s = self._scheduler, time.monotonic()
+        running, scheduler.running = scheduler.running, []
+        for request in reversed(running):
+            if _embeds(request):
+                scheduler.running.insert(0, request)
+            else:
+                scheduler._preempt_request(request, now_s)  # noqa: SLF001 - vLLM has no public way
+                scheduler.prev_step_scheduled_req_ids.discard(request.request_id)
 
     def step(self) -> tuple[Sequence[NewTokens], StepLoad]:
-        """Compute one step. Raises whatever the engine raises."""
-        decoding = self.decoding
-        self._scheduled = 0
-        outputs, _ = self._core.step()
+        decoding = self.load.decoding
+        self._scheduled = self._scheduled_embeddings = 0
+        with device_errors():
+            outputs, _ = self.core.step()
         new = [_new_tokens(output) for each in outputs.values() for output in each.outputs]
-        return new, StepLoad(max(0, self._scheduled - decoding), min(decoding, self._scheduled))
+        decoding = min(decoding, self._scheduled - self._scheduled_embeddings)
+        return new, StepLoad(self._scheduled - decoding, decoding, self._scheduled_embeddings)
+
+    def discard(self, names: Collection[str]) -> None:
+        """Forget the sequences of a step that raised, with all that is cached. Raises EngineBroken.
+
+        vLLM caches a prompt's blocks when they are allocated: the step that raised never computed them.
+        """
+        self.abort(names)
+        if not self._scheduler.reset_prefix_cache():
+            raise EngineBroken("the prefix cache of a step that failed cannot be cleared")
 
     def recover(self) -> None:
-        """Forget every sequence after a step that raised. Raises EngineBroken when the engine cannot go on."""
         try:
-            self.abort(list(self._scheduler.requests))
-            self._core.step()  # a step without work, in which the runner forgets the aborted
+            self.discard(list(self._scheduler.requests))
+            self.core.step()  # a step without work, in which the runner forgets the aborted
             self.add("probe", [1, 1], pb.Sampling(max_tokens=1))
             outputs, _ = self.step()
         except Exception as error:
@@ -126,10 +176,31 @@ class VllmGenerator:
 
     def close(self) -> None:
         """Free the model and vLLM's process groups."""
-        self._core.shutdown()
+        self.core.shutdown()
+        del self.core, self._scheduler  # a reference to the engine does not keep the weights
+
+    def _add(
+        self,
+        name: str,
+        token_ids: Sequence[int],
+        params: SamplingParams,
+        priority: int,
+        lora: LoRARequest | None = None,
+    ) -> None:
+        request = Request(
+            name,
+            list(token_ids),
+            params,
+            None,
+            arrival_time=time.time(),
+            block_hasher=self.core.request_block_hasher,
+            lora_request=lora,
+            priority=priority,
+        )
+        self._scheduler.add_request(request)
 
     def _params(self, sampling: pb.Sampling) -> SamplingParams:
-        """What the sequence asked for, over what the model's own files say, over vLLM's defaults."""
+        """The sequence's parameters over those in the model's files over vLLM's defaults."""
         given: dict[str, Any] = {
             name: getattr(sampling, name)
             for name in ("temperature", "top_p", "top_k", "seed", "repetition_penalty", "logprobs")
@@ -155,31 +226,73 @@ class VllmGenerator:
         def counted(*arguments: Any, **options: Any) -> Any:
             output = schedule(*arguments, **options)
             self._scheduled = output.total_num_scheduled_tokens
+            if self._embedding is not None:
+                scheduled = output.num_scheduled_tokens.items()
+                self._scheduled_embeddings = sum(tokens for name, tokens in scheduled if name.startswith(NAME))
             return output
 
         self._scheduler.schedule = counted
 
 
-def load(options: LoadOptions) -> VllmGenerator:
-    """Load a model into vLLM; the calling thread becomes the engine's."""
+def load(options: LoadOptions, embedding: Embedding | None = None) -> VllmGenerator:
+    """Load a model into vLLM; the calling thread becomes the engine's. `embedding`: how it embeds as well.
+
+    Raises CannotStart if both cannot share this engine.
+    """
     cpu = on_cpu()
+    sequences = _CPU_SEQUENCES if cpu else _GPU_SEQUENCES
+    step_tokens = options.step_tokens or (_CPU_STEP_TOKENS if cpu else _GPU_STEP_TOKENS)
+    context = options.max_input_tokens or (min(options.model_tokens, _CPU_STEP_TOKENS) if cpu else None)
+    common: dict[str, Any] = {
+        "runner": "generate",
+        "enable_prefix_caching": True,
+        "enable_chunked_prefill": True,
+        "watermark": _WATERMARK,
+    }
+    if embedding is None:
+        core = engine_core(
+            options, max_model_len=context, max_num_batched_tokens=step_tokens, max_num_seqs=sequences, **common
+        )
+        return VllmGenerator(core, _facts(core))
+    if embedding.adapter is not None:
+        common |= {"enable_lora": True, "max_loras": _ADAPTERS, "max_lora_rank": embedding.adapter_rank}
     core = engine_core(
         options,
-        runner="generate",
-        max_model_len=options.max_input_tokens or (min(options.model_tokens, _CPU_STEP_TOKENS) if cpu else None),
-        max_num_batched_tokens=options.step_tokens or (_CPU_STEP_TOKENS if cpu else _GPU_STEP_TOKENS),
-        max_num_seqs=_CPU_SEQUENCES if cpu else _GPU_SEQUENCES,
-        enable_prefix_caching=True,
-        enable_chunked_prefill=True,
-        watermark=_WATERMARK,
+        # The dropped token needs a place behind the longest input.
+        max_model_len=None if context is None else min(context + 1, options.model_tokens),
+        max_num_batched_tokens=step_tokens,
+        max_num_seqs=sequences + (_CPU_QUERIES if cpu else _GPU_QUERIES),
+        scheduling_policy="priority",
+        **common,
     )
-    return VllmGenerator(core)
+    if reason := refusal(core.vllm_config):
+        core.shutdown()
+        raise CannotStart(f"the model cannot embed and generate in one engine: {reason}; set model.task to one task")
+    facts = _facts(core)
+    facts = replace(
+        facts,
+        kind="mixed",
+        tasks=frozenset(Task),
+        dimensions=core.vllm_config.model_config.get_hidden_size(),
+        context_tokens=min(context or facts.context_tokens, facts.context_tokens),
+        max_input_tokens=facts.max_input_tokens - 1,
+        max_sequences=sequences,
+        step_query_capacity=facts.step_query_capacity - sequences,
+    )
+    return VllmGenerator(core, facts, embedding)
 
 
 def _facts(core: EngineCore) -> EngineFacts:
     cache = core.vllm_config.cache_config
     blocks = (cache.num_gpu_blocks or 0) - 1  # block 0 is vLLM's own
-    return replace(facts_of(core), task=Task.GENERATE, kv_tokens=blocks * cache.block_size)
+    facts = facts_of(core)
+    return replace(
+        facts,
+        tasks=frozenset((Task.GENERATE,)),
+        context_tokens=facts.max_input_tokens,
+        max_sequences=facts.step_query_capacity,
+        kv_tokens=blocks * cache.block_size,
+    )
 
 
 def _eos(model_config: Any, generation_config: dict[str, Any]) -> int | None:
@@ -190,13 +303,15 @@ def _eos(model_config: Any, generation_config: dict[str, Any]) -> int | None:
 
 def _new_tokens(output: EngineCoreOutput) -> NewTokens:
     reason = output.finish_reason
+    vector = output.pooling_output
     return NewTokens(
-        output.request_id,
+        output.request_id.removeprefix(NAME),
         output.new_token_ids,
         finished=reason is not None,
-        cut=reason is FinishReason.LENGTH,
-        stripped=1 if reason is FinishReason.STOP else 0,
+        length=reason is FinishReason.LENGTH,
+        stop_tokens=1 if reason is FinishReason.STOP else 0,
         logprobs=None if output.new_logprobs is None else _logprobs(output.new_logprobs),
+        vector=None if vector is None else vector.numpy(),
     )
 
 
@@ -208,10 +323,12 @@ def _logprobs(found: Any) -> Logprobs:
     )
 
 
-def _key_seeds(core: EngineCore) -> None:
-    """Let seeded sequences draw by seed and place. Raises CannotStart where vLLM's runner is not as it was."""
-    worker = getattr(core.model_executor, "driver_worker", None)
-    runner = getattr(getattr(worker, "worker", None), "model_runner", None)
+def _embeds(request: Any) -> bool:
+    return bool(request.request_id.startswith(NAME))
+
+
+def _key_seeds(runner: Any) -> None:
+    """Let seeded sequences draw by seed and place. Raises CannotStart if vLLM's runner is not the known one."""
     if runner is None or not hasattr(runner, "discard_request_mask") or not hasattr(runner, "optimistic_seq_lens_cpu"):
         raise CannotStart(
             f"the model runner of vLLM {vllm_version} is not known:"

@@ -33,21 +33,21 @@ def measure(engine: Generator, clock: Callable[[], float] = time.perf_counter) -
         _, load = engine.step()
         return load, clock() - start_s
 
-    engine.limit(facts.step_token_capacity, facts.step_query_capacity)
+    engine.limit(facts.step_token_capacity, facts.max_sequences)
     for sequences in _SEQUENCES:
-        if sequences > facts.step_query_capacity:
+        if sequences > facts.max_sequences:
             break
         names = [f"decode-{sequences}-{number}" for number in range(sequences)]
         for name in names:
             engine.add(name, prompt(_PROMPT_TOKENS), pb.Sampling(max_tokens=_STEPS + 8, temperature=0, ignore_eos=True))
-        while engine.waiting_tokens:
+        while engine.load.prompt_tokens:
             step()
         step()
         times = [step() for _ in range(_STEPS)]
         measured.append((times[0][0], statistics.median(took_s for _, took_s in times)))
         engine.abort(names)
         step()
-    longest = min(facts.step_token_capacity, facts.max_input_tokens - 1, facts.kv_tokens - 1)
+    longest = min(facts.step_token_capacity, facts.context_tokens - 2, facts.kv_tokens - 1)
     for tokens in sorted({min(tokens, longest) for tokens in _PROMPTS}):
         times = []
         for repeat in range(3):

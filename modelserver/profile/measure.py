@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from statistics import median
+from typing import Protocol
 
 import numpy as np
 
-from modelserver.engines.engine import Engine, EngineFacts, IdArray
+from modelserver.engines.engine import EngineFacts, IdArray, Step
 from modelserver.errors import CannotStart
 from modelserver.profile.saturation import fit, sweep_tokens
 from protos.modelserver.v1.curve import Curve
@@ -29,9 +30,18 @@ PRODUCTION_LENGTHS = (10, 10, 10, 10, 10, 10, 11, 11, 11, 11, 11, 12, 12, 12, 12
 """Lengths in tokens of short queries, as twenty quantiles: the NQ-open questions, as MiniLM's tokenizer counts."""
 
 
+class Measurable(Protocol):
+    """An engine that only embeds, or one that is otherwise idle."""
+
+    @property
+    def facts(self) -> EngineFacts: ...
+
+    def prepare(self, token_ids: IdArray, lengths: IdArray) -> Step: ...
+
+
 @dataclass(frozen=True, slots=True)
 class ProfileOwner:
-    """What a profile belongs to; it says nothing about anything else."""
+    """What a profile belongs to; it says nothing about anything else. `options`: `engine.vllm_options` as JSON."""
 
     model: str
     revision: str
@@ -39,6 +49,7 @@ class ProfileOwner:
     engine: str
     engine_version: str
     device: str
+    options: str = "{}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +74,7 @@ class SweepPlan:
 
 
 def measure(
-    engine: Engine, owner: ProfileOwner, plan: SweepPlan, clock: Callable[[], float] = time.perf_counter
+    engine: Measurable, owner: ProfileOwner, plan: SweepPlan, clock: Callable[[], float] = time.perf_counter
 ) -> Profile:
     """Sweep the engine on the calling thread, which is its own. Raises CannotStart for a step too small to fit."""
     totals = _totals(plan.max_tokens)
@@ -71,7 +82,7 @@ def measure(
     points = tuple((total, median(times[total])) for total in totals)
     profile = Profile(
         owner=owner,
-        curve=fit(points, plan.max_tokens),
+        curve=replace(fit(points, plan.max_tokens), capture_sizes=engine.facts.capture_sizes),
         points=points,
         runs=min(map(len, times.values())),
         measured_at=_now(),
@@ -118,7 +129,7 @@ def backlog_tokens(points: Sequence[tuple[int, float]]) -> int:
 
 
 def sweep(
-    engine: Engine, totals: Sequence[int], plan: SweepPlan, clock: Callable[[], float] = time.perf_counter
+    engine: Measurable, totals: Sequence[int], plan: SweepPlan, clock: Callable[[], float] = time.perf_counter
 ) -> dict[int, list[float]]:
     """Step times in seconds by total of tokens: each round takes every total once, in a random order.
 
@@ -157,7 +168,6 @@ def _now() -> str:
 
 
 def summary(profile: Profile) -> dict[str, object]:
-    """The figures worth a log line."""
     curve = profile.curve
     return {
         "saturation_point": curve.saturation_point,

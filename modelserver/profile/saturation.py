@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from protos.modelserver.v1.curve import Curve, Rule
 
@@ -27,7 +29,7 @@ _MIN_SPREAD = 1e-6
 _CONSTANT, _LINE, _HINGE = 1, 2, 3
 """Parameters of a shape, by its kind."""
 _PENALTY_PER_PARAMETER = 6.0
-"""In squared standard deviations: so much must a further parameter explain."""
+"""In squared standard deviations: the least that a further parameter must explain."""
 
 
 def sweep_tokens(max_tokens: int, min_tokens: int = 4) -> tuple[int, ...]:
@@ -36,14 +38,14 @@ def sweep_tokens(max_tokens: int, min_tokens: int = 4) -> tuple[int, ...]:
     Raises ValueError when fewer totals than a fit needs lie between the two.
     """
     steps = (step for power in range(max_tokens.bit_length()) for step in (2**power, 3 * 2**power // 2))
-    totals = sorted({step for step in steps if min_tokens <= step < max_tokens} | {max_tokens})
+    totals = sorted({step for step in steps if min_tokens <= step < max_tokens} | {max_tokens})  # pragma: no mutate
     if len(totals) < _MIN_TOTALS:
         raise ValueError(f"a sweep from {min_tokens} to {max_tokens} tokens has only {len(totals)} totals")
     return tuple(totals)
 
 
 def fit(points: Sequence[tuple[int, float]], max_tokens: int) -> Curve:
-    """Fit measured `(tokens, seconds)` points, each best a median of at least ten runs, and apply the rule (Voyage AI).
+    """Fit measured `(tokens, seconds)` points, each a median of ten runs or more, and apply the rule (Voyage AI).
 
     Relative least squares with Huber weights, so that a point counts by its relative error and a stray one
     little. A hinge must earn its parameters against a plain line, and a line against a constant. Neither the
@@ -68,6 +70,7 @@ class _Shape(NamedTuple):
 
 
 _Points = Sequence[tuple[int, float]]
+_Values = npt.NDArray[np.float64]
 
 
 def _check(points: _Points, max_tokens: int) -> None:
@@ -83,12 +86,12 @@ def _check(points: _Points, max_tokens: int) -> None:
 
 def _saturation_point(shape: _Shape, max_tokens: int) -> tuple[int, Rule]:
     floor_s, fixed_s, per_token_s, _ = shape
-    if shape.time_s(max_tokens) < FLAT_RISE * shape.time_s(1):
+    if shape.time_s(max_tokens) < FLAT_RISE * shape.time_s(1):  # pragma: no mutate
         return max_tokens, Rule.FLAT
     most = max_tokens / shape.time_s(max_tokens)  # tokens/s
     if floor_s > FLOOR_OVER_FIXED * fixed_s:
         hinge = (floor_s - fixed_s) / per_token_s
-        if hinge >= HINGE_SHARE * most * floor_s:
+        if hinge >= HINGE_SHARE * most * floor_s:  # pragma: no mutate
             return max(1, round(hinge)), Rule.HINGE
     wanted = THROUGHPUT_SHARE * most  # T >= wanted * t(T), on both branches
     tokens = max(wanted * floor_s, wanted * fixed_s / (1.0 - wanted * per_token_s))
@@ -115,85 +118,38 @@ def _spread(points: _Points, shape: _Shape) -> float:
 
 def _best_shape(points: _Points, weights: Sequence[float]) -> _Shape:
     best: dict[int, tuple[float, _Shape]] = {}
-    for loss, shape in _candidates(points, weights):
-        if shape.parameters not in best or loss < best[shape.parameters][0]:
-            best[shape.parameters] = (loss, shape)
+    for shape in _candidates(points, weights):
+        errors = (weight * (shape.time_s(tokens) - s) ** 2 for (tokens, s), weight in zip(points, weights, strict=True))
+        found = sum(errors), shape
+        best[shape.parameters] = min(best.get(shape.parameters, found), found)
     noise = _spread(points, min(best.values())[1]) ** 2
     return min((loss / noise + _PENALTY_PER_PARAMETER * shape.parameters, shape) for loss, shape in best.values())[1]
 
 
-def _candidates(points: _Points, weights: Sequence[float]) -> Iterator[tuple[float, _Shape]]:
-    """The best shape of each kind, and for a hinge between each two neighbouring totals, with its weighted loss."""
-    moments = [_Moments(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)]
-    for (tokens, time_s), weight in zip(points, weights, strict=True):
-        moments.append(moments[-1].plus(_moments(tokens, time_s, weight)))
-    every = moments[-1]
-    constant_s = every.y / every.weight
-    yield every.loss(constant_s, 0.0), _Shape(constant_s, constant_s, 0.0, _CONSTANT)
-    fixed_s, per_token_s = every.line()
-    yield every.loss(fixed_s, per_token_s), _Shape(fixed_s, fixed_s, per_token_s, _LINE)
-    for split, ((left, _), (right, _)) in enumerate(pairwise(points), start=1):
-        if left == right or right == points[-1][0]:  # a hinge needs two totals on its slope
-            continue
-        flat, sloping = moments[split], every.minus(moments[split])
-        floor_s = flat.y / flat.weight
-        fixed_s, per_token_s = sloping.line()
-        if fixed_s + per_token_s * left <= floor_s <= fixed_s + per_token_s * right:
-            shape = _Shape(floor_s, fixed_s, per_token_s, _HINGE)
-            yield flat.loss(floor_s, 0.0) + sloping.loss(fixed_s, per_token_s), shape
-            continue
-        lifted = flat.collapsed().plus(sloping.shifted(left))  # else with the hinge at the left one of the two
-        floor_s, per_token_s = lifted.line()
-        per_token_s = min(per_token_s, floor_s / left)
-        yield lifted.loss(floor_s, per_token_s), _Shape(floor_s, floor_s - per_token_s * left, per_token_s, _HINGE)
+def _candidates(points: _Points, weights: Sequence[float]) -> Iterator[_Shape]:
+    """The best shape of each kind, and for a hinge between each two neighbouring totals."""
+    tokens, times_s = np.array(points, np.float64).T
+    weight = np.array(weights)
+    constant_s = float(np.average(times_s, weights=weight))
+    yield _Shape(constant_s, constant_s, 0.0, _CONSTANT)
+    fixed_s, per_token_s = _line(tokens, times_s, weight)
+    yield _Shape(fixed_s, fixed_s, per_token_s, _LINE)
+    totals = sorted({tokens for tokens, _ in points})
+    for left, right in pairwise(totals[:-1]):  # a hinge needs two totals on its slope
+        flat = tokens <= left
+        floor_s = float(np.average(times_s[flat], weights=weight[flat]))
+        fixed_s, per_token_s = _line(tokens[~flat], times_s[~flat], weight[~flat])
+        if not fixed_s + per_token_s * left <= floor_s <= fixed_s + per_token_s * right:  # pragma: no mutate
+            # else with the hinge at the left one of the two
+            floor_s, per_token_s = _line(np.maximum(0.0, tokens - left), times_s, weight)
+            per_token_s = min(per_token_s, floor_s / left)
+            fixed_s = floor_s - per_token_s * left
+        yield _Shape(floor_s, fixed_s, per_token_s, _HINGE)
 
 
-class _Moments(NamedTuple):
-    """Weighted sums over points (x tokens, y seconds), from which lines and their losses follow."""
-
-    weight: float
-    x: float
-    y: float
-    xx: float
-    xy: float
-    yy: float
-
-    def plus(self, other: _Moments) -> _Moments:
-        return _Moments(*map(operator.add, self, other))
-
-    def minus(self, other: _Moments) -> _Moments:
-        return _Moments(*map(operator.sub, self, other))
-
-    def collapsed(self) -> _Moments:
-        """The same points, all at x = 0."""
-        return self._replace(x=0.0, xx=0.0, xy=0.0)
-
-    def shifted(self, left: float) -> _Moments:
-        """The same points, `left` closer to x = 0."""
-        return self._replace(
-            x=self.x - left * self.weight,
-            xx=self.xx - 2.0 * left * self.x + left**2 * self.weight,
-            xy=self.xy - left * self.y,
-        )
-
-    def line(self) -> tuple[float, float]:
-        """Least squares of y = a + b * x, neither of them negative."""
-        slope = (self.weight * self.xy - self.x * self.y) / (self.weight * self.xx - self.x**2)
-        slope = max(0.0, slope)
-        if slope * self.x <= self.y:
-            return (self.y - slope * self.x) / self.weight, slope
-        return 0.0, self.xy / self.xx
-
-    def loss(self, fixed: float, slope: float) -> float:
-        """Weighted sum of squared errors of y = fixed + slope * x."""
-        return (
-            self.yy
-            - 2.0 * (fixed * self.y + slope * self.xy)
-            + fixed**2 * self.weight
-            + 2.0 * fixed * slope * self.x
-            + slope**2 * self.xx
-        )
-
-
-def _moments(x: float, y: float, weight: float) -> _Moments:
-    return _Moments(weight, weight * x, weight * y, weight * x * x, weight * x * y, weight * y * y)
+def _line(x: _Values, y: _Values, weight: _Values) -> tuple[float, float]:
+    """Weighted least squares of y = a + b * x, neither of them negative."""
+    mean_x, mean_y = np.average(x, weights=weight), np.average(y, weights=weight)
+    slope = max(0.0, float(weight @ ((x - mean_x) * (y - mean_y)) / (weight @ (x - mean_x) ** 2)))
+    fixed = float(mean_y - slope * mean_x)
+    return (fixed, slope) if fixed >= 0.0 else (0.0, float(weight @ (x * y) / (weight @ x**2)))

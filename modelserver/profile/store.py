@@ -6,6 +6,7 @@ import csv
 import hashlib
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -20,14 +21,13 @@ _FORMAT = 1
 def save(profile: Profile, file: Path) -> None:
     """Write a profile as JSON; a reader never sees half of one."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    part = file.with_suffix(".part")
+    part = file.with_suffix(".part")  # pragma: no mutate: the name of a file that is renamed when it is whole
     part.write_bytes(json.dumps({"format": _FORMAT, **asdict(profile)}, indent=2).encode() + b"\n")
     part.replace(file)
 
 
 def save_csv(profile: Profile, file: Path) -> None:
-    """Write the measured and fitted times as CSV."""
-    with file.open("w", encoding="utf-8", newline="") as opened:
+    with file.open("w", encoding="utf-8", newline="") as opened:  # pragma: no mutate
         writer = csv.writer(opened)
         writer.writerow(("step_tokens", "step_duration_s", "fitted_s", "tokens_per_s"))
         for tokens, time_s in profile.points:
@@ -59,8 +59,9 @@ def cached(folder: Path, owner: ProfileOwner, plan: SweepPlan) -> Profile | None
 
 
 def cache_file(folder: Path, owner: ProfileOwner, plan: SweepPlan) -> Path:
-    """Where the profile of `owner` is kept."""
-    key = json.dumps([_FORMAT, asdict(owner), plan.max_tokens], sort_keys=True)
+    """Where the profile of `owner` is kept; without options where releases before them kept it."""
+    owned = {name: value for name, value in asdict(owner).items() if name != "options" or value != "{}"}
+    key = json.dumps([_FORMAT, owned, plan.max_tokens], sort_keys=True)
     return folder.expanduser() / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
 
 
@@ -88,10 +89,12 @@ def _curve(
     rule: str,
     max_tokens: int,
     backlog_tokens: int = 0,
+    capture_sizes: Sequence[int] = (),
 ) -> Curve:
     """Raises ValueError, TypeError or OverflowError for what no step could follow."""
     times = (float(floor_s), float(fixed_s), float(per_token_s))
-    curve = Curve(*times, int(saturation_point), Rule(rule), int(max_tokens), int(backlog_tokens))
+    sizes = tuple(sorted(map(int, capture_sizes)))
+    curve = Curve(*times, int(saturation_point), Rule(rule), int(max_tokens), int(backlog_tokens), sizes)
     if (
         any(not 0.0 <= seconds < math.inf for seconds in times)
         or not any(times)

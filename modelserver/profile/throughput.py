@@ -84,7 +84,7 @@ def _request(size: int, description: Description, rng: np.random.Generator) -> p
 
 @asynccontextmanager
 async def _server(queue: StepQueue, description: Description) -> AsyncGenerator[pb_grpc.ModelServerAsyncStub]:
-    """The service on a port of its own, on this machine only, while the real one still says that it is not ready."""
+    """The service on a second port, on this machine only, while the real one still reports that it is not ready."""
     unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
     server = grpc.aio.server(options=unlimited)
     servicer = ModelServerServicer(Serving(queue, description), tokenizer_chunks({}), lambda *_: None)

@@ -29,7 +29,6 @@ class EmbeddingSteps:
         on_failed_step: Callable[[Composition], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`on_step` and `on_failed_step` are called on the engine's thread."""
         self._queue = queue
         self._bounds = bounds
         self._on_step = on_step
@@ -39,24 +38,23 @@ class EmbeddingSteps:
         self._next: NextStep | None = None
         self._idle_since_s = 0.0
         self._staging: Thread | None = None
+        self.failures = 0
 
     def open(self, engine: Engine) -> None:
-        """Accept batches from now on."""
         self._engine = engine
         self._idle_since_s = self._clock()
+        self.failures = 0
         self._queue.open(self._bounds(engine.facts))
         if self._staging is None:
             self._staging = Thread(target=self._stage, name="staging", daemon=True)
             self._staging.start()
 
     def wait(self, engine: Engine) -> bool:
-        """Wait for batches; False once the queue is closed and empty."""
         del engine
         self._next = self._queue.take()
         return self._next is not None
 
     def run(self, engine: Engine) -> None:
-        """Run one step. Raises EngineBroken."""
         assert self._next is not None, "A step is run that was not waited for. This is a bug."
         batches, composition = self._next.selection.batches, self._next.selection.composition
         try:
@@ -70,6 +68,7 @@ class EmbeddingSteps:
             self._fail(engine, batches, composition, error)
             return
         self._idle_since_s = self._clock()
+        self.failures = 0
         report = StepReport(
             tokens=sum(queued.token_count for queued in batches),
             queries=len(matrix),
@@ -82,11 +81,12 @@ class EmbeddingSteps:
         self._on_step(report)
 
     def refuse(self, reason: str) -> None:
-        """Refuse the batches that wait."""
+        self._next = None
         _deliver(self._queue.drain(), NotServing(reason))
 
     def _fail(self, engine: Engine, batches: Sequence[QueuedBatch], composition: Composition, error: Exception) -> None:
         """Run a merged step's batches again, each by itself; report a single one. Raises EngineBroken."""
+        self.failures += 1
         self._on_failed_step(composition)
         merged = composition is Composition.MERGED
         _log.warning("a step failed", extra={"batches": len(batches), "error": f"{type(error).__name__}: {error}"})

@@ -1,4 +1,7 @@
-"""The steps of a model that generates: apply commands between two steps, send each caller one message a step."""
+"""The steps of a model that generates: apply commands between two steps, send each caller one message a step.
+
+Where the model also embeds, queries share the steps: `EmbeddingBatches` lets them enter.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,9 @@ from queue import Empty, SimpleQueue
 
 import grpc
 
-from modelserver.engines.engine import EngineFacts, Generator, NewTokens
+from modelserver.engines.engine import EngineFacts, Generator, NewTokens, StepLoad
 from modelserver.errors import EngineBroken
+from modelserver.scheduler.embedding_batches import EmbeddingBatches
 from modelserver.scheduler.memory import MemoryLimit
 from modelserver.scheduler.outbox import Outbox
 from modelserver.scheduler.step_tokens import StepTokens
@@ -27,7 +31,6 @@ class GenerationStep:
 
     new_tokens: int
     prompt_tokens: int
-    sequences: int
     duration_s: float
 
 
@@ -56,7 +59,12 @@ class Leave:
     outbox: Outbox
 
 
-Command = Start | Abort | Leave
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """Look for work: a batch of embeddings waits."""
+
+
+Command = Start | Abort | Leave | Wake
 
 
 @dataclass(slots=True)
@@ -76,12 +84,10 @@ class StepLimits:
     step_tokens: StepTokens
     memory: MemoryLimit | None
 
-    def apply(self, engine: Generator) -> None:
-        """Limit the engine's next step."""
+    def sequences(self, running: int) -> int:
+        """Generations at once, while `running` of them run."""
         sequences = self.step_tokens.sequences()
-        if self.memory is not None:
-            sequences = min(sequences, self.memory.sequences(engine.running))
-        engine.limit(self.step_tokens.tokens(engine.decoding), sequences)
+        return sequences if self.memory is None else min(sequences, self.memory.sequences(running))
 
 
 class GenerationSteps:
@@ -93,64 +99,98 @@ class GenerationSteps:
         on_step: Callable[[GenerationStep], None],
         on_failed_step: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
+        embeddings: EmbeddingBatches | None = None,
     ) -> None:
-        """`on_step` and `on_failed_step` are called on the engine's thread."""
+        """`on_step` and `on_failed_step` are called on the engine's thread.
+
+        `embeddings`: of a model that also embeds.
+        """
         self._make_limits = make_limits
         self._on_step = on_step
         self._on_failed_step = on_failed_step
         self._clock = clock
+        self._embeddings = embeddings
+        self._idle_since_s = 0.0
         self._limits: StepLimits | None = None
         self._commands: SimpleQueue[Command | None] = SimpleQueue()
         self._names = count()
         self._sequences: dict[str, _Sequence] = {}
         self._closed = False
+        self.failures = 0
 
     @property
     def sequences(self) -> int:
-        """Sequences that are not finished."""
         return len(self._sequences)
 
     def do(self, command: Command) -> None:
-        """Have it done before the next step. Any thread."""
+        """Apply it before the next step. Any thread."""
         self._commands.put(command)
 
     def close(self) -> None:
-        """Start no more sequences; the started ones run to their ends. Any thread."""
+        """Start no further sequence; the started ones run to their ends. Any thread."""
         self._commands.put(None)
 
     def open(self, engine: Generator) -> None:
-        """Start sequences from now on."""
         self._limits = self._make_limits(engine.facts)
+        self.failures = 0
+        self._idle_since_s = self._clock()
+        if self._embeddings is not None:
+            self._embeddings.open(engine, lambda: self.do(Wake()))
 
     def wait(self, engine: Generator) -> bool:
-        """Apply the commands since the last step, and wait for one if there is nothing else to do."""
-        while (command := self._next_command(wait=not engine.has_work and not self._closed)) is not None:
+        """Apply the commands since the last step, and wait for one if the engine is idle."""
+        while (command := self._next_command(wait=not self._has_work(engine) and not self._closed)) is not None:
             self._apply(engine, command)
-        return engine.has_work
+        return self._has_work(engine)
 
     def run(self, engine: Generator) -> None:
-        """Run one step. Raises EngineBroken."""
         limits = self._limits
         assert limits is not None, "An engine runs that was not opened. This is a bug."
-        limits.apply(engine)
         start_s = self._clock()
+        self._limit(engine, limits, start_s)
+        if not engine.has_work:  # the callers of all embeddings have given up
+            return
         try:
             new, load = engine.step()
         except Exception as error:  # noqa: BLE001 - engines raise anything; what follows depends on how it recovers
             self._fail(engine, error)
             return
-        duration_s = self._clock() - start_s
+        self.failures = 0
+        self._idle_since_s = self._clock()
+        duration_s = self._idle_since_s - start_s
         limits.step_tokens.observe(load, duration_s)
-        self._deliver(engine, limits, new, duration_s)
-        new_tokens = sum(len(each.token_ids) for each in new)
-        self._on_step(GenerationStep(new_tokens, load.prompt_tokens, len(new), duration_s))
+        if self._embeddings is not None:
+            self._embeddings.deliver([each for each in new if each.name not in self._sequences], load, duration_s)
+            new = [each for each in new if each.name in self._sequences]
+        self._deliver(engine, limits, new, load, duration_s)
+        prompt_tokens = load.prompt_tokens - load.embedding_tokens
+        if new or prompt_tokens:
+            new_tokens = sum(len(each.token_ids) for each in new)
+            self._on_step(GenerationStep(new_tokens, prompt_tokens, duration_s))
 
     def refuse(self, reason: str) -> None:
         """Finish every sequence, and those that wait to be started."""
+        if self._embeddings is not None:
+            self._embeddings.refuse(reason)
         self._finish_all(grpc.StatusCode.UNAVAILABLE, reason)
         while (command := self._next_command(wait=False)) is not None:
             if isinstance(command, Start):
                 _refuse(command, grpc.StatusCode.UNAVAILABLE, reason)
+
+    def _has_work(self, engine: Generator) -> bool:
+        return engine.has_work or (self._embeddings is not None and self._embeddings.has_work)
+
+    def _limit(self, engine: Generator, limits: StepLimits, now_s: float) -> None:
+        """Limit the next step, and let queries enter it."""
+        embeddings, sequences = self._embeddings, limits.sequences(engine.running)
+        if embeddings is None:
+            engine.limit(limits.step_tokens.tokens(engine.load.decoding), sequences)
+            return
+        embeddings.begin_step(engine, now_s, now_s - self._idle_since_s)
+        load = engine.load
+        alone = not (load.decoding or load.prompt_tokens)  # no generation waits for its next token
+        step_tokens = engine.facts.step_token_capacity if alone else limits.step_tokens.tokens(load.decoding)
+        embeddings.compose(engine, load, step_tokens, sequences)
 
     def _next_command(self, *, wait: bool) -> Command | None:
         try:
@@ -170,6 +210,8 @@ class GenerationSteps:
                 self._abort(engine, lambda each: each.outbox is outbox and each.number == number)
             case Leave(outbox):
                 self._abort(engine, lambda each: each.outbox is outbox)
+            case Wake():
+                pass
 
     def _start(self, engine: Generator, start: Start) -> None:
         if self._closed:
@@ -190,7 +232,9 @@ class GenerationSteps:
             for name in names:
                 del self._sequences[name]
 
-    def _deliver(self, engine: Generator, limits: StepLimits, new: Sequence[NewTokens], duration_s: float) -> None:
+    def _deliver(
+        self, engine: Generator, limits: StepLimits, new: Sequence[NewTokens], load: StepLoad, duration_s: float
+    ) -> None:
         # Callers without a new token get the step as well: no message would mean that the server hangs.
         callers = dict.fromkeys(sequence.outbox for sequence in self._sequences.values())
         for each in new:
@@ -201,28 +245,51 @@ class GenerationSteps:
             sequence.new_tokens += len(each.token_ids)
             if each.finished:
                 sequence.outbox.finish(
-                    pb.FinishedSequence(sequence=sequence.number, length=each.cut, stripped=each.stripped)
+                    pb.FinishedSequence(sequence=sequence.number, length=each.length, stop_tokens=each.stop_tokens)
                 )
                 if limits.memory is not None:
                     limits.memory.observe(sequence.prompt_tokens, sequence.new_tokens)
                 del self._sequences[each.name]
+        if not callers:
+            return
         state = pb.GenerateStep(
             step_duration_s=duration_s,
             free_kv_tokens=engine.free_kv_tokens,
             running=engine.running,
-            waiting_tokens=engine.waiting_tokens,
+            waiting_tokens=engine.load.prompt_tokens,
+            embed_room_tokens=None if self._embeddings is None else self._embeddings.room_tokens,
+            decoding_sequences=load.decoding,
+            prompt_tokens=load.prompt_tokens - load.embedding_tokens,
+            embedding_tokens=load.embedding_tokens,
         )
         for outbox in callers:
             outbox.end_step(state)
 
     def _fail(self, engine: Generator, error: Exception) -> None:
-        """Finish all: which sequence caused it is unknown. Raises EngineBroken."""
+        """Finish all: which sequence caused it is unknown, unless a batch went alone. Raises EngineBroken."""
+        embeddings = self._embeddings
         _log.warning("a step failed", extra={"sequences": self.sequences, "error": type(error).__name__})
+        alone = embeddings is not None and embeddings.alone
+        if not (alone and self.failures):  # a batch that goes alone has failed before: the engine is hardly to blame
+            self.failures += 1
+        if embeddings is not None and alone and self._sequences and not isinstance(error, EngineBroken):
+            embeddings.fail_alone(engine, error)
+            return
         self._on_failed_step()
-        self._finish_all(grpc.StatusCode.INTERNAL, f"the engine failed: {type(error).__name__}")
-        if isinstance(error, EngineBroken):
-            raise error
-        engine.recover()
+        mixed = embeddings is not None and embeddings.running
+        # The cause in a mixed step may be an embedding: a generation that fails so is no suspect.
+        code = grpc.StatusCode.UNAVAILABLE if mixed else grpc.StatusCode.INTERNAL
+        self._finish_all(code, f"the engine failed: {type(error).__name__}")
+        broken: EngineBroken | None = error if isinstance(error, EngineBroken) else None
+        try:
+            if broken is None:
+                engine.recover()
+        except EngineBroken as unrecovered:
+            broken = unrecovered
+        if embeddings is not None:
+            embeddings.fail(error, broken, self._clock())
+        if broken is not None:
+            raise broken
 
     def _finish_all(self, code: grpc.StatusCode, reason: str) -> None:
         failed, self._sequences = self._sequences.values(), {}

@@ -77,16 +77,13 @@ class OccupancyMoments:
 
     @property
     def mean(self) -> float:
-        """In tokens."""
         return self._first / self._weight
 
     @property
     def variance(self) -> float:
-        """In tokens squared."""
         return max(0.0, self._second / self._weight - self.mean**2)
 
     def observe(self, prompt_tokens: int, new_tokens: int) -> None:
-        """Learn from one that finished."""
         self.count += 1
         share = 1.0 / min(self.count, self._memory)
         inside = prompt_tokens * (prompt_tokens + new_tokens)
@@ -109,12 +106,11 @@ class MemoryLimit:
         self._first_limit = max(1, capacity_tokens // longest_tokens)
 
     def observe(self, prompt_tokens: int, new_tokens: int) -> None:
-        """Learn from one that finished, with at least one new token."""
         self._lengths.observe(prompt_tokens + new_tokens)
         self._held.observe(prompt_tokens, new_tokens)
 
     def sequences(self, running: int) -> int:
-        """That may run; never fewer than do."""
+        """The number of sequences that may run; at least those that do."""
         moments = self._moments
         if moments.count < _MIN_LENGTHS:
             return max(running, self._first_limit)

@@ -12,24 +12,16 @@ class Mergeable(Protocol):
     """What the choice looks at: sizes, the sender's budget, and whether the batch goes alone."""
 
     @property
-    def token_count(self) -> int:
-        """Tokens the engine would see."""
-        ...
+    def token_count(self) -> int: ...
 
     @property
-    def query_count(self) -> int:
-        """Queries the engine would see."""
-        ...
+    def query_count(self) -> int: ...
 
     @property
-    def max_step_tokens(self) -> int:
-        """The sender's budget for the whole step."""
-        ...
+    def max_step_tokens(self) -> int: ...
 
     @property
-    def alone(self) -> bool:
-        """Whether it is never merged."""
-        ...
+    def alone(self) -> bool: ...
 
 
 M = TypeVar("M", bound=Mergeable)
@@ -41,6 +33,7 @@ class Composition(StrEnum):
     ALONE = "alone"
     SINGLE = "single"
     MERGED = "merged"
+    MIXED = "mixed"
 
 
 @dataclass(frozen=True, slots=True)

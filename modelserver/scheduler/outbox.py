@@ -15,7 +15,7 @@ class Outbox:
     """Filled on the engine's thread, emptied on the event loop; a slow reader never blocks a step."""
 
     def __init__(self, filled: Callable[[], object]) -> None:
-        """`filled` is called, on the engine's thread, when there is something in it that was empty."""
+        """`filled` is called, on the engine's thread, when an empty outbox gets a message."""
         self._filled = filled
         self._lock = Lock()
         self._sequences: list[int] = []
@@ -36,7 +36,6 @@ class Outbox:
                 self._logprobs.append(_packed(sequence, logprobs))
 
     def finish(self, finished: pb.FinishedSequence) -> None:
-        """The last of a sequence."""
         with self._lock:
             self._finished.append(finished)
 
@@ -49,7 +48,6 @@ class Outbox:
             self._filled()
 
     def take(self) -> pb.GenerateStep | None:
-        """The message, or None if there is nothing."""
         with self._lock:
             if self._empty:
                 return None

@@ -14,7 +14,10 @@ from modelserver.service.batch import Batch
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """One engine step, as it was; times in seconds."""
+    """One engine step, or the several that a batch took; times in seconds.
+
+    Beside it `decoding` sequences gained a token. `embed_room_tokens`: as `GenerateStep` reports it.
+    """
 
     tokens: int
     queries: int
@@ -22,6 +25,8 @@ class StepReport:
     composition: Composition
     duration_s: float
     idle_before_s: float
+    decoding: int = 0
+    embed_room_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,24 +57,20 @@ class QueuedBatch:
 
     @property
     def token_count(self) -> int:
-        """Tokens the engine would see."""
         return self.batch.token_count
 
     @property
     def query_count(self) -> int:
-        """Queries the engine would see."""
         return self.batch.lengths.size
 
     @property
     def max_step_tokens(self) -> int:
-        """The sender's budget."""
         return self.batch.max_step_tokens
 
     @property
     def alone(self) -> bool:
-        """Whether it is never merged: because its sender says so, or because a merged step failed with it."""
+        """Whether it is never merged: by its sender's wish, or because a merged step failed with it."""
         return self.batch.alone or self.isolated
 
     def wanted(self, now_s: float) -> bool:
-        """Whether its caller still waits for it."""
         return not self.withdrawn and now_s < self.deadline_s

@@ -33,7 +33,7 @@ class StepQueue:
     """Between the event loop (`put`, `withdraw`), the engine's thread (`take`) and the staging thread (`stage`).
 
     It accepts batches while it is open. The batches that wait are bounded in tokens. A batch whose caller has given up
-    never reaches the engine.
+    never reaches the engine. An engine that also generates takes single batches (`poll`), and is woken for them.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -48,16 +48,18 @@ class StepQueue:
         self._staging = False
         self._running = False
         self._closed = False
+        self._wake: Callable[[], None] | None = None
 
     @property
     def queued_tokens(self) -> int:
         """Tokens that wait; those of the running step do not count."""
         return self._queued_tokens
 
-    def open(self, bounds: QueueBounds) -> None:
-        """Accept batches from now on."""
+    def open(self, bounds: QueueBounds, wake: Callable[[], None] | None = None) -> None:
+        """Accept batches from now on; `wake` is called, on any thread, when one waits."""
         with self._lock:
             self._bounds = bounds
+            self._wake = wake
 
     def put(self, queued: QueuedBatch) -> None:
         """Let a batch wait. Raises QueueFull above the bound (never for an empty queue) and NotServing unless open."""
@@ -100,7 +102,7 @@ class StepQueue:
             return queued_batches
 
     def close(self) -> None:
-        """Accept no more batches; those that wait still run, then `take` and `stage` end."""
+        """Accept no further batch; those that wait still run, then `take` and `stage` end."""
         with self._lock:
             self._closed = True
             self._may_run.notify()
@@ -120,6 +122,16 @@ class StepQueue:
                 if self._closed and not self._waiting:
                     return None
                 self._may_run.wait()
+
+    def poll(self, may_run: Callable[[QueuedBatch], bool]) -> QueuedBatch | None:
+        """Take the batch that waits longest; None if none waits, or if this one may not run now."""
+        with self._lock:
+            self._drop_unwanted()
+            head = self._waiting[0] if self._waiting else None
+            if head is None or not may_run(head):
+                return None
+            self._remove((head,))
+            return head
 
     def stage(self, prepare: Callable[[Sequence[QueuedBatch]], Step]) -> bool:
         """While a step runs, prepare the next one as soon as something waits; False once closed. Staging thread."""
@@ -179,7 +191,10 @@ class StepQueue:
 
     def _notify(self) -> None:
         """Wake the one thread that has work: while a step runs, the one that stages the next."""
-        if not self._running:
+        if self._wake is not None:
+            if self._waiting:
+                self._wake()
+        elif not self._running:
             self._may_run.notify()
         elif self._waiting:
             self._may_stage.notify()

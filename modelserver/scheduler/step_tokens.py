@@ -1,4 +1,4 @@
-"""Say how many tokens the next step of a generating engine may hold, so that the time between tokens keeps its target.
+"""Decide how many tokens the next step of a generating engine holds, so that the time between tokens keeps its target.
 
 A step takes c + d for each sequence that decodes + p for each token of a prompt. What is left of the target after the
 sequences that decode goes to prompts: the long ones of new sequences are cut into parts.
@@ -29,7 +29,6 @@ class StepCost:
     per_token_s: float
 
     def time_s(self, load: StepLoad) -> float:
-        """Of a step of that load."""
         return self.fixed_s + self.per_sequence_s * load.decoding + self.per_token_s * load.prompt_tokens
 
 
@@ -45,20 +44,18 @@ class StepTokens:
         self._scale = 1.0
 
     def observe(self, load: StepLoad, took_s: float) -> None:
-        """Learn from one step."""
         expected_s = self._cost.time_s(load)
         if took_s > 0.0 and expected_s > 0.0:
             self._scale += _SCALE_WEIGHT * (min(_SLOWEST, max(_QUICKEST, took_s / expected_s)) - self._scale)
 
     def tokens(self, decoding: int) -> int:
-        """Of the next step, while so many sequences decode."""
         cost, scale = self._cost, self._scale
         left_s = self._step_s() - scale * (cost.fixed_s + cost.per_sequence_s * decoding)
         prompt_tokens = left_s / (scale * cost.per_token_s) if cost.per_token_s > 0.0 else self._most_tokens
         return min(self._most_tokens, decoding + max(_LEAST_PROMPT_TOKENS, int(prompt_tokens)))
 
     def sequences(self) -> int:
-        """That may run at once: a step in which all of them decode is as long as allowed."""
+        """Sequences that may run at once: a step in which all of them decode is as long as allowed."""
         cost, scale = self._cost, self._scale
         if cost.per_sequence_s <= 0.0:
             return self._most_sequences
@@ -66,5 +63,4 @@ class StepTokens:
         return max(1, min(self._most_sequences, fitting))
 
     def _step_s(self) -> float:
-        """What the next step may take."""
         return max(self._allowed_s, _LEAST_STEPS * self._scale * self._cost.fixed_s)

@@ -1,1 +1,1 @@
-"""The gRPC service: batches in, vectors out, and what is served."""
+"""The gRPC service: batches in, vectors out, and its description."""

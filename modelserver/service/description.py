@@ -1,4 +1,4 @@
-"""Put together what `Describe` says: the engine's facts, the model's files, the measured profile."""
+"""Make the answer to `Describe`: the engine's facts, the model's files, the measured profile."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from protos.modelserver.v1 import modelserver_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What is served, ready to be sent, and the engine's facts that queries are checked against."""
+    """The answer to `Describe`, ready to be sent, and the engine's facts that queries are checked against."""
 
     facts: EngineFacts
     message: pb.DescribeResponse
@@ -27,8 +27,12 @@ def describe(
     instance_id: str,
     *,
     cost: StepCost | None = None,
+    degraded: str = "",
 ) -> Description:
-    """The description of one running model server; `cost` is known of one that generates."""
+    """The description of one running model server; `cost` is known of one that generates.
+
+    `degraded`: why it serves fewer tasks than its settings ask for.
+    """
     return Description(
         facts,
         pb.DescribeResponse(
@@ -50,7 +54,10 @@ def describe(
             device=facts.device,
             vocabulary_size=facts.vocabulary_size,
             instance_id=instance_id,
-            task=facts.task.value,
+            task=min(facts.tasks).value,
+            tasks=sorted(facts.tasks),
+            degraded=degraded,
+            capture_sizes=facts.capture_sizes,
             generation=_generation(cost, facts) if cost is not None else None,
         ),
     )
@@ -62,12 +69,13 @@ def _generation(cost: StepCost, facts: EngineFacts) -> pb.GenerationProfile:
         per_sequence_s=cost.per_sequence_s,
         per_token_s=cost.per_token_s,
         kv_tokens=facts.kv_tokens,
-        max_sequences=facts.step_query_capacity,
+        max_sequences=facts.max_sequences,
+        context_tokens=facts.context_tokens,
     )
 
 
 def _matryoshka(files: ModelFiles, dimensions: int) -> tuple[int, ...]:
-    """The sizes that the model's files name; where they say only that it is such a model, every size."""
+    """The sizes that the model's files name; every size if they name none of a matryoshka model."""
     if files.matryoshka_dimensions or not files.is_matryoshka:
         return files.matryoshka_dimensions
     return tuple(range(1, dimensions + 1))

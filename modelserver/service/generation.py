@@ -22,7 +22,7 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 async def generate(
     commands: AsyncIterator[pb.GenerateCommand], steps: GenerationSteps, description: Description
 ) -> AsyncIterator[pb.GenerateStep]:
-    """The messages of the sequences that `commands` start, until there are no more commands and all are finished.
+    """The messages of the sequences that `commands` start, until the commands end and all sequences are finished.
 
     A refused sequence is finished at once. If the call is cancelled, all of its sequences are aborted.
     """
@@ -55,7 +55,6 @@ class _Call:
         self._outbox = outbox
 
     async def read(self, commands: AsyncIterator[pb.GenerateCommand]) -> None:
-        """Pass the commands on."""
         async for command in commands:
             if command.WhichOneof("command") == "start":
                 self._start(command.start)
@@ -77,7 +76,7 @@ class _Call:
             self._steps.do(Start(self._outbox, start.sequence, token_ids, start.sampling))
 
     def _checked(self, start: pb.StartSequence) -> list[int]:
-        """The prompt's ids. Raises what the caller gets: an engine would raise on it, or never finish."""
+        """The prompt's ids. Raises the caller's error for a start on which an engine would fail or never finish."""
         served, facts = self._description.message, self._description.facts
         if (start.model, start.model_revision) != (served.model, served.model_revision):
             raise WrongModel(f"the model served here is {served.model}, revision {served.model_revision}")
@@ -88,9 +87,10 @@ class _Call:
             raise InvalidBatch(f"a token id lies outside the vocabulary of {facts.vocabulary_size}")
         if not start.sampling.max_tokens:
             raise InvalidBatch("max_tokens is 0")
-        if len(ids) >= facts.max_input_tokens:
-            raise TooLong(f"{len(ids)} tokens leave no room in the model's context of {facts.max_input_tokens}")
-        needed = min(len(ids) + start.sampling.max_tokens, facts.max_input_tokens)
+        if len(ids) >= facts.context_tokens:
+            raise TooLong(f"{len(ids)} tokens leave no room in the model's context of {facts.context_tokens}")
+        needed = min(len(ids) + start.sampling.max_tokens, facts.context_tokens)
         if needed > facts.kv_tokens:
             raise TooLong(f"{needed} tokens are more than the {facts.kv_tokens} that the KV cache holds")
+        start.sampling.max_tokens = needed - len(ids)
         return [int(token_id) for token_id in ids.tolist()]

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import grpc
 from typing_extensions import override
 
+from modelserver.engines.engine import Task
 from modelserver.errors import ModelServerError, NotServing, WrongModel, WrongTask
 from modelserver.scheduler.generation_steps import GenerationSteps
 from modelserver.scheduler.queued_batch import Answer, Outcome, QueuedBatch
@@ -29,7 +30,7 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 @dataclass(slots=True)
 class Serving:
-    """The queue, or the sequences, and what is served: `description` is None until the engine is ready."""
+    """The queue of embeddings, the sequences, and the description: `description` is None until the engine is ready."""
 
     queue: StepQueue
     description: Description | None = None
@@ -56,12 +57,10 @@ class ModelServerServicer(pb_grpc.ModelServerServicer):
         self._idle.set()
 
     async def idle(self) -> None:
-        """Wait until no batch is under way."""
         await self._idle.wait()
 
     @override
     async def EmbedBatch(self, request: pb.EmbedBatchRequest, context: _Context) -> pb.EmbedBatchResponse:
-        """Run one batch."""
         self._under_way += 1
         self._idle.clear()
         try:
@@ -80,16 +79,16 @@ class ModelServerServicer(pb_grpc.ModelServerServicer):
     ) -> AsyncIterator[pb.GenerateStep]:
         """Run sequences for as long as the caller stays."""
         serving = self._serving
-        if serving.generation is None:
-            await self._refuse(WrongTask("the model served here does not generate"), context)
         if serving.description is None:
             await self._refuse(NotServing("the engine is not ready"), context)
+        if serving.generation is None:
+            await self._refuse(WrongTask("the model served here does not generate"), context)
         async for step in generate(request_iterator, serving.generation, serving.description):
             yield step
 
     @override
     async def Describe(self, request: pb.DescribeRequest, context: _Context) -> pb.DescribeResponse:
-        """Say what is served; UNAVAILABLE until the engine is ready."""
+        """The server's description; UNAVAILABLE until the engine is ready."""
         if self._serving.description is None:
             await self._refuse(NotServing("the engine is not ready"), context)
         return self._serving.description.message
@@ -98,16 +97,15 @@ class ModelServerServicer(pb_grpc.ModelServerServicer):
     async def GetTokenizer(
         self, request: pb.GetTokenizerRequest, context: _Context
     ) -> AsyncIterator[pb.TokenizerChunk]:
-        """Stream the tokenizer's files."""
         async for chunk in self._tokenizer():
             yield chunk
 
     async def _embed(self, request: pb.EmbedBatchRequest, context: _Context) -> pb.EmbedBatchResponse:
         queue, description = self._serving.queue, self._serving.description
-        if self._serving.generation is not None:
-            raise WrongTask("the model served here does not embed")
         if description is None:
             raise NotServing("the engine is not ready")
+        if Task.EMBED not in description.facts.tasks:
+            raise WrongTask("the model served here does not embed")
         _check_model(request, description)
         batch = batches.decode(
             request.token_ids,
@@ -189,6 +187,8 @@ def _response(
         queued_tokens=queued_tokens,
         idle_before_s=answer.step.idle_before_s,
         staged_s=answer.staged_s,
+        decoding_sequences=answer.step.decoding,
+        embed_room_tokens=answer.step.embed_room_tokens,
     )
 
 

@@ -22,8 +22,8 @@ from loadtest.stack.service import DEFAULT_MODEL_NAME, Aggregator, Service
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
 from tests.alerts.prometheus import Prometheus
-from tests.integration.aggregator.conftest import synthetic
-from tests.integration.aggregator.desk import Desk, Topics, open_desk, query
+from tests.support.kafka_client import KafkaClient, Topics, open_kafka_client, query
+from tests.support.processes import synthetic
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -126,7 +126,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Generator[Stack]:
 async def traffic(stack: Stack) -> AsyncGenerator[None]:
     """Requests by Kafka and by gRPC, most of them good and some that the engine fails on, until the block ends."""
     async with (
-        open_desk(stack.kafka.bootstrap, TOPICS) as desk,
+        open_kafka_client(stack.kafka.bootstrap, TOPICS) as desk,
         grpc.aio.insecure_channel(stack.aggregator.address) as channel,
     ):
         flowing = asyncio.create_task(_flow(desk, pb_grpc.EmbeddingsStub(channel)))
@@ -138,7 +138,7 @@ async def traffic(stack: Stack) -> AsyncGenerator[None]:
                 await flowing
 
 
-async def _flow(desk: Desk, door: pb_grpc.EmbeddingsAsyncStub) -> None:
+async def _flow(desk: KafkaClient, door: pb_grpc.EmbeddingsAsyncStub) -> None:
     number = 0
     while True:
         number += 1

@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.broken.build import Build
 
 ROOT = Path(__file__).parents[2]
-_PACKAGES = ("aggregator", "protos")
+_PACKAGES = ("aggregator", "k8s", "protos")
 _LEFT_OUT = shutil.ignore_patterns(
     *(".git", ".venv", ".run", "mutants", "__pycache__", ".*_cache", ".hypothesis", ".coverage*")
 )

@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 
 from tests.chart.rendering import Object, render, template
-from tests.fakes.kubernetes_api import FakeKubernetesApi
+from tests.support.fake_kubernetes import FakeKubernetesApi
 
 _REGISTRATION = ("apiregistration.k8s.io/v1", "APIService")
 _CLUSTER_WIDE = {"APIService", "ClusterRole", "ClusterRoleBinding"}

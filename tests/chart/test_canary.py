@@ -10,7 +10,7 @@ import yaml
 
 from aggregator.settings.aggregator import ENV_PREFIX as AGGREGATOR
 from aggregator.settings.aggregator import AggregatorSettings, CanarySettings
-from aggregator.settings.load import load
+from k8s.process.settings import load
 from k8s.scaler.settings import ENV_PREFIX as SCALER
 from k8s.scaler.settings import ScalerSettings
 from tests.chart.rendering import CHART, find, render, run, template
@@ -81,10 +81,11 @@ def test_a_long_name_and_its_canary_are_names_of_kubernetes() -> None:
     ("config", "topics"),
     [
         ({"model": {"task": "generate"}}, []),
+        ({"model": {"task": "both"}}, []),
         ({"generation": {"time_per_output_token_s": 0.05}}, []),
         ({}, [{"name": "a"}, {"name": "b", "task": "generate", "model": "chat"}]),
     ],
-    ids=["its task", "a setting of generation", "a topic"],
+    ids=["its task", "both tasks", "a setting of generation", "a topic"],
 )
 def test_the_notes_say_what_is_on_trial_and_where_to_see_what_a_server_that_generates_holds(
     config: dict[str, object], topics: list[dict[str, str]]
@@ -99,6 +100,9 @@ def test_the_notes_say_what_is_on_trial_and_where_to_see_what_a_server_that_gene
     notes = done.stdout.partition("NOTES:")[2]
     assert "Models: minilm, chat." in notes
     assert "minilm: revision b is a canary and gets 25 % of the requests" in notes
+    assert ("Embeddings/Embed and generation.v1.Generation/Generate" in notes) == (
+        config == {"model": {"task": "both"}}
+    )
     assert "logs deployment/t-tokenbatch-chat | grep max_sequences" in notes
     for name in (NAME, ON_TRIAL, "t-tokenbatch-chat"):
         assert f"rollout status deployment/{name}\n" in notes

@@ -15,6 +15,8 @@ KINDS = {
     ",kafka.ca.key=k",
     "without rights or policies": "serviceAccounts.create=false,networkPolicy.enabled=false",
     "outside": "aggregator.serviceType=LoadBalancer,aggregator.grpcRoute.spec.parentRefs[0].name=g",
+    "over HTTP": "aggregator.http.enabled=true,aggregator.http.httpRoute.spec.parentRefs[0].name=g"
+    ",aggregator.http.ingress.spec.ingressClassName=i",
     "watched, on a CPU": "monitoring.podMonitor=true,monitoring.rules=true,modelServer.gpu.count=0",
     "unscaled in part": "modelServer.autoscaling.enabled=false,aggregator.replicas=3,modelServer.cache.persistent=true",
 }

@@ -95,7 +95,7 @@ def test_packages_are_installed_as_locked_and_nothing_more(file: Path) -> None:
 def test_every_command_of_the_chart_is_in_its_image() -> None:
     copied = {
         "aggregator": {"aggregator", "k8s", "protos"},
-        "modelserver": {"modelserver", "protos"},
+        "modelserver": {"modelserver", "protos"},  # and of k8s what each process has
     }
     for name, packages in copied.items():
         text = (ROOT / name / "Dockerfile").read_text(encoding="utf-8")

@@ -77,7 +77,7 @@ async def test_who_never_had_the_mode_hpa_needs_no_right_to_look(
     ("mode", "there", "says"),
     [
         ("hpa", OTHERS, ["the Service keda/keda-operator-metrics-apiserver", "kubectl delete apiservice v1beta1."]),
-        ("hpa", GIVEN_UP, ["which is no scaler of tokenbatch"]),
+        ("hpa", GIVEN_UP, ["which is not a scaler of tokenbatch"]),
         ("keda", OURS, ["the scaler ns/t-tokenbatch-scaler", "helm upgrade --install keda", "--take-ownership"]),
         ("keda", NEIGHBOURS, ["the scaler elsewhere/b-scaler"]),
         ("keda", TAKEN, ["which gives it up within half a minute"]),

@@ -9,7 +9,7 @@ import kubernetes_validate
 import pytest
 
 from tests.chart.custom_resources import validate
-from tests.chart.rendering import Object, find, pod_specs, render
+from tests.chart.rendering import Object, find, pod_specs, render, template
 from tests.chart.test_pods import violations
 
 PODS = {"aggregator": "t-tokenbatch-aggregator", "modelServer": "t-tokenbatch-all-minilm-l6-v2"}
@@ -170,9 +170,9 @@ def test_a_route_leads_to_the_aggregators_and_lets_the_gateway_in(value: str, ki
     assert _callers(objects) is None
 
 
-def _callers(objects: list[Object]) -> Any:
+def _callers(objects: list[Object], port: str = "grpc") -> Any:
     rules = find(objects, "NetworkPolicy", "t-tokenbatch-aggregator")["spec"]["ingress"]
-    (found,) = (each.get("from") for each in rules if each["ports"] == [{"port": "grpc"}])
+    (found,) = (each.get("from") for each in rules if each["ports"] == [{"port": port}])
     return found
 
 
@@ -189,6 +189,40 @@ def test_an_ingress_leads_to_the_aggregators_and_lets_its_controller_in() -> Non
         given({"aggregator.ingress.spec": {"ingressClassName": "nginx"}}), "Ingress", "t-tokenbatch-aggregator"
     )
     assert alone["spec"] == {"ingressClassName": "nginx", "defaultBackend": backend}
+
+
+def test_routes_of_http_lead_to_its_port_beside_those_of_grpc() -> None:
+    route: Object = {"spec": {"parentRefs": [{"name": "gateway"}]}}
+    ingress: Object = {"spec": {"ingressClassName": "nginx"}}
+    http = {"enabled": True, "httpRoute": route, "ingress": ingress}
+    objects = given({"aggregator.http": http, "aggregator.grpcRoute": route})
+    backends = [{"name": "t-tokenbatch-aggregator", "port": 8000}]
+    assert find(objects, "HTTPRoute", "t-tokenbatch-aggregator-http")["spec"]["rules"] == [{"backendRefs": backends}]
+    backend = {"service": {"name": "t-tokenbatch-aggregator", "port": {"name": "http"}}}
+    assert find(objects, "Ingress", "t-tokenbatch-aggregator-http")["spec"]["defaultBackend"] == backend
+    (rule,) = find(objects, "GRPCRoute", "t-tokenbatch-aggregator")["spec"]["rules"]
+    assert rule["backendRefs"][0]["port"] == 50051
+    assert _callers(objects) is None
+    assert _callers(objects, "http") is None
+
+
+def test_a_route_to_http_needs_http() -> None:
+    route = json.dumps({"spec": {"parentRefs": [{"name": "gateway"}]}})
+    done = template(4, "default", "--set-json", f"aggregator.http.httpRoute={route}")
+    assert done.returncode != 0
+    assert "set aggregator.http.enabled" in done.stderr
+
+
+def test_http_has_callers_of_its_own_and_otherwise_those_of_grpc() -> None:
+    named = [{"namespaceSelector": {"matchLabels": {"team": "search"}}}]
+    http: Object = {"aggregator.http.enabled": True}
+    inside: list[Object] = [{"podSelector": {}}]
+    assert _callers(given(http), "http") == inside
+    assert _callers(given({**http, "networkPolicy.clients": named}), "http") == named
+    only_http = given({**http, "networkPolicy.httpClients": named})
+    assert (_callers(only_http, "http"), _callers(only_http)) == (named, inside)
+    routed = given({**http, "aggregator.grpcRoute.spec": {"parentRefs": [{"name": "gateway"}]}})
+    assert (_callers(routed, "http"), _callers(routed)) == (inside, None)
 
 
 def test_callers_that_are_named_are_the_only_ones_beside_a_route_too() -> None:

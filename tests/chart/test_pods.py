@@ -11,17 +11,17 @@ import yaml
 
 from aggregator.settings.aggregator import ENV_PREFIX as AGGREGATOR
 from aggregator.settings.aggregator import AggregatorSettings
-from aggregator.settings.load import load
+from k8s.process.settings import load
 from k8s.scaler.settings import ENV_PREFIX as SCALER
 from k8s.scaler.settings import ScalerSettings
-from modelserver import settings as modelserver
+from modelserver.settings import ENV_PREFIX as MODELSERVER
 from modelserver.settings import ModelServerSettings
 from tests.chart.rendering import CASES, Object, find, pod_specs, render
 
 VOLUMES = {"configMap", "emptyDir", "projected", "secret", "persistentVolumeClaim", "csi", "ephemeral"}
 LOAD: dict[str, Callable[[Path], object]] = {
     "aggregator.yaml": lambda file: load(AggregatorSettings, AGGREGATOR, file),
-    "modelserver.yaml": modelserver.load,
+    "modelserver.yaml": lambda file: load(ModelServerSettings, MODELSERVER, file),
     "scaler.yaml": lambda file: load(ScalerSettings, SCALER, file),
 }
 

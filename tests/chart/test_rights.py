@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.chart.rendering import NAMESPACE, Object, find, pod_specs, render
 
@@ -214,3 +215,24 @@ def test_pods_that_ask_kubernetes_nothing_hold_no_token(case: str) -> None:
     for name, spec in pod_specs(render(case)).items():
         needs = name.endswith(asking)
         assert spec.get("automountServiceAccountToken", True) is needs, name
+
+
+def test_redis_is_reached_by_the_aggregator_at_its_own_ports_and_by_nobody_else() -> None:
+    on = ("--set=redis.enabled=true", r"--set=redis.servers=redis-0:6380\,redis-1:6381")
+    without = edges(render("default"), "Egress")
+    assert edges(render("default", *on), "Egress") - without == {
+        ("aggregator", ANY, "6380"),
+        ("aggregator", ANY, "6381"),
+    }
+    named = render("default", *on, "--set=networkPolicy.redisPorts={7000}")
+    assert edges(named, "Egress") - without == {("aggregator", ANY, "7000")}
+
+
+def test_without_kafka_nothing_is_allowed_to_reach_it_and_nobody_reads_it() -> None:
+    off = ("--set=kafka.enabled=false,kafka.bootstrapServers=", "--set=redis.enabled=true,redis.servers=redis-0:6380")
+    with_kafka, without = (edges(render("default", *more), "Egress") for more in ((), off))
+    assert {port for _, _, port in with_kafka - without} == {"9092"}
+    assert without - with_kafka == {("aggregator", ANY, "6380")}
+    configs = [each["data"] for each in render("default", *off) if each["kind"] == "ConfigMap"]
+    read = [yaml.safe_load(text) for each in configs for text in each.values()]
+    assert [each["kafka"] for each in read if "kafka" in each] == [{"enabled": False}] * 2

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.chart.rendering import CHART, Object, find, render, template
 
@@ -48,6 +49,7 @@ def test_the_schema_refuses(values: str, says: str, version: int) -> None:
     [
         ("default", "kafka.bootstrapServers=", "kafka.bootstrapServers must be set: host:port of your Kafka"),
         ("default", "aggregator.autoscaling.maxReplicas=9", "above kafka.config.partitions 8"),
+        ("default", "kafka.enabled=false,strimzi.enabled=true", "makes topics, which nobody reads"),
         ("default", "modelServer.autoscaling.minReplicas=0", "possible with autoscaling.mode keda only"),
         ("default", "modelServer.autoscaling.minReplicas=9", "minReplicas above maxReplicas"),
         ("keda", "aggregator.autoscaling.minReplicas=0", "without aggregators nobody notices demand"),
@@ -147,6 +149,30 @@ def test_the_services_say_whether_grpc_is_in_the_clear(values: str, protocol: st
         assert (port["name"], port["appProtocol"]) == ("grpc", protocol)
 
 
+@pytest.mark.parametrize(("values", "protocol"), [("", "http"), (f",{TLS}", "https")])
+def test_http_is_served_where_it_is_asked_for(values: str, protocol: str) -> None:
+    objects = render("default", "--set", f"aggregator.http.enabled=true,aggregator.config.http.timeout_s=9{values}")
+    ports = find(objects, "Service", "t-tokenbatch-aggregator")["spec"]["ports"]
+    assert ports[1:] == [{"name": "http", "port": 8000, "targetPort": "http", "appProtocol": protocol}]
+    container = find(objects, "Deployment", "t-tokenbatch-aggregator")["spec"]["template"]["spec"]["containers"][0]
+    assert {"name": "http", "containerPort": 8000} in container["ports"]
+    config = find(objects, "ConfigMap", "t-tokenbatch-aggregator")["data"]["aggregator.yaml"]
+    assert yaml.safe_load(config)["http"] == {"bind": "0.0.0.0:8000", "timeout_s": 9}
+    command = find(objects, "Pod", "t-tokenbatch-test")["spec"]["containers"][0]["command"]
+    assert ("t-tokenbatch-aggregator:8000" in command) == (protocol == "http")
+
+
+def test_without_it_no_port_is_open() -> None:
+    objects = render("default")
+    assert "http" not in {
+        port["name"]
+        for each in objects
+        if each["kind"] == "Service"
+        for port in each["spec"]["ports"]
+        if each["metadata"]["name"].endswith("aggregator")
+    }
+
+
 @pytest.mark.parametrize(
     ("values", "callers"),
     [
@@ -225,3 +251,15 @@ def test_a_model_that_generates_is_a_topic_and_settings() -> None:
     configs = "".join(str(each["data"]) for each in objects if each["kind"] == "ConfigMap")
     assert "time_per_output_token_s: 1" in configs
     assert "task: generate" in configs
+
+
+def test_a_model_of_both_tasks_is_configured_so_in_the_aggregator() -> None:
+    values = ("models[0].name=house", "models[0].config.model.task=both", "models[1].name=chat")
+    objects = render("default", *(part for value in values for part in ("--set", value)))
+    aggregator = find(objects, "ConfigMap", "t-tokenbatch-aggregator")["data"]["aggregator.yaml"]
+    models = aggregator.partition("models:")[2].partition("tenants:")[0].splitlines()
+    assert [line for line in models if "name:" in line or "task:" in line] == [
+        "  name: house",
+        "  task: both",
+        "  name: chat",
+    ]

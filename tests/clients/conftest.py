@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
 
 from loadtest.stack.kafka import KafkaBroker
+from loadtest.stack.redis import RedisServer
 from loadtest.stack.service import Aggregator, ModelServer
 from loadtest.texts.smollm2 import NAME as GENERATING
+from tests.support.listening import MODEL_FOLDER
+
+CHAT_TEMPLATE = "{% for each in messages %}{{ each.role }}: {{ each.content }} {% endfor %}assistant:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +23,9 @@ class Stack:
     """Where it listens."""
 
     grpc: str
+    http: str
     kafka: str
+    redis: str
 
 
 @pytest.fixture(scope="session")
@@ -26,9 +33,13 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """One for all clients."""
     folder = tmp_path_factory.mktemp("stack")
     synthetic = {"ENGINE__KIND": "synthetic", "PROFILE__ENABLED": "false"}
-    generates = {"MODEL__TASK": "generate", "MODEL__NAME": GENERATING}
+    model = folder / "model"
+    shutil.copytree(MODEL_FOLDER, model)
+    (model / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    generates = {"MODEL__TASK": "both", "MODEL__NAME": GENERATING, "MODEL__PATH": str(model)}
     with (
         KafkaBroker(folder / "kafka") as broker,
+        RedisServer(folder / "redis") as redis,
         ModelServer(folder / "model-server.log", settings=synthetic) as server,
         ModelServer(folder / "generating.log", settings={**synthetic, **generates}) as generating,
     ):
@@ -41,6 +52,11 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
             kafka=broker.bootstrap,
             model=server.model,
             servers=[server.address],
-            settings={"MODELS": json.dumps(models)},
+            settings={
+                "MODELS": json.dumps(models),
+                "REDIS__ENABLED": "true",
+                "REDIS__SERVERS": redis.address,
+                "REDIS__ALLOWED_REPLIES": '["list:caller:*"]',
+            },
         ) as aggregator:
-            yield Stack(aggregator.address, broker.bootstrap)
+            yield Stack(aggregator.address, aggregator.http_address, broker.bootstrap, redis.address)

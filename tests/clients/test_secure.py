@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 from tests.clients.snippets import ROOT, read
-from tests.fakes.certificates import Authority
-from tests.integration.frontdoor.door import front_door
+from tests.support.certificates import Authority
+from tests.support.listening import listening
 
 ASK = """
 import os
@@ -36,7 +36,7 @@ async def test_the_secure_channel_gets_in(tmp_path: Path) -> None:
         "authentication": {"tokens_file": tmp_path / "tokens"},
     }
     told = {"EMBED_CA": ca, "EMBED_CERT": cert, "EMBED_KEY": key, "EMBED_TOKEN": "token-of-a", "PYTHONPATH": ROOT}
-    async with front_door(settings={"grpc": grpc}) as door:
+    async with listening(settings={"grpc": grpc}) as door:
         environment = {**os.environ, "EMBED_TARGET": door.address, **{name: str(value) for name, value in told.items()}}
         command = [sys.executable, "ask.py"]
         done = await asyncio.to_thread(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -10,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.stack.environment import python_of
 from tests.clients.conftest import Stack
 from tests.clients.snippets import ROOT, read
 
 PAGE = read(ROOT / "docs" / "clients.md")
 BY_GRPC = ["vectors: 2 dimensions: 384", "streamed: 100"]
-BY_KAFKA = ["replies: 100 dimensions: 384"]
+BY_BROKER = ["replies: 100 dimensions: 384"]
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -23,7 +25,7 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder for each language, and a `protoc`, which is the one of grpcio-tools."""
     folder = tmp_path_factory.mktemp("workshop")
-    for language in ("python", "go", "java"):
+    for language in ("python", "go", "java", "openai", "node", "curl"):
         PAGE.write(language, folder / language)
     protoc = folder / "protoc"
     protoc.write_text(f'#!/bin/sh\nexec {sys.executable} -m grpc_tools.protoc "$@"\n')
@@ -33,11 +35,15 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(commands: str, folder: Path, stack: Stack) -> list[str]:
     """Run a block of commands as a reader would; returns the lines printed."""
+    python = python_of("clients") if folder.name == "openai" else Path(sys.executable)
     environment = {
         **os.environ,
         "EMBED_TARGET": stack.grpc,
+        "HTTP_TARGET": stack.http,
         "KAFKA_BOOTSTRAP": stack.kafka,
-        "PATH": os.pathsep.join((str(Path(sys.executable).parent), str(folder.parent), os.environ["PATH"])),
+        "REDIS_SERVER": stack.redis,
+        "MAVEN_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # it runs for seconds only
+        "PATH": os.pathsep.join((str(python.parent), str(folder.parent), os.environ["PATH"])),
     }
     done = subprocess.run(
         ["bash", "-euc", commands], cwd=folder, env=environment, capture_output=True, text=True, check=False
@@ -52,15 +58,29 @@ def run(commands: str, folder: Path, stack: Stack) -> list[str]:
 def test_a_program_builds_and_does_what_it_says(number: int, workshop: Path, stack: Stack) -> None:
     language, commands = PAGE.commands[number]
     printed = run(commands, workshop / language, stack)
-    if "generate" in commands.lower():
+    if "retrieve" in commands:
+        assert printed[-1] == "loops: 3"
+        assert len(printed) == 4
+    elif "chat" in commands:
+        assert printed[-1] == "tokens: 20"
+    elif "curl" in commands:
+        answer = json.loads(printed[0])
+        assert {len(each["embedding"]) for each in answer["data"]} == {384}
+    elif language in {"openai", "node"}:
+        assert printed == BY_GRPC[:1]
+    elif "generate" in commands.lower():
         assert printed[-1] == "tokens: 20"
         assert len("".join(printed[:-1])) > 20, "the text itself"
     else:
-        assert printed == (BY_KAFKA if "kafka" in commands.lower() else BY_GRPC)
+        assert printed == (BY_BROKER if re.search("kafka|redis", commands.lower()) else BY_GRPC)
 
 
 def test_each_language_has_its_programs() -> None:
     assert [language for language, _ in PAGE.commands] == [
+        *("openai",) * 4,
+        *("node",) * 2,
+        "curl",
+        "python",
         "python",
         "python",
         "go",
@@ -69,4 +89,5 @@ def test_each_language_has_its_programs() -> None:
         "java",
         "python",
         "java",
+        "python",
     ]

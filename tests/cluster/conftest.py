@@ -14,7 +14,7 @@ from loadtest.stack.kafka import KafkaBroker
 from tests.cluster import images
 from tests.cluster import keda as keda_on_cluster
 from tests.cluster.kafka_on_node import kafka_on_node
-from tests.cluster.lab import Lab
+from tests.cluster.one_node_cluster import OneNodeCluster
 from tests.cluster.release import NAMESPACE, Release, create_namespace, kube, offer_gpus
 
 GPUS = 8
@@ -45,11 +45,11 @@ def on_progress(pytestconfig: pytest.Config) -> Callable[[str], None]:
 
 
 @pytest.fixture(scope="session")
-def lab(request: pytest.FixtureRequest, on_progress: Callable[[str], None]) -> Iterator[Lab]:
+def lab(request: pytest.FixtureRequest, on_progress: Callable[[str], None]) -> Iterator[OneNodeCluster]:
     """A running cluster with the project's images, whose network this process has joined."""
     chosen = {item.path.name for item in request.session.items}
     with_vllm = "test_vllm.py" in chosen
-    lab = Lab(on_progress, on_disk=with_vllm)
+    lab = OneNodeCluster(on_progress, on_disk=with_vllm)
     lab.build()
     images.build_light(lab)
     if with_vllm:
@@ -71,7 +71,7 @@ def lab(request: pytest.FixtureRequest, on_progress: Callable[[str], None]) -> I
 
 
 @pytest.fixture(scope="module")
-def kafka(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
+def kafka(lab: OneNodeCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
     """Apache Kafka on the cluster's node, without topics."""
     assert lab is not None
     with kafka_on_node(tmp_path_factory.mktemp("kafka")) as broker:
@@ -79,7 +79,7 @@ def kafka(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaB
 
 
 @pytest.fixture(scope="module")
-def keda(lab: Lab) -> Iterator[None]:
+def keda(lab: OneNodeCluster) -> Iterator[None]:
     """KEDA on the cluster, which serves the external metrics API; for the files of WITH_KEDA."""
     assert lab is not None
     try:
@@ -90,7 +90,7 @@ def keda(lab: Lab) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def new_release(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Generator[NewRelease]:
+def new_release(lab: OneNodeCluster, tmp_path_factory: pytest.TempPathFactory) -> Generator[NewRelease]:
     """Makes releases to install in a namespace that enforces the restricted standard; takes it away with all in it."""
     assert lab is not None
     folder: Path = tmp_path_factory.mktemp("release")

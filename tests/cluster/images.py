@@ -9,7 +9,7 @@ from typing import Any
 
 from loadtest.bench.programs.instant_modelserver import tokenizer_folder
 from tests.chart.rendering import ROOT
-from tests.cluster.lab import HOME, Lab
+from tests.cluster.one_node_cluster import HOME, OneNodeCluster
 
 VERSION = "0.1.0"
 AGGREGATOR = f"tokenbatch/aggregator:{VERSION}"
@@ -20,7 +20,7 @@ HAS_ROOM_FOR_GPU = shutil.disk_usage(ROOT).free > 35e9
 NO_WEIGHTS = ("*.safetensors", "*.bin", "*.onnx", "onnx", "openvino")
 
 
-def build_light(lab: Lab) -> None:
+def build_light(lab: OneNodeCluster) -> None:
     """The aggregator's image, and over it the model server with the synthetic engine."""
     lab.image(AGGREGATOR, ROOT / "aggregator/Dockerfile", ROOT)
     lab.image(
@@ -32,17 +32,17 @@ def build_light(lab: Lab) -> None:
     )
 
 
-def build_cpu(lab: Lab) -> None:
+def build_cpu(lab: OneNodeCluster) -> None:
     """The model server with vLLM on a CPU, and the weights of MiniLM; seven gigabytes, twice that while built."""
     _build_modelserver(lab, CPU, "cpu")
 
 
-def build_gpu(lab: Lab) -> None:
+def build_gpu(lab: OneNodeCluster) -> None:
     """The model server with vLLM for NVIDIA GPUs; nine gigabytes, twice that while built."""
     _build_modelserver(lab, GPU, "gpu")
 
 
-def _build_modelserver(lab: Lab, name: str, target: str) -> None:
+def _build_modelserver(lab: OneNodeCluster, name: str, target: str) -> None:
     """Stage by stage, as the builder keeps every step's files a second time until it ends."""
     for stage in (f"{target}-cuda", f"{target}-torch", target):
         lab.image(name, ROOT / "modelserver/Dockerfile", ROOT, "--target", stage)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from loadtest.stack.kafka import KafkaBroker
-from tests.cluster.lab import NODE_IP
+from tests.cluster.one_node_cluster import NODE_IP
 
 PORT = 9092
 BOOTSTRAP = f"{NODE_IP}:{PORT}"

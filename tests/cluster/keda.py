@@ -6,8 +6,9 @@ from typing import Any
 
 import yaml
 
-from tests.cluster.lab import HOME
-from tests.cluster.release import METRICS_API, KubectlError, Object, kube, metrics_api, until
+from tests.cluster.one_node_cluster import HOME
+from tests.cluster.release import METRICS_API, KubectlError, Object, kube, metrics_api
+from tests.support.until import wait_until
 
 IMAGE = "keda:2"
 _MANIFESTS = HOME / "bin/keda"
@@ -20,7 +21,7 @@ def install() -> None:
     kube("apply", "--server-side", "--kustomize", str(_MANIFESTS))
     for name in _DEPLOYMENTS:
         kube("--namespace", _NAMESPACE, "rollout", "status", f"deployment/{name}", "--timeout=240s", timeout_s=250.0)
-    until(_judges, "the webhooks judge", 120.0)
+    wait_until(_judges, "the webhooks judge", 120.0)
     _served()
 
 
@@ -33,7 +34,7 @@ def take_metrics_api() -> None:
     """Register its adapter over whoever holds the external metrics API, as an upgrade of KEDA does."""
     manifest = str(_MANIFESTS / "config/metrics-server/api_service.yaml")
     kube("apply", "--server-side", "--force-conflicts", "--filename", manifest)
-    until(lambda: not (metrics_api() or {})["metadata"].get("ownerReferences"), "the scaler gives it up", 60.0)
+    wait_until(lambda: not (metrics_api() or {})["metadata"].get("ownerReferences"), "the scaler gives it up", 60.0)
     _served()
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import yaml
 
 from tests.chart.rendering import CHART, helm, kubectl
+from tests.support.until import wait_until
 
 MODEL = "all-minilm-l6-v2"
 NAMESPACE = "tokenbatch"
@@ -43,16 +43,6 @@ def get(*arguments: str, namespace: str = NAMESPACE) -> Object:
     return found
 
 
-def until(holds: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
-    """Wait until it holds, and return what it gave. Raises TimeoutError with what it gave last."""
-    deadline_s = time.monotonic() + timeout_s
-    while not (found := holds()):
-        if time.monotonic() > deadline_s:
-            raise TimeoutError(f"not within {timeout_s:.0f} s: {what}")
-        time.sleep(_POLL_S)
-    return found
-
-
 def create_namespace(name: str = NAMESPACE) -> None:
     """A namespace that admits pods of the restricted standard only."""
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
@@ -75,7 +65,7 @@ def give_metrics_api(namespace: str, name: str) -> None:
     """Let another Service have it, as who applies his own manifest does, and wait for the scaler to give it up."""
     change = {"spec": {"service": {"namespace": namespace, "name": name}, "caBundle": None}}
     kube("patch", "apiservice", METRICS_API, "--type=merge", f"--patch={json.dumps(change)}")
-    until(lambda: not (metrics_api() or {})["metadata"].get("ownerReferences"), "the scaler gives it up", 60.0)
+    wait_until(lambda: not (metrics_api() or {})["metadata"].get("ownerReferences"), "the scaler gives it up", 60.0)
 
 
 @dataclass

@@ -11,9 +11,10 @@ import pytest
 from loadtest.stack.kafka import KafkaBroker
 from tests.cluster import kafka_on_node
 from tests.cluster.conftest import NewRelease
-from tests.cluster.release import DEPLOYMENT, MODEL, NAME, Release, get, until
+from tests.cluster.release import DEPLOYMENT, MODEL, NAME, Release, get
 from tests.cluster.traffic import Calls, Traffic
 from tests.cluster.values import synthetic
+from tests.support.until import wait_until
 
 OLD, NEW = "2026-10", "2026-11"
 CALLS_PER_S, RECORDS_PER_S = 50.0, 50.0
@@ -39,7 +40,7 @@ def release(new_release: NewRelease, kafka: KafkaBroker) -> Generator[Release]:
 
 
 async def test_a_revision_is_tried_taken_back_promoted_and_put_in_place_under_load(release: Release) -> None:
-    until(lambda: len(release.ready("aggregator")) >= 2, "both aggregators are ready")
+    wait_until(lambda: len(release.ready("aggregator")) >= 2, "both aggregators are ready")
     calls = Calls(f"{get('service', f'{NAME}-aggregator')['spec']['clusterIP']}:50051")
     traffic = Traffic(kafka_on_node.BOOTSTRAP, calls)
     await traffic.open()
@@ -47,7 +48,9 @@ async def test_a_revision_is_tried_taken_back_promoted_and_put_in_place_under_lo
     async def seen(share: float | None, revision: str = OLD) -> float:
         """The share of the new revision in the answers after an upgrade to these values."""
         await asyncio.to_thread(release.upgrade, {"models": models(share, revision)})
-        await asyncio.to_thread(until, lambda: not release.leaving("aggregator"), "the former aggregators are gone")
+        await asyncio.to_thread(
+            wait_until, lambda: not release.leaving("aggregator"), "the former aggregators are gone"
+        )
         calls.revisions.clear()
         await asyncio.sleep(SEEN_S)
         assert calls.revisions.total() > 0.5 * SEEN_S * CALLS_PER_S

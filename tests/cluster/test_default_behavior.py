@@ -12,10 +12,11 @@ import pytest
 from loadtest.stack.kafka import KafkaBroker
 from tests.cluster import kafka_on_node
 from tests.cluster.conftest import NewRelease
-from tests.cluster.release import NAME, Release, get, until
+from tests.cluster.release import NAME, Release, get
 from tests.cluster.traffic import Calls, Traffic
 from tests.cluster.values import synthetic
 from tests.cluster.watch import Sample, Watch
+from tests.support.until import wait_until
 
 QUIET_PER_S, RECORDS_PER_S, CALLS_PER_S = 10.0, 500.0, 5.0
 LOAD_S = 150.0
@@ -35,7 +36,9 @@ def release(new_release: NewRelease, kafka: KafkaBroker) -> Generator[Release]:
 
 
 async def test_pods_come_and_go_as_the_charts_behavior_says_and_nobody_is_lost(release: Release) -> None:
-    await asyncio.to_thread(until, lambda: len(release.ready("aggregator")) >= 2, "the aggregators are ready", 120.0)
+    await asyncio.to_thread(
+        wait_until, lambda: len(release.ready("aggregator")) >= 2, "the aggregators are ready", 120.0
+    )
     calls = Calls(f"{get('service', f'{NAME}-aggregator')['spec']['clusterIP']}:50051")
     traffic = Traffic(kafka_on_node.BOOTSTRAP, calls)
     await traffic.open()

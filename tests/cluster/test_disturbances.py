@@ -14,20 +14,12 @@ import pytest
 from loadtest.stack.kafka import KafkaBroker
 from tests.cluster import kafka_on_node
 from tests.cluster.conftest import NewRelease
-from tests.cluster.lab import Lab
-from tests.cluster.release import (
-    DEPLOYMENT,
-    NAME,
-    NAMESPACE,
-    KubectlError,
-    Release,
-    get,
-    kube,
-    until,
-)
+from tests.cluster.one_node_cluster import OneNodeCluster
+from tests.cluster.release import DEPLOYMENT, NAME, NAMESPACE, KubectlError, Release, get, kube
 from tests.cluster.traffic import Calls, Traffic
 from tests.cluster.values import synthetic
 from tests.cluster.watch import has_worked
+from tests.support.until import wait_until
 
 LEAST, HELD, MOST = 2, 3, 5
 RECORDS_PER_S, CALLS_PER_S = 58.0, 10.0  # require HELD model servers, so that a fall to LEAST is seen
@@ -52,7 +44,7 @@ def release(new_release: NewRelease, kafka: KafkaBroker) -> Generator[Release]:
     )
     release = new_release(values)
     release.install()
-    until(lambda: len(release.ready("model-server")) >= LEAST, "the least model servers are ready", 120.0)
+    wait_until(lambda: len(release.ready("model-server")) >= LEAST, "the least model servers are ready", 120.0)
     yield release
     release.uninstall()
 
@@ -60,7 +52,9 @@ def release(new_release: NewRelease, kafka: KafkaBroker) -> Generator[Release]:
 @asynccontextmanager
 async def under_load(release: Release, *, calls_may_fail: bool = False) -> AsyncGenerator[Traffic]:
     """Under a steady load, whose every record is held against what must become of it at the end."""
-    await asyncio.to_thread(until, lambda: len(release.ready("aggregator")) >= 2, "two aggregators are ready", 120.0)
+    await asyncio.to_thread(
+        wait_until, lambda: len(release.ready("aggregator")) >= 2, "two aggregators are ready", 120.0
+    )
     address = f"{get('service', f'{NAME}-aggregator')['spec']['clusterIP']}:50051"
     traffic = Traffic(kafka_on_node.BOOTSTRAP, Calls(address))
     await traffic.open()
@@ -108,7 +102,9 @@ async def test_pods_that_are_evicted_go_one_at_a_time_and_lose_nothing(release: 
 
 async def replaced(release: Release, component: str, count: int) -> None:
     """Wait until so many pods are ready again."""
-    await asyncio.to_thread(until, lambda: len(release.ready(component)) >= count, f"{component} pods are back", 120.0)
+    await asyncio.to_thread(
+        wait_until, lambda: len(release.ready(component)) >= count, f"{component} pods are back", 120.0
+    )
 
 
 def _evict(pod: str) -> None:
@@ -137,7 +133,7 @@ async def test_replicas_are_held_while_the_scaler_is_away(release: Release) -> N
         await _held(30.0)
         assert not _answers()
         kube("--namespace", NAMESPACE, "scale", f"deployment/{NAME}-scaler", "--replicas=2")
-        await asyncio.to_thread(until, _answers, "the scaler answers again", 120.0)
+        await asyncio.to_thread(wait_until, _answers, "the scaler answers again", 120.0)
         await _held(10.0)
 
 
@@ -147,10 +143,10 @@ async def test_replicas_are_held_while_kafka_is_away(release: Release, kafka: Ka
         await _held(30.0)
         assert not _answers()
         await asyncio.to_thread(kafka.start)
-        await asyncio.to_thread(until, _answers, "the scaler answers again", 120.0)
+        await asyncio.to_thread(wait_until, _answers, "the scaler answers again", 120.0)
 
 
-async def test_a_minute_without_the_api_server_is_not_noticed(release: Release, lab: Lab) -> None:
+async def test_a_minute_without_the_api_server_is_not_noticed(release: Release, lab: OneNodeCluster) -> None:
     async with under_load(release) as traffic:
         before = set(release.ready("model-server"))
         left_s = time.time()
@@ -160,7 +156,7 @@ async def test_a_minute_without_the_api_server_is_not_noticed(release: Release, 
         finally:
             lab.signal("kube-apiserver", "CONT")
         assert [at_s for at_s, _ in traffic.calls.answered if at_s > left_s], "nobody called meanwhile"
-        await asyncio.to_thread(until, _answers, "the scaler answers again", 120.0)
+        await asyncio.to_thread(wait_until, _answers, "the scaler answers again", 120.0)
         await _held(30.0)
         assert set(release.ready("model-server")) == before
         assert _restarted(release) == []
@@ -183,7 +179,7 @@ async def _new_pods_are_taken_up(release: Release) -> None:
     await replaced(release, "model-server", len(before))
     new = [pod for pod in release.pods("model-server") if pod["metadata"]["name"] not in before]
     assert len(new) == 1
-    await asyncio.to_thread(until, lambda: has_worked(new[0]), "the new pod has work", 30.0)
+    await asyncio.to_thread(wait_until, lambda: has_worked(new[0]), "the new pod has work", 30.0)
 
 
 def _wanted() -> int:

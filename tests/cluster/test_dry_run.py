@@ -10,14 +10,14 @@ import pytest
 from tests.chart.custom_resources import DEFINITIONS
 from tests.chart.rendering import NAMESPACE, render
 from tests.chart.test_combinations import KINDS, MODES
-from tests.cluster.lab import Lab
+from tests.cluster.one_node_cluster import OneNodeCluster
 from tests.cluster.release import KubectlError, create_namespace, kube
 
 FILES = sorted(DEFINITIONS.glob("*.json"))
 
 
 @pytest.fixture(scope="module", autouse=True)
-def definitions(lab: Lab) -> Iterator[None]:
+def definitions(lab: OneNodeCluster) -> Iterator[None]:
     """Of the other operators' objects, in a cluster with the namespace that is rendered for."""
     assert lab is not None
     items = [json.loads(file.read_text(encoding="utf-8")) for file in FILES]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tests.cluster import images
-from tests.cluster.lab import BASE, Lab
+from tests.cluster.one_node_cluster import BASE, OneNodeCluster
 
 pytestmark = pytest.mark.short
 MOST_BYTES = 300e6
 
 
-def test_the_aggregators_image_is_small_and_holds_no_torch(lab: Lab) -> None:
+def test_the_aggregators_image_is_small_and_holds_no_torch(lab: OneNodeCluster) -> None:
     base = lab.describe(BASE.removeprefix("localhost/"))
     image = lab.describe(images.AGGREGATOR)
     assert not image.has_torch
@@ -19,7 +19,7 @@ def test_the_aggregators_image_is_small_and_holds_no_torch(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("name", [images.AGGREGATOR, images.SYNTHETIC])
-def test_images_run_as_nobody_in_particular(lab: Lab, name: str) -> None:
+def test_images_run_as_nobody_in_particular(lab: OneNodeCluster, name: str) -> None:
     assert lab.describe(name).user == "10001:10001"
 
 
@@ -27,11 +27,11 @@ def test_images_run_as_nobody_in_particular(lab: Lab, name: str) -> None:
     ("name", "package"),
     [(images.AGGREGATOR, "aggregator"), (images.AGGREGATOR, "k8s.scaler"), (images.SYNTHETIC, "modelserver")],
 )
-def test_commands_start_on_a_read_only_root(lab: Lab, name: str, package: str) -> None:
+def test_commands_start_on_a_read_only_root(lab: OneNodeCluster, name: str, package: str) -> None:
     assert lab.try_out(name, "python", "-m", package, "--help").startswith(f"usage: python -m {package} ")
 
 
-def test_the_bill_of_materials_names_every_locked_package_and_those_of_debian(lab: Lab) -> None:
+def test_the_bill_of_materials_names_every_locked_package_and_those_of_debian(lab: OneNodeCluster) -> None:
     listed = lab.bill_of_materials(images.AGGREGATOR)
     assert listed["bomFormat"] == "CycloneDX"
     assert listed["metadata"]["component"]["version"] == images.VERSION

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from collections.abc import Generator
 from typing import Any
+from urllib.request import urlopen
 
 import grpc
 import pytest
@@ -15,30 +18,34 @@ from loadtest.stack.kafka import KafkaBroker
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
 from tests.cluster import kafka_on_node
 from tests.cluster.conftest import NewRelease
-from tests.cluster.release import DEPLOYMENT, NAME, KubectlError, Release, get, kube, metrics_api, until
+from tests.cluster.release import DEPLOYMENT, MODEL, NAME, KubectlError, Release, get, kube, metrics_api
 from tests.cluster.values import DIMENSIONS, synthetic
 from tests.faults.expected import Oracle
+from tests.support.until import wait_until
 
-pytestmark = pytest.mark.short
-KINDS = "all,configmaps,secrets,serviceaccounts,roles,rolebindings,networkpolicies,poddisruptionbudgets,hpa"
+KINDS = "all,configmaps,secrets,serviceaccounts,roles,rolebindings,networkpolicies,poddisruptionbudgets,hpa,ingresses"
 
 
-@pytest.fixture(scope="module", params=[4, 3], ids=["helm4", "helm3"])
+@pytest.fixture(
+    scope="module", params=[pytest.param(4, id="helm4", marks=pytest.mark.short), pytest.param(3, id="helm3")]
+)
 def release(request: pytest.FixtureRequest, new_release: NewRelease, kafka: KafkaBroker) -> Generator[Release]:
-    """Installed with nothing but Kafka's address, the images, and pods small enough for this node."""
+    """Installed with Kafka's address, HTTP, the images, and pods small enough for this node."""
     assert kafka.exit_code is None
-    release = new_release(synthetic(kafka_on_node.BOOTSTRAP), version=request.param)
+    http = {"enabled": True, "ingress": {"spec": {"rules": [{"host": "openai.example"}]}}}
+    values = synthetic(kafka_on_node.BOOTSTRAP, aggregator={"http": http})
+    release = new_release(values, version=request.param)
     release.install()
     yield release
     release.uninstall()
-    until(lambda: not release.pods("aggregator"), "the aggregators are gone")
+    wait_until(lambda: not release.pods("aggregator"), "the aggregators are gone")
     _nothing_is_left()
 
 
 def _nothing_is_left() -> None:
     """Of the release, that is: a namespace has a ServiceAccount and a ConfigMap of its own."""
-    until(lambda: not _of_the_release(), "nothing is left", 60.0)
-    until(lambda: metrics_api() is None, "the registration of the metrics API is gone with its owner", 60.0)
+    wait_until(lambda: not _of_the_release(), "nothing is left", 60.0)
+    wait_until(lambda: metrics_api() is None, "the registration of the metrics API is gone with its owner", 60.0)
     everywhere = "clusterroles,clusterrolebindings"
     assert not get(everywhere, "--selector", f"app.kubernetes.io/instance={NAME}")["items"]
     in_system = get("rolebindings", "--selector", f"app.kubernetes.io/instance={NAME}", namespace="kube-system")
@@ -75,12 +82,11 @@ def test_the_namespace_refuses_what_is_not_restricted(release: Release) -> None:
         kube("apply", "--dry-run=server", "-f", "-", stdin=yaml.safe_dump(pod))
 
 
-def test_helm_test_embeds_through_kafka_and_through_grpc(release: Release) -> None:
+def test_helm_test_embeds_by_grpc_over_http_and_through_kafka(release: Release) -> None:
     told = release.test()
     assert "Succeeded" in told
     if release.version > 3:
-        assert "well: gRPC" in told
-        assert "well: Kafka" in told
+        assert {"gRPC", "HTTP", "Kafka"} == {each.split()[0] for each in told.split("well: ")[1:]} - {"metric"}
 
 
 def test_embeddings_are_those_of_their_texts(release: Release) -> None:
@@ -88,11 +94,24 @@ def test_embeddings_are_those_of_their_texts(release: Release) -> None:
     texts = bundled_questions()[:50]
     with grpc.insecure_channel(f"{address}:50051") as channel:
         answer = pb_grpc.EmbeddingsStub(channel).Embed(request(texts, "fifty", NO_WISHES), timeout=30.0)
+    assert _wrong(texts, [each.embedding for each in answer.embeddings]) == []
+
+
+def _wrong(texts: list[str], vectors: list[bytes]) -> list[str]:
     oracle = Oracle(DIMENSIONS)
-    wrong = [
-        text for text, each in zip(texts, answer.embeddings, strict=True) if not oracle.agrees(text, each.embedding)
-    ]
-    assert wrong == []
+    return [text for text, vector in zip(texts, vectors, strict=True) if not oracle.agrees(text, vector)]
+
+
+def test_so_are_those_over_http_through_the_service(release: Release) -> None:
+    address = get("service", f"{NAME}-aggregator", namespace=release.namespace)["spec"]["clusterIP"]
+    texts = bundled_questions()[:50]
+    body = json.dumps({"model": MODEL, "input": texts, "encoding_format": "base64"}).encode()
+    with urlopen(f"http://{address}:8000/v1/embeddings", body, timeout=30.0) as response:
+        answer = json.load(response)
+    assert _wrong(texts, [base64.b64decode(each["embedding"]) for each in answer["data"]]) == []
+    (rule,) = get("ingress", f"{NAME}-aggregator-http", namespace=release.namespace)["spec"]["rules"]
+    backend = {"name": f"{NAME}-aggregator", "port": {"name": "http"}}
+    assert rule["http"]["paths"] == [{"path": "/", "pathType": "Prefix", "backend": {"service": backend}}]
 
 
 def test_the_autoscaler_reads_its_metric_through_the_api_server(release: Release) -> None:
@@ -100,4 +119,4 @@ def test_the_autoscaler_reads_its_metric_through_the_api_server(release: Release
         conditions = get("hpa", DEPLOYMENT, namespace=release.namespace)["status"].get("conditions", [])
         return any(each["type"] == "ScalingActive" and each["status"] == "True" for each in conditions)
 
-    until(able, "the HorizontalPodAutoscaler is active", 90.0)
+    wait_until(able, "the HorizontalPodAutoscaler is active", 90.0)

@@ -17,10 +17,11 @@ from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
 from tests.cluster import kafka_on_node
 from tests.cluster import keda as keda_on_cluster
 from tests.cluster.conftest import NewRelease
-from tests.cluster.lab import Progress
-from tests.cluster.release import DEPLOYMENT, NAME, NAMESPACE, Object, Release, get, kube, until
+from tests.cluster.one_node_cluster import Progress
+from tests.cluster.release import DEPLOYMENT, NAME, NAMESPACE, Object, Release, get, kube
 from tests.cluster.traffic import Calls, Traffic
 from tests.cluster.values import synthetic
+from tests.support.until import wait_until
 
 RECORDS_PER_S = 250.0
 COOLDOWN_S = 20
@@ -65,7 +66,7 @@ def test_a_new_scaled_object_leaves_an_idle_pod_its_first_pause(release: Release
     while time.time() < made_s + COOLDOWN_S - 1.0:
         assert _replicas() == 1
         time.sleep(0.5)
-    until(lambda: _replicas() == 0, "none is left", 60.0)
+    wait_until(lambda: _replicas() == 0, "none is left", 60.0)
     assert keda_on_cluster.condition(_scaled_object(), "Ready") == "True"
 
 
@@ -95,7 +96,7 @@ async def test_from_none_to_several_and_back_to_none(release: Release) -> None:
     traffic = Traffic(kafka_on_node.BOOTSTRAP, Calls(""))
     await traffic.open()
     async with traffic.flowing(RECORDS_PER_S, 0):
-        await asyncio.to_thread(until, lambda: len(release.ready("model-server")) > 1, "several are ready", 120.0)
+        await asyncio.to_thread(wait_until, lambda: len(release.ready("model-server")) > 1, "several are ready", 120.0)
         await asyncio.sleep(10.0)
     await traffic.drained()
     await _asleep(release)
@@ -112,15 +113,15 @@ async def test_replicas_are_held_while_the_scaler_knows_nothing_and_while_it_is_
     async with traffic.flowing(RECORDS_PER_S, 0):
         held = await _steady(release)
         await asyncio.to_thread(kafka.stop)  # the scaler answers with errors
-        await asyncio.to_thread(until, lambda: _falls_back() == "True", "KEDA falls back", 60.0)
+        await asyncio.to_thread(wait_until, lambda: _falls_back() == "True", "KEDA falls back", 60.0)
         await _held(held, AWAY_S)
         await asyncio.to_thread(kafka.start)
-        await asyncio.to_thread(until, lambda: _falls_back() == "False", "KEDA hears figures again", 60.0)
+        await asyncio.to_thread(wait_until, lambda: _falls_back() == "False", "KEDA hears figures again", 60.0)
         held = await _steady(release)
         kube("--namespace", NAMESPACE, "scale", f"deployment/{NAME}-scaler", "--replicas=0")  # it does not answer
         await _held(held, AWAY_S)
         kube("--namespace", NAMESPACE, "scale", f"deployment/{NAME}-scaler", "--replicas=2")
-        await asyncio.to_thread(until, lambda: len(release.ready("scaler")) > 1, "the scaler is back", 60.0)
+        await asyncio.to_thread(wait_until, lambda: len(release.ready("scaler")) > 1, "the scaler is back", 60.0)
         await asyncio.sleep(AWAY_S / 2)
     verdict = await traffic.verdict()
     assert verdict.problems == ()
@@ -149,7 +150,7 @@ def test_the_webhook_refuses_a_second_scaled_object_for_one_model(release: Relea
 
 
 async def _asleep(release: Release) -> None:
-    await asyncio.to_thread(until, lambda: not release.pods("model-server"), "no model server is left", 180.0)
+    await asyncio.to_thread(wait_until, lambda: not release.pods("model-server"), "no model server is left", 180.0)
 
 
 async def _steady(release: Release) -> int:

@@ -11,18 +11,9 @@ import pytest
 from loadtest.stack.kafka import KafkaBroker
 from tests.cluster import kafka_on_node
 from tests.cluster.conftest import NewRelease
-from tests.cluster.release import (
-    MODEL,
-    NAMESPACE,
-    Release,
-    create_namespace,
-    get,
-    give_metrics_api,
-    kube,
-    metrics_api,
-    until,
-)
+from tests.cluster.release import MODEL, NAMESPACE, Release, create_namespace, get, give_metrics_api, kube, metrics_api
 from tests.cluster.values import synthetic
+from tests.support.until import wait_until
 
 ELSEWHERE = "elsewhere"
 KEDA = ("default", "keda-operator-metrics-apiserver")
@@ -60,7 +51,7 @@ def _small(name: str) -> dict[str, Any]:
 
 def test_the_autoscalers_of_both_releases_read_their_figures(releases: dict[str, Release]) -> None:
     for release in releases.values():
-        until(lambda release=release: _is_active(release), f"{release.name} is scaled", 90.0)  # type: ignore[misc]
+        wait_until(lambda release=release: _is_active(release), f"{release.name} is scaled", 90.0)  # type: ignore[misc]
         assert "well: metric" in release.test()
 
 
@@ -74,13 +65,13 @@ def test_another_adapters_registration_is_left_alone_and_said(releases: dict[str
     release = releases[_holder()]
     give_metrics_api(*KEDA)
     theirs = _spec()
-    until(lambda: _events(release), "an event says so", 60.0)
+    wait_until(lambda: _events(release), "an event says so", 60.0)
     assert f"served by {'/'.join(KEDA)}" in _events(release)[0]["message"]
     with pytest.raises(AssertionError, match="failed"):
         release.test(150.0)
     release.upgrade({"autoscaling": {"mode": "none"}}, force=True)
     assert _spec() == theirs
-    assert "which is no scaler of tokenbatch" in release.refused({"autoscaling": {"mode": "hpa"}})
+    assert "which is not a scaler of tokenbatch" in release.refused({"autoscaling": {"mode": "hpa"}})
     kube("delete", "apiservice", "v1beta1.external.metrics.k8s.io")
 
 
@@ -105,11 +96,11 @@ def _events(release: Release) -> list[dict[str, Any]]:
 def test_when_one_release_goes_another_takes_it_over(releases: dict[str, Release]) -> None:
     for release in releases.values():
         release.upgrade({"autoscaling": {"mode": "hpa"}})
-    until(lambda: metrics_api() is not None, "one holds it again", 60.0)
+    wait_until(lambda: metrics_api() is not None, "one holds it again", 60.0)
     gone = _holder()
     (left,) = set(releases) - {gone}
     releases[gone].uninstall()
-    until(lambda: metrics_api() is not None and _holder() == left, "the other holds it", 90.0)
-    until(lambda: _is_active(releases[left]), "the other is scaled", 60.0)
+    wait_until(lambda: metrics_api() is not None and _holder() == left, "the other holds it", 90.0)
+    wait_until(lambda: _is_active(releases[left]), "the other is scaled", 60.0)
     releases[left].uninstall()
-    until(lambda: metrics_api() is None, "nobody holds it", 60.0)
+    wait_until(lambda: metrics_api() is None, "nobody holds it", 60.0)

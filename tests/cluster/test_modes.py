@@ -13,20 +13,10 @@ from loadtest.stack.kafka import KafkaBroker
 from tests.cluster import kafka_on_node
 from tests.cluster import keda as keda_on_cluster
 from tests.cluster.conftest import NewRelease
-from tests.cluster.release import (
-    DEPLOYMENT,
-    METRICS_API,
-    NAME,
-    NAMESPACE,
-    Object,
-    Release,
-    get,
-    kube,
-    metrics_api,
-    until,
-)
+from tests.cluster.release import DEPLOYMENT, METRICS_API, NAME, NAMESPACE, Object, Release, get, kube, metrics_api
 from tests.cluster.traffic import Calls, Traffic
 from tests.cluster.values import synthetic
+from tests.support.until import wait_until
 
 RECORDS_PER_S, CALLS_PER_S = 20.0, 10.0
 SERVERS, AGGREGATORS = 2, 2
@@ -59,12 +49,12 @@ def test_the_webhook_lets_a_scaled_object_come_beside_the_charts_autoscaler_alon
     assert keda_on_cluster.refused(new, NAMESPACE) == ""
     annotate = ("--namespace", NAMESPACE, "annotate", "hpa", DEPLOYMENT)
     kube(*annotate, f"{OWNERSHIP}-")
-    until(lambda: "already managed by the hpa" in keda_on_cluster.refused(new, NAMESPACE), "it is refused", 10.0)
+    wait_until(lambda: "already managed by the hpa" in keda_on_cluster.refused(new, NAMESPACE), "it is refused", 10.0)
     kube(*annotate, f"{OWNERSHIP}=false")
 
 
 def test_keda_is_refused_while_the_scaler_serves_the_metrics_api_and_nothing_changes(release: Release) -> None:
-    until(lambda: metrics_api() is not None, "the scaler serves the metrics API", 60.0)
+    wait_until(lambda: metrics_api() is not None, "the scaler serves the metrics API", 60.0)
     before = get("deployment,hpa,scaledobject,configmap,apiservice")["items"]
     said = release.refused({"autoscaling": {"mode": "keda"}})
     assert "helm upgrade --install keda" in said
@@ -77,7 +67,9 @@ def _specs(objects: list[Object]) -> list[Any]:
 
 
 async def test_every_way_between_modes_and_back_loses_nothing(release: Release) -> None:
-    await asyncio.to_thread(until, lambda: len(release.ready("model-server")) >= SERVERS, "servers are ready", 120.0)
+    await asyncio.to_thread(
+        wait_until, lambda: len(release.ready("model-server")) >= SERVERS, "servers are ready", 120.0
+    )
     address = f"{get('service', f'{NAME}-aggregator')['spec']['clusterIP']}:50051"
     traffic = Traffic(kafka_on_node.BOOTSTRAP, Calls(address))
     await traffic.open()
@@ -118,7 +110,9 @@ def _nothing_lost(release: Release, mode: str) -> None:
     kinds = {"keda": "scaledobject", "none": "deployment"}
     assert get(kinds.get(mode, "hpa"), DEPLOYMENT)["metadata"]["name"] == DEPLOYMENT
     if mode == "keda":
-        until(lambda: _is_scaled_by_keda(DEPLOYMENT) and _is_scaled_by_keda(f"{NAME}-aggregator"), "KEDA scales", 60.0)
+        wait_until(
+            lambda: _is_scaled_by_keda(DEPLOYMENT) and _is_scaled_by_keda(f"{NAME}-aggregator"), "KEDA scales", 60.0
+        )
     assert get("deployment", DEPLOYMENT)["spec"]["replicas"] >= SERVERS
     assert len(release.ready("model-server")) >= SERVERS
     assert len(release.ready("aggregator")) >= AGGREGATORS

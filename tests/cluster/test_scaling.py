@@ -15,12 +15,13 @@ from loadtest.stack.kafka import KafkaBroker
 from tests.chart.rendering import ROOT
 from tests.cluster import kafka_on_node, plot
 from tests.cluster.conftest import NewRelease
-from tests.cluster.release import NAME, Release, get, until
+from tests.cluster.release import NAME, Release, get
 from tests.cluster.step import Step
 from tests.cluster.traffic import Calls, Traffic
 from tests.cluster.values import synthetic
 from tests.cluster.watch import Sample, Watch
 from tests.faults.verdict import Verdict
+from tests.support.until import wait_until
 
 SYNC_S = 2.0  # how often the lab's autoscaler looks
 DRAIN_S = 10.0
@@ -170,5 +171,5 @@ def _mean_of(samples: Sequence[Sample]) -> tuple[float, float]:
 
 
 def _address(release: Release) -> str:
-    until(lambda: len(release.ready("aggregator")) >= 2, "both aggregators are ready")
+    wait_until(lambda: len(release.ready("aggregator")) >= 2, "both aggregators are ready")
     return f"{get('service', f'{NAME}-aggregator')['spec']['clusterIP']}:50051"

@@ -15,9 +15,10 @@ from loadtest.stack.kafka import KafkaBroker
 from tests.chart.rendering import ROOT
 from tests.cluster import kafka_on_node
 from tests.cluster.conftest import NewRelease
-from tests.cluster.lab import SCRIPTS
-from tests.cluster.release import NAME, NAMESPACE, Release, get, kube, until
+from tests.cluster.one_node_cluster import SCRIPTS
+from tests.cluster.release import NAME, NAMESPACE, Release, get, kube
 from tests.cluster.values import synthetic
+from tests.support.until import wait_until
 
 CALLS_PER_S = 25.0
 ROLLS = 2
@@ -45,7 +46,7 @@ def test_callers_over_the_headless_service_see_nothing_of_rolls(release: Release
             kube("--namespace", NAMESPACE, "rollout", "restart", f"deployment/{NAME}-aggregator")
             _rolled()
             assert not set(before) & set(release.ready("aggregator"))
-        until(_nobody_leaves, "those that were replaced are gone", 120.0)
+        wait_until(_nobody_leaves, "those that were replaced are gone", 120.0)
         time.sleep(5.0)
         told = json.loads(calling.communicate(timeout=60.0)[0])
     assert told["errors"] == [], f"{told['answered']} were answered, {len(told['errors'])} were not"
@@ -60,7 +61,7 @@ def _rolled() -> None:
         seen: bool = status.get("observedGeneration") == now["metadata"]["generation"]
         return seen and counts == {now["spec"]["replicas"]}
 
-    until(complete, "the aggregators are replaced", 180.0)
+    wait_until(complete, "the aggregators are replaced", 180.0)
 
 
 def _nobody_leaves() -> bool:

@@ -23,22 +23,13 @@ from tests.chart.rendering import CHART
 from tests.cluster import kafka_on_node
 from tests.cluster.conftest import GPUS, NewRelease
 from tests.cluster.images import VERSION
-from tests.cluster.lab import Lab
-from tests.cluster.release import (
-    NAMESPACE,
-    Object,
-    Release,
-    create_namespace,
-    get,
-    is_ready,
-    kube,
-    offer_gpus,
-    until,
-)
+from tests.cluster.one_node_cluster import OneNodeCluster
+from tests.cluster.release import NAMESPACE, Object, Release, create_namespace, get, is_ready, kube, offer_gpus
 from tests.cluster.upgrades import everything, pods, stages
 from tests.cluster.upgrades.effects import Stage
 from tests.cluster.values import synthetic
-from tests.fakes.certificates import Authority
+from tests.support.certificates import Authority
+from tests.support.until import wait_until
 
 COMPONENTS = ("aggregator", "model-server", "scaler")
 CLAIMS = 4
@@ -46,7 +37,7 @@ TOKEN, AUTHORITY, SERVER_NAME = "token-of-search", Authority(), "localhost"
 
 
 @pytest.fixture(scope="module")
-def new_release_there(lab: Lab, new_release: NewRelease) -> Generator[NewRelease]:
+def new_release_there(lab: OneNodeCluster, new_release: NewRelease) -> Generator[NewRelease]:
     """Makes releases where there is what the values speak of: others' definitions, GPUs, volumes, Secrets, images."""
     definitions = [*(json.loads(file.read_text(encoding="utf-8")) for file in DEFINITIONS.glob("*.json")), *STRIMZI]
     kube("apply", "--server-side", "-f", "-", stdin=json.dumps({**LIST, "items": definitions}))
@@ -168,7 +159,9 @@ CHANGES: list[tuple[dict[str, Any], set[str]]] = [
 def test_a_change_rolls_the_pods_that_read_it(release: Release, change: dict[str, Any], rolled: set[str]) -> None:
     before = {name: set(release.ready(name)) for name in COMPONENTS}
     release.upgrade(change)
-    until(lambda: all(len(release.pods(name)) == len(before[name]) for name in COMPONENTS), "the old pods are gone")
+    wait_until(
+        lambda: all(len(release.pods(name)) == len(before[name]) for name in COMPONENTS), "the old pods are gone"
+    )
     after = {name: set(release.ready(name)) for name in COMPONENTS}
     assert {name for name in COMPONENTS if not before[name] & after[name]} == rolled
     assert {name for name in COMPONENTS if before[name] == after[name]} == set(COMPONENTS) - rolled
@@ -215,7 +208,7 @@ def _upgrade(release: Release, stage: Stage) -> None:
         release.upgrade(stage.values, force=stage.unscaled)
         if stage.unscaled:
             release.upgrade(stage.values, force=True)
-        until(_completed, "the old pods are gone, and as many are left as are asked for", 120.0)
+        wait_until(_completed, "the old pods are gone, and as many are left as are asked for", 120.0)
     after = stage.look()
     looks = list(zip(stage.effects, before, after, strict=True))
     assert {f"{it.value} {it.of}": was for it, was, _ in looks if was == stage.expected(it)} == {}

@@ -13,7 +13,7 @@ from loadtest.stack.kafka import KafkaBroker
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
 from tests.cluster import images, kafka_on_node
 from tests.cluster.conftest import NewRelease
-from tests.cluster.lab import Lab
+from tests.cluster.one_node_cluster import OneNodeCluster
 from tests.cluster.release import NAME, Release, get
 from tests.cluster.values import vllm
 
@@ -25,7 +25,7 @@ SENTENCES = (
 
 
 @pytest.fixture(scope="module")
-def release(lab: Lab, new_release: NewRelease, kafka: KafkaBroker) -> Generator[Release]:
+def release(lab: OneNodeCluster, new_release: NewRelease, kafka: KafkaBroker) -> Generator[Release]:
     """Installed with the image that holds vLLM."""
     assert kafka.exit_code is None
     lab.load(images.CPU)

@@ -14,7 +14,6 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from aggregator.sources.kafka.consumer.topic_ids import id_text
 from loadtest.clients.messages import NO_WISHES, request
 from loadtest.clients.pace import paced
 from loadtest.questions import bundled_questions
@@ -24,15 +23,17 @@ from tests.cluster.values import DIMENSIONS
 from tests.faults.checker import Checker
 from tests.faults.expected import Oracle
 from tests.faults.steady_load import SteadyLoad
-from tests.faults.topic_logs import commits, end_offsets, read_topics, topic_id
+from tests.faults.topic_logs import commits, end_offsets, read_topics
 from tests.faults.verdict import Timeline, Verdict, judge
-from tests.integration.aggregator.desk import committed
+from tests.support.kafka_client import committed
 
 REQUESTS, REPLIES, LETTERS, GROUP = "embed.requests.v1", "embed.replies.v1", "embed.requests.v1-dlt", "tokenbatch"
 _FOREVER = 10**9
 _CALL_S = 20.0
 _PAGE = read(ROOT / "docs" / "clients.md").files
 _SERVICE_CONFIG, _BALANCED = (_PAGE[f"channel/{name}.json"] for name in ("service_config", "balanced_service_config"))
+CHANNEL = (("grpc.service_config", _SERVICE_CONFIG), ("grpc.enable_retries", 1))
+"""Options of a channel whose calls are sent again where the page says so."""
 
 
 @dataclass
@@ -129,10 +130,9 @@ class Traffic:
         await self.drained()
         await self.load.close()
         checker = Checker(self.load.intents, GROUP, _oracle=Oracle(DIMENSIONS))
-        requests_id = id_text(await topic_id(self.kafka, REQUESTS))
         async for record in read_topics(self.kafka, REQUESTS):
             if record.key in self.load.intents:
-                checker.take_input(record, requests_id)
+                checker.take_input(record)
         async for record in read_topics(self.kafka, REPLIES):
             if record.key in self.load.intents:
                 checker.take_reply(record)

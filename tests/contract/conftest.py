@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from loadtest.stack.kafka import KafkaBroker
-from tests.fakes.kafka_clusters import Cluster, FakeCluster, RealCluster
+from tests.support.kafka_clusters import Cluster, FakeCluster, RealCluster
 
 
 @pytest.fixture(scope="session")

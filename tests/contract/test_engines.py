@@ -11,12 +11,12 @@ import grpc
 import numpy as np
 import pytest
 
+from aggregator.engine import Engine
 from aggregator.errors import BatchFailed, EngineFailed, ModelServerBusy, ModelServerLost
 from aggregator.replicas.client import GrpcEngine, ModelServerClient
-from aggregator.replicas.engine import Engine
 from protos.modelserver.v1 import modelserver_pb2 as pb
-from tests.fakes.engines import FakeEngine, batch
-from tests.fakes.model_server import FakeModelServer, Refusal, embed_response
+from tests.support.fake_engine import FakeEngine, batch
+from tests.support.fake_model_server import FakeModelServer, Refusal, embed_response
 
 TIMEOUT_S = 30.0
 BATCH = batch([1, 10, 2], [1, 11, 12, 2], [1, 10, 2])

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aggregator.admission.tokenizers.fast_tokenizer import FastTokenizer
-from aggregator.admission.tokenizers.tokenizer import Tokenizer
-from tests.fakes.tokenizers import FakeTokenizer, wordpiece_files, write
+from aggregator.tokenizers.fast_tokenizer import FastTokenizer
+from aggregator.tokenizers.tokenizer import Tokenizer
+from tests.support.fake_tokenizer import FakeTokenizer, wordpiece_files, write
 
 TEXTS = ["hello world", "who", "hello world", "naïve", "", "hello who hello who"]
 
@@ -57,25 +57,3 @@ def test_what_fits_is_not_cut(tokenizer: Tokenizer) -> None:
     whole = tokenizer.count(["hello who"]).ids.tobytes()
     assert tokenizer.truncate_ids(whole, 4, keep_end=False) == whole
     assert tokenizer.truncate_ids(whole, 4, keep_end=True) == whole
-
-
-@pytest.mark.parametrize("keep_end", [False, True])
-def test_a_part_of_a_text_has_the_tokens_of_that_end_of_it(tokenizer: Tokenizer, keep_end: bool) -> None:
-    text = "hello world who " * 40
-    part = tokenizer.part(text, 100, keep_end=keep_end)
-    assert part is not None
-    assert 0 < len(part) <= 100
-    ids, whole = tokenizer.count([part]).ids[1:-1], tokenizer.count([text]).ids[1:-1]
-    assert ids.tolist() == (whole[-len(ids) :] if keep_end else whole[: len(ids)]).tolist()
-    assert tokenizer.part(text, len(text), keep_end=keep_end) == text
-
-
-def test_the_tokens_of_two_parts_are_joined_to_those_of_the_whole(tokenizer: Tokenizer) -> None:
-    before, after, whole = (
-        tokenizer.count([text]).ids.tobytes() for text in ("hello who", " world", "hello who world")
-    )
-    assert tokenizer.join_ids(before, after) == whole
-
-
-def test_a_text_without_a_place_to_cut_has_no_part(tokenizer: Tokenizer) -> None:
-    assert tokenizer.part("x" * 101, 100, keep_end=False) is None

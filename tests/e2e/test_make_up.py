@@ -3,11 +3,13 @@
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,11 +19,15 @@ import psutil
 import pytest
 
 from loadtest.stack.kafka import KafkaBroker
+from loadtest.stack.redis import RedisServer
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(900)]
 
 SYNTHETIC = {"TOKENBATCH_MODELSERVER_ENGINE__KIND": "synthetic"}
-TABLE_ROWS = ("queries 200 200 ", "lost 0 0 ", "batches ", "tokens per batch ", "latency p50 ", "latency p99 ")
+TABLE_ROWS = (
+    *("queries 200 200 ", "lost 0 0 ", "batches ", "tokens per batch ", "latency p50 ", "latency p99 "),
+    *("one by one, queries/s ", "batched, queries/s ", "batching buys "),
+)
 
 
 def _hear_ctrl_c() -> None:
@@ -88,24 +94,29 @@ def words(text: str) -> str:
     return re.sub(r"[\s│]+", " ", text)
 
 
-@pytest.mark.vllm
-def test_it_embeds_serves_prints_commands_that_work_and_stops_on_ctrl_c(tmp_path: Path) -> None:
-    with up(tmp_path / "run") as run:
+def test_it_embeds_serves_prints_commands_that_work_stops_on_ctrl_c_and_starts_on_the_same_data(tmp_path: Path) -> None:
+    with up(tmp_path / "run", environment=SYNTHETIC) as run:
         run.wait_for("Ctrl-C stops everything")
         shown = words(run.output)
         for row in TABLE_ROWS:
             assert row in shown
         assert "question nearest among them cosine" in shown.replace("┃ ", "")
         addresses = json.loads((run.folder / "stack.json").read_text())
-        assert sorted(addresses) == ["grpc", "kafka", "metrics", "modelservers"]
-        listening = [addresses["grpc"], addresses["kafka"], addresses["metrics"], *addresses["modelservers"]]
+        assert sorted(addresses) == ["grpc", "http", "kafka", "metrics", "modelservers", "page"]
+        listening = [*(addresses[name] for name in ("grpc", "http", "kafka", "metrics")), *addresses["modelservers"]]
         assert all(map(is_open, listening))
+        assert run.output.startswith(f"==> the live page: {addresses['page']}")
+        with urllib.request.urlopen(addresses["page"], timeout=30) as page:  # noqa: S310 - of this stack
+            assert b"<title>tokenbatch</title>" in page.read()
 
         commands = re.findall(r"^  (?:questions|a question).*?  +(\S.*)$", run.output, re.MULTILINE)
-        assert len(commands) == 3
+        assert len(commands) == 4
         for command in commands:
+            if command.startswith("curl") and not shutil.which("curl"):
+                continue  # README asks for none; tests/clients runs it
             done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False, timeout=300)
             assert done.returncode == 0, (command, done.stdout, done.stderr)
+            assert not command.startswith("curl") or len(json.loads(done.stdout)["data"][0]["embedding"]) == 384
 
         with up(run.folder) as second:
             assert second.exit_code() == 2
@@ -119,17 +130,34 @@ def test_it_embeds_serves_prints_commands_that_work_and_stops_on_ctrl_c(tmp_path
         assert not (run.folder / "stack.json").exists()
         assert not any(map(is_open, listening))
 
-
-def test_with_exit_it_stops_after_the_questions_and_a_second_run_starts_on_the_same_data(tmp_path: Path) -> None:
-    for _ in range(2):
-        with up(tmp_path / "run", "--exit", environment=SYNTHETIC) as run:
-            assert run.exit_code() == 0, run.output
-            for row in TABLE_ROWS:
-                assert row in words(run.output)
-            assert not (run.folder / "stack.json").exists()
+    with up(tmp_path / "run", "--exit", environment=SYNTHETIC) as again:
+        assert again.exit_code() == 0, again.output
+        assert all(row in words(again.output) for row in TABLE_ROWS)
+        assert not (again.folder / "stack.json").exists()
 
 
-def test_it_takes_the_vectors_through_a_kafka_of_ones_own(tmp_path: Path) -> None:
+def test_users_retrieve_on_a_mixed_server_and_on_a_split_pair(tmp_path: Path) -> None:
+    with up(tmp_path / "run", "--mixed", "--exit", "--users", "4", environment=SYNTHETIC) as run:
+        assert run.exit_code() == 0, run.output
+        shown = words(run.output)
+        assert "4 users retrieve among 200 real questions, 2 loops each" in shown
+        rows = re.findall(r"(one mixed server|a split pair) ([\d.]+) ([\d.]+) s ([\d.]+) s", shown)
+        assert [servers for servers, *_ in rows] == ["one mixed server", "a split pair"]
+        assert all(float(figure) > 0.0 for _, *figures in rows for figure in figures)
+        assert not (run.folder / "stack.json").exists()
+
+
+def test_the_demonstration_tells_each_step_and_loses_nothing(tmp_path: Path) -> None:
+    with up(tmp_path / "run", "--demo", "10", "--exit") as run:
+        assert run.exit_code() == 0, run.output
+        shown = words(run.output)
+        for step in ("Morning", "A burst", "four times slower", "is killed", "starts again", "Evening"):
+            assert step in shown
+        assert re.search(r"all [\d,]+ 0 ", shown)
+        assert not (run.folder / "stack.json").exists()
+
+
+def test_it_takes_the_vectors_through_a_kafka_of_ones_own_and_killed_outright_leaves_nothing(tmp_path: Path) -> None:
     out = tmp_path / "replies.npz"
     with (
         KafkaBroker(tmp_path / "own") as kafka,
@@ -139,18 +167,11 @@ def test_it_takes_the_vectors_through_a_kafka_of_ones_own(tmp_path: Path) -> Non
         assert not (run.folder / "kafka").exists()
         produce = [sys.executable, "-m", "loadtest", "produce", "--bootstrap", kafka.bootstrap, "--out", str(out)]
         subprocess.run([*produce, "--count", "50"], check=True, capture_output=True, timeout=120)
-        run.process.send_signal(signal.SIGTERM)
-        assert run.exit_code() == 0, run.output
-    with np.load(out) as replies:
-        assert replies["embedding"].shape == (50, 384)
-
-
-def test_killed_outright_it_leaves_nothing_running(tmp_path: Path) -> None:
-    with up(tmp_path / "run", environment=SYNTHETIC) as run:
-        run.wait_for("Ctrl-C stops everything")
         children = run.children()
         run.process.kill()
         assert_gone(children)
+    with np.load(out) as replies:
+        assert replies["embedding"].shape == (50, 384)
 
 
 def test_a_part_that_cannot_start_is_shown_with_its_words(tmp_path: Path) -> None:
@@ -177,3 +198,26 @@ def test_a_port_that_was_asked_for_and_is_busy_is_named(tmp_path: Path) -> None:
         with up(tmp_path / "run", "--grpc-port", str(port)) as run:
             assert run.exit_code() == 2
     assert f"port {port} is busy: give --grpc-port another" in run.output
+
+
+@pytest.mark.redis
+def test_redis_is_started_and_its_questions_get_their_vectors(tmp_path: Path) -> None:
+    with up(tmp_path / ".run", "--redis", "--exit", environment=SYNTHETIC) as run:
+        assert run.exit_code() == 0, run.output
+        assert "Through Redis 20 of 20 questions got their vectors" in run.output
+
+
+@pytest.mark.redis
+def test_one_s_own_redis_is_used_and_named(tmp_path: Path) -> None:
+    with RedisServer(tmp_path / "redis") as server:
+        run_folder = tmp_path / ".run"
+        with up(run_folder, "--redis", server.address, environment=SYNTHETIC) as run:
+            run.wait_for("Serving.")
+            assert json.loads((run_folder / "stack.json").read_text())["redis"] == server.address
+            assert "BLPOP me 10" in run.output
+            children = run.children()
+            run.process.send_signal(signal.SIGTERM)
+            assert run.exit_code() == 0, run.output
+            assert_gone(children)
+        with server.client() as client:
+            assert client.xlen("embed.requests.v1") == 0

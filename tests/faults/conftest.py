@@ -1,4 +1,4 @@
-"""One Kafka for most rows, a scene for each, and a file with the figures of every row that was run."""
+"""One Kafka for most rows, a stack for each, and a file with the figures of every row that was run."""
 
 from __future__ import annotations
 
@@ -10,38 +10,32 @@ import pytest
 import pytest_asyncio
 
 from loadtest.stack.kafka import KafkaBroker
+from tests.faults.row_stack import RowStack, opened
 from tests.faults.rows import Figures, write_row
-from tests.faults.scene import Scene, opened
 
 _FIGURES = pytest.StashKey[Figures]()
 
 
 @pytest.fixture(scope="session")
-def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
-    """A broker that stays up."""
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
+    """One for all rows."""
     with KafkaBroker(tmp_path_factory.mktemp("kafka")) as broker:
         yield broker
 
 
-@pytest_asyncio.fixture
-async def scene(kafka: KafkaBroker, tmp_path: Path) -> AsyncIterator[Scene]:
-    """A scene on that broker."""
-    async with opened(Scene(tmp_path, kafka.bootstrap)) as scene:
-        yield scene
-
-
 @pytest.fixture
-def own_kafka(tmp_path: Path) -> Iterator[KafkaBroker]:
-    """A broker that the row may break."""
-    with KafkaBroker(tmp_path / "kafka") as broker:
-        yield broker
+def kafka(broker: KafkaBroker) -> KafkaBroker:
+    """The broker, which a row may stop: it runs again for the next one."""
+    if broker.exit_code is not None:
+        broker.start()
+    return broker
 
 
 @pytest_asyncio.fixture
-async def own_scene(own_kafka: KafkaBroker, tmp_path: Path) -> AsyncIterator[Scene]:
-    """A scene on that one."""
-    async with opened(Scene(tmp_path, own_kafka.bootstrap)) as scene:
-        yield scene
+async def stack(kafka: KafkaBroker, tmp_path: Path) -> AsyncIterator[RowStack]:
+    """A stack on that broker."""
+    async with opened(RowStack(tmp_path, kafka.bootstrap)) as stack:
+        yield stack
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Watch how much memory processes take at the most, whoever kills them when, and whether one takes ever more."""
+"""Watch the memory of processes: the peak, and whether it keeps growing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _INTERVAL_S = 0.25
 
 
 class MemoryWatch:
-    """Looks at the processes it was told of until `stop`; `peak_mib` is the most that one of them ever held.
+    """Reads the memory of the added processes until `stop`; `peak_mib` is the largest of all readings.
 
     `readings_mib` are what each held, by process id, four times a second.
     """
@@ -29,7 +29,6 @@ class MemoryWatch:
         self._pids.add(pid)
 
     def stop(self) -> None:
-        """Look no more."""
         self._ended.set()
         self._thread.join()
 

@@ -1,4 +1,4 @@
-"""A row's result in a file of its own: what was broken, how it ended, the figures, the commit and the time."""
+"""A row's result in a file: what was broken, how it ended, the figures, the commit and the time."""
 
 from __future__ import annotations
 
@@ -76,11 +76,11 @@ def read_row(name: str) -> Row | None:
 def read_file(file: Path) -> Row | None:
     """The result in a file; None where there is none."""
     try:
-        told: dict[str, Any] = json.loads(file.read_text())
+        fields: dict[str, Any] = json.loads(file.read_text())
     except FileNotFoundError:
         return None
-    problems = tuple(told.pop("problems"))
-    return Row(**told, problems=problems)
+    problems = tuple(fields.pop("problems"))
+    return Row(**fields, problems=problems)
 
 
 def path_of(name: str) -> Path:

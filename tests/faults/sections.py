@@ -13,7 +13,6 @@ SECTIONS = {
     "test_a_group_that_is_forbidden_for_a_moment_is_joined_anew": "the-consumer-group-is-forbidden",
     "test_without_brokers_memory_is_bounded_and_a_stop_ends": "no-broker-answers",
     "test_new_partitions_are_read_from_their_start": "partitions-are-added",
-    "test_a_topic_made_again_is_read_from_its_start": "a-topic-is-deleted-and-created-again",
     "test_what_retention_took_is_counted": "retention-deletes-unread-records",
     "test_a_full_disk_is_got_round": "a-brokers-disk-is-full",
     "test_a_spoilt_batch_is_never_passed_over_in_silence": "a-record-batch-is-corrupt",
@@ -23,6 +22,7 @@ SECTIONS = {
     "test_a_killed_model_server_returns": "a-model-server-dies-hangs-or-is-slow",
     "test_a_frozen_model_server_is_left_out": "a-model-server-dies-hangs-or-is-slow",
     "test_a_slow_model_server_is_endured": "a-model-server-dies-hangs-or-is-slow",
+    "test_an_engine_that_only_fails_draws_no_traffic": "a-model-server-dies-hangs-or-is-slow",
     "test_wrong_answers_are_not_passed_on": "a-model-server-returns-invalid-vectors",
     "test_without_model_servers_records_wait": "all-model-servers-are-gone",
     "test_poison_is_dead_lettered_alone": "a-query-makes-the-engine-fail",
@@ -40,6 +40,11 @@ SECTIONS = {
     "test_texts_go_on_as_if_nothing_had_happened": "a-model-server-dies-hangs-or-is-slow",
     "test_texts_of_a_model_go_on_as_if_nothing_had_happened": "a-model-server-dies-hangs-or-is-slow",
     "test_a_text_that_ends_its_servers_is_given_up_alone": "a-query-makes-the-engine-fail",
+    "test_servers_of_both_tasks_fail_and_every_vector_and_text_is_right": "a-model-server-dies-hangs-or-is-slow",
+    "test_servers_of_both_tasks_fail_for_long": "a-model-server-dies-hangs-or-is-slow",
+    "test_a_split_fleet_becomes_a_mixed_one_and_back": "a-model-server-dies-hangs-or-is-slow",
+    "test_a_poison_of_one_task_costs_itself_alone": "a-query-makes-the-engine-fail",
+    "test_killed_parts_lose_no_entry": "redis-does-not-serve",
     "test_a_soak_loses_nothing": "several-things-fail-at-once",
 }
 """The section's anchor; the checker's own rows have none."""

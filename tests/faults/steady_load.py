@@ -13,9 +13,10 @@ from typing import Any
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 
+from aggregator.sources.kafka.aiokafka_internals import abandon_producer, space_metadata_updates
 from loadtest.clients.pace import paced
 from loadtest.questions import bundled_questions
-from tests.integration.aggregator.desk import Sent, query
+from tests.support.kafka_client import Sent, query
 
 _FOREVER = 10**9
 _MOST_WAITING = 20_000
@@ -82,13 +83,13 @@ class SteadyLoad:
             request_timeout_ms=_PATIENCE_MS,
             metadata_max_age_ms=_METADATA_AGE_MS,
         )
+        space_metadata_updates(self._producer)
         await self._producer.start()
 
     async def close(self) -> None:
-        """Wait for the word on all that was sent, and disconnect."""
-        while self._waiting:
-            await asyncio.wait(self._waiting)
-        await self._producer.stop()
+        """Disconnect at once, with or without a broker; `flush` waits for the word on all that was sent."""
+        if self._producer is not None:
+            await abandon_producer(self._producer)
 
     async def run(self, rate: float, make: Maker = question) -> None:
         """Send `rate` records a second until cancelled."""
@@ -96,7 +97,7 @@ class SteadyLoad:
             await self.send(len(numbers), make)
 
     async def send(self, count: int, make: Maker = question, partition: int | None = None) -> None:
-        """Send so many more; waits while too many have no word yet."""
+        """Send `count` more; waits while too many are not acknowledged."""
         for number in itertools.islice(self._numbers, count):
             while len(self._waiting) >= _MOST_WAITING:
                 await asyncio.wait(self._waiting, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""Write the rows that were run into docs/reliability.md; a row that was not run keeps the line that it had."""
+"""Write the rows that were run into docs/reliability.md; a row that was not run keeps its line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is corrupt, huge, late or addressed to nobody under load is told so or kept, and harms no other."""
+"""Requests that are corrupt, huge, late or misrouted get an error or become dead letters, and harm no other."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import pytest
 import pytest_asyncio
 
 from protos.embedding.v1 import embedding_pb2 as pb
+from tests.faults.row_stack import RowStack
 from tests.faults.rows import Figures
-from tests.faults.scene import Scene
 from tests.faults.steady_load import Intent, Planned, question
-from tests.integration.aggregator.desk import PROTOBUF, Sent, query
+from tests.support.kafka_client import PROTOBUF, Sent, query
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(580)]
 
@@ -58,31 +58,31 @@ def huge(number: int, request_id: str) -> Planned:
 
 
 @pytest_asyncio.fixture(autouse=True)
-async def served(scene: Scene) -> None:
+async def served(stack: RowStack) -> None:
     """Two aggregators, and time enough for them."""
-    await scene.server(SYNTHETIC__FIXED_S="0.002")
+    await stack.server(SYNTHETIC__FIXED_S="0.002")
     for _ in range(2):
-        await scene.aggregator(settings={"BATCHING__TOKEN_BUDGET": "1000"})
+        await stack.aggregator(settings={"BATCHING__TOKEN_BUDGET": "1000"})
 
 
 @pytest.mark.row("one record in eleven corrupt")
-@pytest.mark.parametrize("count", [pytest.param(8_800, marks=pytest.mark.short), 110_000])
-async def test_corrupt_payloads_are_each_dead_lettered_once(scene: Scene, figures: Figures, count: int) -> None:
-    async with scene.fault():
-        await scene.load.send(count, some_corrupt)
-    verdict = figures.take(await scene.verdict(400.0))
+@pytest.mark.parametrize("count", [8_800, 110_000])
+async def test_corrupt_payloads_are_each_dead_lettered_once(stack: RowStack, figures: Figures, count: int) -> None:
+    async with stack.fault():
+        await stack.load.send(count, some_corrupt)
+    verdict = figures.take(await stack.verdict(400.0))
     assert verdict.problems == ()
     assert (verdict.sent, verdict.dead_lettered, verdict.duplicates) == (count, count // 11, 0)
 
 
 @pytest.mark.row("one record in ten too long, empty, for an unknown model, expired or misrouted; some of 5 MB")
-async def test_bad_requests_are_told_why(scene: Scene, figures: Figures) -> None:
-    await scene.configure(scene.topics.requests, max_message_bytes=str(ROOMY))
-    await scene.configure(scene.topics.dead_letters, max_message_bytes=str(ROOMY))
-    async with scene.under_load(300, bad), scene.fault():
-        await scene.load.send(3, huge)
-        await scene.answers(3000)
-    verdict = figures.take(await scene.verdict())
+async def test_bad_requests_are_told_why(stack: RowStack, figures: Figures) -> None:
+    await stack.configure(stack.topics.requests, max_message_bytes=str(ROOMY))
+    await stack.configure(stack.topics.dead_letters, max_message_bytes=str(ROOMY))
+    async with stack.under_load(300, bad), stack.fault():
+        await stack.load.send(3, huge)
+        await stack.answers(3000)
+    verdict = figures.take(await stack.verdict())
     assert verdict.problems == ()
     assert verdict.duplicates == 0
     assert verdict.dead_lettered >= 50

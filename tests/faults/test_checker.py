@@ -6,58 +6,59 @@ import asyncio
 
 import pytest
 
+from tests.faults.row_stack import PATIENCE_S, RowStack
 from tests.faults.rows import Figures
-from tests.faults.scene import Scene
 from tests.faults.topic_logs import end_offsets
-from tests.integration.aggregator.desk import committed
+from tests.support.kafka_client import committed
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.short, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(580)]
 
 
 @pytest.mark.row("checker: a build that commits early")
-async def test_a_build_that_commits_early_is_caught(scene: Scene, figures: Figures) -> None:
-    await scene.server(SYNTHETIC__FIXED_S="0.05")
-    culprit = await scene.aggregator(build="commits-what-was-only-read")
-    async with scene.under_load(800):
+async def test_a_build_that_commits_early_is_caught(stack: RowStack, figures: Figures) -> None:
+    await stack.server(SYNTHETIC__FIXED_S="0.05")
+    culprit = await stack.aggregator(build="commits-what-was-only-read")
+    async with stack.under_load(800):
         culprit.kill()
-        await scene.aggregator()
-        await scene.answers(100)
-    verdict = figures.take(await scene.verdict())
+        await stack.aggregator()
+        await stack.answers(100)
+    verdict = figures.take(await stack.verdict())
     assert verdict.lost > 0
     assert verdict.early_commits > 0
 
 
 @pytest.mark.row("checker: a build that drops its work when its partitions are revoked")
-async def test_a_build_that_drops_on_revoke_is_caught(scene: Scene, figures: Figures) -> None:
-    await scene.server(SYNTHETIC__FIXED_S="0.05")
-    await scene.aggregator(build="drops-its-work-when-revoked")
-    async with scene.under_load(800):
-        await scene.aggregator()
-        await scene.answers(100)
-    verdict = figures.take(await scene.verdict())
+async def test_a_build_that_drops_on_revoke_is_caught(stack: RowStack, figures: Figures) -> None:
+    await stack.server(SYNTHETIC__FIXED_S="0.05")
+    await stack.aggregator(build="drops-its-work-when-revoked")
+    async with stack.under_load(800):
+        await stack.aggregator()
+        await stack.answers(100)
+    verdict = figures.take(await stack.verdict())
     assert verdict.lost > 0
     assert verdict.early_commits > 0
 
 
+@pytest.mark.short
 @pytest.mark.row("checker: a build that acknowledges before the broker does")
-async def test_a_build_that_acknowledges_before_the_broker_is_caught(scene: Scene, figures: Figures) -> None:
-    await scene.server()
-    await scene.aggregator(build="acknowledges-before-the-broker")
-    async with scene.under_load():
-        await scene.configure(scene.topics.replies, max_message_bytes="100")
-        await until_unanswered(scene, 300)  # as the broker refuses replies, which a sound build would dead-letter
-        await scene.configure(scene.topics.replies)
-        await scene.answers(100)
-    verdict = figures.take(await scene.verdict())
+async def test_a_build_that_acknowledges_before_the_broker_is_caught(stack: RowStack, figures: Figures) -> None:
+    await stack.server()
+    await stack.aggregator(build="acknowledges-before-the-broker")
+    async with stack.under_load():
+        await stack.configure(stack.topics.replies, max_message_bytes="100")
+        await until_unanswered(stack, 300)  # as the broker refuses replies, which a sound build would dead-letter
+        await stack.configure(stack.topics.replies)
+        await stack.answers(100)
+    verdict = figures.take(await stack.verdict())
     assert verdict.lost > 0
     assert verdict.early_commits > 0
 
 
-async def until_unanswered(scene: Scene, count: int) -> None:
-    """Wait for so many records to be committed that have no reply."""
-    async with asyncio.timeout(60):
+async def until_unanswered(stack: RowStack, count: int) -> None:
+    """Wait until `count` committed records have no reply."""
+    async with asyncio.timeout(PATIENCE_S):
         while True:
-            done = sum((await committed(scene.kafka, scene.topics.requests)).values())
-            if done - sum((await end_offsets(scene.kafka, scene.topics.replies)).values()) >= count:
+            done = sum((await committed(stack.kafka, stack.topics.requests)).values())
+            if done - sum((await end_offsets(stack.kafka, stack.topics.replies)).values()) >= count:
                 return
             await asyncio.sleep(0.2)

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from protos.embedding.v1 import embedding_pb2 as pb
+from tests.faults.row_stack import RowStack
 from tests.faults.rows import Figures
-from tests.faults.scene import Scene
 from tests.faults.steady_load import Intent, Maker, Planned, question
-from tests.integration.aggregator.desk import Sent
-from tests.integration.aggregator.scrape import metrics
+from tests.support.kafka_client import Sent
+from tests.support.scrape import metrics
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(580)]
 
 # The build for many threads: with the other one, a change of the file now and then ends a process that has several.
 _LIBRARY = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
@@ -39,9 +39,9 @@ def put(clock: Path, ahead_s: int) -> None:
     new.replace(clock)
 
 
-async def step(scene: Scene, figures: Figures, make: Maker, step_s: int) -> None:
+async def step(stack: RowStack, figures: Figures, make: Maker, step_s: int) -> None:
     """Under load, put the aggregator's clock forward or back by so much for a while."""
-    clock = scene.folder / "clock"
+    clock = stack.folder / "clock"
     put(clock, 0)
     faked = {
         "LD_PRELOAD": str(_LIBRARY),
@@ -49,50 +49,52 @@ async def step(scene: Scene, figures: Figures, make: Maker, step_s: int) -> None
         "FAKETIME_NO_CACHE": "1",
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
     }
-    await scene.server(SYNTHETIC__FIXED_S="0.05")
-    aggregator = await scene.aggregator(environment=faked)
-    async with scene.under_load(400, make):
-        async with scene.fault():
+    await stack.server(SYNTHETIC__FIXED_S="0.05")
+    aggregator = await stack.aggregator(environment=faked)
+    async with stack.under_load(400, make):
+        async with stack.fault():
             put(clock, step_s)
             await asyncio.sleep(10.0)  # the fault itself
             shown_s = metrics(aggregator.metrics_address).value("embed_clock_skew_seconds")
             put(clock, 0)
-        await scene.answers(1000)
-    verdict = figures.take(await scene.verdict(), skew_s=round(shown_s, 1))
+        await stack.answers(1000)
+    verdict = figures.take(await stack.verdict(), skew_s=round(shown_s, 1))
     assert verdict.problems == ()
     assert abs(shown_s - step_s) < 60.0  # within what may have waited
 
 
+@pytest.mark.privileged
 @needs_faketime
 @pytest.mark.row("the aggregator's clock steps, requests without expiry")
 @pytest.mark.parametrize("step_s", [300, -300])
-async def test_a_step_of_the_clock_harms_nothing(scene: Scene, figures: Figures, step_s: int) -> None:
-    await step(scene, figures, question, step_s)
+async def test_a_step_of_the_clock_harms_nothing(stack: RowStack, figures: Figures, step_s: int) -> None:
+    await step(stack, figures, question, step_s)
 
 
+@pytest.mark.privileged
 @needs_faketime
 @pytest.mark.row("the aggregator's clock steps, requests that expire in 2 min")
 @pytest.mark.parametrize("step_s", [pytest.param(300, marks=pytest.mark.short), -300])
-async def test_a_step_of_the_clock_expires_nothing(scene: Scene, figures: Figures, step_s: int) -> None:
-    await step(scene, figures, expiring, step_s)
+async def test_a_step_of_the_clock_expires_nothing(stack: RowStack, figures: Figures, step_s: int) -> None:
+    await step(stack, figures, expiring, step_s)
 
 
 @pytest.mark.row(
     "every second record by a producer whose clock is 5 min off the broker's, requests that expire in 2 min"
 )
 @pytest.mark.parametrize("clock_s", [300, -300])
-async def test_a_producer_s_clock_expires_nothing(scene: Scene, figures: Figures, clock_s: int) -> None:
+async def test_a_producer_s_clock_expires_nothing(stack: RowStack, figures: Figures, clock_s: int) -> None:
     def make(number: int, request_id: str) -> Planned:
         return expiring(number, request_id, float(clock_s) if number % 2 else 0.0)
 
-    await scene.configure(scene.topics.requests, message_timestamp_type="CreateTime")
-    await scene.server()
-    aggregator = await scene.aggregator()
-    async with scene.under_load(300):
+    await stack.configure(stack.topics.requests, message_timestamp_type="CreateTime")
+    await stack.server()
+    aggregator = await stack.aggregator()
+    async with stack.under_load(300):
         pass
-    async with scene.fault(), scene.under_load(300, make):
-        await scene.answers(3000)
+    async with stack.fault(), stack.under_load(300, make):
+        await stack.answers(3000)
         shown_s = metrics(aggregator.metrics_address).value("embed_clock_skew_seconds")
-    verdict = figures.take(await scene.verdict(), skew_s=round(shown_s, 1))
+    verdict = figures.take(await stack.verdict(), skew_s=round(shown_s, 1))
     assert verdict.problems == ()
     assert abs(shown_s + clock_s) < 60.0

@@ -14,12 +14,12 @@ import pytest
 import pytest_asyncio
 
 from loadtest.stack.kafka import KafkaBroker, KafkaCluster
+from tests.faults.row_stack import PATIENCE_S, RowStack, opened
 from tests.faults.rows import Figures
-from tests.faults.scene import Scene, opened
 from tests.faults.test_broker_faults import leader
-from tests.faults.topic_logs import end_offsets
-from tests.integration.aggregator.desk import committed
-from tests.integration.aggregator.scrape import metrics
+from tests.faults.topic_logs import read_topics
+from tests.support.kafka_client import committed
+from tests.support.scrape import metrics
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(580)]
 
@@ -30,25 +30,25 @@ _LAST_OFFSET_AT = 23
 
 @pytest.fixture
 def small_disks(tmp_path: Path) -> Iterator[KafkaCluster]:
-    """Three brokers, each with its data on a small disk of its own, which is memory."""
+    """Three brokers, each with its data on a small disk in memory."""
     cluster = KafkaCluster(tmp_path / "cluster")
-    with contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as resources:
         for disk in (broker.folder / "data" for broker in cluster.brokers):
             disk.mkdir(parents=True)
             command = ["mount", "-t", "tmpfs", "-o", f"size={_DISK_BYTES}", "tmpfs", str(disk)]
             done = subprocess.run(command, check=False, capture_output=True, text=True)
             if done.returncode:
                 pytest.skip(f"no disk of memory can be mounted: {done.stderr.strip()}")
-            stack.callback(subprocess.run, ["umount", str(disk)], check=True)
-        stack.enter_context(cluster)
+            resources.callback(subprocess.run, ["umount", str(disk)], check=True)
+        resources.enter_context(cluster)
         yield cluster
 
 
 @pytest_asyncio.fixture
-async def on_small_disks(small_disks: KafkaCluster, tmp_path: Path) -> AsyncIterator[Scene]:
-    """A scene with three copies of everything on those."""
-    async with opened(Scene(tmp_path, small_disks.bootstrap, partitions=6, replication=3)) as scene:
-        yield scene
+async def on_small_disks(small_disks: KafkaCluster, tmp_path: Path) -> AsyncIterator[RowStack]:
+    """A stack with three copies of everything on those."""
+    async with opened(RowStack(tmp_path, small_disks.bootstrap, partitions=6, replication=3)) as stack:
+        yield stack
 
 
 def fill(disk: Path) -> Path:
@@ -63,24 +63,25 @@ def fill(disk: Path) -> Path:
     return ballast
 
 
+@pytest.mark.privileged
 @pytest.mark.row("the disk of one of three brokers is full, until there is room again")
-async def test_a_full_disk_is_got_round(on_small_disks: Scene, small_disks: KafkaCluster, figures: Figures) -> None:
-    scene = on_small_disks
-    await scene.server()
+async def test_a_full_disk_is_got_round(on_small_disks: RowStack, small_disks: KafkaCluster, figures: Figures) -> None:
+    stack = on_small_disks
+    await stack.server()
     for _ in range(2):
-        await scene.aggregator()
-    async with scene.under_load(200):
-        victim = await leader(scene, small_disks)
-        async with scene.fault():
+        await stack.aggregator()
+    async with stack.under_load(200):
+        victim = await leader(stack, small_disks)
+        async with stack.fault():
             ballast = fill(victim.folder / "data")
-            async with asyncio.timeout(90):
+            async with asyncio.timeout(PATIENCE_S):
                 while victim.exit_code is None:  # noqa: ASYNC110 - a broker that cannot write ends itself
                     await asyncio.sleep(0.2)
-        await scene.answers(1000)
+        await stack.answers(1000)
         ballast.unlink()
         await asyncio.to_thread(victim.start)
-        await scene.answers(600)
-    verdict = figures.take(await scene.verdict())
+        await stack.answers(600)
+    verdict = figures.take(await stack.verdict())
     assert verdict.problems == ()
     assert verdict.recovery_s < 60.0
 
@@ -107,45 +108,40 @@ def turn_bit(log: Path, place: int) -> None:
         file.write(bytes([byte ^ 0x40]))
 
 
-@pytest.mark.row("a record batch corrupt on the broker's disk (CRC): its partition waits until skipping is allowed")
+@pytest.mark.row("a record batch corrupt on the broker's disk (CRC): it becomes one dead letter")
 async def test_a_spoilt_batch_is_never_passed_over_in_silence(
-    own_kafka: KafkaBroker, own_scene: Scene, figures: Figures
+    broker: KafkaBroker, stack: RowStack, figures: Figures
 ) -> None:
-    broker, scene = own_kafka, own_scene
-    topic = scene.topics.requests
-    await scene.server()
-    first = await scene.aggregator()
-    async with scene.under_load():
-        assert await scene.stop(first) == [0]
-        await scene.load.send(2000)
-    await scene.load.flush()
-    reached = (await committed(scene.kafka, topic))[topic, 0]
+    topic = stack.topics.requests
+    await stack.server()
+    first = await stack.aggregator()
+    async with stack.under_load():
+        assert await stack.stop(first) == [0]
+        await stack.load.send(2000)
+    await stack.load.flush()
+    reached = (await committed(stack.kafka, topic))[topic, 0]
     log = broker.folder / "data" / f"{topic}-0" / f"{0:020}.log"
-    async with scene.fault():
+    async with stack.fault():
         await asyncio.to_thread(broker.stop)
         spoilt, place = spoil(log, reached + 1)
+        batch = log.read_bytes()
         await asyncio.to_thread(broker.start)
-        waiting = await scene.aggregator()
-        ends = await end_offsets(scene.kafka, topic)
-        stands = {**ends, (topic, 0): spoilt.start}
-        async with asyncio.timeout(90):
-            while await committed(scene.kafka, topic) != stands:  # noqa: ASYNC110 - a group calls nobody
-                await asyncio.sleep(0.2)
-        found = metrics(waiting.metrics_address).value("embed_consumer_corrupt_total", topic=topic)
-        assert await scene.stop(waiting) == [0]
-        skipping = await scene.aggregator(settings={"KAFKA__SKIP_CORRUPT_BATCHES": "true"})
-        assert await scene.drained()
-    counted = metrics(skipping.metrics_address).value("embed_consumer_lost_total", topic=topic)
-    async with scene.under_load():
-        await scene.answers(600)
-    assert await scene.drained()
+        second = await stack.aggregator()
+        assert await stack.drained()
+    reader = metrics(second.metrics_address)
+    corrupt, counted = (reader.value(f"embed_consumer_{name}_total", topic=topic) for name in ("corrupt", "lost"))
+    async with stack.under_load():
+        await stack.answers(600)
+    assert await stack.drained()
+    letters = [record async for record in read_topics(stack.kafka, stack.topics.dead_letters)]
     await asyncio.to_thread(broker.stop)
     turn_bit(log, place)  # so that the checker can read what was in it
     await asyncio.to_thread(broker.start)
-    gone = [key for key, (partition, offset) in scene.load.acknowledged.items() if (partition, offset) in where(spoilt)]
-    verdict = figures.take(await scene.verdict(deleted=gone), spoilt=len(gone), counted=counted)
+    gone = [key for key, (partition, offset) in stack.load.acknowledged.items() if (partition, offset) in where(spoilt)]
+    verdict = figures.take(await stack.verdict(deleted=gone), spoilt=len(gone), counted=counted)
     assert verdict.problems == ()
-    assert found == 1
+    assert [letter.value in batch for letter in letters] == [True]
+    assert corrupt == 1
     assert counted == len(gone) == len(spoilt)
 
 

@@ -15,11 +15,11 @@ import pytest
 from loadtest.stack.kafka import KafkaBroker
 from tests.faults.memory_watch import growth_mib, resident_mib
 from tests.faults.random_faults import Faults
+from tests.faults.row_stack import RowStack
 from tests.faults.rows import Figures
-from tests.faults.scene import Scene
 from tests.faults.topic_logs import end_offsets
-from tests.integration.aggregator.desk import committed
-from tests.integration.aggregator.scrape import metrics
+from tests.support.kafka_client import committed
+from tests.support.scrape import metrics
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
@@ -33,23 +33,23 @@ NOISE_MIB = 20.0
 
 @pytest.mark.row("a burst of records far beyond the capacity")
 @pytest.mark.timeout(3600)
-async def test_a_burst_is_worked_off_with_flat_memory(scene: Scene, figures: Figures) -> None:
-    await scene.server(SYNTHETIC__FIXED_S="0.002")
+async def test_a_burst_is_worked_off_with_flat_memory(stack: RowStack, figures: Figures) -> None:
+    await stack.server(SYNTHETIC__FIXED_S="0.002")
     settings = {"BATCHING__TOKEN_BUDGET": "4000", "KAFKA__CLIENT__MAX_COMMIT_SPAN": str(SPAN)}
-    aggregator = await scene.aggregator(settings=settings)
-    await scene.load.send(2000)
-    assert await scene.drained()
+    aggregator = await stack.aggregator(settings=settings)
+    await stack.load.send(2000)
+    assert await stack.drained()
     calm_mib = resident_mib(aggregator.pid)
     spans: list[float] = []
-    async with scene.fault():
+    async with stack.fault():
         began_s = time.monotonic()
         async with asyncio.TaskGroup() as tasks:
-            sending = tasks.create_task(scene.load.send(BURST))
-            while not sending.done() or await lag(scene):
+            sending = tasks.create_task(stack.load.send(BURST))
+            while not sending.done() or await lag(stack):
                 spans.append(most(aggregator.metrics_address, "embed_consumer_uncommitted_span"))
                 await asyncio.sleep(1.0)
         rate = BURST / (time.monotonic() - began_s)
-    verdict = await scene.verdict(1800.0)
+    verdict = await stack.verdict(1800.0)
     grown_mib = verdict.peak_mib - calm_mib
     figures.take(verdict, rate=round(rate), grown_mib=round(grown_mib), largest_span=max(spans))
     assert verdict.problems == ()
@@ -57,10 +57,10 @@ async def test_a_burst_is_worked_off_with_flat_memory(scene: Scene, figures: Fig
     assert max(spans) <= SPAN
 
 
-async def lag(scene: Scene) -> int:
+async def lag(stack: RowStack) -> int:
     """Records that are not committed yet."""
-    ends = await end_offsets(scene.kafka, scene.topics.requests)
-    offsets = await committed(scene.kafka, scene.topics.requests)
+    ends = await end_offsets(stack.kafka, stack.topics.requests)
+    offsets = await committed(stack.kafka, stack.topics.requests)
     return sum(end - offsets.get(partition, 0) for partition, end in ends.items())
 
 
@@ -71,26 +71,26 @@ def most(address: str, name: str) -> float:
 
 @pytest.mark.row("a soak with kills, freezes, stops and restarts of everything at random moments")
 @pytest.mark.timeout(SOAK_S + 900)
-async def test_a_soak_loses_nothing(own_kafka: KafkaBroker, own_scene: Scene, figures: Figures) -> None:
-    scene, chance = own_scene, random.Random(SEED)
+async def test_a_soak_loses_nothing(broker: KafkaBroker, stack: RowStack, figures: Figures) -> None:
+    chance = random.Random(SEED)
     for _ in range(2):
-        await scene.server()
-    lasting, *_ = [await scene.aggregator() for _ in range(3)]
-    faults = Faults(scene, lasting, own_kafka, chance).all
+        await stack.server()
+    lasting, *_ = [await stack.aggregator() for _ in range(3)]
+    faults = Faults(stack, lasting, broker, chance).all
 
     done: list[str] = []
     ends_s = time.monotonic() + SOAK_S
-    async with scene.under_load(200):
-        async with scene.fault():
+    async with stack.under_load(200):
+        async with stack.fault():
             while time.monotonic() < ends_s:
                 fault = chance.choice(faults)
                 done.append(fault.__name__)
                 await fault()
-                await scene.answers(200)
+                await stack.answers(200)
                 await asyncio.sleep(chance.uniform(0.0, CALM_S))  # some faults come soon after one another
-        await scene.answers(2000)
-    grown_mib = growth_mib(scene.memory.readings_mib[lasting.pid])
+        await stack.answers(2000)
+    grown_mib = growth_mib(stack.memory.readings_mib[lasting.pid])
     more = {"faults": len(done), "seed": SEED, "seconds": SOAK_S, "grown_mib": round(grown_mib, 1)}
-    verdict = figures.take(await scene.verdict(400.0), **more)
+    verdict = figures.take(await stack.verdict(400.0), **more)
     assert verdict.problems == (), done
     assert grown_mib < NOISE_MIB

@@ -10,10 +10,6 @@ from typing import Any
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.client import AIOKafkaClient
-
-from aggregator.sources.kafka.consumer import topic_ids as kafka_topic_ids
-from aggregator.sources.kafka.consumer.topic_ids import TopicIdRequest
 
 COMMITS = "__consumer_offsets"
 _POLL_MS = 500
@@ -23,10 +19,9 @@ _COMMIT_VALUE_VERSION = 4
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """One commit as the coordinator wrote it down, at its own time; `note` is the group's, and names the topic's id."""
+    """One commit as the coordinator wrote it down, at its own time."""
 
     topic: str
-    note: str
     partition: int
     offset: int
     at_ms: int
@@ -104,17 +99,7 @@ def _commit(key: bytes, value: bytes | None, group: str) -> Commit | None:
     assert version == _COMMIT_VALUE_VERSION, "A commit of another layout than Kafka 4.3's."
     note_end = 14 + note_bytes  # its length, and one more, stand before it
     (at_ms,) = struct.unpack_from(">q", value, note_end)
-    return Commit(topic, value[15:note_end].decode(), partition, offset, at_ms)
-
-
-async def topic_id(bootstrap: str, topic: str) -> bytes:
-    """What tells a topic from another of its name."""
-    client: Any = AIOKafkaClient(bootstrap_servers=bootstrap)
-    try:
-        await client.bootstrap()
-        return kafka_topic_ids.topic_id(await client.send(client.get_random_node(), TopicIdRequest(topic)))
-    finally:
-        await client.close()
+    return Commit(topic, partition, offset, at_ms)
 
 
 def _text(data: bytes, at: int) -> tuple[str, int]:

@@ -72,8 +72,6 @@ def judge(checker: Checker, commits: Sequence[Commit], unseen: Sequence[bytes], 
             problems.append(f"{what}: {examples(found)}")
     if early:
         problems.append(f"{early} offsets were committed before their outcome was written")
-    if regression:
-        problems.append(f"a commit went back by {regression}")
     recovery_s = _recovery_s(fates, line)
     after_ms = line.healed_ms + recovery_s * 1000
     return Verdict(

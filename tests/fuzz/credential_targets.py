@@ -15,8 +15,8 @@ from jwt.algorithms import OKPAlgorithm
 from jwt.utils import base64url_encode
 
 from aggregator.settings.aggregator import JwtSettings
-from aggregator.sources.grpc import callers
-from aggregator.sources.grpc.callers import JwtTokens, StaticTokens
+from aggregator.sources.calls import callers
+from aggregator.sources.calls.callers import JwtTokens, StaticTokens
 from tests.fuzz.target import Cut, Target, field
 
 _FOLDER = Path(tempfile.mkdtemp(prefix="fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))  # noqa: S108 - memory

@@ -13,8 +13,8 @@ from typing import Any
 from unittest.mock import patch
 
 from aggregator.settings import aggregator as aggregator_settings
-from aggregator.settings import load as runtime_settings
-from aggregator.settings.load import SettingsError, as_text, load
+from k8s.process import settings as runtime_settings
+from k8s.process.settings import SettingsError, as_text, load
 from modelserver import settings as modelserver_settings
 from modelserver.errors import CannotStart
 from modelserver.profile import store as profile_store
@@ -34,7 +34,7 @@ def _load(kind: int, file: Path | None, env: dict[str, str]) -> None:
     try:
         with patch.dict(os.environ, {name: value for name, value in env.items() if _may_be_set(name, value)}):
             if kind % 2:
-                modelserver_settings.as_text(modelserver_settings.load(file))
+                as_text(load(modelserver_settings.ModelServerSettings, _PREFIXES[1], file))
             else:
                 as_text(load(aggregator_settings.AggregatorSettings, _PREFIXES[0], file))
     except (CannotStart, SettingsError):

@@ -6,27 +6,29 @@ import contextlib
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+from aiokafka import TopicPartition
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
+from aiokafka.record.util import calc_crc32c
 from google.protobuf import json_format
 
-from aggregator import request as request_module
 from aggregator.errors import Code, RequestError
-from aggregator.request import Failure, Request
+from aggregator.request import request as request_module
+from aggregator.request.request import Failure, Request
 from aggregator.settings.aggregator import KafkaSettings
+from aggregator.sources import json_codec
 from aggregator.sources.kafka import codec as kafka_codec
-from aggregator.sources.kafka import json_codec as kafka_json
 from aggregator.sources.kafka import replies as kafka_replies
+from aggregator.sources.kafka import undecodable as kafka_undecodable
 from aggregator.sources.kafka.codec import Refused, decode, intakes
-from aggregator.sources.kafka.consumer import corrupt as kafka_corrupt
-from aggregator.sources.kafka.replies import check_reply_fits, dead_letter, encode_refusal, encode_replies
+from aggregator.sources.kafka.dead_letters import DeadLetter
+from aggregator.sources.kafka.replies import check_reply_fits, encode_refusal, encode_replies
 from protos.embedding.v1 import embedding_pb2 as pb
-from tests.fakes.records import in_flight_of
-from tests.fakes.sources import KAFKA
 from tests.fuzz.target import Cut, Target, field
+from tests.support.fake_source import KAFKA
+from tests.support.records import in_flight_of
 
 _NOW_S = 1_700_000_000.0
 _SETTINGS = KafkaSettings(allowed_reply_topics=("team-*",))
@@ -38,7 +40,7 @@ _HEADERS = (
     *("kafka_correlationId", "traceparent", "dlt-error-code", "other"),
 )
 _FAILURE = Failure(Code.INTERNAL, "it broke")
-_SOURCES = tuple(Path(module.__file__ or "") for module in (kafka_codec, kafka_json, kafka_replies, request_module))
+_SOURCES = tuple(Path(module.__file__ or "") for module in (kafka_codec, json_codec, kafka_replies, request_module))
 
 
 def _take(value: bytes | None, headers: Sequence[tuple[str, bytes]]) -> Request | Refused:
@@ -58,9 +60,8 @@ def _take(value: bytes | None, headers: Sequence[tuple[str, bytes]]) -> Request 
         taken.fail(_FAILURE)
         encode_replies([taken], "g")
         message, code = _FAILURE.message, _FAILURE.code
-    letter = partial(dead_letter, in_flight, code, message, topic="dlt", group_id="g", attempts=1)
-    for omit_value in (False, True):
-        letter(first_failure_unix_s=_NOW_S, omit_value=omit_value)
+    for omits_value in (False, True):
+        DeadLetter(in_flight, code, message, since_unix_s=_NOW_S, omits_value=omits_value).record("g")
     return taken
 
 
@@ -85,17 +86,28 @@ def check_headers(data: bytes) -> Request | Refused:
 
 def check_batch(data: bytes) -> None:
     """A record batch as a broker, or its disk, may hand it out."""
-    after = kafka_corrupt.offset_after_batch(data, 5, 1000)
-    assert after is None or 5 < after <= 1000, "Reading would go back, or beyond the log."
-    try:
-        records, after = kafka_corrupt.rescue_records(data, "topic", 2, 5, [(7, 5)])
-    except UnicodeError:
-        raise AssertionError("A name that is no UTF-8 is what it is there for.") from None
-    except ValueError:
+    for each in (data, _with_right_checksum(data)):
+        _check_batch(each)
+
+
+def _with_right_checksum(data: bytes) -> bytes:
+    """As a producer that writes nonsense would send it."""
+    end = 12 + int.from_bytes(data[8:12], "big", signed=True)
+    checksum: int = calc_crc32c(data[21:end])
+    return data[:17] + checksum.to_bytes(4, "big") + data[21:]
+
+
+def _check_batch(data: bytes) -> None:
+    found = kafka_undecodable.decode(
+        data, TopicPartition("topic", 2), 5, aborted=[(7, 5)], log_end=1000, max_records=500
+    )
+    if found is None:
         return
-    assert all(record.offset >= 5 for record in records), "A record was delivered again."
-    assert after > 5, "Reading would go back, or stand still."
-    for record in records:
+    assert found.after > 5, "Reading would go back, or stand still."
+    assert all(5 <= record.offset < found.after for record in found.records if not record.unreadable), (
+        "A record was delivered again, or will be."
+    )
+    for record in found.records:
         _take(record.value, record.headers)
 
 
@@ -190,5 +202,5 @@ TARGETS = (
     Target("kafka_protobuf", check_protobuf, _protobuf_seeds, _SOURCES),
     Target("kafka_json", check_json, _json_seeds, _SOURCES),
     Target("kafka_headers", check_headers, _header_seeds, _SOURCES),
-    Target("kafka_batch", check_batch, _batch_seeds, (Path(kafka_corrupt.__file__),)),
+    Target("kafka_batch", check_batch, _batch_seeds, (Path(kafka_undecodable.__file__),)),
 )

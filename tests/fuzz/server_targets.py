@@ -16,31 +16,32 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from typing_extensions import override
 
+from aggregator.engine import OutgoingBatch, differences
 from aggregator.errors import Code, InvalidRequest, ModelServerLost, TokenbatchError
 from aggregator.observability.metrics import Metrics
-from aggregator.observability.metrics_buffer import MetricsBuffer
 from aggregator.replicas import answers as modelserver_answers
-from aggregator.replicas.answers import BadDescription, checked_description, checked_result, differences
-from aggregator.replicas.engine import OutgoingBatch
-from aggregator.request import Defaults, Failure, Request
+from aggregator.replicas.answers import BadDescription, checked_description, checked_result
+from aggregator.request.request import Defaults, Failure, Request
 from aggregator.scheduler.work_item import Priority
 from aggregator.sources import parsing as wire_scan
-from aggregator.sources.grpc import callers as grpc_callers
-from aggregator.sources.grpc import calls as grpc_calls
-from aggregator.sources.grpc.call_batcher import CallBatcher
-from aggregator.sources.grpc.callers import Authentication, Callers, StaticTokens
-from aggregator.sources.grpc.calls import Call, Calls, call_of, refusal
-from aggregator.sources.grpc.load import Limits, Load, Room
+from aggregator.sources.calls import callers as callers_module
+from aggregator.sources.calls import calls as calls_module
+from aggregator.sources.calls.call_batcher import CallBatcher
+from aggregator.sources.calls.callers import Authentication, Callers, StaticTokens
+from aggregator.sources.calls.calls import Call, call_of
+from aggregator.sources.calls.load import Limits, Load, Room
+from aggregator.sources.grpc.calls import GrpcCalls, refusal
 from aggregator.sources.grpc.reading import Context, Reading
 from aggregator.sources.parsing import SMALL_BYTES, decode, head
 from aggregator.sources.response import response
+from k8s.process.metrics_buffer import MetricsBuffer
 from modelserver.engines.synthetic import synthetic_facts
 from modelserver.errors import InvalidBatch
 from modelserver.service import batch as batch_module
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.modelserver.v1 import modelserver_pb2 as ms
-from tests.fakes.sources import GRPC
 from tests.fuzz.target import Cut, Target, field
+from tests.support.fake_source import GRPC
 
 _CERTIFICATE = ("x509_common_name", "peer_spiffe_id", "peer_dns")
 _METADATA = ("x-tenant", "traceparent", "authorization", "user-agent")
@@ -61,15 +62,15 @@ def _give_up(request: Request) -> None:
     raise AssertionError(f"{request.request_id} was given up.")
 
 
-def _calls(known: Authentication | None) -> Calls:
+def _calls(known: Authentication | None) -> GrpcCalls:
     defaults = Defaults(GRPC, "m", Priority.INTERACTIVE, max_inputs=4)
     load = Load(Limits(2, 100_000, 1), Metrics(MetricsBuffer()), lambda: 0.5)
-    return Calls(
+    return GrpcCalls(
         _Batcher(lambda now_s: now_s),
         _give_up,
         Callers(defaults, known, traced=True),
         load,
-        Reading(1, load),
+        reading=Reading(1, load),
         clock=lambda: 0.0,
         wall_clock=lambda: 1.7e9,
     )
@@ -105,7 +106,7 @@ def check_call(data: bytes) -> None:
     assert (calls.load.calls.total, calls.load.bytes.total) == (0, 0), "What a call held was not given back."
 
 
-async def _serve(calls: Calls, context: Context, data: bytes) -> None:
+async def _serve(calls: GrpcCalls, context: Context, data: bytes) -> None:
     """As the service does, once the message has come."""
     room: Room | None = None
     try:
@@ -265,7 +266,7 @@ def _files(*modules: ModuleType) -> tuple[Path, ...]:
 
 
 TARGETS = (
-    Target("grpc_call", check_call, _call_seeds, _files(grpc_callers, grpc_calls)),
+    Target("grpc_call", check_call, _call_seeds, _files(callers_module, calls_module)),
     Target("grpc_message", check_scan, _scan_seeds, _files(wire_scan)),
     Target("modelserver_answer", check_answer, _answer_seeds, _files(modelserver_answers)),
     Target("modelserver_description", check_description, _description_seeds, _files(modelserver_answers)),

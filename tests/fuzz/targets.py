@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tests.fuzz import credential_targets, file_targets, kafka_targets, server_targets, text_targets
+from tests.fuzz import (
+    credential_targets,
+    file_targets,
+    generation_targets,
+    http_targets,
+    kafka_targets,
+    server_targets,
+)
 from tests.fuzz.target import Target
 
-_MODULES = (kafka_targets, server_targets, credential_targets, file_targets, text_targets)
+_MODULES = (kafka_targets, server_targets, credential_targets, file_targets, generation_targets, http_targets)
 TARGETS: dict[str, Target] = {target.name: target for module in _MODULES for target in module.TARGETS}
 _ALL = tuple(TARGETS.values())
 

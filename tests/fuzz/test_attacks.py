@@ -14,8 +14,8 @@ from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources import parsing as wire_scan
 from aggregator.sources.kafka.codec import Refused, decode, intakes
 from protos.embedding.v1 import embedding_pb2 as pb
-from tests.fakes.records import in_flight_of
-from tests.fakes.sources import KAFKA
+from tests.support.fake_source import KAFKA
+from tests.support.records import in_flight_of
 
 _INTAKE = intakes(KafkaSettings(), KAFKA, "m")["embed.requests.v1"]
 _JSON = [("content-type", b"application/json")]

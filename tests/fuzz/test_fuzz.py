@@ -17,7 +17,7 @@ from tests.fuzz.target import Target
 from tests.fuzz.targets import MIXED, TARGETS
 
 ALL = [pytest.param(target, id=name) for name, target in TARGETS.items()]
-_SECONDS = 10.0
+_SECONDS = 5.0
 
 
 @pytest.mark.parametrize("target", ALL)

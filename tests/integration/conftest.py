@@ -1,19 +1,55 @@
-"""One Apache Kafka for all integration tests of a run; each test names topics of its own."""
+"""One Apache Kafka for all integration tests and processes of a run; each test creates other topics."""
 
+import socket
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 
 from loadtest.stack.kafka import KafkaBroker
+from tests.support.until import wait_until
+
+SHARED = pytest.StashKey[tuple[KafkaBroker, TemporaryDirectory[str]]]()
+PORT = "kafka_port"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Start the broker before the first process that runs tests, and tell each its port."""
+    if SHARED not in node.config.stash:
+        folder = TemporaryDirectory()
+        broker = KafkaBroker(Path(folder.name))
+        node.config.stash[SHARED] = broker, folder
+        broker.launch()
+    node.workerinput[PORT] = node.config.stash[SHARED][0].seat.port
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if SHARED in config.stash:
+        broker, folder = config.stash[SHARED]
+        broker.kill()
+        folder.cleanup()
 
 
 @pytest.fixture(scope="session")
-def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
+def kafka(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[KafkaBroker]:
     """A broker without topics, shared."""
-    with KafkaBroker(tmp_path_factory.mktemp("kafka")) as broker:
-        yield broker
+    folder = tmp_path_factory.mktemp("kafka")
+    port: int | None = getattr(pytestconfig, "workerinput", {}).get(PORT)
+    if port is None:
+        with KafkaBroker(folder) as broker:
+            yield broker
+        return
+    wait_until(lambda: _listens(port), "the broker listens", 120.0)
+    yield KafkaBroker(folder, port)  # started by the process that started this one
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("localhost", port)) == 0
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

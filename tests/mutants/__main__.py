@@ -10,7 +10,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.box import SIMPLE
@@ -19,14 +19,13 @@ from rich.table import Table
 
 from tests.mutants import campaign, survivors
 from tests.mutants.campaign import Verdicts
-from tests.mutants.survivors import Change
 
 DOCUMENT = Path("docs/reliability.md")
 _LEAST_KILLED = 0.95
 
 
 def main() -> int:
-    """0 if every mutant is killed or listed as equal, nothing else is listed, and few enough are."""
+    """0 if every mutant is killed."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.mutants", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -47,60 +46,34 @@ def _holds(path: str, file: str) -> bool:
 
 
 def _judge(found: Sequence[Verdicts], *, whole: bool) -> int:
-    files = {verdicts.file for verdicts in found}
-    equal = {change: why for change, why in survivors.listed().items() if whole or change.file in files}
-    alive = {survivors.change(mutant, each.file): mutant for each in found for mutant in each.alive}
-    _show(found, {file: sum(change.file == file and change in equal for change in alive) for file in files})
-    unlisted = sorted(alive.keys() - equal.keys())
-    wrong = [f"{change}\n# survives, and is not listed: mutmut show '{alive[change]}'" for change in unlisted]
-    wrong += [f"{change}\n# is listed, and {why}" for change, why in _wrongly_listed(equal, alive, found)]
-    print(*wrong, sep="\n\n")
+    _show(found)
+    alive = sorted((survivors.change(mutant, each.file), mutant) for each in found for mutant in each.alive)
+    print(*(f"{change}\n# survives: mutmut show '{mutant}'" for change, mutant in alive), sep="\n\n")
     mutants, killed, untried = (
         sum(len(getattr(each, name)) for each in found) for name in ("mutants", "killed", "untried")
     )
     share = killed / mutants if mutants else 1.0
     took_s, cpu_s = campaign.seconds()
     result = (
-        f"{mutants:,} mutants: {killed:,} killed ({share:.1%}), {len(alive) - len(unlisted)} changes equal to the"
-        f" original, {len(unlisted)} survivors; {took_s / 60:.0f} min, {cpu_s / 60:.0f} of processor time; {_commit()}"
+        f"{mutants:,} mutants: {killed:,} killed ({share:.1%}), {len(alive)} survivors; {took_s / 60:.0f} min,"
+        f" {cpu_s / 60:.0f} of processor time; {_commit()}"
     )
     print(f"\n{result}" + (f"; {untried} not tried yet" if untried else ""))
-    failed = bool(wrong or untried or share < _LEAST_KILLED)
+    failed = bool(alive or untried or share < _LEAST_KILLED)
     if whole and not failed:
         _write(result)
     return int(failed)
 
 
-def _wrongly_listed(
-    equal: Mapping[Change, str], alive: Mapping[Change, str], found: Sequence[Verdicts]
-) -> Sequence[tuple[Change, str]]:
-    """What is listed and does not survive: the code changed, or a test tells it apart after all."""
-    gone = equal.keys() - alive.keys()
-    functions = {(change.file, change.function) for change in gone}
-    others = {
-        change: mutant in each.killed
-        for each in found
-        for mutant in (*each.killed, *each.untried)
-        if any(each.file == file and _names(mutant, function) for file, function in functions)
-        for change in [survivors.change(mutant, each.file)]
-    }
-    why = {None: "no longer exists", True: "a test kills it"}
-    return [(change, why[others.get(change)]) for change in sorted(gone) if others.get(change) is not False]
-
-
-def _names(mutant: str, function: str) -> bool:
-    return function.rpartition(".")[2] in mutant
-
-
-def _show(found: Sequence[Verdicts], equal: Mapping[str, int]) -> None:
+def _show(found: Sequence[Verdicts]) -> None:
     table = Table(box=SIMPLE)
     table.add_column("file", no_wrap=True)
-    for title in ("mutants", "killed", "", "alive", "of these equal", "not tried"):
+    for title in ("mutants", "killed", "", "alive", "not tried"):
         table.add_column(title, justify="right", no_wrap=True)
     for each in found:
         count = len(each.mutants)
         shares = f"{len(each.killed) / count:.1%}" if count else ""
-        figures = (count, len(each.killed), shares, len(each.alive), equal[each.file], len(each.untried))
+        figures = (count, len(each.killed), shares, len(each.alive), len(each.untried))
         table.add_row(each.file, *(str(figure) for figure in figures))
     Console(highlight=False, width=None if sys.stdout.isatty() else 120).print(table)
 

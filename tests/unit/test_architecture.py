@@ -6,31 +6,35 @@ import asyncio
 import re
 
 import pytest
+from aiokafka import TopicPartition
 
 from aggregator.observability.metrics import Metrics
-from aggregator.observability.metrics_buffer import MetricsBuffer
 from aggregator.observability.tracing import Tracing
 from aggregator.settings.aggregator import KafkaSettings, TopicSettings
 from aggregator.sources.kafka.records import OutgoingRecord
 from aggregator.sources.kafka.source import KafkaSource
+from k8s.process.metrics_buffer import MetricsBuffer
 from protos.embedding.v1 import embedding_pb2 as pb
-from tests.fakes.clock import run
-from tests.fakes.kafka import FakeKafka, FakeProducer
-from tests.fakes.way import ROOT, entered, listed, types
-from tests.fakes.world import MODEL, World, new_engine
+from tests.support.architecture_page import ROOT, entered, listed, types
+from tests.support.fake_kafka import FakeKafka, FakeProducer
+from tests.support.faked_pipeline import MODEL, FakedPipeline, new_engine
+from tests.support.virtual_time import in_virtual_time
 
 RECORD, CALL = "A record's way, file by file", "A call's way, file by file"
+GENERATION = "A generation request's way, file by file"
+MOST_FILES = {RECORD: 24, CALL: 14, GENERATION: 8}
 ELSEWHERE = {
-    "aggregator/sources/kafka/producer/producer.py",
+    "aggregator/sources/kafka/producer.py",
+    "aggregator/sources/kafka/writer.py",
     "aggregator/replicas/client.py",
 }
 """Faked here; seen with a real broker and server in tests/integration."""
 
 
-@pytest.mark.parametrize("title", [RECORD, CALL])
+@pytest.mark.parametrize("title", MOST_FILES)
 def test_the_way_is_short_and_each_file_is_there(title: str) -> None:
     files = listed(title)
-    assert 5 < len(files) <= 15
+    assert 5 < len(files) <= MOST_FILES[title]
     assert all((ROOT / file).is_file() for file in files)
 
 
@@ -42,35 +46,33 @@ def test_its_types_are_few_and_each_is_named_where_it_comes_about(title: str) ->
         assert re.search(rf"\b{kind}\b", (ROOT / file).read_text(encoding="utf-8")), f"{file} knows no {kind}"
 
 
-def test_a_record_takes_the_way_that_is_told() -> None:
+@in_virtual_time
+async def test_a_record_takes_the_way_that_is_listed_until_its_offset_is_committed() -> None:
     files = listed(RECORD)
-
-    async def check() -> None:
-        settings = KafkaSettings(topics=(TopicSettings(name="in"),), reply_topic="out", group_id="g")
-        kafka = FakeKafka("in", "out", "in-dlt")
-        world = World(new_engine())
-        consumer = kafka.consumer(settings)
-        clock = asyncio.get_running_loop().time
-        source = KafkaSource(
-            settings,
-            MODEL,
-            consumer,
-            FakeProducer(kafka),
-            metrics=Metrics(MetricsBuffer()),
-            tracing=Tracing(),
-            clock=clock,
-            wall_clock=clock,
-        )
-        world.pipeline.sources[:] = [source]
-        async with world.started():
-            task = asyncio.create_task(consumer.run())
-            await asyncio.sleep(1)
-            with entered(files) as found:
-                value = pb.EmbedRequest(inputs=[pb.Input(text="1 2")]).SerializeToString()
-                kafka.append(OutgoingRecord("in", 0, b"k", value, []))
-                await asyncio.sleep(1)
-            task.cancel()
-        assert kafka.records("out")
-        assert found == set(files) - ELSEWHERE
-
-    run(check())
+    settings = KafkaSettings(topics=(TopicSettings(name="in"),), reply_topic="out", group_id="g")
+    kafka = FakeKafka("in", "out", "in-dlt")
+    faked = FakedPipeline(new_engine())
+    consumer = kafka.consumer(settings)
+    clock = asyncio.get_running_loop().time
+    source = KafkaSource(
+        settings,
+        MODEL,
+        consumer,
+        FakeProducer(kafka),
+        metrics=Metrics(MetricsBuffer()),
+        tracing=Tracing(),
+        clock=clock,
+        wall_clock=clock,
+    )
+    faked.pipeline.sources[:] = [source]
+    async with faked.started():
+        task = asyncio.create_task(consumer.run())
+        await asyncio.sleep(1)
+        with entered(files) as found:
+            value = pb.EmbedRequest(inputs=[pb.Input(text="1 2")]).SerializeToString()
+            kafka.append(OutgoingRecord("in", 0, b"k", value, []))
+            await asyncio.sleep(1 + settings.client.commit_interval_s)
+        task.cancel()
+    assert kafka.records("out")
+    assert kafka.committed == {TopicPartition("in", 0): 1}
+    assert found == set(files) - ELSEWHERE

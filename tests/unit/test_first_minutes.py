@@ -1,11 +1,18 @@
-"""What a newcomer is told to install is what .ci/install needs, and what .ci/run tests with."""
+"""What a newcomer is told to install is what .ci/install and .ci/run need; what a GPU needs comes first."""
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
+UV = re.search(r"UV_VERSION=(\S+)", (ROOT / ".ci" / "install").read_text())
 
 
 def test_the_readme_names_every_system_package_in_one_line_to_paste() -> None:
@@ -13,3 +20,65 @@ def test_the_readme_names_every_system_package_in_one_line_to_paste() -> None:
     assert f"    apt-get update && apt-get install -y {packages}\n" in (ROOT / "README.md").read_text()
     (tested,) = re.findall(r"for package in (.*); do", (ROOT / ".ci" / "run").read_text())
     assert set(tested.split()) >= set(packages.split())
+
+
+class Bare:
+    """A copy of the installer whose commands are noted, on a machine with a GPU and without a compiler."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.notes = folder / "notes"
+        for part in (".ci", "requirements"):
+            shutil.copytree(ROOT / part, folder / part)
+        assert UV is not None
+        self._command("bin/cc", "exit 1")
+        self._command("bin/apt-get", f'echo "apt-get $*" >>{self.notes}')
+        self._command(".venv/uv/bin/uv", f'echo "uv $*" >>{self.notes}\necho "uv {UV.group(1)}"')
+
+    def install(self, driver: str) -> subprocess.CompletedProcess[str]:
+        """Run it for the GPU engine, with this version of the driver."""
+        self._command("bin/nvidia-smi", f"echo {driver}")
+        paths = f"{self.folder}/bin:{os.environ['PATH']}"
+        env = {**os.environ, "PATH": paths, "ENGINE": "gpu", "PYTHON": sys.executable}
+        command = [str(self.folder / ".ci" / "install")]
+        return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+
+    def noted(self) -> list[str]:
+        """The first words of the commands, in their order."""
+        lines = self.notes.read_text().splitlines() if self.notes.exists() else []
+        return [" ".join(line.split()[:2]) for line in lines]
+
+    def _command(self, name: str, script: str) -> None:
+        file = self.folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"#!/bin/sh\n{script}\n")
+        file.chmod(0o755)
+
+
+def test_an_old_driver_is_named_before_anything_is_fetched_with_a_way_out(tmp_path: Path) -> None:
+    bare = Bare(tmp_path)
+    ended = bare.install("535.247.01")
+    assert ended.returncode == 1
+    assert "the NVIDIA driver is version 535.247.01, and the GPU engine needs 580 or newer (CUDA 13)" in ended.stderr
+    assert "ENGINE=cpu" in ended.stderr
+    assert bare.noted() == []
+
+
+@pytest.mark.privileged  # only root installs packages
+def test_for_a_gpu_the_compiler_and_headers_come_before_the_packages_of_python(tmp_path: Path) -> None:
+    bare = Bare(tmp_path)
+    ended = bare.install("580.95.05")
+    assert ended.returncode == 0, ended.stderr
+    listed = (ROOT / "requirements" / "system-gpu.txt").read_text().split()
+    assert "libpython3.11-dev" in listed
+    assert f"installing of Debian's packages: {' '.join(listed)}" in ended.stderr
+    assert bare.noted()[:2] == ["apt-get update", "apt-get install"]
+    assert bare.noted()[-2:] == ["uv pip", "uv pip"]
+
+
+def test_the_image_installs_the_same_system_packages() -> None:
+    dockerfile = (ROOT / "modelserver" / "Dockerfile").read_text()
+    for engine in ("cpu", "gpu"):
+        assert (
+            f"xargs apt-get install --yes --no-install-recommends </opt/requirements/system-{engine}.txt" in dockerfile
+        )

@@ -20,11 +20,11 @@ from modelserver.scheduler.queued_batch import StepReport
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "metrics.md"
 KINDS: dict[type, str] = {Sum: "counter", Histogram: "histogram"}
-PROCESSES = {"Aggregator": "aggregator", "Scaler": "k8s"}
+PROCESSES = {"Aggregator": "aggregator", "Scaler": "k8s/scaler"}
 
 
 def rows_of(folder: str) -> Iterator[str]:
-    """The row that each `Instrument(...)` below a folder is to have."""
+    """The row that each instrument below a folder is to have."""
     for file in sorted((ROOT / folder).rglob("*.py")):
         tree = ast.parse(file.read_text())
         tuples = {
@@ -34,17 +34,19 @@ def rows_of(folder: str) -> Iterator[str]:
             for target in node.targets
             if isinstance(target, ast.Name)
         }
-        kinds = {
-            id(node.args[0]): node.func.attr
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args
-        }
         for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Instrument":
-                name, unit, description = (ast.literal_eval(argument) for argument in node.args[:3])
-                labels = ", ".join(keys(node.args[3], tuples)) if len(node.args) > 3 else ""
-                kind = kinds.get(id(node), "gauge")
-                yield f"| `{name}` | {kind} | {unit} | {labels} | {description} |"
+            if not isinstance(node, ast.Call) or not node.args:
+                continue
+            if isinstance(node.func, ast.Name) and node.func.id == "Instrument":
+                kind, labels = "gauge", node.args[3:]
+            elif isinstance(node.func, ast.Attribute) and node.func.attr in {"counter", "histogram"}:
+                kind = node.func.attr
+                labels = node.args[4 if kind == "histogram" else 3 :]
+            else:
+                continue
+            name, unit, description = (ast.literal_eval(argument) for argument in node.args[:3])
+            found = ", ".join(key for label in labels for key in keys(label, tuples))
+            yield f"| `{name}` | {kind} | {unit} | {found} | {description} |"
 
 
 def keys(node: ast.expr, tuples: dict[str, ast.Tuple]) -> list[str]:
@@ -77,7 +79,7 @@ def test_every_metric_of_the_model_server_is_listed_as_it_is_measured() -> None:
     metrics.rebuild()
     metrics.fallback()
     metrics.refused(grpc.StatusCode.INTERNAL, 0)
-    metrics.generation_step(GenerationStep(1, 2, 1, 0.1))
+    metrics.generation_step(GenerationStep(1, 2, 0.1))
     data = reader.get_metrics_data()
     assert data is not None
     measured = data.resource_metrics[0].scope_metrics[0].metrics

@@ -46,8 +46,3 @@ def test_every_setting_that_is_named_is_there(page: str) -> None:
     for name in _NAME.findall((ROOT / page).read_text(encoding="utf-8")):
         if name.split(".")[0].removesuffix("[]") in GROUPS and name not in _OF_OTHERS and not name.endswith(_FILES):
             assert name in KNOWN, name
-
-
-def test_groups_and_lists_are_known() -> None:
-    assert {"kafka.client.session_timeout_s", "kafka.topics[].task", "engine.step_tokens", "api.bind"} <= KNOWN
-    assert {"kafka", "grpc", "tenants", "engine", "policy"} <= GROUPS

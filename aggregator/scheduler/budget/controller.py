@@ -29,16 +29,14 @@ class RecentQuantile:
         self._share = share
         self._renew = renew
         self._values: deque[float] = deque(maxlen=memory)
-        self._since = 0
+        self._since = 0  # pragma: no mutate: set to 0 with each of the first values
         self._value = 0.0
 
     @property
     def value(self) -> float:
-        """The quantile at the last sorting."""
         return self._value
 
     def observe(self, value: float) -> None:
-        """Take one more value."""
         self._values.append(value)
         self._since += 1
         if self._since >= self._renew or len(self._values) < self._renew:
@@ -70,23 +68,16 @@ class BudgetController:
 
     @property
     def token_budget(self) -> int:
-        """Tokens that the next batch may hold."""
         return self._controller.token_budget
 
     @property
     def target_s(self) -> float:
-        """Seconds that a step should take."""
         return self._controller.target_s
 
     @property
     def at_floor(self) -> bool:
         """Whether only more servers can make answers faster."""
         return self._controller.at_floor
-
-    @property
-    def pressure(self) -> float | None:
-        """Recent step time over its target; above 1 the target is missed. None before any step."""
-        return self._controller.pressure
 
     def observe(self, step_tokens: int, step_s: float, packed_budget: int, shortest_step_s: float) -> None:
         """Learn from one step of a batch that was packed for `packed_budget` tokens.

@@ -91,15 +91,8 @@ class SlaController:
 
     @property
     def at_floor(self) -> bool:
-        """Whether a smaller budget cannot make steps faster any more, so that only more pods help."""
+        """Whether the budget is at its minimum, so that only more pods make steps faster."""
         return self._token_budget <= self._policy.min_tokens + max(1, self._policy.start_tokens // 8)
-
-    @property
-    def pressure(self) -> float | None:
-        """Mean time of the latest steps over the target; above 1 the target is missed. None before any step."""
-        if not self._recent:
-            return None
-        return sum(step.duration_s for step in self._recent) / len(self._recent) / self._target_s
 
     def retarget(self, target_s: float) -> None:
         """Set a new target D in seconds (the overhead changed); it applies from the next step.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import grpc
@@ -13,15 +14,16 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2
 from typing_extensions import override
 
-from aggregator.errors import InvalidRequest, StartError
-from aggregator.settings.aggregator import GrpcSettings
-from aggregator.sources.grpc.calls import Calls, answering
-from aggregator.sources.grpc.certificates import server_credentials
+from aggregator.errors import InvalidRequest
+from aggregator.settings.aggregator import GrpcSettings, TlsSettings
+from aggregator.sources.calls.certificates import server_context, watch_certificates
+from aggregator.sources.calls.load import Limits
+from aggregator.sources.grpc.calls import GrpcCalls, answering
 from aggregator.sources.grpc.generation import SERVICE as GENERATION
 from aggregator.sources.grpc.generation import GenerationService
-from aggregator.sources.grpc.load import Limits
 from aggregator.sources.grpc.reading import NO_MESSAGE, Context
 from aggregator.sources.grpc.service import SERVICE, EmbeddingsService
+from k8s.process.grpc_port import add_port
 from protos import reflection
 
 if TYPE_CHECKING:
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
 
 _Decode = Callable[[bytes], object]
 _Answer = Callable[[object, Context], Awaitable[object]]
-_Watch = Callable[[health_pb2.HealthCheckRequest, grpc.ServicerContext], Iterator[health_pb2.HealthCheckResponse]]
 _Stream = Callable[[AsyncIterator[object], Context], AsyncIterator[object]]
 
 _LOG = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ _SERVICES = SERVICE, GENERATION
 _MOST_UNSEEN = 2
 """Multiple of `max_calls`: gRPC refuses calls above it that the event loop has not seen yet, without a message."""
 _MOST_CONNECTIONS = 4096
-"""gRPC closes connections above this number as they come, whoever opens them."""
+"""gRPC closes connections above this number as they come, from any client."""
 _LOOKAHEAD_BYTES = 16 * 1024
 """What gRPC receives of each message before the message is read."""
 _MAX_MESSAGE_BYTES = 64 * 1024
@@ -52,7 +53,7 @@ class GrpcServer:
         self,
         service: EmbeddingsService,
         generation: GenerationService,
-        calls: Calls,
+        calls: GrpcCalls,
         settings: GrpcSettings,
         limits: Limits,
     ) -> None:
@@ -65,22 +66,14 @@ class GrpcServer:
         self.address = ""
         others = GuardedServices(calls)
         others.add_generic_rpc_handlers((self._health.handler(),))
-        if not settings.authentication.required:  # it would tell anybody who has no credential
+        if not settings.authentication.required:  # it answers callers without a credential
             reflection.enable(others, (*_SERVICES, health.SERVICE_NAME))
         self._server.add_generic_rpc_handlers((service.handler(), generation.handler(), others))
 
     async def start(self) -> None:
         """Listen; NOT_SERVING until `set_serving`. Raises StartError when the address cannot be bound."""
         await self.set_serving(serving=False)
-        bind = self._settings.bind
-        try:
-            if self._credentials is None:
-                port = self._server.add_insecure_port(bind)
-            else:
-                port = self._server.add_secure_port(bind, self._credentials)
-        except RuntimeError as error:
-            raise StartError(f"grpc.bind {bind} cannot be bound: is another program using the port?") from error
-        self.address = f"{bind.rpartition(':')[0]}:{port}"
+        self.address = add_port(self._server, "grpc.bind", self._settings.bind, self._credentials)
         await self._server.start()
         tls = self._settings.tls
         extra = {
@@ -92,15 +85,15 @@ class GrpcServer:
         _LOG.info("grpc listening", extra=extra)
 
     async def set_serving(self, *, serving: bool) -> None:
-        """What the health service says, of the server and of the service."""
+        """Set the status that the health service reports, for the server and for the service."""
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         for name in ("", *_SERVICES):
             await self._health.set(name, status)
 
     async def stop(self, grace_s: float) -> None:
-        """Refuse new calls, let those under way finish within the grace period, and end streams with what they read."""
+        """Refuse new calls, let open ones finish within the grace period, and end streams after their last answers."""
         await self.set_serving(serving=False)
-        # After the server has told clients to connect elsewhere: there they open their next streams.
+        # After the server has sent clients elsewhere: they open their next streams there.
         asyncio.get_running_loop().call_soon(self._end_streams)
         await self._server.stop(grace_s)
 
@@ -115,18 +108,16 @@ class GuardedServices(grpc.GenericRpcHandler):
     A library adds its handlers to this as to a server. Anybody may call them.
     """
 
-    def __init__(self, calls: Calls) -> None:
+    def __init__(self, calls: GrpcCalls) -> None:
         self._calls = calls
         self._services: list[grpc.GenericRpcHandler] = []
         self._known: dict[str, Handler] = {}
 
     def add_generic_rpc_handlers(self, generic_rpc_handlers: Sequence[grpc.GenericRpcHandler], /) -> None:
-        """As a server does."""
         self._services.extend(generic_rpc_handlers)
 
     @override
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
-        """The handler of a method."""
         method = handler_call_details.method
         known = self._known.get(method)
         if known is None:
@@ -160,7 +151,7 @@ class GuardedServices(grpc.GenericRpcHandler):
         async def stream(context: Context) -> None:
             self._calls.enter((context.peer(),))
             async for answer in serve(self._messages(context, decode), context):
-                await context.write(cast("bytes", answer))  # serialized as the handler says
+                await context.write(cast("bytes", answer))  # serialized by the handler
 
         return answering(stream)
 
@@ -188,7 +179,6 @@ class _Health(health.aio.HealthServicer):
         self._watches: set[asyncio.Task[None]] = set()
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """What a server is given to serve it."""
         asked, told = health_pb2.HealthCheckRequest.FromString, health_pb2.HealthCheckResponse.SerializeToString
         handlers = {
             "Check": grpc.unary_unary_rpc_method_handler(self.Check, asked, told),
@@ -200,7 +190,7 @@ class _Health(health.aio.HealthServicer):
 
     @override
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: _WatchContext) -> None:
-        """Tell of every change, until `end_watches`."""
+        """Report every change, until `end_watches`."""
         watch = asyncio.create_task(super().Watch(request, context), name="watch health")
         self._watches.add(watch)
         try:
@@ -210,7 +200,6 @@ class _Health(health.aio.HealthServicer):
             watch.cancel()
 
     def end_watches(self) -> None:
-        """All that are open."""
         for watch in self._watches:
             watch.cancel()
 
@@ -227,7 +216,7 @@ def _options(limits: Limits) -> list[tuple[str, int]]:
         # Calls that the event loop has not seen yet: above a thousand of them gRPC would cancel some at random.
         ("grpc.server.max_pending_requests", _MOST_UNSEEN * limits.max_calls),
         ("grpc.server.max_pending_requests_hard_limit", _MOST_UNSEEN * limits.max_calls),
-        # By itself gRPC lets clients send ever more, megabytes on every call, of what nobody has asked for yet.
+        # By default gRPC lets clients send megabytes on every call before the handler reads any of it.
         ("grpc.http2.bdp_probe", 0),
         ("grpc.http2.lookahead_bytes", _LOOKAHEAD_BYTES),
         ("grpc.max_connection_age_ms", int(limits.connection_age_s * 1000)),
@@ -239,3 +228,21 @@ def _options(limits: Limits) -> list[tuple[str, int]]:
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
         ("grpc.so_reuseport", 0),
     ]
+
+
+def server_credentials(settings: TlsSettings) -> grpc.ServerCredentials | None:
+    """Credentials that are read again when their files change; None without TLS. Raises StartError."""
+    files = watch_certificates(settings, _configuration)
+    if files is None:
+        return None
+    # gRPC asks before every handshake; the configuration it is given last stays in force.
+    return grpc.dynamic_ssl_server_credentials(
+        files.get(), files.get, require_client_authentication=settings.client_ca_file is not None
+    )
+
+
+def _configuration(cert: Path, key: Path, client_ca: Path | None) -> grpc.ServerCertificateConfiguration:
+    chain, secret = cert.read_bytes(), key.read_bytes()
+    ca = client_ca.read_bytes() if client_ca is not None else None
+    server_context(cert, key, client_ca)  # raises where gRPC would stay silent
+    return grpc.ssl_server_certificate_configuration([(secret, chain)], ca)

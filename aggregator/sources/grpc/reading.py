@@ -12,8 +12,8 @@ from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
 
 from aggregator.observability.metrics import Limit
-from aggregator.request import Failure
-from aggregator.sources.grpc.load import Load
+from aggregator.request.request import Failure
+from aggregator.sources.calls.load import Load
 from aggregator.sources.parsing import SMALL_BYTES
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
@@ -31,7 +31,7 @@ async def abort(context: Context, failure: Failure) -> NoReturn:
     ending = context.abort(_STATUS[failure.code], failure.message, _details(failure))
     del context
     await ending
-    raise AssertionError("A call that was ended goes on. This is a bug.")
+    raise AssertionError("An ended call continues. This is a bug.")
 
 
 def _details(failure: Failure) -> tuple[tuple[str, bytes], ...]:
@@ -47,7 +47,7 @@ def _details(failure: Failure) -> tuple[tuple[str, bytes], ...]:
 
 _TICK_S = 0.1
 _SLOW_TICKS = 2
-"""A message that takes so many ticks is slow. Ticks, not seconds: a late event loop makes no message slow."""
+"""A message that takes this many ticks is slow. Ticks, not seconds: a late event loop makes no message slow."""
 _PATIENCE_TICKS = 50
 _PATIENCE_S = _PATIENCE_TICKS * _TICK_S
 _MOST_KNOWN = 4096
@@ -89,13 +89,11 @@ class _SizeClass:
         place.size_class = self
 
     async def wait(self, place: _Place) -> None:
-        """Wait for its turn."""
         place.turn = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(place.holder, {})[place] = None
         await place.turn
 
     def leave(self, place: _Place) -> None:
-        """Free its place, or leave the queue."""
         if place in self.reading:
             del self.reading[place]
         elif places := self._waiting.get(place.holder):
@@ -165,7 +163,6 @@ class Reading:
             raise self._load.refusal(Limit.ARRIVING) from None
 
     def _expect(self, holder: str, size_class: _SizeClass) -> None:
-        """Receive the next message of this holder in that class."""
         if len(self._classes) >= _MOST_KNOWN and holder not in self._classes:
             self._classes.clear()
         self._classes[holder] = size_class

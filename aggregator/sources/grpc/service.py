@@ -7,12 +7,13 @@ from operator import itemgetter
 
 import grpc
 
-from aggregator.admission.models import Models
 from aggregator.observability.metrics import Limit
 from aggregator.observability.tracing import Tracing
-from aggregator.request import Failure, Request
-from aggregator.sources.grpc.calls import Calls, answering, call_of
-from aggregator.sources.grpc.load import Holders
+from aggregator.request.request import Failure, Request
+from aggregator.sources.calls.calls import call_of
+from aggregator.sources.calls.load import Holders
+from aggregator.sources.calls.models import ServedModels
+from aggregator.sources.grpc.calls import GrpcCalls, answering
 from aggregator.sources.grpc.reading import Context
 from aggregator.sources.grpc.stream import OVER, Stream
 from aggregator.sources.response import is_large, to_protobuf
@@ -30,7 +31,13 @@ class EmbeddingsService:
     """
 
     def __init__(
-        self, calls: Calls, models: Models, tracing: Tracing, *, stream_window: int = 256, stream_age_s: float = 270.0
+        self,
+        calls: GrpcCalls,
+        models: ServedModels,
+        tracing: Tracing,
+        *,
+        stream_window: int = 256,
+        stream_age_s: float = 270.0,
     ) -> None:
         self._calls = calls
         self._models = models
@@ -41,7 +48,6 @@ class EmbeddingsService:
         self._streams_over = False
 
     async def embed(self, context: Context) -> bytes | Failure:
-        """Embed: one call, one or many inputs."""
         calls = self._calls
         request = await calls.receive(context)
         with self._tracing.serve(SERVICE, "Embed", request.traceparent):
@@ -78,7 +84,7 @@ class EmbeddingsService:
         return OVER if stream.cut_short else None
 
     def _end_silent_stream(self) -> None:
-        """Where no more streams may be open, end the one that has been silent longest: its client can open another."""
+        """At the limit of open streams, end the one that has been silent longest: its client can open another."""
         load = self._calls.load
         if self._streams and not load.streams.has_room(1):
             silent_s, stream = max(((each.silent_s, each) for each in self._streams), key=itemgetter(0))
@@ -93,7 +99,7 @@ class EmbeddingsService:
             self._calls.load.close_stream(holders)
 
     def end_streams(self) -> None:
-        """End every stream once it has answered what it has read; open no more."""
+        """End every stream once it has answered what it has read; accept no new one."""
         self._streams_over = True
         for stream in self._streams:
             stream.end()
@@ -114,7 +120,7 @@ class EmbeddingsService:
                     matryoshka_dimensions=sorted(served.description.matryoshka_dimensions),
                     max_input_tokens=served.description.max_input_tokens,
                     ready_model_servers=len(served.engines),
-                    task="embed" if served.description.generating is None else "generate",
+                    task="embed" if served.description.generation is None else "generate",
                 )
                 for model in self._models
                 for revision, served in model.revisions.items()

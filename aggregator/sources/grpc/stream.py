@@ -9,13 +9,14 @@ from typing import cast
 import grpc.aio
 from typing_extensions import override
 
-from aggregator.admission.models import Models
 from aggregator.errors import Code
-from aggregator.replicas.results import vector_bytes
-from aggregator.request import Failure, Request
-from aggregator.sources.grpc.callers import Identity
-from aggregator.sources.grpc.calls import Call, Calls, call_of, failure_of, refusal
-from aggregator.sources.grpc.load import Room
+from aggregator.request.request import Failure, Request
+from aggregator.request.vector import vector_bytes
+from aggregator.sources.calls.callers import Identity
+from aggregator.sources.calls.calls import Call, call_of, failure_of
+from aggregator.sources.calls.load import Room
+from aggregator.sources.calls.models import ServedModels
+from aggregator.sources.grpc.calls import GrpcCalls, refusal
 from aggregator.sources.grpc.reading import Context
 from aggregator.sources.response import is_large, to_protobuf
 from protos.embedding.v1 import embedding_pb2 as pb
@@ -38,7 +39,6 @@ class _StreamedCall(Call):
 
     @override
     def complete(self) -> None:
-        """Its answer may be written."""
         assert self.request is not None, "A request was completed before it was taken. This is a bug."
         self._stream.completed(self.request)
 
@@ -50,7 +50,9 @@ _Answer = tuple[Request | bytes, Room | None]
 class Stream:
     """The requests in flight on one stream. Reading pauses while `window` of them have answers that are not read."""
 
-    def __init__(self, calls: Calls, models: Models, identity: Identity, deadline_s: float, window: int) -> None:
+    def __init__(
+        self, calls: GrpcCalls, models: ServedModels, identity: Identity, deadline_s: float, window: int
+    ) -> None:
         self._calls = calls
         self._models = models
         self._identity = identity
@@ -152,7 +154,6 @@ class Stream:
         self._calls.submit(request)
 
     def _answer_bytes(self, request: Request) -> int:
-        """The bytes of its vectors, at most."""
         options = request.options
         dimensions = options.dimensions or self._models.dimensions(request.model)
         return len(request.inputs) * vector_bytes(dimensions, options.encoding)
@@ -167,7 +168,7 @@ class Stream:
 
 
 def _written(request: Request) -> bytes:
-    """The answer; one that cannot be made must not end the stream for all the others."""
+    """The answer. A failure to encode it must not end the stream for the others."""
     try:
         return to_protobuf(request, request.request_id)
     except Exception:  # noqa: BLE001 - logged with its traceback

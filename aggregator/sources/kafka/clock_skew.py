@@ -3,7 +3,7 @@
 A record that is read has been written, so the clock is ahead of the record's by at most the record's apparent age.
 Where its log is known to have ended before it, it was written since then, so the clock is ahead by at least the age
 less that time. Nothing is learned from a backlog; but a step of the clock against the monotonic one shifts the
-estimate at once, whatever is being read.
+estimate at once, even while a backlog is read.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from math import inf
 
-from aggregator.sources.kafka.consumer.committed_offset import InFlightRecord
+from aggregator.sources.kafka.committed_offset import InFlightRecord
 
 SKEW_LIMIT_S = 5.0
 """If a clock is off by more, it is in doubt: absolute deadlines are ignored."""
@@ -22,14 +22,14 @@ _SHOWN_S = 60.0
 class ClockSkew:
     """The estimate: seconds that this clock is ahead of the records', or behind if negative; 0 until it is known.
 
-    `on_doubt` is told the largest skew of the last minute when it exceeds the limit, and 0 when it no longer does.
+    `on_doubt` receives the largest skew of the last minute when it exceeds the limit, and 0 when it no longer does.
     """
 
     def __init__(self, on_doubt: Callable[[float], None]) -> None:
         self._on_doubt = on_doubt
         self._right_offset_s: float | None = None
-        self._offset_s = self._now_s = self._wall_s = 0.0
-        self._worst_s, self._worst_at_s = 0.0, -inf
+        self._offset_s = self._now_s = self._wall_s = 0.0  # pragma: no mutate: set by the first `read`
+        self._worst_s, self._worst_at_s = 0.0, -inf  # pragma: no mutate: the first skew that is shown replaces it
         self._doubted = False
 
     def read(self, in_flight_records: Iterable[InFlightRecord], now_s: float, wall_s: float) -> None:

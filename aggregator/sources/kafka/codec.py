@@ -3,38 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-import fnmatch
 import logging
 import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import lru_cache
 from math import inf
 from typing import Final
 
-from google.protobuf.message import DecodeError
-
 from aggregator.errors import InvalidRequest, NotPermitted, RequestError, Undecodable
-from aggregator.request import Defaults, Request
-from aggregator.scheduler.work_item import Priority
-from aggregator.settings.aggregator import KafkaSettings, TopicSettings
-from aggregator.sources import generation as texts
-from aggregator.sources import parsing
-from aggregator.sources.kafka import json_codec
-from aggregator.sources.kafka.consumer.committed_offset import InFlightRecord
+from aggregator.request.request import Defaults, Request, Source
+from aggregator.settings.aggregator import KafkaSettings
+from aggregator.sources.kafka.committed_offset import InFlightRecord
 from aggregator.sources.kafka.large_records import Fetched
-from aggregator.sources.kafka.records import DEAD_LETTER_SUFFIX, Header, ReplyRoute
-from aggregator.sources.source import Source
+from aggregator.sources.kafka.records import Header, ReplyRoute
+from aggregator.sources.messages import (
+    JSON,
+    MAX_BYTES,
+    PROTOBUF,
+    content_type_of,
+    defaults_of,
+    embedding_message,
+    found_id,
+    generation_message,
+    permitted,
+    request_of,
+)
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.generation.v1.generation_pb2 import GenerateRequest
 
 _LOG = logging.getLogger(__name__)
-_from_protobuf = pb.EmbedRequest.FromString
 
-PROTOBUF: Final = b"application/x-protobuf"
-JSON: Final = b"application/json"
 ECHOED: Final = frozenset(
     {"kafka_replyTopic", "kafka_replyPartition", "kafka_correlationId", "reply_to", "correlation_id"}
     | {"traceparent", "tracestate"}
@@ -44,18 +44,9 @@ ECHOED: Final = frozenset(
 _READ = frozenset(
     {"content-type", "ce_id", "ce_expirytime", "kafka_replyTopic", "kafka_replyPartition", "reply_to", "traceparent"}
 )
-_CONTENT_TYPES = {
-    "application/x-protobuf": PROTOBUF,
-    "application/protobuf": PROTOBUF,
-    "application/vnd.google.protobuf": PROTOBUF,
-    "application/json": JSON,
-    "text/plain": b"text/plain",
-}
 _PLAIN_REPLY: Final[list[Header]] = [("content-type", PROTOBUF)]
 _LEGAL_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _RFC3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)")
-_MAX_RECORD_BYTES = 4 * 1024 * 1024
-"""A larger record is refused before it is parsed, as a larger call is."""
 _SLICE_RECORDS = 100
 _SLICE_BYTES = 16 * 1024
 """Decoded without a pause, in two milliseconds: JSON takes 20 us a record, and 140 us for a KiB of token ids."""
@@ -68,7 +59,7 @@ class Intake:
     defaults: Defaults
     route: ReplyRoute
     permits: Callable[[str], bool]
-    max_record_bytes: int = _MAX_RECORD_BYTES
+    max_record_bytes: int = MAX_BYTES
     generates: bool = False
 
 
@@ -76,7 +67,7 @@ class Intake:
 class Refused:
     """A record that did not become a request, and how to answer its sender.
 
-    Without a `route` nobody can be answered. `dead_letter`: it could not be routed or decoded, so the record
+    Without a `route` it gets no reply. `dead_letter`: it could not be routed or decoded, so the record
     itself is kept too.
     """
 
@@ -89,7 +80,6 @@ class Refused:
 
 
 def record_of(request: Request) -> InFlightRecord:
-    """The record of a request from Kafka."""
     return request.origin  # type: ignore[return-value]  # a call of `cast` takes as long as all of this
 
 
@@ -100,10 +90,14 @@ def intakes(
 
     `trusts_tenant`: a request may name its tenant where its topic has none.
     """
-    permits = _reply_topics(settings)
+    permits = permitted(
+        {settings.reply_topic, *settings.reply_topics},
+        [topic.name for topic in settings.topics],
+        settings.allowed_reply_topics,
+    )
     return {
         topic.name: Intake(
-            _defaults(topic, source, default_model, trusts_tenant=trusts_tenant and not topic.tenant),
+            defaults_of(topic, source, default_model, trusts_tenant=trusts_tenant),
             ReplyRoute(settings.replies_of(topic), None, json=False, headers=_PLAIN_REPLY),
             permits,
             generates=topic.task == "generate",
@@ -135,8 +129,6 @@ async def decode_all(
 async def decode_large(
     fetched: Sequence[Fetched], intakes: Mapping[str, Intake]
 ) -> tuple[list[Request], list[Refused]]:
-    """Decode large records, in a thread."""
-
     def work() -> list[Request | Refused]:
         return [_decode_any(each.in_flight, intakes, each.received_s, each.wall_s) for each in fetched]
 
@@ -151,11 +143,13 @@ def _split(decoded: Sequence[Request | Refused]) -> tuple[list[Request], list[Re
 def _decode_any(
     in_flight: InFlightRecord, intakes: Mapping[str, Intake], received_s: float, wall_s: float
 ) -> Request | Refused:
+    if in_flight.unreadable:
+        return Refused(in_flight, Undecodable(in_flight.unreadable), "", None, dead_letter=True)
     try:
         return decode(in_flight, intakes[in_flight.topic], received_s=received_s, wall_s=wall_s)
     except Exception as error:  # noqa: BLE001 - one record must not stop all others, on every replay again
         place = {"topic": in_flight.topic, "partition": in_flight.partition, "offset": in_flight.offset}
-        # Its traceback stays out of the log, as it may tell the text.
+        # Its traceback stays out of the log, as it may quote the text.
         _LOG.error("cannot decode a record", extra={**place, "error": type(error).__name__})
         return Refused(in_flight, Undecodable("the record cannot be read"), "", None, dead_letter=True)
 
@@ -170,7 +164,7 @@ def decode(in_flight: InFlightRecord, intake: Intake, *, received_s: float, wall
         if in_flight.headers:
             found = {name: value for name, value in in_flight.headers if name in _READ}
             route = _route(in_flight.headers, intake, found)
-            content_type = _content_type(found)
+            content_type = content_type_of(_text(found, "content-type"))
             if content_type is not PROTOBUF:
                 route = ReplyRoute(
                     route.topic, route.partition, json=True, headers=[("content-type", JSON), *route.headers[1:]]
@@ -179,53 +173,24 @@ def decode(in_flight: InFlightRecord, intake: Intake, *, received_s: float, wall
         else:
             route = intake.route
         in_flight.route = route
-        read = _text_message if intake.generates else _message
+        read = generation_message if intake.generates else embedding_message
         message = read(in_flight.value, content_type, intake.max_record_bytes, intake.defaults.max_inputs)
         if not message.request_id:
             message.request_id = ce_id or f"{in_flight.topic}-{in_flight.partition}-{in_flight.offset}"
         deadline_s = _deadline_s(found, received_s - wall_s) if found else inf
-        defaults = intake.defaults
-        if isinstance(message, pb.EmbedRequest):
-            request = parsing.parse(
-                message, defaults, in_flight, received_s=received_s, wall_s=wall_s, deadline_s=deadline_s
-            )
-        else:
-            request = texts.parse(
-                message, defaults, in_flight, received_s=received_s, wall_s=wall_s, deadline_s=deadline_s
-            )
-        request.traceparent = found.get("traceparent")
-        return request
+        return request_of(
+            message,
+            intake.defaults,
+            in_flight,
+            received_s=received_s,
+            wall_s=wall_s,
+            deadline_s=deadline_s,
+            traceparent=found.get("traceparent"),
+        )
     except RequestError as error:
-        request_id = message.request_id if message is not None else ce_id or _found_id(in_flight.value, content_type)
+        request_id = message.request_id if message is not None else ce_id or found_id(in_flight.value, content_type)
         kept = route is None or message is None
         return Refused(in_flight, error, request_id, route, dead_letter=kept, generates=intake.generates)
-
-
-def _defaults(topic: TopicSettings, source: Source, default_model: str, *, trusts_tenant: bool) -> Defaults:
-    return Defaults(
-        source=source,
-        model=topic.model or default_model,
-        priority=Priority[topic.priority.upper()],
-        tenant=topic.tenant,
-        trusts_tenant=trusts_tenant,
-    )
-
-
-def _reply_topics(settings: KafkaSettings) -> Callable[[str], bool]:
-    """Whether a request may name a reply topic; never a query topic or a dead-letter topic."""
-    inputs = {topic.name for topic in settings.topics}
-    never = inputs | {name + DEAD_LETTER_SUFFIX for name in inputs}
-    replies = {settings.reply_topic, *settings.reply_topics} - never
-    patterns = [fnmatch.translate(pattern) for pattern in settings.allowed_reply_topics]
-    allowed = re.compile("|".join(patterns)) if patterns else None
-
-    @lru_cache(maxsize=4096)
-    def permits(topic: str) -> bool:
-        if topic in replies:
-            return True
-        return topic not in never and allowed is not None and allowed.match(topic) is not None
-
-    return permits
 
 
 def _route(headers: Sequence[Header], intake: Intake, found: Mapping[str, bytes]) -> ReplyRoute:
@@ -234,11 +199,12 @@ def _route(headers: Sequence[Header], intake: Intake, found: Mapping[str, bytes]
     if not _LEGAL_TOPIC.fullmatch(topic):
         raise InvalidRequest(f"header {name} is not the name of a topic")
     if not intake.permits(topic):
-        raise NotPermitted(f"replies to {topic} are not permitted; allowed_reply_topics says which are")
+        raise NotPermitted(f"replies to {topic} are not permitted; allowed_reply_topics lists those that are")
     partition: int | None = None
     packed = found.get("kafka_replyPartition")
     if packed:
-        partition = struct.unpack(">i", packed)[0] if len(packed) == 4 else -1  # noqa: PLR2004 - bytes of an int32
+        is_int32 = len(packed) == 4  # noqa: PLR2004 - bytes
+        partition = struct.unpack(">i", packed)[0] if is_int32 else -1  # pragma: no mutate: any number below 0
         if partition < 0:
             raise InvalidRequest("header kafka_replyPartition is not a partition: 4 bytes, big endian")
     echoed = [each for each in headers if each[0] in ECHOED]
@@ -252,18 +218,6 @@ def _text(found: Mapping[str, bytes], name: str) -> str:
         raise InvalidRequest(f"header {name} is not UTF-8") from None
 
 
-def _content_type(found: Mapping[str, bytes]) -> bytes:
-    given = _text(found, "content-type")
-    if not given:
-        return PROTOBUF
-    name, _, parameters = given.lower().partition(";")
-    content_type = _CONTENT_TYPES.get(name.strip())
-    charset = parameters.partition("charset=")[2].strip(' "')
-    if content_type is None or charset not in {"", "utf-8", "utf8", "us-ascii"}:
-        raise Undecodable(f"header content-type is not known: use {', '.join(_CONTENT_TYPES)}")
-    return content_type
-
-
 def _deadline_s(found: Mapping[str, bytes], monotonic_minus_wall_s: float) -> float:
     given = _text(found, "ce_expirytime")
     if not given:
@@ -275,50 +229,3 @@ def _deadline_s(found: Mapping[str, bytes], monotonic_minus_wall_s: float) -> fl
     if expire_s is None:
         raise InvalidRequest("header ce_expirytime is not an RFC 3339 time")
     return expire_s + monotonic_minus_wall_s
-
-
-def _message(value: bytes | None, content_type: bytes, max_bytes: int, max_inputs: int) -> pb.EmbedRequest:
-    value = _value(value, max_bytes)
-    if content_type is PROTOBUF:
-        try:
-            parsing.check(value, max_inputs)
-            return _from_protobuf(value)
-        except DecodeError:
-            raise Undecodable("the value is not an EmbedRequest in protobuf") from None
-    if content_type is JSON:
-        return json_codec.parse(value, max_inputs)
-    try:
-        return pb.EmbedRequest(inputs=[pb.Input(text=value.decode())])
-    except UnicodeDecodeError:
-        raise Undecodable("the value is not UTF-8 text") from None
-
-
-def _text_message(value: bytes | None, content_type: bytes, max_bytes: int, _: int) -> GenerateRequest:
-    """The request of a record in a topic for generation."""
-    value = _value(value, max_bytes)
-    if content_type is JSON:
-        return texts.decode_json(value)
-    try:
-        if content_type is PROTOBUF:
-            texts.check(value)
-            return GenerateRequest.FromString(value)
-        return GenerateRequest(prompt=value.decode())
-    except DecodeError:
-        raise Undecodable("the value is not a GenerateRequest in protobuf") from None
-    except UnicodeDecodeError:
-        raise Undecodable("the value is not UTF-8 text") from None
-
-
-def _value(value: bytes | None, max_bytes: int) -> bytes:
-    if value is None:
-        raise Undecodable("the record has no value")
-    if len(value) > max_bytes:
-        raise InvalidRequest(f"the record's value has {len(value)} bytes: at most {max_bytes} are taken")
-    return value
-
-
-def _found_id(value: bytes | None, content_type: bytes) -> str:
-    """The id of a request that cannot be decoded, for its sender; empty if none can be found."""
-    if content_type is JSON:
-        return json_codec.request_id(value or b"")
-    return parsing.head(value or b"").request_id if content_type is PROTOBUF else ""

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from aiokafka import TopicPartition
 from aiokafka import errors as kafka_errors
 from aiokafka.abc import AbstractTokenProvider
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
@@ -17,11 +18,12 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.conn import collect_hosts, create_conn
 from typing_extensions import override
 
-from aggregator.errors import StartError
 from aggregator.settings.aggregator import KafkaSettings, SaslSettings
-from aggregator.sources.kafka.records import DEAD_LETTER_SUFFIX
+from aggregator.sources.messages import DEAD_LETTER_SUFFIX
+from k8s.process.errors import StartError
 
 _RETRY_S = 0.5
+_ASK_MS = 5000
 _DEAD_LETTER_MARGIN_BYTES = 64 * 1024
 _REFUSED = (
     kafka_errors.TopicAuthorizationFailedError,
@@ -38,7 +40,6 @@ class _TokenFile(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka has n
 
     @override
     async def token(self) -> str:  # pyright: ignore[reportIncompatibleMethodOverride] - theirs is empty
-        """Read it anew for every connection."""
         return (await asyncio.to_thread(self._path.read_text)).strip()
 
 
@@ -77,7 +78,7 @@ async def prepare_topics(settings: KafkaSettings, timeout_s: float) -> None:
         missing = [name for name in _wanted(settings) if name not in partitions]
         if missing and not settings.create_topics:
             raise StartError(
-                f"kafka: {_listed(missing)} not there, or not for this client to see: create what is missing, grant"
+                f"kafka: {_listed(missing)} missing, or not visible to this client: create what is missing, grant"
                 " Describe, Read and Write, or set kafka.create_topics to true"
             )
         if missing:
@@ -85,7 +86,7 @@ async def prepare_topics(settings: KafkaSettings, timeout_s: float) -> None:
 
 
 async def check(settings: KafkaSettings, timeout_s: float) -> Sequence[str]:
-    """Look at the same things without creating any, and at limits that fit badly; returns warnings.
+    """Check the topics without creating any, and limits that do not fit each other; returns warnings.
 
     Raises StartError.
     """
@@ -114,6 +115,41 @@ async def check(settings: KafkaSettings, timeout_s: float) -> Sequence[str]:
         if limits.get(name, settings.max_reply_bytes) < settings.max_reply_bytes
     ]
     return warnings
+
+
+async def committed_offsets(settings: KafkaSettings, tps: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+    """The group's committed offset of each partition, -1 if it has none. Raises KafkaError or OSError."""
+    async with _client(settings) as admin:
+        return await group_offsets(admin, settings.group_id, tps)
+
+
+async def group_offsets(
+    admin: AIOKafkaAdminClient, group_id: str, tps: Collection[TopicPartition]
+) -> dict[TopicPartition, int]:
+    """The committed offset of each partition, -1 if the group has none. Raises KafkaError.
+
+    A consumer takes an answer that holds only an error for no offset, and would read the log again from its start.
+    """
+    found = await admin.list_consumer_group_offsets(group_id, partitions=list(tps))
+    if missing := [f"{tp.topic}/{tp.partition}" for tp in tps if tp not in found]:
+        raise kafka_errors.KafkaError(f"the coordinator does not list {', '.join(missing)}")
+    return {tp: found[tp].offset for tp in tps}
+
+
+async def topic_partitions(settings: KafkaSettings) -> dict[str, int]:
+    """The number of partitions of each visible topic, as a broker reports it. Raises KafkaError or OSError."""
+    async with _client(settings) as admin:
+        return await _partitions(admin)
+
+
+@contextlib.asynccontextmanager
+async def _client(settings: KafkaSettings) -> AsyncGenerator[AIOKafkaAdminClient, None]:
+    admin = AIOKafkaAdminClient(**client_options(settings), request_timeout_ms=_ASK_MS)
+    try:
+        await admin.start()
+        yield admin
+    finally:
+        await admin.close()
 
 
 def _wanted(settings: KafkaSettings) -> list[str]:
@@ -207,7 +243,7 @@ async def _create(
     timeout_s: float,
 ) -> None:
     counts = [max(settings.partitions, existing.get(name.removesuffix(DEAD_LETTER_SUFFIX), 0)) for name in names]
-    # Replicas: -1, the broker's default.replication.factor; aiokafka wants an assignment beside it.
+    # Replicas: -1, the broker's default.replication.factor; aiokafka also requires an assignment.
     topics = [NewTopic(name, count, -1, {}) for name, count in zip(names, counts, strict=True)]
     response: Any = await admin.create_topics(topics, timeout_ms=int(timeout_s * 1000))
     for name, code, message, *_ in response.topic_errors:
@@ -217,7 +253,7 @@ async def _create(
         if error not in {kafka_errors.NoError, kafka_errors.TopicAlreadyExistsError}:
             raise StartError(f"kafka: topic {name} cannot be created: {message or error.__name__}")
     async with asyncio.timeout(timeout_s):
-        while not set(names) <= set(await _partitions(admin)):  # noqa: ASYNC110 - nothing tells of new metadata
+        while not set(names) <= set(await _partitions(admin)):  # noqa: ASYNC110 - new metadata gives no signal
             await asyncio.sleep(_RETRY_S)
 
 

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from aiokafka.errors import MessageSizeTooLargeError, ProducerClosed, RecordTooLargeError
 
 from aggregator.errors import Code
 from aggregator.observability.metrics import Metrics
 from aggregator.settings.aggregator import KafkaSettings
-from aggregator.sources.kafka.consumer.committed_offset import InFlightRecord
-from aggregator.sources.kafka.records import DEAD_LETTER_SUFFIX, OutgoingRecord, Producer
-from aggregator.sources.kafka.replies import dead_letter
+from aggregator.sources.kafka.committed_offset import InFlightRecord
+from aggregator.sources.kafka.records import Header, OutgoingRecord, Producer
+from aggregator.sources.messages import DEAD_LETTER_SUFFIX
 
 _LOG = logging.getLogger(__name__)
 _PAUSE_S = 1.0
 _MOST_WAITING = 1000
+_MAX_KEPT_BYTES = 32 * 1024
 _TOO_LARGE = (MessageSizeTooLargeError, RecordTooLargeError)
 
 
@@ -27,7 +30,8 @@ _TOO_LARGE = (MessageSizeTooLargeError, RecordTooLargeError)
 class DeadLetter:
     """A record to keep, and why; `since_unix_s` is the time of its first failure.
 
-    `omits_value`: the record was too large for the dead-letter topic.
+    `omits_value`: the record was too large for the dead-letter topic. Its size and SHA-256 go instead of its value, and
+    key and headers only if they are small.
     """
 
     in_flight: InFlightRecord
@@ -36,6 +40,31 @@ class DeadLetter:
     attempts: int = 1
     since_unix_s: float = 0.0
     omits_value: bool = False
+
+    def record(self, group_id: str) -> OutgoingRecord:
+        value, key = self.in_flight.value or b"", self.in_flight.key
+        added = {
+            "dlt-original-topic": self.in_flight.topic,
+            "dlt-original-partition": self.in_flight.partition,
+            "dlt-original-offset": self.in_flight.offset,
+            "dlt-original-timestamp": self.in_flight.timestamp,
+            "dlt-original-consumer-group": group_id,
+            "dlt-error-code": self.code.name,
+            "dlt-error-message": self.message,
+            "dlt-attempts": self.attempts,
+            "dlt-first-failure-time": datetime.fromtimestamp(self.since_unix_s, UTC).isoformat(timespec="milliseconds"),
+        }
+        kept = [header for header in self.in_flight.headers if header[0] not in added]
+        if self.omits_value:
+            added["dlt-value-omitted"] = "true"
+            added["dlt-value-size"] = len(value)
+            added["dlt-value-sha256"] = hashlib.sha256(value).hexdigest()
+            value = b""
+            if len(key or b"") + sum(len(name) + len(content or b"") for name, content in kept) > _MAX_KEPT_BYTES:
+                added["dlt-headers-omitted"] = "true"
+                key, kept = None, []
+        headers: list[Header] = [*kept, *((name, str(content).encode()) for name, content in added.items())]
+        return OutgoingRecord(self.in_flight.topic + DEAD_LETTER_SUFFIX, None, key, value, headers)
 
 
 class DeadLetters:
@@ -65,11 +94,9 @@ class DeadLetters:
 
     @property
     def full(self) -> frozenset[str]:
-        """The query topics with too many waiting dead letters, which are to be paused."""
         return self._full
 
     def add(self, letter: DeadLetter) -> None:
-        """Write this one after those of its topic that came before it."""
         topic = letter.in_flight.topic
         letter.since_unix_s = self._wall_clock()
         self._waiting.setdefault(topic, []).append(letter)
@@ -78,7 +105,6 @@ class DeadLetters:
         self._watch_full()
 
     async def written(self) -> None:
-        """Wait until every dead letter is written."""
         while self._writing:
             await asyncio.wait(self._writing.values())
 
@@ -93,7 +119,7 @@ class DeadLetters:
                     self._waiting[topic] = failed + self._waiting.get(topic, [])
                 self._watch_full()
         except ProducerClosed:
-            pass  # whoever reads these records next finds the same
+            pass  # the next consumer of these records finds the same
         finally:
             del self._writing[topic]
 
@@ -102,7 +128,7 @@ class DeadLetters:
         left = dict.fromkeys(letters)
         reason: Exception | None = None
         try:
-            async for delivered in self._producer.send([self._record(letter) for letter in letters]):
+            async for delivered in self._producer.send([letter.record(self._settings.group_id) for letter in letters]):
                 for position, error in delivered:
                     letter = letters[position]
                     if error is None:
@@ -115,7 +141,7 @@ class DeadLetters:
                         reason = error
         except ProducerClosed:
             raise
-        except Exception as unforeseen:  # noqa: BLE001 - whatever it is, what holds commits must not be lost
+        except Exception as unforeseen:  # noqa: BLE001 - after any error, what holds commits must not be lost
             reason = unforeseen
         if reason is not None:
             topic = letters[0].in_flight.topic + DEAD_LETTER_SUFFIX
@@ -123,18 +149,6 @@ class DeadLetters:
             _LOG.error("dead letters cannot be written, commits are held", extra=details)
             await asyncio.sleep(_PAUSE_S)
         return list(left)
-
-    def _record(self, letter: DeadLetter) -> OutgoingRecord:
-        return dead_letter(
-            letter.in_flight,
-            letter.code,
-            letter.message,
-            topic=letter.in_flight.topic + DEAD_LETTER_SUFFIX,
-            group_id=self._settings.group_id,
-            attempts=letter.attempts,
-            first_failure_unix_s=letter.since_unix_s,
-            omit_value=letter.omits_value,
-        )
 
     def _watch_full(self) -> None:
         full = frozenset(topic for topic, letters in self._waiting.items() if len(letters) >= _MOST_WAITING)

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from aggregator.sources.kafka.consumer.committed_offset import InFlightRecord
+from aggregator.sources.kafka.committed_offset import InFlightRecord
 
 LARGE_BYTES = 16 * 1024
 """Values from this size on are decoded outside the event loop: JSON takes 20 us a record, and more for each KiB."""
@@ -25,14 +25,13 @@ class Fetched:
 
 
 def size_bytes(in_flight: InFlightRecord) -> int:
-    """Of the record's value."""
     return len(in_flight.value or b"")
 
 
 class LargeRecords:
     """Large records in their order; those of paused topics wait while others are taken.
 
-    Above a limit in bytes the topics of all that wait are `full`; `on_full_changed` is told of each change.
+    Above a limit in bytes the topics of all that wait are `full`; `on_full_changed` receives each change.
     """
 
     def __init__(self, on_full_changed: Callable[[], None]) -> None:
@@ -45,7 +44,6 @@ class LargeRecords:
         self._changed = asyncio.Event()
 
     def put(self, records: Sequence[Fetched]) -> None:
-        """Keep these, unless `close` was called."""
         if records and not self._closed:
             self._waiting += records
             self._bytes += _sum_bytes(records)
@@ -59,7 +57,6 @@ class LargeRecords:
         return taken
 
     def pause(self, topics: frozenset[str]) -> None:
-        """Pause exactly these topics."""
         self.paused = topics
         self._changed.set()
 
@@ -70,7 +67,7 @@ class LargeRecords:
         self._counted()
 
     def close(self) -> None:
-        """Hand out no more: the next consumer processes what waits."""
+        """Hand out nothing further: the next consumer processes what waits."""
         self._closed = True
         self._waiting.clear()
         self._bytes = 0
@@ -94,7 +91,6 @@ class LargeRecords:
         return taken
 
     def _counted(self) -> None:
-        """The queue has changed."""
         self._changed.set()
         full: frozenset[str] = frozenset()
         if self._bytes >= _MOST_WAITING_BYTES:

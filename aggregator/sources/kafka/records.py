@@ -6,10 +6,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-DEAD_LETTER_SUFFIX = "-dlt"
-"""Appended to the name of a query topic."""
-
-
 Header = tuple[str, bytes]
 
 
@@ -26,11 +22,25 @@ class Record(Protocol):
 
 
 @dataclass(slots=True, eq=False)
+class RawRecord:
+    """A Record that aiokafka does not decode; `unreadable` is the reason, empty if this one is good."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[Header] = ()
+    unreadable: str = ""
+
+
+@dataclass(slots=True, eq=False)
 class ReplyRoute:
     """Where and how to reply: `headers` are the reply's, its content type, then the routing and trace headers.
 
-    Records without headers share their topic's, so nobody changes one. `on_progress` is told whenever the text that
-    was asked for has grown.
+    Records without headers share their topic's, so none is ever changed. `on_progress` is called whenever the
+    generated text has grown.
     """
 
     topic: str
@@ -55,12 +65,15 @@ class OutgoingRecord:
     headers: Sequence[Header]
 
 
-Delivered = Sequence[tuple[int, Exception | None]]
-"""Of some of the records sent: the position of each, and None, or why it was not written."""
+DeliveryResult = Exception | None
+"""Of one record: None if the broker acknowledged it, else why it never will."""
+
+Delivered = Sequence[tuple[int, DeliveryResult]]
+"""Of some of the records sent: the position and the delivery result of each."""
 
 
 class Producer(Protocol):
-    """Kafka output: idempotent, acks=all, in batches."""
+    """Kafka output: acks=all, in batches."""
 
     def send(self, records: Sequence[OutgoingRecord]) -> AsyncIterator[Delivered]:
         """Send, and yield the delivery result of each record once, as they come; None when it is acknowledged.

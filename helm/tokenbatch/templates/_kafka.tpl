@@ -2,6 +2,9 @@
 
 {{- define "tokenbatch.kafkaSettings" -}}
 {{- $kafka := .Values.kafka -}}
+{{- if not $kafka.enabled -}}
+enabled: false
+{{- else -}}
 {{- $settings := deepCopy $kafka.config -}}
 {{- $servers := required "kafka.bootstrapServers must be set: host:port of your Kafka, several separated by commas" $kafka.bootstrapServers -}}
 {{- $_ := set $settings "bootstrap_servers" $servers -}}
@@ -31,11 +34,12 @@
 {{- end -}}
 {{- toYaml $settings -}}
 {{- end -}}
+{{- end -}}
 
 {{/* One volume with the Secrets for Kafka; nothing if the values name none. */}}
 {{- define "tokenbatch.kafkaVolume" -}}
 {{- $kafka := .Values.kafka -}}
-{{- if or $kafka.saslPassword $kafka.saslToken $kafka.ca $kafka.clientCertificate -}}
+{{- if and $kafka.enabled (or $kafka.saslPassword $kafka.saslToken $kafka.ca $kafka.clientCertificate) -}}
 - name: kafka
   projected:
     defaultMode: 0440

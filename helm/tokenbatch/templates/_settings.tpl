@@ -15,6 +15,9 @@
 {{- if and (include "tokenbatch.scaled" (list $ .autoscaling)) (lt (int .autoscaling.minReplicas) 1) -}}
 {{- $_ := set $model "scales_to_zero" true -}}
 {{- end -}}
+{{- if eq (dig "model" "task" "auto" .config) "both" -}}
+{{- $_ := set $model "task" "both" -}}
+{{- end -}}
 {{- $models = append $models $model -}}
 {{- end -}}
 {{- $door := .Values.aggregator.frontDoor -}}
@@ -38,6 +41,12 @@
 {{- end -}}
 {{- if $authentication -}}
 {{- include "tokenbatch.override" (list $settings (dict "grpc" (mustMerge (dict "authentication" $authentication) (default dict $settings.grpc)))) -}}
+{{- end -}}
+{{- if .Values.aggregator.http.enabled -}}
+{{- include "tokenbatch.override" (list $settings (dict "http" (merge (dict "bind" "0.0.0.0:8000") (default dict $settings.http)))) -}}
+{{- end -}}
+{{- if .Values.redis.enabled -}}
+{{- include "tokenbatch.override" (list $settings (dict "redis" (include "tokenbatch.redisSettings" . | fromYaml))) -}}
 {{- end -}}
 {{- $callers := printf "k8s://%s-aggregator.%s:50051" (include "tokenbatch.fullname" .) .Release.Namespace -}}
 {{- include "tokenbatch.override" (list $settings (dict

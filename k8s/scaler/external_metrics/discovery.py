@@ -11,18 +11,15 @@ VERSION = "v1beta1"
 
 
 def group() -> Document:
-    """The API group."""
     version = {"groupVersion": f"{GROUP}/{VERSION}", "version": VERSION}
     return {"kind": "APIGroup", "apiVersion": "v1", "name": GROUP, "versions": [version], "preferredVersion": version}
 
 
 def groups() -> Document:
-    """All groups: one."""
     return {"kind": "APIGroupList", "apiVersion": "v1", "groups": [group()]}
 
 
 def resources() -> Document:
-    """The group's resources."""
     resource = {
         "name": "externalmetrics",
         "singularName": "",
@@ -39,17 +36,15 @@ def resources() -> Document:
 
 
 def openapi_v2() -> Document:
-    """Swagger 2.0 that describes nothing: the API server asks for the document, but nobody reads it."""
+    """An empty Swagger 2.0 document: the API server asks for it, and does not read it."""
     return {"swagger": "2.0", "info": {"title": "tokenbatch", "version": VERSION}, "paths": {}}
 
 
 def openapi_v3() -> Document:
-    """The index of OpenAPI 3, also empty."""
     return {"paths": {}}
 
 
 def status(code: int, reason: str, message: str) -> Document:
-    """A refusal, as a Status of Kubernetes."""
     return {
         "kind": "Status",
         "apiVersion": "v1",

@@ -42,13 +42,12 @@ class Identity:
 
 
 async def current_identity(kubernetes: Kubernetes, namespace: str, service: str) -> Identity:
-    """The identity at this moment. Raises KubernetesError."""
     client_ca, client_names = await _front_proxy(kubernetes)
     return Identity(await serving_certificate(kubernetes, namespace, service), client_ca, client_names)
 
 
 async def _front_proxy(kubernetes: Kubernetes) -> tuple[str, tuple[str, ...]]:
-    """Who signs the API server's client certificate (PEM), and the names it may have. Raises KubernetesError."""
+    """The CA of the API server's client certificate (PEM), and the names it may have. Raises KubernetesError."""
     data = (await kubernetes.get(_AUTHENTICATION)).get("data") or {}
     client_ca = data.get("requestheader-client-ca-file", "")
     if not client_ca:

@@ -50,7 +50,7 @@ class Registration:
         self._seen: Holder | None = None
 
     async def keep(self, ca_bundle: bytes) -> None:
-        """Make it if there is none, correct it if it is ours, and otherwise say whose it is. Raises KubernetesError."""
+        """Make it if it is missing, correct it if it is ours, else log its owner. Raises KubernetesError."""
         found = await self._found()
         if found is None or holder(found).service == self._self.service or _leads_nowhere(found):
             await self._apply(found, ca_bundle)
@@ -153,14 +153,13 @@ class Registration:
 
 
 def _leads_nowhere(found: Object) -> bool:
-    """Whether it is of a scaler whose Service is gone: nobody else would delete it."""
+    """Whether its scaler's Service is gone: nothing else deletes it."""
     conditions = found.get("status", {}).get("conditions") or ()
     gone = any(each.get("reason") == "ServiceNotFound" and each.get("status") == "False" for each in conditions)
     return gone and holder(found).is_scaler
 
 
 def _holds(found: Object, wanted: Object) -> bool:
-    """Whether the object has all that is wanted; others may have added fields."""
     for key, value in wanted.items():
         if isinstance(value, dict):
             if not _holds(found.get(key) or {}, value):

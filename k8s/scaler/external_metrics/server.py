@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import ssl
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from datetime import datetime
@@ -11,14 +12,13 @@ from typing import Any
 
 from aiohttp import web
 
-from aggregator.errors import StartError
-from aggregator.observability.monitoring import split_address
+from k8s.process.errors import StartError
+from k8s.process.monitoring import split_address
 from k8s.scaler.external_metrics import discovery
 from k8s.scaler.external_metrics.certificates import utc_now
 from k8s.scaler.measuring.demand import StaleInputError
 from k8s.scaler.other_scalers import Find, ask_release, in_cluster
 from k8s.scaler.published import SCALER, Published, UnknownMetric, Value
-from k8s.scaler.selectors import BadSelector, labels_of
 
 _BASE = f"/apis/{discovery.GROUP}/{discovery.VERSION}"
 _OPEN = frozenset({"/healthz", "/livez", "/readyz"})
@@ -64,7 +64,6 @@ class ExternalMetricsApi:
         self.address = f"{host}:{port}"
 
     async def close(self) -> None:
-        """Stop listening."""
         await self._runner.cleanup()
 
     def _application(self) -> web.Application:
@@ -173,3 +172,21 @@ def _json(document: discovery.Document, code: int = 200) -> web.Response:
 
 def _refusal(code: int, reason: str, message: str) -> web.Response:
     return _json(discovery.status(code, reason, message), code)
+
+
+_EQUALITY = re.compile(r"\s*([\w./-]+)\s*==?\s*([\w.-]*)\s*")
+
+
+class BadSelector(ValueError):
+    """It is not a list of labels with a value each."""
+
+
+def labels_of(selector: str) -> dict[str, str]:
+    """The labels that a selector such as `model=m,scaler=s` asks for. Raises BadSelector."""
+    labels: dict[str, str] = {}
+    for requirement in selector.split(",") if selector.strip() else ():
+        match = _EQUALITY.fullmatch(requirement)
+        if match is None:
+            raise BadSelector(f"{requirement!r}: a metric is selected by label=value alone")
+        labels[match[1]] = match[2]
+    return labels

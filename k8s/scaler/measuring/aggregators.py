@@ -54,7 +54,6 @@ class Aggregators:
         self._asked: dict[str, Asked] = {}
 
     async def follow(self, found: AsyncIterator[Mapping[str, bool]]) -> None:
-        """Follow the addresses, and whether their pods are Ready."""
         async for addresses in found:
             for address in self._asked.keys() - addresses.keys():
                 await self._asked.pop(address).channel.close()
@@ -77,12 +76,18 @@ class Aggregators:
         return Answers(tuple(asked.answer for asked in expected if asked.answer is not None), measured_s)
 
     def silent(self) -> list[str]:
-        """The addresses that have not answered in the last rounds."""
         limit_s = self._clock() - 2 * self._settings.interval_s - ANSWER_TIMEOUT_S
         return sorted(address for address, asked in self._asked.items() if asked.answered_s < limit_s)
 
+    def seen(self) -> list[tuple[str, float, float]]:
+        """Each address that has answered: its busy share, and when it answered last."""
+        return [
+            (address, asked.answer.busy_share, asked.answered_s)
+            for address, asked in sorted(self._asked.items())
+            if asked.answer is not None
+        ]
+
     async def close(self) -> None:
-        """Close all channels."""
         for asked in self._asked.values():
             await asked.channel.close()
         self._asked.clear()

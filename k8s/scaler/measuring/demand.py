@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass
+
+from aggregator.scheduler.required_replicas import DRAIN_S, UTILISATION, required_replicas
 
 _MAX_SLO_FACTOR = 2.0
 _PAST_TOLERANCE = 1.11
@@ -27,8 +28,8 @@ class DemandPolicy:
     `max_hold_s` limits how long the backlog is held while pods are pending, because a pod may never start.
     """
 
-    drain_s: float = 30.0
-    utilisation: float = 0.75
+    drain_s: float = DRAIN_S
+    utilisation: float = UTILISATION
     peak_hold_s: float = 60.0
     max_age_s: float = 20.0
     max_hold_s: float = 600.0
@@ -70,8 +71,8 @@ class Load:
             self.backlog_tokens,
             self.memory_pods,
             self.slo_pressure,
-            self.replicas or 0,
-            self.ready or 0,
+            self.replicas or 0,  # pragma: no mutate: 0 and 1 pass the same check
+            self.ready or 0,  # pragma: no mutate: 0 and 1 pass the same check
         )
         if not all(0.0 <= amount < math.inf for amount in amounts):
             raise ValueError(f"not a load: {self}")
@@ -82,40 +83,6 @@ class Load:
     def pending(self) -> bool:
         """Whether some of the pods that were asked for do not serve yet."""
         return self.replicas is not None and self.ready is not None and self.ready < self.replicas
-
-
-def backlog_tokens(unread_records: float, tokens_per_record: float, held_tokens: float) -> float:
-    """Tokens that wait: records from the fetch position to the log end, and tokens in queues or in flight.
-
-    The committed lag would count records in queues twice, because they are not committed yet.
-    """
-    return unread_records * tokens_per_record + held_tokens
-
-
-def pod_throughput(replicas: Iterable[tuple[int, float]]) -> float | None:
-    """R in tokens/s: the mean over replicas of token budget ÷ predicted step time; None without replicas."""
-    speeds = [token_budget / step_s for token_budget, step_s in replicas]
-    return sum(speeds) / len(speeds) if speeds else None
-
-
-def memory_pods(arrival_tokens_per_s: float, kv_token_s_per_token: float, pod_kv_tokens: float) -> float:
-    """Lambda * W / K: the number of pods whose memory the texts in progress fill, by Little's law.
-
-    W: token-seconds of keys and values per arriving token; K: tokens that one pod can hold. 0 if the model does not
-    generate.
-    """
-    return arrival_tokens_per_s * kv_token_s_per_token / pod_kv_tokens if pod_kv_tokens else 0.0
-
-
-def required_replicas(
-    arrival_tokens_per_s: float, backlog: float, pod_tokens_per_s: float, policy: DemandPolicy, in_memory: float = 0.0
-) -> float:
-    """(max(lambda / R, M) + B / (drain * R)) / rho: pods to process the arrivals, and the backlog within `drain_s`.
-
-    M: `in_memory`, the number of pods whose memory the texts fill.
-    """
-    keeping_up = max(arrival_tokens_per_s / pod_tokens_per_s, in_memory)
-    return (keeping_up + backlog / policy.drain_s / pod_tokens_per_s) / policy.utilisation
 
 
 class Demand:
@@ -149,15 +116,28 @@ class Demand:
         if load.pod_tokens_per_s is not None:
             self._pod_tokens_per_s = load.pod_tokens_per_s
         backlog, factor = self._hold(load, now_s)
-        speed, policy, arriving = self._pod_tokens_per_s, self._policy, load.arrival_tokens_per_s
+        speed = self._pod_tokens_per_s
         if speed is not None:
-            required = factor * required_replicas(arriving, backlog, speed, policy, load.memory_pods)
+            required = factor * self._formula(load, backlog, speed)
             if not self.knows_what_for:  # the backlog may ask for these pods, but not for more
-                without_backlog = required_replicas(arriving, 0.0, speed, policy, load.memory_pods)
-                return max(without_backlog, min(required, load.replicas or 0))
+                without_backlog = self._formula(load, 0.0, speed)
+                return max(without_backlog, min(required, load.replicas or 0))  # pragma: no mutate
             return required
         # Cold start: the throughput of a pod is not known yet. Keep the present pods, at least one.
-        return max(1.0, load.replicas or 0) if load.arrival_tokens_per_s or load.backlog_tokens else 0.0
+        if not (load.arrival_tokens_per_s or load.backlog_tokens):
+            return 0.0
+        return max(1.0, load.replicas or 0)  # pragma: no mutate: the larger of it and 1 is taken
+
+    def _formula(self, load: Load, backlog: float, pod_tokens_per_s: float) -> float:
+        policy = self._policy
+        return required_replicas(
+            load.arrival_tokens_per_s,
+            backlog,
+            pod_tokens_per_s,
+            drain_s=policy.drain_s,
+            utilisation=policy.utilisation,
+            in_memory=load.memory_pods,
+        )
 
     def _hold(self, load: Load, now_s: float) -> tuple[float, float]:
         """Backlog and latency factor; while pods are pending no higher than when these were asked for.
@@ -178,7 +158,7 @@ class Demand:
 
     def _peak(self, required: float, now_s: float) -> float:
         """The highest figure of the last `peak_hold_s`. A figure is dropped once a later one is as high."""
-        while self._peaks and self._peaks[-1][1] <= required:
+        while self._peaks and self._peaks[-1][1] <= required:  # pragma: no mutate
             self._peaks.pop()
         self._peaks.append((now_s, required))
         while now_s - self._peaks[0][0] > self._policy.peak_hold_s:

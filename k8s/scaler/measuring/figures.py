@@ -6,19 +6,23 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from aggregator.scheduler.required_replicas import backlog_tokens, memory_pods, pod_throughput
 from k8s.scaler.measuring.aggregators import Answers
-from k8s.scaler.measuring.demand import Demand, DemandPolicy, Load, backlog_tokens, memory_pods, pod_throughput
+from k8s.scaler.measuring.demand import Demand, DemandPolicy, Load
 from k8s.scaler.measuring.kafka_lag import LogEnds, Place
 from protos.aggregator.v1 import aggregator_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)
 class Replicas:
-    """The pods of a Deployment: asked for, and ready."""
+    """The pods of a Deployment: requested, and ready."""
 
     wanted: int
     ready: int
     measured_s: float
+
+
+_NO_LOAD = Load(0.0, 0.0, None, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +30,15 @@ class Figure:
     """The published figure of one model; `measured_s` is the time of its oldest input.
 
     `knows_what_for` is false while pods are pending that were asked for before this replica of the scaler started.
+    `load`: the load that it follows from. `replicas_in_use`: model servers that the aggregators use.
     """
 
     required_replicas: float
     lag_records: int
     measured_s: float
     knows_what_for: bool = True
+    load: Load = _NO_LOAD
+    replicas_in_use: int = 0
 
 
 class TopicShares:
@@ -42,7 +49,6 @@ class TopicShares:
     """
 
     def __init__(self, topics: Mapping[str, Sequence[str]]) -> None:
-        """`topics`: by model, the topics whose records are for it if they name no model."""
         self._topics = {model: tuple(own) for model, own in topics.items()}
         self._all = sorted({topic for own in self._topics.values() for topic in own})
         self._guests: Mapping[str, float] = {model: 0.0 for model, own in self._topics.items() if not own}
@@ -94,29 +100,46 @@ class ModelFigures:
         shares = self._shares.of(self._name, answers.answers)
         taken = positions(answers.answers)
         unread = round(self._share * sum(share * ends.unread(taken, topic) for topic, share in shares.items()))
+        entries, entry_tokens = self._waiting_entries(answers.answers)
         pending = self._share * sum(model.pending_requests for model in models)
         held = self._share * sum(model.held_tokens for model in models)
         arriving = self._share * self._arrivals(models, ends, shares)
+        pressures = [model.p99_s / model.slo_s for model in models if model.slo_s > 0]
         load = Load(
             arrival_tokens_per_s=arriving,
-            backlog_tokens=backlog_tokens(unread + pending, self._tokens_per_record, held),
+            backlog_tokens=backlog_tokens(unread + pending, self._tokens_per_record, held) + self._share * entry_tokens,
             pod_tokens_per_s=_throughput(models),
             measured_s=measured_s,
             replicas=replicas.wanted if replicas else None,
             ready=replicas.ready if replicas else None,
             memory_pods=memory_pods(arriving, *_memory(models)),
-            slo_pressure=max((model.p99_s / model.slo_s for model in models if model.slo_s > 0), default=0.0),
+            slo_pressure=max(pressures, default=0.0),  # pragma: no mutate: below 1 it counts as 1
             at_floor=_at_floor(models),
         )
         required = self._demand.publish(load, now_s)
-        return Figure(required, unread, measured_s, self._demand.knows_what_for)
+        in_use = len({replica.address for model in models for replica in model.replicas})
+        return Figure(
+            required, unread + round(self._share * entries), measured_s, self._demand.knows_what_for, load, in_use
+        )
+
+    def _waiting_entries(self, answers: Sequence[pb.GetDemandResponse]) -> tuple[int, float]:
+        """Entries in the model's Redis streams that nobody has claimed, and their tokens; all aggregators read each."""
+        streams = {each.stream: each for answer in answers for each in answer.streams if each.model == self._name}
+        for each in (each for answer in answers for each in answer.streams if each.stream in streams):
+            if each.waiting_entries > streams[each.stream].waiting_entries:
+                streams[each.stream] = each
+        entries = sum(each.waiting_entries for each in streams.values())
+        tokens = (
+            each.waiting_entries * (each.tokens_per_entry or self._tokens_per_record) for each in streams.values()
+        )
+        return entries, sum(tokens)
 
     def _arrivals(self, models: Sequence[pb.ModelDemand], ends: LogEnds, shares: Mapping[str, float]) -> float:
         """Calls as the aggregators count them; records by the growth of the topics, because some may not be fetched."""
         growth = self._growth
-        if not growth or ends.measured_s > growth[-1][0]:
+        if not growth or ends.measured_s > growth[-1][0]:  # pragma: no mutate
             growth.append((ends.measured_s, {topic: ends.records(topic) for topic in shares}))
-        while len(growth) > 1 and growth[1][0] <= ends.measured_s - self._arrival_window_s:
+        while len(growth) > 1 and growth[1][0] <= ends.measured_s - self._arrival_window_s:  # pragma: no mutate
             growth.popleft()
         calls = sum(model.grpc_tokens_per_s for model in models)
         (first_s, first), (last_s, last) = growth[0], growth[-1]

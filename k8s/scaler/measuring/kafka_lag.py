@@ -12,8 +12,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import for_code
 
 from aggregator.settings.aggregator import KafkaSettings
-from aggregator.sources.kafka.connection import client_options
-from aggregator.sources.kafka.consumer.offsets import committed_offsets, offsets_request
+from aggregator.sources.kafka.connection import client_options, group_offsets
 
 _TIMEOUT_S = 10.0
 _REQUEST_TIMEOUT_MS = 5_000
@@ -31,7 +30,7 @@ class LogEnds:
     measured_s: float
 
     def unread(self, positions: Mapping[Place, int], topic: str) -> int:
-        """Records that nobody fetched: from the owner's position, or the committed offset, or the start of the log."""
+        """Records not yet fetched: from the owner's position, or the committed offset, or the start of the log."""
         return sum(
             max(0, end - max(positions.get(place, self.committed.get(place, 0)), self.starts.get(place, 0)))
             for place, end in self.ends.items()
@@ -52,7 +51,9 @@ class KafkaLag:
         self._admin: Any = None
 
     async def read(self, measured_s: float) -> LogEnds:
-        """The offsets now. Raises KafkaError or TimeoutError; the next call connects again."""
+        """The offsets now; none without Kafka. Raises KafkaError or TimeoutError; the next call connects again."""
+        if not self._settings.enabled:
+            return LogEnds({}, {}, {}, measured_s)
         try:
             async with asyncio.timeout(_TIMEOUT_S):
                 return await self._read(measured_s)
@@ -61,7 +62,6 @@ class KafkaLag:
             raise
 
     async def close(self) -> None:
-        """Close the connections."""
         consumer, admin = self._consumer, self._admin
         self._consumer = self._admin = None
         for client in (consumer, admin):
@@ -93,12 +93,8 @@ class KafkaLag:
         return found
 
     async def _committed(self, partitions: Sequence[TopicPartition]) -> dict[Place, int]:
-        """The committed offsets of the group. Raises KafkaError."""
-        group = self._settings.group_id
-        coordinator = await self._admin.find_coordinator(group)
-        request = offsets_request(group, partitions)
-        answer = await self._admin._send_request(request, coordinator)  # noqa: SLF001 - there is no other way
-        return {(tp.topic, tp.partition): offset for tp, offset in committed_offsets(answer, partitions).items()}
+        found = await group_offsets(self._admin, self._settings.group_id, partitions)
+        return {(tp.topic, tp.partition): offset for tp, offset in found.items() if offset >= 0}
 
     async def _connect(self) -> None:
         if self._consumer is not None:

@@ -62,7 +62,6 @@ class Measuring:
         }
 
     async def run(self) -> None:
-        """Measure until cancelled."""
         interval_s = self._settings.aggregators.interval_s
         while True:
             started_s = self._clock()
@@ -70,7 +69,6 @@ class Measuring:
             await asyncio.sleep(max(0.0, started_s + interval_s - self._clock()))
 
     async def round(self) -> None:
-        """Measure once, and publish."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._aggregators.ask(), name="ask aggregators")
             tasks.create_task(self._read_kafka(), name="read log ends")
@@ -98,7 +96,6 @@ class Measuring:
             published.figures[model.name] = figure
 
     def _trouble(self) -> str:
-        """The missing inputs in words."""
         max_age_s = self._settings.policy.max_age_s
         now_s = self._clock()
         missing = [f"aggregator {address} does not answer" for address in self._aggregators.silent()]

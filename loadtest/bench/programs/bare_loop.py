@@ -21,8 +21,8 @@ import numpy as np
 import uvloop
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 
-from aggregator.admission.tokenizers.fast_tokenizer import FastTokenizer
-from aggregator.sources.kafka.producer.partitioner import partitions_by_key
+from aggregator.sources.kafka.partitioner import partitions_by_key
+from aggregator.tokenizers.fast_tokenizer import FastTokenizer
 from loadtest.bench.programs.instant_modelserver import DIMENSIONS, MODEL, tokenizer_folder
 from loadtest.bench.setting import PARTITIONS
 from protos.embedding.v1 import embedding_pb2 as pb
@@ -51,7 +51,6 @@ class BareLoop:
         self._worker = ThreadPoolExecutor(1)
 
     async def run(self) -> None:
-        """Until cancelled."""
         while True:
             fetched = await self._consumer.getmany(timeout_ms=200, max_records=_RECORDS)
             records = [record for partition in fetched.values() for record in partition]
@@ -117,7 +116,6 @@ def reply(request_id: str, vector: bytes, token_count: int) -> bytes:
 
 
 async def serve(options: argparse.Namespace) -> None:
-    """Until SIGTERM."""
     async with AsyncExitStack() as stack:
         channel = await stack.enter_async_context(
             grpc.aio.insecure_channel(
@@ -155,7 +153,6 @@ async def serve(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.bench.programs.bare_loop", description=__doc__)
     parser.add_argument("--bootstrap", required=True)
     parser.add_argument("--modelserver", required=True)

@@ -22,14 +22,13 @@ DIMENSIONS = 384
 
 
 class Echo(embedding_pb2_grpc.EmbeddingsServicer):
-    """Answers with the message that an aggregator would send, made anew for each call."""
+    """Answers with the message that an aggregator would send, made for each call."""
 
     def __init__(self) -> None:
         self._vector = np.random.default_rng(0).standard_normal(DIMENSIONS).astype("<f4").tobytes()
 
     @override
     async def Embed(self, request: pb.EmbedRequest, context: Any) -> pb.EmbedResponse:
-        """One vector for each input."""
         answer = pb.EmbedResponse(
             request_id=request.request_id, model="all-minilm-l6-v2", model_revision="echo", batch_id="echo-1"
         )
@@ -55,7 +54,6 @@ class Echo(embedding_pb2_grpc.EmbeddingsServicer):
 
 
 async def serve(port: int) -> None:
-    """Until SIGTERM."""
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     server = grpc.aio.server()
@@ -67,7 +65,6 @@ async def serve(port: int) -> None:
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.bench.programs.echo", description=__doc__)
     parser.add_argument("--port", type=int, required=True)
     uvloop.run(serve(parser.parse_args().port))

@@ -38,13 +38,11 @@ class Batcher:
         self._worker = ThreadPoolExecutor(1)
 
     async def embed(self, text: str) -> str:
-        """A text's vector as base64."""
         answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         await self._waiting.put((text, answer))
         return await answer
 
     async def run(self) -> None:
-        """Until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             batch = await self._gather()
@@ -68,8 +66,6 @@ class Batcher:
 
 
 def app(batcher: Batcher) -> FastAPI:
-    """The web application."""
-
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
         task = asyncio.create_task(batcher.run())
@@ -91,7 +87,6 @@ def app(batcher: Batcher) -> FastAPI:
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", required=True, help="its folder")
     parser.add_argument("--dtype", default="float32")

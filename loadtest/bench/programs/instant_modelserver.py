@@ -75,7 +75,7 @@ class InstantModelServer(modelserver_pb2_grpc.ModelServerServicer):
 
     @override
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeResponse:
-        """MiniLM, with the saturation point that was asked for."""
+        """MiniLM, with the saturation point that was requested."""
         return pb.DescribeResponse(
             model=MODEL,
             model_revision="instant",
@@ -139,7 +139,6 @@ async def _started(port: int, modelserver: InstantModelServer) -> grpc.aio.Serve
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.bench.programs.instant_modelserver", description=__doc__)
     parser.add_argument("--port", type=int, nargs="+", required=True, help="one server each")
     parser.add_argument("--token-budget", type=int, default=2048, help="the saturation point it claims (%(default)s)")

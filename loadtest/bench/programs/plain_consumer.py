@@ -1,4 +1,4 @@
-"""What many run today: a consumer that fetches, calls an embeddings server with so many texts at a time, and replies.
+"""What many run today: a consumer that fetches, calls an embeddings server with this many texts at a time, and replies.
 
 Offsets are committed once the replies of a batch are acknowledged. It has no deadlines, priorities, retries or bounds.
 
@@ -27,7 +27,6 @@ _TIMEOUT_S = 120.0
 
 
 async def serve(options: argparse.Namespace) -> None:
-    """Until SIGTERM."""
     work = asyncio.create_task(_work(options), name="plain consumer")
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, work.cancel)
     await asyncio.wait([work])
@@ -75,7 +74,6 @@ async def _embed(session: aiohttp.ClientSession, url: str, texts: Sequence[str])
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.bench.programs.plain_consumer", description=__doc__)
     parser.add_argument("--bootstrap", required=True)
     parser.add_argument("--url", required=True, help="of an embeddings API as OpenAI's")

@@ -2,7 +2,7 @@
 
 python -m loadtest.bench.programs.transformers_forward --tokens 12
 
-What `python -m modelserver forward` does for our engine. A program of its own: nothing else here loads torch.
+It measures transformers as `engine_forward` measures our engine. Nothing imports it: it loads torch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def _seconds(model: Any, steps: int, tokens: int) -> float:
-    """How long so many queries of random ids take, each with its mean vector, of length 1."""
+    """How long this many queries of random ids take, each with its mean vector, of length 1."""
     queries = torch.randint(_FIRST_ID, model.config.vocab_size, (steps, 1, tokens))
     mask = torch.ones((1, tokens), dtype=torch.int64)
     began_s = time.perf_counter()

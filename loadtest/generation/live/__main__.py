@@ -20,7 +20,6 @@ _BLOCK_TOKENS = 32
 
 
 def main(what: str, folder: str) -> None:
-    """Measure one figure of a seed."""
     engine = _load(folder, BLOCKS.get(what))
     cost = measure(engine)
     print(f"a step: {cost}", file=sys.stderr, flush=True)
@@ -31,7 +30,7 @@ def main(what: str, folder: str) -> None:
 
 
 def _load(folder: str, blocks: int | None) -> Generator:
-    prepare_engine_env(os.environ, local_model=True)
+    prepare_engine_env(os.environ, local_model=True, v1_runner=True)
     from modelserver.engines.core import LoadOptions  # noqa: PLC0415 - vLLM reads the environment first
     from modelserver.engines.vllm_generator import load  # noqa: PLC0415
 
@@ -46,7 +45,6 @@ def _load(folder: str, blocks: int | None) -> Generator:
             model_tokens=LONGEST,
             max_input_tokens=LONGEST,
             step_tokens=STEP_TOKENS,
-            memory_share=0.5,
             options={**options, "block_size": _BLOCK_TOKENS},
         )
     )

@@ -22,14 +22,10 @@ class NewTokens(Protocol):
     """What a sequence gained in a step."""
 
     @property
-    def name(self) -> str:
-        """Of the sequence."""
-        ...
+    def name(self) -> str: ...
 
     @property
-    def token_ids(self) -> Sequence[int]:
-        """In their order."""
-        ...
+    def token_ids(self) -> Sequence[int]: ...
 
 
 class StepLoad(Protocol):
@@ -41,8 +37,15 @@ class StepLoad(Protocol):
         ...
 
     @property
+    def decoding(self) -> int: ...
+
+
+class EngineLoad(Protocol):
+    """What the engine holds."""
+
+    @property
     def decoding(self) -> int:
-        """Sequences that do."""
+        """Sequences whose prompt is computed."""
         ...
 
 
@@ -55,34 +58,24 @@ class Engine(Protocol):
         ...
 
     @property
-    def decoding(self) -> int:
-        """Those of them whose prompt is computed."""
+    def load(self) -> EngineLoad:
+        """What waits for the next step."""
         ...
 
     @property
-    def has_work(self) -> bool:
-        """Whether a step would do anything."""
-        ...
+    def has_work(self) -> bool: ...
 
-    def add(self, name: str, token_ids: Sequence[int], sampling: pb.Sampling) -> None:
-        """Start a sequence."""
-        ...
+    def add(self, name: str, token_ids: Sequence[int], sampling: pb.Sampling) -> None: ...
 
-    def limit(self, step_tokens: int, sequences: int) -> None:
-        """Bound the next steps."""
-        ...
+    def limit(self, step_tokens: int, sequences: int) -> None: ...
 
-    def step(self) -> tuple[Sequence[NewTokens], StepLoad]:
-        """Compute one."""
-        ...
+    def step(self) -> tuple[Sequence[NewTokens], StepLoad]: ...
 
 
 class Rule(Protocol):
     """Says what the next step may hold."""
 
-    def bounds(self, decoding: int, running: int, waiting: int) -> tuple[int, int]:
-        """Tokens and sequences."""
-        ...
+    def bounds(self, decoding: int, running: int, waiting: int) -> tuple[int, int]: ...
 
     def stepped(self, load: StepLoad, took_s: float) -> None:
         """Hear of a step."""
@@ -95,13 +88,12 @@ class Rule(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """So many sequences at once, whatever happens: what a server is started with."""
+    """A fixed number of sequences at once, as a server is started with."""
 
     sequences: int
     step_tokens: int
 
     def bounds(self, decoding: int, running: int, waiting: int) -> tuple[int, int]:
-        """Always the same."""
         del decoding, running, waiting
         return self.step_tokens, self.sequences
 
@@ -125,7 +117,7 @@ class Static:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What came of it; seconds. `recomputed` prompt tokens were read again, for want of memory, a share of all."""
+    """What came of it; seconds. `recomputed` prompt tokens were read again, for lack of memory, a share of all."""
 
     seconds: float
     tokens: int
@@ -137,7 +129,7 @@ class Measured:
 
     @property
     def tokens_per_s(self) -> float:
-        """Output tokens that were asked for, a second."""
+        """Requested output tokens a second."""
         return self.tokens / self.seconds
 
 
@@ -181,7 +173,7 @@ def drive(
             prompt = rng.integers(100, 10_000, work.prompts[one]).tolist()
             engine.add(str(one), prompt, pb.Sampling(max_tokens=wanted, temperature=0.0, ignore_eos=True))
         under_way += len(batch)
-        engine.limit(*rule.bounds(engine.decoding, engine.running, under_way - engine.running))
+        engine.limit(*rule.bounds(engine.load.decoding, engine.running, under_way - engine.running))
         began_s = clock()
         new, load = engine.step()
         took_s = clock() - began_s

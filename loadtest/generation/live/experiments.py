@@ -43,7 +43,7 @@ _AT_ONCE = 40
 _TABLE_2 = (("LLaMA3-70B", 32.0, 8.0), ("LLaMA3-70B", 32.0, 56.0))
 """The same of Table II."""
 _TARGET_SEQUENCES = 16
-"""So many decode, beside as many prompt tokens, in a step that takes as long as a step may."""
+"""This many decode, beside as many prompt tokens, in a step that takes as long as a step may."""
 _SLA_REQUESTS = 24
 _KNOWN = 100
 """Lengths that a memory limit has seen before: what is measured is its steady state, not how it learns."""

@@ -27,7 +27,6 @@ class ByMemory:
         """Times do not matter here."""
 
     def finished(self, prompt_tokens: int, new_tokens: int) -> None:
-        """Its length is learnt."""
         self._limit.observe(prompt_tokens, new_tokens)
 
 
@@ -43,7 +42,6 @@ class BySla:
         return self._rule.tokens(decoding), max(running, self._rule.sequences())
 
     def stepped(self, load: StepLoad, took_s: float) -> None:
-        """The step's time is learnt."""
         self._rule.observe(Load(load.prompt_tokens, load.decoding), took_s)
 
     def finished(self, prompt_tokens: int, new_tokens: int) -> None:
@@ -78,16 +76,13 @@ class Least:
         self._rules = rules
 
     def bounds(self, decoding: int, running: int, waiting: int) -> tuple[int, int]:
-        """What all of them allow."""
         each = [rule.bounds(decoding, running, waiting) for rule in self._rules]
         return min(tokens for tokens, _ in each), min(sequences for _, sequences in each)
 
     def stepped(self, load: StepLoad, took_s: float) -> None:
-        """Each is told."""
         for rule in self._rules:
             rule.stepped(load, took_s)
 
     def finished(self, prompt_tokens: int, new_tokens: int) -> None:
-        """Each is told."""
         for rule in self._rules:
             rule.finished(prompt_tokens, new_tokens)

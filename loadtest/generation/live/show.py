@@ -84,7 +84,6 @@ def table(what: str, rows: Sequence[Row]) -> Table:
 
 
 def plot(what: str, rows: Sequence[Row]) -> str:
-    """The same as an SVG."""
     return draw_alone(_by_gain(what, rows) if "gain" in rows[0] else _by_way(what, rows), what)
 
 

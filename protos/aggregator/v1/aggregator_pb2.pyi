@@ -11,14 +11,16 @@ class GetDemandRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetDemandResponse(_message.Message):
-    __slots__ = ("busy_share", "models", "partitions")
+    __slots__ = ("busy_share", "models", "partitions", "streams")
     BUSY_SHARE_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
     PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    STREAMS_FIELD_NUMBER: _ClassVar[int]
     busy_share: float
     models: _containers.RepeatedCompositeFieldContainer[ModelDemand]
     partitions: _containers.RepeatedCompositeFieldContainer[Partition]
-    def __init__(self, busy_share: _Optional[float] = ..., models: _Optional[_Iterable[_Union[ModelDemand, _Mapping]]] = ..., partitions: _Optional[_Iterable[_Union[Partition, _Mapping]]] = ...) -> None: ...
+    streams: _containers.RepeatedCompositeFieldContainer[Stream]
+    def __init__(self, busy_share: _Optional[float] = ..., models: _Optional[_Iterable[_Union[ModelDemand, _Mapping]]] = ..., partitions: _Optional[_Iterable[_Union[Partition, _Mapping]]] = ..., streams: _Optional[_Iterable[_Union[Stream, _Mapping]]] = ...) -> None: ...
 
 class ModelDemand(_message.Message):
     __slots__ = ("model", "grpc_tokens_per_s", "kafka_tokens_per_s", "held_tokens", "tokens_per_record", "replicas", "p99_s", "slo_s", "pending_requests", "kv_token_s_per_token")
@@ -69,3 +71,15 @@ class Partition(_message.Message):
     fetch_position: int
     model: str
     def __init__(self, topic: _Optional[str] = ..., partition: _Optional[int] = ..., fetch_position: _Optional[int] = ..., model: _Optional[str] = ...) -> None: ...
+
+class Stream(_message.Message):
+    __slots__ = ("stream", "model", "waiting_entries", "tokens_per_entry")
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    WAITING_ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_ENTRY_FIELD_NUMBER: _ClassVar[int]
+    stream: str
+    model: str
+    waiting_entries: int
+    tokens_per_entry: float
+    def __init__(self, stream: _Optional[str] = ..., model: _Optional[str] = ..., waiting_entries: _Optional[int] = ..., tokens_per_entry: _Optional[float] = ...) -> None: ...

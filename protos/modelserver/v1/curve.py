@@ -1,7 +1,8 @@
-"""How long an engine step takes by its tokens: what `ModelServer.Describe` says of a server, as Python has it."""
+"""How long an engine step takes by its tokens: the curve in `ModelServer.Describe`, as Python has it."""
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -19,8 +20,9 @@ class Curve:
     """Step time by tokens, t(T) = max(floor, fixed + per_token * T), and its saturation point in tokens.
 
     `max_tokens` is the T_max of the sweep, on which the throughput rule and the flat rule depend (Voyage AI,
-    figures 2 and 3). `backlog_tokens`: the size of batches from which on a backlog gains no more, by what they cost
-    the whole server; 0 where that was not measured.
+    figures 2 and 3). `backlog_tokens`: the size of batches above which a backlog gains nothing, by what they cost
+    the whole server; 0 where that was not measured. `capture_sizes`: the engine has a CUDA graph for steps of each of
+    these sizes (tokens, ascending) and pads a smaller step to the next one, so only t of those sizes is what it takes.
     """
 
     floor_s: float
@@ -30,10 +32,24 @@ class Curve:
     rule: Rule
     max_tokens: int
     backlog_tokens: int = 0
+    capture_sizes: tuple[int, ...] = ()
 
     def time_s(self, tokens: int) -> float:
         """Seconds that one engine step over `tokens` tokens takes."""
+        if self.capture_sizes:
+            tokens = self.padded(tokens)
         return max(self.floor_s, self.fixed_s + self.per_token_s * tokens)
+
+    def padded(self, tokens: int) -> int:
+        """The tokens that a step over `tokens` tokens computes: the next capture size, if there is one."""
+        sizes = self.capture_sizes
+        place = bisect_left(sizes, tokens)
+        return sizes[place] if place < len(sizes) else tokens
+
+    def captured_within(self, tokens: int) -> int:
+        """The largest capture size of at most `tokens` tokens; 0 if there is none."""
+        place = bisect_right(self.capture_sizes, tokens)
+        return self.capture_sizes[place - 1] if place else 0
 
     def throughput(self, tokens: int) -> float:
         """Tokens per second when steps of `tokens` tokens follow each other without a gap."""

@@ -1,4 +1,4 @@
-"""Name a tokenizer by its files, so that who counts tokens and who embeds them can tell that they agree."""
+"""Name a tokenizer by its files, so that an aggregator and a model server can compare theirs."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class QueryError(_message.Message):
     def __init__(self, index: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
 
 class EmbedBatchResponse(_message.Message):
-    __slots__ = ("embeddings", "dimensions", "errors", "step_tokens", "step_duration_s", "queued_tokens", "idle_before_s", "staged_s")
+    __slots__ = ("embeddings", "dimensions", "errors", "step_tokens", "step_duration_s", "queued_tokens", "idle_before_s", "staged_s", "decoding_sequences", "embed_room_tokens")
     EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
     DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
     ERRORS_FIELD_NUMBER: _ClassVar[int]
@@ -46,6 +46,8 @@ class EmbedBatchResponse(_message.Message):
     QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     IDLE_BEFORE_S_FIELD_NUMBER: _ClassVar[int]
     STAGED_S_FIELD_NUMBER: _ClassVar[int]
+    DECODING_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    EMBED_ROOM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     embeddings: bytes
     dimensions: int
     errors: _containers.RepeatedCompositeFieldContainer[QueryError]
@@ -54,7 +56,9 @@ class EmbedBatchResponse(_message.Message):
     queued_tokens: int
     idle_before_s: float
     staged_s: float
-    def __init__(self, embeddings: _Optional[bytes] = ..., dimensions: _Optional[int] = ..., errors: _Optional[_Iterable[_Union[QueryError, _Mapping]]] = ..., step_tokens: _Optional[int] = ..., step_duration_s: _Optional[float] = ..., queued_tokens: _Optional[int] = ..., idle_before_s: _Optional[float] = ..., staged_s: _Optional[float] = ...) -> None: ...
+    decoding_sequences: int
+    embed_room_tokens: int
+    def __init__(self, embeddings: _Optional[bytes] = ..., dimensions: _Optional[int] = ..., errors: _Optional[_Iterable[_Union[QueryError, _Mapping]]] = ..., step_tokens: _Optional[int] = ..., step_duration_s: _Optional[float] = ..., queued_tokens: _Optional[int] = ..., idle_before_s: _Optional[float] = ..., staged_s: _Optional[float] = ..., decoding_sequences: _Optional[int] = ..., embed_room_tokens: _Optional[int] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "seed", "stop_token_ids", "presence_penalty", "frequency_penalty", "repetition_penalty", "logprobs", "ignore_eos")
@@ -109,18 +113,18 @@ class GenerateCommand(_message.Message):
     def __init__(self, start: _Optional[_Union[StartSequence, _Mapping]] = ..., abort: _Optional[int] = ...) -> None: ...
 
 class FinishedSequence(_message.Message):
-    __slots__ = ("sequence", "code", "message", "length", "stripped")
+    __slots__ = ("sequence", "code", "message", "length", "stop_tokens")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     LENGTH_FIELD_NUMBER: _ClassVar[int]
-    STRIPPED_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKENS_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     code: int
     message: str
     length: bool
-    stripped: int
-    def __init__(self, sequence: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., length: bool = ..., stripped: _Optional[int] = ...) -> None: ...
+    stop_tokens: int
+    def __init__(self, sequence: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., length: bool = ..., stop_tokens: _Optional[int] = ...) -> None: ...
 
 class SequenceLogprobs(_message.Message):
     __slots__ = ("sequence", "width", "token_ids", "logprobs", "ranks")
@@ -137,7 +141,7 @@ class SequenceLogprobs(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., width: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., ranks: _Optional[bytes] = ...) -> None: ...
 
 class GenerateStep(_message.Message):
-    __slots__ = ("sequences", "counts", "token_ids", "finished", "logprobs", "step_duration_s", "free_kv_tokens", "running", "waiting_tokens")
+    __slots__ = ("sequences", "counts", "token_ids", "finished", "logprobs", "step_duration_s", "free_kv_tokens", "running", "waiting_tokens", "embed_room_tokens", "decoding_sequences", "prompt_tokens", "embedding_tokens")
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -147,6 +151,10 @@ class GenerateStep(_message.Message):
     FREE_KV_TOKENS_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    EMBED_ROOM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DECODING_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    EMBEDDING_TOKENS_FIELD_NUMBER: _ClassVar[int]
     sequences: bytes
     counts: bytes
     token_ids: bytes
@@ -156,7 +164,11 @@ class GenerateStep(_message.Message):
     free_kv_tokens: int
     running: int
     waiting_tokens: int
-    def __init__(self, sequences: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., finished: _Optional[_Iterable[_Union[FinishedSequence, _Mapping]]] = ..., logprobs: _Optional[_Iterable[_Union[SequenceLogprobs, _Mapping]]] = ..., step_duration_s: _Optional[float] = ..., free_kv_tokens: _Optional[int] = ..., running: _Optional[int] = ..., waiting_tokens: _Optional[int] = ...) -> None: ...
+    embed_room_tokens: int
+    decoding_sequences: int
+    prompt_tokens: int
+    embedding_tokens: int
+    def __init__(self, sequences: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., finished: _Optional[_Iterable[_Union[FinishedSequence, _Mapping]]] = ..., logprobs: _Optional[_Iterable[_Union[SequenceLogprobs, _Mapping]]] = ..., step_duration_s: _Optional[float] = ..., free_kv_tokens: _Optional[int] = ..., running: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., embed_room_tokens: _Optional[int] = ..., decoding_sequences: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., embedding_tokens: _Optional[int] = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
     __slots__ = ()
@@ -193,7 +205,7 @@ class SaturationProfile(_message.Message):
     def __init__(self, floor_s: _Optional[float] = ..., fixed_s: _Optional[float] = ..., per_token_s: _Optional[float] = ..., saturation_point: _Optional[int] = ..., rule: _Optional[str] = ..., max_tokens: _Optional[int] = ..., points: _Optional[_Iterable[_Union[ProfilePoint, _Mapping]]] = ..., measured_at: _Optional[str] = ..., backlog_tokens: _Optional[int] = ...) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("model", "model_revision", "tokenizer_fingerprint", "dimensions", "matryoshka_dimensions", "max_input_tokens", "step_token_capacity", "step_query_capacity", "normalizes", "query_prompt", "document_prompt", "profile", "engine", "engine_version", "dtype", "device", "vocabulary_size", "instance_id", "task", "generation")
+    __slots__ = ("model", "model_revision", "tokenizer_fingerprint", "dimensions", "matryoshka_dimensions", "max_input_tokens", "step_token_capacity", "step_query_capacity", "normalizes", "query_prompt", "document_prompt", "profile", "engine", "engine_version", "dtype", "device", "vocabulary_size", "instance_id", "task", "generation", "tasks", "degraded", "capture_sizes")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MODEL_REVISION_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -214,6 +226,9 @@ class DescribeResponse(_message.Message):
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    DEGRADED_FIELD_NUMBER: _ClassVar[int]
+    CAPTURE_SIZES_FIELD_NUMBER: _ClassVar[int]
     model: str
     model_revision: str
     tokenizer_fingerprint: str
@@ -234,21 +249,26 @@ class DescribeResponse(_message.Message):
     instance_id: str
     task: str
     generation: GenerationProfile
-    def __init__(self, model: _Optional[str] = ..., model_revision: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., dimensions: _Optional[int] = ..., matryoshka_dimensions: _Optional[_Iterable[int]] = ..., max_input_tokens: _Optional[int] = ..., step_token_capacity: _Optional[int] = ..., step_query_capacity: _Optional[int] = ..., normalizes: bool = ..., query_prompt: _Optional[str] = ..., document_prompt: _Optional[str] = ..., profile: _Optional[_Union[SaturationProfile, _Mapping]] = ..., engine: _Optional[str] = ..., engine_version: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., instance_id: _Optional[str] = ..., task: _Optional[str] = ..., generation: _Optional[_Union[GenerationProfile, _Mapping]] = ...) -> None: ...
+    tasks: _containers.RepeatedScalarFieldContainer[str]
+    degraded: str
+    capture_sizes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, model: _Optional[str] = ..., model_revision: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., dimensions: _Optional[int] = ..., matryoshka_dimensions: _Optional[_Iterable[int]] = ..., max_input_tokens: _Optional[int] = ..., step_token_capacity: _Optional[int] = ..., step_query_capacity: _Optional[int] = ..., normalizes: bool = ..., query_prompt: _Optional[str] = ..., document_prompt: _Optional[str] = ..., profile: _Optional[_Union[SaturationProfile, _Mapping]] = ..., engine: _Optional[str] = ..., engine_version: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., instance_id: _Optional[str] = ..., task: _Optional[str] = ..., generation: _Optional[_Union[GenerationProfile, _Mapping]] = ..., tasks: _Optional[_Iterable[str]] = ..., degraded: _Optional[str] = ..., capture_sizes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GenerationProfile(_message.Message):
-    __slots__ = ("fixed_s", "per_sequence_s", "per_token_s", "kv_tokens", "max_sequences")
+    __slots__ = ("fixed_s", "per_sequence_s", "per_token_s", "kv_tokens", "max_sequences", "context_tokens")
     FIXED_S_FIELD_NUMBER: _ClassVar[int]
     PER_SEQUENCE_S_FIELD_NUMBER: _ClassVar[int]
     PER_TOKEN_S_FIELD_NUMBER: _ClassVar[int]
     KV_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     fixed_s: float
     per_sequence_s: float
     per_token_s: float
     kv_tokens: int
     max_sequences: int
-    def __init__(self, fixed_s: _Optional[float] = ..., per_sequence_s: _Optional[float] = ..., per_token_s: _Optional[float] = ..., kv_tokens: _Optional[int] = ..., max_sequences: _Optional[int] = ...) -> None: ...
+    context_tokens: int
+    def __init__(self, fixed_s: _Optional[float] = ..., per_sequence_s: _Optional[float] = ..., per_token_s: _Optional[float] = ..., kv_tokens: _Optional[int] = ..., max_sequences: _Optional[int] = ..., context_tokens: _Optional[int] = ...) -> None: ...
 
 class GetTokenizerRequest(_message.Message):
     __slots__ = ()

@@ -60,7 +60,8 @@ class ModelServerServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def EmbedBatch(self, request, context):
-        """Runs one batch as one engine step, which it may share with other waiting batches.
+        """Runs one batch as one engine step, which it may share with other waiting batches. Where the server also generates,
+        with running sequences as well, and over several steps if one has not the room.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -32,7 +32,9 @@ class ModelServerStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ModelServerAsyncStub: ...
     EmbedBatch: _grpc.UnaryUnaryMultiCallable[_modelserver_pb2.EmbedBatchRequest, _modelserver_pb2.EmbedBatchResponse]
-    """Runs one batch as one engine step, which it may share with other waiting batches."""
+    """Runs one batch as one engine step, which it may share with other waiting batches. Where the server also generates,
+    with running sequences as well, and over several steps if one has not the room.
+    """
     Generate: _grpc.StreamStreamMultiCallable[_modelserver_pb2.GenerateCommand, _modelserver_pb2.GenerateStep]
     """Generates while the call is open. Commands start and abort sequences. After each engine step, one message has the
     new tokens of all of them; a slow reader gets those of several steps in one message.
@@ -45,7 +47,9 @@ class ModelServerStub:
 class ModelServerAsyncStub(ModelServerStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     EmbedBatch: _aio.UnaryUnaryMultiCallable[_modelserver_pb2.EmbedBatchRequest, _modelserver_pb2.EmbedBatchResponse]  # type: ignore[assignment]
-    """Runs one batch as one engine step, which it may share with other waiting batches."""
+    """Runs one batch as one engine step, which it may share with other waiting batches. Where the server also generates,
+    with running sequences as well, and over several steps if one has not the room.
+    """
     Generate: _aio.StreamStreamMultiCallable[_modelserver_pb2.GenerateCommand, _modelserver_pb2.GenerateStep]  # type: ignore[assignment]
     """Generates while the call is open. Commands start and abort sequences. After each engine step, one message has the
     new tokens of all of them; a slow reader gets those of several steps in one message.
@@ -61,7 +65,9 @@ class ModelServerServicer(metaclass=_abc_1.ABCMeta):
         request: _modelserver_pb2.EmbedBatchRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_modelserver_pb2.EmbedBatchResponse, _abc.Awaitable[_modelserver_pb2.EmbedBatchResponse]]:
-        """Runs one batch as one engine step, which it may share with other waiting batches."""
+        """Runs one batch as one engine step, which it may share with other waiting batches. Where the server also generates,
+        with running sequences as well, and over several steps if one has not the room.
+        """
 
     @_abc_1.abstractmethod
     def Generate(

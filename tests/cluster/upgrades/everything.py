@@ -81,10 +81,15 @@ ROUTES: Object = {
     "httpRoute": {"hostnames": ["embed.example"]},
     "ingress": {"ingressClassName": "outer"},
 }
+HTTP_ROUTES: Object = {
+    "httpRoute": {"hostnames": ["openai.example"]},
+    "ingress": {"ingressClassName": "inner"},
+}
 ACCOUNTS = {"aggregator": "aggregator", "modelServer": "model-server", "scaler": "scaler"}
 RULES: Object = {
     "enabled": True,
     "clients": [{"podSelector": {"matchLabels": {"may": "call"}}}],
+    "httpClients": [{"podSelector": {"matchLabels": {"may": "call-http"}}}],
     "monitoring": [{"namespaceSelector": {"matchLabels": {"may": "scrape"}}}],
     "kafka": [{"ipBlock": {"cidr": "10.0.0.0/24"}}],
     "kafkaPorts": [9092, 9094],
@@ -98,11 +103,11 @@ RULES: Object = {
 }
 
 
-def of_route(kind: str) -> Iterator[Effect]:
+def of_route(kind: str, values: str = "aggregator", name: str = "tokenbatch-aggregator") -> Iterator[Effect]:
     """A way in from outside."""
-    of = f"{kind.lower()}/tokenbatch-aggregator"
-    yield Effect(f"aggregator.{kind}.annotations", of, lambda it: only(["owner"], it["metadata"]["annotations"]))
-    yield Effect(f"aggregator.{kind}.spec", of, lambda it: only(ROUTES[kind], it["spec"]))
+    of, spec = f"{kind.lower()}/{name}", (HTTP_ROUTES if name.endswith("-http") else ROUTES)[kind]
+    yield Effect(f"{values}.{kind}.annotations", of, lambda it: only(["owner"], it["metadata"]["annotations"]))
+    yield Effect(f"{values}.{kind}.spec", of, lambda it: only(spec, it["spec"]))
 
 
 def ports(rule: Object) -> list[int]:
@@ -137,6 +142,10 @@ ALL = Stage(
             "serviceAnnotations": {"balancer": "inner"},
             "service": {"externalTrafficPolicy": "Local"},
             **{kind: {"annotations": {"owner": "search"}, "spec": spec} for kind, spec in ROUTES.items()},
+            "http": {
+                "enabled": True,
+                **{kind: {"annotations": {"owner": "search"}, "spec": spec} for kind, spec in HTTP_ROUTES.items()},
+            },
             "startupSeconds": 60,
             "config": {"batching": {"max_held_tokens": 300_000}},
         },
@@ -266,6 +275,12 @@ ALL = Stage(
             lambda it: only(["externalTrafficPolicy"], it["spec"]),
         ),
         *(effect for kind in ROUTES for effect in of_route(kind)),
+        *(effect for kind in HTTP_ROUTES for effect in of_route(kind, "aggregator.http", "tokenbatch-aggregator-http")),
+        Effect(
+            "aggregator.http.enabled",
+            "service/tokenbatch-aggregator",
+            lambda it: "http" in [each["name"] for each in it["spec"]["ports"]],
+        ),
         *(
             Effect(f"serviceAccounts.{name}", of, lambda it: only(["identity"], it["metadata"]["annotations"]))
             for name, of in ((name, f"serviceaccount/tokenbatch-{account}") for name, account in ACCOUNTS.items())
@@ -275,7 +290,8 @@ ALL = Stage(
         Effect("networkPolicy.hub", "networkpolicy/tokenbatch-third-hub", lambda it: it["spec"]["egress"][0]["to"]),
         Effect("networkPolicy.models", "networkpolicy/tokenbatch-model-server", lambda it: it["spec"]["egress"]),
         Effect("networkPolicy.clients", POLICY, lambda it: it["spec"]["ingress"][0]["from"]),
-        Effect("networkPolicy.monitoring", POLICY, lambda it: it["spec"]["ingress"][1]["from"]),
+        Effect("networkPolicy.httpClients", POLICY, lambda it: it["spec"]["ingress"][1]["from"]),
+        Effect("networkPolicy.monitoring", POLICY, lambda it: it["spec"]["ingress"][2]["from"]),
         Effect("networkPolicy.kafka", POLICY, lambda it: it["spec"]["egress"][1]["to"]),
         Effect("networkPolicy.kafkaPorts", POLICY, lambda it: ports(it["spec"]["egress"][1])),
         Effect("networkPolicy.kubernetesPorts", POLICY, lambda it: ports(it["spec"]["egress"][2])),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from tests.cluster.images import AGGREGATOR, SYNTHETIC
-from tests.cluster.release import METRICS_API, MODEL, give_metrics_api, kube
+from tests.cluster.release import METRICS_API, MODEL, Object, give_metrics_api, kube
 from tests.cluster.upgrades.effects import (
     GONE,
     Effect,
@@ -11,9 +13,10 @@ from tests.cluster.upgrades.effects import (
     container,
     only,
     secret,
+    settings,
     volume,
 )
-from tests.cluster.upgrades.everything import ALL, DEPLOYMENTS, FRONT_HPA, HPA, SERVER
+from tests.cluster.upgrades.everything import ALL, DEPLOYMENTS, FRONT_HPA, HPA, SERVER, ports
 from tests.cluster.upgrades.pods import PODS
 
 OTHER = "other.example"
@@ -147,14 +150,46 @@ def _forget_the_metrics_api() -> None:
     kube("delete", "apiservice", METRICS_API)
 
 
+OF_REDIS: Object = {
+    "enabled": True,
+    "servers": "redis.elsewhere:6379",
+    "config": {"group_id": "readers"},
+    "password": {"secretName": "redis-user", "key": "word"},
+    "ca": {"secretName": "redis-ca", "key": "ca"},
+    "clientCertificate": {"secretName": "redis-pair", "certKey": "cert", "keyKey": "key"},
+}
+READS, POLICY = "configmap/tokenbatch-vectors-aggregator", "networkpolicy/tokenbatch-vectors-aggregator"
+
+
+def _secret_of_redis(paths: tuple[str, ...], it: Object) -> tuple[str, ...]:
+    return secret(it, "redis", *paths)
+
+
 ELSEWHERE = Stage(
-    "with certificates and rights that others make",
+    "with certificates and rights that others make, and a Redis in the place of Kafka",
     {
+        "kafka": {"enabled": False},
         "autoscaling": {"mode": "hpa"},
         "scaler": {"certificates": {"certManager": True, "issuerRef": {"name": "house", "kind": "ClusterIssuer"}}},
         "serviceAccounts": {"create": False},
+        "redis": OF_REDIS,
+        "networkPolicy": {"redis": [{"ipBlock": {"cidr": "10.7.0.0/16"}}], "redisPorts": [6380]},
     },
     (
+        Effect("kafka.enabled", READS, lambda it: settings(it)["kafka"]["enabled"]),
+        Effect("redis.enabled", READS, lambda it: settings(it)["redis"]["enabled"]),
+        Effect("redis.servers", READS, lambda it: settings(it)["redis"]["servers"]),
+        Effect("redis.config", READS, lambda it: only(OF_REDIS["config"], settings(it)["redis"])),
+        *(
+            Effect(f"redis.{value}", DEPLOYMENTS["aggregator"], partial(_secret_of_redis, paths), given)
+            for value, paths, given in (
+                ("password", ("password",), ("redis-user", "word")),
+                ("ca", ("ca.crt",), ("redis-ca", "ca")),
+                ("clientCertificate", ("tls.crt", "tls.key"), ("redis-pair", "cert", "key")),
+            )
+        ),
+        Effect("networkPolicy.redis", POLICY, lambda it: it["spec"]["egress"][1]["to"]),
+        Effect("networkPolicy.redisPorts", POLICY, lambda it: ports(it["spec"]["egress"][1])),
         Effect(
             "scaler.certificates.certManager",
             "certificates",

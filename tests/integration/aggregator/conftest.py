@@ -3,38 +3,20 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from loadtest.stack.kafka import KafkaBroker
-from loadtest.stack.service import DEFAULT_MODEL_NAME, Aggregator, ModelServer
-from tests.integration.aggregator.desk import Topics
-
-
-@dataclass(frozen=True, slots=True)
-class Running:
-    """An aggregator at work."""
-
-    process: Aggregator
-    kafka: str
-    topics: Topics
-    group: str
-
-
-StartAggregator = Callable[..., Running]
-NewServer = Callable[..., ModelServer]
-StartServer = Callable[..., ModelServer]
+from loadtest.stack.service import ModelServer
+from tests.support.processes import NewServer, StartAggregator, StartServer, aggregators, synthetic
 
 
 @pytest.fixture(scope="session")
 def minilm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelServer]:
     """MiniLM on vLLM; loading it takes most of a minute, so there is one."""
-    server = ModelServer(tmp_path_factory.mktemp("minilm") / "log", settings={"PROFILE__BUDGET_S": "5"})
+    server = ModelServer(tmp_path_factory.mktemp("minilm") / "log", settings={"PROFILE__ENABLED": "false"})
     server.start(timeout_s=400.0)
     yield server
     server.stop()
@@ -45,12 +27,6 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelServer]:
     """An engine that computes nothing; token id 9947 ("poison") makes it fail."""
     with synthetic(tmp_path_factory.mktemp("quick") / "log", SYNTHETIC__POISON_TOKEN_ID="9947") as server:
         yield server
-
-
-def synthetic(log_file: Path, **settings: str) -> ModelServer:
-    """A model server that computes nothing, told more by `settings`; not started."""
-    told = {"ENGINE__KIND": "synthetic", "PROFILE__ENABLED": "false", **settings}
-    return ModelServer(log_file, settings=told)
 
 
 @pytest.fixture
@@ -86,60 +62,3 @@ def start_aggregator(kafka: KafkaBroker, tmp_path: Path, request: pytest.Fixture
     prefix = f"{request.node.originalname[:40]}-{secrets.token_hex(4)}"
     with aggregators(kafka, tmp_path, prefix) as start:
         yield start
-
-
-@contextmanager
-def aggregators(kafka: KafkaBroker, folder: Path, prefix: str) -> Generator[StartAggregator]:
-    """Start aggregators, each with topics of its own unless told which, named after `prefix`; all end at the end.
-
-    Where `ready` is false it is not waited for.
-    """
-    started: list[Aggregator] = []
-
-    def start(
-        *servers: ModelServer,
-        topics: Topics | None = None,
-        group: str = "",
-        settings: Mapping[str, str] | None = None,
-        ready: bool = True,
-    ) -> Running:
-        name = f"{prefix}-{len(started)}"
-        topics = topics or Topics(f"{name}.requests", f"{name}.replies")
-        group = group or topics.requests
-        told = {
-            "KAFKA__TOPICS": f'[{{"name": "{topics.requests}"}}]',
-            "KAFKA__REPLY_TOPIC": topics.replies,
-            "KAFKA__GROUP_ID": group,
-            "KAFKA__PARTITIONS": "2",
-            **(settings or {}),
-        }
-        aggregator = Aggregator(
-            folder / f"aggregator-{len(started)}.log",
-            kafka=kafka.bootstrap,
-            model=DEFAULT_MODEL_NAME,
-            servers=[server.address for server in servers],
-            settings=told,
-        )
-        started.append(aggregator)
-        aggregator.launch()
-        if ready:
-            aggregator.wait(120.0)
-        return Running(aggregator, kafka.bootstrap, topics, group)
-
-    try:
-        yield start
-    finally:
-        for aggregator in started:
-            aggregator.kill()
-
-
-async def make_topics(
-    bootstrap: str, *names: str, partitions: int = 2, configs: Mapping[str, str] | None = None
-) -> None:
-    """Create topics before an aggregator sees them."""
-    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
-    await admin.start()
-    try:
-        await admin.create_topics([NewTopic(name, partitions, 1, topic_configs=dict(configs or {})) for name in names])
-    finally:
-        await admin.close()

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from aiokafka import ConsumerRecord
 
-from tests.integration.aggregator.desk import Sent, Written, headers
+from tests.support.kafka_client import Sent, Written, headers
 
 _RECENT_S = 120
 

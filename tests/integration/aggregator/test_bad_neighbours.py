@@ -12,19 +12,19 @@ from aiokafka import ConsumerRecord
 from loadtest.stack.kafka import KafkaBroker
 from loadtest.stack.service import ModelServer
 from protos.embedding.v1 import embedding_pb2 as pb
-from tests.integration.aggregator.conftest import StartAggregator, StartServer, make_topics
-from tests.integration.aggregator.desk import (
+from tests.integration.aggregator.letters import check_dead_letter
+from tests.support.kafka_client import (
     PROTOBUF,
     Sent,
     Topics,
     committed,
     headers,
-    open_desk,
+    open_kafka_client,
     query,
     read,
 )
-from tests.integration.aggregator.letters import check_dead_letter
-from tests.integration.aggregator.scrape import metrics
+from tests.support.processes import StartAggregator, StartServer, make_topics
+from tests.support.scrape import metrics
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -54,7 +54,7 @@ async def test_inputs_have_their_own_outcomes_and_twins_their_own_answers(
         query("something else", "twin"),
         Sent(query("fine", "bare").value, (PROTOBUF, ("kafka_replyTopic", None), ("correlation_id", None)), b"bare"),
     ]
-    async with open_desk(running.kafka, running.topics) as desk:
+    async with open_kafka_client(running.kafka, running.topics) as desk:
         await desk.exchange(*records)
         await desk.until_committed(running.group)
     answers = desk.answers()
@@ -82,7 +82,7 @@ async def test_a_record_of_5_mb_is_refused_and_those_behind_it_are_answered(
     running = start_aggregator(quick, topics=topics)
     huge = Sent(query("x" * 5_000_000, "huge").value, (PROTOBUF, ("correlation_id", b"c-1")), b"huge", 0)
     neighbours = [query("fine", f"good-{number}") for number in range(4)]
-    async with open_desk(running.kafka, running.topics) as desk:
+    async with open_kafka_client(running.kafka, running.topics) as desk:
         written = await desk.exchange(*neighbours[:2], huge, *neighbours[2:], dead=1)
         await desk.until_committed(running.group)
     replies = {reply.key: reply for reply in desk.replies}
@@ -110,7 +110,7 @@ async def test_a_flood_of_corrupt_records_holds_nothing_up_and_is_committed_in_o
     for number in range(30):
         flood[number * 100] = query("fine", f"good-{number}")
     commits: list[tuple[float, Mapping[int, int]]] = []
-    async with open_desk(running.kafka, running.topics) as desk:
+    async with open_kafka_client(running.kafka, running.topics) as desk:
 
         async def committed_records() -> int:
             offsets = await committed(running.kafka, running.group)
@@ -154,7 +154,7 @@ async def test_what_expires_in_the_queue_is_told_at_once_and_never_computed(
 ) -> None:
     slow = start_server(SYNTHETIC__FIXED_S="3")
     running = start_aggregator(slow)
-    async with open_desk(running.kafka, running.topics) as desk:
+    async with open_kafka_client(running.kafka, running.topics) as desk:
         await desk.produce(query("running", "running", priority=pb.PRIORITY_INTERACTIVE))
         await desk.until(lambda: metrics(running.process.metrics_address).value("embed_replica_inflight_tokens") > 0)
         await desk.produce(
@@ -188,7 +188,7 @@ async def test_poison_is_cornered_and_on_replay_refused_while_its_batch_is_answe
     def failed_steps() -> float:
         return metrics(server.metrics_address).value("embed_engine_failed_steps_total")
 
-    async with open_desk(running.kafka, running.topics) as desk:
+    async with open_kafka_client(running.kafka, running.topics) as desk:
         await desk.exchange(*innocents)
         wanted = _vectors(desk.replies)
         desk.replies.clear()

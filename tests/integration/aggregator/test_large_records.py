@@ -13,9 +13,9 @@ from aggregator.errors import Code
 from loadtest.stack.kafka import KafkaBroker
 from loadtest.stack.service import ModelServer
 from protos.embedding.v1 import embedding_pb2 as pb
-from tests.integration.aggregator.conftest import StartAggregator, make_topics
-from tests.integration.aggregator.desk import JSON, PROTOBUF, Sent, Topics, headers, open_desk, query, read
-from tests.integration.aggregator.scrape import metrics
+from tests.support.kafka_client import JSON, PROTOBUF, Sent, Topics, headers, open_kafka_client, query, read
+from tests.support.processes import StartAggregator, make_topics
+from tests.support.scrape import metrics
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -62,7 +62,7 @@ async def test_small_queries_do_not_wait_for_heavy_records(
         for number in range(10)
         for sent in (heavy(number), *(query("a good question", f"good-{number}-{each}") for each in range(4)))
     ]
-    async with open_desk(running.kafka, running.topics) as desk:
+    async with open_kafka_client(running.kafka, running.topics) as desk:
         await desk.exchange(query("the first", "first"))
         desk.replies.clear()
         written = await desk.exchange(*records, dead=10 * refused)
@@ -90,7 +90,7 @@ async def test_a_record_without_a_content_type_is_protobuf_whatever_its_size(
 ) -> None:
     running = start_aggregator(quick)
     value = query("word " * (size // 5), "bare", truncate=pb.TRUNCATE_END).value
-    async with open_desk(running.kafka, running.topics) as desk:
+    async with open_kafka_client(running.kafka, running.topics) as desk:
         await desk.exchange(Sent(value, (("content-type", None),), b"bare"))
         await desk.until_committed(running.group)
     assert desk.answers()["bare"].status.code == Code.OK

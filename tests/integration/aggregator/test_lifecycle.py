@@ -13,9 +13,9 @@ import pytest
 from loadtest.stack.service import ModelServer
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
-from tests.integration.aggregator.conftest import NewServer, Running, StartAggregator, StartServer, synthetic
-from tests.integration.aggregator.desk import Desk, Sent, committed, headers, open_desk, query, read
-from tests.integration.aggregator.scrape import metrics
+from tests.support.kafka_client import KafkaClient, Sent, committed, headers, open_kafka_client, query, read
+from tests.support.processes import NewServer, Running, StartAggregator, StartServer, synthetic
+from tests.support.scrape import metrics
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -32,9 +32,9 @@ def steady(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelServer]:
 
 
 @asynccontextmanager
-async def under_load(running: Running) -> AsyncGenerator[Desk]:
+async def under_load(running: Running) -> AsyncGenerator[KafkaClient]:
     """A desk that has sent some of its questions, and goes on sending; at the end all are answered."""
-    async with open_desk(running.kafka, running.topics) as desk, asyncio.TaskGroup() as tasks:
+    async with open_kafka_client(running.kafka, running.topics) as desk, asyncio.TaskGroup() as tasks:
         sending = tasks.create_task(send(desk))
         await desk.until(lambda: len(desk.replies) > COUNT // 10)
         yield desk
@@ -44,14 +44,14 @@ async def under_load(running: Running) -> AsyncGenerator[Desk]:
         await desk.linger(0.5)
 
 
-async def send(desk: Desk) -> None:
+async def send(desk: KafkaClient) -> None:
     """COUNT questions, faster than they are answered."""
     for start in range(0, COUNT, 50):
         await desk.produce(*(query(f"question {number}", f"q-{number}") for number in range(start, start + 50)))
         await asyncio.sleep(0.03)
 
 
-def duplicates(desk: Desk) -> int:
+def duplicates(desk: KafkaClient) -> int:
     """How many replies came a second time; every question has one reply, or the same one again."""
     answers = [read(reply) for reply in desk.replies]
     assert {answer.status.code for answer in answers} == {0}
@@ -112,7 +112,7 @@ async def test_without_a_model_server_records_wait_in_kafka(
     server = new_server()
     running = start_aggregator(server, ready=False)
     await until_started(running)
-    async with open_desk(running.kafka, running.topics) as desk:
+    async with open_kafka_client(running.kafka, running.topics) as desk:
         await desk.produce(*(query(f"question {number}", f"q-{number}") for number in range(100)))
         await desk.until(lambda: metrics(running.process.metrics_address).value("embed_consumer_paused") == 2)
         await desk.linger(2.0)
@@ -140,28 +140,12 @@ async def until_started(running: Running) -> None:
             await asyncio.sleep(0.1)
 
 
-async def test_a_model_server_that_crashes_and_comes_back_loses_nothing(
-    start_aggregator: StartAggregator, start_server: StartServer
-) -> None:
-    server = start_server(**STEP)
-    running = start_aggregator(server, settings=BUDGET)
-    async with under_load(running) as desk:
-        server.kill()
-        await desk.linger(1.0)
-        await asyncio.to_thread(server.start)
-    assert duplicates(desk) == 0
-    assert not desk.dead_letters
-    shown = metrics(running.process.metrics_address)
-    assert shown.value("embed_requests_total", source="kafka", code="OK") == COUNT
-    assert shown.value("embed_requests_total") == COUNT
-
-
 async def test_a_stop_in_a_flood_of_corrupt_records_finishes_what_it_took(
     start_aggregator: StartAggregator, steady: ModelServer
 ) -> None:
     first = start_aggregator(steady)
     flood = [Sent(b"\xff\xff") for _ in range(10_000)]
-    async with open_desk(first.kafka, first.topics) as desk:
+    async with open_kafka_client(first.kafka, first.topics) as desk:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(desk.produce(*flood))
             await desk.until(lambda: len(desk.dead_letters) > 1000)

@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import time
-from collections.abc import Callable
 
 import grpc.aio
 import pytest
 
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
-from tests.integration.aggregator.conftest import NewServer, StartAggregator, StartServer
-from tests.integration.aggregator.desk import JSON, TEXT, Sent, open_desk, query
-from tests.integration.aggregator.scrape import metrics, page
+from tests.support.kafka_client import JSON, TEXT, Sent, open_kafka_client, query
+from tests.support.processes import NewServer, StartAggregator, StartServer
+from tests.support.scrape import metrics, page
+from tests.support.until import wait_until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -31,8 +30,8 @@ HISTOGRAMS = (
 )
 GAUGES = (
     *("embed_queue_tokens", "embed_queue_age_seconds", "embed_token_budget", "embed_saturation_point"),
-    *("embed_sla_pressure", "embed_replica_inflight_tokens", "embed_replica_state"),
-    *("embed_consumer_lag", "embed_consumer_lag_tokens", "embed_consumer_uncommitted_span", "embed_consumer_paused"),
+    *("embed_replica_inflight_tokens", "embed_replica_state"),
+    *("embed_consumer_lag", "embed_consumer_uncommitted_span", "embed_consumer_paused"),
 )
 SECRET = "zyzzyva"
 
@@ -52,7 +51,7 @@ async def test_every_metric_of_the_contract_is_there_after_some_traffic(
     expired = query("late", "late")
     expired = Sent(expired.value, (*expired.headers, ("ce_expirytime", b"2001-01-01T00:00:00Z")))
     async with (
-        open_desk(running.kafka, running.topics) as desk,
+        open_kafka_client(running.kafka, running.topics) as desk,
         grpc.aio.insecure_channel(running.process.address) as door,
     ):
         await desk.exchange(expired, Sent(b"\xff"), query("poison", "poison"), dead=2)
@@ -77,28 +76,20 @@ async def test_health_says_what_is_missing(start_aggregator: StartAggregator, ne
     process = running.process
 
     def shows(status: int, *lines: str) -> None:
-        until(lambda: page(process.metrics_address, "/readyz") == (status, "".join(f"{line}\n" for line in lines)))
+        wait_until(lambda: page(process.metrics_address, "/readyz") == (status, "".join(f"{line}\n" for line in lines)))
         assert page(process.metrics_address, "/livez") == (200, "[+]loop ok\nok\n")
 
-    until(lambda: is_open(process.metrics_address))
+    wait_until(lambda: is_open(process.metrics_address))
     shows(503, "[-]models no model server is available", "[+]kafka ok", "[+]loop ok", "failed")
     server.start()
     shows(200, "[+]models ok", "[+]kafka ok", "[+]loop ok", "ready")
     server.kill()
     shows(503, "[-]models no model server is available", "[+]kafka ok", "[+]loop ok", "failed")
     assert page(process.metrics_address, "/nothing")[0] == 404
-    async with open_desk(running.kafka, running.topics) as desk:
+    async with open_kafka_client(running.kafka, running.topics) as desk:
         await desk.produce(query("a question that waits", "waiting"))
         await desk.linger(1.0)
     assert process.stop() == 0
-
-
-def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    """Wait for it."""
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.1)
 
 
 def is_open(address: str) -> bool:
@@ -124,7 +115,7 @@ async def test_logs_never_tell_what_was_asked(start_aggregator: StartAggregator,
         Sent(query(SECRET).value, (JSON,)),
     ]
     async with (
-        open_desk(running.kafka, running.topics) as desk,
+        open_kafka_client(running.kafka, running.topics) as desk,
         grpc.aio.insecure_channel(running.process.address) as door,
     ):
         await desk.exchange(*records, dead=5)
@@ -132,7 +123,7 @@ async def test_logs_never_tell_what_was_asked(start_aggregator: StartAggregator,
         calls = [stub.Embed(call(text), timeout=60) for text in (SECRET, f"{SECRET} poison", "", f"{SECRET} " * 300)]
         await asyncio.gather(*calls, return_exceptions=True)
     server.kill()
-    async with open_desk(running.kafka, running.topics) as desk:
+    async with open_kafka_client(running.kafka, running.topics) as desk:
         await desk.produce(query(SECRET, "waiting"))
         await desk.linger(2.0)
     assert running.process.stop() == 0

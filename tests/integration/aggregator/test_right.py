@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 
+import grpc
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -15,11 +15,11 @@ from loadtest.clients import kafka as kafka_client
 from loadtest.clients.messages import Format
 from loadtest.stack.service import ModelServer
 from loadtest.tally import Tally
-from modelserver.model_files import locate
 from protos.embedding.v1 import embedding_pb2 as pb
-from tests.integration.aggregator.conftest import Running, StartAggregator, make_topics
-from tests.integration.aggregator.desk import JSON, PROTOBUF, TEXT, Sent, committed, headers, open_desk, query
+from protos.modelserver.v1 import modelserver_pb2, modelserver_pb2_grpc
 from tests.integration.modelserver.texts import generated, questions, token_ids
+from tests.support.kafka_client import JSON, PROTOBUF, TEXT, Sent, committed, headers, open_kafka_client, query
+from tests.support.processes import Running, StartAggregator, make_topics
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -34,13 +34,24 @@ def texts() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def reference(texts: list[str]) -> Vectors:
-    """What sentence-transformers gives in float32; [texts, 384]."""
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    from sentence_transformers import SentenceTransformer  # noqa: PLC0415 - after the variable, which it reads
-
-    model = SentenceTransformer(str(locate("", "")), device="cpu")
-    return np.asarray(model.encode(texts, batch_size=64, normalize_embeddings=True), np.float32)
+def reference(texts: list[str], minilm: ModelServer) -> Vectors:
+    """What the model server itself gives; [texts, 384]. `test_engines.py` compares it with sentence-transformers."""
+    found: list[Vectors] = []
+    with grpc.insecure_channel(minilm.address) as channel:
+        stub = modelserver_pb2_grpc.ModelServerStub(channel)
+        said = stub.Describe(modelserver_pb2.DescribeRequest())
+        for ids in token_ids(texts):
+            answer = stub.EmbedBatch(
+                modelserver_pb2.EmbedBatchRequest(
+                    model=said.model,
+                    model_revision=said.model_revision,
+                    token_ids=np.array(ids, "<i4").tobytes(),
+                    lengths=np.array([len(ids)], "<i4").tobytes(),
+                )
+            )
+            vector = np.frombuffer(answer.embeddings, "<f4")
+            found.append(vector / np.linalg.norm(vector))
+    return np.stack(found)
 
 
 @pytest.fixture
@@ -55,7 +66,7 @@ def _worst_cosine(tally: Tally, reference: Vectors) -> float:
     return float(cosines.min())
 
 
-async def test_every_vector_through_kafka_is_that_of_sentence_transformers(
+async def test_every_vector_through_kafka_is_that_of_the_model_server(
     aggregator: Running, texts: list[str], reference: Vectors
 ) -> None:
     for style in (Format.PROTOBUF, Format.JSON, Format.TEXT):
@@ -69,7 +80,7 @@ async def test_every_vector_through_kafka_is_that_of_sentence_transformers(
         assert _worst_cosine(tally, reference) >= 0.999
 
 
-async def test_every_vector_through_grpc_is_that_of_sentence_transformers(
+async def test_every_vector_through_grpc_is_that_of_the_model_server(
     aggregator: Running, texts: list[str], reference: Vectors
 ) -> None:
     for per_call in (1, 32):
@@ -101,7 +112,7 @@ async def test_a_reply_carries_key_routing_headers_and_format_of_its_request(
         Sent(message.encode(), [JSON, *route], b"key-2"),
         Sent(b"hello", [TEXT, ("reply_to", elsewhere.encode()), ("correlation_id", b"c-8")], b"key-3"),
     ]
-    async with open_desk(running.kafka, running.topics, elsewhere) as desk:
+    async with open_kafka_client(running.kafka, running.topics, elsewhere) as desk:
         await desk.exchange(*records)
     replies = {reply.key: reply for reply in desk.replies}
     assert {reply.topic for reply in desk.replies} == {elsewhere}
@@ -120,7 +131,7 @@ async def test_a_replayed_record_gets_the_same_reply_id_and_vector(
     start_aggregator: StartAggregator, minilm: ModelServer
 ) -> None:
     first = start_aggregator(minilm)
-    async with open_desk(first.kafka, first.topics) as desk:
+    async with open_kafka_client(first.kafka, first.topics) as desk:
         await desk.exchange(*(query(text, f"q{number}") for number, text in enumerate(questions(50))))
         before = desk.answers()
         desk.replies.clear()
@@ -154,7 +165,7 @@ async def test_an_offset_is_committed_only_after_its_reply(
             slow, settings={"BATCHING__TOKEN_BUDGET": "100", "KAFKA__CLIENT__COMMIT_INTERVAL_S": "0.02"}
         )
         seen: list[tuple[int, int]] = []
-        async with open_desk(running.kafka, running.topics) as desk:
+        async with open_kafka_client(running.kafka, running.topics) as desk:
             await desk.produce(*(query(text, f"q{number}") for number, text in enumerate(questions(200))))
             while len(desk.replies) < 200:
                 offsets = await committed(running.kafka, running.group)

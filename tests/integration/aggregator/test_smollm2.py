@@ -14,9 +14,9 @@ import pytest
 from loadtest.stack.service import ModelServer
 from loadtest.texts.smollm2 import NAME
 from protos.generation.v1 import generation_pb2 as pb
-from tests.integration.aggregator.conftest import StartAggregator
 from tests.integration.aggregator.test_generation import Texts, generate, generated
-from tests.integration.aggregator.two_smollm2 import two_smollm2
+from tests.support.processes import StartAggregator
+from tests.support.two_smollm2 import two_smollm2
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 

@@ -17,7 +17,7 @@ from loadtest.stack.child import Child
 from loadtest.stack.kafka import KafkaBroker
 from loadtest.stack.ports import free_ports
 from loadtest.stack.service import ModelServer
-from tests.integration.aggregator.conftest import make_topics
+from tests.support.processes import make_topics
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -143,7 +143,7 @@ def test_an_unreachable_broker_ends_the_start_in_time() -> None:
 def test_a_missing_topic_ends_the_start_where_none_may_be_created(kafka: KafkaBroker) -> None:
     ended = aggregator(**topics("absent"), KAFKA__BOOTSTRAP_SERVERS=kafka.bootstrap)
     assert ended.returncode == 2
-    assert "topics absent.requests, absent.replies, absent.requests-dlt are not there" in ended.stderr
+    assert "topics absent.requests, absent.replies, absent.requests-dlt are missing" in ended.stderr
     assert "set kafka.create_topics to true" in ended.stderr
     assert "Traceback" not in ended.stderr
 

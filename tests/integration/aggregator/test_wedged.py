@@ -13,7 +13,7 @@ from aggregator import app as composition
 from aggregator.app import Aggregator
 from aggregator.settings.aggregator import AggregatorSettings
 from loadtest.stack.ports import free_ports
-from tests.integration.aggregator.scrape import page
+from tests.support.scrape import page
 
 pytestmark = pytest.mark.slow
 

@@ -25,6 +25,7 @@ MESSAGES = {
     "empty inputs": lambda: b"\x22\x00" * 2_097_142,
     "short inputs": lambda: b"\x22\x03\x0a\x01a" * 838_850,
     "token ids": lambda: long_ids(4_194_190),
+    "broken after inputs": lambda: b"\x22\x03\x0a\x01a" * 1000 + b"\x1a\xff\xff\x03" + b"r" * 65_535 + b"\x07",
     "not UTF-8": lambda: pb.EmbedRequest(inputs=[pb.Input(text="a" * 1_000_000)]).SerializeToString() + b"\x0a\x01\xff",
 }
 

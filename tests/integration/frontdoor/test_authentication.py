@@ -20,12 +20,11 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 from jwt.utils import base64url_encode
 
-from aggregator.request import Request
-from aggregator.sources.grpc.call_batcher import CallBatcher
-from aggregator.sources.source import GRPC
+from aggregator.request.request import GRPC, Request
+from aggregator.sources.calls.call_batcher import CallBatcher
 from protos.embedding.v1 import embedding_pb2 as pb
-from tests.fakes.certificates import Authority
-from tests.integration.frontdoor.door import Door, ask, front_door
+from tests.support.certificates import Authority
+from tests.support.listening import Listening, ask, listening
 
 ISSUER, AUDIENCE = "https://issuer.test", "embeddings"
 
@@ -34,7 +33,7 @@ def bearer(token: str) -> list[tuple[str, str]]:
     return [("authorization", f"Bearer {token}")]
 
 
-async def tenant_of(door: Door, metadata: Any = (), **fields: Any) -> str:
+async def tenant_of(door: Listening, metadata: Any = (), **fields: Any) -> str:
     """The tenant under which the pipeline takes a call, or the code of its refusal."""
     seen: list[Request] = []
     add = CallBatcher.add
@@ -59,7 +58,7 @@ def static(folder: Path, *lines: str) -> dict[str, Any]:
 
 
 async def test_without_authentication_a_caller_may_name_its_tenant() -> None:
-    async with front_door() as door:
+    async with listening() as door:
         assert await tenant_of(door) == ""
         assert await tenant_of(door, tenant="field") == "field"
         assert await tenant_of(door, [("x-tenant", "header")]) == "header"
@@ -67,7 +66,7 @@ async def test_without_authentication_a_caller_may_name_its_tenant() -> None:
 
 async def test_a_listed_token_names_the_tenant_and_nothing_else_does(tmp_path: Path) -> None:
     digest = hashlib.sha256(b"secret-of-b").hexdigest()
-    async with front_door(settings=static(tmp_path, "team-a secret-of-a", f"team-b sha256:{digest}")) as door:
+    async with listening(settings=static(tmp_path, "team-a secret-of-a", f"team-b sha256:{digest}")) as door:
         assert await tenant_of(door, bearer("secret-of-a")) == "team-a"
         assert await tenant_of(door, bearer("secret-of-b")) == "team-b"
         forged = [*bearer("secret-of-a"), ("x-tenant", "team-b")]
@@ -86,7 +85,7 @@ async def test_a_listed_token_names_the_tenant_and_nothing_else_does(tmp_path: P
     ],
 )
 async def test_a_call_without_a_good_token_is_refused_everywhere(tmp_path: Path, metadata: Any) -> None:
-    async with front_door(settings=static(tmp_path, "team-a secret-of-a")) as door:
+    async with listening(settings=static(tmp_path, "team-a secret-of-a")) as door:
         assert await tenant_of(door, metadata, tenant="team-a") == "UNAUTHENTICATED"
         for call in (
             anext(aiter(door.stub.EmbedStream(iter([ask("rain")]), metadata=tuple(metadata)))),
@@ -98,7 +97,7 @@ async def test_a_call_without_a_good_token_is_refused_everywhere(tmp_path: Path,
 
 
 async def test_a_changed_list_is_taken_up_without_a_restart(tmp_path: Path) -> None:
-    async with front_door(settings=static(tmp_path, "team-a old-token")) as door:
+    async with listening(settings=static(tmp_path, "team-a old-token")) as door:
         assert await tenant_of(door, bearer("old-token")) == "team-a"
         static(tmp_path, "team-a new-token")
         await asyncio.sleep(1.1)
@@ -110,7 +109,7 @@ async def test_a_changed_list_is_taken_up_without_a_restart(tmp_path: Path) -> N
 async def test_an_open_stream_ends_no_later_than_its_token_does_and_a_neighbour_s_goes_on(
     tmp_path: Path, now_listed: str
 ) -> None:
-    async with front_door(settings=static(tmp_path, "team-a the-token", "team-c its-token")) as door:
+    async with listening(settings=static(tmp_path, "team-a the-token", "team-c its-token")) as door:
         changed = asyncio.Event()
 
         async def asked() -> AsyncIterator[pb.EmbedRequest]:
@@ -132,7 +131,7 @@ async def test_an_open_stream_ends_no_later_than_its_token_does_and_a_neighbour_
 
 async def test_no_token_is_ever_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    async with front_door(settings=static(tmp_path, "team-a secret-of-a")) as door:
+    async with listening(settings=static(tmp_path, "team-a secret-of-a")) as door:
         await tenant_of(door, bearer("secret-of-a"))
         await tenant_of(door, bearer("secret-guess"))
         static(tmp_path, "team-a secret-of-a and too much")
@@ -173,7 +172,7 @@ class Keys:
 
 async def test_a_signed_token_names_the_tenant_in_its_claim(tmp_path: Path) -> None:
     keys = Keys()
-    async with front_door(settings={"grpc": {"authentication": keys.write(tmp_path)}}) as door:
+    async with listening(settings={"grpc": {"authentication": keys.write(tmp_path)}}) as door:
         for kid in ("rsa", "ec"):
             assert await tenant_of(door, bearer(keys.token(kid)), tenant="team-b") == "team-a"
         assert await tenant_of(door, bearer(keys.token(tenant="team-c"))) == "team-c"
@@ -200,7 +199,7 @@ async def test_a_token_that_is_not_what_it_should_be_is_refused(tmp_path: Path) 
         "a public key as a secret": jwt.encode(body, hashlib.sha256(public).digest(), "HS256", {"kid": "ec"}),
         "no token": "a.b.c",
     }
-    async with front_door(settings={"grpc": {"authentication": keys.write(tmp_path)}}) as door:
+    async with listening(settings={"grpc": {"authentication": keys.write(tmp_path)}}) as door:
         found = {name: await tenant_of(door, bearer(token)) for name, token in bad.items()}
     assert found == dict.fromkeys(bad, "UNAUTHENTICATED")
 
@@ -228,7 +227,7 @@ async def test_a_signed_token_with_a_claim_or_header_of_another_type_is_refused(
         "claims that are no UTF-8": keys.signed(header, b'{"tenant": "\xff"}'),
         "a number of 5,000 digits": keys.signed(header, b'{"exp": ' + b"9" * 5000 + b"}"),
     }
-    async with front_door(settings={"grpc": {"authentication": keys.write(tmp_path)}}) as door:
+    async with listening(settings={"grpc": {"authentication": keys.write(tmp_path)}}) as door:
         assert await tenant_of(door, bearer(keys.signed(header, body))) == "team-a"
         found = {name: await tenant_of(door, bearer(token)) for name, token in bad.items()}
     assert found == dict.fromkeys(bad, "UNAUTHENTICATED")
@@ -263,7 +262,7 @@ async def test_keys_that_verify_nothing_are_passed_over_and_a_private_one_serves
     odd = [5, None, {}, *unnamed, *named]
     (tmp_path / "jwks.json").write_text(json.dumps({"keys": [*odd, private, *good]}))
     body = {"tenant": "team-a", "iss": ISSUER, "aud": AUDIENCE, "exp": time.time() + 600}
-    async with front_door(settings={"grpc": {"authentication": settings}}) as door:
+    async with listening(settings={"grpc": {"authentication": settings}}) as door:
         for kid in ("rsa", "ec"):
             assert await tenant_of(door, bearer(keys.token(kid))) == "team-a"
         of_private = jwt.encode(body, keys.rsa, "RS256", {"kid": "private"})
@@ -280,7 +279,7 @@ async def test_keys_that_verify_nothing_are_passed_over_and_a_private_one_serves
 
 async def test_a_token_is_good_no_longer_than_it_says_on_an_open_stream_too(tmp_path: Path) -> None:
     keys = Keys()
-    async with front_door(settings={"grpc": {"authentication": keys.write(tmp_path)}}) as door:
+    async with listening(settings={"grpc": {"authentication": keys.write(tmp_path)}}) as door:
         expires_s = int(time.time()) - 25  # and 30 s of leeway for clocks
         token = keys.token(exp=expires_s)
         assert await tenant_of(door, bearer(token)) == "team-a"
@@ -317,5 +316,5 @@ async def test_a_client_certificate_names_the_tenant(tmp_path: Path) -> None:
         (authority.issue("team\ta"), "UNAUTHENTICATED"),
     ):
         credentials = grpc.ssl_channel_credentials(authority.cert, pair.key, pair.cert)
-        async with front_door(settings=settings, credentials=credentials) as door:
+        async with listening(settings=settings, credentials=credentials) as door:
             assert await tenant_of(door, tenant="forged") == tenant

@@ -9,9 +9,10 @@ from typing import Any
 import grpc
 import pytest
 
-from aggregator.request import Request
-from aggregator.sources.grpc.calls import Calls
-from tests.integration.frontdoor.door import CURVE, DESCRIPTION, ask, front_door, slow_engine, until
+from aggregator.request.request import Request
+from aggregator.sources.calls.calls import Calls
+from tests.support.listening import CURVE, DESCRIPTION, ask, listening, slow_engine
+from tests.support.until import until
 
 FULL = "word " * 50
 
@@ -26,7 +27,7 @@ async def code_of(call: Any) -> grpc.StatusCode:
 
 async def test_a_cancelled_call_leaves_the_queue() -> None:
     engine = slow_engine()
-    async with front_door(engine) as door:
+    async with listening(engine) as door:
         engine.gate.clear()
         calls = [door.stub.Embed(ask(f"{FULL} {number}")) for number in range(60)]
         await until(lambda: len(engine.batches) == 2 and len(door.models.in_service()[0].dispatcher.queue) > 30)
@@ -42,7 +43,7 @@ async def test_a_cancelled_call_leaves_the_queue() -> None:
 
 async def test_a_call_cancelled_while_its_tokens_are_counted_is_never_queued(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = slow_engine()
-    async with front_door(engine) as door:
+    async with listening(engine) as door:
         [model_revision] = door.models.in_service()
         counting, go_on = model_revision.counting, asyncio.Event()
         asked: list[str] = []
@@ -74,7 +75,7 @@ async def test_a_call_cancelled_while_its_tokens_are_counted_is_never_queued(mon
 
 async def test_a_calls_own_deadline_governs() -> None:
     engine = slow_engine()
-    async with front_door(engine) as door:
+    async with listening(engine) as door:
         engine.gate.clear()
         first = door.stub.Embed(ask(FULL))
         await until(lambda: engine.queries)
@@ -91,7 +92,7 @@ async def test_a_calls_own_deadline_governs() -> None:
 async def test_what_the_predicted_batch_time_makes_late_is_refused_at_once() -> None:
     steep = replace(CURVE, per_token_s=0.1)  # a word takes 0.3 s, a call of 52 tokens 5.2 s
     engine = slow_engine(replace(DESCRIPTION, curve=steep), slowness=1.0)
-    async with front_door(engine) as door:
+    async with listening(engine) as door:
         await door.stub.Embed(ask("rain"))  # now there is evidence
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await door.stub.Embed(ask(FULL), timeout=4.0)
@@ -103,18 +104,18 @@ async def test_what_the_predicted_batch_time_makes_late_is_refused_at_once() -> 
 
 async def test_without_fresh_evidence_a_call_goes_through_and_brings_some() -> None:
     engine = slow_engine(slowness=1.0)
-    async with front_door(engine) as door:
+    async with listening(engine) as door:
         [model_revision] = door.models.in_service()
         [replica] = model_revision.dispatcher.replicas.values()
         for _ in range(200):  # a bad prediction: of a quarter of an hour
-            replica._scale.observe(1e3, 1e-3)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+            replica._scale.observe(1e3, 1e-3)  # noqa: SLF001
         assert replica.step_time_s(52) > 20.0
         assert await code_of(door.stub.Embed(ask(FULL), timeout=20.0)) is grpc.StatusCode.OK
 
 
 async def test_under_overload_what_cannot_be_in_time_is_refused_and_next_to_nothing_computed_for_nobody() -> None:
     engine = slow_engine(slowness=150.0)  # nine calls take 0.85 s
-    async with front_door(engine) as door:
+    async with listening(engine) as door:
         await door.stub.Embed(ask(FULL))
         loop = asyncio.get_running_loop()
 

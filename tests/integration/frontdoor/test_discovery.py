@@ -12,13 +12,13 @@ from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest as Ask
 
 from protos.embedding.v1 import embedding_pb2 as pb
-from tests.integration.frontdoor.door import Door, front_door
+from tests.support.listening import Listening, listening
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 async def test_health_is_told_per_service_and_changes_are_watched() -> None:
-    async with front_door() as door:
+    async with listening() as door:
         health: Any = health_pb2_grpc.HealthStub(door.channel)
         for service in ("", "embedding.v1.Embeddings"):
             assert (await health.Check(health_pb2.HealthCheckRequest(service=service))).status == SERVING
@@ -34,7 +34,7 @@ async def test_health_is_told_per_service_and_changes_are_watched() -> None:
 V1, V1_ALPHA = "grpc.reflection.v1", "grpc.reflection.v1alpha"
 
 
-def reflecting(door: Door, *asked: Ask, version: str = V1_ALPHA) -> Any:
+def reflecting(door: Listening, *asked: Ask, version: str = V1_ALPHA) -> Any:
     return door.channel.stream_stream(
         f"/{version}.ServerReflection/ServerReflectionInfo",
         Ask.SerializeToString,
@@ -52,7 +52,7 @@ async def test_reflection_gives_a_tool_all_it_needs_to_call(version: str) -> Non
     named = ("EmbedRequest", "EmbedRequest.inputs", "Input.text", "Encoding", "ENCODING_FLOAT16")
     asked += [Ask(file_containing_symbol=f"embedding.v1.{symbol}") for symbol in named]
     asked += [Ask(file_by_filename=pb.DESCRIPTOR.name)]
-    async with front_door() as door:
+    async with listening() as door:
         listed, *described = [answer async for answer in reflecting(door, LIST, *asked, version=version)]
     services = {service.name for service in listed.list_services_response.service}
     assert services >= {"embedding.v1.Embeddings", "grpc.health.v1.Health"}
@@ -76,7 +76,7 @@ async def test_reflection_says_of_every_symbol_that_there_is_none_where_there_is
         extension = reflection_pb2.ExtensionRequest(containing_type="embedding.v1.Input", extension_number=number)
         asked.append(Ask(file_containing_extension=extension))
     asked += [Ask(file_by_filename="nothing.proto"), Ask(all_extension_numbers_of_type="nothing")]
-    async with front_door() as door:
+    async with listening() as door:
         answers = [answer async for answer in reflecting(door, *asked)]
     not_found = grpc.StatusCode.NOT_FOUND.value[0]
     assert [answer.error_response.error_code for answer in answers] == [not_found] * len(asked)
@@ -86,7 +86,7 @@ async def test_reflection_says_of_every_symbol_that_there_is_none_where_there_is
 async def test_reflection_is_served_unless_callers_need_a_credential(authentication: bool, tmp_path: Path) -> None:
     (tmp_path / "tokens").write_text("team-a secret")
     settings = {"authentication": {"tokens_file": tmp_path / "tokens"}} if authentication else {}
-    async with front_door(settings={"grpc": settings}) as door:
+    async with listening(settings={"grpc": settings}) as door:
         for version in (V1, V1_ALPHA):
             call = reflecting(door, LIST, version=version)
             if not authentication:

@@ -14,11 +14,11 @@ from tokenizers import Tokenizer
 
 from aggregator import app
 from aggregator.admission.limits import AdmissionLimits
-from aggregator.request import Request
+from aggregator.request.request import Request
 from aggregator.sources import response as serialized
 from modelserver.engines.synthetic import vectors
 from protos.embedding.v1 import embedding_pb2 as pb
-from tests.integration.frontdoor.door import DESCRIPTION, MODEL_FOLDER, ask, floats, front_door, slow_engine
+from tests.support.listening import DESCRIPTION, MODEL_FOLDER, ask, floats, listening, slow_engine
 
 REFERENCE = Tokenizer.from_file(str(MODEL_FOLDER / "tokenizer.json"))
 REFERENCE.no_truncation()
@@ -43,7 +43,7 @@ async def failure(call: Any) -> tuple[grpc.StatusCode, str]:
 
 
 async def test_a_text_gets_its_vector_counts_and_timings() -> None:
-    async with front_door() as door:
+    async with listening() as door:
         answer = await door.stub.Embed(ask("who wrote the art of war", request_id="q-1"))
     [embedding] = answer.embeddings
     np.testing.assert_allclose(floats(embedding), expected(ids_of("who wrote the art of war")), rtol=1e-6)
@@ -57,12 +57,12 @@ async def test_a_text_gets_its_vector_counts_and_timings() -> None:
 
 
 async def test_a_request_without_an_id_gets_one() -> None:
-    async with front_door() as door:
+    async with listening() as door:
         assert (await door.stub.Embed(ask("a"))).request_id
 
 
 async def test_token_ids_are_taken_as_they_are() -> None:
-    async with front_door() as door:
+    async with listening() as door:
         answer = await door.stub.Embed(pb.EmbedRequest(inputs=[pb.Input(token_ids=pb.TokenIds(ids=[101, 7, 9, 102]))]))
     np.testing.assert_allclose(floats(answer.embeddings[0]), expected([101, 7, 9, 102]), rtol=1e-6)
 
@@ -72,14 +72,14 @@ async def test_token_ids_are_taken_as_they_are() -> None:
     [("INPUT_TYPE_QUERY", "query: "), ("INPUT_TYPE_DOCUMENT", "passage: "), ("INPUT_TYPE_UNSPECIFIED", "")],
 )
 async def test_the_models_own_prompt_goes_before_the_text(input_type: str, prompt: str) -> None:
-    async with front_door() as door:
+    async with listening() as door:
         answer = await door.stub.Embed(ask("rain", input_type=input_type))
     np.testing.assert_allclose(floats(answer.embeddings[0]), expected(ids_of(f"{prompt}rain")), rtol=1e-6)
 
 
 @pytest.mark.parametrize("truncate", ["TRUNCATE_UNSPECIFIED", "TRUNCATE_NONE"])
 async def test_an_over_long_text_is_refused_unless_truncation_is_allowed(truncate: str) -> None:
-    async with front_door() as door:
+    async with listening() as door:
         code, message = await failure(door.stub.Embed(ask(LONG, truncate=truncate)))
     assert code is grpc.StatusCode.OUT_OF_RANGE
     assert "64" in message
@@ -87,7 +87,7 @@ async def test_an_over_long_text_is_refused_unless_truncation_is_allowed(truncat
 
 async def test_truncation_drops_tokens_from_the_end_asked_for_and_keeps_the_special_ones() -> None:
     ids = ids_of(LONG)
-    async with front_door() as door:
+    async with listening() as door:
         end = await door.stub.Embed(ask(LONG, truncate="TRUNCATE_END"))
         start = await door.stub.Embed(ask(LONG, truncate="TRUNCATE_START"))
     np.testing.assert_allclose(floats(end.embeddings[0]), expected([*ids[:63], ids[-1]]), rtol=1e-6)
@@ -97,7 +97,7 @@ async def test_truncation_drops_tokens_from_the_end_asked_for_and_keeps_the_spec
 
 @pytest.mark.parametrize("dimensions", [32, 64, 96])
 async def test_fewer_dimensions_are_a_normalised_prefix(dimensions: int) -> None:
-    async with front_door() as door:
+    async with listening() as door:
         answer = await door.stub.Embed(ask("rain", dimensions=dimensions))
     assert answer.embeddings[0].dimensions == dimensions
     np.testing.assert_allclose(floats(answer.embeddings[0]), expected(ids_of("rain"), dimensions), rtol=1e-6)
@@ -105,14 +105,14 @@ async def test_fewer_dimensions_are_a_normalised_prefix(dimensions: int) -> None
 
 
 async def test_dimensions_that_the_model_does_not_have_are_refused() -> None:
-    async with front_door() as door:
+    async with listening() as door:
         code, message = await failure(door.stub.Embed(ask("rain", dimensions=33)))
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert "32, 64" in message
 
 
 async def test_a_vector_is_left_as_it_is_when_asked() -> None:
-    async with front_door() as door:
+    async with listening() as door:
         raw = await door.stub.Embed(ask("rain", normalize=False))
         unit = await door.stub.Embed(ask("rain", normalize=True))
     np.testing.assert_allclose(floats(raw.embeddings[0]), expected(ids_of("rain"), normalize=False), rtol=1e-6)
@@ -124,7 +124,7 @@ async def test_a_vector_is_left_as_it_is_when_asked() -> None:
     [("FLOAT32", 384, 1e-7), ("FLOAT16", 192, 2e-4), ("INT8", 96, 1.0 / 254), ("BINARY", 12, None)],
 )
 async def test_an_encoding_has_its_size_and_its_error(encoding: str, size: int, error: float | None) -> None:
-    async with front_door() as door:
+    async with listening() as door:
         answer = await door.stub.Embed(ask("rain", encoding=f"ENCODING_{encoding}"))
     [embedding] = answer.embeddings
     assert len(embedding.embedding) == size
@@ -139,7 +139,7 @@ async def test_an_encoding_has_its_size_and_its_error(encoding: str, size: int, 
 
 
 async def test_each_input_of_a_call_has_its_own_status() -> None:
-    async with front_door() as door:
+    async with listening() as door:
         answer = await door.stub.Embed(ask("rain", "", LONG, "snow"))
     codes = [each.status.code for each in answer.embeddings]
     assert codes == [0, 3, 11, 0]
@@ -165,14 +165,14 @@ async def test_each_input_of_a_call_has_its_own_status() -> None:
 async def test_one_and_many_inputs_are_refused_by_the_same_rules(
     count: int, text: str, fields: dict[str, Any], code: grpc.StatusCode
 ) -> None:
-    async with front_door() as door:
+    async with listening() as door:
         found, message = await failure(door.stub.Embed(ask(*[text] * count, **fields)))
     assert found is code
     assert message
 
 
 async def test_no_input_and_too_many_are_refused() -> None:
-    async with front_door(limits={"max_inputs": 3}) as door:
+    async with listening(limits={"max_inputs": 3}) as door:
         assert (await failure(door.stub.Embed(ask())))[0] is grpc.StatusCode.INVALID_ARGUMENT
         assert (await failure(door.stub.Embed(ask(*"abcd"))))[0] is grpc.StatusCode.INVALID_ARGUMENT
         assert len((await door.stub.Embed(ask(*"abc"))).embeddings) == 3
@@ -183,7 +183,7 @@ async def test_vectors_that_no_answer_may_hold_are_refused_before_they_are_compu
 ) -> None:
     monkeypatch.setattr(app, "AdmissionLimits", partial(AdmissionLimits, max_reply_bytes=1000))
     engine = slow_engine()
-    async with front_door(engine) as door:
+    async with listening(engine) as door:
         code, message = await failure(door.stub.Embed(ask(*"abc")))
         answer = await door.stub.Embed(ask(*"abc", encoding="ENCODING_INT8"))
     assert code is grpc.StatusCode.INVALID_ARGUMENT
@@ -193,14 +193,14 @@ async def test_vectors_that_no_answer_may_hold_are_refused_before_they_are_compu
 
 
 async def test_an_alias_and_a_pinned_revision_reach_the_model() -> None:
-    async with front_door() as door:
+    async with listening() as door:
         answer = await door.stub.Embed(ask("rain", model="alias", model_revision="r1"))
     assert answer.model == "minilm"
 
 
 async def test_an_interactive_call_is_served_before_background_ones() -> None:
     engine = slow_engine(slowness=1.0)
-    async with front_door(engine) as door:
+    async with listening(engine) as door:
         engine.gate.clear()
         calls = [door.stub.Embed(ask(LONG, truncate="TRUNCATE_END", priority="PRIORITY_BACKGROUND")) for _ in range(60)]
         while door.held_tokens < 60 * 64:
@@ -217,7 +217,7 @@ async def test_an_interactive_call_is_served_before_background_ones() -> None:
 
 async def test_an_expired_request_is_refused_on_arrival() -> None:
     engine = slow_engine()
-    async with front_door(engine) as door:
+    async with listening(engine) as door:
         message = ask("rain")
         message.expire_time.FromNanoseconds(int((time.time() - 1) * 1e9))
         code, _ = await failure(door.stub.Embed(message))
@@ -226,7 +226,7 @@ async def test_an_expired_request_is_refused_on_arrival() -> None:
 
 
 async def test_the_models_in_service_are_listed() -> None:
-    async with front_door() as door:
+    async with listening() as door:
         [model] = (await door.stub.ListModels(pb.ListModelsRequest())).models
     assert (model.name, list(model.aliases), model.revision) == ("minilm", ["alias"], "r1")
     assert (model.dimensions, list(model.matryoshka_dimensions), model.max_input_tokens) == (96, [32, 64], 64)
@@ -245,7 +245,7 @@ async def test_large_answers_are_made_beside_the_event_loop(monkeypatch: pytest.
     for module in ("service", "stream"):
         monkeypatch.setattr(f"aggregator.sources.grpc.{module}.to_protobuf", noted)
     texts = [f"text {number}" for number in range(100)]
-    async with front_door() as door:
+    async with listening() as door:
         large = await door.stub.Embed(ask(*texts, request_id="large"))
         await door.stub.Embed(ask("text 1", "text 2", request_id="small"))
         messages = (ask(*texts, request_id="streamed large"), ask("text 1", request_id="streamed small"))

@@ -10,10 +10,10 @@ import pytest
 
 from loadtest.questions import bundled_questions
 from protos.embedding.v1 import embedding_pb2 as pb
-from tests.fakes.engines import FakeEngine
-from tests.integration.frontdoor.door import DESCRIPTION, MODEL_FOLDER, floats, front_door, slow_engine, tokenizer
+from tests.support.fake_engine import FakeEngine
+from tests.support.listening import DESCRIPTION, MODEL_FOLDER, floats, listening, slow_engine, tokenizer
 
-COUNT, QUERIES = 1200, 300
+COUNT, QUERIES = 600, 200
 PER_CALL = 200
 Matrix = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -44,7 +44,7 @@ def engine(questions: list[str]) -> FakeEngine:
 
 
 async def fetch(engine: FakeEngine, questions: list[str], encoding: str) -> Matrix:
-    async with front_door(engine) as door:
+    async with listening(engine) as door:
         answers = [
             await door.stub.Embed(
                 pb.EmbedRequest(

@@ -11,10 +11,10 @@ import psutil
 import pytest
 from typing_extensions import override
 
-from aggregator.admission.tokenizers.counting import Counting
-from aggregator.admission.tokenizers.tokenizer import TokenBatch
+from aggregator.tokenizers.counting import Counting
+from aggregator.tokenizers.tokenizer import TokenBatch
 from protos.embedding.v1 import embedding_pb2 as pb
-from tests.integration.frontdoor.door import front_door, tokenizer
+from tests.support.listening import listening, tokenizer
 
 MIB = 1024 * 1024
 IDEOGRAPHS = "東京都千代田区" * (4 * MIB // 21)
@@ -30,7 +30,7 @@ def asking(text: str, truncate: str = "TRUNCATE_END") -> pb.EmbedRequest:
 @pytest.mark.parametrize("truncate", ["TRUNCATE_NONE", "TRUNCATE_START"])
 async def test_texts_of_callers_who_gave_up_keep_nobody_waiting(text: str, truncate: str) -> None:
     process = psutil.Process()
-    async with front_door() as door:
+    async with listening() as door:
         await door.stub.Embed(asking("rain"))
         before = process.memory_info().rss
         call = asking(text, truncate)
@@ -71,7 +71,7 @@ class SlowTokenizerCounting(Counting):
 
 
 async def test_a_call_holds_its_bytes_until_the_work_on_it_has_ended() -> None:
-    async with front_door(limits={"max_pending_bytes": 2 * MIB}) as door:
+    async with listening(limits={"max_pending_bytes": 2 * MIB}) as door:
         [model_revision] = door.models.in_service()
         model_revision.counting = counting = SlowTokenizerCounting()
         long = asking("où est la gare " * 80_000)

@@ -15,8 +15,9 @@ from aggregator import app
 from aggregator.admission.models import CALLS_WAIT_S
 from aggregator.admission.quotas import QuotaPolicy
 from protos.embedding.v1 import embedding_pb2 as pb
-from tests.fakes.engines import FakeEngine
-from tests.integration.frontdoor.door import Door, ask, front_door, retry_delay_s, slow_engine, until
+from tests.support.fake_engine import FakeEngine
+from tests.support.listening import Listening, ask, listening, retry_delay_s, slow_engine
+from tests.support.until import until
 
 FULL = "word " * 50
 MIB = 1024 * 1024
@@ -29,7 +30,7 @@ async def refusal(call: Any) -> grpc.aio.AioRpcError:
     return caught.value
 
 
-async def fill(door: Door, engine: FakeEngine, count: int, tenant: str = "") -> list[Any]:
+async def fill(door: Listening, engine: FakeEngine, count: int, tenant: str = "") -> list[Any]:
     """Calls that stay under way while the engine's gate is closed."""
     engine.gate.clear()
     calls = [door.stub.Embed(ask(f"{FULL} {number}", tenant=tenant)) for number in range(count)]
@@ -39,7 +40,7 @@ async def fill(door: Door, engine: FakeEngine, count: int, tenant: str = "") -> 
 
 async def test_a_full_queue_tells_when_to_come_again() -> None:
     engine = slow_engine()
-    async with front_door(engine, max_held_tokens=1000) as door:
+    async with listening(engine, max_held_tokens=1000) as door:
         calls = await fill(door, engine, 14)
         errors = [await refusal(door.stub.Embed(ask(*[FULL] * 6))) for _ in range(20)]
         delays = [retry_delay_s(error) for error in errors]
@@ -51,7 +52,7 @@ async def test_a_full_queue_tells_when_to_come_again() -> None:
 
 async def test_one_input_and_many_are_refused_alike_when_the_queue_is_full() -> None:
     engine = slow_engine()
-    async with front_door(engine, max_held_tokens=1000) as door:
+    async with listening(engine, max_held_tokens=1000) as door:
         calls = await fill(door, engine, 18)
         one = await refusal(door.stub.Embed(ask(FULL)))
         many = await refusal(door.stub.Embed(ask(FULL, FULL)))
@@ -65,7 +66,7 @@ async def test_one_input_and_many_are_refused_alike_when_the_queue_is_full() -> 
 
 async def test_a_tenant_that_fills_its_share_leaves_room_for_others() -> None:
     engine = slow_engine()
-    async with front_door(engine, max_held_tokens=1000) as door:
+    async with listening(engine, max_held_tokens=1000) as door:
         calls = await fill(door, engine, 15, "filler")
         error = await refusal(door.stub.Embed(ask(FULL, tenant="filler")))
         assert "share" in (error.details() or "")
@@ -78,7 +79,7 @@ async def test_a_tenant_that_fills_its_share_leaves_room_for_others() -> None:
 @pytest.mark.parametrize("limit", [{"max_calls": 6}, {"max_pending_bytes": 1600}])
 async def test_calls_in_flight_are_limited_in_number_and_bytes(limit: dict[str, int]) -> None:
     engine = slow_engine()
-    async with front_door(engine, limits=limit) as door:
+    async with listening(engine, limits=limit) as door:
         calls = await fill(door, engine, 5)
         error = await refusal(door.stub.Embed(ask(FULL)))
         assert "in flight" in (error.details() or "")
@@ -92,7 +93,7 @@ async def test_a_rate_of_tokens_is_divided_among_the_ready_aggregators(monkeypat
     monkeypatch.setattr(app, "QuotaPolicy", partial(QuotaPolicy, burst_s=500.0))
     ready = 2
     settings = {"tenants": {"tokens_per_s": 2, "rates": {"big": 1e6}}}
-    async with front_door(settings=settings, ready_aggregators=lambda: ready) as door:
+    async with listening(settings=settings, ready_aggregators=lambda: ready) as door:
         for _ in range(9):
             await door.stub.Embed(ask(FULL, tenant="a"))
         error = await refusal(door.stub.Embed(ask(FULL, tenant="a")))
@@ -102,7 +103,7 @@ async def test_a_rate_of_tokens_is_divided_among_the_ready_aggregators(monkeypat
 
 
 async def test_a_message_or_metadata_too_large_is_refused() -> None:
-    async with front_door(limits={"max_message_bytes": 10_000, "max_metadata_bytes": 4_000}) as door:
+    async with listening(limits={"max_message_bytes": 10_000, "max_metadata_bytes": 4_000}) as door:
         await refusal(door.stub.Embed(ask("x" * 20_000)))
         with pytest.raises(grpc.aio.AioRpcError):
             await door.stub.Embed(ask("x"), metadata=[("x-large", "x" * 8_000)])
@@ -110,7 +111,7 @@ async def test_a_message_or_metadata_too_large_is_refused() -> None:
 
 
 async def test_a_connection_is_renewed_at_its_age_and_no_call_is_lost() -> None:
-    async with front_door(limits={"connection_age_s": 0.2}) as door:
+    async with listening(limits={"connection_age_s": 0.2}) as door:
         seen: set[grpc.ChannelConnectivity] = set()
 
         async def watch() -> None:
@@ -131,7 +132,7 @@ async def test_memory_stays_flat_in_a_flood() -> None:
     engine = slow_engine()
     process = psutil.Process()
     text = "word " * 60
-    async with front_door(engine, max_held_tokens=2000, limits={"max_pending_bytes": MIB}) as door:
+    async with listening(engine, max_held_tokens=2000, limits={"max_pending_bytes": MIB}) as door:
         engine.gate.clear()
         refused = 0
 
@@ -157,8 +158,8 @@ async def test_memory_stays_flat_in_a_flood() -> None:
 
 
 async def test_a_model_that_has_long_been_unavailable_is_told_at_once() -> None:
-    async with front_door() as door:
-        [model] = door.models
+    async with listening() as door:
+        [model] = door.models.configured
         [model_revision] = door.models.in_service()
         [engine] = model_revision.engines.values()
         door.pipeline.leave(engine)
@@ -174,7 +175,7 @@ async def test_a_model_that_has_long_been_unavailable_is_told_at_once() -> None:
         assert answers[0].status.code == 14
 
 
-async def codes(door: Door, callers: int, calls: int) -> Counter[str]:
+async def codes(door: Listening, callers: int, calls: int) -> Counter[str]:
     """What becomes of so many callers' calls, each of them one after the other, all on one connection."""
     found = Counter[str]()
 
@@ -191,10 +192,10 @@ async def codes(door: Door, callers: int, calls: int) -> Counter[str]:
 
 
 async def test_calls_above_a_connection_s_limit_wait_their_turn() -> None:
-    async with front_door(limits={"max_calls_per_connection": 16}) as door:
+    async with listening(limits={"max_calls_per_connection": 16}) as door:
         assert await codes(door, callers=100, calls=5) == {"OK": 500}
 
 
 async def test_a_burst_of_calls_is_answered_to_the_last() -> None:
-    async with front_door(limits={"max_calls_per_connection": 4096}) as door:
+    async with listening(limits={"max_calls_per_connection": 4096}) as door:
         assert await codes(door, callers=2500, calls=1) == {"OK": 2500}

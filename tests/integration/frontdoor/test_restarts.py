@@ -14,7 +14,7 @@ from loadtest.stack.ports import free_ports
 from loadtest.stack.service import Aggregator, ModelServer, without_kafka
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
 from tests.clients.snippets import ROOT, read
-from tests.integration.aggregator.conftest import synthetic
+from tests.support.processes import synthetic
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 

@@ -11,10 +11,11 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from aggregator.request import Request
+from aggregator.request.request import Request
 from aggregator.sources.response import to_protobuf
 from protos.embedding.v1 import embedding_pb2 as pb
-from tests.integration.frontdoor.door import Door, ask, front_door, slow_engine, until
+from tests.support.listening import Listening, ask, listening, slow_engine
+from tests.support.until import until
 
 LONG = "word " * 60
 
@@ -22,7 +23,7 @@ LONG = "word " * 60
 class Asking:
     """A stream whose client goes on asking: `ask` one more, while `answers` come, until it `ended`, and how."""
 
-    def __init__(self, door: Door) -> None:
+    def __init__(self, door: Listening) -> None:
         self.answers: list[pb.EmbedResponse] = []
         self._asked: asyncio.Queue[pb.EmbedRequest] = asyncio.Queue()
         self._taking = asyncio.create_task(self._take(door.stub.EmbedStream(self._messages())))
@@ -48,12 +49,12 @@ class Asking:
         return grpc.StatusCode.OK, None
 
 
-async def exchange(door: Door, *messages: pb.EmbedRequest, **options: Any) -> list[pb.EmbedResponse]:
+async def exchange(door: Listening, *messages: pb.EmbedRequest, **options: Any) -> list[pb.EmbedResponse]:
     return [answer async for answer in door.stub.EmbedStream(iter(messages), **options)]
 
 
 async def test_every_request_is_answered_by_its_id() -> None:
-    async with front_door() as door:
+    async with listening() as door:
         answers = await exchange(door, *(ask(f"question {number}", request_id=str(number)) for number in range(500)))
     assert sorted(int(answer.request_id) for answer in answers) == list(range(500))
     assert all(answer.status.code == 0 and len(answer.embeddings) == 1 for answer in answers)
@@ -61,7 +62,7 @@ async def test_every_request_is_answered_by_its_id() -> None:
 
 async def test_answers_come_as_they_complete_not_as_they_were_asked() -> None:
     engine = slow_engine()
-    async with front_door(engine) as door:
+    async with listening(engine) as door:
         engine.gate.clear()
         waiting: asyncio.Queue[pb.EmbedRequest] = asyncio.Queue()
 
@@ -81,14 +82,14 @@ async def test_answers_come_as_they_complete_not_as_they_were_asked() -> None:
 
 
 async def test_bad_requests_get_their_status_and_the_stream_goes_on() -> None:
-    async with front_door() as door:
+    async with listening() as door:
         answers = await exchange(
             door,
             ask("rain", request_id="good"),
             ask(request_id="none"),
             ask("", request_id="empty"),
             ask(LONG * 2, request_id="long"),
-            ask("rain", request_id="option", encoding=99),  # pyright: ignore[reportArgumentType]
+            ask("rain", request_id="option", encoding=99),
             ask("rain", request_id="model", model="other"),
             ask("rain", "", request_id="half"),
             ask("snow", request_id="last"),
@@ -104,14 +105,14 @@ async def test_an_answer_that_cannot_be_made_harms_only_its_request(monkeypatch:
         return to_protobuf(request, reply_id)
 
     monkeypatch.setattr("aggregator.sources.grpc.stream.to_protobuf", fails_for_one)
-    async with front_door() as door:
+    async with listening() as door:
         answers = await exchange(door, ask("rain", request_id="odd"), ask("snow", request_id="even"))
     assert {answer.request_id: answer.status.code for answer in answers} == {"odd": 13, "even": 0}
 
 
 async def test_nothing_more_is_read_than_the_window_while_nobody_takes_answers() -> None:
     engine = slow_engine()
-    async with front_door(engine, limits={"stream_window": 8}) as door:
+    async with listening(engine, limits={"stream_window": 8}) as door:
         engine.gate.clear()
         sent, seen, last = 0, -1, 20_000
 
@@ -136,7 +137,7 @@ async def test_nothing_more_is_read_than_the_window_while_nobody_takes_answers()
 
 async def test_a_cancelled_stream_leaves_nothing_in_the_queue() -> None:
     engine = slow_engine()
-    async with front_door(engine) as door:
+    async with listening(engine) as door:
         engine.gate.clear()
         stream = door.stub.EmbedStream(iter([ask(LONG, request_id=str(number)) for number in range(100)]))
         await until(lambda: len(door.models.in_service()[0].dispatcher.queue) > 50)
@@ -150,7 +151,7 @@ async def test_a_cancelled_stream_leaves_nothing_in_the_queue() -> None:
 
 async def test_the_streams_deadline_is_that_of_its_requests() -> None:
     engine = slow_engine()
-    async with front_door(engine) as door:
+    async with listening(engine) as door:
         engine.gate.clear()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await exchange(door, *(ask(LONG) for _ in range(50)), timeout=0.3)
@@ -160,7 +161,7 @@ async def test_the_streams_deadline_is_that_of_its_requests() -> None:
 
 async def test_requests_expire_one_by_one_on_a_stream_that_stays() -> None:
     engine = slow_engine()
-    async with front_door(engine) as door:
+    async with listening(engine) as door:
         engine.gate.clear()
         await_first = ask(LONG, request_id="first")
         expired = ask("rain", request_id="expired")
@@ -175,7 +176,7 @@ async def test_requests_expire_one_by_one_on_a_stream_that_stays() -> None:
 
 async def test_only_so_many_streams_are_open() -> None:
     engine = slow_engine()
-    async with front_door(engine, limits={"max_streams": 2}) as door:
+    async with listening(engine, limits={"max_streams": 2}) as door:
         engine.gate.clear()
         open_streams = [door.stub.EmbedStream(iter([ask("rain")])) for _ in range(2)]
         readers = [asyncio.ensure_future(anext(aiter(stream))) for stream in open_streams]
@@ -190,7 +191,7 @@ async def test_only_so_many_streams_are_open() -> None:
                 await asyncio.sleep(0.01)
 
 
-async def one_more_is_refused(door: Door) -> bool:
+async def one_more_is_refused(door: Listening) -> bool:
     try:
         answers = await exchange(door, ask("rain"))
     except grpc.aio.AioRpcError as error:
@@ -202,7 +203,7 @@ async def one_more_is_refused(door: Door) -> bool:
 
 async def test_a_stop_answers_what_streams_have_read_and_ends_them() -> None:
     engine = slow_engine()
-    async with front_door(engine) as door:
+    async with listening(engine) as door:
         idle, busy = Asking(door), Asking(door)
         idle.ask("before")
         await until(lambda: idle.answers)
@@ -226,7 +227,7 @@ async def test_a_stop_answers_what_streams_have_read_and_ends_them() -> None:
 
 async def test_a_stop_leaves_streams_whose_client_said_all_to_end_well() -> None:
     engine = slow_engine()
-    async with front_door(engine) as door:
+    async with listening(engine) as door:
         engine.gate.clear()
         exchanging = asyncio.create_task(exchange(door, ask("rain"), ask("snow")))
         await until(lambda: engine.queries == 2)
@@ -238,7 +239,7 @@ async def test_a_stop_leaves_streams_whose_client_said_all_to_end_well() -> None
 
 
 async def test_a_stream_is_over_before_its_connection_is_cut_off() -> None:
-    async with front_door(limits={"connection_grace_s": 2.0}) as door:
+    async with listening(limits={"connection_grace_s": 2.0}) as door:
         stream, started_s = Asking(door), time.monotonic()
         stream.ask("rain")
         code, words = await stream.ended()
@@ -250,7 +251,7 @@ async def test_a_stream_is_over_before_its_connection_is_cut_off() -> None:
 
 
 async def test_those_who_watch_health_do_not_hold_up_a_stop() -> None:
-    async with front_door() as door:
+    async with listening() as door:
         health: Any = health_pb2_grpc.HealthStub(door.channel)  # the stubs know no Watch
         watch = health.Watch(health_pb2.HealthCheckRequest())
         assert (await anext(aiter(watch))).status == health_pb2.HealthCheckResponse.SERVING

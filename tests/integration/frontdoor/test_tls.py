@@ -13,12 +13,12 @@ import pytest
 from cryptography import x509
 from cryptography.x509.oid import NameOID
 
-from aggregator.errors import StartError
 from aggregator.settings.aggregator import TlsSettings
-from aggregator.sources.grpc.certificates import server_credentials
+from aggregator.sources.grpc.listener import server_credentials
+from k8s.process.errors import StartError
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
-from tests.fakes.certificates import Authority, Pair
-from tests.integration.frontdoor.door import Door, ask, front_door
+from tests.support.certificates import Authority, Pair
+from tests.support.listening import Listening, ask, listening
 
 
 def tls(folder: Path, client_ca: bytes | None = None) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def trusting(authority: Authority, client: Pair | None = None) -> grpc.ChannelCr
     return grpc.ssl_channel_credentials(authority.cert, key, cert)
 
 
-async def calls(door: Door, credentials: grpc.ChannelCredentials) -> bool:
+async def calls(door: Listening, credentials: grpc.ChannelCredentials) -> bool:
     async with grpc.aio.secure_channel(door.address, credentials) as channel:
         try:
             await pb_grpc.EmbeddingsStub(channel).Embed(ask("rain"), timeout=20)
@@ -62,7 +62,7 @@ def served_name(address: str, ca: bytes) -> str:
 async def test_a_client_that_trusts_the_authority_gets_in(tmp_path: Path) -> None:
     authority = Authority()
     authority.issue("server").write(tmp_path, "server")
-    async with front_door(settings={"grpc": {"tls": tls(tmp_path)}}, credentials=trusting(authority)) as door:
+    async with listening(settings={"grpc": {"tls": tls(tmp_path)}}, credentials=trusting(authority)) as door:
         await door.stub.Embed(ask("rain"))
         assert not await calls(door, trusting(Authority("another")))
         async with grpc.aio.insecure_channel(door.address) as channel:
@@ -73,7 +73,7 @@ async def test_a_client_that_trusts_the_authority_gets_in(tmp_path: Path) -> Non
 async def test_with_mtls_only_clients_of_the_authority_get_in(tmp_path: Path) -> None:
     authority, other = Authority(), Authority("another")
     authority.issue("server").write(tmp_path, "server")
-    async with front_door(settings={"grpc": {"tls": tls(tmp_path, authority.cert)}}) as door:
+    async with listening(settings={"grpc": {"tls": tls(tmp_path, authority.cert)}}) as door:
         assert await calls(door, trusting(authority, authority.issue("client")))
         assert not await calls(door, trusting(authority, other.issue("client")))
         assert not await calls(door, trusting(authority))
@@ -82,7 +82,7 @@ async def test_with_mtls_only_clients_of_the_authority_get_in(tmp_path: Path) ->
 async def test_rotated_certificates_are_shown_without_a_restart_and_no_call_fails(tmp_path: Path) -> None:
     authority = Authority()
     authority.issue("first").write(tmp_path, "server")
-    async with front_door(settings={"grpc": {"tls": tls(tmp_path)}}, credentials=trusting(authority)) as door:
+    async with listening(settings={"grpc": {"tls": tls(tmp_path)}}, credentials=trusting(authority)) as door:
         await door.stub.Embed(ask("rain"))
         assert await asyncio.to_thread(served_name, door.address, authority.cert) == "first"
         second = authority.issue("second")
@@ -99,7 +99,7 @@ async def test_rotated_certificates_are_shown_without_a_restart_and_no_call_fail
 async def test_a_rotated_client_authority_lets_the_new_clients_in_and_the_old_ones_no_more(tmp_path: Path) -> None:
     servers, old, new = Authority(), Authority("old"), Authority("new")
     servers.issue("server").write(tmp_path, "server")
-    async with front_door(settings={"grpc": {"tls": tls(tmp_path, old.cert)}}) as door:
+    async with listening(settings={"grpc": {"tls": tls(tmp_path, old.cert)}}) as door:
         assert await calls(door, trusting(servers, old.issue("client")))
         (tmp_path / "client-ca.crt").write_bytes(new.cert)
         await asyncio.sleep(1.1)

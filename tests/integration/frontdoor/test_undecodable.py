@@ -13,12 +13,13 @@ from typing import Any
 import grpc
 import pytest
 
-from aggregator.observability import logs
-from aggregator.request import Request
-from aggregator.sources.grpc.calls import Calls
+from aggregator.request.request import Request
+from aggregator.sources.calls.calls import Calls
+from k8s.process import logs
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.integration.frontdoor import raw_http2
-from tests.integration.frontdoor.door import Door, ask, front_door, until
+from tests.support.listening import Listening, ask, listening
+from tests.support.until import until
 
 EMBED, STREAM = "/embedding.v1.Embeddings/Embed", "/embedding.v1.Embeddings/EmbedStream"
 NAMED = b"\x0a\x03odd"  # its request_id
@@ -53,7 +54,7 @@ async def refused(call: Any) -> grpc.aio.AioRpcError:
 
 @pytest.mark.parametrize("message", BROKEN.values(), ids=BROKEN)
 async def test_a_call_that_cannot_be_decoded_is_an_invalid_argument(message: bytes, written: io.StringIO) -> None:
-    async with front_door() as door:
+    async with listening() as door:
         embed: Any = door.channel.unary_unary(EMBED)
         error = await refused(embed(message))
         assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -62,7 +63,7 @@ async def test_a_call_that_cannot_be_decoded_is_an_invalid_argument(message: byt
 
 
 async def test_a_stream_answers_what_it_cannot_decode_and_goes_on() -> None:
-    async with front_door() as door:
+    async with listening() as door:
         stream: Any = door.channel.stream_stream(STREAM)()
         for message in BROKEN.values():
             await stream.write(message)
@@ -75,7 +76,7 @@ async def test_a_stream_answers_what_it_cannot_decode_and_goes_on() -> None:
 
 
 async def test_an_id_without_end_is_cut_in_the_answer_to_a_request_that_was_refused() -> None:
-    async with front_door() as door:
+    async with listening() as door:
         answers = [answer async for answer in door.stub.EmbedStream(iter([ask("", request_id="i" * 1_000_000)]))]
         empty = pb.EmbedRequest(request_id="i" * 1_000_000)
         answers += [answer async for answer in door.stub.EmbedStream(iter([empty]))]
@@ -86,7 +87,7 @@ async def test_an_id_without_end_is_cut_in_the_answer_to_a_request_that_was_refu
 @pytest.mark.parametrize("name", ["m" * 100_000, "模" * 30_000, "\U0001f327" * 20_000])
 @pytest.mark.parametrize("field", ["model", "model_revision"])
 async def test_a_name_without_end_is_not_sent_back_whole(field: str, name: str) -> None:
-    async with front_door() as door:
+    async with listening() as door:
         error = await refused(door.stub.Embed(ask("rain", **{field: name})))
         assert error.code() is grpc.StatusCode.NOT_FOUND
         assert len(error.details() or "") < 300
@@ -94,7 +95,7 @@ async def test_a_name_without_end_is_not_sent_back_whole(field: str, name: str) 
 
 
 async def test_a_header_that_is_not_utf_8_is_not_logged_with_its_credential(written: io.StringIO) -> None:
-    async with front_door() as door:
+    async with listening() as door:
         await call_raw(door, (b"authorization", b"Bearer a-secret\xff"))
         await until(lambda: "Invalid encoding" in written.getvalue())
         for _ in range(100):
@@ -105,7 +106,7 @@ async def test_a_header_that_is_not_utf_8_is_not_logged_with_its_credential(writ
     assert len([line for line in lines if line["logger"].startswith("grpc")]) <= logs.Restraint.LINES
 
 
-async def call_raw(door: Door, *metadata: tuple[bytes, bytes]) -> None:
+async def call_raw(door: Listening, *metadata: tuple[bytes, bytes]) -> None:
     """Send a call's headers with such bytes, and wait for what comes back."""
     reader, writer = await asyncio.open_connection(*door.address.split(":"))
     settings = raw_http2.frame(raw_http2.SETTINGS, 0, 0)
@@ -117,9 +118,9 @@ async def call_raw(door: Door, *metadata: tuple[bytes, bytes]) -> None:
 
 async def test_the_core_of_grpc_writes_nothing_of_its_own() -> None:
     program = (
-        "import asyncio; from tests.integration.frontdoor.door import ask, front_door\n"
+        "import asyncio; from tests.support.listening import ask, listening\n"
         "async def main():\n"
-        "    async with front_door() as door: await door.stub.Embed(ask('rain')); await door.server.stop(0)\n"
+        "    async with listening() as door: await door.stub.Embed(ask('rain')); await door.server.stop(0)\n"
         "asyncio.run(main())"
     )
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stderr=asyncio.subprocess.PIPE)
@@ -139,7 +140,7 @@ async def test_a_fault_that_nobody_thought_of_is_told_and_logged_without_its_wor
         return await take(calls, data, *about)
 
     monkeypatch.setattr(Calls, "take", broken)
-    async with front_door() as door:
+    async with listening() as door:
         for _ in range(50):
             assert (await refused(door.stub.Embed(ask("strange")))).code() is grpc.StatusCode.INTERNAL
         asked = (ask("strange", request_id="1"), ask("rain", request_id="2"))

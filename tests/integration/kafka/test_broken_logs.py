@@ -12,7 +12,7 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from aiokafka.record.util import calc_crc32c
 
 from loadtest.stack.kafka import KafkaBroker
-from tests.fakes.kafka_clusters import RealCluster, complete, produce, reading, records_of, until, until_committed
+from tests.support.kafka_clusters import RealCluster, complete, produce, reading, records_of, until_committed
 
 pytestmark = pytest.mark.kafka
 
@@ -43,30 +43,25 @@ async def topic_with_a_corrupt_batch(cluster: RealCluster, broker: KafkaBroker) 
     return topic
 
 
-async def test_a_corrupt_batch_holds_its_partition_only_and_is_stepped_over_where_allowed(
+async def test_a_corrupt_batch_becomes_one_dead_letter_with_its_bytes(
     fragile: RealCluster, own_broker: KafkaBroker
 ) -> None:
     topic = await topic_with_a_corrupt_batch(fragile, own_broker)
+    log = (own_broker.folder / "data" / f"{topic}-0" / f"{0:020}.log").read_bytes()
     async with reading(fragile, fragile.settings(topic)) as intake:
-        in_flight_records = await intake.take(20)
-        complete(in_flight_records)
-        assert sorted((in_flight.partition, in_flight.offset) for in_flight in in_flight_records) == [
-            (partition, offset) for partition in (0, 1) for offset in range(10)
-        ]
-        await produce(fragile, records_of(topic, 5, partition=1, start=10))
-        assert {in_flight.partition for in_flight in await intake.take(5)} == {1}
-        await until(lambda: intake.counts.corrupt_batches == 1)
-        complete(intake.in_flight_records)
-        await until_committed(fragile, topic, {0: 10, 1: 15})
-        await intake.nothing(1.0)
-        assert intake.counts.corrupt_batches == 1
-        assert intake.counts.lost == 0
-    async with reading(fragile, fragile.settings(topic, skip_corrupt_batches=True)) as successor:
-        complete(await successor.take(10))
-        assert [in_flight.offset for in_flight in successor.in_flight_records] == list(range(20, 30))
-        assert successor.counts.corrupt_batches == 1
-        assert successor.counts.lost == 10
-        await until_committed(fragile, topic, {0: 30, 1: 15})
+        in_flight_records = await intake.take(31)
+        first = sorted(each.offset for each in in_flight_records if each.partition == 0)
+        assert first == [*range(11), *range(20, 30)]
+        [unreadable] = [each for each in in_flight_records if each.unreadable]
+        assert (unreadable.partition, unreadable.offset) == (0, 10)
+        assert unreadable.value
+        assert unreadable.value[17:] in log  # without what a broker changes: the offset and the leader's epoch
+        assert "offsets 10 to 19 cannot be decoded" in unreadable.unreadable
+        assert (intake.counts.corrupt_batches, intake.counts.lost) == (1, 10)
+        complete([each for each in in_flight_records if each is not unreadable])
+        await until_committed(fragile, topic, {0: 10, 1: 10})
+        complete([unreadable])
+        await until_committed(fragile, topic, {0: 30, 1: 10})
 
 
 async def write_batch(bootstrap: str, topic: str, batch: bytes) -> None:
@@ -80,7 +75,7 @@ async def write_batch(bootstrap: str, topic: str, batch: bytes) -> None:
     assert response.topics[0][1][0][1] == 0
 
 
-async def test_header_names_that_are_not_utf8_cost_no_record(shared: RealCluster) -> None:
+async def test_a_header_name_that_is_not_utf8_costs_its_own_record_alone(shared: RealCluster) -> None:
     topic = await shared.create_topic()
     builder = DefaultRecordBatchBuilder(2, 0, 0, -1, -1, -1, 100_000)
     for offset in range(3):
@@ -94,6 +89,10 @@ async def test_header_names_that_are_not_utf8_cost_no_record(shared: RealCluster
         in_flight_records = await intake.take(7)
         complete(in_flight_records)
         assert [in_flight.value for in_flight in in_flight_records] == [b"0", b"1", b"0", b"1", b"2", b"5", b"6"]
+        assert [in_flight.unreadable for in_flight in in_flight_records if in_flight.unreadable] == [
+            in_flight_records[3].unreadable
+        ]
+        assert in_flight_records[3].unreadable == "a header name is not UTF-8"
         assert [name for name, _ in in_flight_records[3].headers] == ["N\ufffdME"]
-        assert intake.counts.corrupt_batches == 0
+        assert (intake.counts.corrupt_batches, intake.counts.lost) == (0, 0)
         await until_committed(shared, topic, {0: 7})

@@ -8,11 +8,11 @@ import time
 import pytest
 from aiokafka import errors as kafka_errors
 
-from aggregator.sources.kafka.consumer.consumer import KafkaConsumer
-from aggregator.sources.kafka.producer.producer import KafkaProducer
+from aggregator.sources.kafka.consumer import KafkaConsumer
+from aggregator.sources.kafka.producer import KafkaProducer
 from loadtest.stack.kafka import KafkaBroker
-from tests.fakes.kafka import Counts
-from tests.fakes.kafka_clusters import RealCluster, complete, produce, reading, records_of, send_all, until_committed
+from tests.support.fake_kafka import Counts
+from tests.support.kafka_clusters import RealCluster, complete, produce, reading, records_of, send_all, until_committed
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
@@ -72,5 +72,5 @@ async def test_intake_and_output_start_before_their_broker(fragile: RealCluster,
         assert not starting.done()
         await asyncio.to_thread(own_broker.start)
         assert [in_flight.offset for in_flight in await intake.take(5)] == [0, 1, 2, 3, 4]
-        await asyncio.wait_for(starting, 20)
+        await asyncio.wait_for(starting, 60)
     await producer.close(1)

@@ -14,16 +14,16 @@ from aiokafka import TopicPartition
 
 from aggregator.errors import Code
 from aggregator.observability.metrics import Metrics
-from aggregator.observability.metrics_buffer import MetricsBuffer
 from aggregator.observability.tracing import Tracing
-from aggregator.request import Failure
-from aggregator.sources.kafka.producer.producer import KafkaProducer
-from aggregator.sources.kafka.producer.writer import KafkaWriter
+from aggregator.request.request import Failure
+from aggregator.sources.kafka.producer import KafkaProducer
 from aggregator.sources.kafka.records import OutgoingRecord
 from aggregator.sources.kafka.source import KafkaSource
+from aggregator.sources.kafka.writer import Writer
+from k8s.process.metrics_buffer import MetricsBuffer
 from protos.embedding.v1 import embedding_pb2 as pb
-from tests.fakes.kafka_clusters import RealCluster, produce, reading, until_committed
-from tests.fakes.sources import reply_all
+from tests.support.fake_source import reply_all
+from tests.support.kafka_clusters import RealCluster, produce, reading, until_committed
 
 pytestmark = pytest.mark.kafka
 
@@ -75,14 +75,14 @@ async def way(cluster: RealCluster, **reply_topic: str) -> AsyncGenerator[Way]:
 @contextmanager
 def withheld(topic: str) -> Generator[asyncio.Event]:
     """Let nothing be written to a topic until the event is set."""
-    opened, really_write = asyncio.Event(), KafkaWriter.write
+    opened, really_write = asyncio.Event(), Writer.write
 
-    async def write(self: KafkaWriter, tp: TopicPartition, records: Sequence[OutgoingRecord]) -> Exception | None:
+    async def write(self: Writer, tp: TopicPartition, records: Sequence[OutgoingRecord]) -> Exception | None:
         if tp.topic == topic:
             await opened.wait()
         return await really_write(self, tp, records)
 
-    with patch.object(KafkaWriter, "write", write):
+    with patch.object(Writer, "write", write):
         yield opened
 
 

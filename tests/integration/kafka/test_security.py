@@ -11,15 +11,15 @@ import pytest
 from aiokafka import errors as kafka_errors
 from aiokafka.protocol.admin import CreateAclsRequest
 
-from aggregator.errors import StartError
 from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.connection import check, prepare_topics
-from aggregator.sources.kafka.consumer.consumer import KafkaConsumer
-from aggregator.sources.kafka.producer.producer import KafkaProducer
+from aggregator.sources.kafka.consumer import KafkaConsumer
+from aggregator.sources.kafka.producer import KafkaProducer
+from k8s.process.errors import StartError
 from loadtest.stack.kafka import KafkaBroker
 from loadtest.stack.ports import free_ports
-from tests.fakes.kafka import Counts
-from tests.fakes.kafka_clusters import RealCluster, complete, produce, reading, records_of, send_all, until_committed
+from tests.support.fake_kafka import Counts
+from tests.support.kafka_clusters import RealCluster, complete, produce, reading, records_of, send_all, until_committed
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
@@ -93,7 +93,7 @@ async def test_a_wrong_password_is_said_at_once(guarded: GuardedCluster, tmp_pat
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256"])
 async def test_what_is_missing_or_not_to_be_seen_is_named(guarded: GuardedCluster, mechanism: str) -> None:
     topic = await guarded.create_topic()
-    with pytest.raises(StartError, match=f"{topic}.* not there, or not for this client to see"):
+    with pytest.raises(StartError, match=f"{topic}.* missing, or not visible to this client"):
         await prepare_topics(guarded.as_user(topic, sasl={**USER, "mechanism": mechanism}), 30)
     with pytest.raises(StartError, match="not there"):
         await check(guarded.as_user(topic, sasl={**USER, "mechanism": mechanism}), 30)
@@ -126,7 +126,7 @@ async def test_a_group_that_is_forbidden_is_waited_for(guarded: GuardedCluster) 
             await asyncio.wait_for(consumer.fetch(), 3)
         joined = consumer.healthy
         await guarded.grant(GROUP, f"group-{guarded.name}", READ)
-        assert [in_flight.offset for in_flight in await asyncio.wait_for(consumer.fetch(), 20)] == [0, 1, 2]
+        assert [in_flight.offset for in_flight in await asyncio.wait_for(consumer.fetch(), 60)] == [0, 1, 2]
         assert (joined, consumer.healthy) == (False, True)
         await consumer.close(3)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from aggregator.errors import StartError
 from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.connection import check, prepare_topics
+from k8s.process.errors import StartError
 from loadtest.stack.ports import free_ports
-from tests.fakes.kafka_clusters import RealCluster
+from tests.support.kafka_clusters import RealCluster
 
 pytestmark = pytest.mark.kafka
 
@@ -20,7 +20,7 @@ def settings_of(cluster: RealCluster, topic: str, **changes: object) -> KafkaSet
 async def test_missing_topics_are_created_only_where_that_is_allowed(shared: RealCluster) -> None:
     requests = await shared.create_topic(partitions=6)
     strict = settings_of(shared, requests)
-    with pytest.raises(StartError, match=rf"{requests}\.replies, {requests}-dlt are not there"):
+    with pytest.raises(StartError, match=rf"{requests}\.replies, {requests}-dlt are missing"):
         await prepare_topics(strict, 10)
     with pytest.raises(StartError, match="not there"):
         await check(strict, 10)

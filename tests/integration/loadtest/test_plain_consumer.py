@@ -3,13 +3,15 @@
 import asyncio
 from base64 import b64encode
 from collections import Counter
+from itertools import count
 from pathlib import Path
 
 import pytest
 from aiohttp import web
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
-from loadtest.bench.setting import PARTITIONS, REQUESTS, Plan, Program, Setting, backlog
+from loadtest.bench.setting import PARTITIONS, REQUESTS, Plan, Program, Setting
+from loadtest.stack.kafka import KafkaBroker
 from loadtest.stack.ports import free_ports
 from protos.embedding.v1 import embedding_pb2 as pb
 
@@ -19,9 +21,12 @@ QUERIES = 300
 BATCH = 64
 
 
-def test_it_answers_and_commits_every_record_in_calls_of_the_size_it_is_told(tmp_path: Path) -> None:
-    with backlog(Plan(tmp_path / "bench", QUERIES, 1, 2048)) as kafka:
-        asyncio.run(consume(kafka, kafka.replies_topic()))
+def test_it_answers_and_commits_every_record_in_calls_of_the_size_it_is_told(
+    kafka: KafkaBroker, tmp_path: Path
+) -> None:
+    setting = Setting(Plan(tmp_path, QUERIES, 1, 2048), kafka.bootstrap, count())
+    setting.fill(QUERIES)
+    asyncio.run(consume(setting, setting.replies_topic()))
 
 
 async def consume(kafka: Setting, replies: str) -> None:

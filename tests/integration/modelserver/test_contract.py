@@ -1,4 +1,4 @@
-"""What every model server keeps, whichever engine computes: one suite over the synthetic and both of vLLM's ways."""
+"""What every model server keeps, whichever engine computes: one suite over the synthetic one and vLLM's on a CPU."""
 
 from __future__ import annotations
 
@@ -15,24 +15,21 @@ from tokenizers import Tokenizer
 
 from protos.modelserver.v1 import modelserver_pb2 as pb
 from protos.modelserver.v1.fingerprint import tokenizer_fingerprint
-from tests.integration.modelserver.servers import CALL_S, START_S, ServerProcess, code_of, health_stub, serving
 from tests.integration.modelserver.texts import generated, questions, token_ids
+from tests.support.model_server_process import CALL_S, START_S, ServerProcess, code_of, health_stub, serving
 
 pytestmark = pytest.mark.timeout(START_S + CALL_S)
 
 SMALL = {"ENGINE__STEP_TOKENS": "1024"}
 KINDS = {
     "synthetic": {"ENGINE__KIND": "synthetic", "SYNTHETIC__FIXED_S": "0.02", **SMALL},
-    "core": {"ENGINE__KIND": "core", **SMALL},
     "direct": {"ENGINE__KIND": "direct", **SMALL},
 }
 TOLERANCE = {"float32": 2e-5, "bfloat16": 0.05}
 SERVICES = ("", "modelserver.v1.ModelServer")
 
 
-@pytest.fixture(
-    scope="module", params=["synthetic", *(pytest.param(kind, marks=pytest.mark.vllm) for kind in ("core", "direct"))]
-)
+@pytest.fixture(scope="module", params=["synthetic", pytest.param("direct", marks=pytest.mark.vllm)])
 def server(request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
     with serving(**KINDS[request.param]) as server:
         assert server.description.engine == request.param

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from modelserver.engines.capture_sizes import capture_sizes
 from tests.integration.modelserver.texts import generated, questions, token_ids
 
 LAB_S = 600
@@ -23,7 +24,7 @@ Vectors = npt.NDArray[np.float32]
 
 
 class Lab:
-    """What `engine_lab.py` wrote."""
+    """What `run_engines.py` wrote."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -39,7 +40,7 @@ class Lab:
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
     folder = tmp_path_factory.mktemp("lab")
-    command = [sys.executable, "-m", "tests.integration.modelserver.engine_lab", str(folder)]
+    command = [sys.executable, "-m", "tests.integration.modelserver.run_engines", str(folder)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=LAB_S, check=False)
     assert ended.returncode == 0, ended.stderr[-4000:]
     return Lab(folder)
@@ -63,6 +64,12 @@ def test_in_float32_vectors_equal_those_of_llm_embed(lab: Lab, engine: str) -> N
     assert np.abs(unit(ours) - oracle).max() <= 1e-5
 
 
+def test_a_closed_engine_frees_the_weights_before_the_next_one_is_loaded(lab: Lab) -> None:
+    before, after = lab.figure("freed", "bytes")
+    assert before > 40_000_000
+    assert after == 0
+
+
 @pytest.mark.parametrize("engine", ["core", "direct"])
 def test_vectors_are_pooled_but_not_normalised(lab: Lab, engine: str) -> None:
     assert (np.abs(np.linalg.norm(lab.array("minilm_float32", engine), axis=1) - 1) > 0.1).all()
@@ -70,7 +77,8 @@ def test_vectors_are_pooled_but_not_normalised(lab: Lab, engine: str) -> None:
 
 @pytest.mark.parametrize(("job", "least"), [("minilm_float32", 0.99999), ("minilm_bfloat16", 0.999)])
 def test_vectors_point_where_those_of_sentence_transformers_do(lab: Lab, job: str, least: float) -> None:
-    cosines = (unit(lab.array(job, "direct")) * lab.array("reference", "vectors")).sum(axis=1)
+    found = unit(lab.array(job, "direct"))
+    cosines = (found * lab.array("reference", "vectors")[: len(found)]).sum(axis=1)
     assert cosines.min() >= least
 
 
@@ -97,6 +105,34 @@ def test_bfloat16_is_chosen_where_the_processor_multiplies_it(lab: Lab, able: st
     assert lab.figure("dtypes", able) == dtype
 
 
+def test_vllm_captures_graphs_of_the_sizes_that_it_is_asked_for_and_none_for_the_direct_engine(lab: Lab) -> None:
+    assert lab.figure("captured", "asked") == list(capture_sizes(1024))
+    assert lab.figure("captured", "direct") == lab.figure("captured", "eager") == []
+    assert lab.figure("captured", "own") == [16, 64]
+
+
+def test_on_a_gpu_an_encoder_asks_for_a_tenth_of_the_memory_unless_it_is_told_otherwise(lab: Lab) -> None:
+    assert lab.figure("captured", "shares") == [0.1, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("unknown", "NobodysModel"),
+        ("classifier", "is not an embedding model for vLLM"),
+        ("jina-v3", "serve jinaai/jina-embeddings-v3-hf instead"),
+        ("gte-v1.5", "set trust_remote_code in engine.vllm_options"),
+    ],
+)
+def test_a_model_that_cannot_be_served_is_refused_alike_by_check_and_at_the_start(
+    lab: Lab, name: str, said: str
+) -> None:
+    checked, started = lab.figure("refused", name)
+    assert checked == started
+    assert said in checked
+    assert "\n" not in checked
+
+
 def test_the_self_check_finds_the_direct_way_equal(lab: Lab) -> None:
     assert lab.figure("minilm_float32", "difference") <= 1e-5
     assert lab.figure("minilm_bfloat16", "agrees")
@@ -113,3 +149,7 @@ def test_a_query_too_long_that_reached_the_engine_would_be_told_as_a_break(lab: 
 def test_a_rebuilt_engine_computes_what_the_broken_one_did(lab: Lab) -> None:
     before, after = lab.array("minilm_float32", "core")[:QUESTIONS], lab.array("minilm_rebuilt", "core")
     assert np.abs(unit(before) - unit(after)).max() <= 1e-5
+
+
+def test_vllm_leaves_the_threads_of_a_step_to_the_model_server(lab: Lab) -> None:
+    assert lab.figure("minilm_rebuilt", "threads") == [1, 3, 3]

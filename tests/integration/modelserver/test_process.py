@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
+import re
+import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.request import urlopen
@@ -17,7 +20,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from modelserver.model_files import locate
-from tests.integration.modelserver.servers import (
+from tests.support.model_server_process import (
     CALL_S,
     START_S,
     ServerProcess,
@@ -136,6 +139,53 @@ def test_check_refuses_a_folder_without_a_model(tmp_path: Path) -> None:
     assert "holds no config.json" in ended.stderr
 
 
+def with_entries(**entries: object) -> Callable[[Path], None]:
+    """Changes config.json."""
+
+    def spoil(folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, **entries}))
+
+    return spoil
+
+
+def truncate(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def grow_beyond_memory(folder: Path) -> None:
+    """A file with eight tebibytes of weights that takes no place."""
+    size = 1 << 43
+    header = json.dumps({"weight": {"dtype": "F16", "shape": [size // 2], "data_offsets": [0, size]}}).encode()
+    with (folder / "more.safetensors").open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + size)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (with_entries(vocab_size=100), "it is another model's"),
+        (with_entries(architectures=[]), "names no architecture"),
+        (truncate, "is damaged"),
+        (grow_beyond_memory, "take at least 8192.0 GiB"),
+    ],
+)
+def test_files_that_cannot_be_served_are_refused_alike_by_check_and_at_the_start(
+    spoil: Callable[[Path], None], said: str, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(locate("", ""), tmp_path / "model")
+    spoil(folder)
+    checked, started = run("--check", MODEL__PATH=str(folder)), run(MODEL__PATH=str(folder))
+    assert (checked.returncode, started.returncode) == (2, 2)
+    last = [ended.stderr.splitlines()[-1] for ended in (checked, started)]
+    lines = [re.sub(r"[\d.]+ GiB of memory", "memory", line) for line in last]  # what is free changes between the two
+    assert lines[0] == lines[1]
+    assert said in lines[0]
+
+
+@pytest.mark.privileged
 @pytest.mark.parametrize("shm", ["mount -t tmpfs -o ro tmpfs /dev/shm", "mount -t tmpfs tmpfs /dev"])
 def test_a_machine_without_shared_memory_is_told_so_at_once(shm: str) -> None:
     script = f'{shm} || exit 77; exec "$@"'

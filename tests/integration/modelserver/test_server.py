@@ -21,6 +21,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from k8s.process import telemetry
+from k8s.process.telemetry import TelemetrySettings
 from modelserver import model_files, startup
 from modelserver.app import Server
 from modelserver.engines.choice import Choice
@@ -29,10 +31,9 @@ from modelserver.errors import CannotStart
 from modelserver.model_files import ModelFiles
 from modelserver.service.tracing import batch_spans
 from modelserver.settings import EngineSettings, GrpcSettings, ModelServerSettings, ProfileSettings
-from modelserver.telemetry import Telemetry
 from protos.modelserver.v1 import modelserver_pb2 as pb
 from protos.modelserver.v1 import modelserver_pb2_grpc as pb_grpc
-from tests.fakes.step_engine import DEADLY, POISON, WAIT_S, FakeStepEngine
+from tests.support.fake_step_engine import DEADLY, POISON, WAIT_S, FakeStepEngine
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -108,7 +109,7 @@ async def running(
         return Choice(engine, fallback)
 
     monkeypatch.setattr(startup, "build", build)
-    monitoring = Telemetry("127.0.0.1:0")
+    monitoring = telemetry.start(TelemetrySettings(metrics_bind="127.0.0.1:0"), "modelserver")
     server = Server(settings_of(tmp_path), files, monitoring)
     ended = asyncio.create_task(server.run())
     async with grpc.aio.insecure_channel(f"unix:{tmp_path}/server.sock") as channel:
@@ -208,7 +209,7 @@ async def test_an_engine_that_cannot_be_built_ends_the_start(
         raise CannotStart("no such model")
 
     monkeypatch.setattr(startup, "build", build)
-    monitoring = Telemetry("127.0.0.1:0")
+    monitoring = telemetry.start(TelemetrySettings(metrics_bind="127.0.0.1:0"), "modelserver")
     with pytest.raises(CannotStart, match="no such model"):
         await Server(settings_of(tmp_path), files, monitoring).run()
     monitoring.shutdown()

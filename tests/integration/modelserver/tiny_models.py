@@ -65,6 +65,15 @@ def longest() -> list[int]:
     return [_FIRST_ID] * 512
 
 
+def limit_tokenizer(folder: Path) -> None:
+    """Leave the tokenizer the words that these models know."""
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text(encoding="utf-8"))
+    words: dict[str, int] = content["model"]["vocab"]
+    content["model"]["vocab"] = {word: place for word, place in words.items() if place < VOCABULARY}
+    file.write_text(json.dumps(content), encoding="utf-8")
+
+
 def save(model: TinyModel, folder: Path) -> None:
     """Write the model as sentence-transformers does, with MiniLM's tokenizer, whose ids are not used."""
     shutil.rmtree(folder, ignore_errors=True)
@@ -96,7 +105,7 @@ def _qwen3() -> TinyModel:
         max_position_embeddings=512,
         tie_word_embeddings=True,
     )
-    whole = _random(Qwen3ForCausalLM(config))
+    whole = randomized(Qwen3ForCausalLM(config))
     return TinyModel(whole, whole.model, "last", encoder_only=False, size=128)
 
 
@@ -113,7 +122,7 @@ def _xlm_roberta() -> TinyModel:
         pad_token_id=1,
     )
     config.update({"position_embedding_type": "absolute"})  # published models have it, and vLLM reads it
-    whole = _random(XLMRobertaModel(config, add_pooling_layer=False))
+    whole = randomized(XLMRobertaModel(config, add_pooling_layer=False))
     return TinyModel(whole, whole, "cls", encoder_only=True, size=128)
 
 
@@ -133,11 +142,20 @@ def _modernbert() -> TinyModel:
         cls_token_id=1,
         sep_token_id=2,
     )
-    whole = _random(ModernBertModel(config))
+    whole = randomized(ModernBertModel(config))
     return TinyModel(whole, whole, "mean", encoder_only=True, size=128)
 
 
-def _random(model: Any) -> Any:
+def likeliest(model: Any, prompt: list[int], tokens: int) -> list[int]:
+    """What transformers generates greedily after the prompt."""
+    ids = list(prompt)
+    for _ in range(tokens):
+        with torch.inference_mode():
+            ids.append(int(model(input_ids=torch.tensor([ids])).logits[0, -1].argmax()))
+    return ids[len(prompt) :]
+
+
+def randomized(model: Any) -> Any:
     """Weights spread wider than at the start of a training, so that attention is far from even."""
     with torch.no_grad():
         for weights in model.parameters():

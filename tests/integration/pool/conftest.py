@@ -21,6 +21,7 @@ from loadtest.stack.ports import free_ports
 from loadtest.stack.service import DEFAULT_MODEL_NAME, Aggregator, ModelServer
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
+from tests.support.until import until
 
 CALLERS = 16
 DEADLINE_S = 20.0
@@ -79,13 +80,6 @@ async def traffic(address: str, model: str = "", callers: int = CALLERS) -> Asyn
                 yield seen
             finally:
                 ended.set()
-
-
-async def until(holds: Callable[[], bool], within_s: float = 30.0) -> None:
-    """Wait until `holds()`; raises TimeoutError."""
-    async with asyncio.timeout(within_s):
-        while not holds():  # noqa: ASYNC110 - another process tells of it only in its log
-            await asyncio.sleep(0.02)
 
 
 async def more(seen: Traffic, calls: int = 100, within_s: float = 30.0) -> None:

@@ -13,7 +13,7 @@ from jwt.algorithms import RSAAlgorithm
 
 from loadtest.stack.kafka import QUICK_START, KafkaBroker
 from loadtest.stack.ports import free_ports
-from tests.fakes.certificates import Authority
+from tests.support.certificates import Authority
 
 USER, PASSWORD = "tokenbatch-user", "kafka-secret-3141"
 AUDIENCE = "kafka"

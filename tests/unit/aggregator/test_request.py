@@ -10,20 +10,19 @@ import numpy as np
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from aggregator.admission.bounds import Admission, AdmissionPolicy
-from aggregator.admission.held import Held, hold, release
 from aggregator.admission.routing import unroute
 from aggregator.errors import Code, InvalidRequest
-from aggregator.replicas.results import CompletedBatch, Vector
-from aggregator.request import Defaults, Failure, Options, Request
+from aggregator.pipeline.completion import account
+from aggregator.request.request import Defaults, Failure, Held, Options, Request
+from aggregator.request.vector import CompletedBatch, Vector
+from aggregator.scheduler.bounds import Admission, AdmissionPolicy
 from aggregator.scheduler.budget.controller import SlaGoal, SloTracker, StepLimits
 from aggregator.scheduler.queue import QueuePolicy, TokenQueue
 from aggregator.scheduler.work_item import Priority
-from aggregator.sources.completion import account
 from aggregator.sources.parsing import decode, parse
 from protos.embedding.v1 import embedding_pb2 as pb
-from tests.fakes.queries import query
-from tests.fakes.sources import GRPC, AnyOrigin
+from tests.support.fake_source import GRPC, AnyOrigin
+from tests.support.queries import query
 
 ORIGIN = AnyOrigin()
 DEFAULTS = Defaults(GRPC, "usual", Priority.DEFAULT, max_inputs=3)
@@ -156,12 +155,6 @@ def test_the_last_input_that_completes_completes_the_request() -> None:
     assert (request.failed, request.remaining, request.code, request.failure) == (True, 0, Code.INTERNAL, SECOND)
 
 
-def test_a_request_without_a_failure_is_well() -> None:
-    request = parsed("a")
-    request.complete_input(0, vector())
-    assert (request.failed, request.code, request.failure) == (False, Code.OK, None)
-
-
 def test_an_input_cannot_complete_twice() -> None:
     request = parsed("a", "b")
     request.complete_input(0, FIRST)
@@ -208,11 +201,11 @@ def held(slo: SloTracker | None = None) -> tuple[Held, Admission]:
 def test_what_is_held_is_given_back_once() -> None:
     where, admission = held()
     request = parsed("a", tenant="t")
-    hold(request, where, 12)
+    request.hold(where, 12)
     request.queries = [query()]
     assert (admission.total, request.token_count, request.held) == (12, 12, where)
     for _ in range(2):
-        release(request)
+        request.release()
         assert (admission.total, request.held, list(request.queries)) == (0, None, [])
 
 
@@ -221,7 +214,7 @@ def test_an_answers_overhead_is_all_but_its_waiting_and_its_step() -> None:
     slo = SloTracker(SlaGoal(answer_s=100.0))
     where, _ = held(slo)
     request = parsed("a", "b")
-    hold(request, where, 12)
+    request.hold(where, 12)
     request.complete_input(0, vector(done_s=60.0, carried_s=9.0))
     request.complete_input(1, vector(done_s=90.0, carried_s=0.5))
     account(request, 92.0)
@@ -234,7 +227,7 @@ def test_neither_a_failure_nor_what_was_never_held_counts_as_an_answer() -> None
     slo = SloTracker(SlaGoal(answer_s=100.0))
     where, _ = held(slo)
     failed, never = parsed("a"), parsed("b")
-    hold(failed, where, 12)
+    failed.hold(where, 12)
     failed.fail(FIRST)
     account(failed, 92.0)
     never.complete_input(0, vector())

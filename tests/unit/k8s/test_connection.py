@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import subprocess
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import yaml
-from kubernetes.client import ApiException, Configuration, DiscoveryV1Api
+from kubernetes.client import Configuration
 from kubernetes.config import incluster_config
 
-from aggregator.errors import StartError
 from k8s import connection
-from k8s.api import KubernetesError, connect
+from k8s.api import KubernetesError
+from k8s.connect import connect
 from k8s.connection import Connection, configuration
-from tests.fakes.kubernetes_api import FakeKubernetesApi
+from tests.support.fake_kubernetes import FakeKubernetesApi
+from tests.support.until import until
 
 SECRET = "/api/v1/namespaces/ns/secrets/one"
 
@@ -35,12 +33,6 @@ class AMinuteLater:
 
 def threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "kubernetes"]
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not holds():  # noqa: ASYNC110 - a thread that ends tells nobody
-            await asyncio.sleep(0.01)
 
 
 @pytest.fixture
@@ -70,12 +62,6 @@ def test_a_pod_is_its_service_account_and_reads_the_token_anew(account: Path, mo
     account.write_text("second")
     monkeypatch.setattr(incluster_config, "datetime", SimpleNamespace(datetime=AMinuteLater, timedelta=timedelta))
     assert found.get_api_key_with_prefix("BearerToken") == "bearer second"
-
-
-def test_a_pod_without_a_token_is_told_what_is_missing(account: Path) -> None:
-    account.unlink()
-    with pytest.raises(StartError, match=r"token file does not exist.*give addresses as host:port"):
-        connect()
 
 
 async def test_outside_of_a_cluster_the_kubeconfig_says_where_and_who(
@@ -124,13 +110,6 @@ async def test_a_refusal_says_why() -> None:
             await anext(kubernetes.watch_endpoint_slices("ns", "models", "1"))
 
 
-async def test_nobody_there_is_no_status() -> None:
-    kubernetes = Connection(Configuration("http://127.0.0.1:1", proxy=""))
-    with pytest.raises(KubernetesError, match="cannot be reached") as refused:
-        await kubernetes.get(SECRET)
-    assert refused.value.status == 0
-
-
 async def test_a_server_that_falls_silent_is_not_waited_for(silent: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "_TIMEOUT_S", 0.1)
     monkeypatch.setattr(connection, "_WATCH_SILENCE_S", 0.1)
@@ -144,23 +123,6 @@ async def test_a_server_that_falls_silent_is_not_waited_for(silent: str, monkeyp
             await asyncio.wait_for(call, 30)
 
 
-async def test_a_watch_that_died_silently_is_noticed_once_a_bookmark_is_missing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked: dict[str, Any] = {}
-
-    def refuse(*_: object, **options: object) -> None:
-        asked.update(options)
-        raise ApiException(status=503)
-
-    monkeypatch.setattr(DiscoveryV1Api, "list_namespaced_endpoint_slice", refuse)
-    with pytest.raises(KubernetesError):
-        await anext(Connection(Configuration("http://127.0.0.1:1")).watch_endpoint_slices("ns", "models", "1"))
-    _, silence_s = asked["_request_timeout"]
-    assert asked["allow_watch_bookmarks"]
-    assert 60 < silence_s <= 90  # the API server sends one a minute
-
-
 async def test_a_watch_that_is_left_ends_its_thread() -> None:
     fake = FakeKubernetesApi()
     async with fake.started() as kubernetes:
@@ -171,14 +133,3 @@ async def test_a_watch_that_is_left_ends_its_thread() -> None:
         assert threads()
         watching.cancel()
         await until(lambda: not threads())
-
-
-@pytest.mark.slow
-def test_addresses_as_host_and_port_do_not_cost_the_clients_import() -> None:
-    script = (
-        "import sys, aggregator.__main__, k8s.scaler.__main__\n"
-        "from aggregator.replicas.discovery import Discovery, Target\n"
-        "Discovery([Target('x:1', 'a')])\n"
-        "sys.exit('kubernetes' in sys.modules)\n"
-    )
-    subprocess.run([sys.executable, "-c", script], check=True)

@@ -8,10 +8,10 @@ from contextlib import aclosing
 
 import pytest
 
-from aggregator.errors import StartError
 from k8s.api import Kubernetes
 from k8s.endpoints import ServiceAddress, addresses, endpoints, serving
-from tests.fakes.kubernetes_api import SLICES, FakeKubernetesApi, slice_of
+from k8s.process.errors import StartError
+from tests.support.fake_kubernetes import SLICES, FakeKubernetesApi, slice_of
 
 PATH = SLICES.format(namespace="ns")
 ADDRESS = ServiceAddress("models", "ns", 50061)
@@ -48,16 +48,6 @@ async def test_what_comes_and_goes_is_told(api: FakeKubernetesApi, answers: asyn
     assert await told(answers) == {"10.0.0.1:50061", "10.0.0.2:50061", "10.0.0.3:50061"}
     api.delete(f"{PATH}/one")
     assert await told(answers) == {"10.0.0.3:50061"}
-
-
-async def test_what_ends_is_left_out_before_it_is_gone(
-    api: FakeKubernetesApi, answers: asyncio.Queue[frozenset[str]]
-) -> None:
-    await told(answers)
-    api.put(f"{PATH}/one", slice_of("10.0.0.1"))
-    assert await told(answers) == {"10.0.0.1:50061"}
-    api.put(f"{PATH}/one", slice_of("10.0.0.1", terminating=True))
-    assert await told(answers) == set()
 
 
 async def test_when_none_is_ready_any_more_those_that_were_stay_while_they_are_listed(

@@ -9,6 +9,7 @@ from typing import Any
 import grpc.aio
 import numpy as np
 import pytest
+from aiohttp import web
 from typing_extensions import override
 
 from aggregator.settings.aggregator import AggregatorSettings, KafkaSettings, ModelSettings
@@ -19,7 +20,7 @@ from protos.embedding.v1 import embedding_pb2 as pb
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
 from protos.generation.v1.generation_pb2 import GenerateRequest, GenerateResponse, Usage
 from protos.generation.v1.generation_pb2_grpc import GenerationServicer, add_GenerationServicer_to_server
-from tests.fakes.kubernetes_api import FakeKubernetesApi
+from tests.support.fake_kubernetes import FakeKubernetesApi
 
 SETTINGS = AggregatorSettings(
     kafka=KafkaSettings(enabled=False), models=(ModelSettings(name="m", servers=("unused:1",)),)
@@ -55,7 +56,7 @@ class Embeddings(pb_grpc.EmbeddingsServicer):
 
     @override
     async def ListModels(self, request: pb.ListModelsRequest, context: Any) -> pb.ListModelsResponse:
-        return pb.ListModelsResponse(models=[pb.Model(name="m", task=self.task)])
+        return pb.ListModelsResponse(models=[pb.Model(name="m", task=task) for task in self.task.split()])
 
 
 class Texts(GenerationServicer):
@@ -71,11 +72,11 @@ class Texts(GenerationServicer):
 
 
 @asynccontextmanager
-async def serving(service: Embeddings, texts: Texts | None = None) -> AsyncGenerator[str]:
+async def serving(service: Embeddings, texts: Texts | None = None, task: str = "generate") -> AsyncGenerator[str]:
     server = grpc.aio.server()
     pb_grpc.add_EmbeddingsServicer_to_server(service, server)
     if texts is not None:
-        service.task = "generate"
+        service.task = task
         add_GenerationServicer_to_server(texts, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -85,32 +86,16 @@ async def serving(service: Embeddings, texts: Texts | None = None) -> AsyncGener
         await server.stop(0)
 
 
-async def test_vectors_that_mean_something_pass() -> None:
-    service = Embeddings(lambda: answer(*SENSE))
-    async with serving(service) as target:
+async def test_a_model_of_both_tasks_is_to_do_both() -> None:
+    async with serving(Embeddings(lambda: answer(*SENSE)), Texts(8), "embed generate") as target:
         (line,) = await prove(SETTINGS, target, 30.0)
-    assert line == f"gRPC {target}: m r1: 2 dimensions, alike 0.80, unlike 0.00"
-    assert service.asked[0].model == "m"
-    assert service.asked[0].normalize
-
-
-async def test_a_model_that_generates_is_to_begin_a_text() -> None:
-    async with serving(Embeddings(answer), Texts(8)) as target:
-        (line,) = await prove(SETTINGS, target, 30.0)
-    assert line == f"gRPC {target}: m r1: a text of 8 tokens"
-
-
-async def test_a_text_that_ends_too_soon_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(smoke, "_RETRY_S", 30.0)
-    async with serving(Embeddings(answer), Texts(3)) as target:
-        with pytest.raises(Failed, match="a text of 3 tokens, not 8"):
-            await prove(SETTINGS, target, 30.0)
+    assert line == f"gRPC {target}: m r1: a text of 8 tokens; m r1: 2 dimensions, alike 0.80, unlike 0.00"
 
 
 @pytest.mark.parametrize(
     ("response", "says"),
     [
-        (answer(SENSE[0], SENSE[2], SENSE[1]), "what is unlike is nearer"),
+        (answer(SENSE[0], SENSE[2], SENSE[1]), "unrelated sentences are more similar"),
         (answer([2.0, 0.0], *SENSE[1:]), "the vectors' lengths are"),
         (answer(code=14), "code 14: why"),
     ],
@@ -132,17 +117,35 @@ async def test_what_was_installed_a_moment_ago_is_waited_for(monkeypatch: pytest
     assert len(service.asked) == 3
 
 
+@asynccontextmanager
+async def serving_http(answers: dict[str, tuple[int, object]]) -> AsyncGenerator[str]:
+    async def serve(http: web.BaseRequest) -> web.StreamResponse:
+        status, body = answers[http.path]
+        return web.json_response(body, status=status)
+
+    runner = web.ServerRunner(web.Server(serve))
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+def models(*tasks: str) -> tuple[int, object]:
+    return 200, {"data": [{"id": "m", "aliases": [], "task": task} for task in tasks]}
+
+
+async def test_what_http_refuses_fails_and_says_how() -> None:
+    async with serving_http({"/v1/models": models("embed"), "/v1/embeddings": (503, {"error": "why"})}) as target:
+        with pytest.raises(Failed, match=r"/v1/embeddings: 503: .*why"):
+            await prove(SETTINGS, None, 0.2, http=target)
+    with pytest.raises(Failed, match=f"HTTP {target}: ClientConnectorError"):
+        await prove(SETTINGS, None, 0.2, http=target)
+
+
 SERIES = "ns/embed_required_replicas?model=m,scaler=s"
 ASKED = "/apis/external.metrics.k8s.io/v1beta1/namespaces/ns/embed_required_replicas"
-
-
-async def test_a_metric_that_the_autoscaler_can_read_passes() -> None:
-    fake = FakeKubernetesApi()
-    fake.put(ASKED, {"items": [{"value": "2500m"}]})
-    async with fake.started():
-        (line,) = await prove(SETTINGS, None, 30.0, [SERIES], fake.client)
-    assert line == f"metric {SERIES}: 2500m"
-    assert fake.queries == {"labelSelector": "model=m,scaler=s"}
 
 
 async def test_a_metric_that_nobody_gives_fails_and_says_whose_the_api_is() -> None:
@@ -151,13 +154,8 @@ async def test_a_metric_that_nobody_gives_fails_and_says_whose_the_api_is() -> N
         with pytest.raises(Failed, match="who serves the external metrics API is not known: 404"):
             await prove(SETTINGS, None, 0.2, [SERIES], fake.client)
         fake.put(PATH, {"spec": {"service": {"namespace": "keda", "name": "metrics"}}})
-        with pytest.raises(Failed, match="served by keda/metrics, which is no scaler of tokenbatch"):
+        with pytest.raises(Failed, match="served by keda/metrics, which is not a scaler of tokenbatch"):
             await prove(SETTINGS, None, 0.2, [SERIES], fake.client)
         fake.put(ASKED, {"items": []})
-        with pytest.raises(Failed, match="there is no series of it"):
+        with pytest.raises(Failed, match="has no series"):
             await prove(SETTINGS, None, 0.2, [SERIES], fake.client)
-
-
-async def test_nobody_there_fails_in_time() -> None:
-    with pytest.raises(Failed, match=r"gRPC 127\.0\.0\.1:1"):
-        await prove(SETTINGS, "127.0.0.1:1", 0.2)

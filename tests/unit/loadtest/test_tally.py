@@ -1,6 +1,5 @@
 """A tally accounts for every query: answered, failed, lost, answered twice."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -51,25 +50,3 @@ def test_the_arrays_hold_one_row_for_each_query_answered(tmp_path: Path) -> None
         assert replies["embedding"].dtype == np.float32
         assert replies["latency_s"].tolist() == [0.5, 0.25]
         assert replies["latency_s"].dtype == np.float64
-
-
-def test_a_run_without_replies_has_figures_all_the_same(tmp_path: Path) -> None:
-    run = tally(2)
-    run.record_sent(0, now_s=0.0)
-    run.summary().write_json(tmp_path / "summary.json")
-    run.write_npz(tmp_path / "replies.npz")
-
-    summary = json.loads((tmp_path / "summary.json").read_text())
-    assert summary["lost"] == 1
-    assert summary["latency_s"] == {}
-    assert summary["queries_per_s"] == 0
-    with np.load(tmp_path / "replies.npz") as replies:
-        assert replies["embedding"].shape == (0, 0)
-
-
-def test_embeddings_are_dropped_unless_they_are_wanted() -> None:
-    run = Tally(np.arange(1, dtype=np.int64), keep_embeddings=False)
-    run.record_sent(0, now_s=0.0)
-    run.record_answer(0, Answer(0, vector(1, 2, 3)), now_s=1.0)
-    assert run.summary().dimensions == 3
-    assert run.embeddings().shape == (1, 0)

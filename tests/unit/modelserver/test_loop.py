@@ -4,27 +4,42 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modelserver.engines.engine import Engine, EngineFacts
-from modelserver.errors import CannotStart, EngineBroken, NotServing, StepFailed
+from modelserver.engines.synthetic import AcceleratorError
+from modelserver.errors import DeviceLost, EngineBroken, NotServing, StepFailed, device_errors
 from modelserver.loop import EngineLoop, EngineState
 from modelserver.scheduler.embedding_steps import EmbeddingSteps
 from modelserver.scheduler.merge import Composition, MergeLimits
 from modelserver.scheduler.queued_batch import Answer, StepReport
 from modelserver.scheduler.step_queue import QueueBounds, StepQueue
 from modelserver.service.batch import Batch
-from tests.fakes.step_engine import DEADLY, LOST, POISON, WAIT_S, Client, FakeStepEngine, batch_of, expected, sized
+from modelserver.settings import TimeoutSettings
+from modelserver.watch import Watch
+from tests.support.fake_step_engine import (
+    DEADLY,
+    LOST,
+    POISON,
+    WAIT_S,
+    Client,
+    FakeStepEngine,
+    batch_of,
+    expected,
+    facts_of,
+    sized,
+)
 
 
 def bounds(facts: EngineFacts) -> QueueBounds:
     return QueueBounds(MergeLimits(facts.step_token_capacity, facts.step_query_capacity), 10_000)
 
 
-class Stage:
+class LoopOverFakes:
     """A engine_loop over fake engines, a client in front of it, and a clock that the test winds."""
 
     def __init__(self, *engines: Engine | Exception) -> None:
@@ -37,7 +52,8 @@ class Stage:
         self._engines = iter(engines)
         self.queue = StepQueue(lambda: self.now_s)
         steps = EmbeddingSteps(self.queue, bounds, self.reports.append, self.failed.append, lambda: self.now_s)
-        self.engine_loop = EngineLoop(self._build, steps, self._on_state, lambda: self.now_s)
+        self.watch = Watch(TimeoutSettings(step_s=5.0, close_s=2.0), lambda: self.now_s)
+        self.engine_loop = EngineLoop(self._build, steps, self._on_state, self.watch)
         self.engine_loop.start()
 
     def _build(self) -> Engine:
@@ -73,184 +89,170 @@ def engine() -> FakeStepEngine:
 
 
 @pytest.fixture
-def stage(engine: FakeStepEngine) -> Iterator[Stage]:
-    stage = Stage(engine)
-    stage.until(EngineState.SERVING)
-    yield stage
+def loop(engine: FakeStepEngine) -> Iterator[LoopOverFakes]:
+    loop = LoopOverFakes(engine)
+    loop.until(EngineState.SERVING)
+    yield loop
     engine.gate.set()
-    stage.close()
+    loop.close()
 
 
-def answers(stage: Stage, count: int) -> list[Answer]:
-    outcomes = stage.client.wait(count)
+def answers(loop: LoopOverFakes, count: int) -> list[Answer]:
+    outcomes = loop.client.wait(count)
     assert all(isinstance(outcome, Answer) for outcome in outcomes), outcomes
     return [outcome for outcome in outcomes if isinstance(outcome, Answer)]
 
 
-def hold(stage: Stage, engine: FakeStepEngine, batch: Batch) -> None:
+def hold(loop: LoopOverFakes, engine: FakeStepEngine, batch: Batch) -> None:
     """Keep the engine busy with a batch until the gate opens."""
     engine.gate.clear()
-    stage.send(batch)
+    loop.send(batch)
     assert engine.running.wait(WAIT_S)
 
 
-def test_a_batch_gets_its_own_vectors(stage: Stage) -> None:
-    batch = batch_of([1, 2], [5])
-    stage.send(batch)
-    (answer,) = answers(stage, 1)
-    assert answer.matrix.tolist() == expected(batch)
-    assert (answer.step.tokens, answer.step.queries, answer.step.composition) == (3, 2, Composition.SINGLE)
-
-
-def test_batches_that_wait_while_the_engine_is_busy_share_a_step_and_are_answered_apart(
-    stage: Stage, engine: FakeStepEngine
-) -> None:
-    running, first, second = sized(4), batch_of([1], [2, 3]), batch_of([9])
-    hold(stage, engine, running)
-    stage.send(first, second)
-    engine.gate.set()
-    _, one, two = answers(stage, 3)
-    assert engine.steps == [[4], [1, 2, 1]]
-    assert (one.matrix.tolist(), two.matrix.tolist()) == (expected(first), expected(second))
-    assert one.step is two.step
-    assert (one.step.tokens, one.step.batches, one.step.composition) == (4, 2, Composition.MERGED)
-
-
-def test_the_next_step_is_prepared_while_the_current_one_computes(stage: Stage, engine: FakeStepEngine) -> None:
-    hold(stage, engine, sized(4))
+def test_the_next_step_is_prepared_while_the_current_one_computes(loop: LoopOverFakes, engine: FakeStepEngine) -> None:
+    hold(loop, engine, sized(4))
     assert engine.prepared.acquire(timeout=WAIT_S)
-    stage.send(sized(5))
+    loop.send(sized(5))
     assert engine.prepared.acquire(timeout=WAIT_S), "nothing was prepared while the engine was busy"
     assert engine.steps == [[4]]
     engine.gate.set()
-    answers(stage, 2)
+    answers(loop, 2)
     assert engine.prepared_by == ["engine", "staging"]
 
 
 def test_when_a_merged_step_fails_its_batches_run_again_apart_and_the_innocent_are_answered(
-    stage: Stage, engine: FakeStepEngine
+    loop: LoopOverFakes, engine: FakeStepEngine
 ) -> None:
     innocent, poisoned, bystander = batch_of([1], [2]), batch_of([3], [POISON]), batch_of([4])
-    hold(stage, engine, sized(4))
-    stage.send(innocent, poisoned, bystander)
+    hold(loop, engine, sized(4))
+    loop.send(innocent, poisoned, bystander)
     engine.gate.set()
-    _, good, bad, also_good = stage.client.wait(4)
+    _, good, bad, also_good = loop.client.wait(4)
     assert isinstance(good, Answer)
     assert isinstance(also_good, Answer)
     assert (good.matrix.tolist(), also_good.matrix.tolist()) == (expected(innocent), expected(bystander))
     assert isinstance(bad, StepFailed)
     assert engine.steps == [[4], [1, 1, 1, 1, 1], [1, 1], [1, 1], [1]]
-    assert stage.failed == [Composition.MERGED, Composition.ALONE]
+    assert loop.failed == [Composition.MERGED, Composition.ALONE]
     assert good.step.composition is Composition.ALONE
-
-
-def test_a_batch_that_fails_by_itself_is_reported_and_the_engine_goes_on(stage: Stage, engine: FakeStepEngine) -> None:
-    stage.send(batch_of([POISON]))
-    stage.client.wait(1)
-    stage.send(batch_of([1]))
-    bad, good = stage.client.wait(2)
-    assert isinstance(bad, StepFailed)
-    assert "RuntimeError: poison" in str(bad)
-    assert isinstance(good, Answer)
-    assert engine.recoveries == 1
 
 
 def test_when_the_engine_breaks_the_waiting_are_refused_and_a_new_engine_serves() -> None:
     first, second = FakeStepEngine(), FakeStepEngine()
     second.gate.set()
-    stage = Stage(first, second)
-    stage.until(EngineState.SERVING)
-    hold(stage, first, batch_of([DEADLY]))
-    stage.send(sized(100), sized(3))
+    loop = LoopOverFakes(first, second)
+    loop.until(EngineState.SERVING)
+    hold(loop, first, batch_of([DEADLY]))
+    loop.send(sized(100), sized(3))
     first.gate.set()
-    culprit, *innocent = stage.client.wait(3)
+    culprit, *innocent = loop.client.wait(3)
     assert isinstance(culprit, StepFailed)
     assert all(isinstance(outcome, NotServing) for outcome in innocent)
-    stage.until(EngineState.SERVING, EngineState.REBUILDING, EngineState.SERVING)
+    loop.until(EngineState.SERVING, EngineState.REBUILDING, EngineState.SERVING)
     assert first.closed
-    stage.send(sized(5))
-    assert isinstance(stage.client.wait(4)[3], Answer)
+    loop.send(sized(5))
+    assert isinstance(loop.client.wait(4)[3], Answer)
     assert second.steps == [[5]]
-    stage.close()
+    loop.close()
 
 
 def test_of_a_merged_step_that_breaks_the_engine_nobody_is_blamed() -> None:
     first, second = FakeStepEngine(), FakeStepEngine()
     second.gate.set()
-    stage = Stage(first, second)
-    stage.until(EngineState.SERVING)
-    hold(stage, first, sized(4))
-    stage.send(batch_of([DEADLY]), batch_of([1]))
+    loop = LoopOverFakes(first, second)
+    loop.until(EngineState.SERVING)
+    hold(loop, first, sized(4))
+    loop.send(batch_of([DEADLY]), batch_of([1]))
     first.gate.set()
-    _, *merged = stage.client.wait(3)
+    _, *merged = loop.client.wait(3)
     assert all(isinstance(outcome, EngineBroken) for outcome in merged)
-    stage.until(EngineState.SERVING, EngineState.REBUILDING, EngineState.SERVING)
-    stage.close()
-
-
-def test_an_engine_that_cannot_be_built_ends_the_process() -> None:
-    stage = Stage(CannotStart("no such model"))
-    assert stage.engine_loop.join(WAIT_S)
-    ((state, error),) = stage.states
-    assert state is EngineState.FAILED
-    assert isinstance(error, CannotStart)
-
-
-def test_an_engine_that_cannot_be_rebuilt_ends_the_process() -> None:
-    engine = FakeStepEngine()
-    engine.gate.set()
-    stage = Stage(engine, RuntimeError("out of memory"))
-    stage.until(EngineState.SERVING)
-    stage.send(batch_of([DEADLY]))
-    assert stage.engine_loop.join(WAIT_S)
-    assert [state for state, _ in stage.states] == [EngineState.SERVING, EngineState.REBUILDING, EngineState.FAILED]
-
-
-def test_closing_answers_what_was_accepted_and_then_frees_the_engine(engine: FakeStepEngine) -> None:
-    stage = Stage(engine)
-    stage.until(EngineState.SERVING)
-    hold(stage, engine, sized(4))
-    stage.send(sized(60), sized(70))
-    stage.queue.close()
-    engine.gate.set()
-    answers(stage, 3)
-    assert stage.engine_loop.join(WAIT_S)
-    assert engine.closed
-    stage.until(EngineState.SERVING, EngineState.STOPPED)
+    loop.until(EngineState.SERVING, EngineState.REBUILDING, EngineState.SERVING)
+    loop.close()
 
 
 def test_a_report_tells_the_steps_time_the_idle_time_before_it_and_the_wait() -> None:
     engine = FakeStepEngine()
-    stage = Stage(engine)
-    stage.until(EngineState.SERVING)
-    stage.now_s = 10.0
-    hold(stage, engine, sized(4))
-    stage.now_s = 11.0
-    stage.send(sized(6))
-    stage.now_s = 13.0
+    loop = LoopOverFakes(engine)
+    loop.until(EngineState.SERVING)
+    loop.now_s = 10.0
+    hold(loop, engine, sized(4))
+    loop.now_s = 11.0
+    loop.send(sized(6))
+    loop.now_s = 13.0
     engine.gate.set()
-    first, second = answers(stage, 2)
+    first, second = answers(loop, 2)
     assert (first.step.idle_before_s, first.step.duration_s, first.staged_s) == (10.0, 3.0, 0.0)
     assert (second.step.idle_before_s, second.step.duration_s, second.staged_s) == (0.0, 0.0, 2.0)
-    assert stage.engine_loop.running_s() == 0.0
-    stage.close()
+    assert loop.watch.overdue() is None
+    loop.close()
 
 
-def test_an_engine_that_loses_a_vector_has_failed_its_step(stage: Stage) -> None:
-    stage.send(batch_of([LOST]))
-    stage.client.wait(1)
-    stage.send(batch_of([1]))
-    lost, good = stage.client.wait(2)
+def test_an_engine_that_loses_a_vector_has_failed_its_step(loop: LoopOverFakes) -> None:
+    loop.send(batch_of([LOST]))
+    loop.client.wait(1)
+    loop.send(batch_of([1]))
+    lost, good = loop.client.wait(2)
     assert isinstance(lost, StepFailed)
     assert "0 vectors for 1 queries" in str(lost)
     assert isinstance(good, Answer)
 
 
-def test_how_long_the_running_step_has_taken_can_be_asked(stage: Stage, engine: FakeStepEngine) -> None:
-    stage.now_s = 5.0
-    hold(stage, engine, sized(4))
-    stage.now_s = 125.0
-    assert stage.engine_loop.running_s() == 120.0
+def test_a_step_that_takes_too_long_is_noticed(loop: LoopOverFakes, engine: FakeStepEngine) -> None:
+    loop.now_s = 5.0
+    hold(loop, engine, sized(4))
+    loop.now_s = 10.0
+    assert loop.watch.overdue() is None
+    loop.now_s = 10.1
+    assert loop.watch.overdue() == "step takes longer than 5 s"
+
+
+def test_eight_failed_steps_in_a_row_take_the_engine_out_of_service(engine: FakeStepEngine) -> None:
+    second = FakeStepEngine()
+    second.gate.set()
+    loop = LoopOverFakes(engine, second)
+    loop.until(EngineState.SERVING)
+    for _ in range(7):
+        loop.send(batch_of([POISON], alone=True))
+    loop.send(batch_of([1], alone=True))
+    for _ in range(7):
+        loop.send(batch_of([POISON], alone=True))
+    loop.client.wait(15)
+    assert [state for state, _ in loop.states] == [EngineState.SERVING], "a good step in between counts"
+    loop.send(batch_of([POISON], alone=True))
+    loop.until(EngineState.SERVING, EngineState.REBUILDING, EngineState.SERVING)
+    assert engine.closed
+    loop.close()
+
+
+def test_an_engine_that_breaks_again_before_its_first_good_step_ends_the_process(engine: FakeStepEngine) -> None:
+    second = FakeStepEngine()
+    second.gate.set()
+    loop = LoopOverFakes(engine, second)
+    loop.until(EngineState.SERVING)
+    loop.send(batch_of([1]), batch_of([DEADLY], alone=True))
+    loop.until(EngineState.SERVING, EngineState.REBUILDING, EngineState.SERVING)
+    loop.send(batch_of([DEADLY], alone=True))
+    loop.until(EngineState.SERVING, EngineState.REBUILDING, EngineState.SERVING, EngineState.FAILED)
+
+
+def test_on_a_gpu_an_engine_that_breaks_is_not_built_again_in_the_process_that_holds_its_memory() -> None:
+    first, never = FakeStepEngine(replace(facts_of(), on_cpu=False)), FakeStepEngine()
+    first.gate.set()
+    loop = LoopOverFakes(first, never)
+    loop.until(EngineState.SERVING)
+    loop.send(batch_of([DEADLY]))
+    loop.until(EngineState.SERVING, EngineState.FAILED)
+
+
+@pytest.mark.parametrize(("error", "lost"), [("device-side assert triggered", True), ("out of memory", False)])
+def test_only_an_error_that_the_gpu_keeps_ends_the_process(error: str, lost: bool) -> None:
+    def step() -> None:
+        with device_errors():
+            raise AcceleratorError(f"CUDA error: {error}")
+
+    with pytest.raises(DeviceLost if lost else AcceleratorError, match=error):
+        step()
 
 
 @settings(max_examples=30, deadline=None)
@@ -264,17 +266,17 @@ def test_how_long_the_running_step_has_taken_can_be_asked(stage: Stage, engine: 
 def test_every_batch_gets_one_outcome_and_only_those_with_poison_fail(batches: list[list[list[int]]]) -> None:
     engine = FakeStepEngine()
     engine.gate.set()
-    stage = Stage(engine)
-    stage.until(EngineState.SERVING)
+    loop = LoopOverFakes(engine)
+    loop.until(EngineState.SERVING)
     sent = [batch_of(*queries) for queries in batches]
-    hold(stage, engine, sized(4))
-    stage.send(*sent)
+    hold(loop, engine, sized(4))
+    loop.send(*sent)
     engine.gate.set()
-    outcomes = stage.client.wait(1 + len(sent))[1:]
+    outcomes = loop.client.wait(1 + len(sent))[1:]
     for batch, outcome in zip(sent, outcomes, strict=True):
         if POISON in batch.token_ids:
             assert isinstance(outcome, StepFailed)
         else:
             assert isinstance(outcome, Answer)
             assert outcome.matrix.tolist() == expected(batch)
-    stage.close()
+    loop.close()

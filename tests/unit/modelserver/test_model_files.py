@@ -37,21 +37,6 @@ def test_the_default_model_is_the_minilm_of_its_wheel() -> None:
     model_files.check_tokenizer(files)
 
 
-def test_a_model_folder_is_taken_as_it_stands(model: Path) -> None:
-    assert model_files.locate(str(model), "") == model
-
-
-def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CannotStart, match="no model folder"):
-        model_files.locate(str(tmp_path / "nowhere"), "")
-
-
-def test_without_a_default_model_the_setting_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_files, "DEFAULT_MODEL_WHEEL", "no_such_wheel")
-    with pytest.raises(CannotStart, match="MODEL__PATH"):
-        model_files.locate("", "")
-
-
 def test_a_hub_name_is_found_in_the_cache_with_its_commit_as_revision(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,29 +57,19 @@ def test_a_hub_name_is_found_in_the_cache_with_its_commit_as_revision(
     assert asked == [("owner/name", "main")]
 
 
-def test_a_hub_name_that_cannot_be_had_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def download(*_: object, **__: object) -> str:
-        raise OSError("offline")
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    with pytest.raises(CannotStart, match="owner/name is neither a local folder nor available from the hub: offline"):
-        model_files.locate("owner/name", "")
-
-
-def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CannotStart, match=r"holds no config\.json"):
-        model_files.read(tmp_path, "")
-
-
-def test_a_model_without_a_fast_tokenizer_is_refused_with_what_to_do(model: Path) -> None:
-    (model / "tokenizer.json").unlink()
-    with pytest.raises(CannotStart, match="save_pretrained"):
-        model_files.read(model, "")
-
-
-def test_a_broken_configuration_is_named(model: Path) -> None:
-    (model / "config.json").write_text("{", encoding="utf-8")
-    with pytest.raises(CannotStart, match=r"config\.json is not valid JSON"):
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("config.json", None, r"holds no config\.json"),
+        ("config.json", "{", r"config\.json is not valid JSON"),
+        ("tokenizer.json", None, "save_pretrained"),
+    ],
+)
+def test_a_model_that_lacks_a_file_is_refused(model: Path, name: str, content: str | None, told: str) -> None:
+    (model / name).unlink()
+    if content is not None:
+        (model / name).write_text(content, encoding="utf-8")
+    with pytest.raises(CannotStart, match=told):
         model_files.read(model, "")
 
 
@@ -104,39 +79,47 @@ def test_a_broken_tokenizer_is_named(model: Path) -> None:
         model_files.check_tokenizer(model_files.read(model, ""))
 
 
-def test_without_sentence_transformers_files_nothing_is_asked_for(model: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("tokenizer_config.json", {}, {"normalizes": False, "query_prompt": "", "max_input_tokens": 512}),
+        (
+            "config_sentence_transformers.json",
+            {"prompts": {"query": "q: ", "passage": "p: "}},
+            {"query_prompt": "q: ", "document_prompt": "p: "},
+        ),
+        ("modules.json", [{"type": "sentence_transformers.models.Transformer"}], {"normalizes": False}),
+        ("modules.json", [{"type": "sentence_transformers.models.Normalize"}], {"normalizes": True}),
+        (
+            "config.json",
+            {"matryoshka_dimensions": [8, 2, 4]},
+            {"is_matryoshka": True, "matryoshka_dimensions": (2, 4, 8)},
+        ),
+        ("config.json", {"is_matryoshka": True}, {"is_matryoshka": True}),
+        ("config.json", {"model_type": "jina_embeddings_v5"}, {"normalizes": True}),
+        ("sentence_bert_config.json", {"max_seq_length": 128}, {"max_input_tokens": 128}),
+    ],
+)
+def test_a_model_is_what_its_files_say(model: Path, name: str, content: Any, said: dict[str, Any]) -> None:
+    write(model, name, content)
     files = model_files.read(model, "")
-    assert not files.normalizes
-    assert (files.query_prompt, files.document_prompt) == ("", "")
-    assert (files.is_matryoshka, files.matryoshka_dimensions) == (False, ())
-    assert files.max_input_tokens == 512
-    assert list(files.tokenizer) == ["tokenizer.json"]
+    assert {each: getattr(files, each) for each in said} == said
 
 
-def test_prompts_are_found_under_the_names_that_models_use(model: Path) -> None:
-    write(model, "config_sentence_transformers.json", {"prompts": {"query": "q: ", "passage": "p: "}})
-    files = model_files.read(model, "")
-    assert (files.query_prompt, files.document_prompt) == ("q: ", "p: ")
-
-
-def test_a_normalising_module_asks_for_unit_vectors(model: Path) -> None:
-    write(model, "modules.json", [{"type": "sentence_transformers.models.Transformer"}])
-    assert not model_files.read(model, "").normalizes
-    write(model, "modules.json", [{"type": "sentence_transformers.models.Normalize"}])
-    assert model_files.read(model, "").normalizes
-
-
-def test_matryoshka_dimensions_come_from_the_configuration(model: Path) -> None:
-    write(model, "config.json", {"matryoshka_dimensions": [8, 2, 4]})
-    files = model_files.read(model, "")
-    assert (files.is_matryoshka, files.matryoshka_dimensions) == (True, (2, 4, 8))
-    write(model, "config.json", {"is_matryoshka": True})
-    assert model_files.read(model, "").is_matryoshka
-
-
-def test_sentence_transformers_own_limit_goes_before_the_positions(model: Path) -> None:
-    write(model, "sentence_bert_config.json", {"max_seq_length": 128})
-    assert model_files.read(model, "").max_input_tokens == 128
+@pytest.mark.parametrize(
+    ("entries", "causal"),
+    [
+        ({}, True),
+        ({"use_bidirectional_attention": "vision"}, True),
+        ({"use_bidirectional_attention": True}, False),
+        ({"is_causal": False}, False),
+    ],
+)
+def test_a_model_that_attends_in_both_directions_does_not_generate_whatever_it_is_called(
+    entries: dict[str, Any], causal: bool, model: Path
+) -> None:
+    write(model, "config.json", {"architectures": ["Qwen3ForCausalLM"], **entries})
+    assert model_files.read(model, "").is_causal is causal
 
 
 def test_the_fingerprint_covers_every_tokenizer_file(model: Path) -> None:
@@ -144,10 +127,6 @@ def test_the_fingerprint_covers_every_tokenizer_file(model: Path) -> None:
     assert before.fingerprint == tokenizer_fingerprint(before.tokenizer)
     write(model, "tokenizer_config.json", {"do_lower_case": True})
     assert model_files.read(model, "").fingerprint != before.fingerprint
-
-
-def test_a_revision_that_is_set_is_taken(model: Path) -> None:
-    assert model_files.read(model, "v3").revision == "v3"
 
 
 def test_the_revision_follows_from_configuration_and_weights(model: Path) -> None:

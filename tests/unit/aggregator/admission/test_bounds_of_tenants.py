@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.admission.bounds import Admission, AdmissionPolicy, Bound, Full
+from aggregator.scheduler.bounds import Admission, AdmissionPolicy, Bound, Full
 
 TENANTS = ("a", "b", "c", "d", "e")
 calls = st.lists(st.tuples(st.sampled_from(TENANTS), st.integers(1, 60), st.booleans()), max_size=200)
@@ -19,10 +19,6 @@ def fill(admission: Admission, tenant: str, token_count: int = 1) -> int:
         admission.charge(token_count, tenant, refusable=True)
         taken += token_count
     return taken
-
-
-def test_a_lone_tenant_may_hold_almost_all_of_the_bound() -> None:
-    assert fill(Admission(AdmissionPolicy(1000)), "a") == 800
 
 
 def test_a_tenant_that_floods_leaves_room_for_the_first_calls_of_another() -> None:
@@ -82,10 +78,6 @@ def test_tenants_that_flood_one_after_the_other_end_up_with_equal_shares() -> No
             held[tenant] += fill(admission, tenant)
     assert max(held.values()) - min(held.values()) < 0.2 * max(held.values())
     assert admission.full("newcomer", 1) is None
-
-
-def test_calls_without_a_tenant_may_fill_the_bound() -> None:
-    assert fill(Admission(AdmissionPolicy(1000)), "") == 1000
 
 
 def test_what_does_not_fit_the_bound_at_all_says_so() -> None:

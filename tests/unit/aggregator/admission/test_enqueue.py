@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
 from math import inf
+from typing import Any
 
 import numpy as np
 import pytest
-from typing_extensions import override
 
-from aggregator.admission.bounds import Admission, AdmissionPolicy
 from aggregator.admission.enqueue import enqueue
-from aggregator.admission.held import release
 from aggregator.admission.limits import AdmissionLimits
 from aggregator.admission.model_revision import ModelRevision
 from aggregator.admission.quotas import QuotaPolicy, Quotas
-from aggregator.admission.tokenizers.tokenizer import TokenBatch
+from aggregator.engine import GenerationCosts
 from aggregator.errors import Code
-from aggregator.replicas.engine import Generating
-from aggregator.replicas.texts.text import Text
-from aggregator.request import Failure, Options, Request
+from aggregator.request.generated_text import GeneratedText
+from aggregator.request.request import Failure, Options, Request
+from aggregator.scheduler.bounds import Admission, AdmissionPolicy
 from aggregator.scheduler.budget.controller import SlaGoal
 from aggregator.scheduler.dispatcher import DispatchPolicy
 from aggregator.scheduler.generating_replica import GeneratingReplica
@@ -31,9 +28,9 @@ from aggregator.scheduler.replica import ReplicaPolicy, StepReport
 from aggregator.scheduler.work_item import Priority
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.generation.v1.generation_pb2 import Sampling
-from tests.fakes.sources import GRPC, KAFKA, AnyOrigin, FakeSource
-from tests.fakes.tokenizers import FakeTokenizer
-from tests.fakes.world import DESCRIPTION, FakeCounting
+from tests.support.fake_source import GRPC, KAFKA, FakeSource, any_request
+from tests.support.fake_tokenizer import FakeTokenizer
+from tests.support.faked_pipeline import DESCRIPTION, FakeCounting
 
 NOW_S = 200.0
 FULL = Failure(Code.INVALID_ARGUMENT, "it had its outcome")
@@ -50,24 +47,11 @@ class Joining(FakeTokenizer):
         return token_ids
 
 
-class Noting(FakeCounting):
-    """Notes the texts of each call."""
-
-    def __init__(self) -> None:
-        super().__init__(FakeTokenizer())
-        self.calls: list[list[str]] = []
-
-    @override
-    async def count(self, texts: Sequence[str], *, long: bool = False) -> TokenBatch:
-        self.calls.append([*texts])
-        return await super().count(texts, long=long)
-
-
-class Desk:
+class Intake:
     """One revision without a server: what is queued stays there."""
 
     def __init__(self, *, quotas: QuotaPolicy | None = None, goal: SlaGoal | None = None, most: int = 1000) -> None:
-        self.counting = Noting()
+        self.counting = FakeCounting(FakeTokenizer())
         description = replace(DESCRIPTION, query_prompt="9 ", document_prompt="8 8 ")
         self.model_revision = ModelRevision(description, FakeTokenizer(), self.counting, DispatchPolicy(), goal)
         self.admission = Admission(AdmissionPolicy(most))
@@ -82,28 +66,9 @@ class Desk:
         return [item.token_ids for item in self.queue.items()]
 
 
-def request(
-    *inputs: str | bytes,
-    source: FakeSource = GRPC,
-    options: Options | None = None,
-    tenant: str = "",
-    in_s: float = inf,
-) -> Request:
-    return Request(
-        "q",
-        "m",
-        "",
-        list(inputs),
-        options or Options(dimensions=4),
-        Priority.DEFAULT,
-        source,
-        tenant,
-        100.0,
-        NOW_S + in_s,
-        AnyOrigin(),
-        [None] * len(inputs),
-        len(inputs),
-    )
+def request(*inputs: str | bytes, options: Options | None = None, in_s: float = inf, **changes: Any) -> Request:
+    asked = options or Options(dimensions=4)
+    return any_request(*inputs, options=asked, received_s=100.0, deadline_s=NOW_S + in_s, **changes)
 
 
 def failures(of: Request) -> list[Code | None]:
@@ -111,27 +76,27 @@ def failures(of: Request) -> list[Code | None]:
 
 
 def test_texts_are_counted_and_ids_are_taken_as_they_are_each_in_its_place() -> None:
-    desk = Desk()
+    intake = Intake()
     one = request("10 11", ids(1, 5, 2), "12")
-    assert desk.put(one) == []
-    assert desk.queued() == [ids(1, 10, 11, 2), ids(1, 5, 2), ids(1, 12, 2)]
-    assert desk.counting.calls == [["10 11", "12"]]
+    assert intake.put(one) == []
+    assert intake.queued() == [ids(1, 10, 11, 2), ids(1, 5, 2), ids(1, 12, 2)]
+    assert intake.counting.calls == [["10 11", "12"]]
     assert [(query.index, query.owner) for query in one.queries] == [(0, one), (1, one), (2, one)]
     assert [query.item.token_count for query in one.queries if query.item] == [4, 3, 3]
-    assert (one.token_count, one.admitted, desk.admission.total) == (10, True, 10)
+    assert (one.token_count, one.admitted, intake.admission.total) == (10, True, 10)
     assert one.held is not None
-    assert (one.held.queue, one.held.queued_s) == (desk.queue, NOW_S)
+    assert (one.held.queue, one.held.queued_s) == (intake.queue, NOW_S)
 
 
 def test_several_requests_are_counted_in_one_call_and_each_gets_its_own() -> None:
-    desk = Desk()
+    intake = Intake()
     first, second = request("10"), request("20 21", source=KAFKA, in_s=5.0)
-    desk.put(first, second)
-    assert desk.counting.calls == [["10", "20 21"]]
+    intake.put(first, second)
+    assert intake.counting.calls == [["10", "20 21"]]
     assert (first.token_count, second.token_count) == (3, 4)
     assert second.queries == ()  # nobody can go away who came by Kafka
-    assert desk.queue.next_deadline_s() == NOW_S + 5.0
-    waiting = [query for item in desk.queue.items() for query in item.waiters]
+    assert intake.queue.next_deadline_s() == NOW_S + 5.0
+    waiting = [query for item in intake.queue.items() for query in item.waiters]
     assert {(query.owner, query.enqueued_s, query.priority) for query in waiting} == {
         (one, 100.0, Priority.DEFAULT) for one in (first, second)
     }
@@ -146,9 +111,9 @@ def test_several_requests_are_counted_in_one_call_and_each_gets_its_own() -> Non
     ],
 )
 def test_the_prompt_of_its_type_goes_before_a_text_and_never_before_ids(input_type: int, counted: bytes) -> None:
-    desk = Desk()
-    desk.put(request("10", ids(7), options=Options(dimensions=4, input_type=input_type)))
-    assert desk.queued() == [counted, ids(7)]
+    intake = Intake()
+    intake.put(request("10", ids(7), options=Options(dimensions=4, input_type=input_type)))
+    assert intake.queued() == [counted, ids(7)]
 
 
 @pytest.mark.parametrize(
@@ -158,127 +123,119 @@ def test_the_prompt_of_its_type_goes_before_a_text_and_never_before_ids(input_ty
 def test_ids_beyond_the_models_limit_are_cut_at_the_end_that_was_asked_for_or_refused(
     truncate: int, kept: list[int] | None
 ) -> None:
-    desk = Desk()
+    intake = Intake()
     one = request(ids(*range(40)), options=Options(dimensions=4, truncate=truncate))
-    completed = desk.put(one)
+    completed = intake.put(one)
     if kept is not None:
-        assert (completed, desk.queued(), one.token_count) == ([], [ids(*kept)], 32)
+        assert (completed, intake.queued(), one.token_count) == ([], [ids(*kept)], 32)
     else:
-        assert (completed, desk.queued(), failures(one)) == ([one], [], [Code.OUT_OF_RANGE])
+        assert (completed, intake.queued(), failures(one)) == ([one], [], [Code.OUT_OF_RANGE])
         assert one.failure is not None
         assert one.failure.message.startswith("40 tokens: test-model takes 32 tokens;")
 
 
 def test_an_input_as_long_as_the_model_takes_is_left_whole() -> None:
-    desk = Desk()
-    desk.put(request(ids(*range(32)), options=Options(dimensions=4, truncate=pb.TRUNCATE_NONE)))
-    assert desk.queued() == [ids(*range(32))]
+    intake = Intake()
+    intake.put(request(ids(*range(32)), options=Options(dimensions=4, truncate=pb.TRUNCATE_NONE)))
+    assert intake.queued() == [ids(*range(32))]
 
 
 def test_what_broke_the_engine_before_is_refused_and_its_neighbours_are_not() -> None:
-    desk = Desk()
+    intake = Intake()
     poison = ids(1, 66, 2)
-    retries = desk.model_revision.dispatcher.retries
-    desk.put(request("66"))
-    [item] = desk.queue.items()
+    retries = intake.model_revision.dispatcher.retries
+    intake.put(request("66"))
+    [item] = intake.queue.items()
     for name in ("a", "b", "b"):
         group = retries.next_for(name, token_budget=99, idle=True, others=True, now_s=1e9)
         retries.failed([item], group, name, 0.0, 0.0)
-    desk.queue.take(item, None)
+    intake.queue.take(item, None)
     one = request("66", "10", poison)
-    assert desk.put(one) == []
+    assert intake.put(one) == []
     assert failures(one) == [Code.INTERNAL, None, Code.INTERNAL]
-    assert (desk.queued(), one.token_count) == ([ids(1, 10, 2)], 3)
+    assert (intake.queued(), one.token_count) == ([ids(1, 10, 2)], 3)
 
 
 def test_inputs_that_had_their_outcome_are_neither_counted_nor_queued() -> None:
-    desk = Desk()
+    intake = Intake()
     one = request("10", "20", "30")
     one.complete_input(1, FULL)
-    desk.put(one)
-    assert desk.counting.calls == [["10", "30"]]
-    assert desk.queued() == [ids(1, 10, 2), ids(1, 30, 2)]
+    intake.put(one)
+    assert intake.counting.calls == [["10", "30"]]
+    assert intake.queued() == [ids(1, 10, 2), ids(1, 30, 2)]
     assert [query.index for query in one.queries] == [0, 2]
 
 
 def test_a_request_of_which_nothing_is_left_is_completed_and_one_that_was_given_up_is_not_told() -> None:
-    desk = Desk()
+    intake = Intake()
     refused, gone = request("5 " * 40), request("5 " * 40)
     gone.given_up = True
-    assert desk.put(refused, gone, request("10")) == [refused]
-    assert desk.queued() == [ids(1, 10, 2)]
+    assert intake.put(refused, gone, request("10")) == [refused]
+    assert intake.queued() == [ids(1, 10, 2)]
 
 
 def test_a_call_that_finds_no_room_is_refused_and_takes_none() -> None:
-    desk = Desk(most=10)
+    intake = Intake(most=10)
     first, second = request("1 1 1 1 1 1"), request("2 2 2 2 2 2")
-    assert desk.put(first, second) == [second]
+    assert intake.put(first, second) == [second]
     assert failures(second) == [Code.RESOURCE_EXHAUSTED]
-    assert (desk.admission.total, second.held, second.admitted) == (8, None, False)
+    assert (intake.admission.total, second.held, second.admitted) == (8, None, False)
 
 
 def test_what_came_by_kafka_is_taken_without_room_and_counts_against_its_tenants_rate() -> None:
-    desk = Desk(most=10, quotas=QuotaPolicy(10.0, burst_s=1.0))
+    intake = Intake(most=10, quotas=QuotaPolicy(10.0, burst_s=1.0))
     records = [request("1 1 1 1", source=KAFKA, tenant="a") for _ in range(4)]
-    assert desk.put(*records) == []
-    assert desk.admission.total == 24
-    assert desk.put(request("1", tenant="a")) != []
+    assert intake.put(*records) == []
+    assert intake.admission.total == 24
+    assert intake.put(request("1", tenant="a")) != []
 
 
 def test_what_was_admitted_once_is_neither_refused_nor_charged_again() -> None:
-    desk = Desk(most=10, quotas=QuotaPolicy(10.0, burst_s=1.0))
+    intake = Intake(most=10, quotas=QuotaPolicy(10.0, burst_s=1.0))
     one = request("1 1 1 1 1 1", tenant="a")
-    desk.put(one)
-    release(one)
-    desk.put(request("1", tenant="b", source=KAFKA))
-    assert desk.put(one) == []
+    intake.put(one)
+    one.release()
+    intake.put(request("1", tenant="b", source=KAFKA))
+    assert intake.put(one) == []
     roomy = Admission(AdmissionPolicy(1000))
-    told = desk.limits.refusal(request("1", tenant="a"), 2, roomy, desk.model_revision.dispatcher, NOW_S)
+    told = intake.limits.refusal(request("1", tenant="a"), 2, roomy, intake.model_revision.dispatcher, NOW_S)
     assert told is None, "its eight tokens were charged twice"
-
-
-def test_a_promise_goes_along_where_there_is_one() -> None:
-    desk = Desk(goal=SlaGoal(answer_s=0.2))
-    one = request("1")
-    desk.put(one)
-    assert one.held is not None
-    assert one.held.slo is desk.model_revision.slo is not None
 
 
 def test_a_text_counts_with_what_its_new_tokens_are_likely_to_take() -> None:
     """(d + c / n) / p prompt tokens each: here 0.002 s + 0.1 s / 50 for what takes 0.001 s."""
-    generating = Generating(fixed_s=0.1, per_sequence_s=0.002, per_token_s=0.001, kv_tokens=1000, max_sequences=50)
+    generating = GenerationCosts(fixed_s=0.1, per_sequence_s=0.002, per_token_s=0.001, kv_tokens=1000, max_sequences=50)
     words = FakeTokenizer()
-    served = ModelRevision(replace(DESCRIPTION, generating=generating), words, FakeCounting(words), DispatchPolicy())
-    assert served.text_tokens(Text(Sampling())) == 64 * 4
-    assert served.text_tokens(Text(Sampling(max_tokens=10))) == 10 * 4
-    ended = Text(Sampling(), prompt_ids=bytes(4 * 100), token_ids=array("i", [1] * 200))
+    served = ModelRevision(replace(DESCRIPTION, generation=generating), words, FakeCounting(words), DispatchPolicy())
+    assert served.generation_tokens(GeneratedText(Sampling())) == 64 * 4
+    assert served.generation_tokens(GeneratedText(Sampling(max_tokens=10))) == 10 * 4
+    ended = GeneratedText(Sampling(), prompt_ids=bytes(4 * 100), token_ids=array("i", [1] * 200))
     for _ in range(500):
-        served.finished_text(ended, 3.0)
-    assert served.text_tokens(Text(Sampling())) == pytest.approx(200 * 4, rel=0.01)
+        served.finished_generation(ended, 3.0)
+    assert served.generation_tokens(GeneratedText(Sampling())) == pytest.approx(200 * 4, rel=0.01)
     assert served.kv_token_s_per_token == pytest.approx((100 + 200 / 2) * 3.0 / (100 + 200 * 4), rel=0.01)
     embedding = ModelRevision(DESCRIPTION, words, FakeCounting(words), DispatchPolicy())
-    assert embedding.text_tokens(Text(Sampling())) == embedding.kv_token_s_per_token == 0
+    assert embedding.generation_tokens(GeneratedText(Sampling())) == embedding.kv_token_s_per_token == 0
 
 
 def test_a_text_that_is_likely_to_have_no_token_in_time_is_refused_and_through_kafka_waits() -> None:
     """One place, whose text takes about 64 steps of 2 ms; three texts wait for it."""
-    desk = Desk()
-    model_revision = desk.model_revision
+    intake = Intake()
+    model_revision = intake.model_revision
     model_revision.tokenizer = Joining()
     server = GeneratingReplica("a", DESCRIPTION.curve, 100, ReplicaPolicy(), kv_tokens=4096, max_sequences=1)
     model_revision.dispatcher.replicas["a"] = server
     server.began()
     server.sent("b", 10, NOW_S - 0.1)
     server.ended("b", NOW_S, StepReport(10, 0.003, 0, 0.0, 0.0))
-    each_s = 1 / server.texts_per_s
+    each_s = 1 / server.generations_per_s
     numbers = count(3)
 
     def text(in_s: float, source: FakeSource = GRPC) -> Request:
         asked = request(f"1 2 {next(numbers)}", source=source)
-        asked.text = Text(Sampling(), first_token_by_s=NOW_S + in_s)
+        asked.generation = GeneratedText(Sampling(), first_token_by_s=NOW_S + in_s)
         return asked
 
-    assert desk.put(text(inf), text(2.5 * each_s), late := text(2.5 * each_s), text(3.5 * each_s)) == [late]
+    assert intake.put(text(inf), text(2.5 * each_s), late := text(2.5 * each_s), text(3.5 * each_s)) == [late]
     assert (late.code, late.admitted) == (Code.DEADLINE_EXCEEDED, False)
-    assert desk.put(text(0.1 * each_s, KAFKA)) == [], "it may yet come in time, and its topic waits with it"
+    assert intake.put(text(0.1 * each_s, KAFKA)) == [], "it may yet come in time, and its topic waits with it"

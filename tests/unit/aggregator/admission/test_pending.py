@@ -5,20 +5,20 @@ from __future__ import annotations
 import sys
 from math import inf
 
-from aggregator.admission.bounds import Admission, AdmissionPolicy
 from aggregator.admission.models import Model
 from aggregator.admission.pending import Pending
-from aggregator.request import Defaults, Request
+from aggregator.request.request import Defaults, Request
+from aggregator.scheduler.bounds import Admission, AdmissionPolicy
 from aggregator.scheduler.work_item import Priority
 from aggregator.sources.parsing import parse
 from protos.embedding.v1 import embedding_pb2 as pb
-from tests.fakes.sources import KAFKA, AnyOrigin
+from tests.support.fake_source import KAFKA, AnyOrigin, FakeSource
 
 
-def request(text: str, deadline_s: float = inf) -> Request:
-    """A request of one text from Kafka."""
+def request(text: str, deadline_s: float = inf, source: FakeSource = KAFKA) -> Request:
+    """A request of one text."""
     message = pb.EmbedRequest(request_id=text, inputs=[pb.Input(text=text)])
-    defaults = Defaults(KAFKA, "m", Priority.DEFAULT)
+    defaults = Defaults(source, "m", Priority.DEFAULT)
     return parse(message, defaults, AnyOrigin(), received_s=0.0, wall_s=0.0, deadline_s=deadline_s)
 
 

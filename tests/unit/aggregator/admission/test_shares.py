@@ -5,17 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.admission.bounds import SharedBound
-
-
-def test_one_alone_has_four_fifths() -> None:
-    bound = SharedBound(100)
-    taken = 0
-    while bound.has_room(1) and bound.fits_share(("a",), 1):
-        bound.take(("a",), 1)
-        taken += 1
-    assert taken == 80
-    assert bound.fits_share(("b",), 1)
+from aggregator.scheduler.bounds import SharedBound
 
 
 def test_one_alone_always_finds_room() -> None:
@@ -65,43 +55,8 @@ def test_one_more_may_be_held_to_account_for_what_was_taken() -> None:
     assert (bound.total, bound.holders) == (0, 0)
 
 
-def test_a_bound_may_be_used_up_to_the_last() -> None:
-    bound = SharedBound(100)
-    bound.take(("a",), 60)
-    assert bound.has_room(40)
-    assert not bound.has_room(41)
-
-
 def test_who_holds_nothing_may_take_four_times_what_is_free_and_no_more() -> None:
     bound = SharedBound(100)
     bound.take(("a",), 99)
     assert bound.fits_share(("new",), 4)
     assert not bound.fits_share(("new",), 5)
-
-
-def test_what_is_given_back_is_free_for_its_holder_again() -> None:
-    bound = SharedBound(100)
-    bound.take(("a",), 50)
-    bound.take(("a",), 30)
-    bound.give_back(("a",), 50)
-    assert (bound.total, bound.holders) == (30, 1)
-    assert bound.fits_share(("a",), 50)
-    bound.give_back(("a",), 30)
-    assert (bound.total, bound.holders) == (0, 0)
-
-
-def test_who_took_nothing_gives_nothing_back() -> None:
-    bound = SharedBound(100)
-    bound.give_back(("a",), 0)
-    bound.take(("b",), 0)
-    assert (bound.total, bound.holders) == (0, 1)
-    bound.give_back(("b",), 0)
-    assert bound.holders == 0
-
-
-def test_what_is_put_down_to_a_holder_adds_to_what_it_holds() -> None:
-    bound = SharedBound(100)
-    bound.take(("a",), 40)
-    bound.put_down_to("a", 40)
-    bound.give_back(("a",), 40)
-    assert bound.holders == 1

@@ -10,18 +10,20 @@ import pytest
 
 from aggregator.errors import Code
 from aggregator.observability import gauges
-from aggregator.observability.gauges import OnLoop, Values, gauge_values
+from aggregator.observability.gauges import OnLoop, Values
 from aggregator.observability.metrics import Metrics
-from aggregator.observability.metrics_buffer import Instrument, MetricsBuffer
-from aggregator.replicas.engine import StepResult
+from aggregator.reports.gauges import gauge_values
+from aggregator.request.generated_text import GeneratedText
 from aggregator.scheduler.budget.controller import SlaGoal
-from aggregator.scheduler.replica import StepReport
-from aggregator.sources.kafka.consumer.reader import IntakeObserver
-from tests.fakes.clock import run
-from tests.fakes.world import DESCRIPTION, World, new_engine
+from aggregator.scheduler.dispatcher import Batch
+from aggregator.scheduler.replica import Replica, ReplicaPolicy, SendReason, StepReport
+from k8s.process.metrics_buffer import Instrument, MetricsBuffer
+from protos.generation.v1.generation_pb2 import Sampling
+from tests.support.faked_pipeline import DESCRIPTION, FakedPipeline, new_engine
+from tests.support.virtual_time import in_virtual_time
 
-RESULT = StepResult(np.zeros((1, 1), np.float32), (), StepReport(600, 0.02, 0, 0.001, 0.0))
-CLASSES = ("interactive", "default", "background")
+REPORT = StepReport(600, 0.02, 0, 0.001, 0.0)
+BATCH = Batch("b", [], 600, Replica("a:1", None, 640, ReplicaPolicy()), SendReason.FULL, None, 0.0, 1.0, 640)
 SOME: Values = {Instrument("some", "1", "a gauge"): {(): 1.0}}
 INTAKE: Any = SimpleNamespace(
     uncommitted_span=lambda: {("t", 3): 2}, paused=lambda: {("t", 3)}, lag_records=lambda: {("t", 3): 7, ("t", 4): 0}
@@ -35,7 +37,6 @@ CONTRACT = {
     "embed.batch.sends": ("{batch}", {"replica", "reason"}),
     "embed.token_budget": ("{token}", {"replica", "model"}),
     "embed.saturation_point": ("{token}", {"replica", "model"}),
-    "embed.sla.pressure": ("1", {"replica", "model"}),
     "embed.engine.duration": ("s", {"replica"}),
     "embed.e2e.duration": ("s", {"source"}),
     "embed.slo.violations": ("{request}", {"source"}),
@@ -49,7 +50,6 @@ CONTRACT = {
     "embed.replica.inflight_tokens": ("{token}", {"replica", "model"}),
     "embed.replica.state": ("1", {"replica", "model", "state"}),
     "embed.consumer.lag": ("{record}", {"topic", "partition"}),
-    "embed.consumer.lag_tokens": ("{token}", {"topic", "partition"}),
     "embed.consumer.uncommitted_span": ("{record}", {"topic", "partition"}),
     "embed.consumer.paused": ("1", {"topic", "partition"}),
     "embed.consumer.rebalances": ("{rebalance}", set[str]()),
@@ -63,7 +63,7 @@ def points(buffer: MetricsBuffer) -> dict[str, list[Any]]:
 
 def exercised(metrics: Metrics) -> None:
     metrics.batch_sent("a:1", "full", 600, 60, 640)
-    metrics.batch_done("a:1", RESULT)
+    metrics.batch_done(BATCH, REPORT, 0.0)
     metrics.answered("kafka", {Code.OK: 2, Code.NOT_FOUND: 1}, [0.1, 0.2, 0.4])
     metrics.retried(Code.UNAVAILABLE, 5)
     metrics.dead_lettered(Code.DATA_LOSS, 1)
@@ -75,21 +75,19 @@ def exercised(metrics: Metrics) -> None:
     metrics.tokenizer_checked(1, 0)
 
 
-def test_every_metric_of_the_contract_has_its_name_unit_and_attributes() -> None:
-    async def check() -> None:
-        buffer = MetricsBuffer()
-        metrics = Metrics(buffer, slo_s=0.3)
-        async with World(new_engine(), goal=SlaGoal(answer_s=1.0)).started() as world:
-            await world.embed("5 5")
-            metrics.watch(lambda: gauge_values(world.pipeline.models, INTAKE, lambda _: 10.0))
-            exercised(metrics)
-            shown = {metric.name: metric for metric in buffer.collect().metrics}
-        for name, (unit, keys) in CONTRACT.items():
-            point: Any = next(iter(shown[name].data.data_points))
-            assert (shown[name].unit, set(point.attributes or ())) == (unit, keys), name
-            assert shown[name].description, name
-
-    run(check())
+@in_virtual_time
+async def test_every_metric_of_the_contract_has_its_name_unit_and_attributes() -> None:
+    buffer = MetricsBuffer()
+    metrics = Metrics(buffer, slo_s=0.3)
+    async with FakedPipeline(new_engine(), goal=SlaGoal(answer_s=1.0)).started() as faked:
+        await faked.embed("5 5")
+        metrics.watch(lambda: gauge_values(faked.pipeline.models, [INTAKE]))
+        exercised(metrics)
+        shown = {metric.name: metric for metric in buffer.collect().metrics}
+    for name, (unit, keys) in CONTRACT.items():
+        point: Any = next(iter(shown[name].data.data_points))
+        assert (shown[name].unit, set(point.attributes or ())) == (unit, keys), name
+        assert shown[name].description, name
 
 
 def test_a_batch_shows_its_size_its_fill_and_its_reason() -> None:
@@ -102,6 +100,22 @@ def test_a_batch_shows_its_size_its_fill_and_its_reason() -> None:
     assert shown["embed.batch.sends"][0].attributes == {"replica": "a:1", "reason": "full"}
     assert shown["embed.engine.duration"][0].sum == 0.02
     assert shown["embed.engine.idle"][0].value == 0.001
+
+
+def test_a_generation_shows_its_tokens_its_duration_and_the_time_between_tokens() -> None:
+    buffer = MetricsBuffer()
+    generation = GeneratedText(Sampling(), first_token_s=11.0)
+    generation.prompt_ids = bytes(4 * 3)
+    generation.token_ids.extend([1, 2, 3, 4, 5])
+    Metrics(buffer).generated("m", generation, total_s=3.0, received_s=10.0, failure=None)
+    shown = points(buffer)
+    assert {point.attributes["gen_ai.token.type"]: point.sum for point in shown["gen_ai.client.token.usage"]} == {
+        "input": 3,
+        "output": 5,
+    }
+    assert shown["gen_ai.server.request.duration"][0].sum == 3.0
+    assert shown["gen_ai.server.time_to_first_token"][0].sum == 1.0
+    assert shown["gen_ai.server.time_per_output_token"][0].sum == 0.5
 
 
 def test_answers_are_counted_by_code_and_the_late_ones_apart() -> None:
@@ -119,24 +133,18 @@ def test_answers_are_counted_by_code_and_the_late_ones_apart() -> None:
     assert {point.attributes["source"]: point.count for point in shown["embed.e2e.duration"]} == {"kafka": 3, "grpc": 1}
 
 
-def test_gauges_say_how_queues_replicas_and_partitions_are_and_nothing_of_what_is_not_known() -> None:
-    async def check() -> None:
-        async with World(new_engine()).started() as world:
-            found = gauge_values(world.pipeline.models, INTAKE)
-            shown = {instrument.name: series for instrument, series in found.items()}
-            address, model = DESCRIPTION.address, DESCRIPTION.model
-            assert shown["embed.queue.tokens"] == {
-                (model, name): 0 for name in ("interactive", "default", "background")
-            }
-            assert shown["embed.replica.state"] == {(address, model, "idle"): 1}
-            assert shown["embed.replica.inflight_tokens"] == {(address, model): 0}
-            assert shown["embed.consumer.lag"] == {("t", "3"): 7, ("t", "4"): 0}
-            assert shown["embed.consumer.lag_tokens"] == {("t", "4"): 0}, "tokens of a record are not known yet"
-            assert shown["embed.consumer.uncommitted_span"] == {("t", "3"): 2, ("t", "4"): 0}
-            assert shown["embed.consumer.paused"] == {("t", "3"): True, ("t", "4"): False}
-            assert shown["embed.sla.pressure"] == {}
-
-    run(check())
+@in_virtual_time
+async def test_gauges_say_how_queues_replicas_and_partitions_are_and_nothing_of_what_is_not_known() -> None:
+    async with FakedPipeline(new_engine()).started() as faked:
+        found = gauge_values(faked.pipeline.models, [INTAKE])
+        shown = {instrument.name: series for instrument, series in found.items()}
+        address, model = DESCRIPTION.address, DESCRIPTION.model
+        assert shown["embed.queue.tokens"] == {(model, name): 0 for name in ("interactive", "default", "background")}
+        assert shown["embed.replica.state"] == {(address, model, "idle"): 1}
+        assert shown["embed.replica.inflight_tokens"] == {(address, model): 0}
+        assert shown["embed.consumer.lag"] == {("t", "3"): 7, ("t", "4"): 0}
+        assert shown["embed.consumer.uncommitted_span"] == {("t", "3"): 2, ("t", "4"): 0}
+        assert shown["embed.consumer.paused"] == {("t", "3"): True, ("t", "4"): False}
 
 
 @pytest.fixture
@@ -171,15 +179,6 @@ async def test_while_the_loop_is_busy_the_last_values_stand(monkeypatch: pytest.
     assert [one is SOME for one in found] == [True]
 
 
-@pytest.mark.usefixtures("patience")
-async def test_an_error_of_reading_is_the_readers_to_hear_of() -> None:
-    def take() -> Values:
-        raise ValueError("no figures")
-
-    with pytest.raises(ValueError, match="no figures"):
-        await asyncio.to_thread(OnLoop(take))
-
-
 def test_what_alerts_watch_has_a_series_before_anything_happens() -> None:
     buffer = MetricsBuffer()
     metrics = Metrics(buffer)
@@ -194,21 +193,25 @@ def test_what_alerts_watch_has_a_series_before_anything_happens() -> None:
     assert [(point.attributes["topic"], point.value) for point in shown["embed.consumer.lost"]] == [("t", 0)]
 
 
-def test_the_clock_s_skew_is_asked_for_when_it_is_read() -> None:
+def test_texts_that_both_tokenizers_read_are_counted_and_those_that_differ() -> None:
     buffer = MetricsBuffer()
-    Metrics(buffer).watch_clock(lambda: -300.5)
-    assert [point.value for point in points(buffer)["embed.clock.skew"]] == [-300.5]
+    metrics = Metrics(buffer)
+    metrics.tokenizer_checked(1, 0)
+    metrics.tokenizer_checked(3, 2)
+    shown = points(buffer)
+    assert shown["embed.tokenizer.checks"][0].value == 4
+    assert shown["embed.tokenizer.differences"][0].value == 2
 
 
 def test_what_the_intake_counts_reaches_the_metrics() -> None:
     buffer = MetricsBuffer()
-    observer: IntakeObserver = Metrics(buffer)
-    observer.rebalanced()
-    observer.commit_failed()
-    observer.commit_failed()
-    observer.records_lost("t", 5)
-    observer.records_lost("t", 2)
-    observer.found_corrupt("t")
+    metrics = Metrics(buffer)
+    metrics.rebalanced()
+    metrics.commit_failed()
+    metrics.commit_failed()
+    metrics.records_lost("t", 5)
+    metrics.records_lost("t", 2)
+    metrics.found_corrupt("t")
     shown = points(buffer)
     assert [point.value for point in shown["embed.consumer.rebalances"]] == [1]
     assert [point.value for point in shown["embed.commit.failures"]] == [2]

@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aggregator.engine import GenerationCosts, differences
 from aggregator.errors import Code, ModelServerLost
-from aggregator.replicas.answers import BadDescription, checked_description, checked_result, differences
+from aggregator.replicas.answers import BadDescription, checked_description, checked_result
+from aggregator.scheduler.work_item import Task
 from protos.modelserver.v1 import modelserver_pb2 as pb
 from protos.modelserver.v1.curve import Curve, Rule
-from tests.fakes.engines import batch, description
-from tests.fakes.model_server import describe_response
+from tests.support.fake_engine import batch, description
+from tests.support.fake_model_server import describe_response
 
 BATCH = batch([1, 10, 2], [1, 11, 12, 2])
 
@@ -106,6 +108,13 @@ def test_a_curve_may_lack_all_but_one_of_its_times(changes: dict[str, Any]) -> N
     )
 
 
+def test_the_sizes_that_a_server_has_graphs_for_are_part_of_its_curve() -> None:
+    curve = checked_description("a:1", describe_response(capture_sizes=[64, 8, 16])).curve
+    assert curve is not None
+    assert curve.capture_sizes == (8, 16, 64)
+    assert curve.time_s(17) == curve.time_s(64)
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -171,8 +180,8 @@ def test_failed_queries_are_told_by_place_code_and_words() -> None:
     [
         ([(2, 3)], "places that do not exist"),
         ([(1, 3), (1, 3)], "places that do not exist"),
-        ([(0, 0)], "a code that is none"),
-        ([(0, 999)], "a code that is none"),
+        ([(0, 0)], "an unknown code"),
+        ([(0, 999)], "an unknown code"),
     ],
 )
 def test_failures_that_cannot_be_lose_their_server(failed: list[tuple[int, int]], words: str) -> None:
@@ -189,7 +198,6 @@ def test_failures_that_cannot_be_lose_their_server(failed: list[tuple[int, int]]
         ({"tokenizer_fingerprint": "f2"}, "tokenizer_fingerprint 'f1', not 'f2'"),
         ({"dimensions": 16}, "dimensions 8, not 16"),
         ({"matryoshka_dimensions": frozenset({4})}, "matryoshka_dimensions frozenset(), not frozenset({4})"),
-        ({"max_input_tokens": 512}, "max_input_tokens 256, not 512"),
         ({"vocabulary_size": 5}, "vocabulary_size 40000, not 5"),
         ({"normalizes": False}, "normalizes True, not False"),
         ({"query_prompt": "q"}, "query_prompt '', not 'q'"),
@@ -203,3 +211,52 @@ def test_whatever_would_make_answers_differ_between_two_servers_is_named(changes
 def test_servers_may_differ_in_speed_and_size() -> None:
     other = description(address="b:1", instance_id="2", step_token_capacity=9, step_query_capacity=9, curve=None)
     assert differences(description(), other) == []
+
+
+def test_servers_that_embed_may_take_inputs_of_different_lengths_and_those_that_generate_may_not() -> None:
+    costs = GenerationCosts(0.01, 0.001, 0.0001, 4096, 8)
+    assert differences(description(), description(max_input_tokens=512)) == []
+    one, other = description(generation=costs), description(generation=costs, max_input_tokens=512)
+    assert differences(one, other) == ["max_input_tokens 256, not 512"]
+
+
+GENERATION = pb.GenerationProfile(
+    fixed_s=0.01, per_sequence_s=0.001, per_token_s=0.0001, kv_tokens=4096, max_sequences=8, context_tokens=900
+)
+
+
+def test_a_server_of_both_tasks_is_described_once_for_each() -> None:
+    found = checked_description("a:1", describe_response(tasks=["embed", "generate"], generation=GENERATION))
+    assert found.generation is None
+    assert [*found.by_task] == [Task.EMBED, Task.GENERATE]
+    assert replace(found, beside=None) == checked_description("a:1", describe_response(task="embed"))
+    generates = found.by_task[Task.GENERATE]
+    assert generates.generation is not None
+    assert (generates.generation.kv_tokens, generates.max_input_tokens, generates.step_query_capacity) == (4096, 900, 8)
+    assert (generates.address, generates.dimensions, generates.by_task) == ("a:1", 0, {Task.GENERATE: generates})
+
+
+@pytest.mark.parametrize(("task", "tasks"), [("generate", []), ("embed", ["generate"])])
+def test_the_tasks_count_and_without_them_the_task(task: str, tasks: list[str]) -> None:
+    said = describe_response(task=task, tasks=tasks, generation=GENERATION, dimensions=0)
+    assert [*checked_description("a:1", said).by_task] == [Task.GENERATE]
+
+
+def test_a_server_that_does_nothing_known_is_refused() -> None:
+    with pytest.raises(BadDescription, match="embed, generate"):
+        checked_description("a:1", describe_response(tasks=["rank"]))
+
+
+def test_servers_of_different_tasks_share_the_tokenizer_and_no_more() -> None:
+    both = checked_description("a:1", describe_response(tasks=["embed", "generate"], generation=GENERATION))
+    generates = both.by_task[Task.GENERATE]
+    assert differences(both, generates) == []
+    assert differences(both, replace(generates, tokenizer_fingerprint="other"))
+    assert differences(generates, replace(generates, max_input_tokens=7))
+
+
+def test_an_answer_reports_the_room_beside_decoding_of_a_server_that_also_generates() -> None:
+    report = checked_result(BATCH, 2, answer(decoding_sequences=7, embed_room_tokens=0)).report
+    assert (report.decoding_sequences, report.embed_room_tokens) == (7, 0)
+    report = checked_result(BATCH, 2, answer()).report
+    assert (report.decoding_sequences, report.embed_room_tokens) == (0, None)

@@ -7,10 +7,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from aggregator.errors import StartError
-from aggregator.replicas import dns
+from aggregator.replicas import discovery
 from aggregator.replicas.discovery import Discovery, Target
-from tests.fakes.kubernetes_api import SLICES, FakeKubernetesApi, slice_of
+from tests.support.fake_kubernetes import SLICES, FakeKubernetesApi, slice_of
 
 PATH = f"{SLICES.format(namespace='ns')}/one"
 
@@ -42,7 +41,7 @@ async def test_the_endpoints_of_services_join_the_addresses() -> None:
 
 
 async def test_the_addresses_of_names_join_the_others_as_they_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dns, "EVERY_S", 0.01)
+    monkeypatch.setattr(discovery, "EVERY_S", 0.01)
     now = {"a": {"10.0.0.1"}, "b": {"10.0.1.1"}}
 
     async def resolve(name: str, port: int) -> frozenset[str]:
@@ -56,22 +55,3 @@ async def test_the_addresses_of_names_join_the_others_as_they_come_and_go(monkey
     now["a"] = {"10.0.0.2"}
     assert await first(targets) == {"m x:1", "m 10.0.0.2:2", "n 10.0.1.1:3"}
     await targets.aclose()  # type: ignore[attr-defined]  # an async generator
-
-
-async def test_services_of_several_models_are_followed_at_once() -> None:
-    api = FakeKubernetesApi()
-    configured = [Target(f"k8s://{name}.ns:50061", name) for name in ("a", "b")]
-    async with api.started():
-        targets = aiter(Discovery(configured, api.client))
-        assert await first(targets) == set()
-        api.put(PATH, slice_of("10.0.0.1"))  # the fake's slices belong to every Service
-        while (found := await first(targets)) != {"a 10.0.0.1:50061", "b 10.0.0.1:50061"}:
-            assert found <= {"a 10.0.0.1:50061", "b 10.0.0.1:50061"}
-        await targets.aclose()  # type: ignore[attr-defined]  # an async generator
-
-
-def test_outside_of_a_cluster_a_service_is_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    monkeypatch.setenv("KUBECONFIG", "/nonexistent")
-    with pytest.raises(StartError, match="give addresses as host:port"):
-        Discovery([Target("k8s://a.ns:1", "a")])

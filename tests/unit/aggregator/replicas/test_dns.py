@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from aggregator.errors import StartError
-from aggregator.replicas.dns import EVERY_S, DnsAddress, look_up, resolved
-from tests.fakes.clock import run
+from aggregator.replicas.discovery import EVERY_S, look_up, resolved
+from aggregator.settings.addresses import DnsAddress
+from tests.support.virtual_time import in_virtual_time, run
 
 
 class Resolver:
@@ -34,15 +34,12 @@ class Resolver:
 ADDRESS = DnsAddress("servers", 50061)
 
 
-def test_every_change_is_given_and_nothing_else() -> None:
+@in_virtual_time
+async def test_every_change_is_given_and_nothing_else() -> None:
     resolver = Resolver(["a"], ["a"], ["a", "b"], ["b"])
-
-    async def check() -> None:
-        answers = resolved(ADDRESS, resolver)
-        assert [await anext(answers) for _ in range(3)] == [{"a"}, {"a", "b"}, {"b"}]
-        await answers.aclose()
-
-    run(check())
+    answers = resolved(ADDRESS, resolver)
+    assert [await anext(answers) for _ in range(3)] == [{"a"}, {"a", "b"}, {"b"}]
+    await answers.aclose()
     assert resolver.asked_s == [resolver.asked_s[0] + EVERY_S * times for times in range(4)]
     assert EVERY_S < 5  # so long may a new server wait for its first batch
 
@@ -71,13 +68,3 @@ async def test_addresses_of_both_kinds_are_written_as_grpc_reads_them(monkeypatc
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
     assert await look_up("servers", 1) == {"10.0.0.1:1", "[fd00::1]:1"}
-
-
-async def test_the_systems_resolver_is_asked() -> None:
-    assert "127.0.0.1:50061" in await look_up("localhost", 50061)
-
-
-@pytest.mark.parametrize("wrong", ["dns://", "dns://a", "dns://a:b", "dns://a b:1", "dns://:1"])
-def test_what_is_no_name_and_port_is_refused(wrong: str) -> None:
-    with pytest.raises(StartError, match="dns://NAME:PORT"):
-        DnsAddress.parse(wrong)

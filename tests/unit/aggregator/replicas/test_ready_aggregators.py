@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from aggregator.admission.quotas import QuotaPolicy, Quotas
 from aggregator.replicas.discovery import ReadyAggregators
-from tests.fakes.kubernetes_api import SLICES, FakeKubernetesApi, slice_of
+from tests.support.fake_kubernetes import SLICES, FakeKubernetesApi, slice_of
+from tests.support.until import until
 
 PATH = f"{SLICES.format(namespace='ns')}/one"
 
@@ -21,18 +22,6 @@ async def counting(ready: ReadyAggregators) -> AsyncGenerator[None]:
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not holds():  # noqa: ASYNC110 - nothing tells of it
-            await asyncio.sleep(0.01)
-
-
-async def test_a_fixed_number_holds() -> None:
-    ready = ReadyAggregators("3")
-    await ready.run()
-    assert ready() == 3
 
 
 async def test_the_endpoints_of_a_service_divide_a_rate_as_they_come_and_go() -> None:
@@ -49,12 +38,3 @@ async def test_the_endpoints_of_a_service_divide_a_rate_as_they_come_and_go() ->
             assert quotas.wait_s("a", 50, 0.0) == 1.0  # half the rate, and so twice the time
             api.delete(PATH)
             await until(lambda: ready() == 1)  # this one is there, whatever the API says
-
-
-async def test_the_addresses_of_a_name_are_counted() -> None:
-    async def resolve(name: str, port: int) -> frozenset[str]:
-        return frozenset(f"{name}-{number}:{port}" for number in range(4))
-
-    ready = ReadyAggregators("dns://aggregators:50051", resolve=resolve)
-    async with counting(ready):
-        await until(lambda: ready() == 4)

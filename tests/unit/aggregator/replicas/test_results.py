@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.replicas.results import CompletedBatch, EncodedRows, vector_bytes
+from aggregator.request.vector import CompletedBatch, EncodedRows, vector_bytes
 from protos.embedding.v1 import embedding_pb2 as pb
 
 ENCODINGS = pb.Encoding.values()[1:]
@@ -47,24 +47,6 @@ def test_a_vector_of_zeros_stays_one() -> None:
     for encoding, dtype in ((pb.ENCODING_FLOAT32, "<f4"), (pb.ENCODING_FLOAT16, "<f2"), (pb.ENCODING_INT8, "i1")):
         encoded = rows([0.0, 0.0], encoding=encoding, normalize=True)
         assert decoded(encoded, 0, dtype).tolist() == [0.0, 0.0]
-
-
-def test_a_tiny_vector_is_normalised_like_any_other() -> None:
-    assert decoded(rows([3e-10, 4e-10], normalize=True), 0, "<f4") == pytest.approx([0.6, 0.8])
-
-
-def test_float16_is_the_nearest_half() -> None:
-    encoded = rows([0.1, -65504.0, 1.0], encoding=pb.ENCODING_FLOAT16)
-    assert (encoded.row_bytes, encoded.dimensions, encoded.scales) == (6, 3, None)
-    assert encoded.row(0) == np.array([0.1, -65504.0, 1.0], "<f2").tobytes()
-
-
-@pytest.mark.parametrize(
-    ("value", "stored"), [(0.49, 0), (0.51, 1), (1.49, 1), (1.51, 2), (-0.49, 0), (-0.51, -1), (-1.51, -2)]
-)
-def test_int8_is_rounded_to_the_nearest_value_not_cut_off(value: float, stored: int) -> None:
-    encoded = rows([127.0, value], encoding=pb.ENCODING_INT8)
-    assert decoded(encoded, 0, "i1").tolist() == [127, stored]
 
 
 def test_each_int8_vector_has_its_own_scale_which_its_largest_value_fills() -> None:

@@ -9,13 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.scheduler import replica_choice as module
 from aggregator.scheduler.dispatcher import Dispatcher, DispatchPolicy
 from aggregator.scheduler.queue import QueuePolicy
 from aggregator.scheduler.replica import Replica
 from aggregator.scheduler.replica_choice import ENOUGH, ActiveReplicas
-from tests.fakes.replicas import POLICY, replica
-from tests.fakes.simulation import CURVE, Server, Simulation, ignore
+from tests.support.replicas import POLICY, replica
+from tests.support.simulated_servers import CURVE, Server, Simulation
 
 MANY = 100
 NOW_S = 5.0
@@ -80,16 +79,13 @@ def test_a_spare_one_takes_the_place_of_one_that_leaves() -> None:
     del active_replicas[gone]
     assert spare in active_replicas.in_use
     assert gone not in active_replicas
-    with pytest.raises(KeyError):
-        del active_replicas[gone]
-
-
-def test_a_spare_one_may_leave_too() -> None:
-    active_replicas = active_replicas_of(ENOUGH + 1)
+    active_replicas[gone] = replica(gone)
     [spare] = set(active_replicas) - active_replicas.in_use.keys()
     del active_replicas[spare]
-    assert len(active_replicas) == len(active_replicas.in_use) == ENOUGH
-    assert not active_replicas.widen()
+    assert active_replicas.in_use.keys() == set(active_replicas)
+    gone = spare
+    with pytest.raises(KeyError):
+        del active_replicas[gone]
 
 
 def test_the_first_turn_is_now_while_there_is_a_spare_replica() -> None:
@@ -182,26 +178,6 @@ def test_nothing_is_refused_as_late_that_a_spare_replica_could_answer_in_time(co
     due = dispatcher.due(now_s, max_items=1024)
     assert len(due.late) == (count == ENOUGH)
     assert len(due.batches) == (count > ENOUGH)
-
-
-def wave() -> tuple[list[float], int]:
-    """Seconds that each of 3,000 queries of 12 tokens waits, fifty a millisecond, sorted; and how many batches went."""
-    dispatcher, servers = pool()
-    sim = Simulation(dispatcher, servers, seed=1, network_s=0.001)
-    for number in range(3000):
-        sim.at(100.0 + 0.001 * number / 50, lambda: ignore(sim.put(12)))
-    sim.run(130.0)
-    return sorted(sim.latency_s.values()), sum(len(server.sent) for server in servers)
-
-
-@pytest.mark.slow
-def test_with_as_many_replicas_in_use_as_there_is_work_for_batches_are_fuller(monkeypatch: pytest.MonkeyPatch) -> None:
-    some_s, some_batches = wave()
-    monkeypatch.setattr(module, "ENOUGH", MANY)
-    every_s, every_batches = wave()
-    assert len(some_s) == len(every_s) == 3000
-    assert 2 * some_batches < every_batches
-    assert some_s[2970] < 1.1 * every_s[2970]
 
 
 def test_a_replica_that_comes_takes_no_other_out_of_use_than_the_one_whose_place_it_takes() -> None:

@@ -9,25 +9,6 @@ from hypothesis import strategies as st
 from aggregator.scheduler.rates import ArrivalPolicy, Arrivals, BusyShare
 
 
-def steady(rate: int, seconds: int, tokens: int, arrivals: Arrivals) -> None:
-    """`rate` inputs of `tokens` tokens every second."""
-    for second in range(seconds):
-        arrivals.arrived(rate, float(second))
-        arrivals.counted(rate, rate, rate * tokens)
-
-
-def test_a_steady_stream_has_its_rate() -> None:
-    arrivals = Arrivals(ArrivalPolicy(), 0.0)
-    steady(100, 120, 12, arrivals)
-    assert arrivals.tokens_per_s(119.5) == pytest.approx(1200, rel=0.05)
-
-
-def test_the_first_seconds_are_not_averaged_with_a_past_that_was_not_seen() -> None:
-    arrivals = Arrivals(ArrivalPolicy(window_s=60.0), 0.0)
-    steady(100, 5, 10, arrivals)
-    assert arrivals.tokens_per_s(5.0) == pytest.approx(1000, rel=0.1)
-
-
 def test_a_burst_in_the_first_moment_is_no_infinite_rate() -> None:
     arrivals = Arrivals(ArrivalPolicy(), 0.0)
     arrivals.arrived(1000, 0.0)
@@ -42,13 +23,6 @@ def test_what_is_refused_is_demand_all_the_same() -> None:
         arrivals.arrived(100, float(second))
         arrivals.counted(10, 10, 120)
     assert arrivals.tokens_per_s(99.5) == pytest.approx(1200, rel=0.05)
-
-
-def test_the_rate_falls_when_nothing_comes_any_more() -> None:
-    arrivals = Arrivals(ArrivalPolicy(window_s=15.0), 0.0)
-    steady(100, 60, 10, arrivals)
-    assert arrivals.tokens_per_s(75.0) < 400
-    assert arrivals.tokens_per_s(300.0) < 1
 
 
 def test_nothing_arrives_five_windows_after_the_last_arrival() -> None:
@@ -71,16 +45,6 @@ def test_what_arrives_counts_by_a_guess_of_lengths_before_any_was_counted() -> N
     assert arrivals.tokens_per_request == 0.0
 
 
-def test_the_mean_length_follows_a_change() -> None:
-    arrivals = Arrivals(ArrivalPolicy(memory_requests=100.0), 0.0)
-    for _ in range(100):
-        arrivals.counted(10, 20, 100)
-    assert arrivals.tokens_per_request == pytest.approx(10)
-    for _ in range(100):
-        arrivals.counted(10, 10, 300)
-    assert arrivals.tokens_per_request == pytest.approx(30, rel=0.01)
-
-
 def test_a_clock_that_steps_back_changes_nothing() -> None:
     arrivals = Arrivals(ArrivalPolicy(), 10.0)
     arrivals.counted(1, 1, 10)
@@ -98,21 +62,6 @@ def test_a_rate_is_never_negative_and_never_infinite(events: list[tuple[float, i
         arrivals.arrived(inputs, now_s)
         arrivals.counted(inputs, inputs, inputs * tokens)
         assert 0.0 <= arrivals.tokens_per_s(now_s) < 1e12
-
-
-def test_the_busy_share_is_computing_time_over_time() -> None:
-    busy = BusyShare()
-    assert busy.observe(100.0, 5.0) == 0.0
-    assert busy.observe(110.0, 8.0) == pytest.approx(0.3)
-    assert busy.observe(120.0, 17.0) == pytest.approx(0.6)
-
-
-def test_the_busy_share_forgets_what_is_older_than_its_window() -> None:
-    busy = BusyShare()
-    for second in range(0, 100, 5):
-        busy.observe(float(second), 0.0)
-    shares = [busy.observe(95.0 + 5 * step, 5.0 * step) for step in range(1, 5)]
-    assert shares[-1] == pytest.approx(1.0, abs=0.01)
 
 
 def test_two_readings_in_one_moment_are_no_division_by_zero() -> None:

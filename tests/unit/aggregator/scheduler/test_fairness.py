@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from aggregator.scheduler.fairness import FairQueue
 from aggregator.scheduler.work_item import Query, WorkItem
-from tests.fakes.queries import query, work_item
+from tests.support.queries import query, work_item
 
 
 def item_of(waiting: Query) -> WorkItem:
@@ -19,22 +19,22 @@ def item_of(waiting: Query) -> WorkItem:
     return waiting.item
 
 
-class Fair:
+class FilledQueue:
     """A FairQueue with short words to fill and empty it."""
 
     def __init__(self) -> None:
-        self.queue = FairQueue()
+        self.fair = FairQueue()
         self.pushed = 0
 
     def push(self, tenant: str, tokens: int = 10, deadline_s: float = inf) -> Query:
         self.pushed += 1
         one = query(tenant=tenant, deadline_s=deadline_s, index=self.pushed)
         work_item(b"", tokens, one, queued=True)
-        self.queue.push(one)
+        self.fair.push(one)
         return one
 
     def pop(self) -> Query | None:
-        popped = self.queue.pop()
+        popped = self.fair.pop()
         if popped is not None:
             item_of(popped).queued = False
         return popped
@@ -44,23 +44,14 @@ class Fair:
         return "".join(place.tenant for _ in range(count) if (place := self.pop()) is not None)
 
 
-def test_a_tenant_with_one_query_does_not_wait_for_a_flood() -> None:
-    fair = Fair()
-    for _ in range(100):
-        fair.push("a")
-    assert fair.tenants(20) == "a" * 20
-    fair.push("b")
-    assert "b" in fair.tenants(2)
-
-
 def test_tenants_share_tokens_not_queries() -> None:
-    fair = Fair()
+    queue = FilledQueue()
     for _ in range(300):
-        fair.push("a", 30)
-        fair.push("b", 10)
+        queue.push("a", 30)
+        queue.push("b", 10)
     served = Counter[str]()
     for _ in range(200):
-        place = fair.pop()
+        place = queue.pop()
         assert place is not None
         served[place.tenant] += item_of(place).token_count
     assert abs(served["a"] - served["b"]) <= 30
@@ -72,120 +63,111 @@ def test_tenants_share_tokens_not_queries() -> None:
 def test_while_tenants_wait_their_service_differs_by_no_more_than_two_of_the_largest_queries(
     arrivals: list[tuple[str, int]], served_first: int
 ) -> None:
-    fair = Fair()
+    queue = FilledQueue()
     for tenant, tokens in arrivals[:40]:
-        fair.push(tenant, tokens)
-    fair.tenants(served_first)
+        queue.push(tenant, tokens)
+    queue.tenants(served_first)
     for tenant in "abc":
         for _ in range(30):
-            fair.push(tenant, 25)
+            queue.push(tenant, 25)
     for tenant, tokens in arrivals[40:]:
-        fair.push(tenant, tokens)
+        queue.push(tenant, tokens)
     served = Counter[str]()
     for _ in range(30):
-        place = fair.pop()
+        place = queue.pop()
         assert place is not None
         served[place.tenant] += item_of(place).token_count
     assert max(served[tenant] for tenant in "abc") - min(served[tenant] for tenant in "abc") <= 2 * 50
 
 
 def test_a_tenant_that_rested_has_no_credit_for_it() -> None:
-    fair = Fair()
+    queue = FilledQueue()
     for _ in range(100):
-        fair.push("a")
-    fair.tenants(50)
+        queue.push("a")
+    queue.tenants(50)
     for _ in range(100):
-        fair.push("b")
-    assert Counter(fair.tenants(20)) == {"a": 10, "b": 10}
+        queue.push("b")
+    assert Counter(queue.tenants(20)) == {"a": 10, "b": 10}
 
 
 def test_a_tenant_that_left_and_comes_back_still_owes_what_it_took() -> None:
-    fair = Fair()
+    queue = FilledQueue()
     for _ in range(10):
-        fair.push("a")
-    fair.push("b", 50)
-    assert fair.tenants(3).count("b") == 1  # b took 50 tokens at once
-    fair.push("b", 10)
-    assert "b" not in fair.tenants(3)
+        queue.push("a")
+    queue.push("b", 50)
+    assert queue.tenants(3).count("b") == 1  # b took 50 tokens at once
+    queue.push("b", 10)
+    assert "b" not in queue.tenants(3)
 
 
 def test_what_was_taken_out_of_turn_counts() -> None:
-    fair = Fair()
+    queue = FilledQueue()
     for _ in range(20):
-        fair.push("a")
-        fair.push("b")
-    fair.queue.charge("a", 50)
-    fair.queue.charge("c", 50)  # waits for nothing, but owes from now on
-    assert fair.tenants(3) == "bbb"
-    fair.push("c")
-    assert fair.tenants(2) == "bb"
-    assert sorted(fair.tenants(3)) == ["a", "b", "c"]
+        queue.push("a")
+        queue.push("b")
+    queue.fair.charge("a", 50)
+    queue.fair.charge("c", 50)  # waits for nothing, but owes from now on
+    assert queue.tenants(3) == "bbb"
+    queue.push("c")
+    assert queue.tenants(2) == "bb"
+    assert sorted(queue.tenants(3)) == ["a", "b", "c"]
 
 
 def test_the_next_busy_period_starts_without_debts() -> None:
-    fair = Fair()
-    fair.push("a", 1000)
-    assert fair.tenants(2) == "a"
-    fair.push("a")
-    fair.push("b")
-    assert fair.tenants(2) == "ab"
+    queue = FilledQueue()
+    queue.push("a", 1000)
+    assert queue.tenants(2) == "a"
+    queue.push("a")
+    queue.push("b")
+    assert queue.tenants(2) == "ab"
 
 
 def test_within_a_tenant_the_earliest_deadline_goes_first_and_then_the_order_of_arrival() -> None:
-    fair = Fair()
-    places = [fair.push("a", deadline_s=deadline_s) for deadline_s in (inf, 3.0, inf, 1.0, 2.0, 1.0)]
-    assert [fair.pop() for _ in range(6)] == [places[number] for number in (3, 5, 4, 1, 0, 2)]
-    assert fair.pop() is None
+    queue = FilledQueue()
+    places = [queue.push("a", deadline_s=deadline_s) for deadline_s in (inf, 3.0, inf, 1.0, 2.0, 1.0)]
+    assert [queue.pop() for _ in range(6)] == [places[number] for number in (3, 5, 4, 1, 0, 2)]
+    assert queue.pop() is None
 
 
 def test_places_that_are_no_longer_valid_are_stepped_over_and_forgotten() -> None:
-    fair = Fair()
-    places = [fair.push(tenant, deadline_s=deadline_s) for tenant in "abc" for deadline_s in (5.0, 6.0, inf, inf)]
+    queue = FilledQueue()
+    places = [queue.push(tenant, deadline_s=deadline_s) for tenant in "abc" for deadline_s in (5.0, 6.0, inf, inf)]
     for number in (0, 2, *range(4, 8)):
         places[number].item = None
     item_of(places[8]).queued = False
-    fair.queue.drop_invalid()
-    assert len(fair.queue) == 2 + 5  # tenants and places
+    queue.fair.drop_invalid()
+    assert len(queue.fair) == 2 + 5  # tenants and places
     places[1].item = None
     item_of(places[11]).queued = False
-    assert fair.tenants(9) == "acc"
+    assert queue.tenants(9) == "acc"
 
 
 def test_a_tenant_in_debt_is_remembered_until_the_others_have_caught_up() -> None:
-    fair = Fair()
+    queue = FilledQueue()
     for _ in range(4):
-        fair.push("b")
-    fair.queue.charge("a", 35)
-    fair.queue.drop_invalid()
-    fair.push("a")
-    assert fair.tenants(5) == "bbbba"
+        queue.push("b")
+    queue.fair.charge("a", 35)
+    queue.fair.drop_invalid()
+    queue.push("a")
+    assert queue.tenants(5) == "bbbba"
 
 
 def test_a_new_tenant_starts_at_the_present_virtual_time_and_owes_what_it_takes_out_of_turn_from_there() -> None:
-    fair = Fair()
+    queue = FilledQueue()
     for _ in range(30):
-        fair.push("a")
-    fair.tenants(10)
-    fair.push("b")
-    fair.push("b")
-    assert fair.tenants(4) in {"abab", "baba", "abba", "baab"}
-    fair.queue.charge("c", 30)
-    fair.push("c")
-    assert fair.tenants(2) == "aa"
-    assert "c" in fair.tenants(2)
+        queue.push("a")
+    queue.tenants(10)
+    queue.push("b")
+    queue.push("b")
+    assert queue.tenants(4) in {"abab", "baba", "abba", "baab"}
+    queue.fair.charge("c", 30)
+    queue.push("c")
+    assert queue.tenants(2) == "aa"
+    assert "c" in queue.tenants(2)
 
 
 def test_of_tenants_that_are_owed_the_same_the_one_served_longer_ago_goes_first() -> None:
-    fair = Fair()
+    queue = FilledQueue()
     for tenant in "abc" * 4:
-        fair.push(tenant)
-    assert fair.tenants(12) == "abc" * 4
-
-
-def test_how_much_is_kept_is_told() -> None:
-    fair = Fair()
-    assert len(fair.queue) == 0
-    for tenant in "aab":
-        fair.push(tenant)
-    fair.push("b", deadline_s=1.0)
-    assert len(fair.queue) == 2 + 4
+        queue.push(tenant)
+    assert queue.tenants(12) == "abc" * 4

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from aggregator.scheduler.packing import PackedBatch, Packer, PackPolicy
 from aggregator.scheduler.queue import QueuePolicy, TokenQueue
 from aggregator.scheduler.work_item import Priority
-from tests.fakes.queries import Filler
+from tests.support.queries import Filler
 
 INTERACTIVE, DEFAULT, BACKGROUND = Priority
 
@@ -98,13 +98,6 @@ def test_several_that_were_passed_over_keep_their_order() -> None:
     assert sizes(pack(packer)) == [60, 40]
 
 
-def test_unless_told_otherwise_64_more_are_examined_past_the_first_misfit() -> None:
-    _, packer = filled([60, *[50] * 64, 40])
-    assert sizes(pack(packer)) == [60, 40]
-    _, packer = filled([60, *[50] * 65, 40])
-    assert sizes(pack(packer)) == [60]
-
-
 def test_a_batch_of_as_many_entries_as_a_server_takes_ends_there() -> None:
     put, packer = filled([10] * 5)
     put(10, BACKGROUND)
@@ -135,14 +128,6 @@ def test_a_place_passed_over_in_a_lower_class_does_not_go_before_a_higher_class(
     assert sizes(pack(packer)) == [50]
     put(90, INTERACTIVE)
     assert sizes(pack(packer)) == [90]
-
-
-def test_one_longer_than_the_budget_goes_alone() -> None:
-    _, packer = filled([250, 10])
-    packed = pack(packer)
-    assert (sizes(packed), packed.oversized) == ([250], True)
-    packed = pack(packer)
-    assert (sizes(packed), packed.oversized) == ([10], False)
 
 
 def test_one_longer_than_the_budget_is_next_when_it_was_passed_over() -> None:
@@ -195,34 +180,13 @@ def test_aged_entries_fill_no_more_than_their_share() -> None:
     assert sizes(pack(packer, now_s=10.0)) == [4, 4] + [10] * 9
 
 
-class AgedFirst(Packer):
-    """Aged items outrank all others, without a share."""
-
-    def __init__(self, queue: TokenQueue, policy: PackPolicy) -> None:
-        super().__init__(queue, PackPolicy(policy.lookahead, aged_share=1.0))
-
-
-def interactive_waits_s(packer: type[Packer]) -> list[float]:
-    """How long interactive calls wait, two a step of 0.1 s, while background work of an hour ago fills the queue."""
-    put, _ = filled([])
-    packs = packer(put.queue, PackPolicy())
+def test_a_backlog_of_aged_work_does_not_hold_up_interactive_calls() -> None:
+    put, packer = filled([])
     for _ in range(2000):
         put(10, BACKGROUND, at_s=-3600.0)
-    waits_s: list[float] = []
     for step in range(100):
-        now_s = step * 0.1
-        for _ in range(2):
-            put(10, INTERACTIVE, at_s=now_s)
-        served = [item.waiters[0] for item in pack(packs, now_s=now_s).items]
-        waits_s += [now_s - query.enqueued_s for query in served if query.priority is INTERACTIVE]
-    return waits_s
-
-
-def test_if_the_aged_simply_outranked_the_others_a_backlog_would_starve_interactive_calls() -> None:
-    assert interactive_waits_s(AgedFirst) == []
-    ours = interactive_waits_s(Packer)
-    assert len(ours) == 200
-    assert max(ours) == 0.0
+        calls = [put(10, INTERACTIVE, at_s=step)[1] for _ in range(2)]
+        assert set(calls) <= set(pack(packer, now_s=step).items)
 
 
 def test_background_work_goes_on_under_a_flood_of_interactive_calls() -> None:
@@ -234,15 +198,6 @@ def test_background_work_goes_on_under_a_flood_of_interactive_calls() -> None:
             put(10, INTERACTIVE, at_s=step)
         pack(packer, now_s=step)
     assert put.queue.classes[BACKGROUND].items == 0
-
-
-def test_an_promoted_entry_goes_with_the_next_batch() -> None:
-    put, packer = filled([])
-    query, item = put(10, BACKGROUND)
-    for _ in range(100):
-        put(10, INTERACTIVE)
-    put.queue.promote(query)
-    assert item in pack(packer).items
 
 
 @pytest.mark.parametrize("tokens", [96, 250])
@@ -284,11 +239,6 @@ def test_a_batch_of_few_entries_may_be_all_aged() -> None:
     put(2, INTERACTIVE)
     assert packer.pack(100, 0.0, max_items=2).aged
     assert len(put.queue) == 2
-
-
-def test_an_empty_queue_gives_an_empty_cut() -> None:
-    _, packer = filled([])
-    assert pack(packer) == PackedBatch()
 
 
 @pytest.mark.parametrize(("token_budget", "max_items"), [(0, 1), (1, 0)])

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from aggregator.scheduler.packing import Packer, PackPolicy
 from aggregator.scheduler.queue import QueuePolicy, TokenQueue
 from aggregator.scheduler.work_item import Priority, Query, WorkItem
-from tests.fakes.queries import Filler
+from tests.support.queries import Filler
 
 INTERACTIVE, DEFAULT, BACKGROUND = Priority
 
@@ -108,13 +108,6 @@ def test_a_joined_entry_does_not_lose_its_place_when_the_one_who_joined_goes() -
     assert here.packed(5) == [first[0]]
 
 
-def test_without_coalescing_equal_inputs_are_computed_apart() -> None:
-    here = setting(QueuePolicy(coalesce=False))
-    items = {here.put(5, ids=b"same")[1] for _ in range(3)}
-    assert len(items) == len(here.queue) == 3
-    assert here.queue.coalesced == 0
-
-
 def test_a_taken_entry_is_not_joined_any_more() -> None:
     here = setting()
     _, under_way = here.put(5, ids=b"same")
@@ -132,52 +125,21 @@ def test_cancelling_what_is_under_way_or_completed_says_so() -> None:
     assert not here.queue.cancel(query)
 
 
-def test_deadlines_fire_though_nothing_is_packed() -> None:
+def test_what_was_cancelled_does_not_expire() -> None:
     here = setting()
-    late = [here.put(5, deadline_s=deadline_s)[0] for deadline_s in (2.0, 1.0)]
-    here.put(5)
-    assert here.queue.next_deadline_s() == 1.0
-    assert here.queue.expire(0.999) == []
-    assert here.queue.expire(2.0) == late[::-1]
-    assert all(query.done for query in late)
-    assert here.queue.next_deadline_s() == inf
-    assert (len(here.queue), here.queue.tokens) == (1, 5)
+    cancelled, late = (here.put(5, deadline_s=deadline_s)[0] for deadline_s in (1.0, 2.0))
+    here.queue.cancel(cancelled)
+    assert here.queue.expire(2.0) == [late]
 
 
-def test_the_next_deadline_is_of_one_that_still_waits() -> None:
-    here = setting()
-    places = [here.put(5, deadline_s=float(number)) for number in (1, 2, 3)]
-    here.queue.cancel(places[0][0])
-    assert here.packed(5) == [places[1][0]]
-    assert here.queue.next_deadline_s() == 3.0
-    here.queue.cancel(places[2][0])
-    assert here.queue.expire(5.0) == []
-
-
-def test_an_entry_expires_waiter_by_waiter() -> None:
-    here = setting()
-    first = here.put(5, ids=b"same", deadline_s=1.0)[0]
-    second, item = here.put(5, ids=b"same")
-    assert here.queue.expire(1.0) == [first]
-    assert (item.waiters, item.alive) == ([second], True)
-    here.queue.cancel(second)
-    assert not item.alive
-
-
-def test_the_aged_are_found_by_class_in_order_of_arrival_after_the_promoted() -> None:
+def test_the_aged_are_found_by_class_in_order_of_arrival() -> None:
     here = setting()
     interactive = here.put(5, INTERACTIVE, at_s=4.0)[1]
     default = here.put(5, DEFAULT, at_s=3.0)[1]
     background = here.put(5, BACKGROUND, at_s=2.0)[1]
-    holder, promoted = here.put(5, BACKGROUND, at_s=5.0)
     assert here.queue.aged(3.5) is None
     assert here.queue.aged(3.6) is default
     assert here.queue.aged(7.1) is background
-    here.queue.promote(holder)
-    here.queue.promote(holder)
-    assert here.queue.aged(0.0) is promoted
-    here.queue.take(promoted, None)
-    here.queue.promote(holder)
     here.queue.take(background, None)
     here.queue.take(default, None)
     assert here.queue.aged(7.0) is interactive
@@ -210,23 +172,6 @@ def test_an_input_is_aged_only_after_the_whole_of_what_its_class_may_wait() -> N
         assert here.queue.aged(max_wait_s) is None
         assert here.queue.aged(max_wait_s + 0.001) is item
         here.queue.take(item, None)
-
-
-def test_the_promoted_are_aged_in_the_order_in_which_they_were_promoted() -> None:
-    here = setting()
-    first, second = here.put(5), here.put(5)
-    here.queue.promote(second[0])
-    here.queue.promote(first[0])
-    assert here.queue.aged(0.0) is second[1]
-    here.queue.take(second[1], None)
-    assert here.queue.aged(0.0) is first[1]
-
-
-def test_a_sweep_finds_every_entry_once() -> None:
-    here = setting()
-    items = [here.put(5, priority, ids=ids)[1] for priority in Priority for ids in (b"a", b"b")]
-    items.append(here.put(5, tenant="another")[1])
-    assert sorted(map(id, here.queue.items())) == sorted(map(id, set(items)))
 
 
 def test_an_entry_cannot_leave_twice() -> None:
@@ -270,19 +215,8 @@ def places(queue: TokenQueue) -> int:
     return len(queue._deadlines) + sum(len(each._arrivals) + len(each.fair) for each in queue.classes)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
-def test_thousands_of_waiters_of_one_entry_leave_quickly() -> None:
-    here = setting()
-    steps = 0
-    for number in range(5000):
-        here.put(5, ids=b"same", deadline_s=1.0 + number)
-    while here.queue.next_deadline_s() < inf:
-        here.queue.expire(here.queue.next_deadline_s())
-        steps += 1
-    assert (steps, len(here.queue)) == (5000, 0)
-
-
 class EveryQueryLeavesOnce(RuleBasedStateMachine):
-    """Puts, cancels, expires, promotes and packs in any order, beside a model that knows who waits."""
+    """Puts, cancels, expires and packs in any order, beside a model that knows who waits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -318,11 +252,6 @@ class EveryQueryLeavesOnce(RuleBasedStateMachine):
         query = chosen.choice(list(self.waiting))
         assert self.queue.cancel(query)
         self.leave([query])
-
-    @precondition(lambda self: self.waiting)
-    @rule(chosen=st.randoms(use_true_random=False))
-    def promote(self, chosen: random.Random) -> None:
-        self.queue.promote(chosen.choice(list(self.waiting)))
 
     @rule(passing_s=st.sampled_from([0.1, 0.6, 2.0]))
     def expire(self, passing_s: float) -> None:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 from math import inf
 
-import numpy as np
 import pytest
 from typing_extensions import override
 
-from aggregator.scheduler.dispatcher import Dispatcher, DispatchPolicy
-from aggregator.scheduler.queue import QueuePolicy
 from aggregator.scheduler.replica import Replica, SendReason, StepReport
 from aggregator.scheduler.replica_choice import Pace, ReplicaChoice, choose_replica
 from protos.modelserver.v1.curve import Curve, Rule
-from tests.fakes.replicas import CURVE, POLICY, replica
-from tests.fakes.simulation import Server, Simulation
+from tests.support.replicas import CURVE, POLICY, replica
 
 
 def test_the_replica_that_finishes_first_has_its_turn_and_the_reason_is_told() -> None:
@@ -154,33 +149,6 @@ def test_neither_a_full_batch_nor_one_that_could_come_too_late_waits_nor_one_tha
     assert choose_replica(replicas, 5.001, 30, busy_pace(), deadline_s=5.020).replica is None
 
 
-def waits_at_four_servers(*, paced: bool) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Latencies in seconds at six tenths of what four servers do, once they are warm."""
-    dispatcher = Dispatcher("m", DispatchPolicy(queue=QueuePolicy(coalesce=False), paced=paced))
-    servers = [Server(name) for name in "abcd"]
-    for server in servers:
-        dispatcher.replicas[server.name] = Replica(server.name, server.measured, 600, POLICY)
-    sim = Simulation(dispatcher, servers, network_s=0.0005)
-    times = random.Random(5)
-    at_s = sim.now_s
-    while at_s < sim.now_s + 0.6:
-        at_s += times.expovariate(0.6 * 4 * 50 / 0.010)
-        sim.at(at_s, lambda: _ignore(sim.put(12)))
-    sim.run()
-    return np.array([wait_s for index, wait_s in sim.latency_s.items() if index > sim.asked // 3])
-
-
-def _ignore(_: object) -> None:
-    """What a query's index is good for when nobody asks for it."""
-
-
-@pytest.mark.slow
-def test_replicas_that_are_not_paced_start_together_and_everybody_waits_for_all_of_them() -> None:
-    paced, hasty = (waits_at_four_servers(paced=paced) for paced in (True, False))
-    assert np.percentile(paced, 99) < 0.9 * np.percentile(hasty, 99)
-    assert np.median(paced) < np.median(hasty)
-
-
 def sharing(count: int = 10) -> Replica:
     """A replica whose server merges this one's batches with another's."""
     one = replica()
@@ -212,15 +180,6 @@ def test_an_answer_at_the_very_deadline_is_too_late() -> None:
     at_s = slow.answer_s(100, 5.0)
     assert choose_replica([slow, fast], 5.0, 2000, deadline_s=at_s).finish_s == pytest.approx(5.042)
     assert choose_replica([slow, fast], 5.0, 2000, deadline_s=at_s + 1e-9).finish_s == at_s
-
-
-def test_a_turn_is_light_while_all_that_waits_fits_one_batch() -> None:
-    one = replica("one")
-    one.light_lead.value_s = 0.001
-    one.sent("1", 100, 5.0)
-    at_s = 5.014 - one.lead_s
-    assert choose_replica([one], at_s, 50).replica is None
-    assert choose_replica([one], at_s, 100).replica is one
 
 
 def test_what_waits_is_paced_by_what_it_saves_of_a_step() -> None:

@@ -13,17 +13,13 @@ from typing_extensions import override
 from aggregator.scheduler.budget.controller import BudgetController, RecentQuantile, SlaGoal, StepLimits
 from aggregator.scheduler.replica import UNMEASURED, Replica, StepReport
 from aggregator.scheduler.replica_choice import choose_replica
-from tests.fakes.replicas import CURVE, POLICY, replica
+from tests.support.replicas import CURVE, POLICY, replica
 
 
 def report(
     tokens: int, duration_s: float | None = None, *, queued: int = 0, idle_s: float = 0.0, staged_s: float = 0.0
 ) -> StepReport:
     return StepReport(tokens, CURVE.time_s(tokens) if duration_s is None else duration_s, queued, idle_s, staged_s)
-
-
-def test_an_idle_replica_is_due_at_once() -> None:
-    assert replica().due_s(5.0) == 5.0
 
 
 def test_a_running_replica_is_due_a_lead_before_its_predicted_end() -> None:
@@ -168,10 +164,12 @@ def test_before_the_first_reply_a_time_out_trusts_no_prediction() -> None:
 
 def test_the_first_reply_of_a_server_that_did_not_measure_itself_replaces_the_guess() -> None:
     one = Replica("a", None, 500, POLICY)
-    assert one.step_time_s(500) == UNMEASURED.time_s(500)
+    assert (one.curve, one.step_time_s(500)) == (None, UNMEASURED.time_s(500))
     one.sent("1", 500, 5.0)
     one.ended("1", 8.0, report(500, 3.0))
     assert one.step_time_s(500) == pytest.approx(3.0)
+    assert one.curve is not None
+    assert one.pod_step() == (500, one.scale * one.curve.time_s(500))
     one.sent("2", 500, 8.0)
     one.ended("2", 11.0, report(500, 3.3))
     assert 3.0 < one.step_time_s(500) < 3.3
@@ -185,23 +183,12 @@ def test_a_step_without_a_duration_teaches_nothing(duration_s: float) -> None:
     assert one.step_time_s(500) == UNMEASURED.time_s(500)
 
 
-class ByOwnSize(Replica):
-    """Takes a step for as large as the own batch in it."""
-
-    @override
-    def ended(self, batch_id: str, now_s: float, report: StepReport | None) -> None:
-        super().ended(batch_id, now_s, report and replace(report, step_tokens=self.tokens_out))
-
-
-@pytest.mark.parametrize(("kind", "factor"), [(Replica, 1.0), (ByOwnSize, 5.0)])
-def test_a_prediction_from_the_own_batchs_size_is_misled_by_steps_shared_with_others(
-    kind: type[Replica], factor: float
-) -> None:
-    one = kind("a", CURVE, 600, POLICY)
+def test_predictions_learn_from_the_size_of_the_whole_step_which_others_may_share() -> None:
+    one = Replica("a", CURVE, 600, POLICY)
     for number in range(60):
         one.sent(str(number), 50, number)
         one.ended(str(number), number + 0.064, report(600))  # 550 tokens of somebody else's with it
-    assert one.step_time_s(600) == pytest.approx(factor * CURVE.time_s(600), rel=0.3)
+    assert one.step_time_s(600) == pytest.approx(CURVE.time_s(600), rel=0.3)
 
 
 def budgets_seen(report_of: StepReport, *, resized_to: int) -> tuple[int, float, int]:
@@ -310,24 +297,9 @@ def test_a_replica_counts_as_shared_from_a_fifth_of_replies_on() -> None:
     assert shared_by([report(41), report(40), report(40)], sharing_gain=0.2).batch_tokens(60) == 101
 
 
-def test_a_full_batch_leads_as_long_as_ever() -> None:
-    one = replica()
-    one.light_lead.value_s = 0.001
-    one.sent("1", 100, 5.0)
-    assert one.due_s(5.0, 99) == pytest.approx(5.0 + 0.014 - 0.001)
-    assert one.due_s(5.0, 100) == pytest.approx(5.0 + 0.014 - one.lead_s)
-
-
 def test_a_replica_begins_with_its_controllers_budget() -> None:
     budget_controller = BudgetController(SlaGoal(answer_s=0.1), StepLimits(77, 4096), 0.01, RecentQuantile(0.95))
     assert Replica("a", CURVE, 101, POLICY, budget_controller).token_budget == budget_controller.token_budget != 101
-
-
-def test_a_guess_is_corrected_by_the_first_reply_however_short_its_step() -> None:
-    one = Replica("a", None, 100, POLICY)
-    one.sent("1", 100, 5.0)
-    one.ended("1", 5.5, report(100, 0.5))
-    assert one.step_time_s(100) == pytest.approx(0.5)
 
 
 def test_what_is_staged_ends_after_what_others_have_queued() -> None:
@@ -354,15 +326,10 @@ def test_idle_time_up_to_its_target_leaves_the_lead_as_it_is() -> None:
     assert staged(5.009, report(100, idle_s=2 * exactly)).lead_s > POLICY.first_lead_s
 
 
-def test_the_lead_of_full_batches_learns_nothing_from_one_sent_later() -> None:
+def test_the_lead_learns_nothing_from_a_batch_sent_later() -> None:
     idle = report(100, idle_s=0.003)
     assert staged(5.0135, idle).lead_s == POLICY.first_lead_s
     assert staged(5.009, idle).lead_s == POLICY.first_lead_s + 0.003
-
-
-def test_the_lead_of_light_batches_learns_from_how_long_before_the_end_each_was_sent() -> None:
-    one = staged(5.011, report(100, idle_s=0.002))  # 3 ms before the end, and idle for 2: 5 would have been right
-    assert one.light_lead.value_s == pytest.approx(0.004 + 0.05 * (0.005 - 0.004))
 
 
 def roomy(capacity: int = 1000, budget_controller: BudgetController | None = None) -> Replica:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from aggregator.scheduler.retries import Retries, RetryBatch, RetryPolicy
 from aggregator.scheduler.work_item import WorkItem
-from tests.fakes.queries import query, work_item
+from tests.support.queries import query, work_item
 
 POLICY = RetryPolicy(backoff_s=0.02, patience_s=30.0, quarantine_size=3)
 
@@ -42,7 +42,7 @@ class Send:
 
 
 @dataclass(slots=True)
-class World:
+class Pool:
     """Two or more idle replicas that fail a batch for which `breaks` holds; keeps book of every send."""
 
     breaks: Callable[[list[WorkItem]], bool]
@@ -98,38 +98,38 @@ def all_breaks(_: list[WorkItem]) -> bool:
 def test_one_poison_is_cornered_within_the_bounds_wherever_it_is(size: int) -> None:
     batch = items(size)
     for poison in batch if size < 40 else random.Random(size).sample(batch, 12):
-        world = World(partial(holds, poison))
-        world.send("a", batch)
-        world.finish()
-        assert world.poison == [poison]
-        assert set(world.well) == set(batch) - {poison}
-        assert world.failing <= log2(size) + 2
-        assert len(world.sends) <= 2 * log2(size) + 2
-        assert {send.replica for send in world.sends if send.suspect} == {"b"}
+        pool = Pool(partial(holds, poison))
+        pool.send("a", batch)
+        pool.finish()
+        assert pool.poison == [poison]
+        assert set(pool.well) == set(batch) - {poison}
+        assert pool.failing <= log2(size) + 2
+        assert len(pool.sends) <= 2 * log2(size) + 2
+        assert {send.replica for send in pool.sends if send.suspect} == {"b"}
 
 
 def test_a_lone_query_fails_three_times_on_two_replicas_before_it_is_condemned() -> None:
     batch = items(1)
-    world = World(all_breaks)
-    world.send("a", batch)
-    world.finish()
-    assert world.poison == batch
-    assert [send.replica for send in world.sends] == ["a", "b", "b"]
+    pool = Pool(all_breaks)
+    pool.send("a", batch)
+    pool.finish()
+    assert pool.poison == batch
+    assert [send.replica for send in pool.sends] == ["a", "b", "b"]
 
 
 def test_a_batch_that_failed_for_other_reasons_is_tried_whole_elsewhere_once() -> None:
     batch = items(5)
-    world = World(nothing_breaks)
-    world.retries.failed(batch, None, "a", world.now_s, 0.5)
-    world.finish()
-    assert [(send.replica, send.items) for send in world.sends] == [("b", batch)]
+    pool = Pool(nothing_breaks)
+    pool.retries.failed(batch, None, "a", pool.now_s, 0.5)
+    pool.finish()
+    assert [(send.replica, send.items) for send in pool.sends] == [("b", batch)]
 
 
 def test_where_there_is_no_other_replica_it_goes_where_it_failed() -> None:
-    world = World(nothing_breaks, replicas=("a",))
-    world.retries.failed(items(5), None, "a", world.now_s, 0.5)
-    world.finish()
-    assert len(world.well) == 5
+    pool = Pool(nothing_breaks, replicas=("a",))
+    pool.retries.failed(items(5), None, "a", pool.now_s, 0.5)
+    pool.finish()
+    assert len(pool.well) == 5
 
 
 @pytest.mark.slow
@@ -143,239 +143,221 @@ def test_whatever_fails_poison_is_condemned_innocents_are_served_and_one_suspect
     batches: list[tuple[int, set[int]]], replicas: int, order: random.Random
 ) -> None:
     bad: set[WorkItem] = set()
-    world = World(lambda sent: bool(bad & set(sent)), replicas=tuple("abcd"[:replicas]))
+    pool = Pool(lambda sent: bool(bad & set(sent)), replicas=tuple("abcd"[:replicas]))
     everything: list[WorkItem] = []
     for size, poisoned in batches:
         batch = items(size)
         everything += batch
         bad.update(batch[number] for number in poisoned if number < size)
-        world.send(order.choice(world.replicas), batch)
+        pool.send(order.choice(pool.replicas), batch)
     out: list[tuple[str, RetryBatch]] = []
-    while len(world.retries) or out:
-        world.now_s += 0.05
+    while len(pool.retries) or out:
+        pool.now_s += 0.05
         if out and order.random() < 0.5:
             replica, retry = out.pop(order.randrange(len(out)))
-            world.send(replica, retry.items, retry)
-        replica = order.choice(world.replicas)
-        again = world.ask(replica, idle=all(where != replica for where, _ in out))
+            pool.send(replica, retry.items, retry)
+        replica = order.choice(pool.replicas)
+        again = pool.ask(replica, idle=all(where != replica for where, _ in out))
         if again is not None:
             out.append((replica, again))
         suspects = [where for where, retry in out if retry.suspect]
         assert len(suspects) <= 1
-        assert all(world.retries.reserves(where, world.now_s) for where in suspects)
-    assert set(world.poison) == bad
-    assert len(world.poison) == len(bad)
-    assert sorted(map(id, world.well)) == sorted(id(item) for item in everything if item not in bad)
+        assert all(pool.retries.reserves(where, pool.now_s) for where in suspects)
+    assert set(pool.poison) == bad
+    assert len(pool.poison) == len(bad)
+    assert sorted(map(id, pool.well)) == sorted(id(item) for item in everything if item not in bad)
 
 
-def suspected(size: int = 4) -> tuple[World, list[WorkItem]]:
+def suspected(size: int = 4) -> tuple[Pool, list[WorkItem]]:
     """A batch that failed on a and then on b."""
-    world, batch = World(nothing_breaks), items(size)
-    world.retries.failed(batch, None, "a", world.now_s, 0.5)
-    world.now_s += 1.0
-    retry = world.ask("b")
+    pool, batch = Pool(nothing_breaks), items(size)
+    pool.retries.failed(batch, None, "a", pool.now_s, 0.5)
+    pool.now_s += 1.0
+    retry = pool.ask("b")
     assert retry is not None
-    world.retries.failed(batch, retry, "b", world.now_s, 0.5)
-    world.now_s += 1.0
-    return world, batch
+    pool.retries.failed(batch, retry, "b", pool.now_s, 0.5)
+    pool.now_s += 1.0
+    return pool, batch
 
 
 def test_a_suspect_waits_for_an_idle_replica_and_has_it_kept_free() -> None:
-    world, batch = suspected()
-    assert world.ask("b", idle=False) is None
-    assert world.ask("a") is None
-    assert world.retries.reserves("b", world.now_s)
-    assert not world.retries.reserves("a", world.now_s)
-    retry = world.ask("b")
+    pool, batch = suspected()
+    assert pool.ask("b", idle=False) is None
+    assert pool.ask("a") is None
+    assert pool.retries.reserves("b", pool.now_s)
+    assert not pool.retries.reserves("a", pool.now_s)
+    retry = pool.ask("b")
     assert retry is not None
     assert retry.items == batch[:2]
-    assert world.retries.reserves("b", world.now_s)
-    assert world.ask("b") is None  # one at a time
+    assert pool.retries.reserves("b", pool.now_s)
+    assert pool.ask("b") is None  # one at a time
 
 
 def test_no_replica_is_kept_free_while_a_suspect_pauses() -> None:
-    world, batch = World(nothing_breaks), items(4)
-    world.retries.failed(batch, RetryBatch(batch, 1, "a", 0.0), "b", world.now_s, 0.5)
-    assert not world.retries.reserves("b", world.now_s)
-    assert world.retries.next_due_s(world.now_s) == pytest.approx(world.now_s + 0.02)
-    assert world.retries.reserves("b", world.now_s + 0.021)
+    pool, batch = Pool(nothing_breaks), items(4)
+    pool.retries.failed(batch, RetryBatch(batch, 1, "a", 0.0), "b", pool.now_s, 0.5)
+    assert not pool.retries.reserves("b", pool.now_s)
+    assert pool.retries.next_due_s(pool.now_s) == pytest.approx(pool.now_s + 0.02)
+    assert pool.retries.reserves("b", pool.now_s + 0.021)
 
 
 def test_the_half_that_must_hold_the_poison_is_not_sent_whole() -> None:
-    world, batch = suspected(8)
+    pool, batch = suspected(8)
     sent: list[list[WorkItem]] = []
     for _ in range(3):
-        retry = world.ask("b")
+        retry = pool.ask("b")
         assert retry is not None
         sent.append(retry.items)
-        world.retries.succeeded(retry)
+        pool.retries.succeeded(retry)
     assert sent == [batch[:4], batch[4:6], batch[6:7]]
 
 
 def test_who_was_given_up_may_have_been_the_poison() -> None:
-    world, batch = suspected(8)
+    pool, batch = suspected(8)
     give_up(batch[0])
     sent: list[list[WorkItem]] = []
-    while (retry := world.ask("b")) is not None:
+    while (retry := pool.ask("b")) is not None:
         sent.append(retry.items)
-        world.retries.succeeded(retry)
+        pool.retries.succeeded(retry)
     assert sent == [batch[1:4], batch[4:]]
 
 
 def test_parts_that_nobody_waits_for_are_dropped_and_the_next_batch_comes_under_suspicion() -> None:
-    world, batch = suspected(2)
+    pool, batch = suspected(2)
     other = items(1)
-    world.retries.failed(other, RetryBatch(other, 1, "a", 0.0), "c", world.now_s, 0.5)
-    assert len(world.retries) == 3
+    pool.retries.failed(other, RetryBatch(other, 1, "a", 0.0), "c", pool.now_s, 0.5)
+    assert len(pool.retries) == 3
     gone = items(2)
-    world.retries.failed(gone, RetryBatch(gone, 1, "a", 0.0), "c", world.now_s, 0.5)
-    world.now_s += 1.0
+    pool.retries.failed(gone, RetryBatch(gone, 1, "a", 0.0), "c", pool.now_s, 0.5)
+    pool.now_s += 1.0
     give_up(*batch, *gone)
-    assert not world.retries.reserves("b", world.now_s)
-    retry = world.ask("c")
+    assert not pool.retries.reserves("b", pool.now_s)
+    retry = pool.ask("c")
     assert retry is not None
     assert retry.items == other
-    world.retries.succeeded(retry)
-    assert world.ask("c") is None
-    assert len(world.retries) == 0
+    pool.retries.succeeded(retry)
+    assert pool.ask("c") is None
+    assert len(pool.retries) == 0
 
 
 def test_suspects_move_when_their_replica_stays_away_too_long() -> None:
-    world, _ = suspected()
-    now_s = world.now_s
-    world.retries.replicas_changed(["a", "b"], now_s)
-    assert world.retries.next_due_s(now_s) == inf
-    world.retries.replicas_changed(["a"], now_s)
-    assert world.retries.next_due_s(now_s) == now_s + 30.0
-    world.retries.replicas_changed(["b"], now_s + 10.0)  # it is back
-    world.retries.replicas_changed(["a"], now_s + 20.0)
-    world.retries.replicas_changed(["a"], now_s + 40.0)
-    assert world.ask("a") is None
-    world.retries.replicas_changed([], now_s + 50.0)  # nowhere to go
-    world.retries.replicas_changed(["c", "a"], now_s + 51.0)
-    world.now_s = now_s + 51.0
-    assert world.ask("a") is None
-    assert world.ask("c") is not None
+    pool, _ = suspected()
+    now_s = pool.now_s
+    pool.retries.replicas_changed(["a", "b"], now_s)
+    assert pool.retries.next_due_s(now_s) == inf
+    pool.retries.replicas_changed(["a"], now_s)
+    assert pool.retries.next_due_s(now_s) == now_s + 30.0
+    pool.retries.replicas_changed(["b"], now_s + 10.0)  # it is back
+    pool.retries.replicas_changed(["a"], now_s + 20.0)
+    pool.retries.replicas_changed(["a"], now_s + 40.0)
+    assert pool.ask("a") is None
+    pool.retries.replicas_changed([], now_s + 50.0)  # nowhere to go
+    pool.retries.replicas_changed(["c", "a"], now_s + 51.0)
+    pool.now_s = now_s + 51.0
+    assert pool.ask("a") is None
+    assert pool.ask("c") is not None
 
 
 def test_a_refused_batch_waits_its_turn_again_at_no_charge() -> None:
-    world, batch = World(nothing_breaks), items(2)
-    world.retries.refused(batch, None, world.now_s, 0.5)
-    assert world.ask("a") is None
-    assert world.retries.next_due_s(world.now_s) == pytest.approx(world.now_s + 0.01)
-    world.now_s += 0.011
-    retry = world.ask("a")
+    pool, batch = Pool(nothing_breaks), items(2)
+    pool.retries.refused(batch, None, pool.now_s, 0.5)
+    assert pool.ask("a") is None
+    assert pool.retries.next_due_s(pool.now_s) == pytest.approx(pool.now_s + 0.01)
+    pool.now_s += 0.011
+    retry = pool.ask("a")
     assert retry is not None
     assert (retry.items, retry.failures) == (batch, 0)
-    world.retries.failed(batch, retry, "a", world.now_s, 0.5)
-    world.now_s += 1.0
-    retry = world.ask("b")
+    pool.retries.failed(batch, retry, "a", pool.now_s, 0.5)
+    pool.now_s += 1.0
+    retry = pool.ask("b")
     assert retry is not None
-    world.retries.refused(batch, retry, world.now_s, 0.5)
-    world.now_s += 1.0
-    assert world.ask("a") is None  # where it failed before
-    assert world.ask("b") is retry
+    pool.retries.refused(batch, retry, pool.now_s, 0.5)
+    pool.now_s += 1.0
+    assert pool.ask("a") is None  # where it failed before
+    assert pool.ask("b") is retry
 
 
 def test_a_refused_suspect_stays_the_next_one() -> None:
-    world, _ = suspected()
-    retry = world.ask("b")
+    pool, _ = suspected()
+    retry = pool.ask("b")
     assert retry is not None
-    world.retries.refused(retry.items, retry, world.now_s, 0.5)
-    assert world.ask("b") is None
-    world.now_s += 1.0
-    assert world.ask("b") is retry
-
-
-def test_retries_are_spread_by_their_jitter() -> None:
-    world = World(nothing_breaks)
-    world.retries.failed(items(1), None, "a", 100.0, 0.25)
-    world.retries.failed(items(1), None, "a", 100.0, 0.75)
-    assert world.retries.next_due_s(100.0) == pytest.approx(100.005)
-    assert world.retries.next_due_s(100.01) == pytest.approx(100.015)
+    pool.retries.refused(retry.items, retry, pool.now_s, 0.5)
+    assert pool.ask("b") is None
+    pool.now_s += 1.0
+    assert pool.ask("b") is retry
 
 
 def test_a_group_over_the_budget_of_its_new_replica_goes_in_parts() -> None:
-    world, batch = World(nothing_breaks), items(5, tokens=40)
-    world.retries.failed(batch, None, "a", world.now_s, 0.0)
-    parts = [world.ask("b", token_budget=budget) for budget in (100, 10, 1000)]
+    pool, batch = Pool(nothing_breaks), items(5, tokens=40)
+    pool.retries.failed(batch, None, "a", pool.now_s, 0.0)
+    parts = [pool.ask("b", token_budget=budget) for budget in (100, 10, 1000)]
     assert [part.items if part else None for part in parts] == [batch[:2], batch[2:3], batch[3:]]
     assert [part.token_count if part else None for part in parts] == [80, 40, 80]
     assert all(part is not None and part.failures == 1 for part in parts)
 
 
 def test_a_group_that_nobody_waits_for_is_not_sent_and_does_not_hide_the_next() -> None:
-    world, gone, batch = World(nothing_breaks), items(2), items(2)
-    world.retries.failed(gone, None, "a", world.now_s, 0.0)
-    world.retries.failed(batch, None, "a", world.now_s, 0.0)
+    pool, gone, batch = Pool(nothing_breaks), items(2), items(2)
+    pool.retries.failed(gone, None, "a", pool.now_s, 0.0)
+    pool.retries.failed(batch, None, "a", pool.now_s, 0.0)
     give_up(*gone)
-    retry = world.ask("b")
+    retry = pool.ask("b")
     assert retry is not None
     assert retry.items == batch
 
 
 def test_deadlines_pass_while_waiting_too() -> None:
-    world, hurried = World(nothing_breaks), items(3, deadline_s=101.0)
-    world.retries.failed(hurried + items(1), None, "a", 100.0, 0.0)
+    pool, hurried = Pool(nothing_breaks), items(3, deadline_s=101.0)
+    pool.retries.failed(hurried + items(1), None, "a", 100.0, 0.0)
     give_up(hurried[0])
-    assert world.retries.next_due_s(100.0) == 101.0
-    assert world.retries.expire(100.9) == []
-    assert world.retries.expire(101.0) == [item.waiters[0] for item in hurried[1:]]
-    assert len(world.retries.items()) == 4
-    assert world.retries.next_due_s(101.0) == inf
-    retry = world.ask("b")
+    assert pool.retries.next_due_s(100.0) == 101.0
+    assert pool.retries.expire(100.9) == []
+    assert pool.retries.expire(101.0) == [item.waiters[0] for item in hurried[1:]]
+    assert len(pool.retries.items()) == 4
+    assert pool.retries.next_due_s(101.0) == inf
+    retry = pool.ask("b")
     assert retry is not None
     assert len(retry.items) == 1
 
 
 def test_the_same_poison_is_known_when_it_is_replayed_and_forgotten_in_order() -> None:
-    world, batch = World(all_breaks), items(5)
-    assert not world.retries.is_quarantined(batch[0].token_ids)
+    pool, batch = Pool(all_breaks), items(5)
+    assert not pool.retries.is_quarantined(batch[0].token_ids)
     for item in batch:
-        world.send("a", [item])
-        world.finish()
-    assert [world.retries.is_quarantined(item.token_ids) for item in batch] == [False, False, True, True, True]
-    assert not world.retries.is_quarantined(b"another")
+        pool.send("a", [item])
+        pool.finish()
+    assert [pool.retries.is_quarantined(item.token_ids) for item in batch] == [False, False, True, True, True]
+    assert not pool.retries.is_quarantined(b"another")
 
 
 def test_suspects_move_at_the_very_end_of_their_replicas_patience() -> None:
-    world, _ = suspected()
-    world.retries.replicas_changed(["a"], world.now_s)
-    world.now_s += 30.0
-    assert world.retries.next_due_s(world.now_s) == inf  # by the clock alone nothing more is to come
-    world.retries.replicas_changed(["a"], world.now_s)
-    assert world.ask("a") is not None
+    pool, _ = suspected()
+    pool.retries.replicas_changed(["a"], pool.now_s)
+    pool.now_s += 30.0
+    assert pool.retries.next_due_s(pool.now_s) == inf  # by the clock alone nothing more is to come
+    pool.retries.replicas_changed(["a"], pool.now_s)
+    assert pool.ask("a") is not None
 
 
 def test_the_quarantine_knows_an_input_by_all_of_its_ids_and_by_nothing_else() -> None:
-    world = World(all_breaks)
+    pool = Pool(all_breaks)
     poison = work_item(b"\x01\x00\x00\x00\x02\x00\x00\x00", 2, query())
-    world.send("a", [poison])
-    world.finish()
-    assert world.poison == [poison]
-    assert world.retries.is_quarantined(bytes(poison.token_ids))
+    pool.send("a", [poison])
+    pool.finish()
+    assert pool.poison == [poison]
+    assert pool.retries.is_quarantined(bytes(poison.token_ids))
     for other in (poison.token_ids[:-4], poison.token_ids + bytes(4), poison.token_ids[::-1], b""):
-        assert not world.retries.is_quarantined(other)
+        assert not pool.retries.is_quarantined(other)
+    pool.retries.quarantine(b"1234")
+    assert pool.retries.is_quarantined(b"1234")
 
 
 def test_only_what_failed_alone_is_quarantined() -> None:
     batch = items(8)
-    world = World(partial(holds, batch[3]))
-    world.send("a", batch)
-    world.finish()
-    assert [world.retries.is_quarantined(item.token_ids) for item in batch] == [number == 3 for number in range(8)]
-
-
-def test_two_inputs_of_one_hash_are_told_apart_by_their_digest() -> None:
-    class Alike(bytes):
-        def __hash__(self) -> int:
-            return 7
-
-    world = World(all_breaks)
-    world.send("a", [work_item(Alike(b"poison!!"), 2, query())])
-    world.finish()
-    assert world.retries.is_quarantined(Alike(b"poison!!"))
-    assert not world.retries.is_quarantined(Alike(b"innocent"))
+    pool = Pool(partial(holds, batch[3]))
+    pool.send("a", batch)
+    pool.finish()
+    assert [pool.retries.is_quarantined(item.token_ids) for item in batch] == [number == 3 for number in range(8)]
 
 
 def test_a_pause_before_a_retry_grows_with_the_failures() -> None:
@@ -389,84 +371,71 @@ def test_a_pause_before_a_retry_grows_with_the_failures() -> None:
 
 
 def test_retries_go_in_the_order_in_which_they_failed_and_a_refused_one_first() -> None:
-    world = World(nothing_breaks)
+    pool = Pool(nothing_breaks)
     first, second, refused = items(1), items(1), items(1)
-    world.retries.failed(first, None, "a", world.now_s, 0.0)
-    world.retries.failed(second, None, "a", world.now_s, 0.0)
-    world.retries.refused(refused, None, world.now_s, 0.0)
-    sent = [retry.items for _ in range(3) if (retry := world.ask("b")) is not None]
+    pool.retries.failed(first, None, "a", pool.now_s, 0.0)
+    pool.retries.failed(second, None, "a", pool.now_s, 0.0)
+    pool.retries.refused(refused, None, pool.now_s, 0.0)
+    sent = [retry.items for _ in range(3) if (retry := pool.ask("b")) is not None]
     assert sent == [refused, first, second]
-    assert world.ask("b") is None
+    assert pool.ask("b") is None
 
 
 def test_a_group_that_pauses_does_not_hold_up_the_next() -> None:
-    world = World(nothing_breaks)
+    pool = Pool(nothing_breaks)
     pausing, ready = items(1), items(1)
-    world.retries.failed(pausing, None, "a", world.now_s, 0.9)
-    world.retries.failed(ready, None, "a", world.now_s, 0.0)
-    retry = world.ask("b")
+    pool.retries.failed(pausing, None, "a", pool.now_s, 0.9)
+    pool.retries.failed(ready, None, "a", pool.now_s, 0.0)
+    retry = pool.ask("b")
     assert retry is not None
     assert retry.items == ready
-    assert len(world.retries) == 1
+    assert len(pool.retries) == 1
 
 
 def test_the_rest_of_a_group_over_a_budget_pauses_no_longer_and_went_wrong_as_often() -> None:
-    world, batch = World(nothing_breaks), items(4, tokens=40)
-    world.retries.failed(batch, None, "a", world.now_s, 0.5)
-    world.now_s += 0.01
-    assert world.ask("a", token_budget=80) is None
-    first, rest = world.ask("b", token_budget=80), world.ask("b", token_budget=80)
+    pool, batch = Pool(nothing_breaks), items(4, tokens=40)
+    pool.retries.failed(batch, None, "a", pool.now_s, 0.5)
+    pool.now_s += 0.01
+    assert pool.ask("a", token_budget=80) is None
+    first, rest = pool.ask("b", token_budget=80), pool.ask("b", token_budget=80)
     assert first is not None
     assert rest is not None
     assert (rest.items, rest.failures, rest.failed_on) == (batch[2:], 1, "a")
-    assert world.ask("b") is None
+    assert pool.ask("b") is None
 
 
 def test_a_batch_that_waits_behind_a_suspect_is_tried_where_it_failed_itself() -> None:
-    world, _ = suspected(1)
+    pool, _ = suspected(1)
     other = items(1)
-    world.retries.failed(other, RetryBatch(other, 1, "a", 0.0), "c", world.now_s, 0.0)
-    assert world.ask("c") is None
-    lone = world.ask("b")
+    pool.retries.failed(other, RetryBatch(other, 1, "a", 0.0), "c", pool.now_s, 0.0)
+    assert pool.ask("c") is None
+    lone = pool.ask("b")
     assert lone is not None
-    world.retries.succeeded(lone)
-    assert world.ask("b") is None
-    retry = world.ask("c")
+    pool.retries.succeeded(lone)
+    assert pool.ask("b") is None
+    retry = pool.ask("c")
     assert retry is not None
     assert (retry.items, retry.suspect, retry.failures) == (other, True, 2)
 
 
 def test_a_suspect_is_no_longer_out_once_it_came_back_whichever_way() -> None:
-    world, _ = suspected(4)
-    for ends in (world.retries.succeeded, lambda retry: world.retries.failed(retry.items, retry, "b", 200.0, 0.0)):
-        retry = world.ask("b")
+    pool, _ = suspected(4)
+    for ends in (pool.retries.succeeded, lambda retry: pool.retries.failed(retry.items, retry, "b", 200.0, 0.0)):
+        retry = pool.ask("b")
         assert retry is not None
-        world.now_s = 300.0
+        pool.now_s = 300.0
         ends(retry)
-        assert world.retries.reserves("b", world.now_s)
-    assert world.ask("b") is not None
+        assert pool.retries.reserves("b", pool.now_s)
+    assert pool.ask("b") is not None
 
 
 def test_everything_that_waits_counts_whole_retries_parts_and_those_behind() -> None:
-    world, batch = suspected(4)
+    pool, batch = suspected(4)
     other, whole = items(2), items(3)
-    world.retries.failed(other, RetryBatch(other, 1, "a", 0.0), "c", world.now_s, 0.0)
-    world.retries.failed(whole, None, "a", world.now_s, 0.0)
-    assert len(world.retries) == 1 + 2 + 1
-    assert sorted(map(id, world.retries.items())) == sorted(map(id, batch + other + whole))
-
-
-def test_once_all_is_cleared_up_no_replica_is_waited_for() -> None:
-    world, _ = suspected(1)
-    retry = world.ask("b")
-    assert retry is not None
-    world.retries.succeeded(retry)
-    world.retries.replicas_changed(["a"], world.now_s)
-    assert world.retries.next_due_s(world.now_s) == inf
-
-
-def test_where_nothing_failed_nothing_is_due() -> None:
-    assert Retries(RetryPolicy()).next_due_s(5.0) == inf
+    pool.retries.failed(other, RetryBatch(other, 1, "a", 0.0), "c", pool.now_s, 0.0)
+    pool.retries.failed(whole, None, "a", pool.now_s, 0.0)
+    assert len(pool.retries) == 1 + 2 + 1
+    assert sorted(map(id, pool.retries.items())) == sorted(map(id, batch + other + whole))
 
 
 def test_once_a_suspects_patience_has_ended_nothing_more_is_due_by_the_clock() -> None:

@@ -7,8 +7,8 @@ from unittest.mock import patch
 
 import pytest
 
-from aggregator.settings.aggregator import ENV_PREFIX, AggregatorSettings, TenantSettings
-from aggregator.settings.load import SettingsError, load
+from aggregator.settings.aggregator import ENV_PREFIX, AggregatorSettings
+from k8s.process.settings import SettingsError, load
 
 AGGREGATORS = f"{ENV_PREFIX}TENANTS__AGGREGATORS"
 MODELS = f"{ENV_PREFIX}MODELS"
@@ -47,7 +47,3 @@ def test_an_address_of_changing_endpoints_has_its_form(wrong: str, form: str) ->
 def test_what_can_be_counted_is_taken(right: str) -> None:
     with patch.dict(os.environ, {AGGREGATORS: right}):
         assert load(AggregatorSettings, ENV_PREFIX).tenants.aggregators == right
-
-
-def test_a_number_may_be_written_as_one() -> None:
-    assert TenantSettings.model_validate({"aggregators": 3}).aggregators == "3"

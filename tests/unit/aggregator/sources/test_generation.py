@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 
 from aggregator.errors import Code, InvalidRequest, RequestError, Undecodable
-from aggregator.request import Defaults, Failure, Request
+from aggregator.request.request import Defaults, Failure, Request
 from aggregator.scheduler.work_item import Priority
 from aggregator.sources import generation
 from protos.embedding.v1 import embedding_pb2
 from protos.generation.v1 import generation_pb2 as pb
-from tests.fakes.sources import AnyOrigin, FakeSource
+from tests.support.fake_source import AnyOrigin, FakeSource
+from tests.support.fake_tokenizer import Letters
 
-DEFAULTS = Defaults(FakeSource("kafka", refusable=False, replayed=True), "m", Priority.DEFAULT)
+DEFAULTS = Defaults(FakeSource("kafka", refusable=False), "m", Priority.DEFAULT)
 
 
 def parsed(**fields: Any) -> Request:
@@ -34,8 +35,8 @@ def test_a_prompt_token_ids_or_a_chat_is_what_it_goes_on_from() -> None:
     assert parsed(prompt="hello").inputs == ["hello"]
     assert parsed(token_ids=embedding_pb2.TokenIds(ids=[1, 2])).inputs == [b"\1\0\0\0\2\0\0\0"]
     chat = parsed(messages=pb.Messages(messages=[pb.Message(role="user", content="hi")]))
-    assert chat.text is not None
-    assert [message.content for message in chat.text.messages] == ["hi"]
+    assert chat.generation is not None
+    assert [message.content for message in chat.generation.messages] == ["hi"]
 
 
 @pytest.mark.parametrize(
@@ -69,18 +70,13 @@ def test_what_is_not_had_or_out_of_range_is_refused_by_name(sampling: dict[str, 
     assert named in refusal(prompt="x", sampling=pb.Sampling(**sampling))
 
 
-def test_one_text_greedy_or_drawn_is_had() -> None:
-    for sampling in (pb.Sampling(n=1), pb.Sampling(temperature=0.0), pb.Sampling(top_k=0), pb.Sampling(seed=-5)):
-        assert parsed(prompt="x", sampling=sampling).text is not None
-
-
 def test_deadlines_are_counted_from_intake() -> None:
     message = pb.GenerateRequest(prompt="x")
     message.expire_time.FromMilliseconds(1_002_500)
     message.first_token_timeout.FromMilliseconds(500)
     request = generation.parse(message, DEFAULTS, AnyOrigin(), received_s=10.0, wall_s=1000.0)
-    assert request.text is not None
-    assert (request.deadline_s, request.text.first_token_by_s) == (12.5, 10.5)
+    assert request.generation is not None
+    assert (request.deadline_s, request.generation.first_token_by_s) == (12.5, 10.5)
 
 
 @pytest.mark.parametrize("name", ["best_of", "guided_json", "response_format", "tools"])
@@ -124,16 +120,16 @@ def test_bytes_that_are_no_message_are_refused() -> None:
 
 def test_an_answer_tells_usage_and_timings_at_its_end_only() -> None:
     request = parsed(prompt="x", request_id="r")
-    text = request.text
+    text = request.generation
     assert text is not None
-    text.begin("rev", b"\1\0\0\0" * 3, _Spelled())
+    text.begin("rev", b"\1\0\0\0" * 3, Letters())
     text.started_s, text.first_token_s = 11.0, 12.0
     text.extend([65, 66], ())
     first = generation.response(request, "", 12.0, done=False)
     assert first is not None
     assert (first.text, first.HasField("usage"), first.model_revision) == ("AB", False, "rev")
     assert generation.response(request, "", 12.0, done=False) is None
-    text.end(cut=True)
+    text.end(pb.FINISH_REASON_LENGTH)
     request.complete_input(0, text)
     last = generation.response(request, "id", 13.0, done=True)
     assert last is not None
@@ -146,16 +142,11 @@ def test_an_answer_tells_usage_and_timings_at_its_end_only() -> None:
 
 def test_a_text_that_failed_is_told_with_what_there_is_of_it() -> None:
     request = parsed(prompt="x")
-    text = request.text
+    text = request.generation
     assert text is not None
-    text.begin("rev", b"\1\0\0\0", _Spelled())
+    text.begin("rev", b"\1\0\0\0", Letters())
     text.extend([65], ())
     request.fail(Failure(Code.DEADLINE_EXCEEDED, "late"))
-    answer = pb.GenerateResponse.FromString(generation.to_protobuf(request, "", 13.0))
+    answer = generation.whole(request, "", 13.0)
     assert (answer.text, answer.status.code, answer.finish_reason) == ("A", 4, pb.FINISH_REASON_UNSPECIFIED)
-    assert json.loads(generation.to_json(request, "", 13.0))["status"]["message"] == "late"
-
-
-class _Spelled:
-    def step(self, token_id: int) -> str:
-        return chr(token_id)
+    assert answer.status.message == "late"

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-from math import inf
 
 import numpy as np
 import pytest
 from google.protobuf.json_format import MessageToDict
 
 from aggregator.errors import Code
-from aggregator.replicas.results import CompletedBatch, Vector
-from aggregator.request import Failure, Options, Outcome, Request
-from aggregator.scheduler.work_item import Priority
-from aggregator.sources.response import is_large, response, to_json, to_protobuf
+from aggregator.request.request import Failure, Options, Outcome, Request
+from aggregator.request.vector import CompletedBatch, Vector
+from aggregator.sources.response import is_large, json_of, response, to_protobuf
 from protos.embedding.v1 import embedding_pb2 as pb
-from tests.fakes.sources import GRPC, AnyOrigin
+from tests.support.fake_source import any_request
 
 DIMENSIONS = 64
 FAILED = Failure(Code.RESOURCE_EXHAUSTED, "full", retryable=True, retry_after_s=0.25)
@@ -28,8 +26,7 @@ def batch(batch_id: str, rows: int) -> CompletedBatch:
 
 def request_of(outcomes: list[Outcome | None], encoding: int = pb.ENCODING_FLOAT32, dimensions: int = 32) -> Request:
     options = Options(dimensions=dimensions, encoding=encoding, normalize=True)
-    inputs = ["x"] * len(outcomes)
-    return Request("q", "alias", "", inputs, options, Priority.DEFAULT, GRPC, "", 0.0, inf, AnyOrigin(), outcomes, 0)
+    return any_request(*["x"] * len(outcomes), outcomes=outcomes, model="alias", options=options)
 
 
 @pytest.mark.parametrize("encoding", pb.Encoding.values()[1:])
@@ -47,7 +44,7 @@ def test_bytes_and_message_are_equal(encoding: int, count: int) -> None:
     ]
     request = request_of(outcomes[:count], encoding)
     assert pb.EmbedResponse.FromString(to_protobuf(request, "reply")) == response(request, "reply")
-    assert b'"requestId"' in to_json(request, "reply")
+    assert b'"requestId"' in json_of(response(request, "reply"))
 
 
 def test_an_answer_without_any_vector_says_why() -> None:
@@ -72,22 +69,12 @@ def test_what_takes_milliseconds_is_large(count: int, encoding: int, dimensions:
     assert is_large(request_of([FAILED] * count, encoding, dimensions)) is large
 
 
-def test_vectors_of_several_batches_stand_in_the_order_of_their_inputs() -> None:
-    first, second = batch("b-1", 4), batch("b-2", 5)
-    outcomes: list[Outcome | None] = [Vector(first, 0, 1, 0.0), Vector(second, 0, 1, 0.0), Vector(first, 0, 1, 0.0)]
-    for encoding in pb.Encoding.values()[1:]:
-        request = request_of(outcomes, encoding)
-        answer = pb.EmbedResponse.FromString(to_protobuf(request, "reply"))
-        assert answer == response(request, "reply")
-        assert answer.embeddings[0].embedding == answer.embeddings[2].embedding != answer.embeddings[1].embedding
-
-
 @pytest.mark.parametrize("encoding", pb.Encoding.values()[1:])
 @pytest.mark.parametrize("count", [1, 3])
 def test_json_says_what_the_message_says(encoding: int, count: int) -> None:
     of_batch = batch("b-1", 4)
     request = request_of([Vector(of_batch, row, 5, 0.25 * row) for row in range(count)], encoding)
-    written = to_json(request, "reply")
+    written = json_of(response(request, "reply"))
     assert b"\n" not in written
     assert json.loads(written) == MessageToDict(response(request, "reply"))
 
@@ -98,7 +85,7 @@ def test_ids_of_any_length_and_script_stand_in_the_answer(request_id: str) -> No
     request.request_id = request_id
     answer = pb.EmbedResponse.FromString(to_protobuf(request, request_id[::-1]))
     assert (answer.request_id, answer.reply_id) == (request_id, request_id[::-1])
-    told = json.loads(to_json(request, request_id[::-1]))
+    told = json.loads(json_of(response(request, request_id[::-1])))
     assert (told.get("requestId", ""), told.get("replyId", "")) == (request_id, request_id[::-1])
 
 
@@ -132,7 +119,7 @@ def test_times_of_many_seconds_are_told_to_the_nanosecond() -> None:
         9_500_000_000,
         5_125_000_000,
     ]
-    assert json.loads(to_json(request, "reply"))["timings"]["batched"] == "7.250s"
+    assert json.loads(json_of(response(request, "reply")))["timings"]["batched"] == "7.250s"
 
 
 def test_what_failed_is_told_of_the_whole_wherever_it_stands_with_when_to_come_again() -> None:
@@ -148,16 +135,6 @@ def test_what_failed_is_told_of_the_whole_wherever_it_stands_with_when_to_come_a
 
 def test_who_got_no_vector_reads_the_name_that_it_asked_for() -> None:
     assert pb.EmbedResponse.FromString(to_protobuf(request_of([FAILED]), "reply")).model == "alias"
-
-
-def test_json_of_two_vectors_holds_both() -> None:
-    both = batch("b", 2)
-    request = request_of([Vector(both, 0, 1, 0.0), Vector(both, 1, 1, 0.0)])
-    assert len(json.loads(to_json(request, "reply"))["embeddings"]) == 2
-
-
-def test_json_goes_without_blanks() -> None:
-    assert b" " not in to_json(request_of([Vector(batch("b", 1), 0, 3, 0.5)]), "reply")
 
 
 @pytest.mark.parametrize("token_count", [255, 32767])

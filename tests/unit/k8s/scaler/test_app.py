@@ -7,21 +7,18 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-import aiohttp
 import pytest
 from aiokafka.errors import KafkaConnectionError
 from typing_extensions import override
 
-from aggregator.errors import StartError
-from aggregator.observability.demand_server import DemandServer
-from aggregator.observability.telemetry import TelemetrySettings
+from aggregator.reports.demand import DemandServer
 from aggregator.settings.aggregator import KafkaSettings
-from k8s.api import Kubernetes, connect
+from k8s.api import Kubernetes
+from k8s.process.telemetry import TelemetrySettings
 from k8s.scaler.__main__ import main
 from k8s.scaler.app import Scaler
 from k8s.scaler.measuring.demand import StaleInputError
 from k8s.scaler.measuring.kafka_lag import KafkaLag, LogEnds
-from k8s.scaler.measuring.rounds import topics_by_model
 from k8s.scaler.settings import (
     AggregatorsSettings,
     ApiSettings,
@@ -32,13 +29,13 @@ from k8s.scaler.settings import (
 )
 from loadtest.stack.ports import free_ports
 from protos.aggregator.v1 import aggregator_pb2 as pb
-from tests.fakes.certificate_authority import CertificateAuthority
-from tests.fakes.kubernetes_api import SLICES, FakeKubernetesApi, slice_of
+from tests.support.certificates import Authority
+from tests.support.fake_kubernetes import SLICES, FakeKubernetesApi, slice_of
+from tests.support.until import until
 
 MAX_AGE_S, NEWCOMER_S = 20.0, 30.0
 MODEL = "org/model"
 DEPLOYMENT = "/apis/apps/v1/namespaces/default/deployments/model"
-API_SERVICE = "/apis/apiregistration.k8s.io/v1/apiservices/v1beta1.external.metrics.k8s.io"
 AUTHENTICATION = "/api/v1/namespaces/kube-system/configmaps/extension-apiserver-authentication"
 SECRET = "/api/v1/namespaces/default/secrets/tokenbatch-scaler-tls"
 
@@ -68,12 +65,16 @@ class Cluster:
         self.now_s = 1000.0
         self.api = FakeKubernetesApi()
         self.lag = FakeLag()
-        self.authority = CertificateAuthority(folder)
+        self.folder = folder
+        self.authority = Authority()
         self.calls_per_s = 3000.0
         self.aggregator = DemandServer("127.0.0.1:0", self.demand)
         self.api.put(DEPLOYMENT, {"spec": {"replicas": 2}, "status": {"readyReplicas": 2}})
         self.api.put(SECRET, {"type": "Opaque"})
-        data = {"requestheader-client-ca-file": self.authority.pem, "requestheader-allowed-names": '["front-proxy"]'}
+        data = {
+            "requestheader-client-ca-file": self.authority.cert.decode(),
+            "requestheader-allowed-names": '["front-proxy"]',
+        }
         self.api.put(AUTHENTICATION, {"data": data})
 
     def demand(self) -> pb.GetDemandResponse:
@@ -109,7 +110,7 @@ class Cluster:
         """So much time passes at once, and then a whole round."""
         self.now_s += seconds
         begun = self.lag.reads + 2
-        await until(lambda: self.lag.reads >= begun)
+        await until_fresh(lambda: self.lag.reads >= begun)
 
     def value(self, scaler: Scaler) -> float:
         (found,) = scaler.published.query("embed_required_replicas", {"model": "model"})
@@ -120,21 +121,21 @@ class Cluster:
         return found.value
 
 
-async def until(holds: Callable[[], bool], timeout_s: float = 30.0) -> None:
-    """Wait for something to hold; what is stale or not there yet does not."""
-    async with asyncio.timeout(timeout_s):
-        while True:
-            try:
-                if holds():
-                    return
-            except StaleInputError:
-                pass
-            await asyncio.sleep(0.02)
+async def until_fresh(holds: Callable[[], bool]) -> None:
+    """Wait until it holds; it does not while a figure is stale or missing."""
+
+    def holds_now() -> bool:
+        try:
+            return holds()
+        except StaleInputError:
+            return False
+
+    await until(holds_now)
 
 
 async def until_silent(host: str, caplog: pytest.LogCaptureFixture) -> None:
     """Wait for an aggregator there to have been asked, and not to have answered."""
-    await until(lambda: any(vars(record).get("address", "").startswith(f"{host}:") for record in caplog.records))
+    await until_fresh(lambda: any(vars(record).get("address", "").startswith(f"{host}:") for record in caplog.records))
 
 
 @pytest.fixture
@@ -149,23 +150,11 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
 async def test_demand_becomes_replicas(cluster: Cluster) -> None:
     # (3000 calls + 100 records * 30 tokens / 30 s) / (0.75 * 4000 tokens/s)
     async with cluster.api.started() as kubernetes, cluster.scaler(kubernetes) as scaler:
-        await until(lambda: cluster.value(scaler) == pytest.approx(3100 / 3000))
+        await until_fresh(lambda: cluster.value(scaler) == pytest.approx(3100 / 3000))
         cluster.calls_per_s = 30_000.0
-        await until(lambda: cluster.value(scaler) == pytest.approx(30_100 / 3000))
+        await until_fresh(lambda: cluster.value(scaler) == pytest.approx(30_100 / 3000))
         assert scaler.published.query("embed_consumer_lag")[0].value == 100
         assert cluster.busy(scaler) == 0.5
-
-
-async def test_two_scalers_answer_alike(cluster: Cluster) -> None:
-    async with cluster.api.started(), AsyncExitStack() as stack:
-        scalers = [await stack.enter_async_context(cluster.scaler(cluster.api.client())) for _ in range(2)]
-        for scaler in scalers:
-            await until(lambda scaler=scaler: cluster.value(scaler) > 0)  # type: ignore[misc]
-        assert len({cluster.value(scaler) for scaler in scalers}) == 1
-        assert all(scaler.api is not None for scaler in scalers)
-        await until(lambda: all(scaler.api is not None and scaler.api.address for scaler in scalers))
-    assert sum(call == f"PUT {SECRET}" for call in cluster.api.calls) <= 2
-    assert cluster.api.objects[API_SERVICE]["spec"]["caBundle"] == cluster.api.objects[SECRET]["data"]["ca.crt"]
 
 
 async def test_scalers_that_began_to_look_at_different_moments_publish_the_same(cluster: Cluster) -> None:
@@ -173,24 +162,26 @@ async def test_scalers_that_began_to_look_at_different_moments_publish_the_same(
     cluster.lag.end = 3000  # 2100 records of 30 tokens wait, to be worked off in 30 s
     async with cluster.api.started(), AsyncExitStack() as stack:
         first = await stack.enter_async_context(cluster.scaler(cluster.api.client(), *ports))
-        await until(lambda: cluster.value(first) == pytest.approx(5100 / 3000))
+        await until_fresh(lambda: cluster.value(first) == pytest.approx(5100 / 3000))
         cluster.api.put(DEPLOYMENT, {"spec": {"replicas": 5}, "status": {"readyReplicas": 2}})
         await cluster.later(0.0)
         cluster.lag.end = 30_000
         await cluster.later(0.0)
         assert cluster.value(first) == pytest.approx(5100 / 3000)
         second = await stack.enter_async_context(cluster.scaler(cluster.api.client(), *reversed(ports)))
-        await until(lambda: cluster.value(second) == pytest.approx(5100 / 3000))
+        await until_fresh(lambda: cluster.value(second) == pytest.approx(5100 / 3000))
         await cluster.later(0.0)
         await cluster.later(0.0)
         assert [cluster.value(each) for each in (first, second)] == [pytest.approx(5100 / 3000)] * 2
         cluster.calls_per_s = 9000.0
-        await until(lambda: [cluster.value(each) for each in (first, second)] == [pytest.approx(11_100 / 3000)] * 2)
+        await until_fresh(
+            lambda: [cluster.value(each) for each in (first, second)] == [pytest.approx(11_100 / 3000)] * 2
+        )
 
 
 async def test_an_api_server_that_is_away_changes_no_figure_until_it_is_too_long(cluster: Cluster) -> None:
     async with cluster.api.started() as kubernetes, cluster.scaler(kubernetes) as scaler:
-        await until(lambda: cluster.value(scaler) > 0)
+        await until_fresh(lambda: cluster.value(scaler) > 0)
         cluster.api.away = True
         cluster.api.end_watches()
         await cluster.later(MAX_AGE_S)
@@ -199,18 +190,18 @@ async def test_an_api_server_that_is_away_changes_no_figure_until_it_is_too_long
         with pytest.raises(StaleInputError, match=r"not known: the Deployment model cannot be read$"):
             cluster.value(scaler)
         cluster.api.away = False
-        await until(lambda: cluster.value(scaler) > 0)
+        await until_fresh(lambda: cluster.value(scaler) > 0)
 
 
 async def test_without_kafka_there_is_an_error_and_no_zero(cluster: Cluster) -> None:
     async with cluster.api.started() as kubernetes, cluster.scaler(kubernetes) as scaler:
-        await until(lambda: cluster.value(scaler) > 0)
+        await until_fresh(lambda: cluster.value(scaler) > 0)
         cluster.lag.away = True
         await cluster.later(MAX_AGE_S + 1.0)
         with pytest.raises(StaleInputError, match=r"not known: Kafka does not answer$"):
             cluster.value(scaler)
         cluster.lag.away = False
-        await until(lambda: cluster.value(scaler) > 0)
+        await until_fresh(lambda: cluster.value(scaler) > 0)
 
 
 async def test_an_aggregator_that_stops_answering_is_an_error_until_it_is_gone(cluster: Cluster) -> None:
@@ -219,33 +210,19 @@ async def test_an_aggregator_that_stops_answering_is_an_error_until_it_is_gone(c
     await other.start()
     cluster.api.put(path, slice_of("127.0.0.1", "127.0.0.2"))
     async with cluster.api.started() as kubernetes, cluster.scaler(kubernetes) as scaler:
-        await until(lambda: cluster.busy(scaler) == 1.0)
+        await until_fresh(lambda: cluster.busy(scaler) == 1.0)
         await other.stop()
         await cluster.later(MAX_AGE_S + 1.0)
         with pytest.raises(StaleInputError, match=r"not known: aggregator 127\.0\.0\.2:\d+ does not answer$"):
             cluster.value(scaler)
         cluster.api.put(path, slice_of("127.0.0.1"))
-        await until(lambda: cluster.value(scaler) > 0)
-
-
-async def test_a_newcomer_that_does_not_answer_yet_is_waited_for_and_then_missed(
-    cluster: Cluster, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with cluster.api.started() as kubernetes, cluster.scaler(kubernetes) as scaler:
-        await until(lambda: cluster.value(scaler) > 0)
-        cluster.api.put(f"{SLICES.format(namespace='ns')}/one", slice_of("127.0.0.1", "127.0.0.3"))
-        await until_silent("127.0.0.3", caplog)
-        await cluster.later(NEWCOMER_S)
-        assert cluster.value(scaler) > 0
-        await cluster.later(MAX_AGE_S + 1.0)
-        with pytest.raises(StaleInputError, match=r"aggregator 127\.0\.0\.3:\d+ does not answer"):
-            cluster.value(scaler)
+        await until_fresh(lambda: cluster.value(scaler) > 0)
 
 
 async def test_a_pod_that_never_starts_holds_up_no_figure(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
     path = f"{SLICES.format(namespace='ns')}/two"
     async with cluster.api.started() as kubernetes, cluster.scaler(kubernetes) as scaler:
-        await until(lambda: cluster.value(scaler) > 0)
+        await until_fresh(lambda: cluster.value(scaler) > 0)
         # as a pod stands in a Service that publishes those that are not ready, while its image cannot be pulled
         cluster.api.put(path, slice_of("127.0.0.3", name="two", ready=True, serving=False))
         await until_silent("127.0.0.3", caplog)
@@ -268,49 +245,15 @@ async def test_a_pod_that_went_down_is_missed_for_a_while_and_then_overlooked(cl
     await other.start()
     cluster.api.put(path, slice_of("127.0.0.2", name="two", ready=True, serving=True))
     async with cluster.api.started() as kubernetes, cluster.scaler(kubernetes) as scaler:
-        await until(lambda: cluster.busy(scaler) == 1.0)
+        await until_fresh(lambda: cluster.busy(scaler) == 1.0)
         await other.stop()
         cluster.api.put(path, slice_of("127.0.0.2", name="two", ready=True, serving=False))
         await cluster.later(MAX_AGE_S + 1.0)
         with pytest.raises(StaleInputError, match=r"aggregator 127\.0\.0\.2:\d+ does not answer"):
             cluster.value(scaler)
         await cluster.later(NEWCOMER_S - MAX_AGE_S)
-        await until(lambda: cluster.busy(scaler) == 0.5)
+        await until_fresh(lambda: cluster.busy(scaler) == 0.5)
         assert cluster.value(scaler) > 0
-
-
-async def test_the_api_is_served_with_the_clusters_own_front_proxy_authority(cluster: Cluster) -> None:
-    async with cluster.api.started() as kubernetes, cluster.scaler(kubernetes) as scaler:
-        assert scaler.api is not None
-        api = scaler.api
-        await until(lambda: bool(api.address) and cluster.value(scaler) > 0)
-        made = await until_secret(cluster)
-        tls = cluster.authority.client(made, "front-proxy")
-        url = f"https://{api.address}/apis/external.metrics.k8s.io/v1beta1/namespaces/default/embed_required_replicas"
-        async with (
-            aiohttp.ClientSession() as session,
-            session.get(url, ssl=tls, server_hostname="tokenbatch-scaler.default.svc") as response,
-        ):
-            assert (await response.json())["items"][0]["value"] == "1034m"
-
-
-async def until_secret(cluster: Cluster) -> str:
-    import base64  # noqa: PLC0415 - for this only
-
-    return base64.b64decode(cluster.api.objects[SECRET]["data"]["ca.crt"]).decode()
-
-
-def test_outside_of_a_cluster_the_start_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    monkeypatch.setenv("KUBECONFIG", "/nonexistent")
-    with pytest.raises(StartError, match="this is not a Kubernetes pod"):
-        connect()
-
-
-def test_topics_belong_to_the_model_of_requests_that_name_none() -> None:
-    settings = ScalerSettings()
-    models = (ModelSettings(name="a"), ModelSettings(name="a-canary", demand_of="a"), ModelSettings(name="b"))
-    assert topics_by_model(settings.kafka, models) == {"a": ["embed.requests.v1"], "b": []}
 
 
 def test_a_wrong_setting_ends_the_start_with_a_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -318,26 +261,3 @@ def test_a_wrong_setting_ends_the_start_with_a_line(capsys: pytest.CaptureFixtur
     file.write_text("policy: {drain: 3}\n")
     assert main(["--config", str(file)]) == 2
     assert "policy.drain is not a setting: did you mean policy.drain_s?" in capsys.readouterr().err
-
-
-def test_more_than_one_service_is_refused_at_the_start(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    file = tmp_path / "scaler.yaml"
-    file.write_text("aggregators: {addresses: ['k8s://a.ns:1', 'host:1', 'k8s://b.ns:1']}\n")
-    assert main(["--config", str(file), "--check"]) == 2
-    assert "k8s://a.ns:1 and k8s://b.ns:1: give one Service" in capsys.readouterr().err
-
-
-def test_a_service_that_cannot_be_read_is_refused_at_the_start(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    file = tmp_path / "scaler.yaml"
-    file.write_text("aggregators: {addresses: ['k8s://a:1']}\n")
-    assert main(["--config", str(file), "--check"]) == 2
-    assert "'k8s://a:1' is not k8s://SERVICE.NAMESPACE:PORT" in capsys.readouterr().err
-
-
-def test_a_check_prints_the_settings(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    file = tmp_path / "scaler.yaml"
-    file.write_text("policy: {drain_s: 3}\n")
-    assert main(["--config", str(file), "--check"]) == 0
-    assert "drain_s: 3.0" in capsys.readouterr().out

@@ -11,7 +11,6 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from aggregator.errors import StartError
 from k8s.scaler.keda import LIVENESS, GrpcPort, KedaScaler
 from k8s.scaler.measuring.figures import Figure
 from k8s.scaler.published import Published
@@ -79,17 +78,6 @@ async def test_the_stream_tells_at_once_and_at_each_change(operator: Operator) -
     stream.cancel()
 
 
-async def test_the_stream_says_nothing_while_nothing_is_known(operator: Operator) -> None:
-    operator.now_s = 200.0
-    stream = operator.stub.StreamIsActive(reference())
-    pending = asyncio.ensure_future(stream.read())
-    await asyncio.sleep(0.05)
-    assert not pending.done()
-    operator.show(1.0)
-    assert (await asyncio.wait_for(pending, 30)).result is True
-    stream.cancel()
-
-
 async def test_what_is_stale_is_an_error_to_keda(operator: Operator) -> None:
     operator.now_s = 200.0
     operator.published.explain = lambda: "no aggregator has answered"
@@ -99,11 +87,6 @@ async def test_what_is_stale_is_an_error_to_keda(operator: Operator) -> None:
             await call
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         assert "no aggregator has answered" in (caught.value.details() or "")
-
-
-async def test_what_keda_compares_with_does_not_depend_on_the_inputs(operator: Operator) -> None:
-    operator.now_s = 200.0
-    assert (await operator.stub.GetMetricSpec(reference())).metricSpecs[0].targetSize == 1
 
 
 async def test_a_trigger_may_name_metric_and_target(operator: Operator) -> None:
@@ -132,12 +115,6 @@ async def test_alive_is_not_ready(operator: Operator) -> None:
     assert (await status(LIVENESS), await status("")) == (serving, not_serving)
     await operator.port.set_ready(ready=True)
     assert (await status(LIVENESS), await status("")) == (serving, serving)
-
-
-async def test_a_port_in_use_is_said(operator: Operator) -> None:
-    scaler = KedaScaler(operator.published, 1.0)
-    with pytest.raises(StartError, match="is another program using the port"):
-        await GrpcPort(scaler, operator.port.address).start()
 
 
 def test_the_wire_is_kedas() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from opentelemetry.sdk.metrics.export import NumberDataPoint
 
-from aggregator.observability.metrics_buffer import MetricsBuffer
+from k8s.process.metrics_buffer import MetricsBuffer
+from k8s.scaler.app import show
 from k8s.scaler.measuring.figures import Figure
-from k8s.scaler.metrics import show
 from k8s.scaler.published import Published
 
 Series = dict[tuple[str, str], float]

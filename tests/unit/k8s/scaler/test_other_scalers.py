@@ -48,29 +48,6 @@ async def _all(replicas: list[Replica]) -> AsyncIterator[Mapping[str, bool]]:
     yield {each.port.address: True for each in replicas}
 
 
-async def test_all_publish_what_the_one_requires_that_requires_most(replicas: list[Replica]) -> None:
-    for each, required in zip(replicas, (3.555, 2.746, 0.5), strict=True):
-        each.comes_to(required)
-    for _ in range(2):
-        assert [await each.publishes() for each in replicas] == [3.555] * 3
-    replicas[0].comes_to(1.0)
-    assert [await each.publishes() for each in replicas] == [2.746] * 3
-
-
-async def test_who_does_not_know_what_pods_were_asked_for_publishes_what_the_others_say(
-    replicas: list[Replica],
-) -> None:
-    replicas[0].comes_to(5.0, knows_what_for=False)
-    replicas[1].comes_to(1.7)
-    assert [await each.publishes() for each in replicas[:2]] == [1.7, 1.7]
-
-
-async def test_where_nobody_knows_it_each_publishes_its_own(replicas: list[Replica]) -> None:
-    for each in replicas:
-        each.comes_to(5.0, knows_what_for=False)
-    assert [await each.publishes() for each in replicas] == [5.0] * 3
-
-
 async def test_one_that_does_not_answer_or_has_measured_nothing_is_passed_over(replicas: list[Replica]) -> None:
     replicas[0].comes_to(2.0)
     await replicas[1].port.stop(0)

@@ -7,7 +7,7 @@ import pytest
 from k8s.scaler.measuring.demand import StaleInputError
 from k8s.scaler.measuring.figures import Figure
 from k8s.scaler.published import AGGREGATOR_BUSY, LAG, REQUIRED_REPLICAS, Published, UnknownMetric
-from tests.fakes.clock import ManualClock
+from tests.support.virtual_time import ManualClock
 
 M = {"model": "m"}
 
@@ -65,14 +65,6 @@ def test_before_anything_was_measured_there_is_no_figure() -> None:
         published.query(REQUIRED_REPLICAS, M)
     with pytest.raises(StaleInputError):
         published.query(AGGREGATOR_BUSY)
-
-
-def test_what_was_never_measured_is_as_old_as_the_process() -> None:
-    clock = ManualClock(100.0)
-    published = publish(clock, "m")
-    assert published.ages_s() == {"m": (None, 0.0)}
-    clock.now_s += 30.0
-    assert published.ages_s() == {"m": (None, 30.0)}
 
 
 @pytest.mark.parametrize(("metric", "wanted"), [("other", {}), (REQUIRED_REPLICAS, {"model": "x"})])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from k8s.scaler.selectors import BadSelector, labels_of
+from k8s.scaler.external_metrics.server import BadSelector, labels_of
 
 
 @pytest.mark.parametrize(

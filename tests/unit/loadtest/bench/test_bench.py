@@ -1,13 +1,9 @@
 """Figures of benchmarks, and how they are kept."""
 
-import csv
-from pathlib import Path
-
 import pytest
-from rich.console import Console
 
 from loadtest.bench import front_door, growth
-from loadtest.bench.figures import Figure, append, commit, hardware, table
+from loadtest.bench.figures import Figure
 from loadtest.bench.kafka_through import rate
 from loadtest.bench.one_by_one import figures
 from loadtest.bench.setting import Progress, between, cpu_us_per_query
@@ -25,19 +21,6 @@ def test_replies_are_timed_from_the_first_that_were_seen_and_without_them() -> N
     assert rate(looks) == pytest.approx(200.0)
 
 
-def test_figures_are_appended_below_one_heading(tmp_path: Path) -> None:
-    file = tmp_path / "results.csv"
-    figure = Figure("P4", "ratio", 1.23456, "ratio", 3, "a note, with a comma", "≤ 1.5")
-    append([figure], file)
-    append([figure, figure], file)
-    with file.open(newline="") as lines:
-        rows = list(csv.DictReader(lines))
-    assert len(rows) == 3
-    assert rows[0]["value"] == "1.235"
-    assert rows[0]["notes"] == "a note, with a comma"
-    assert (rows[0]["commit"], rows[0]["hardware"]) == (commit(), hardware())
-
-
 @pytest.mark.parametrize(
     ("value", "wanted", "kept"), [(1.4, "≤ 1.5", True), (1.6, "≤ 1.5", False), (0.94, "≥ 0.95", False), (9, "", True)]
 )
@@ -51,15 +34,6 @@ def test_batches_are_set_against_queries_one_by_one_turn_by_turn() -> None:
     assert values["transformers_one_by_one"] == 15.0
     assert values["vllm_by_1_over_transformers"] == 2.0
     assert (values["vllm_by_21"], values["vllm_by_21_over_transformers"]) == (60.0, 4.0)
-
-
-def test_a_table_of_a_hundred_columns_shows_notes_whole() -> None:
-    notes = "50000 unique queries, 2048 tokens a batch at most, all threads"
-    screen = Console(width=100, record=True)
-    screen.print(table([Figure("P4", "aggregator_over_bare_loop", 1.2, "ratio", 3, notes, "≤ 1.25")] * 2))
-    lines = screen.export_text().splitlines()
-    assert lines[0].rstrip() == f"P4: {notes}"
-    assert sum("aggregator_over_bare_loop │   1.2 │ ratio │ ≤ 1.25" in line for line in lines) == 2
 
 
 def test_each_peer_is_set_against_ours_turn_by_turn() -> None:

@@ -7,10 +7,10 @@ import time
 import pytest
 
 from aggregator.errors import Code
-from aggregator.sources.kafka.replies import dead_letter
+from aggregator.sources.kafka.dead_letters import DeadLetter
 from loadtest.clients.dead_letters import Obstacle, PutBack, Wanted, put_back
 from loadtest.redrive import moment
-from tests.fakes.records import FakeRecord, in_flight_of
+from tests.support.records import FakeRecord, in_flight_of
 
 SENT = [("content-type", b"text/plain"), ("kafka_correlationId", b"\xff"), ("dlt", b"not ours")]
 
@@ -18,10 +18,7 @@ SENT = [("content-type", b"text/plain"), ("kafka_correlationId", b"\xff"), ("dlt
 def letter(*headers: tuple[str, bytes], code: Code = Code.INTERNAL, omit_value: bool = False) -> FakeRecord:
     """A letter as the aggregator writes it, of a record with these headers."""
     in_flight = in_flight_of(b"value", headers, topic="queries", key=b"k")
-    written = dead_letter(
-        in_flight, code, "broken", topic="queries-dlt", group_id="g", attempts=2, first_failure_unix_s=0.0,
-        omit_value=omit_value,
-    )  # fmt: skip
+    written = DeadLetter(in_flight, code, "broken", attempts=2, omits_value=omit_value).record("g")
     return FakeRecord("queries-dlt", 0, 7, 1_700_000_000_000, written.key, written.value, written.headers)
 
 

@@ -36,14 +36,6 @@ def test_offsets_without_a_letter_hold_nothing_back_and_those_before_them_do() -
     assert (done.position, done.metadata()) == (12, "")
 
 
-def test_a_letter_that_stays_is_never_passed_over() -> None:
-    done = Offsets(0)
-    for offset in range(1, 2000):
-        done.put_back(offset)
-    assert done.position == 0
-    assert Offsets(0, done.metadata()).position == 0
-
-
 def test_what_does_not_fit_is_forgotten_from_the_far_end() -> None:
     chance = random.Random(1)
     put_back = sorted(chance.sample(range(1, 200_000), 100_000))

@@ -7,7 +7,7 @@ import pytest
 
 from loadtest.clients import pace
 from loadtest.clients.pace import paced
-from tests.fakes.clock import run
+from tests.support.virtual_time import run
 
 
 async def test_without_a_rate_all_is_due_at_once() -> None:

@@ -8,7 +8,7 @@ import pytest
 from loadtest.generation.decode import DecodeCurve, through
 from loadtest.generation.engine import Server, generate
 from loadtest.generation.limits import Fixed
-from loadtest.generation.work import Work, around, at_once, exponential, poisson
+from loadtest.generation.work import Work, at_once
 
 CURVE = DecodeCurve(0.010, 0.001, 0.0001)
 
@@ -48,25 +48,3 @@ def test_what_overflows_the_cache_is_sent_back_and_read_again() -> None:
     assert found.steps == 10
     assert found.seconds == pytest.approx(0.014 + 5 * 0.012 + 2 * 0.011 + 0.0126 + 0.011)
     assert found.tokens_per_s == pytest.approx(16 / found.seconds)
-
-
-def test_nothing_runs_before_it_comes() -> None:
-    found = generate(Server(CURVE), Fixed(2), Work([0.0, 5.0], [10, 10], [1, 1]))
-    assert found.seconds == pytest.approx(5.012)
-    assert found.latency_s.tolist() == pytest.approx([0.012, 0.012])
-
-
-def test_lengths_and_arrivals_have_their_means_and_are_the_same_for_one_seed() -> None:
-    def rng() -> np.random.Generator:
-        return np.random.default_rng(1)
-
-    assert around(100.0, 0.5, 20_000, rng()).mean() == pytest.approx(100.0, rel=0.02)
-    assert around(100.0, 0.5, 20_000, rng()).std() == pytest.approx(50.0, rel=0.05)
-    assert set(around(128.0, 0.0, 10, rng()).tolist()) == {128}
-    lengths = exponential(128.0, 1536, 20_000, rng())
-    assert lengths.mean() == pytest.approx(128.0, rel=0.03)
-    assert exponential(128.0, 32, 20_000, rng()).max() == 32
-    assert exponential(128.0, 32, 20_000, rng()).mean() == pytest.approx(15.8, rel=0.05)
-    drawn = poisson(4.0, lengths, lengths, rng())
-    assert drawn.arrived_s[-1] == pytest.approx(5000.0, rel=0.03)
-    assert drawn == poisson(4.0, lengths, lengths, rng())

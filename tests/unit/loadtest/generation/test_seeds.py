@@ -7,9 +7,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from loadtest.__main__ import main
 from loadtest.generation.engine import Server, generate
-from loadtest.generation.lengths_vary import Way, latency, throughput
+from loadtest.generation.lengths_vary import Way, throughput
 from loadtest.generation.limits import ByPaper, Fixed
 from loadtest.generation.memory_and_sla import FIGURE_3, TABLE_1, TARGET_S, figure_3, memory_limit, table_1
 from loadtest.generation.work import around, at_once
@@ -56,15 +55,3 @@ def test_static_batches_collapse_as_lengths_vary_and_continuous_ones_with_pages_
     assert static[1] == pytest.approx(81.0, rel=0.03)  # printed, and what the curve is fitted to
     assert static[1] < 0.5 * static[0]
     assert paged[1] > paged[0]
-
-
-def test_continuous_batching_answers_sooner() -> None:
-    found = [latency(way, 1.0, runs=3).p50_s for way in Way]
-    assert found == sorted(found, reverse=True)
-    assert found[0] > 5.0 * found[1]
-
-
-@pytest.mark.parametrize("what", ["figure3", "lengths"])
-def test_the_command_shows_a_table(what: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["generate", what]) == 0
-    assert len(capsys.readouterr().out.splitlines()) >= 4

@@ -10,12 +10,10 @@ import pytest
 
 from loadtest.__main__ import main
 from loadtest.simulate import cases
-from loadtest.simulate.ablation import Run, Trial, all_cases, bears_on, policies
+from loadtest.simulate.ablation import Run, Trial, bears_on, policies
 from loadtest.simulate.core_aggregator import Mechanism
-from loadtest.simulate.curves import A100_LIKE
-from loadtest.simulate.model_servers import Engine
 from loadtest.simulate.outcome import Outcome
-from loadtest.simulate.scenario import Kind, Policy, Scenario
+from loadtest.simulate.scenario import Scenario
 from loadtest.simulate.simulation import simulate
 
 
@@ -31,8 +29,8 @@ BEARS = {
     Mechanism.SUBSETS: cases.pool(40, 2, 0.8, seconds=0.2),
     Mechanism.PACING: cases.case("shared"),
     Mechanism.HALF_BATCHES: cases.case("shared"),
-    Mechanism.LIGHT_LEAD: cases.case("steady"),
     Mechanism.LARGE_STEPS: cases.case("backlog"),
+    Mechanism.CAPTURE_SIZES: cases.case("overload", curve="a100-graphs"),
     Mechanism.SKIPPING: cases.case("slow-pod", seconds=1.5),
 }
 
@@ -45,19 +43,6 @@ def test_each_mechanism_can_be_switched_off_and_nobody_is_lost(mechanism: Mechan
     assert without_its_name(on) != without_its_name(off)
     for outcome in (on, off):
         assert outcome.arrived == outcome.answered + outcome.refused + outcome.expired
-
-
-@pytest.mark.parametrize("mechanism", [each for each in Mechanism if each is not Mechanism.LIGHT_LEAD])
-def test_what_a_mechanism_does_not_bear_on_is_the_same_without_it(mechanism: Mechanism) -> None:
-    scenario = short(all_cases()["steady"].scenario)
-    assert not bears_on(mechanism, scenario)
-    on, off = (simulate(scenario, policy, 1) for policy in policies(mechanism))
-    assert without_its_name(on) == without_its_name(off)
-
-
-def test_what_is_switched_off_stands_in_the_policys_name() -> None:
-    assert [policy.label for policy in policies(Mechanism.PACING)] == ["ours", "ours without pacing"]
-    assert Policy(Kind.SLA_PAPER, tokens=9).label == "sla_paper(9)"
 
 
 def trial(p99_s: float, without_s: float, goodput: float, without: float) -> Trial:
@@ -89,29 +74,14 @@ def test_the_command_writes_the_table_and_goes_on_from_the_runs_that_there_are(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept, out = tmp_path / "runs.csv", tmp_path / "table.csv"
-    asked = ["ablate", "light-lead", "--case", "overload-cpu", "steady-cpu", "--most-seeds", "2", "--processes", "0"]
+    asked = ["ablate", "skipping", "--case", "pod-dies-cpu", "slow-pod-cpu", "--most-seeds", "1", "--processes", "0"]
     assert main([*asked, "--runs", str(kept), "--out", str(out)]) == 0
-    assert "light-lead: " in capsys.readouterr().out
+    assert "skipping: " in capsys.readouterr().out
     first = out.read_text()
-    assert [row["case"] for row in csv.DictReader(first.splitlines())] == ["steady-cpu", "overload-cpu"]
+    assert [row["case"] for row in csv.DictReader(first.splitlines())] == ["slow-pod-cpu", "pod-dies-cpu"]
     lines = kept.read_text().splitlines()
-    assert len(lines) == 1 + 2 * 2 * 2
-    kept.write_text("\n".join([*lines[:4], ""]))
+    assert len(lines) == 1 + 2 * 2
+    kept.write_text("\n".join([*lines[:3], ""]))
     assert main([*asked, "--runs", str(kept), "--out", str(out)]) == 0
     assert kept.read_text().splitlines() == lines
     assert out.read_text() == first
-
-
-def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "runs.csv"
-    file.write_text("a,b\n1,2\n")
-    assert main(["ablate", "--case", "steady", "--runs", str(file)]) == 2
-    assert file.read_text() == "a,b\n1,2\n"
-
-
-def test_an_aggregator_lacks_what_is_switched_off() -> None:
-    off = frozenset(Mechanism)
-    aggregator = Policy(Kind.OURS, without=off).aggregator(0, cases.case("steady"), Engine(A100_LIKE))
-    for pod in range(40):
-        aggregator.join(pod)
-    assert len(aggregator.speeds()) == 40

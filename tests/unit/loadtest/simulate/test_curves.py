@@ -28,14 +28,3 @@ def test_a_size_keeps_its_own_usual_time_whichever_step_it_takes_the_scatter_of(
     assert [known.usual_factor(tokens) for tokens in (200, 300, 400)] == pytest.approx([0.2, 0.3, 0.4], rel=0.05)
     assert known.usual_factor(10) == min(known.usual)
     assert known.usual_factor(900) == max(known.usual)
-
-
-def test_few_steps_are_one_class() -> None:
-    known = step_times([(70, 2.0 * CURVE.time_s(70)), (200, CURVE.time_s(200))], CURVE)
-    assert (known.tokens, known.usual) == ((135.0,), (1.5,))
-    assert known.factors == pytest.approx((4.0 / 3.0, 2.0 / 3.0))
-
-
-def test_without_steps_nothing_can_be_said() -> None:
-    with pytest.raises(ValueError, match="no steps"):
-        step_times([], CURVE)

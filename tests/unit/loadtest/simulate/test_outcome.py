@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from loadtest.simulate.load import Steps
-from loadtest.simulate.outcome import STRETCH_S, Stretches
 from loadtest.simulate.scaling import Autoscale, HpaPolicy
 from loadtest.simulate.scenario import Kind, Policy, Scenario
 from loadtest.simulate.simulation import simulate
@@ -34,24 +32,3 @@ def test_a_load_with_a_burst_comes_out_alike_when_few_calm_stretches_are_simulat
     assert part.p50_s == pytest.approx(whole.p50_s, rel=0.1)
     assert part.p99_s == pytest.approx(whole.p99_s, rel=0.1)
     assert part.pod_s == pytest.approx(whole.pod_s, rel=0.05)
-
-
-def stretches(share: float = 0.0) -> Stretches:
-    """Four: 60 tokens in one second of each but the third, which brings 600."""
-    times = np.arange(4, dtype=np.float64) * STRETCH_S + 5.0
-    return Stretches(share, times, np.array([60, 60, 600, 60]), np.random.default_rng(1))
-
-
-def test_a_stretch_is_left_out_unless_it_is_the_first_of_its_kind_or_brings_much_or_finds_much() -> None:
-    each = stretches()
-    left_out = [each.leaves_out(number, 0, 1000.0) for number in range(3)]
-    assert left_out == [False, True, False]
-    assert not each.leaves_out(3, 200, 1000.0), "0.2 s of work waits"
-    assert stretches(1.0).leaves_out(1, 0, 1000.0) is False
-
-
-def test_calm_stretches_that_are_simulated_stand_for_all_calm_ones_and_busy_ones_for_themselves() -> None:
-    each = stretches()
-    for number in range(4):
-        each.leaves_out(number, 0, 1000.0)
-    assert each.weights(np.array([5.0, 65.0])).tolist() == [3.0, 1.0]

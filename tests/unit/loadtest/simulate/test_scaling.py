@@ -5,18 +5,10 @@ from __future__ import annotations
 from loadtest.simulate.scaling import Hpa, HpaPolicy
 
 
-def test_it_asks_for_the_metric_rounded_up() -> None:
-    assert Hpa(HpaPolicy(), 2).sync(3.2, 0.0) == 4
-
-
 def test_within_a_tenth_nothing_changes() -> None:
     hpa = Hpa(HpaPolicy(), 10)
     assert hpa.sync(11.0, 0.0) == 10
     assert hpa.sync(11.1, 15.0) == 12
-
-
-def test_without_a_metric_nothing_changes() -> None:
-    assert Hpa(HpaPolicy(), 3).sync(None, 0.0) == 3
 
 
 def test_it_doubles_or_adds_four_pods_in_a_period_at_most() -> None:

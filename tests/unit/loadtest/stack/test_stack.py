@@ -12,7 +12,7 @@ from loadtest.stack.errors import StackError
 from loadtest.stack.lock import only_one
 from loadtest.stack.ports import choose_port, free_ports, is_free
 
-HERE = Addresses("localhost:1", "localhost:2", "localhost:3", ["localhost:4"])
+HERE = Addresses("localhost:1", "localhost:2", "localhost:3", "localhost:4", ["localhost:5"], "http://localhost:4/")
 
 
 def test_the_addresses_are_there_while_the_stack_runs_and_gone_after(tmp_path: Path) -> None:
@@ -22,8 +22,10 @@ def test_the_addresses_are_there_while_the_stack_runs_and_gone_after(tmp_path: P
     assert json.loads((tmp_path / "stack.json").read_text()) == {
         "kafka": "localhost:1",
         "grpc": "localhost:2",
-        "metrics": "localhost:3",
-        "modelservers": ["localhost:4"],
+        "http": "localhost:3",
+        "metrics": "localhost:4",
+        "modelservers": ["localhost:5"],
+        "page": "http://localhost:4/",
     }
     forget(tmp_path)
     forget(tmp_path)
@@ -40,12 +42,6 @@ def test_a_folder_has_one_stack_at_a_time(tmp_path: Path) -> None:
         pass
     with only_one(folder):
         pass
-
-
-def test_free_ports_are_free_and_differ() -> None:
-    found = free_ports(5)
-    assert len(set(found)) == 5
-    assert all(map(is_free, found))
 
 
 def test_a_port_that_was_given_to_one_is_given_to_no_other_before_its_server_listens(

@@ -24,7 +24,3 @@ def told(*, done_before: int, terminal: bool) -> str:
 def test_a_log_hears_of_every_quarter_of_a_download(done_before: int, lines: list[int]) -> None:
     printed = told(done_before=done_before, terminal=False).splitlines()
     assert printed == ["==> Kafka: starting", *(f"==> Kafka: downloading jars, {done} of 92" for done in lines)]
-
-
-def test_a_terminal_shows_each() -> None:
-    assert "downloading jars, 91 of 92" in told(done_before=0, terminal=True)

@@ -40,19 +40,6 @@ def test_a_light_load_takes_a_step_and_what_was_measured_besides() -> None:
     assert "is off" in written.getvalue()
 
 
-def test_work_for_which_a_core_is_needed_makes_callers_wait_for_each_other() -> None:
-    idle, busy = (
-        row(0.5, 150.0, LIVE, simulated("a100-like", 150.0, 20.0, runs(work=work), 0.0))
-        for work in (Work(), Work(call_s=0.001, query_s=0.003, batch_s=0.002))
-    )
-    assert busy.p50_s > idle.p50_s + 0.010
-
-
-def test_steps_that_are_slower_than_the_profile_says_make_callers_wait_longer() -> None:
-    told, slower = (row(0.1, 2.0, LIVE, simulated("a100-like", 2.0, 60.0, runs(times), 0.0)) for times in (1.0, 1.5))
-    assert slower.p50_s == pytest.approx(1.5 * told.p50_s, rel=0.02)
-
-
 ALONE = Reading(callers_s=0.2, front_s=0.4, server_s=1.5, computed_s=1.4, steps=100, queries=100)
 LOADED = Reading(callers_s=0.4, front_s=1.0, server_s=3.3, computed_s=3.2, steps=100, queries=400)
 
@@ -65,9 +52,3 @@ def test_costs_are_parted_into_those_of_calls_queries_batches_and_steps() -> Non
     assert costs(0.003, ALONE, LOADED).delay_s == 0.0
     with pytest.raises(ValueError, match="do not tell"):
         costs(0.010, ALONE, ALONE)
-
-
-def test_a_run_that_used_more_is_given_more_work() -> None:
-    used = Reading(callers_s=1.5, front_s=4.0, server_s=6.5, computed_s=6.0, steps=250, queries=750)
-    work = costs(0.010, ALONE, LOADED).of(used)
-    assert (work.call_s, work.query_s, work.batch_s, work.step_s) == pytest.approx((0.002, 0.004, 0.004, 0.002))

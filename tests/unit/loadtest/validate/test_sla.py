@@ -7,12 +7,11 @@ import asyncio
 import grpc
 import pytest
 
-from loadtest.validate.live import apart
 from loadtest.validate.relay import Relay, Sent
 from loadtest.validate.sla import Kept
 from protos.modelserver.v1 import modelserver_pb2 as pb
 from protos.modelserver.v1 import modelserver_pb2_grpc
-from tests.fakes.model_server import FakeModelServer, Refusal
+from tests.support.fake_model_server import FakeModelServer, Refusal
 
 
 def kept(*took_s: float) -> Kept:
@@ -42,21 +41,6 @@ def test_it_is_inside_from_where_no_later_second_is_outside(
     found = kept(*took_s)
     assert found.inside_from_s == since_s
     assert found.inside == pytest.approx(share)
-
-
-def test_the_plot_shows_the_promise_and_the_saturation_point() -> None:
-    drawn = kept(0.08, 0.04).plot()
-    assert drawn.startswith("<svg")
-    for label in ("latency target", "saturation point", "token budget", "p95 of each second"):
-        assert label in drawn
-
-
-@pytest.mark.parametrize(
-    ("cores", "engines", "others"),
-    [({3}, {3}, {3}), ({0, 1}, {0}, {1}), ({0, 1, 2, 5}, {0, 1}, {2, 5}), ({1, 2, 3}, {1}, {2, 3})],
-)
-def test_an_engine_has_half_of_the_cores_to_itself(cores: set[int], engines: set[int], others: set[int]) -> None:
-    assert apart(cores) == (engines, others)
 
 
 def refuse(_: pb.EmbedBatchRequest) -> pb.EmbedBatchResponse:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -14,10 +15,11 @@ from modelserver.engines.choice import build, choose
 from modelserver.engines.engine import EngineFacts, IdArray, Matrix
 from modelserver.engines.self_check import TOLERANCE, batches, compare
 from modelserver.engines.synthetic import SyntheticEngine
-from modelserver.engines.warm_up import warm_up
+from modelserver.engines.threads import StepThreads
 from modelserver.errors import CannotStart
-from modelserver.settings import ModelServerSettings
-from tests.fakes.step_engine import facts_of
+from modelserver.settings import EngineSettings, ModelServerSettings
+from modelserver.startup import warm_up
+from tests.support.fake_step_engine import facts_of
 
 FACTS = replace(facts_of(step_tokens=1024, step_queries=64, max_input_tokens=256), dimensions=16)
 
@@ -30,6 +32,7 @@ class Shifted:
     error: float = 0.0
     raises: bool = False
     recoveries: list[int] | None = None
+    threads: StepThreads | None = None
 
     def prepare(self, token_ids: IdArray, lengths: IdArray) -> ShiftedStep:
         return ShiftedStep(self, token_ids, lengths)
@@ -37,9 +40,6 @@ class Shifted:
     def recover(self) -> None:
         if self.recoveries is not None:
             self.recoveries.append(1)
-
-    def peak_memory_bytes(self) -> int:
-        return 0
 
     def close(self) -> None:
         pass
@@ -89,11 +89,6 @@ def test_an_engine_that_cannot_be_made_is_not_chosen() -> None:
     assert core.recoveries == [1], "the general engine is seen to be in order"
 
 
-def test_an_engine_that_raises_is_not_chosen() -> None:
-    core = Shifted()
-    assert choose(core, lambda: Shifted(raises=True)).engine is core
-
-
 def test_the_tolerance_is_the_dtypes() -> None:
     coarse = replace(FACTS, dtype="bfloat16")
     assert compare(Shifted(error=1e-3), Shifted(facts=coarse)).agrees
@@ -113,21 +108,31 @@ def test_the_compared_batches_are_valid_for_any_engine(facts: EngineFacts) -> No
     assert {1, facts.max_input_tokens} <= seen
 
 
-def test_warming_up_runs_one_step_of_full_capacity() -> None:
-    ran: list[tuple[int, int]] = []
-
-    class Watched(Shifted):
-        def prepare(self, token_ids: IdArray, lengths: IdArray) -> ShiftedStep:
-            ran.append((token_ids.size, int(lengths.max())))
-            return Shifted.prepare(self, token_ids, lengths)
-
-    warm_up(Watched())
-    assert ran == [(1024, 256)]
-
-
 def test_a_step_too_large_for_the_memory_stops_the_start_with_what_to_do() -> None:
     with pytest.raises(CannotStart, match="ENGINE__STEP_TOKENS"):
         warm_up(Shifted(raises=True))
+
+
+@pytest.mark.parametrize(
+    ("kind", "on_cpu", "tried"),
+    [("auto", True, True), ("auto", False, False), ("direct", False, True), ("core", True, False)],
+)
+def test_the_direct_engine_is_tried_on_a_cpu_and_where_it_is_asked_for(
+    kind: Literal["auto", "direct", "core"], on_cpu: bool, tried: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = StepThreads(2, lambda _: None)
+    core, direct = Shifted(facts=replace(FACTS, on_cpu=on_cpu), threads=threads), Shifted()
+
+    def options(**_values: object) -> None: ...
+
+    module = SimpleNamespace(LoadOptions=options, load=lambda _: core)
+    monkeypatch.setitem(sys.modules, "modelserver.engines.core", module)
+    monkeypatch.setitem(sys.modules, "modelserver.engines.direct", SimpleNamespace(DirectEngine=lambda _: direct))
+    settings = ModelServerSettings(engine=EngineSettings(kind=kind))
+    choice = build(settings, model_files.read(model_files.locate("", ""), ""))
+    assert choice.engine is (direct if tried else core)
+    assert choice.fallback == ""
+    assert choice.threads is (threads if on_cpu else None), "a GPU's steps do not depend on the threads"
 
 
 def test_an_error_of_the_system_at_load_is_told_with_where_it_was_raised(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,17 +26,6 @@ def test_it_starts_again_once_only() -> None:
     assert process_env.reexecution({name: value for name, value in again.items() if name not in SET}) is None
 
 
-def test_with_mallocs_settings_whatever_their_values_it_goes_on() -> None:
-    assert process_env.reexecution(dict.fromkeys(SET, "0")) is None
-
-
-def test_a_setting_that_is_there_is_kept() -> None:
-    first = next(iter(SET))
-    again = process_env.reexecution({first: "7"})
-    assert again is not None
-    assert again[first] == "7"
-
-
 def test_starting_again_keeps_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in SET:
         monkeypatch.delenv(name, raising=False)
@@ -48,26 +37,17 @@ def test_starting_again_keeps_the_command_line(monkeypatch: pytest.MonkeyPatch) 
     assert env.items() >= SET.items()
 
 
-def test_the_engine_runs_in_this_process_and_local_models_need_no_network() -> None:
-    env = {"VLLM_NO_USAGE_STATS": "0"}
-    process_env.prepare_engine_env(env, local_model=True)
-    assert env["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
-    assert env["VLLM_CPU_KVCACHE_SPACE"] == "2"
-    assert env["HF_HUB_OFFLINE"] == "1"
-    assert env["VLLM_NO_USAGE_STATS"] == "0", "what the environment says stays"
-
-
-@pytest.mark.parametrize(("given", "policy"), [({}, "passive"), ({"OMP_WAIT_POLICY": "active"}, "active")])
-def test_threads_of_the_engine_sleep_where_they_wait_unless_told_otherwise(given: dict[str, str], policy: str) -> None:
-    env = dict(given)
-    process_env.prepare_engine_env(env, local_model=True)
-    assert env["OMP_WAIT_POLICY"] == policy
-
-
-def test_a_model_from_the_hub_may_use_the_network() -> None:
+@pytest.mark.parametrize(
+    ("kind", "installed", "first"),
+    [("auto", "vllm-cpu 0.32.0", True), ("auto", "vllm 0.32.0", False), ("direct", "vllm 0.32.0", True)],
+)
+def test_vllms_first_runner_is_for_cpus_and_for_the_direct_engine(
+    kind: str, installed: str, first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_env, "installed_vllm", lambda: installed)
     env: dict[str, str] = {}
-    process_env.prepare_engine_env(env, local_model=False)
-    assert "HF_HUB_OFFLINE" not in env
+    process_env.prepare_engine_env(env, local_model=True, v1_runner=process_env.needs_v1_runner(kind))
+    assert env.get("VLLM_USE_V2_MODEL_RUNNER") == ("0" if first else None)
 
 
 @pytest.mark.parametrize(
@@ -83,25 +63,12 @@ def test_torch_gets_no_more_threads_than_the_container_has_cores(
     assert process_env.cpu_quota(tmp_path / "missing") is None
 
 
-def test_the_quota_goes_to_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_env, "cpu_quota", lambda: 3)
-    env: dict[str, str] = {}
-    process_env.prepare_engine_env(env, local_model=True)
-    assert env["OMP_NUM_THREADS"] == "3"
-
-
 def test_a_missing_library_is_named_with_its_package() -> None:
     def load(name: str) -> object:
         raise OSError(name)
 
     with pytest.raises(CannotStart, match=r"libnuma\.so\.1 is missing.*apt-get install libnuma1"):
         process_env.check_library("libnuma.so.1", "libnuma1", load)
-
-
-def test_a_missing_vllm_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_env, "installed_vllm", lambda: None)
-    with pytest.raises(CannotStart, match=r"requirements/modelserver\.txt"):
-        process_env.check_installation()
 
 
 def test_only_the_cpu_build_needs_libnuma(monkeypatch: pytest.MonkeyPatch) -> None:

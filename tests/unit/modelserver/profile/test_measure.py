@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import json
-import logging
 import math
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +16,6 @@ from modelserver.engines.engine import EngineFacts, IdArray, Matrix
 from modelserver.errors import CannotStart
 from modelserver.profile import store
 from modelserver.profile.measure import (
-    PRODUCTION_LENGTHS,
     Profile,
     ProfileOwner,
     SweepPlan,
@@ -28,11 +24,11 @@ from modelserver.profile.measure import (
     known,
     measure,
     production_mix,
-    summary,
     sweep,
 )
+from modelserver.profile.saturation import sweep_tokens
 from protos.modelserver.v1.curve import Rule
-from tests.fakes.step_engine import facts_of
+from tests.support.fake_step_engine import facts_of
 
 OWNER = ProfileOwner("m", "r1", "float32", "direct", "0.32", "cpu")
 PLAN = SweepPlan(max_tokens=1024, budget_s=1e9, runs=10, min_runs=3)
@@ -62,9 +58,6 @@ class TimedEngine:
 
     def recover(self) -> None: ...
 
-    def peak_memory_bytes(self) -> int:
-        return 0
-
     def close(self) -> None: ...
 
 
@@ -86,23 +79,7 @@ def test_the_measured_curve_finds_the_hinge_through_noise() -> None:
     assert profile.curve.rule is Rule.HINGE
     assert profile.curve.saturation_point == pytest.approx(300, rel=0.15)
     assert (profile.curve.max_tokens, profile.runs, profile.owner) == (1024, 10, OWNER)
-    assert [tokens for tokens, _ in profile.points] == [
-        8,
-        12,
-        16,
-        24,
-        32,
-        48,
-        64,
-        96,
-        128,
-        192,
-        256,
-        384,
-        512,
-        768,
-        1024,
-    ]
+    assert [tokens for tokens, _ in profile.points] == list(sweep_tokens(1024, 8))
 
 
 def test_each_round_takes_every_total_once_in_an_order_of_its_own() -> None:
@@ -115,12 +92,6 @@ def test_each_round_takes_every_total_once_in_an_order_of_its_own() -> None:
     assert len(set(map(tuple, rounds))) > 3
     assert all(len(measured) == PLAN.runs for measured in times.values())
     assert times[64] == pytest.approx([curve_s(64)] * PLAN.runs)
-
-
-def test_the_sweep_stops_when_its_time_is_spent_but_not_before_its_least_rounds() -> None:
-    engine = TimedEngine()
-    times = sweep(engine, (8, 16, 32, 64), replace(PLAN, budget_s=0.0), engine.clock)
-    assert {len(measured) for measured in times.values()} == {PLAN.min_runs}
 
 
 def test_a_sweep_may_spend_all_of_its_time() -> None:
@@ -171,35 +142,10 @@ def test_queries_of_production_length_sum_to_the_total(total: int) -> None:
     assert token_ids.max() < facts.vocabulary_size
 
 
-def test_the_length_mix_is_that_of_real_questions() -> None:
-    assert np.mean(PRODUCTION_LENGTHS) == pytest.approx(11.8, abs=0.2)
-
-
 def test_a_formula_needs_no_run() -> None:
     profile = known(curve_s, OWNER, 1024)
     assert profile.runs == 0
     assert profile.curve.saturation_point == pytest.approx(300, abs=2)
-
-
-def test_what_is_told_of_a_profile_names_its_rule_and_how_far_was_measured(profile: Profile) -> None:
-    """Without T_max and the rule a saturation point means nothing: 90 % of the plateau depends on where it ends."""
-    assert summary(profile) == {
-        "saturation_point": profile.curve.saturation_point,
-        "rule": "hinge",
-        "floor_s": pytest.approx(FLOOR_S, rel=0.01),
-        "fixed_s": pytest.approx(FIXED_S, rel=0.05),
-        "per_token_s": pytest.approx(PER_TOKEN_S, rel=0.05),
-        "max_tokens": 1024,
-        "runs": 0,
-    }
-    half_as_far = known(curve_s, OWNER, 512)
-    assert summary(half_as_far)["max_tokens"] == 512
-
-
-def test_the_kept_profile_names_its_rule_and_how_far_was_measured(profile: Profile, tmp_path: Path) -> None:
-    store.save(profile, tmp_path / "profile.json")
-    curve = json.loads((tmp_path / "profile.json").read_text(encoding="utf-8"))["curve"]
-    assert (curve["rule"], curve["max_tokens"]) == ("hinge", 1024)
 
 
 def test_an_engine_that_takes_no_time_has_a_profile_all_the_same() -> None:
@@ -218,9 +164,13 @@ def test_a_profile_comes_back_as_it_was_kept(profile: Profile, tmp_path: Path) -
     assert [kept.name for kept in file.parent.iterdir()] == ["profile.json"]
 
 
-def test_people_can_read_a_profile_that_is_kept(profile: Profile, tmp_path: Path) -> None:
-    store.save(profile, tmp_path / "profile.json")
-    assert (tmp_path / "profile.json").read_text(encoding="utf-8").splitlines()[:2] == ["{", '  "format": 1,']
+def test_a_profile_keeps_the_sizes_that_the_engine_has_graphs_for(tmp_path: Path) -> None:
+    engine = TimedEngine()
+    engine.facts = replace(engine.facts, capture_sizes=(8, 64))
+    measured = measure(engine, OWNER, PLAN, engine.clock)
+    assert measured.curve.time_s(9) == measured.curve.time_s(64)
+    store.save(measured, tmp_path / "profile.json")
+    assert store.load(tmp_path / "profile.json", OWNER) == measured
 
 
 def test_a_profile_may_begin_at_one_token_and_pay_from_there(profile: Profile, tmp_path: Path) -> None:
@@ -229,7 +179,7 @@ def test_a_profile_may_begin_at_one_token_and_pay_from_there(profile: Profile, t
     assert store.load(tmp_path / "profile.json", OWNER) == smallest
 
 
-@pytest.mark.parametrize("name", ["model", "revision", "dtype", "engine", "engine_version", "device"])
+@pytest.mark.parametrize("name", ["model", "revision", "dtype", "engine", "engine_version", "device", "options"])
 def test_a_profile_of_something_else_is_refused_and_says_what_differs(
     profile: Profile, tmp_path: Path, name: str
 ) -> None:
@@ -250,15 +200,10 @@ def test_what_is_no_profile_is_refused(tmp_path: Path, content: str) -> None:
     [
         ("curve.saturation_point", 0),
         ("curve.floor_s", math.nan),
-        ("curve.floor_s", math.inf),
         ("curve.fixed_s", -1),
         ("curve.per_token_s", None),
-        ("curve.max_tokens", math.inf),
-        ("curve.floor", 1),
-        ("points", [[math.inf, 1.0]]),
         ("points", [[0, 1.0]]),
         ("points", [[8, 0.0]]),
-        ("points", [[8, math.inf]]),
     ],
 )
 def test_figures_that_no_step_could_have_are_refused(
@@ -293,45 +238,10 @@ def test_a_spoilt_cache_is_measured_anew(profile: Profile, tmp_path: Path) -> No
     assert store.cached(tmp_path, OWNER, PLAN) is None
 
 
-def test_the_csv_shows_measured_beside_fitted(profile: Profile, tmp_path: Path) -> None:
-    store.save_csv(profile, tmp_path / "profile.csv")
-    with (tmp_path / "profile.csv").open(encoding="utf-8") as opened:
-        rows = list(csv.DictReader(opened))
-    assert [int(row["step_tokens"]) for row in rows] == [tokens for tokens, _ in profile.points]
-    assert float(rows[-1]["step_duration_s"]) == pytest.approx(curve_s(1024))
-    assert float(rows[-1]["fitted_s"]) == pytest.approx(curve_s(1024), rel=0.01)
-    assert float(rows[-1]["tokens_per_s"]) == pytest.approx(1024 / curve_s(1024), rel=0.001)
-
-
-def test_the_smallest_step_of_a_profile_holds_eight_tokens_and_says_when_it_was_measured(profile: Profile) -> None:
-    assert profile.points[0][0] == 8
-    assert datetime.fromisoformat(profile.measured_at).utcoffset() == timedelta(0)
-
-
-def test_ids_are_drawn_as_the_engine_takes_them() -> None:
-    token_ids, lengths = production_mix(100, facts_of(2048, 2048, 12), np.random.default_rng(2))
-    assert [values.dtype.name for values in (token_ids, lengths)] == ["int32", "int32"]
-
-
 def test_ids_are_drawn_from_the_whole_vocabulary() -> None:
     facts = facts_of(2048, 2048, 12)
     token_ids, _ = production_mix(20_000, facts, np.random.default_rng(2))
     assert (token_ids.min(), token_ids.max()) == (0, facts.vocabulary_size - 1)
-
-
-def test_a_sweep_tells_of_itself_every_two_seconds(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    engine = TimedEngine(now_s=1000.0)
-    sweep(engine, (8,), replace(PLAN, runs=20, budget_s=900.0), engine.clock)
-    took_s = engine.clock() - 1000.0
-    told = sum(record.message == "measuring the saturation profile" for record in caplog.records)
-    assert told <= took_s / 2.0
-    caplog.clear()
-    engine = TimedEngine()
-    assert curve_s(99_800) == 2.0
-    sweep(engine, (99_800,), replace(PLAN, runs=3), engine.clock)
-    told = sum(record.message == "measuring the saturation profile" for record in caplog.records)
-    assert told == 2, "every other round"
 
 
 def test_a_backlog_gains_from_batches_until_a_hundredth_is_left_to_gain() -> None:

@@ -17,7 +17,7 @@ from modelserver.profile.saturation import fit, sweep_tokens
 from protos.modelserver.v1.curve import Curve, Rule
 
 T_MAX = 8192
-SEEDS = range(200)
+SEEDS = range(20)
 NOISE = 0.10
 
 Time = Callable[[int], float]
@@ -52,27 +52,21 @@ def test_without_noise_the_hinge_is_found_to_the_token(knee: int, fixed_share: f
     assert curve.fixed_s == pytest.approx(0.020 * fixed_share, abs=1e-9)
 
 
-def test_a_floor_that_ends_long_before_throughput_does_is_passed_by() -> None:
-    """As measured once on a CPU: 16 tokens took as long as one, and steps of 300 did three times as many a second."""
-    curve = fit(exact(hinged(0.0122, 0.00866, 16), 1024), 1024)
+@pytest.mark.parametrize(
+    ("time_s", "floor_s", "max_tokens"),
+    [
+        (hinged(0.0122, 0.00866, 16), 0.0122, 1024),  # as measured once on a CPU: the floor ends long before the gain
+        (straight(0.0028, 31e-6), 0.0028, T_MAX),
+        (hinged(0.0044, 0.0040, 60), 0.0044, T_MAX),  # hardly a floor
+    ],
+)
+def test_without_a_floor_that_counts_the_point_is_the_first_with_nine_tenths_of_the_throughput_at_t_max(
+    time_s: Time, floor_s: float, max_tokens: int
+) -> None:
+    curve = fit(exact(time_s, max_tokens), max_tokens)
     assert curve.rule is Rule.THROUGHPUT
-    assert curve.floor_s == pytest.approx(0.0122)
-    wanted = 0.9 * curve.throughput(1024)
-    assert curve.throughput(curve.saturation_point) >= wanted > curve.throughput(curve.saturation_point - 1)
-
-
-def test_without_a_floor_the_point_is_the_first_with_nine_tenths_of_the_throughput_at_t_max() -> None:
-    curve = fit(exact(straight(0.0028, 31e-6)), T_MAX)
-    wanted = 0.9 * curve.throughput(T_MAX)
-    assert curve.rule is Rule.THROUGHPUT
-    assert curve.throughput(curve.saturation_point) >= wanted > curve.throughput(curve.saturation_point - 1)
-
-
-def test_a_floor_too_low_to_be_one_leaves_it_to_the_throughput_rule() -> None:
-    curve = fit(exact(hinged(0.0044, 0.0040, 60)), T_MAX)
-    wanted = 0.9 * curve.throughput(T_MAX)
-    assert curve.rule is Rule.THROUGHPUT
-    assert curve.floor_s == pytest.approx(0.0044)
+    assert curve.floor_s == pytest.approx(floor_s)
+    wanted = 0.9 * curve.throughput(max_tokens)
     assert curve.throughput(curve.saturation_point) >= wanted > curve.throughput(curve.saturation_point - 1)
 
 
@@ -272,11 +266,11 @@ def test_no_hinge_elsewhere_fits_noisy_times_better(time_s: Time, seed: int) -> 
 
 
 def test_noise_alone_is_hardly_ever_taken_for_a_hinge_or_a_slope() -> None:
-    seeds = range(120)
+    seeds = range(40)
     lines = [fit(measured(straight(0.004, 73e-6), random.Random(seed), runs=10), T_MAX) for seed in seeds]
     constants = [fit(measured(straight(0.02, 0.0), random.Random(seed), runs=10), T_MAX) for seed in seeds]
-    assert sum(curve.floor_s == curve.fixed_s for curve in lines) >= 115
-    assert sum(curve.per_token_s == 0.0 for curve in constants) >= 115
+    assert sum(curve.floor_s == curve.fixed_s for curve in lines) >= 38
+    assert sum(curve.per_token_s == 0.0 for curve in constants) >= 38
 
 
 def test_a_hinge_that_lies_between_the_last_two_totals_is_put_at_the_first_of_them() -> None:

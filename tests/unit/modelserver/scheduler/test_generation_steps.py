@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 from typing_extensions import override
 
-from modelserver.engines.engine import EngineFacts, NewTokens, StepLoad, Task
+from modelserver.engines.engine import EngineFacts, Task
 from modelserver.engines.synthetic import Poison, synthetic_facts
 from modelserver.engines.synthetic_generator import SyntheticGenerator
-from modelserver.errors import EngineBroken
 from modelserver.loop import EngineLoop, EngineState
 from modelserver.scheduler.generation_steps import Abort, GenerationStep, GenerationSteps, Leave, Start, StepLimits
 from modelserver.scheduler.outbox import Outbox
 from modelserver.scheduler.step_tokens import StepCost, StepTokens
+from modelserver.settings import TimeoutSettings
+from modelserver.watch import Watch
 from protos.modelserver.v1 import modelserver_pb2 as pb
 
 WAIT_S = 20.0
@@ -28,7 +29,7 @@ def facts(kv_tokens: int = 4096) -> EngineFacts:
     made = synthetic_facts(
         dimensions=0, max_input_tokens=256, vocabulary_size=VOCABULARY, step_tokens=64, step_queries=8
     )
-    return replace(made, task=Task.GENERATE, kv_tokens=kv_tokens)
+    return replace(made, tasks=frozenset((Task.GENERATE,)), context_tokens=256, max_sequences=8, kv_tokens=kv_tokens)
 
 
 def engine() -> SyntheticGenerator:
@@ -73,7 +74,7 @@ class Running:
         self.failed = 0
         self.served_again = threading.Event()
         self.work = GenerationSteps(_limits, self.steps.append, self._failed)
-        self.loop = EngineLoop(build, self.work, self._state)
+        self.loop = EngineLoop(build, self.work, self._state, Watch(TimeoutSettings()))
         self.loop.start()
 
     def close(self) -> None:
@@ -97,7 +98,7 @@ class Running:
 
 def _limits(made: EngineFacts) -> StepLimits:
     cost = StepCost(0.0, 1e-9, 1e-9)
-    return StepLimits(StepTokens(cost, 1.0, made.step_token_capacity, made.step_query_capacity), None)
+    return StepLimits(StepTokens(cost, 1.0, made.step_token_capacity, made.max_sequences), None)
 
 
 @pytest.fixture
@@ -116,16 +117,6 @@ def test_each_caller_gets_its_own_sequences_to_their_ends(running: Running) -> N
     assert (len(first.tokens[1]), len(second.tokens[1])) == (4, 6)
     assert first.finished[1].length
     assert running.work.sequences == 0
-
-
-def test_a_text_goes_on_elsewhere_as_it_would_have_here(running: Running) -> None:
-    reader = Reader()
-    running.start(reader, 1, tokens=12, seed=7)
-    reader.until(lambda: 1 in reader.finished)
-    whole = reader.tokens[1]
-    running.start(reader, 2, tokens=7, prompt=[1, 2, 3, *whole[:5]], seed=7)
-    reader.until(lambda: 2 in reader.finished)
-    assert reader.tokens[2] == whole[5:]
 
 
 def test_a_slow_reader_gets_many_steps_in_one_message(running: Running) -> None:
@@ -178,40 +169,6 @@ def test_a_step_that_fails_fails_all_that_ran_and_the_engine_goes_on() -> None:
     assert reader.finished[3].code == 0
     assert running.failed == 1
     running.close()
-
-
-class Breaking(SyntheticGenerator):
-    """It breaks in its first step."""
-
-    @override
-    def step(self) -> tuple[Sequence[NewTokens], StepLoad]:
-        raise EngineBroken("gone")
-
-
-def test_an_engine_that_broke_is_built_anew() -> None:
-    built: list[SyntheticGenerator] = []
-
-    def build() -> SyntheticGenerator:
-        kind = SyntheticGenerator if built else Breaking
-        built.append(kind(facts(), 0.0, 0.0, sleep=lambda _: None))
-        return built[-1]
-
-    running = Running(build)
-    reader = Reader()
-    running.start(reader, 1)
-    reader.until(lambda: 1 in reader.finished)
-    assert reader.finished[1].code == 13
-    assert running.served_again.wait(WAIT_S)
-    running.start(reader, 2)
-    reader.until(lambda: 2 in reader.finished)
-    assert reader.finished[2].code == 0
-    running.close()
-    assert running.states == [
-        EngineState.SERVING,
-        EngineState.REBUILDING,
-        EngineState.SERVING,
-        EngineState.STOPPED,
-    ]
 
 
 def test_once_closed_what_runs_is_finished_and_no_more_is_taken() -> None:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from modelserver.scheduler.memory import LengthMoments, MemoryForm, MemoryLimit, OccupancyMoments
+from modelserver.scheduler.memory import MemoryForm, MemoryLimit, OccupancyMoments
 
 
 def learnt(form: MemoryForm, prompt: int, outputs: list[int], capacity: int = 10_000) -> MemoryLimit:
@@ -51,10 +51,3 @@ def test_what_is_held_meanwhile_is_what_a_run_shows() -> None:
     mean = sum(samples) / len(samples)
     assert held.mean == pytest.approx(mean, rel=0.02)
     assert held.variance == pytest.approx(sum((each - mean) ** 2 for each in samples) / len(samples), rel=0.05)
-
-
-def test_moments_follow_lengths_that_change() -> None:
-    moments = LengthMoments(50)
-    for length in [100] * 200 + [300] * 500:
-        moments.observe(length)
-    assert moments.mean == pytest.approx(300, rel=0.01)

@@ -26,15 +26,6 @@ def chosen(*waiting: Waiting, limits: MergeLimits = LIMITS) -> Selection[Waiting
     return selection
 
 
-def test_nothing_waits_nothing_runs() -> None:
-    assert select((), LIMITS) is None
-
-
-def test_one_batch_runs_by_itself() -> None:
-    only = Waiting(30)
-    assert chosen(only) == Selection((only,), Composition.SINGLE)
-
-
 def test_batches_that_fit_one_step_are_merged_in_the_order_of_their_arrival() -> None:
     first, second, third = Waiting(30), Waiting(40), Waiting(20)
     assert chosen(first, second, third) == Selection((first, second, third), Composition.MERGED)
@@ -48,18 +39,8 @@ def test_the_sum_stays_within_the_smallest_budget_among_the_merged() -> None:
     assert chosen(generous, content).batches == (generous, content)
 
 
-def test_a_modest_budget_that_joined_early_holds_for_those_that_come_later() -> None:
-    first, modest, third = Waiting(10), Waiting(10, max_step_tokens=25), Waiting(10)
-    assert chosen(first, modest, third).batches == (first, modest)
-
-
 def test_a_step_holds_no_more_tokens_than_the_engine_does() -> None:
     first, second = Waiting(60, max_step_tokens=1000), Waiting(60, max_step_tokens=1000)
-    assert chosen(first, second).batches == (first,)
-
-
-def test_a_step_holds_no_more_queries_than_the_engine_does() -> None:
-    first, second = Waiting(10, query_count=6), Waiting(10, query_count=5)
     assert chosen(first, second).batches == (first,)
 
 
@@ -72,11 +53,6 @@ def test_a_batch_that_does_not_fit_is_passed_over_and_runs_first_next_time() -> 
 def test_a_batch_that_goes_alone_is_not_joined() -> None:
     suspect, other = Waiting(10, alone=True), Waiting(10)
     assert chosen(suspect, other) == Selection((suspect,), Composition.ALONE)
-
-
-def test_a_batch_that_goes_alone_does_not_join() -> None:
-    first, suspect, third = Waiting(10), Waiting(10, alone=True), Waiting(10)
-    assert chosen(first, suspect, third).batches == (first, third)
 
 
 def test_a_batch_above_its_own_budget_runs_by_itself() -> None:

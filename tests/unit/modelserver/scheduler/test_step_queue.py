@@ -14,8 +14,8 @@ from modelserver.errors import NotServing, QueueFull
 from modelserver.scheduler.merge import MergeLimits
 from modelserver.scheduler.queued_batch import QueuedBatch
 from modelserver.scheduler.step_queue import NextStep, QueueBounds, StepQueue
-from tests.fakes.clock import ManualClock
-from tests.fakes.step_engine import WAIT_S, Client, FakeStepEngine, sized
+from tests.support.fake_step_engine import WAIT_S, Client, FakeStepEngine, sized
+from tests.support.virtual_time import ManualClock
 
 BOUNDS = QueueBounds(MergeLimits(step_tokens=100, step_queries=50), max_queued_tokens=150)
 
@@ -45,19 +45,6 @@ def taken(queue: StepQueue) -> tuple[QueuedBatch, ...]:
     following = queue.take()
     assert following is not None
     return following.selection.batches
-
-
-def test_no_batch_is_taken_before_the_queue_opens() -> None:
-    with pytest.raises(NotServing, match="not ready"):
-        StepQueue(ManualClock()).put(queued())
-
-
-def test_batches_that_wait_go_out_together(queue: StepQueue) -> None:
-    first, second = queued(), queued(20)
-    put(queue, first, second)
-    assert queue.queued_tokens == 30
-    assert taken(queue) == (first, second)
-    assert queue.queued_tokens == 0
 
 
 def test_above_the_bound_a_batch_is_refused_and_the_others_stay(queue: StepQueue) -> None:
@@ -201,20 +188,6 @@ def test_a_step_that_cannot_be_prepared_is_left_to_the_engines_thread(queue: Ste
     assert (following.selection.batches, following.step) == ((second,), None)
 
 
-def test_nothing_is_staged_while_no_step_runs(queue: StepQueue) -> None:
-    calls: list[Sequence[QueuedBatch]] = []
-    staging = Thread(target=queue.stage, args=(prepared(calls),), daemon=True)
-    staging.start()
-    queue.put(queued())
-    following = queue.take()
-    assert following is not None
-    assert following.step is None
-    queue.close()
-    staging.join(WAIT_S)
-    assert not staging.is_alive()
-    assert calls == []
-
-
 def test_before_any_step_runs_nothing_is_staged(clock: ManualClock) -> None:
     calls: list[Sequence[QueuedBatch]] = []
     for drained in (False, True):
@@ -229,12 +202,6 @@ def test_before_any_step_runs_nothing_is_staged(clock: ManualClock) -> None:
         queue.close()
         assert queue.stage(prepared(calls)) is False
     assert calls == []
-
-
-def test_a_queue_that_never_opened_closes_all_the_same(clock: ManualClock) -> None:
-    queue = StepQueue(clock)
-    queue.close()
-    assert queue.take() is None
 
 
 def test_a_step_is_not_taken_while_it_is_being_prepared(queue: StepQueue) -> None:
@@ -276,11 +243,6 @@ def test_what_waits_is_counted_however_it_leaves(queue: StepQueue, clock: Manual
     assert queue.queued_tokens == 20
     assert queue.drain() == (two,)
     assert queue.queued_tokens == 0
-
-
-def test_a_batch_that_just_fills_the_queue_is_taken(queue: StepQueue) -> None:
-    put(queue, queued(100), queued(50))
-    assert queue.queued_tokens == 150
 
 
 def test_a_drain_forgets_what_was_staged(queue: StepQueue) -> None:

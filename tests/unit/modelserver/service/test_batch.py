@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from modelserver.errors import InvalidBatch
 from modelserver.service.batch import Batch, QueryFault, decode, encode
-from tests.fakes.step_engine import facts_of
+from tests.support.fake_step_engine import facts_of
 
 FACTS = facts_of(step_tokens=100, step_queries=8, max_input_tokens=20)
 
@@ -25,38 +25,9 @@ def decoded(*queries: list[int], alone: bool = False, max_step_tokens: int = 0) 
     return decode(ids, lengths, alone=alone, max_step_tokens=max_step_tokens, facts=FACTS)
 
 
-def test_a_good_batch_is_taken_as_it_came() -> None:
-    batch = decoded([1, 2, 3], [4])
-    assert batch.token_ids.tolist() == [1, 2, 3, 4]
-    assert batch.lengths.tolist() == [3, 1]
-    assert (batch.query_count, batch.token_count, batch.positions, batch.faults) == (2, 4, None, ())
-
-
 def test_a_sender_without_a_budget_gets_the_whole_step() -> None:
     assert decoded([1]).max_step_tokens == FACTS.step_token_capacity
     assert decoded([1], max_step_tokens=7).max_step_tokens == 7
-
-
-@pytest.mark.parametrize(
-    ("bad", "code", "words"),
-    [
-        ([], grpc.StatusCode.INVALID_ARGUMENT, "empty"),
-        ([5, -1, 5], grpc.StatusCode.INVALID_ARGUMENT, "vocabulary"),
-        ([5, -(2**31)], grpc.StatusCode.INVALID_ARGUMENT, "vocabulary"),
-        ([1000], grpc.StatusCode.INVALID_ARGUMENT, "vocabulary"),
-        ([2**31 - 1], grpc.StatusCode.INVALID_ARGUMENT, "vocabulary"),
-        ([5] * 21, grpc.StatusCode.OUT_OF_RANGE, "21 tokens"),
-    ],
-)
-def test_a_bad_query_is_refused_by_itself(bad: list[int], code: grpc.StatusCode, words: str) -> None:
-    batch = decoded([1, 2], bad, [999])
-    assert batch.token_ids.tolist() == [1, 2, 999]
-    assert batch.lengths.tolist() == [2, 1]
-    assert batch.positions is not None
-    assert batch.positions.tolist() == [0, 2]
-    (fault,) = batch.faults
-    assert (fault.index, fault.code) == (1, code)
-    assert words in fault.message
 
 
 @pytest.mark.parametrize(
@@ -76,13 +47,6 @@ def test_a_bad_query_is_refused_by_itself(bad: list[int], code: grpc.StatusCode,
 def test_what_is_not_a_batch_is_refused_whole(ids: bytes, lengths: bytes, words: str) -> None:
     with pytest.raises(InvalidBatch, match=words):
         decode(ids, lengths, alone=False, max_step_tokens=0, facts=FACTS)
-
-
-def test_vectors_go_to_the_places_of_their_queries_and_failed_ones_are_zero() -> None:
-    batch = decoded([1], [], [2])
-    data, faults = encode(batch, np.array([[1, 2], [3, 4]], np.float32))
-    assert np.frombuffer(data, "<f4").reshape(3, 2).tolist() == [[1, 2], [0, 0], [3, 4]]
-    assert faults == batch.faults
 
 
 def test_a_vector_that_is_not_finite_is_a_fault_of_its_query_alone() -> None:
@@ -127,11 +91,6 @@ def test_a_batch_may_fill_the_step_in_tokens_and_in_queries() -> None:
     assert decoded(*[[1]] * 8).query_count == 8
 
 
-def test_the_last_token_of_the_vocabulary_and_the_longest_query_are_taken() -> None:
-    batch = decoded([999, 0], [5] * 20)
-    assert (batch.positions, batch.faults) == (None, ())
-
-
 def test_a_batch_says_whether_it_goes_alone_whatever_is_wrong_with_it() -> None:
     assert [decoded([1], alone=alone).alone for alone in (True, False)] == [True, False]
     assert [decoded([1], [], alone=alone).alone for alone in (True, False)] == [True, False]
@@ -148,25 +107,6 @@ def test_each_fault_says_what_is_wrong_with_its_own_query() -> None:
         QueryFault(4, grpc.StatusCode.INVALID_ARGUMENT, "a token id lies outside the vocabulary of 1000"),
     )
     assert batch.token_ids.tolist() == [1]
-
-
-def test_all_queries_may_be_bad() -> None:
-    batch = decoded([], [])
-    assert (batch.query_count, batch.token_count, len(batch.faults)) == (2, 0, 2)
-    data, faults = encode(batch, np.zeros((0, 3), np.float32))
-    assert (len(data), faults) == (2 * 3 * 4, batch.faults)
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_one_value_that_is_not_finite_spoils_its_own_row_only(value: float) -> None:
-    data, faults = encode(decoded([1], [2], [3]), np.array([[1, 2], [3, value], [5, 6]], np.float32))
-    assert np.frombuffer(data, "<f4").reshape(3, 2).tolist() == [[1, 2], [0, 0], [5, 6]]
-    assert [fault.index for fault in faults] == [1]
-
-
-def test_what_comes_from_the_wire_is_int32() -> None:
-    batch = decoded([1, 2], [3])
-    assert [values.dtype.name for values in (batch.token_ids, batch.lengths)] == ["int32", "int32"]
 
 
 def test_a_query_of_the_greatest_length_with_a_foreign_id_is_not_too_long() -> None:

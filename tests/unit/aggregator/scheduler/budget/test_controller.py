@@ -26,10 +26,6 @@ def steps(one: BudgetController, count: int, slowness: float = 1.0) -> None:
         one.observe(budget, slowness * CURVE.time_s(budget), budget, slowness * CURVE.time_s(one.min_tokens))
 
 
-def test_it_starts_at_the_saturation_point() -> None:
-    assert budget_controller(SlaGoal(answer_s=0.1)).token_budget == 1000
-
-
 def test_it_rises_to_what_the_target_allows_and_a_step_holds() -> None:
     for target_s, limits, highest in [(9.0, LIMITS, 4096), (9.0, StepLimits(1000, 700), 700), (0.2, LIMITS, 1960)]:
         one = budget_controller(SlaGoal(answer_s=2.0 * target_s), limits)
@@ -58,15 +54,6 @@ def test_an_answer_cannot_be_promised_sooner_than_the_shortest_step() -> None:
     assert one.at_floor
 
 
-def test_pressure_is_the_recent_step_time_over_the_target() -> None:
-    one = budget_controller(SlaGoal(answer_s=0.1))
-    assert one.pressure is None
-    steps(one, 1)
-    assert one.pressure == pytest.approx(CURVE.time_s(1000) / 0.050)
-    steps(one, 20)
-    assert one.pressure == pytest.approx(1.0, rel=0.1)
-
-
 @pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(1, 5000), st.floats(1e-4, 5.0)), max_size=60))
 def test_the_budget_stays_within_its_bounds_and_the_engines_capacity(reports: list[tuple[int, float]]) -> None:
@@ -88,33 +75,6 @@ def test_a_replica_without_steering_keeps_its_budget_and_one_with_it_follows() -
     assert CURVE.time_s(steered.token_budget) == pytest.approx(0.050, rel=0.1)
 
 
-def test_a_step_is_judged_by_the_budget_its_batch_was_cut_for() -> None:
-    """Else a batch that was staged before the budget shrank would look oversized, and teach nothing."""
-    one = Replica("a", CURVE, 1000, ReplicaPolicy(), budget_controller(SlaGoal(answer_s=0.1)))
-    for number in range(20):
-        one.sent(f"{number}", one.token_budget, float(number))
-        if number:
-            one.ended(f"{number - 1}", number + 0.5, StepReport(1000, CURVE.time_s(1000), 0, 0.0, 0.0))
-    assert one.token_budget < 550
-
-
-def test_a_recent_quantile_forgets_and_is_zero_before_any_value() -> None:
-    recent = RecentQuantile(0.95, memory=100, renew=10)
-    assert recent.value == 0.0
-    recent.observe(5.0)
-    assert recent.value == 5.0
-    for value in range(100):
-        recent.observe(float(value))
-    assert recent.value == pytest.approx(94.0, abs=10.0)
-    for _ in range(100):
-        recent.observe(1.0)
-    assert recent.value == 1.0
-
-
-def test_the_least_budget_may_be_one_token() -> None:
-    assert budget_controller(SlaGoal(answer_s=0.1, min_tokens=1)).min_tokens == 1
-
-
 def test_a_quantile_is_the_smallest_value_that_so_large_a_share_does_not_exceed() -> None:
     for share, quantile in ((0.95, 19.0), (0.99, 20.0), (1.0, 20.0), (0.5, 10.0), (0.01, 1.0)):
         recent = RecentQuantile(share, renew=1)
@@ -130,15 +90,6 @@ def test_a_quantile_is_taken_anew_now_and_then_and_at_first_at_once() -> None:
         recent.observe(float(value))
         seen.append(recent.value)
     assert seen == [1, 2, 3, 3, 3, 3, 7, 7, 7, 7, 11, 11]
-
-
-def test_unless_told_otherwise_512_values_count_and_every_sixteenth_is_looked_at() -> None:
-    least, largest = RecentQuantile(0.001), RecentQuantile(1.0)
-    for number in range(1, 528):
-        least.observe(0.0 if number == 15 else 1.0)
-        largest.observe(float(number))
-        assert largest.value == {30: 15.0, 31: 31.0}.get(number, largest.value)
-    assert least.value == 1.0
 
 
 def test_the_overhead_that_is_left_room_for_is_the_p95_without_queueing() -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from aggregator.scheduler.budget.sla import SlaController, SlaPolicy, step_target_s
 from protos.modelserver.v1.curve import Curve, Rule
 
-SEEDS = range(200)
+SEEDS = range(20)
 NOISE = 0.10
 POLICY = SlaPolicy(min_tokens=64, max_tokens=4096, start_tokens=4096)
 
@@ -178,14 +178,6 @@ def test_after_an_overload_the_queue_drains() -> None:
         assert overload.replica.token_budget == 600
 
 
-def test_with_queueing_in_the_overhead_an_overload_never_ends() -> None:
-    """Why the target leaves queueing out: it takes the budget to the floor, where the replica is slowest."""
-    overload = Overload(0)
-    overload.run(lambda queue: 0.010 + queue / CPU.throughput(600))
-    assert overload.replica.at_floor
-    assert overload.queue > 10 * 600
-
-
 def test_oversized_inputs_that_go_alone_teach_nothing() -> None:
     replica = warmed_up(Pod(CPU, 1), POLICY, CPU.time_s(600))
     before = replica.token_budget
@@ -329,7 +321,6 @@ def test_the_largest_and_the_smallest_value_of_six_count_for_nothing() -> None:
 def test_a_report_that_says_nothing_teaches_nothing(nothing: tuple[int, float, int]) -> None:
     replica = SlaController(replace(POLICY, start_tokens=1000), 0.100)
     assert budgets(replica, 10, *nothing)[-1] == 1000
-    assert replica.pressure is None
 
 
 def test_one_token_in_a_budget_of_one_is_evidence() -> None:
@@ -340,20 +331,12 @@ def test_one_token_in_a_budget_of_one_is_evidence() -> None:
 def test_steps_far_from_full_lower_the_budget_to_where_they_would_meet_the_target() -> None:
     replica = SlaController(replace(POLICY, start_tokens=1000), 0.100)
     assert budgets(replica, 4, 500, 0.200, 1000) == [1000, 1000, 1000, 250]
-    assert replica.pressure == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize(("slower", "budget"), [(1.04, 1000), (1.06, math.floor(500 / 1.06))])
 def test_steps_far_from_full_count_only_a_twentieth_above_the_target(slower: float, budget: int) -> None:
     replica = SlaController(replace(POLICY, start_tokens=1000), 0.100)
     assert budgets(replica, 4, 500, 0.100 * slower, 1000)[-1] == budget
-
-
-def test_pressure_is_the_mean_of_the_latest_six_steps() -> None:
-    replica = SlaController(POLICY, 0.100)
-    for number in range(1, 11):
-        replica.observe(1000, 0.010 * number, 4096)
-    assert replica.pressure == pytest.approx(0.010 * sum(range(5, 11)) / 6 / 0.100)
 
 
 def test_of_four_steps_the_two_in_the_middle_count() -> None:

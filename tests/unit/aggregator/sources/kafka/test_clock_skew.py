@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aggregator.sources.kafka.clock_skew import SKEW_LIMIT_S, ClockSkew
-from aggregator.sources.kafka.consumer.committed_offset import CommittedOffset, InFlightRecord
-from tests.fakes.records import FakeRecord
+from aggregator.sources.kafka.committed_offset import CommittedOffset, InFlightRecord
+from tests.support.records import FakeRecord
 
 EPOCH_S = 1_767_225_600.0
 """True time when the monotonic clock shows 0."""

@@ -9,23 +9,15 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from aggregator.errors import StartError
 from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.connection import client_options
+from k8s.process.errors import StartError
 
 SASL = "SASL_PLAINTEXT"
 
 
 def options(**changes: Any) -> dict[str, Any]:
     return client_options(KafkaSettings.model_validate(changes))
-
-
-def test_several_brokers_are_separated_by_commas() -> None:
-    assert options(bootstrap_servers="a:1, b:2,")["bootstrap_servers"] == ["a:1", "b:2"]
-
-
-def test_without_security_nothing_is_said_of_it() -> None:
-    assert set(options()) == {"bootstrap_servers", "client_id", "security_protocol"}
 
 
 def test_tls_verifies_the_broker() -> None:

@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator, Sequence
 
 from aggregator.errors import Code
 from aggregator.observability.metrics import Metrics
-from aggregator.observability.metrics_buffer import MetricsBuffer
 from aggregator.settings.aggregator import KafkaSettings
-from aggregator.sources.kafka.consumer.committed_offset import CommittedOffset
+from aggregator.sources.kafka.committed_offset import CommittedOffset
 from aggregator.sources.kafka.dead_letters import DeadLetter, DeadLetters
 from aggregator.sources.kafka.records import Delivered, OutgoingRecord
-from tests.fakes.clock import run
-from tests.fakes.records import FakeRecord
+from k8s.process.metrics_buffer import MetricsBuffer
+from tests.support.records import FakeRecord
+from tests.support.virtual_time import in_virtual_time
 
 
 class LateCompany:
@@ -59,14 +59,12 @@ class Startled:
         yield [(position, None) for position in range(len(records))]
 
 
-def test_letters_are_written_again_after_an_error_that_nobody_knows() -> None:
-    async def scenario() -> None:
-        producer, committed_offset = Startled(), CommittedOffset("in", 0, 0)
-        letters = DeadLetters(KafkaSettings(), producer, Metrics(MetricsBuffer()), on_full_changed=lambda: None)
-        for offset in range(3):
-            in_flight = committed_offset.deliver(FakeRecord("in", 0, offset, 0, None, b"x"))
-            letters.add(DeadLetter(in_flight, Code.DATA_LOSS, "no message"))
-        await letters.written()
-        assert (producer.sent, committed_offset.position) == ([3, 3], 3)
-
-    run(scenario())
+@in_virtual_time
+async def test_letters_are_written_again_after_an_error_that_nobody_knows() -> None:
+    producer, committed_offset = Startled(), CommittedOffset("in", 0, 0)
+    letters = DeadLetters(KafkaSettings(), producer, Metrics(MetricsBuffer()), on_full_changed=lambda: None)
+    for offset in range(3):
+        in_flight = committed_offset.deliver(FakeRecord("in", 0, offset, 0, None, b"x"))
+        letters.add(DeadLetter(in_flight, Code.DATA_LOSS, "no message"))
+    await letters.written()
+    assert (producer.sent, committed_offset.position) == ([3, 3], 3)

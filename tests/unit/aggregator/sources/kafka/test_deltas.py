@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from aiokafka import errors as kafka_errors
 from pydantic import ValidationError
 
-from aggregator.request import Request
+from aggregator.request.request import Request
 from aggregator.settings.aggregator import KafkaSettings, TopicSettings
 from aggregator.sources.kafka.records import OutgoingRecord
 from protos.generation.v1 import generation_pb2 as pb
-from tests.fakes.kafka_side import KafkaSide, among_fakes
-from tests.fakes.sources import reply_all
+from tests.support.fake_source import reply_all
+from tests.support.fake_tokenizer import Letters
+from tests.support.kafka_source import KafkaSourceOverFakes
+from tests.support.virtual_time import in_virtual_time
 
 TOPIC = TopicSettings(name="in", task="generate", reply_topic="out", delta_topic="deltas")
 SETTINGS = KafkaSettings(topics=(TOPIC,), group_id="g")
 A_WHILE_S = 0.2
 
 
-class Letters:
-    """Token id n is the letter of that code."""
-
-    def step(self, token_id: int) -> str:
-        return chr(token_id)
-
-
-class Side(KafkaSide):
+class FakedSource(KafkaSourceOverFakes):
     """A source whose texts the test lets grow."""
 
     def __init__(self) -> None:
@@ -40,85 +35,77 @@ class Side(KafkaSide):
         value = pb.GenerateRequest(prompt="p", request_id="q", **fields).SerializeToString()
         self.kafka.append(OutgoingRecord("in", 0, b"k", value, []))
         (request,) = await self.source.receive()
-        self.source.accept(request)
-        assert request.text is not None
-        request.text.begin("r", b"\1\0\0\0", Letters())
+        assert request.generation is not None
+        request.generation.begin("r", b"\1\0\0\0", Letters())
         return request
 
     def grow(self, request: Request, letters: str) -> None:
-        assert request.text is not None
-        request.text.extend([ord(letter) for letter in letters], ())
+        assert request.generation is not None
+        request.generation.extend([ord(letter) for letter in letters], ())
         request.origin.progressed()
 
     async def end(self, request: Request) -> None:
-        assert request.text is not None
-        request.text.end(cut=True)
-        request.complete_input(0, request.text)
+        assert request.generation is not None
+        request.generation.end(pb.FINISH_REASON_LENGTH)
+        request.complete_input(0, request.generation)
         await reply_all(self.source, [request])
 
     def written(self, topic: str) -> list[pb.GenerateResponse]:
         return [pb.GenerateResponse.FromString(each.value or b"") for each in self.kafka.records(topic)]
 
 
-def check(work: Callable[[Side], Coroutine[Any, Any, None]]) -> None:
-    among_fakes(Side, work)
-
-
-def test_what_a_text_gains_in_a_while_is_one_record_and_the_reply_has_all() -> None:
-    async def work(side: Side) -> None:
-        request = await side.ask()
-        side.grow(request, "Th")
-        side.grow(request, "e ")
+@in_virtual_time
+async def test_what_a_text_gains_in_a_while_is_one_record_and_the_reply_has_all() -> None:
+    async with FakedSource().started() as faked:
+        request = await faked.ask()
+        faked.grow(request, "Th")
+        faked.grow(request, "e ")
         await asyncio.sleep(A_WHILE_S)
-        side.grow(request, "sea")
+        faked.grow(request, "sea")
         await asyncio.sleep(A_WHILE_S)
-        side.grow(request, ".")
-        await side.end(request)
-        deltas = side.written("deltas")
+        faked.grow(request, ".")
+        await faked.end(request)
+        deltas = faked.written("deltas")
         assert [(each.index, each.text) for each in deltas] == [(0, "The "), (4, "sea"), (7, ".")]
         assert [each.finish_reason != pb.FINISH_REASON_UNSPECIFIED for each in deltas] == [False, False, True]
-        (reply,) = side.written("out")
+        (reply,) = faked.written("out")
         assert (reply.index, reply.text, reply.usage.completion_tokens) == (0, "The sea.", 8)
         assert {each.reply_id for each in deltas} == {reply.reply_id}
-        assert [each.key for each in side.kafka.records("deltas")] == [b"k"] * 3
-
-    check(work)
+        assert [each.key for each in faked.kafka.records("deltas")] == [b"k"] * 3
 
 
-def test_who_asks_for_the_whole_text_gets_its_reply_alone() -> None:
-    async def work(side: Side) -> None:
-        request = await side.ask(final_only=True)
-        side.grow(request, "The sea.")
+@in_virtual_time
+async def test_who_asks_for_the_whole_text_gets_its_reply_alone() -> None:
+    async with FakedSource().started() as faked:
+        request = await faked.ask(final_only=True)
+        faked.grow(request, "The sea.")
         await asyncio.sleep(A_WHILE_S)
-        await side.end(request)
-        assert side.written("deltas") == []
-        assert [each.text for each in side.written("out")] == ["The sea."]
-
-    check(work)
+        await faked.end(request)
+        assert faked.written("deltas") == []
+        assert [each.text for each in faked.written("out")] == ["The sea."]
 
 
-def test_parts_that_kafka_refuses_are_counted_and_the_reply_is_written() -> None:
-    async def work(side: Side) -> None:
-        side.kafka.refusals["deltas"] = kafka_errors.TopicAuthorizationFailedError("deltas")
-        request = await side.ask()
-        side.grow(request, "The ")
+@in_virtual_time
+async def test_parts_that_kafka_refuses_are_counted_and_the_reply_is_written() -> None:
+    async with FakedSource().started() as faked:
+        faked.kafka.refusals["deltas"] = kafka_errors.TopicAuthorizationFailedError("deltas")
+        request = await faked.ask()
+        faked.grow(request, "The ")
         await asyncio.sleep(A_WHILE_S)
-        side.grow(request, "sea.")
-        await side.end(request)
-        assert [each.text for each in side.written("out")] == ["The sea."]
-        (metric,) = (each for each in side.buffer.collect().metrics if each.name == "generate.deltas.unwritten")
+        faked.grow(request, "sea.")
+        await faked.end(request)
+        assert [each.text for each in faked.written("out")] == ["The sea."]
+        (metric,) = (each for each in faked.buffer.collect().metrics if each.name == "generate.deltas.unwritten")
         points: Sequence[Any] = metric.data.data_points
         assert [point.value for point in points] == [2]
-
-    check(work)
 
 
 @pytest.mark.parametrize(
     ("topic", "complaint"),
     [
-        ({"name": "in", "delta_topic": "deltas"}, "asks for no texts"),
-        ({"name": "in", "task": "generate", "delta_topic": "in"}, "a topic of its own"),
-        ({"name": "in", "task": "generate", "delta_topic": "generate.replies.v1"}, "a topic of its own"),
+        ({"name": "in", "delta_topic": "deltas"}, "delta_topic needs task generate"),
+        ({"name": "in", "task": "generate", "delta_topic": "in"}, "a separate topic"),
+        ({"name": "in", "task": "generate", "delta_topic": "generate.replies.v1"}, "a separate topic"),
     ],
 )
 def test_a_delta_topic_that_cannot_be_is_refused(topic: dict[str, str], complaint: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aggregator.errors import InvalidRequest, RequestError
-from aggregator.sources.kafka import json_codec as kafka_json
+from aggregator.sources import json_codec
 from aggregator.sources.parsing import MAX_TOKEN_IDS
 from protos.embedding.v1 import embedding_pb2 as pb
 
@@ -20,7 +19,7 @@ MAX_INPUTS = 8
 
 
 def parse(document: Any) -> pb.EmbedRequest:
-    return kafka_json.parse(json.dumps(document).encode(), MAX_INPUTS)
+    return json_codec.parse(json.dumps(document).encode(), MAX_INPUTS)
 
 
 def by_protobuf(document: Any) -> pb.EmbedRequest | None:
@@ -75,8 +74,8 @@ def test_json_is_read_as_protobuf_s_own_rules_say(document: Any) -> None:
         ({"dimensions": "SECRET"}, "dimensions"),
         ({"encoding": "SECRET"}, "encoding"),
         ({"expireTime": "SECRET"}, "expireTime"),
-        ({"model": "m", "SECRET": "SECRET"}, "field number 2"),
-        ({"\ud800": "SECRET"}, "field number 1"),
+        ({"model": "m", "SECRET": "SECRET"}, "like number 2"),
+        ({"\ud800": "SECRET"}, "like number 1"),
         (["SECRET"], "not a JSON object"),
     ],
 )
@@ -92,13 +91,13 @@ def test_of_a_field_with_few_values_those_are_named() -> None:
     with pytest.raises(InvalidRequest) as caught:
         parse({"truncate": "SECRET"})
     choices = "TRUNCATE_UNSPECIFIED, TRUNCATE_NONE, TRUNCATE_START, TRUNCATE_END"
-    assert str(caught.value).endswith(f"truncate has no value that it can have: use one of {choices}")
-    with pytest.raises(InvalidRequest, match=r"dimensions has no value that it can have$"):
+    assert str(caught.value).endswith(f"the value of truncate is invalid: use one of {choices}")
+    with pytest.raises(InvalidRequest, match=r"the value of dimensions is invalid$"):
         parse({"dimensions": "SECRET"})
 
 
 def test_what_is_wrong_beside_the_inputs_is_told_before_what_is_wrong_with_them() -> None:
-    with pytest.raises(InvalidRequest, match="encoding has no value"):
+    with pytest.raises(InvalidRequest, match="value of encoding is invalid"):
         parse({"inputs": [{"text": 5}], "encoding": "SECRET"})
 
 
@@ -112,12 +111,6 @@ def test_what_is_wrong_beside_the_inputs_is_told_before_what_is_wrong_with_them(
 )
 def test_an_input_that_is_written_otherwise_is_read_by_protobuf_s_rules(item: Any, read: pb.Input) -> None:
     assert list(parse({"inputs": [item]}).inputs) == [read]
-
-
-def test_bytes_that_are_no_json_are_not_quoted() -> None:
-    with pytest.raises(RequestError, match="not JSON in UTF-8") as caught:
-        kafka_json.parse(b'{"inputs": SECRET', MAX_INPUTS)
-    assert "SECRET" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -136,8 +129,8 @@ def test_more_than_can_be_is_refused_before_it_is_parsed_and_under_its_id(
     with monkeypatch.context() as patched:
         patched.setattr(json, "loads", None)
         with pytest.raises(InvalidRequest, match="at most 8 inputs are taken"):
-            kafka_json.parse(value, MAX_INPUTS)
-    assert kafka_json.request_id(value) == "mine"
+            json_codec.parse(value, MAX_INPUTS)
+    assert json_codec.request_id(value) == "mine"
 
 
 def test_too_many_inputs_are_counted() -> None:
@@ -150,23 +143,12 @@ def test_texts_may_hold_whatever_json_is_made_of() -> None:
     assert parse({"inputs": [{"text": text}] * 8}).inputs[7].text == text
 
 
-def test_many_token_ids_cost_little_more_than_json_itself() -> None:
-    ids = list(range(100_000))
-    value = json.dumps({"inputs": [{"tokenIds": {"ids": ids}}]}).encode()
-    started_s = time.thread_time()
-    json.loads(value)
-    by_json_s = time.thread_time() - started_s
-    started_s = time.thread_time()
-    assert list(kafka_json.parse(value, MAX_INPUTS).inputs[0].token_ids.ids) == ids
-    assert time.thread_time() - started_s < 10 * by_json_s
-
-
 def test_ids_that_are_written_otherwise_are_taken_only_in_small_numbers() -> None:
     def asking(count: int) -> Any:
         return {"inputs": [{"tokenIds": {"ids": [7.0] * count}}]}
 
     assert list(parse(asking(4096)).inputs[0].token_ids.ids) == [7] * 4096
-    with pytest.raises(InvalidRequest, match=r"inputs\[0\].tokenIds.ids holds what is no whole number"):
+    with pytest.raises(InvalidRequest, match=r"inputs\[0\].tokenIds.ids must hold whole numbers"):
         parse(asking(4097))
 
 
@@ -183,13 +165,13 @@ def test_ids_that_are_written_otherwise_are_taken_only_in_small_numbers() -> Non
     ],
 )
 def test_the_id_of_what_is_no_request_is_found_where_there_is_one(value: bytes, found: str) -> None:
-    assert kafka_json.request_id(value) == found
+    assert json_codec.request_id(value) == found
 
 
 def test_token_ids_of_all_inputs_together_are_bounded_as_in_protobuf() -> None:
     half = json.dumps({"tokenIds": {"ids": [1] * (MAX_TOKEN_IDS // 2)}})
     most = f'{{"inputs":[{half},{half}]}}'.encode()
-    assert len(kafka_json.parse(most, 3).inputs) == 2
+    assert len(json_codec.parse(most, 3).inputs) == 2
     one_more = most.replace(b"]}}]}", b']}},{"tokenIds":{"ids":[1]}}]}')
     with pytest.raises(InvalidRequest, match="more than 1048576 token ids"):
-        kafka_json.parse(one_more, 3)
+        json_codec.parse(one_more, 3)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from math import inf
 from typing import Any
 
 import numpy as np
@@ -14,16 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aggregator.errors import Code, InvalidRequest, Undecodable
-from aggregator.replicas.results import CompletedBatch, Vector
-from aggregator.request import Failure, Options, Outcome, Request
-from aggregator.scheduler.work_item import Priority
-from aggregator.sources.kafka.codec import JSON, PROTOBUF, Refused, record_of
+from aggregator.request.request import Failure, Options, Outcome, Request
+from aggregator.request.vector import CompletedBatch, Vector
+from aggregator.sources.kafka.codec import Refused, record_of
+from aggregator.sources.kafka.dead_letters import DeadLetter
 from aggregator.sources.kafka.records import Header, OutgoingRecord, ReplyRoute
-from aggregator.sources.kafka.replies import check_reply_fits, dead_letter, encode_refusal, encode_replies, reply_id
+from aggregator.sources.kafka.replies import check_reply_fits, encode_refusal, encode_replies, reply_id
+from aggregator.sources.messages import JSON, PROTOBUF
 from aggregator.sources.response import response
 from protos.embedding.v1 import embedding_pb2 as pb
-from tests.fakes.records import in_flight_of
-from tests.fakes.sources import KAFKA
+from tests.support.fake_source import KAFKA, any_request
+from tests.support.records import in_flight_of
 
 GROUP = "group"
 DIMENSIONS = 4
@@ -48,21 +48,8 @@ def request_of(
     record = in_flight_of(b"", offset=offset)
     record.route = ReplyRoute("replies", None, json, content_type)
     inputs = ["a"] * len(outcomes)
-    return Request(
-        request_id,
-        "small",
-        "",
-        inputs,
-        options or Options(),
-        Priority.DEFAULT,
-        KAFKA,
-        "",
-        0.0,
-        inf,
-        record,
-        outcomes,
-        0,
-    )
+    named = {"request_id": request_id, "model": "small", "options": options or Options()}
+    return any_request(*inputs, outcomes=outcomes, source=KAFKA, origin=record, **named)
 
 
 def expected(request: Request) -> pb.EmbedResponse:
@@ -110,17 +97,6 @@ def test_every_reply_equals_the_public_message(requests: list[Request]) -> None:
         assert reply.headers is route.headers
 
 
-@given(st.lists(st.tuples(VECTORS, st.booleans()), min_size=2, max_size=6), OPTIONS)
-def test_requests_of_one_batch_do_not_see_each_other(vectors: list[tuple[Vector, bool]], options: Options) -> None:
-    requests = [
-        request_of([vector], options, json=as_json, request_id=f"q{at}") for at, (vector, as_json) in enumerate(vectors)
-    ]
-    for request, reply in zip(requests, encode_replies(requests, GROUP), strict=True):
-        as_json = record_of(request).route.json
-        got: Any = json.loads(reply.value) if as_json else pb.EmbedResponse.FromString(reply.value)
-        assert got == (MessageToDict(expected(request)) if as_json else expected(request))
-
-
 def test_a_reply_that_cannot_be_encoded_is_an_error_to_its_sender_and_harms_no_other() -> None:
     broken = CompletedBatch("b", "small", "r1", 0, np.zeros(3, np.float32), 0.0, 0.0)
     requests = [request_of([Vector(batch, 0, 3, 0.0)], Options(dimensions=1)) for batch in (broken, batch_of())]
@@ -131,8 +107,9 @@ def test_a_reply_that_cannot_be_encoded_is_an_error_to_its_sender_and_harms_no_o
 
 def test_a_reply_id_is_the_record_s_the_request_s_and_the_group_s_own() -> None:
     def identity(*place: Any) -> str:
-        topic, topic_id, partition, offset, request_id, group_id = place
-        in_flight = in_flight_of(b"", topic=topic, topic_id=topic_id, partition=partition, offset=offset)
+        topic, written, partition, offset, request_id, group_id = place
+        in_flight = in_flight_of(b"", topic=topic, partition=partition, offset=offset)
+        in_flight.timestamp += len(written)
         return reply_id(in_flight, request_id, group_id)
 
     mine = ("t", "first", 1, 23, "q", "g")
@@ -165,13 +142,6 @@ def test_a_refused_record_is_answered_with_its_code(*, as_json: bool) -> None:
     assert (reply.topic, reply.partition, reply.key, reply.headers) == ("replies", 5, b"key", route.headers)
 
 
-def test_a_refused_record_s_endless_id_is_cut() -> None:
-    in_flight = in_flight_of(b"")
-    route = ReplyRoute("replies", None, json=False, headers=[])
-    reply = encode_refusal(Refused(in_flight, InvalidRequest("no"), "i" * 100_000, route, dead_letter=False), GROUP)
-    assert len(reply.value) < 2000
-
-
 def size_of(record: OutgoingRecord) -> int:
     headers = sum(len(name) + len(content) for name, content in record.headers)
     return len(record.value) + len(record.key or b"") + headers
@@ -186,40 +156,12 @@ def test_a_reply_that_was_let_in_fits(request: Request, limit: int) -> None:
     assert size_of(encode_replies([request], GROUP)[0]) <= limit
 
 
-@pytest.mark.parametrize(
-    ("inputs", "options", "dimensions", "fits"),
-    [
-        (1, Options(), 384, True),
-        (500, Options(), 384, True),
-        (1024, Options(), 384, False),
-        (1024, Options(encoding=pb.ENCODING_INT8), 384, True),
-        (1024, Options(dimensions=128), 384, True),
-    ],
-)
-def test_inputs_times_dimensions_times_width_is_bounded(
-    inputs: int, options: Options, dimensions: int, *, fits: bool
-) -> None:
-    request = request_of([None] * inputs, options)
-    if fits:
-        check_reply_fits(request, dimensions, 900_000)
-    else:
-        with pytest.raises(InvalidRequest, match="fewer inputs"):
-            check_reply_fits(request, dimensions, 900_000)
-
-
 def buried(
     value: bytes | None, headers: list[Header], key: bytes | None = b"key", *, omit: bool = False
 ) -> OutgoingRecord:
-    return dead_letter(
-        in_flight_of(value, headers, key=key),
-        Code.INTERNAL,
-        "broke the engine",
-        topic="embed.requests.v1-dlt",
-        group_id="tokenbatch",
-        attempts=3,
-        first_failure_unix_s=1_767_225_600.5,
-        omit_value=omit,
-    )
+    in_flight = in_flight_of(value, headers, key=key)
+    letter = DeadLetter(in_flight, Code.INTERNAL, "broke the engine", 3, 1_767_225_600.5, omits_value=omit)
+    return letter.record("tokenbatch")
 
 
 def test_a_dead_letter_keeps_the_record_and_says_why() -> None:
@@ -255,20 +197,6 @@ def test_a_value_too_large_for_the_dead_letter_topic_leaves_its_digest() -> None
     assert headers["dlt-value-sha256"] == hashlib.sha256(value).hexdigest().encode()
 
 
-@pytest.mark.parametrize(("key", "header"), [(b"k" * 40_000, b""), (b"k", b"h" * 40_000)])
-def test_so_do_a_key_and_headers_that_are_too_large(key: bytes, header: bytes) -> None:
-    letter = buried(b"v", [("x", header)], key, omit=True)
-    headers = dict(letter.headers)
-    assert letter.key is None
-    assert "x" not in headers
-    assert headers["dlt-headers-omitted"] == b"true"
-    assert headers["dlt-original-offset"] == b"42"
-
-
-def test_a_record_without_a_value_is_a_dead_letter_without_one() -> None:
-    assert buried(None, []).value == b""
-
-
 def fits(request: Request, limit: int, dimensions: int = DIMENSIONS) -> bool:
     try:
         check_reply_fits(request, dimensions, limit)
@@ -287,16 +215,6 @@ def least_limit(request: Request, dimensions: int = DIMENSIONS) -> int:
 
 
 @pytest.mark.parametrize("json", [False, True])
-@pytest.mark.parametrize("letter", ["x", "é", "漢", "🙂", "\x01", '"'])
-@pytest.mark.parametrize("count", [1, 2])
-def test_a_reply_with_a_long_id_of_whatever_characters_fits_where_it_was_let_in(
-    count: int, letter: str, *, json: bool
-) -> None:
-    request = request_of([Vector(batch_of(), 0, 3, 0.5)] * count, json=json, request_id=letter * 50_000)
-    assert size_of(encode_replies([request], GROUP)[0]) <= least_limit(request)
-
-
-@pytest.mark.parametrize("json", [False, True])
 @pytest.mark.parametrize("size", [0, 50_000])
 def test_what_a_reply_echoes_is_allowed_for(size: int, *, json: bool) -> None:
     many = tuple((f"header-{number}", b"v" * size) for number in range(4))
@@ -304,12 +222,6 @@ def test_what_a_reply_echoes_is_allowed_for(size: int, *, json: bool) -> None:
     record_of(request).key = b"k" * size
     room = least_limit(request) - size_of(encode_replies([request], GROUP)[0])
     assert 0 <= room <= 2000
-
-
-def test_a_record_without_a_key_and_headers_without_values_are_echoed_as_such() -> None:
-    request = request_of([Vector(batch_of(), 0, 3, 0.5)], headers=(("empty", b""),))
-    record_of(request).key = None
-    assert size_of(encode_replies([request], GROUP)[0]) <= least_limit(request) <= 2000
 
 
 @pytest.mark.parametrize("json", [False, True])
@@ -321,19 +233,6 @@ def test_no_more_room_is_asked_for_than_large_vectors_take(encoding: int, *, jso
     request = request_of(outcomes, Options(encoding=encoding), json=json)
     size = size_of(encode_replies([request], GROUP)[0])
     assert size <= least_limit(request, dimensions) <= 1.05 * size + 1024 + 200 * count
-
-
-@pytest.mark.parametrize("json", [False, True])
-def test_failures_in_the_place_of_small_vectors_fit(*, json: bool) -> None:
-    failure = Failure(Code.OUT_OF_RANGE, "x" * 150, retryable=True, retry_after_s=1.5)
-    request = request_of([failure] * 500, Options(encoding=pb.ENCODING_BINARY), json=json)
-    assert size_of(encode_replies([request], GROUP)[0]) <= least_limit(request, 8)
-
-
-def test_fewer_dimensions_are_what_counts_where_they_are_asked_for() -> None:
-    assert least_limit(request_of([None] * 100, Options(dimensions=128)), 4096) == least_limit(
-        request_of([None] * 100), 128
-    )
 
 
 def test_what_just_fits_is_let_in() -> None:
@@ -373,29 +272,6 @@ def test_a_refused_record_s_id_is_cut_to_1024_characters_and_no_sooner() -> None
         answer = pb.EmbedResponse.FromString(encode_refusal(refused, GROUP).value)
         assert len(answer.request_id) == told
         assert answer.reply_id == reply_id(in_flight, "i" * length, GROUP)
-
-
-def test_a_reply_that_cannot_be_encoded_is_an_error_in_the_format_and_under_the_id_it_would_have_had() -> None:
-    broken = CompletedBatch("b", "small", "r1", 0, np.zeros(3, np.float32), 0.0, 0.0)
-    request = request_of([Vector(broken, 0, 3, 0.0)], Options(dimensions=1), json=True)
-    told = json.loads(encode_replies([request], GROUP)[0].value)
-    assert told["status"]["code"] == Code.INTERNAL
-    assert told["replyId"] == reply_id(record_of(request), "q", GROUP)
-
-
-def test_unless_told_otherwise_a_dead_letter_keeps_its_value() -> None:
-    letter = dead_letter(
-        in_flight_of(b"v"), Code.INTERNAL, "why", topic="dlt", group_id="g", attempts=1, first_failure_unix_s=0.0
-    )
-    assert letter.value == b"v"
-
-
-@pytest.mark.parametrize(("json", "each"), [(False, 4), (True, 6)])
-def test_no_more_room_is_asked_for_an_id_than_its_letters_can_take(each: int, *, json: bool) -> None:
-    short, long = (
-        least_limit(request_of([None], Options(dimensions=1), json=json, request_id="x" * size)) for size in (1, 10_001)
-    )
-    assert long - short == each * 10_000
 
 
 @pytest.mark.parametrize(("json", "bytes_each"), [(False, 385 * 4 + 48), (True, (385 * 4 + 48) * 4 // 3 + 160)])

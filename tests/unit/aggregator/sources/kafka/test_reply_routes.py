@@ -8,13 +8,13 @@ from functools import cache
 import pytest
 
 from aggregator.errors import InvalidRequest, NotPermitted
-from aggregator.request import Request
+from aggregator.request.request import Request
 from aggregator.settings.aggregator import KafkaSettings, TopicSettings
 from aggregator.sources.kafka.codec import Intake, Refused, decode, intakes, record_of
 from aggregator.sources.kafka.records import Header, ReplyRoute
 from protos.embedding.v1 import embedding_pb2 as pb
-from tests.fakes.records import in_flight_of
-from tests.fakes.sources import KAFKA
+from tests.support.fake_source import KAFKA
+from tests.support.records import in_flight_of
 
 SETTINGS = KafkaSettings(
     topics=(TopicSettings(name="embed.requests.v1"), TopicSettings(name="team-b.in")),
@@ -94,13 +94,6 @@ def test_routing_and_trace_headers_are_echoed_as_they_came() -> None:
     ]
     route = route_of(*echoed[:2], ("private", b"x"), ("ce_id", b"y"), *echoed[2:])
     assert route.headers == [("content-type", b"application/x-protobuf"), *echoed]
-
-
-def test_a_route_by_headers_is_answered_in_protobuf_unless_the_record_is_not() -> None:
-    assert route_of(("kafka_replyTopic", b"exact")).json is False
-    plain = decode(in_flight_of(b"a", [("content-type", b"text/plain")]), intake(), received_s=0, wall_s=0)
-    assert isinstance(plain, Request)
-    assert record_of(plain).route.json is True
 
 
 def test_where_no_topic_is_allowed_only_the_usual_one_is() -> None:

@@ -11,7 +11,7 @@ from cryptography import x509
 
 from k8s.api import Kubernetes, KubernetesError
 from k8s.scaler.external_metrics.certificates import Certificate, is_due, make, serving_certificate
-from tests.fakes.kubernetes_api import FakeKubernetesApi
+from tests.support.fake_kubernetes import FakeKubernetesApi
 
 NAMES = ("scaler.ns.svc", "scaler.ns.svc.cluster.local")
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -22,12 +22,6 @@ SECRET = "/api/v1/namespaces/ns/secrets/scaler-tls"
 def trusted(made: Certificate, bundle: bytes) -> bool:
     certificate = x509.load_pem_x509_certificate(made.certificate)
     return certificate in x509.load_pem_x509_certificates(bundle)
-
-
-def test_a_certificate_names_the_service_and_is_what_is_trusted() -> None:
-    made = make(NAMES, NOW)
-    assert trusted(made, made.ca_bundle)
-    assert not is_due(made, NAMES, NOW)
 
 
 def test_a_certificate_is_due_at_two_thirds_of_its_time() -> None:
@@ -58,12 +52,6 @@ def test_a_renewed_certificate_is_trusted_beside_the_one_that_may_still_be_serve
     assert not trusted(first, third.ca_bundle)
 
 
-def test_a_damaged_certificate_is_trusted_no_more() -> None:
-    first = make(NAMES, NOW)
-    second = make(NAMES, NOW, Certificate(first.ca_bundle, b"nonsense", first.key))
-    assert len(x509.load_pem_x509_certificates(second.ca_bundle)) == 1
-
-
 async def current(kubernetes: Kubernetes, now: datetime = NOW) -> Certificate:
     return await serving_certificate(kubernetes, "ns", "scaler", lambda: now)
 
@@ -72,13 +60,6 @@ def api() -> FakeKubernetesApi:
     fake = FakeKubernetesApi()
     fake.put(SECRET, {"type": "Opaque"})
     return fake
-
-
-async def test_the_first_makes_a_certificate() -> None:
-    fake = api()
-    async with fake.started() as kubernetes:
-        made = await current(kubernetes)
-    assert base64.b64decode(fake.objects[SECRET]["data"]["tls.crt"]) == made.certificate
 
 
 async def test_replicas_that_start_together_serve_the_same_certificate() -> None:
@@ -103,20 +84,6 @@ async def test_a_renewal_in_time_is_made_by_one_and_taken_by_the_other() -> None
         first = await current(kubernetes)
         found = await asyncio.gather(*(current(kubernetes, LATER) for _ in range(2)))
     assert found[0].certificate == found[1].certificate != first.certificate
-
-
-async def test_a_secret_that_holds_nonsense_is_overwritten() -> None:
-    fake = api()
-    fake.put(SECRET, {"data": dict.fromkeys(("ca.crt", "tls.crt", "tls.key"), "%")})
-    async with fake.started() as kubernetes:
-        made = await current(kubernetes)
-    assert not is_due(made, NAMES, NOW)
-
-
-async def test_without_the_secret_it_says_so() -> None:
-    async with FakeKubernetesApi().started() as kubernetes:
-        with pytest.raises(KubernetesError, match="404"):
-            await current(kubernetes)
 
 
 async def test_what_cert_manager_makes_is_waited_for_and_taken_as_it_is() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from k8s.api import Kubernetes, KubernetesError
+from k8s.api import Kubernetes
 from k8s.scaler.external_metrics.registration import PATH, Registration
-from tests.fakes.kubernetes_api import FakeKubernetesApi
+from tests.support.fake_kubernetes import FakeKubernetesApi
 
 ROLES = "/apis/rbac.authorization.k8s.io/v1/clusterroles"
 BUNDLE = b"an authority"
@@ -145,18 +145,3 @@ async def test_anothers_that_leads_nowhere_is_left_alone() -> None:
     async with fake.started() as kubernetes:
         await registration(kubernetes).keep(BUNDLE)
     assert writes(fake) == []
-
-
-async def test_where_the_rights_are_somebody_elses_it_stays_when_the_release_goes() -> None:
-    fake = api()
-    async with fake.started() as kubernetes:
-        await registration(kubernetes).keep(BUNDLE)
-    assert "ownerReferences" not in fake.objects[PATH]["metadata"]
-
-
-async def test_an_api_server_that_is_away_is_said() -> None:
-    fake = api("a")
-    fake.away = True
-    async with fake.started() as kubernetes:
-        with pytest.raises(KubernetesError, match="503"):
-            await registration(kubernetes).keep(BUNDLE)

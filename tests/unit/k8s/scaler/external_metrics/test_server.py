@@ -10,14 +10,13 @@ from typing import Any
 import aiohttp
 import pytest
 
-from aggregator.errors import StartError
 from k8s.scaler.external_metrics.certificates import make, utc_now
 from k8s.scaler.external_metrics.identity import Identity
 from k8s.scaler.external_metrics.server import ExternalMetricsApi, quantity
 from k8s.scaler.keda import GrpcPort, KedaScaler
 from k8s.scaler.measuring.figures import Figure
 from k8s.scaler.published import Published
-from tests.fakes.certificate_authority import CertificateAuthority
+from tests.support.certificates import Authority
 
 NAME = "scaler.ns.svc"
 BASE = "/apis/external.metrics.k8s.io/v1beta1"
@@ -29,7 +28,8 @@ class Server:
 
     def __init__(self, folder: Path) -> None:
         self.now_s = 100.0
-        self.authority = CertificateAuthority(folder)
+        self.folder = folder
+        self.authority = Authority()
         self.published = Published(["m"], "scaler", 20.0, lambda: self.now_s)
         self.published.figures = {"m": Figure(2.3456, 7, 100.0)}
         self.addresses: dict[tuple[str, str], str] = {}
@@ -40,10 +40,10 @@ class Server:
         await self.api.use("127.0.0.1:0", self.tls(), names)
 
     def tls(self) -> ssl.SSLContext:
-        return Identity(self.served, self.authority.pem, ()).server_context()
+        return Identity(self.served, self.authority.cert.decode(), ()).server_context()
 
     async def ask(self, path: str, common_name: str | None = "front-proxy", **headers: str) -> tuple[int, Any]:
-        tls = self.authority.client(self.served.ca_bundle.decode(), common_name)
+        tls = self.authority.client(self.folder, self.served.ca_bundle.decode(), common_name)
         url = f"https://{self.api.address}{path}"
         async with (
             aiohttp.ClientSession() as session,
@@ -91,22 +91,13 @@ async def test_another_name_than_the_front_proxys_is_refused(server: Server) -> 
 
 
 async def test_a_certificate_of_another_authority_does_not_connect(server: Server, tmp_path: Path) -> None:
-    stranger = CertificateAuthority(tmp_path, "stranger").client(server.served.ca_bundle.decode(), "front-proxy")
+    stranger = Authority("stranger").client(tmp_path, server.served.ca_bundle.decode(), "front-proxy")
     with pytest.raises((aiohttp.ClientError, ssl.SSLError)):
         async with (
             aiohttp.ClientSession() as session,
             session.get(f"https://{server.api.address}{METRIC}", ssl=stranger, server_hostname=NAME) as response,
         ):
             await response.read()
-
-
-async def test_an_empty_list_of_names_allows_any_that_verifies(server: Server) -> None:
-    await server.serve()
-    assert (await server.ask(METRIC, common_name="aggregator"))[0] == 200
-
-
-async def test_probes_need_no_certificate(server: Server) -> None:
-    assert await server.ask("/healthz", common_name=None) == (200, "ok")
 
 
 async def test_what_is_stale_is_unavailable_and_says_why(server: Server) -> None:
@@ -159,24 +150,6 @@ async def test_the_figures_of_another_release_come_from_its_own_scaler(
     assert [each["value"] for each in answer["items"]] == ["250m"]
 
 
-async def test_what_another_release_does_not_know_or_have_is_said(server: Server, neighbour: Published) -> None:
-    base = f"{BASE}/namespaces/other/embed_required_replicas?labelSelector=scaler%3Db-scaler"
-    neighbour.figures = {}
-    neighbour.explain = lambda: "Kafka does not answer"
-    code, answer = await server.ask(f"{base}%2Cmodel%3Dm")
-    assert (code, answer["reason"]) == (503, "ServiceUnavailable")
-    assert "Kafka does not answer" in answer["message"]
-    code, answer = await server.ask(f"{base}%2Cmodel%3Dx")
-    assert (code, answer["reason"]) == (404, "NotFound")
-
-
-async def test_another_release_that_is_not_there_is_unavailable(server: Server) -> None:
-    server.addresses["b-scaler", "other"] = "127.0.0.1:1"
-    code, answer = await server.ask(f"{BASE}/namespaces/other/embed_required_replicas?labelSelector=scaler%3Db-scaler")
-    assert (code, answer["reason"]) == (503, "ServiceUnavailable")
-    assert "the scaler 127.0.0.1:1 says UNAVAILABLE" in answer["message"]
-
-
 async def test_only_the_name_of_a_service_is_followed(server: Server) -> None:
     code, answer = await server.ask(f"{BASE}/namespaces/other/embed_required_replicas?labelSelector=scaler%3Da.b")
     assert (code, answer["reason"]) == (404, "NotFound")
@@ -194,25 +167,9 @@ async def test_discovery_tells_of_one_resource(server: Server) -> None:
     assert [(await server.ask(f"/openapi/{version}"))[0] for version in ("v2", "v3")] == [200, 200]
 
 
-async def test_metrics_can_only_be_read(server: Server) -> None:
-    tls = server.authority.client(server.served.ca_bundle.decode(), "front-proxy")
-    async with (
-        aiohttp.ClientSession() as session,
-        session.post(f"https://{server.api.address}{METRIC}", ssl=tls, server_hostname=NAME) as response,
-    ):
-        assert response.status == 405
-
-
 async def test_a_renewed_certificate_is_served_on_the_same_address(server: Server) -> None:
     address = server.api.address
     server.served = make([NAME], utc_now())
     await server.serve("front-proxy")
     assert server.api.address == address
     assert (await server.ask(METRIC))[0] == 200
-
-
-async def test_a_port_in_use_is_said(server: Server, tmp_path: Path) -> None:
-    other = Server(tmp_path)
-    with pytest.raises(StartError, match="cannot be bound"):
-        await other.api.use(server.api.address, other.tls(), ())
-    await other.api.close()

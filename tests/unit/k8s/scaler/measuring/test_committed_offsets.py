@@ -96,12 +96,12 @@ async def test_a_partition_without_a_commit_counts_from_its_beginning(monkeypatc
 async def test_a_group_that_is_refused_is_an_error(
     monkeypatch: pytest.MonkeyPatch, error: type[BrokerResponseError]
 ) -> None:
-    with pytest.raises(error):
+    with pytest.raises(KafkaError, match="t/0, t/1"):
         await read(monkeypatch, [], error.errno)
 
 
 async def test_a_partition_that_is_refused_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UnknownTopicOrPartitionError):
+    with pytest.raises(KafkaError, match="t and 1"):
         await read(monkeypatch, [("t", [(0, 40, "", 0), (1, -1, "", UnknownTopicOrPartitionError.errno)])])
 
 

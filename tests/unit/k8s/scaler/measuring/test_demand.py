@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from k8s.scaler.measuring.demand import (
-    Demand,
-    DemandPolicy,
-    Load,
-    StaleInputError,
-    backlog_tokens,
-    memory_pods,
-    pod_throughput,
-    required_replicas,
-)
+from k8s.scaler.measuring.demand import Demand, DemandPolicy, Load, StaleInputError
 
 POLICY = DemandPolicy()
 QUIET = Load(arrival_tokens_per_s=0.0, backlog_tokens=0.0, pod_tokens_per_s=1000.0, measured_s=0.0)
@@ -33,30 +24,6 @@ def at(now_s: float, load: Load) -> tuple[Load, float]:
 def hpa(published: float, replicas: int) -> int:
     """What the autoscaler makes of an External metric with AverageValue 1."""
     return replicas if abs(published / replicas - 1.0) <= 0.1 else math.ceil(published)
-
-
-def test_replicas_keep_up_with_arrivals_and_work_the_backlog_off() -> None:
-    assert required_replicas(3000.0, 0.0, 1000.0, POLICY) == pytest.approx(4.0)
-    assert required_replicas(3000.0, 90_000.0, 1000.0, POLICY) == pytest.approx(8.0)
-
-
-def test_texts_that_fill_the_memory_before_the_processors_ask_for_memory() -> None:
-    """800 tokens/s, each held as 50 token-seconds, where a pod holds 10,000: four pods' memory, at 75 % of it."""
-    filled = memory_pods(800.0, 50.0, 10_000.0)
-    assert filled == pytest.approx(4.0)
-    assert required_replicas(800.0, 0.0, 1000.0, POLICY, filled) == pytest.approx(4 / 0.75)
-    assert required_replicas(8000.0, 0.0, 1000.0, POLICY, filled) == pytest.approx(8 / 0.75)
-    assert required_replicas(800.0, 30_000.0, 1000.0, POLICY, filled) == pytest.approx(5 / 0.75)
-    assert memory_pods(800.0, 0.0, 0.0) == 0.0
-
-
-def test_backlog_is_what_was_not_fetched_and_what_is_held() -> None:
-    assert backlog_tokens(100, 12.5, 300) == pytest.approx(1550.0)
-
-
-def test_a_pods_throughput_is_the_mean_of_what_replicas_do_at_their_budgets() -> None:
-    assert pod_throughput([(600, 0.020), (300, 0.030)]) == pytest.approx(20_000.0)
-    assert pod_throughput([]) is None
 
 
 def test_zero_traffic_needs_no_replica_once_the_peak_has_passed() -> None:
@@ -168,10 +135,6 @@ def test_one_pod_more_than_many_gets_past_the_autoscalers_tolerance(replicas: in
     assert hpa(Demand(POLICY).publish(needed, 0.0), replicas) > replicas
 
 
-def test_without_that_it_would_never_come() -> None:
-    assert hpa(20.5, 20) == 20
-
-
 @given(st.integers(1, 1000))
 def test_what_just_suffices_asks_for_nothing(replicas: int) -> None:
     load = replace(QUIET, arrival_tokens_per_s=750.0 * replicas, replicas=replicas, ready=replicas)
@@ -199,50 +162,40 @@ def test_zero_is_published_for_no_demand_only(load: Load) -> None:
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("wrong", "edge"),
     [
-        lambda: replace(QUIET, arrival_tokens_per_s=-1.0),
-        lambda: replace(QUIET, backlog_tokens=math.nan),
-        lambda: replace(QUIET, slo_pressure=math.inf),
-        lambda: replace(QUIET, replicas=-1),
-        lambda: replace(QUIET, ready=-1),
-        lambda: replace(QUIET, pod_tokens_per_s=0.0),
-        lambda: replace(QUIET, pod_tokens_per_s=math.nan),
-        lambda: replace(QUIET, pod_tokens_per_s=math.inf),
+        ({"arrival_tokens_per_s": -1.0}, {}),
+        ({"backlog_tokens": math.nan}, {}),
+        ({"slo_pressure": math.inf}, {"slo_pressure": 0.0}),
+        ({"replicas": -1}, {"replicas": 0}),
+        ({"ready": -1}, {"ready": 0}),
+        ({"pod_tokens_per_s": 0.0}, {"pod_tokens_per_s": 0.5}),
+        ({"pod_tokens_per_s": math.nan}, {}),
+        ({"pod_tokens_per_s": math.inf}, {}),
     ],
 )
-def test_a_load_that_is_none_is_refused(make: Callable[[], Load]) -> None:
+def test_a_load_that_is_none_is_refused_and_the_smallest_is_not(wrong: dict[str, Any], edge: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"not a (load|throughput)"):
-        make()
+        replace(QUIET, **wrong)
+    assert Demand(POLICY).publish(replace(QUIET, **edge), 0.0) == 0.0
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("wrong", "edge"),
     [
-        lambda: DemandPolicy(drain_s=0.0),
-        lambda: DemandPolicy(drain_s=math.inf),
-        lambda: DemandPolicy(utilisation=0.0),
-        lambda: DemandPolicy(utilisation=1.1),
-        lambda: DemandPolicy(peak_hold_s=-1.0),
-        lambda: DemandPolicy(max_age_s=0.0),
-        lambda: DemandPolicy(max_hold_s=math.nan),
+        ({"drain_s": 0.0}, {"drain_s": 0.5}),
+        ({"drain_s": math.inf}, {}),
+        ({"utilisation": 0.0}, {}),
+        ({"utilisation": 1.1}, {"utilisation": 1.0}),
+        ({"peak_hold_s": -1.0}, {"peak_hold_s": 0.0}),
+        ({"max_age_s": 0.0}, {"max_age_s": 0.5}),
+        ({"max_hold_s": math.nan}, {"max_hold_s": 0.0}),
     ],
 )
-def test_a_policy_that_makes_no_sense_is_refused(make: Callable[[], DemandPolicy]) -> None:
+def test_a_policy_that_makes_no_sense_is_refused_up_to_the_edge(wrong: dict[str, Any], edge: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="out of range"):
-        make()
-
-
-@pytest.mark.parametrize(
-    "edge", [{"drain_s": 0.5}, {"utilisation": 1.0}, {"peak_hold_s": 0.0}, {"max_age_s": 0.5}, {"max_hold_s": 0.0}]
-)
-def test_a_policy_may_go_to_the_edge_of_what_makes_sense(edge: dict[str, float]) -> None:
+        DemandPolicy(**wrong)
     assert Demand(DemandPolicy(**edge)).publish(QUIET, 0.0) == 0.0
-
-
-@pytest.mark.parametrize("edge", [{"slo_pressure": 0.0}, {"pod_tokens_per_s": 0.5}, {"replicas": 0, "ready": 0}])
-def test_a_load_may_be_of_the_smallest(edge: dict[str, float]) -> None:
-    assert Demand(POLICY).publish(replace(QUIET, **edge), 0.0) == 0.0  # type: ignore[arg-type]
 
 
 def test_without_a_hold_the_backlog_counts_while_pods_load() -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from aggregator.settings.aggregator import KafkaSettings
 from k8s.scaler.measuring.aggregators import Answers
 from k8s.scaler.measuring.demand import DemandPolicy, StaleInputError
 from k8s.scaler.measuring.figures import Figure, ModelFigures, Replicas, TopicShares, positions
-from k8s.scaler.measuring.kafka_lag import LogEnds
+from k8s.scaler.measuring.kafka_lag import KafkaLag, LogEnds
 from protos.aggregator.v1 import aggregator_pb2 as pb
 
 TOPIC = "requests"
@@ -71,13 +72,31 @@ def test_a_partition_without_an_owner_counts_from_its_commit_and_without_a_commi
     assert figure.lag_records == 0 + 600 + 1000
 
 
-def test_records_that_retention_deleted_are_no_lag() -> None:
-    found = LogEnds({(TOPIC, 0): 900}, {(TOPIC, 0): 1000}, {(TOPIC, 0): 100}, 0.0)
-    assert found.unread({}, TOPIC) == 100
+def test_unclaimed_entries_of_a_redis_stream_count_once_although_every_aggregator_reports_them() -> None:
+    one, other = answer((0, 1000)), answer()
+    one.streams.append(pb.Stream(stream="s", model="m", waiting_entries=90, tokens_per_entry=20.0))
+    other.streams.append(pb.Stream(stream="s", model="m", waiting_entries=100, tokens_per_entry=20.0))
+    other.streams.append(pb.Stream(stream="new", model="m", waiting_entries=5))
+    other.streams.append(pb.Stream(stream="s2", model="another", waiting_entries=1000))
+    figure = figures().update(Answers((one, other), 100.0), ends(100.0, 1000), None, 100.0)
+    assert figure.lag_records == 105
+    assert figure.required_replicas == pytest.approx((100 * 20 + 5 * 10) / 30 / 7500)
+
+
+async def test_without_kafka_the_entries_of_redis_and_calls_make_the_figure() -> None:
+    lag = KafkaLag(KafkaSettings(enabled=False))
+    redis = answer(grpc_tokens_per_s=6000.0)
+    redis.streams.append(pb.Stream(stream="s", model="m", waiting_entries=100, tokens_per_entry=20.0))
+    model = figures()
+    for at_s in (100.0, 105.0):
+        figure = model.update(Answers((redis,), at_s), await lag.read(at_s), None, at_s)
+        assert figure.lag_records == 100
+        assert figure.required_replicas == pytest.approx((6000 + 100 * 20 / 30) / 7500)
 
 
 def test_where_two_claim_a_partition_the_one_who_is_further_counts() -> None:
     assert positions([answer((0, 5)), answer((0, 7), (1, 2))]) == {(TOPIC, 0): 7, (TOPIC, 1): 2}
+    assert positions([answer((0, 7)), answer((0, 5))]) == {(TOPIC, 0): 7}
 
 
 def test_a_growing_topic_is_demand_even_when_nobody_fetches() -> None:
@@ -144,13 +163,6 @@ def test_a_record_is_as_long_as_the_aggregators_find_them_on_average() -> None:
     assert figure.required_replicas == pytest.approx(30_000 * 2.0 / 30 / 7500)
 
 
-def test_a_topic_that_does_not_grow_is_no_demand() -> None:
-    model = figures()
-    for second in (0.0, 5.0):
-        figure = model.update(Answers((answer((0, 10)),), second), ends(second, 10), None, second)
-        assert figure.required_replicas == 0.0
-
-
 def test_a_figure_is_as_old_as_its_oldest_input_and_known_when_all_pods_were_there() -> None:
     figure = figures().update(Answers((answer((0, 0)),), 90.0), ends(85.0, 0), Replicas(1, 1, 95.0), 100.0)
     assert (figure.measured_s, figure.knows_what_for) == (85.0, True)
@@ -170,17 +182,6 @@ def test_while_pods_are_pending_the_backlog_is_held_at_its_value_when_they_were_
     assert found == [pytest.approx(1.2), pytest.approx(1.2), pytest.approx(1.4)]
 
 
-def test_one_pod_more_than_many_is_asked_for_past_the_autoscalers_tolerance() -> None:
-    answers = Answers((answer((0, 0), grpc_tokens_per_s=7500.0 * 20.5),), 0.0)
-    assert figures().update(answers, ends(0.0, 0), Replicas(20, 20, 0.0), 0.0).required_replicas == pytest.approx(22.2)
-
-
-def test_where_nothing_is_promised_a_budget_at_its_floor_asks_for_no_more() -> None:
-    floored = answer((0, 0), grpc_tokens_per_s=7500.0)
-    floored.models[0].replicas[0].budget_at_floor = True
-    assert figures().update(Answers((floored,), 0.0), ends(0.0, 0), None, 0.0).required_replicas == pytest.approx(1.0)
-
-
 def test_a_replica_above_its_floor_shows_that_latency_can_still_be_bought_without_pods() -> None:
     pressed = answer((0, 0), grpc_tokens_per_s=7500.0, p99_s=0.45, slo_s=0.3)
     pressed.models[0].replicas[0].budget_at_floor = True
@@ -192,11 +193,6 @@ def test_pending_requests_are_backlog_and_wake_a_model_without_pods() -> None:
     asleep = pb.GetDemandResponse(models=[pb.ModelDemand(model="m", pending_requests=3)])
     replicas = Replicas(0, 0, 0.0)
     assert figures().update(Answers((asleep,), 0.0), ends(0.0, 0), replicas, 0.0).required_replicas == 1.0
-
-
-def test_nothing_to_do_is_a_zero_that_is_known() -> None:
-    figure = figures().update(Answers((answer((0, 10)),), 0.0), ends(0.0, 10), None, 0.0)
-    assert figure.required_replicas == 0.0
 
 
 @pytest.mark.parametrize("stale", ["aggregators", "kafka", "replicas"])
@@ -222,10 +218,6 @@ def test_replicas_that_cannot_say_what_they_do_are_left_out() -> None:
     told.models[0].replicas.append(pb.Replica(address="b", token_budget=0, step_time_s=0.05))
     told.models[0].replicas.append(pb.Replica(address="c", token_budget=500, step_time_s=0.0))
     assert figures().update(Answers((told,), 0.0), ends(0.0, 0), None, 0.0).required_replicas == pytest.approx(1.0)
-
-
-def test_the_one_who_is_further_counts_in_whatever_order_they_answer() -> None:
-    assert positions([answer((0, 7)), answer((0, 5))]) == {(TOPIC, 0): 7}
 
 
 def test_a_figure_says_when_it_does_not_know_what_its_pending_pods_are_for() -> None:

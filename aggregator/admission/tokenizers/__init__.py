@@ -1,1 +1,0 @@
-"""Count tokens exactly as the model does."""

@@ -1,0 +1,216 @@
+"""The interfaces to model servers: what a server is, what is sent to it and comes back, and the pool of servers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from aggregator.errors import BatchFailed, Code
+from aggregator.scheduler.dispatcher import Batch
+from aggregator.scheduler.replica import StepReport
+from aggregator.scheduler.work_item import Task
+from aggregator.tokenizers.tokenizer import Tokenizer
+from protos.generation.v1.generation_pb2 import TokenLogprobs
+from protos.modelserver.v1.curve import Curve
+from protos.modelserver.v1.modelserver_pb2 import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationCosts:
+    """The cost of a step on a server that generates, in seconds, and its capacity.
+
+    A step takes `fixed_s`, plus `per_sequence_s` for each sequence that decodes, plus `per_token_s` for each
+    prompt token.
+    """
+
+    fixed_s: float
+    per_sequence_s: float
+    per_token_s: float
+    kv_tokens: int
+    max_sequences: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServerDescription:
+    """A model server's checked description (`Describe`) for one task; `generation` is None if that is to embed.
+
+    `beside`: of a server that does both, its description as one that generates.
+    """
+
+    address: str
+    instance_id: str
+    model: str
+    model_revision: str
+    tokenizer_fingerprint: str
+    dimensions: int
+    matryoshka_dimensions: frozenset[int]
+    max_input_tokens: int
+    step_token_capacity: int
+    step_query_capacity: int
+    vocabulary_size: int
+    normalizes: bool
+    query_prompt: str
+    document_prompt: str
+    curve: Curve | None
+    generation: GenerationCosts | None = None
+    beside: ServerDescription | None = None
+
+    @property
+    def by_task(self) -> dict[Task, ServerDescription]:
+        """Its descriptions, one per task that it does."""
+        if self.generation is not None:
+            return {Task.GENERATE: self}
+        return {Task.EMBED: self} if self.beside is None else {Task.EMBED: self, Task.GENERATE: self.beside}
+
+
+def differences(one: ServerDescription, other: ServerDescription) -> list[str]:
+    """The fields in which two servers of one model revision differ, although their answers must be interchangeable.
+
+    Servers of different tasks share the tokenizer only. Those that embed may take inputs of different lengths.
+    """
+    names: tuple[str, ...] = ("tokenizer_fingerprint", "vocabulary_size")
+    if one.generation is not None and other.generation is not None:
+        names += ("max_input_tokens",)
+    elif one.generation is other.generation:
+        names += ("dimensions", "matryoshka_dimensions", "normalizes", "query_prompt", "document_prompt")
+    return [
+        f"{name} {getattr(one, name)!r}, not {getattr(other, name)!r}"
+        for name in names
+        if getattr(one, name) != getattr(other, name)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class OutgoingBatch:
+    """One batch in its wire format: ids and lengths, packed int32, little endian."""
+
+    batch_id: str
+    token_ids: bytes
+    lengths: bytes
+    query_count: int
+    token_count: int
+    attempt: int
+    isolate: bool
+    max_step_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationLoad:
+    """The load of a server that generates, from all aggregators.
+
+    `embed_room_tokens`: of a server that also embeds, the tokens of embeddings that a step holds beside it. The rest is
+    of its last step, which was reported at `reported_s` (monotonic seconds).
+    """
+
+    free_kv_tokens: int
+    running: int
+    waiting_tokens: int
+    step_duration_s: float
+    embed_room_tokens: int | None = None
+    decoding_sequences: int = 0
+    prompt_tokens: int = 0
+    embedding_tokens: int = 0
+    reported_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """The result of one batch; `matrix` is float32 [queries, dimensions], pooled, not normalised.
+
+    `errors` holds (position, code, message) of the queries that failed; `report` describes the engine step.
+    """
+
+    matrix: npt.NDArray[np.float32]
+    errors: Sequence[tuple[int, int, str]]
+    report: StepReport
+
+
+class ServerSequence(Protocol):
+    """One sequence that a server generates; all methods are called on the event loop."""
+
+    @property
+    def token_ids(self) -> bytes: ...
+
+    @property
+    def sampling(self) -> Sampling: ...
+
+    def extend(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], stop_tokens: int) -> None: ...
+
+    def end(self, finish_reason: int) -> None: ...
+
+    def fail(self, code: Code, message: str) -> None: ...
+
+    def server_lost(self, error: BatchFailed) -> None: ...
+
+
+class Engine(Protocol):
+    """One model server."""
+
+    @property
+    def description(self) -> ServerDescription: ...
+
+    async def embed(self, batch: OutgoingBatch, *, timeout_s: float) -> StepResult:
+        """Run one batch.
+
+        Raises ModelServerBusy (never started), ModelServerLost or EngineFailed. A response of the wrong shape, or with
+        values that are not finite, is ModelServerLost too.
+        """
+        ...
+
+
+class GenerationEngine(Engine, Protocol):
+    """One model server that generates."""
+
+    def generate(self, sequence: ServerSequence) -> None:
+        """Start a sequence; it receives its tokens, and its end once."""
+        ...
+
+    def abort(self, sequence: ServerSequence) -> None: ...
+
+    @property
+    def load(self) -> GenerationLoad | None: ...
+
+    @property
+    def last_steps(self) -> Sequence[GenerationLoad]:
+        """The same after each of its last steps, in their order; not all of them."""
+        ...
+
+
+class Pool(Protocol):
+    """The model servers; it reports to the pipeline as they join and leave."""
+
+    async def run(self, members: PoolMembers) -> None:
+        """Keep a connection to every configured server until cancelled; `members` receive each join and leave."""
+        ...
+
+    def suspect(self, engine: Engine) -> None:
+        """A batch failed there: remove it now, probe it, and let it join again once it answers."""
+        ...
+
+
+class PoolMembers(Protocol):
+    """The part of the pipeline that the pool calls."""
+
+    def join(self, engine: Engine, tokenizer: Tokenizer) -> None: ...
+
+    def leave(self, engine: Engine) -> None:
+        """A server is gone, or suspect; its batches in flight end by themselves."""
+        ...
+
+
+def outgoing(batch: Batch) -> OutgoingBatch:
+    """The batch in its wire format: all ids and lengths concatenated."""
+    return OutgoingBatch(
+        batch_id=batch.batch_id,
+        token_ids=b"".join([item.token_ids for item in batch.items]),
+        lengths=np.array([item.token_count for item in batch.items], dtype="<i4").tobytes(),
+        query_count=len(batch.items),
+        token_count=batch.token_count,
+        attempt=batch.attempt,
+        isolate=batch.isolated,
+        max_step_tokens=max(batch.token_budget, batch.token_count),
+    )

@@ -1,0 +1,143 @@
+"""Complete requests: reply, release what they hold once the reply is delivered, and count the open ones."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from aggregator.admission.model_revision import ModelRevision
+from aggregator.admission.models import Model, Models
+from aggregator.engine import StepResult
+from aggregator.errors import Code
+from aggregator.observability.metrics import Metrics
+from aggregator.request.request import Failure, Outcome, Request, Source, request_of
+from aggregator.request.vector import CompletedBatch, Vector
+from aggregator.scheduler.dispatcher import Batch
+from aggregator.scheduler.work_item import Priority, Query
+
+_GONE = Failure(Code.CANCELLED, "the caller went away")
+_LEFT = Failure(Code.CANCELLED, "the record is left to its next consumer")
+
+
+class Completion:
+    """Completes every request that was received, and releases its tokens and paused sources."""
+
+    def __init__(self, models: Models, sources: Sequence[Source], metrics: Metrics, clock: Callable[[], float]) -> None:
+        self._models = models
+        self._sources = sources
+        self._metrics = metrics
+        self._clock = clock
+        self._open = 0
+        self._none_open = asyncio.Event()
+        self._none_open.set()
+
+    def expect(self, count: int) -> None:
+        """This number of requests was received; each is to be completed, given up or forgotten, once."""
+        self._open += count
+        if self._open:
+            self._none_open.clear()
+        else:
+            self._none_open.set()
+
+    async def drained(self) -> None:
+        await self._none_open.wait()
+
+    async def complete(self, requests: Sequence[Request]) -> None:
+        """Reply to requests whose every input has an outcome; to gRPC callers first, who need no broker."""
+        for source in sorted(self._sources, key=lambda source: not source.refusable):
+            mine = [request for request in requests if request.source is source]
+            if mine:
+                async for delivered in source.reply(mine):
+                    self._release(delivered)
+
+    def give_up(self, request: Request) -> None:
+        """A caller went away: remove its inputs from the queue; results of those that run are dropped."""
+        if request.remaining:
+            request.given_up = True
+            for model in self._models:
+                model.pending.discard(request)
+            request.fail(_GONE)
+            request.inputs = ()  # its texts are freed, even if a task still holds the request
+            if request.held is not None:
+                for query in request.queries:
+                    request.held.queue.cancel(query)
+            self._release([request])
+
+    def forget(self, model: Model, gone: Callable[[Request], bool]) -> None:
+        """Drop waiting requests of a model without a reply: the next consumer of their records processes them."""
+        forgotten = model.take_out(gone)
+        for request in forgotten:
+            request.fail(_LEFT)
+        self._release(forgotten)
+
+    def pause_sources(self) -> None:
+        now_s, find = self._clock(), self._models.find
+        full = {model.name: frozenset[Priority]() for model in self._models}
+        for model in self._models:
+            full[model.name] |= model.full()
+        for source in self._sources:
+            source.pause(
+                lambda name, task: not (find(name, task).available or find(name, task).refused_from_s <= now_s),
+                lambda name, priority: priority in full[find(name).name],
+            )
+
+    def _release(self, requests: Sequence[Request]) -> None:
+        now_s = self._clock()
+        for source in self._sources:
+            mine = [request for request in requests if request.source is source]
+            if mine:
+                failed = Counter(request.code for request in mine if request.failed)
+                codes = {Code.OK: len(mine) - failed.total(), **failed}
+                self._metrics.answered(source.name, codes, [now_s - request.received_s for request in mine])
+        for request in requests:
+            account(request, now_s)
+            request.release()
+        self.expect(-len(requests))
+        self.pause_sources()
+
+
+def account(request: Request, now_s: float) -> None:
+    """Report to its model's SLO tracker, if any, its latency and the overhead in that."""
+    if request.held is None or request.held.slo is None:
+        return
+    batches = [outcome.batch for outcome in request.outcomes if isinstance(outcome, Vector)]
+    if batches:
+        last = max(batches, key=lambda batch: batch.done_s)
+        overhead_s = request.held.queued_s - request.received_s + last.carried_s + now_s - last.done_s
+        request.held.slo.answered(now_s - request.received_s, overhead_s)
+
+
+def share_out(model_revision: ModelRevision, batch: Batch, result: StepResult, now_s: float) -> list[Request]:
+    """Give every waiting query its row, or its error; returns the requests that are complete by this."""
+    description, report = model_revision.description, result.report
+    batched_s = max(0.0, now_s - batch.packed_s - report.step_duration_s)
+    completed = CompletedBatch(
+        batch_id=batch.batch_id,
+        model=description.model,
+        model_revision=description.model_revision,
+        attempt=batch.attempt,
+        matrix=result.matrix,
+        batched_s=batched_s,
+        inference_s=report.step_duration_s,
+        carried_s=max(0.0, batched_s - report.staged_s),
+        done_s=now_s,
+    )
+    failures = {row: Failure(Code(code), message) for row, code, message in result.errors}
+    packed_s = batch.packed_s
+    finished: list[Request] = []
+    for row, item in enumerate(batch.items):
+        failure = failures.get(row) if failures else None
+        for query in item.waiters:
+            if query.item is item:
+                outcome = failure or Vector(completed, row, item.token_count, packed_s - query.enqueued_s)
+                complete_input(query, outcome, finished)
+    return finished
+
+
+def complete_input(query: Query, outcome: Outcome, finished: list[Request]) -> None:
+    """Give one query its outcome, unless its request was given up; adds its request if that is complete."""
+    query.item = None
+    request = request_of(query)
+    if request.remaining and request.complete_input(query.index, outcome):
+        finished.append(request)

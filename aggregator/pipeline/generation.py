@@ -1,0 +1,243 @@
+"""A running sequence: one generation on one server, until it is complete or resumes on another server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import TYPE_CHECKING
+
+from aggregator.admission.model_revision import ModelRevision
+from aggregator.engine import GenerationEngine
+from aggregator.errors import BatchFailed, Code, EngineFailed, ModelServerLost
+from aggregator.request.request import Failure, request_of
+from aggregator.scheduler.dispatcher import Batch
+from aggregator.scheduler.generating_replica import GeneratingReplica
+from aggregator.scheduler.replica import StepReport
+from aggregator.scheduler.work_item import WorkItem
+from protos.modelserver.v1.modelserver_pb2 import Sampling
+
+if TYPE_CHECKING:
+    from protos.generation.v1.generation_pb2 import TokenLogprobs
+
+_ID_BYTES = 4
+_MOST_RESTARTS = 2
+"""Give up after this many servers failed and restarted, if no other sequence ran on the last one.
+
+A lost connection alone proves nothing.
+"""
+_CLEARED_AFTER = 32
+"""New tokens after which a sequence is no suspect: one that makes a server fail does so at the same token again."""
+_LATE = Failure(Code.DEADLINE_EXCEEDED, "the deadline passed before the text was complete")
+_NO_FIRST_TOKEN = Failure(Code.DEADLINE_EXCEEDED, "no token came within first_token_timeout")
+_COPIED = "temperature", "top_p", "top_k", "seed", "repetition_penalty", "logprobs"
+
+
+class RunningSequence:
+    """One generation on one server; an `engine.ServerSequence`.
+
+    `begun`: its batch waits for it no longer. It has its first token or, in a batch of suspects, enough tokens to be
+    cleared; or it has left the server. `lost`: why the server failed before it had begun. `first_token_s`: when its
+    first token on this server came. `tokens_before`: the new tokens that earlier servers generated.
+    """
+
+    __slots__ = (
+        "_clock",
+        "_ended",
+        "_lost",
+        "_timer",
+        "batch",
+        "begun",
+        "engine",
+        "first_token_s",
+        "generation",
+        "item",
+        "lost",
+        "model_revision",
+        "request",
+        "tokens_before",
+    )
+
+    def __init__(
+        self,
+        model_revision: ModelRevision,
+        engine: GenerationEngine,
+        batch: Batch,
+        item: WorkItem,
+        *,
+        ended: Callable[[RunningSequence, Failure | None], None],
+        lost: Callable[[RunningSequence, BatchFailed], None],
+        clock: Callable[[], float],
+    ) -> None:
+        """`ended` is called when it is complete, or failed for good; `lost` when it is to resume elsewhere."""
+        self.model_revision = model_revision
+        self.engine = engine
+        self.batch = batch
+        self.item = item
+        self.request = request_of(item.waiters[0])
+        generation = self.request.generation
+        assert generation is not None, "A generation's request has none. This is a bug."
+        self.generation = generation
+        self.tokens_before = len(generation.token_ids)
+        self.first_token_s = inf
+        self.begun = asyncio.Event()
+        self.lost: BatchFailed | None = None
+        self._ended = ended
+        self._lost = lost
+        self._clock = clock
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Send it to its server, unless too many servers failed and restarted while it ran alone."""
+        generation, server = self.generation, self.engine.description
+        restarted = generation.start_on(server.address, server.instance_id)
+        if restarted and generation.alone and generation.restarts >= _MOST_RESTARTS:
+            self.lost = EngineFailed("its servers failed and restarted while it ran")
+            self.begun.set()
+            self._lost(self, self.lost)
+            return
+        if generation.started_s == inf:
+            generation.started_s = self._clock()
+        replica_of(self.batch).began()
+        deadline_s = self.request.deadline_s
+        self._wait_until(deadline_s if generation.token_ids else min(deadline_s, generation.first_token_by_s))
+        self.engine.generate(self)
+
+    def abort(self) -> None:
+        """Stop it; its room is free after the running step."""
+        self.engine.abort(self)
+        self._leave()
+
+    @property
+    def token_ids(self) -> bytes:
+        return self.item.token_ids
+
+    @property
+    def sampling(self) -> Sampling:
+        asked = self.generation.sampling
+        room = self.model_revision.description.max_input_tokens - len(self.token_ids) // _ID_BYTES
+        given = {name: getattr(asked, name) for name in _COPIED if asked.HasField(name)}
+        return Sampling(
+            max_tokens=min(room, self.generation.left_tokens or room),
+            min_tokens=max(0, asked.min_tokens - self.tokens_before),
+            stop_token_ids=asked.stop_token_ids,
+            presence_penalty=asked.presence_penalty,
+            frequency_penalty=asked.frequency_penalty,
+            ignore_eos=asked.ignore_eos,
+            **given,
+        )
+
+    def extend(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], stop_tokens: int) -> None:
+        if self.first_token_s == inf:
+            self._first_token()
+        elif self._new_tokens >= _CLEARED_AFTER:
+            self.begun.set()
+        if self.generation.extend(token_ids, logprobs, stop_tokens):
+            self.engine.abort(self)
+            self._end(None)
+        else:
+            self.request.origin.progressed()
+
+    def end(self, finish_reason: int) -> None:
+        self.generation.end(finish_reason)
+        self._end(None)
+
+    def fail(self, code: Code, message: str) -> None:
+        match code:
+            case Code.INTERNAL:
+                self.server_lost(EngineFailed(message))
+            case Code.UNAVAILABLE | Code.FAILED_PRECONDITION:
+                self.server_lost(ModelServerLost(message))
+            case _:
+                self._end(Failure(code, message))
+
+    def server_lost(self, error: BatchFailed) -> None:
+        """The server is gone, or its engine failed: it resumes elsewhere, after the tokens that it has."""
+        generation, server = self.generation, self.engine.description
+        alone = self.batch.isolated and len(self.batch.items) == 1
+        generation.server_failed(
+            server.address, server.instance_id, cleared=self._new_tokens >= _CLEARED_AFTER, alone=alone
+        )
+        self.item.token_ids = generation.ids_so_far
+        self.item.token_count = len(self.item.token_ids) // _ID_BYTES
+        if not self.begun.is_set():
+            self.lost = error
+        self._leave()
+        self._lost(self, error)
+
+    @property
+    def _new_tokens(self) -> int:
+        return len(self.generation.token_ids) - self.tokens_before
+
+    def _first_token(self) -> None:
+        self.first_token_s = now_s = self._clock()
+        if not self.generation.token_ids:
+            self.generation.first_token_s = now_s
+        deadline_s = self.item.waiters[0].deadline_s = self.request.deadline_s
+        self._wait_until(deadline_s)
+        if not self.batch.isolated:
+            self.begun.set()
+
+    def _late(self) -> None:
+        self.engine.abort(self)
+        waited = not self.generation.token_ids and self.generation.first_token_by_s < self.request.deadline_s
+        self._end(_NO_FIRST_TOKEN if waited else _LATE)
+
+    def _end(self, failure: Failure | None) -> None:
+        self._leave()
+        self._ended(self, failure)
+
+    def _leave(self) -> None:
+        self._wait_until(inf)
+        replica_of(self.batch).finished()
+        observe_load(self.engine, self.batch)
+        self.begun.set()
+
+    def _wait_until(self, deadline_s: float) -> None:
+        """Set the time after which it is late (`inf`: none)."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if deadline_s < inf:
+            delay_s = max(0.0, deadline_s - self._clock())
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._late)
+
+
+async def first_tokens(
+    sequences: Sequence[RunningSequence], engine: GenerationEngine, batch: Batch, clock: Callable[[], float]
+) -> StepReport:
+    """Wait until every sequence of a batch has begun.
+
+    Raises BatchFailed if their server was lost before; the batch then holds the items that had not begun.
+    """
+    for sequence in sequences:
+        await sequence.begun.wait()
+    lost = {sequence.item: sequence.lost for sequence in sequences if sequence.lost is not None}
+    if lost:
+        batch.items[:] = lost
+        raise next(iter(lost.values()))
+    replica, load, now_s = replica_of(batch), engine.load, clock()
+    times = [sequence.first_token_s for sequence in sequences if sequence.first_token_s < inf]
+    first_tokens_s = max(times, default=now_s)
+    report = StepReport(
+        step_tokens=batch.token_count,
+        step_duration_s=max(0.0, first_tokens_s - max(batch.packed_s, replica.first_tokens_s)),
+        queued_tokens=0 if load is None else load.waiting_tokens,
+        idle_before_s=0.0,
+        staged_s=0.0,
+    )
+    replica.first_tokens_s = first_tokens_s
+    observe_load(engine, batch)
+    return report
+
+
+def observe_load(engine: GenerationEngine, batch: Batch) -> None:
+    load = engine.load
+    if load is not None:
+        replica_of(batch).observe_load(load.free_kv_tokens, load.running)
+
+
+def replica_of(batch: Batch) -> GeneratingReplica:
+    replica = batch.replica
+    assert isinstance(replica, GeneratingReplica), "A prompt was sent to a server that embeds. This is a bug."
+    return replica

@@ -1,0 +1,335 @@
+"""Follow a request from its source to its reply: this file is the path, in the order of the data.
+
+    receive → admit → dispatch → run_batch → complete
+
+Every source's requests take the same path. Each leaves by `Completion.complete`, exactly once, or is given up because
+its caller or its partition went away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from math import inf
+from typing import Any
+
+from aggregator.admission.enqueue import enqueue
+from aggregator.admission.limits import AdmissionLimits
+from aggregator.admission.model_revision import ModelRevision
+from aggregator.admission.models import Model, Models
+from aggregator.admission.quotas import QuotaPolicy, Quotas
+from aggregator.admission.routing import UNQUEUED, route_all, unroute
+from aggregator.admission.token_counts import apart
+from aggregator.engine import Engine, Pool
+from aggregator.errors import Code, ModelUnavailable, unless_cancelled
+from aggregator.observability.metrics import Metrics
+from aggregator.observability.tracing import Tracing
+from aggregator.pipeline.completion import Completion, complete_input
+from aggregator.pipeline.run import BatchRunner
+from aggregator.reports.demand import DemandMeter
+from aggregator.request.request import Failure, Receive, Request, Source, request_of
+from aggregator.scheduler.dispatcher import Batch
+from aggregator.scheduler.work_item import Query
+from aggregator.tokenizers.tokenizer import Tokenizer
+
+_LOG = logging.getLogger(__name__)
+_EXPIRED = Failure(Code.DEADLINE_EXCEEDED, "the deadline passed before the input reached an engine")
+_LATE = Failure(Code.DEADLINE_EXCEEDED, "the deadline cannot be met: the batch would end after it")
+_OTHER_REVISION = Failure(
+    Code.UNAVAILABLE, "the model revision that began this text is no longer served", retryable=True
+)
+_UNAVAILABLE = Failure.of(ModelUnavailable("no server of this model is available"))
+
+
+class Pipeline:
+    """The stations of one aggregator, and the order in which requests pass them."""
+
+    def __init__(
+        self,
+        models: Models,
+        pool: Pool,
+        metrics: Metrics,
+        tracing: Tracing,
+        *,
+        limits: AdmissionLimits | None = None,
+        meter: DemandMeter | None = None,
+        max_unavailable_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self.models = models
+        self.sources: list[Source] = []
+        self.further_receivers: list[tuple[Source, Receive]] = []
+        self.on_room: list[Callable[[], None]] = []
+        self._pool = pool
+        self._metrics = metrics
+        self._tracing = tracing
+        self._limits = limits or AdmissionLimits(Quotas(QuotaPolicy()))
+        self.meter = meter or DemandMeter(models, clock=clock)
+        self._max_unavailable_s = max_unavailable_s
+        self._clock = clock
+        self._jitter = jitter
+        self._tasks: asyncio.TaskGroup | None = None
+        self._receiving: list[asyncio.Task[None]] = []
+        self._something_changed = asyncio.Event()
+        self._completion = Completion(models, self.sources, metrics, clock)
+        self._runner = BatchRunner(
+            pool,
+            self._limits,
+            metrics,
+            tracing,
+            complete=self._reply,
+            changed=self._has_room,
+            clock=clock,
+            jitter=jitter,
+        )
+        self._long_calls: dict[Request, asyncio.Task[None]] = {}
+        self._draining = False
+
+    async def run(self) -> None:
+        for model in self.models:
+            model.servers_changed(self._clock())
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            tasks.create_task(unless_cancelled(self._pool.run(self)), name="pool")
+            tasks.create_task(unless_cancelled(self.dispatch()), name="dispatch")
+            self._receiving = [
+                tasks.create_task(unless_cancelled(self.receive(source, receive)), name=f"receive from {source.name}")
+                for source, receive in [*((source, source.receive) for source in self.sources), *self.further_receivers]
+            ]
+
+    async def drain(self) -> None:
+        """Finish what was received, after every source has stopped; batches go out with reason `drain`."""
+        self._draining = True
+        self._something_changed.set()
+        if self._receiving:
+            await asyncio.wait(self._receiving)
+        await self._completion.drained()
+
+    # 1. Receive: records from Kafka, calls from gRPC.
+
+    async def receive(self, source: Source, receive: Receive) -> None:
+        while requests := await receive():
+            self.meter.arrived(source.name, requests)
+            self._completion.expect(len(requests))
+            await self._admit(requests)
+
+    # 2. Admit: route to a model, count tokens, queue.
+
+    async def _admit(self, requests: Sequence[Request]) -> None:
+        """Queue requests of any source; refused ones are completed at once."""
+        routed = route_all(requests, self.models, self._clock())
+        if routed.expired:
+            self._metrics.expired(routed.expired)
+        refused = routed.refused
+        long_records: list[tuple[ModelRevision, Model, Request]] = []
+        for model_revision, (model, group) in routed.groups.items():
+            portions, long = apart(group)
+            for request in long:
+                if not request.source.refusable:
+                    long_records.append((model_revision, model, request))
+                else:
+                    self._long_calls[request] = self._spawn(
+                        self._queue_long(model_revision, model, request), "queue long call"
+                    )
+            for place, portion in enumerate(portions):
+                if place:
+                    await self._admitted(refused)
+                    refused = []
+                refused += await self._queue(model_revision, model, portion)
+        await self._admitted(refused)
+        for record in long_records:  # one at a time, so that their memory stays bounded
+            await self._queue_long(*record)
+
+    async def _admitted(self, refused: Sequence[Request]) -> None:
+        """Wake the dispatcher, pause sources above their limits, and complete the refused requests."""
+        self._something_changed.set()
+        self._completion.pause_sources()
+        if refused:
+            await self._completion.complete(refused)
+
+    async def _queue(self, model_revision: ModelRevision, model: Model, requests: Sequence[Request]) -> list[Request]:
+        """Queue requests, all of them long or none; returns those that are already complete."""
+        queue = model_revision.dispatcher.queue
+        coalesced = queue.coalesced
+        try:
+            refused = await enqueue(model_revision, model.admission, requests, self._limits, self._clock)
+        except Exception:  # noqa: BLE001 - an unexpected error must not end the work of all others
+            _LOG.exception("requests could not be queued", extra={"requests": len(requests)})
+            refused = _unqueued(requests)
+        self._leave_retired(model_revision)  # another revision may have replaced it during the count
+        self.meter.counted(model, requests)
+        if queue.coalesced > coalesced:
+            self._metrics.coalesced(queue.coalesced - coalesced)
+        return refused
+
+    async def _queue_long(self, model_revision: ModelRevision, model: Model, request: Request) -> None:
+        """Queue a request whose tokens take long to count; the others do not wait for it."""
+        refused = await self._queue(model_revision, model, [request])
+        self._long_calls.pop(request, None)
+        await self._admitted(refused)
+
+    # 3. Dispatch: at every change, and at the times that the dispatcher asks for, send the due batches.
+
+    async def dispatch(self) -> None:
+        """Send each batch when its replica takes it: work-conserving, without a time window."""
+        loop = asyncio.get_running_loop()
+        while True:
+            self._something_changed.clear()
+            now_s = self._clock()
+            wake_s = min(self._dispatch_model(model, now_s) for model in self.models)
+            timer = None
+            if wake_s < inf:
+                timer = loop.call_later(max(0.0, wake_s - self._clock()), self._something_changed.set)
+            await self._something_changed.wait()
+            if timer is not None:
+                timer.cancel()
+
+    def _dispatch_model(self, model: Model, now_s: float) -> float:
+        """Send the due batches of one model; returns when to look again (monotonic seconds)."""
+        wake_s = self._expire_waiting(model, now_s)
+        for model_revision in model.revisions.values():
+            model_revision.observe_rooms()
+            due = model_revision.dispatcher.due(now_s, max_items=model_revision.query_capacity, draining=self._draining)
+            for batch in due.batches:
+                replica, engine = batch.replica, model_revision.engines[batch.replica.name]
+                self._metrics.batch_sent(
+                    replica.name, batch.reason, batch.token_count, len(batch.items), batch.token_budget
+                )
+                self._spawn(self.run_batch(model_revision, engine, batch), f"batch {batch.batch_id}")
+            if due.expired or due.late:
+                self._metrics.expired(len(due.expired) + len(due.late))
+                self._complete_failed(due.expired, _EXPIRED)
+                self._complete_failed(due.late, _LATE)
+            wake_s = min(wake_s, due.wake_s)
+        return wake_s
+
+    def _expire_waiting(self, model: Model, now_s: float) -> float:
+        """Fail requests that waited too long for a model without servers; returns the next such time."""
+        late = model.pending.expire(now_s)
+        self._metrics.expired(len(late))
+        self._fail(late, _EXPIRED)
+        if model.unavailable_since_s is None:
+            return model.pending.next_deadline_s
+        if self._draining:  # another aggregator may have a server for these
+            self._completion.forget(model, lambda request: not request.source.refusable)
+            self._fail(model.take_out(lambda _: True), _UNAVAILABLE)
+            return inf
+        calls_end_s = model.calls_wait_until_s
+        if calls_end_s <= now_s and model.holds_calls:
+            self._fail(model.take_out(lambda request: request.source.refusable), _UNAVAILABLE)
+        give_up_s = inf if self._max_unavailable_s is None else model.unavailable_since_s + self._max_unavailable_s
+        if give_up_s <= now_s:
+            self._fail(model.take_out(lambda _: True), _UNAVAILABLE)
+            return inf
+        return min(model.pending.next_deadline_s, give_up_s, calls_end_s if calls_end_s > now_s else inf)
+
+    # 4. Run: one message to one model server, one back.
+
+    async def run_batch(self, model_revision: ModelRevision, engine: Engine, batch: Batch) -> None:
+        """Send a batch, give each input its result, and complete the requests that miss no other input."""
+        queries = (query for item in batch.items for query in item.waiters)
+        with self._tracing.process(
+            model_revision.description.model,
+            batch.batch_id,
+            queries=len(batch.items),
+            tokens=batch.token_count,
+            attempt=batch.attempt,
+            parents=(request_of(query).traceparent for query in queries),
+        ):
+            finished = await self._runner.run(model_revision, engine, batch)
+            self._has_room(model_revision)
+            if finished:
+                await self._completion.complete(finished)
+
+    def _has_room(self, model_revision: ModelRevision) -> None:
+        self._leave_retired(model_revision)
+        self._something_changed.set()
+        for call in self.on_room:
+            call()
+
+    # 5. Complete: `run_batch` completes what ran; these complete what never ran.
+
+    def _complete_failed(self, queries: Sequence[Query], failure: Failure) -> None:
+        finished: list[Request] = []
+        for query in queries:
+            complete_input(query, failure, finished)
+        self._reply(finished)
+
+    def _reply(self, requests: Sequence[Request]) -> None:
+        if requests:
+            self._spawn(self._completion.complete(requests), "complete")
+
+    def _fail(self, requests: Sequence[Request], failure: Failure) -> None:
+        self._reply([request for request in requests if request.fail(failure)])
+
+    def give_up(self, request: Request) -> asyncio.Future[None] | None:
+        """Cancel a request whose caller is gone. Returns its token count that is still running, if any."""
+        self._runner.give_up(request)
+        self._completion.give_up(request)
+        counting = self._long_calls.pop(request, None)
+        if counting is not None:
+            counting.cancel()
+        return counting
+
+    def forget(self, gone: Callable[[Request], bool]) -> None:
+        """Drop waiting requests of revoked partitions: the new owner reads their records again."""
+        for model in self.models:
+            self._completion.forget(model, gone)
+
+    # Model servers come and go.
+
+    def join(self, engine: Engine, tokenizer: Tokenizer) -> None:
+        self._servers_changed(self.models.join(engine, tokenizer))
+
+    def leave(self, engine: Engine) -> None:
+        self._servers_changed(self.models.leave(engine))
+
+    def _servers_changed(self, models: Sequence[Model]) -> None:
+        for model in models:
+            self._begin_anew(model.servers_changed(self._clock()))
+            sibling = model.sibling
+            if sibling is not None and not self._draining and self._clock() < sibling.refused_from_s < inf:
+                self._spawn(self._refuse(sibling), f"refuse to {sibling.task}")
+        self._something_changed.set()
+        self._completion.pause_sources()
+
+    async def _refuse(self, model: Model) -> None:
+        """Refuse what waits for a task once it is refused, unless a server comes."""
+        while self._clock() < model.refused_from_s < inf:  # noqa: ASYNC110 - a clock calls nobody
+            await asyncio.sleep(model.refused_from_s - self._clock())
+        if model.refused_from_s < inf:
+            self._begin_anew(model.pending.take(lambda _: True))
+            self._completion.pause_sources()
+
+    def _leave_retired(self, model_revision: ModelRevision) -> None:
+        """Admit again, to the revision that took over, what was queued for one that is retired."""
+        if model_revision.retired:
+            self._begin_anew(model_revision.abandon())
+
+    def _begin_anew(self, requests: Sequence[Request]) -> None:
+        """Admit requests again from the start, so that no reply mixes revisions."""
+        for request in requests:
+            request.release()
+            unroute(request)
+        self._fail(
+            [request for request in requests if request.generation and not request.generation.restart()],
+            _OTHER_REVISION,
+        )
+        again = [request for request in requests if request.remaining]
+        if again:
+            self._spawn(self._admit(again), "admit again")
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        assert self._tasks is not None, "The pipeline was used before it ran. This is a bug."
+        return self._tasks.create_task(work, name=name)
+
+
+def _unqueued(requests: Sequence[Request]) -> list[Request]:
+    left = [request for request in requests if request.held is None and not request.given_up]
+    for request in left:
+        request.fail(UNQUEUED)
+    return left

@@ -1,0 +1,1 @@
+"""What other processes read of the state: demand for the scaler, gauges for metrics."""

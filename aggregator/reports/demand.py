@@ -1,0 +1,211 @@
+"""Report the demand for the model servers and their capacity to the scaler."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import grpc.aio
+from typing_extensions import override
+
+from aggregator.admission.model_revision import ModelRevision
+from aggregator.admission.models import Model, Models
+from aggregator.errors import UnknownModel
+from aggregator.request.request import KAFKA, REDIS, Request
+from aggregator.scheduler.generating_replica import GeneratingReplica
+from aggregator.scheduler.rates import ArrivalPolicy, Arrivals, BusyShare
+from aggregator.scheduler.work_item import Task
+from k8s.process.grpc_port import add_port
+from protos.aggregator.v1 import aggregator_pb2 as pb
+from protos.aggregator.v1 import aggregator_pb2_grpc as pb_grpc
+
+_RECENT_TOKENS = 1_000_000.0
+"""After this many tokens the earlier ones count half in what the tasks' shares are known by."""
+
+
+class DemandMeter:
+    """Arrivals by model and source; the pipeline calls `arrived`, then `counted`."""
+
+    def __init__(
+        self,
+        models: Models,
+        *,
+        policy: ArrivalPolicy | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._models = models
+        self._clock = clock
+        self._policy = policy or ArrivalPolicy()
+        self._started_s = clock()
+        self._tokens = {(model.name, task): 0.0 for model in models.configured for task in Task}
+        self._arrivals: dict[tuple[str, str], Arrivals] = {}
+
+    def arrived(self, source: str, requests: Sequence[Request]) -> None:
+        inputs: dict[str, int] = {}
+        for request in requests:
+            inputs[request.model] = inputs.get(request.model, 0) + len(request.inputs)
+        now_s = self._clock()
+        for name, count in inputs.items():
+            try:
+                model = self._models.find(name)
+            except UnknownModel:
+                continue  # no replica serves it
+            self._of(model.name, source).arrived(count, now_s)
+
+    def counted(self, model: Model, requests: Sequence[Request]) -> None:
+        """The tokens of these requests are counted; refused ones are left out."""
+        sums: dict[str, list[int]] = {}
+        for request in requests:
+            if request.held is not None:
+                self._tokens[model.name, request.task] += request.token_count
+                of_source = sums.setdefault(request.source.name, [0, 0, 0])
+                of_source[0] += 1
+                of_source[1] += len(request.inputs)
+                of_source[2] += request.token_count
+        for source, (requests_held, inputs_held, tokens_held) in sums.items():
+            self._of(model.name, source).counted(requests_held, inputs_held, tokens_held)
+
+        if sum(self._tokens[model.name, task] for task in Task) > _RECENT_TOKENS:
+            for task in Task:
+                self._tokens[model.name, task] /= 2
+
+    def totals(self) -> tuple[int, int]:
+        """Inputs that arrived since the start, refused or not, and the tokens of those that were admitted."""
+        arrivals = self._arrivals.values()
+        return sum(each.total_inputs for each in arrivals), sum(each.total_tokens for each in arrivals)
+
+    def tokens_per_record(self, name: str, source: str = KAFKA) -> float:
+        """Mean tokens of a source's requests for this model."""
+        return self._of(self._models.find(name).name, source).tokens_per_request
+
+    def _of(self, model: str, source: str) -> Arrivals:
+        arrivals = self._arrivals.get((model, source))
+        if arrivals is None:
+            arrivals = self._arrivals[model, source] = Arrivals(self._policy, self._started_s)
+        return arrivals
+
+    def of(self, model: Model) -> pb.ModelDemand:
+        """The present demand and replicas of one model; both of its tasks are counted in tokens, each server once."""
+        now_s = self._clock()
+        sides = [model] if model.sibling is None else [model, model.sibling]
+        revisions = [model_revision for side in sides for model_revision in side.revisions.values()]
+        slos = [model_revision.slo for model_revision in revisions if model_revision.slo is not None]
+        kafka = self._of(model.name, KAFKA)
+        others = [each for (name, source), each in self._arrivals.items() if name == model.name and source != KAFKA]
+        return pb.ModelDemand(
+            model=model.name,
+            grpc_tokens_per_s=sum(each.tokens_per_s(now_s) for each in others),
+            kafka_tokens_per_s=kafka.tokens_per_s(now_s),
+            held_tokens=model.admission.total,
+            tokens_per_record=kafka.tokens_per_request,
+            replicas=_replicas(revisions),
+            p99_s=max((slo.p99_s for slo in slos), default=0.0),  # pragma: no mutate
+            slo_s=max((slo.goal.answer_s for slo in slos), default=0.0),  # pragma: no mutate
+            pending_requests=sum(len(side.pending) for side in sides),
+            kv_token_s_per_token=self._kv_token_s_per_token(model),
+        )
+
+    def _kv_token_s_per_token(self, model: Model) -> float:
+        """KV-cache occupancy (tokens × seconds) per arriving token of either task."""
+        sides = [model] if model.sibling is None else [model, model.sibling]
+        revisions = [model_revision for side in sides for model_revision in side.revisions.values()]
+        held = max((each.kv_token_s_per_token for each in revisions), default=0.0)
+        embedded, generated = (self._tokens[model.name, task] for task in Task)
+        return held * generated / (embedded + generated) if generated else 0.0
+
+
+class DemandReport:
+    """The report for the scaler; to be made on the event loop."""
+
+    def __init__(
+        self,
+        models: Models,
+        meter: DemandMeter,
+        topics: Mapping[str, str],
+        positions: Callable[[], Mapping[tuple[str, int], int]] = dict,
+        streams: Callable[[], Mapping[tuple[str, str], int]] = dict,
+    ) -> None:
+        """`topics`: the default model of each topic. `positions`: the next offset of each assigned partition.
+
+        `streams`: unclaimed entries by Redis stream and its model.
+        """
+        self._models = models
+        self._meter = meter
+        self._topics = topics
+        self._positions = positions
+        self._streams = streams
+        self._busy = BusyShare()
+
+    def __call__(self) -> pb.GetDemandResponse:
+        return pb.GetDemandResponse(
+            busy_share=self._busy.observe(time.monotonic(), time.thread_time()),
+            models=[self._meter.of(model) for model in self._models.configured],
+            partitions=list(self._partitions()),
+            streams=[
+                pb.Stream(
+                    stream=stream,
+                    model=model,
+                    waiting_entries=waiting,
+                    tokens_per_entry=self._meter.tokens_per_record(model, REDIS),
+                )
+                for (stream, model), waiting in self._streams().items()
+            ],
+        )
+
+    def tokens_per_record(self, topic: str) -> float:
+        """Mean tokens of a topic's requests, as if all were for its default model."""
+        return self._meter.tokens_per_record(self._topics[topic])
+
+    def _partitions(self) -> Iterator[pb.Partition]:
+        for (topic, number), position in self._positions().items():
+            yield pb.Partition(
+                topic=topic,
+                partition=number,
+                fetch_position=position,
+                model=self._topics.get(topic, ""),  # pragma: no mutate
+            )
+
+
+def _replicas(revisions: Sequence[ModelRevision]) -> list[pb.Replica]:
+    """Each server once: one that does both tasks with its throughput of embeddings, and its KV cache."""
+    found: dict[str, pb.Replica] = {}
+    for model_revision in revisions:
+        for replica in model_revision.dispatcher.replicas.in_use.values():
+            token_budget, step_time_s = replica.pod_step()
+            controller = replica.budget_controller
+            reported = found.setdefault(
+                replica.name,
+                pb.Replica(
+                    address=replica.name,
+                    token_budget=token_budget,
+                    step_time_s=step_time_s,
+                    budget_at_floor=controller is not None and controller.at_floor,
+                ),
+            )
+            if isinstance(replica, GeneratingReplica):
+                reported.kv_tokens = replica.kv_tokens
+    return list(found.values())
+
+
+class DemandServer(pb_grpc.DemandServicer):
+    """`aggregator.v1.Demand`: each call gets a `report`."""
+
+    def __init__(self, bind: str, report: Callable[[], pb.GetDemandResponse]) -> None:
+        self._bind = bind
+        self._report = report
+        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        self.address = ""
+        pb_grpc.add_DemandServicer_to_server(self, self._server)
+
+    @override
+    async def GetDemand(self, request: pb.GetDemandRequest, context: object) -> pb.GetDemandResponse:
+        del request, context
+        return self._report()
+
+    async def start(self) -> None:
+        """Listen. Raises StartError when the address cannot be bound."""
+        self.address = add_port(self._server, "demand.bind", self._bind)
+        await self._server.start()
+
+    async def stop(self) -> None:
+        await self._server.stop(None)

@@ -1,0 +1,287 @@
+"""The state of one aggregator, for the page: read on the event loop, asked for by the viewers' thread."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import asdict
+from math import inf
+from typing import Any
+
+from typing_extensions import override
+
+from aggregator.admission.models import Model, Models
+from aggregator.engine import GenerationLoad
+from aggregator.observability.metrics import Metrics
+from aggregator.observability.page import live_page
+from aggregator.observability.recorder import KEPT_S
+from aggregator.observability.viewers import EVERY_S, Feed
+from aggregator.replicas.discovery import Target
+from aggregator.reports.demand import DemandMeter
+from aggregator.reports.gauges import Consumer
+from aggregator.reports.live_points import POINTS, Points, generating
+from aggregator.reports.stations import Stations
+from aggregator.reports.words import Scaling, anchor, bottleneck, other_problems, server_problems
+from aggregator.scheduler.generating_replica import GeneratingReplica
+from aggregator.scheduler.replica import STATES, Replica
+from aggregator.scheduler.required_replicas import (
+    DRAIN_S,
+    UTILISATION,
+    backlog_tokens,
+    memory_pods,
+    pod_throughput,
+    required_replicas,
+)
+from aggregator.scheduler.work_item import Task
+from aggregator.sources.kafka.clock_skew import SKEW_LIMIT_S
+from protos.aggregator.v1 import aggregator_pb2 as pb
+
+_LOOK_S = 0.05
+_TIMEOUT_S = 1.0
+_MOST_LANES, _MOST_PARTITIONS = 64, 64
+
+
+class LiveFeed(Feed):
+    """What the page shows. Made on the event loop; `sample` and `read` are called by the viewers' thread."""
+
+    def __init__(
+        self,
+        models: Models,
+        troubles: Callable[[], Sequence[tuple[Target, str]]],
+        metrics: Metrics,
+        *,
+        meter: DemandMeter,
+        consumers: Sequence[tuple[Consumer, Callable[[str], float]]] = (),
+        away: Callable[[], Sequence[str]] = list,
+        slo_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`troubles`: why each configured server is not used; empty if it is. `consumers`: as for the gauges.
+
+        `away`: says which brokers cannot be reached.
+        """
+        self._models = models
+        self._troubles = troubles
+        self._metrics = metrics
+        self._meter = meter
+        self._consumers = consumers
+        self._away = away
+        self._slo_s = slo_s
+        self._clock = clock
+        self._name = socket.gethostname()
+        self._loop = asyncio.get_running_loop()
+        self._stations = Stations(models, lambda: any(consumer.paused() for consumer, _ in consumers), clock)
+        self._looking: asyncio.TimerHandle | None = None
+        self._looked_s = -inf
+        self._points = Points(models, metrics, meter)
+        self._history: deque[Mapping[str, object]] = deque(maxlen=POINTS)
+        self._steps_until_s: dict[str, float] = {}
+        self._number = 0
+        self._silent_since_s: float | None = None
+
+    # On the viewers' thread.
+
+    @override
+    def sample(self) -> None:
+        self._stations.sample()
+
+    @override
+    def read(self, *, full: bool) -> tuple[object, object]:
+        """The state now; while the event loop does not run, only for how long."""
+        asked_s = self._clock()
+        answer: Future[tuple[object, object]] = Future()
+
+        def read_here() -> None:
+            if answer.set_running_or_notify_cancel():
+                try:
+                    answer.set_result(self.read_on_loop(full=full))
+                except Exception as error:  # noqa: BLE001 - it is raised on the thread that asks
+                    answer.set_exception(error)
+
+        self._loop.call_soon_threadsafe(read_here)
+        try:
+            event = answer.result(_TIMEOUT_S)
+        except TimeoutError:
+            answer.cancel()
+            self._silent_since_s = asked_s if self._silent_since_s is None else self._silent_since_s
+            return {"silent_s": self._clock() - self._silent_since_s}, None
+        self._silent_since_s = None
+        return event
+
+    # On the event loop.
+
+    def read_on_loop(self, *, full: bool) -> tuple[object, object]:
+        now_s = self._clock()
+        recorder = self._metrics.recorder
+        recorder.look()
+        if now_s - self._looked_s > KEPT_S:
+            self._points.forget()
+            self._history.clear()
+        if now_s - self._looked_s > 2 * EVERY_S:
+            self._stations.read()  # its shares would be those since the last look
+        self._looked_s = now_s
+        if self._looking is None:
+            self._look()
+        event = self._event(now_s)
+        event["point"] = self._points.take(now_s)
+        self._history.append(event["point"])
+        new = recorder.take_new()
+        steps = self._steps(now_s, new_only=True)
+        all_of_it = None
+        if full:
+            kept, all_steps = recorder.kept(), self._steps(now_s, new_only=False)
+            all_of_it = {**event, "batches": kept, "steps": all_steps, "history": list(self._history)}
+        return {**event, "batches": new, "steps": steps}, all_of_it
+
+    def _look(self) -> None:
+        """Note several times a second which stations are held up, while somebody looks."""
+        if self._clock() - self._looked_s > 2 * EVERY_S:
+            self._looking = None
+            return
+        self._stations.look()
+        self._looking = self._loop.call_later(_LOOK_S, self._look)
+
+    def _event(self, now_s: float) -> dict[str, Any]:
+        self._number += 1
+        loop, stations = self._stations.read()
+        scaling = [self._scaling(model) for model in self._models.configured]
+        troubles = [
+            (target.address, target.model, why.partition("; last error")[0])  # gRPC says the same twice
+            for target, why in self._troubles()
+            if why
+        ]
+        partitions = self._partitions()
+        found = [
+            *server_problems(troubles, scaling),
+            *other_problems(
+                self._points.recent(),
+                sum(each[-1] for each in partitions),
+                away=self._away(),
+                slow=self._is_slow(),
+                clock_skew_s=self._clock_skew_s(),
+            ),
+        ]
+        return {
+            "number": self._number,
+            "now": now_s,
+            "name": self._name,
+            "version": live_page().version,
+            "slo_s": self._slo_s,
+            "loop": loop,
+            "lanes": self._lanes(troubles),
+            "partitions": partitions if self._consumers else None,
+            "scaling": [{**asdict(each), "missing": each.missing} for each in scaling],
+            "stations": [[station, shares.working, shares.held_up] for station, shares in stations.items()],
+            "bottleneck": bottleneck(loop, stations, scaling),
+            "problems": [[each.text, anchor(each.runbook)] for each in found],
+        }
+
+    def _clock_skew_s(self) -> float:
+        skew_s = self._metrics.clock_skew_s()
+        return skew_s if abs(skew_s) > SKEW_LIMIT_S else 0.0
+
+    def _is_slow(self) -> bool:
+        slos = [model_revision.slo for model_revision in self._models.in_service()]
+        return any(slo.p99_s > slo.goal.answer_s for slo in slos if slo is not None)
+
+    def _steps(self, now_s: float, *, new_only: bool) -> list[Sequence[object]]:
+        """Steps of servers that generate: server, end, duration, decoding sequences, tokens of prompts and inputs."""
+        found: list[Sequence[object]] = []
+        for replica, engine in generating(self._models):
+            since_s = self._steps_until_s.get(replica.name, -inf) if new_only else -inf
+            since_s = max(since_s, now_s - KEPT_S)
+            last: Sequence[GenerationLoad] = engine.last_steps
+            found += [
+                (
+                    replica.name,
+                    each.reported_s,
+                    each.step_duration_s,
+                    each.decoding_sequences,
+                    each.prompt_tokens,
+                    each.embedding_tokens,
+                )
+                for each in list(last)
+                if each.reported_s > since_s
+            ]
+            if new_only and last:
+                self._steps_until_s[replica.name] = last[-1].reported_s
+        return found
+
+    def _lanes(self, troubles: Sequence[tuple[str, str, str]]) -> list[dict[str, Any]]:
+        lanes: dict[str, dict[str, Any]] = {}
+        for model in self._models:
+            for model_revision in model.revisions.values():
+                for name, replica in model_revision.dispatcher.replicas.items():
+                    lane = lanes.setdefault(name, {"name": name, "model": model.name, "tasks": [], "why": ""})
+                    lane["tasks"].append(model.task)
+                    self._describe(lane, replica, model.task)
+        for address, model_name, why in troubles:
+            lanes[address] = {"name": address, "model": model_name, "tasks": [], "why": why, "state": "gone"}
+        return sorted(lanes.values(), key=lambda lane: (str(lane["model"]), str(lane["name"])))[:_MOST_LANES]
+
+    def _describe(self, lane: dict[str, Any], replica: Replica, task: Task) -> None:
+        state = replica.state
+        if isinstance(replica, GeneratingReplica) and replica.sequences and state == "idle":
+            state = "running"
+        if STATES.index(state) >= STATES.index(lane.get("state", "idle")):
+            lane["state"] = state
+        if task is Task.EMBED or "budget" not in lane:
+            curve = replica.curve
+            lane.update(
+                budget=replica.token_budget,
+                largest=replica.largest,
+                scale=replica.scale,
+                curve=None if curve is None else [curve.floor_s, curve.fixed_s, curve.per_token_s],
+                point=None if curve is None else curve.saturation_point,
+            )
+        lane["tokens_out"] = lane.get("tokens_out", 0) + replica.tokens_out
+        if isinstance(replica, GeneratingReplica):
+            lane["sequences"] = replica.sequences
+
+    def _scaling(self, model: Model) -> Scaling:
+        """The scaler's formula for one model, as far as one aggregator sees it, with the scaler's defaults."""
+        demand: pb.ModelDemand = self._meter.of(model)
+        arriving = demand.grpc_tokens_per_s + demand.kafka_tokens_per_s
+        lag = sum(sum(consumer.lag_records().values()) for consumer, _ in self._consumers)
+        unread = lag if len(self._models.configured) == 1 else 0
+        backlog = backlog_tokens(unread + demand.pending_requests, demand.tokens_per_record, demand.held_tokens)
+        pod = pod_throughput((each.token_budget, each.step_time_s) for each in demand.replicas if each.step_time_s)
+        kv_tokens = max((each.kv_tokens for each in demand.replicas), default=0)
+        in_memory = memory_pods(arriving, demand.kv_token_s_per_token, kv_tokens)
+        required = None
+        if pod is not None:
+            required = required_replicas(
+                arriving, backlog, pod, drain_s=DRAIN_S, utilisation=UTILISATION, in_memory=in_memory
+            )
+        serving = len({name for side in (model, model.sibling) if side is not None for name in _servers(side)})
+        return Scaling(
+            model.name,
+            arriving,
+            backlog,
+            pod,
+            in_memory,
+            DRAIN_S,
+            UTILISATION,
+            required,
+            serving,
+            demand.pending_requests,
+        )
+
+    def _partitions(self) -> list[tuple[str, int | str, int, float, int, bool]]:
+        """Topic, number, lag in records and tokens, uncommitted span, whether it is paused: the longest lags first."""
+        rows: list[tuple[str, int | str, int, float, int, bool]] = []
+        for consumer, tokens_per_record in self._consumers:
+            spans, paused = consumer.uncommitted_span(), consumer.paused()
+            for place, lag in consumer.lag_records().items():
+                topic, number = place
+                rows.append((topic, number, lag, lag * tokens_per_record(topic), spans.get(place, 0), place in paused))
+        rows.sort(key=lambda row: (-row[2], row[0], str(row[1])))
+        return rows[:_MOST_PARTITIONS]
+
+
+def _servers(model: Model) -> list[str]:
+    return [name for model_revision in model.revisions.values() for name in model_revision.engines]

@@ -1,0 +1,145 @@
+"""The plots of the live page: one point of each, whenever somebody looks."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+
+from aggregator.admission.models import Models
+from aggregator.engine import GenerationEngine
+from aggregator.observability.metrics import Metrics, Totals
+from aggregator.observability.recorder import KEPT_S, Waits
+from aggregator.observability.viewers import EVERY_S
+from aggregator.reports.demand import DemandMeter
+from aggregator.scheduler.generating_replica import GeneratingReplica
+from aggregator.scheduler.work_item import Priority
+
+POINTS = int(KEPT_S / EVERY_S)
+_SECOND = int(1.0 / EVERY_S)
+_FIRST_TOKENS = 20
+"""Points whose times to the first token count: there may be few in a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """Sums since the start, at one time."""
+
+    now_s: float
+    arrived_queries: int
+    arrived_tokens: int
+    answered_tokens: int
+    totals: Totals
+
+
+class Points:
+    """Differences and recent values since the last look. Used on the event loop."""
+
+    def __init__(self, models: Models, metrics: Metrics, meter: DemandMeter) -> None:
+        self._models = models
+        self._metrics = metrics
+        self._meter = meter
+        self._readings: deque[_Reading] = deque(maxlen=POINTS)
+        self._latencies: deque[Mapping[str, npt.NDArray[np.float64]]] = deque(maxlen=_SECOND)
+        self._waits: deque[Mapping[str, Sequence[Waits]]] = deque(maxlen=_SECOND)
+        self._first_tokens: deque[Sequence[float]] = deque(maxlen=_FIRST_TOKENS)
+
+    def forget(self) -> None:
+        """Nobody looked for a while: differences since then say nothing."""
+        self._readings.clear()
+
+    def take(self, now_s: float) -> Mapping[str, object]:
+        recorder = self._metrics.recorder
+        self._latencies.append(recorder.take_latencies())
+        self._waits.append(recorder.take_waits())
+        self._first_tokens.append(recorder.take_first_tokens())
+        arrived_queries, arrived_tokens = self._meter.totals()
+        answered_tokens = sum(model.admission.released for model in self._models.configured)
+        reading = _Reading(now_s, arrived_queries, arrived_tokens, answered_tokens, self._metrics.totals())
+        before = self._readings[-1] if self._readings else reading
+        self._readings.append(reading)
+        span_s = max(now_s - before.now_s, 1e-9)
+        queued, oldest_s = self._queue(now_s)
+        return {
+            "t": now_s,
+            "queued": queued,
+            "oldest_s": oldest_s,
+            "arrived": (arrived_queries - before.arrived_queries) / span_s,
+            "arrived_tokens": (arrived_tokens - before.arrived_tokens) / span_s,
+            "answered": (reading.totals.answered - before.totals.answered) / span_s,
+            "answered_tokens": (answered_tokens - before.answered_tokens) / span_s,
+            "refused": (reading.totals.refused - before.totals.refused) / span_s,
+            "expired": (reading.totals.expired - before.totals.expired) / span_s,
+            "coalesced": (reading.totals.coalesced - before.totals.coalesced) / span_s,
+            "latency": self._latency(),
+            "generation": self._generation(now_s),
+        }
+
+    def recent(self) -> Totals:
+        """What the sums rose by since the oldest reading."""
+        now, first = self._metrics.totals(), self._readings[0].totals if self._readings else None
+        if first is None:
+            return Totals(**dict.fromkeys((field.name for field in fields(Totals)), 0.0))
+        return Totals(**{each.name: getattr(now, each.name) - getattr(first, each.name) for each in fields(Totals)})
+
+    def _queue(self, now_s: float) -> tuple[list[int], float]:
+        """Waiting tokens of each class, and the age of the oldest query."""
+        queued, oldest_s = [0] * len(Priority), 0.0
+        for model_revision in self._models.in_service():
+            for place, waiting in enumerate(model_revision.dispatcher.queue.classes):
+                queued[place] += waiting.tokens
+                oldest = waiting.oldest()
+                if oldest is not None:
+                    oldest_s = max(oldest_s, now_s - oldest.enqueued_s)
+        return queued, oldest_s
+
+    def _latency(self) -> Mapping[str, Sequence[float]]:
+        """Of each source in the last second: requests, p50, p99, and the mean time queued, batched, computing, rest."""
+        found: dict[str, Sequence[float]] = {}
+        for source in dict.fromkeys(source for each in self._latencies for source in each):
+            values = np.concatenate([each[source] for each in self._latencies if source in each])
+            if not values.size:
+                continue
+            p50, p99 = np.percentile(values, (50, 99)).tolist()
+            waits = [each for part in self._waits for each in part.get(source, ())]
+            parts = np.mean(waits, axis=0).tolist() if waits else [0.0, 0.0, 0.0]
+            rest_s = max(0.0, float(values.mean()) - sum(parts)) if waits else 0.0
+            found[source] = (values.size, p50, p99, *parts, rest_s)
+        return found
+
+    def _generation(self, now_s: float) -> Mapping[str, float] | None:
+        """Running sequences, the share of the KV cache in use, times to the first token and between tokens."""
+        running, free, total = 0, 0, 0
+        steps: list[float] = []
+        generates = False
+        for replica, engine in generating(self._models):
+            generates = True
+            load = engine.load
+            total += replica.kv_tokens
+            free += replica.kv_tokens if load is None or not replica.sequences else load.free_kv_tokens
+            running += replica.sequences
+            steps += [each.step_duration_s for each in reversed(engine.last_steps) if each.reported_s > now_s - 1.0]
+        if not generates:
+            return None
+        first_tokens = [seconds for part in self._first_tokens for seconds in part]
+        first_p50, first_p99 = np.percentile(first_tokens, (50, 99)).tolist() if first_tokens else (0.0, 0.0)
+        step_p50, step_p99 = np.percentile(steps, (50, 99)).tolist() if steps else (0.0, 0.0)
+        return {
+            "running": running,
+            "kv": 1.0 - free / total if total else 0.0,
+            "first_p50": first_p50,
+            "first_p99": first_p99,
+            "between_p50": step_p50,
+            "between_p99": step_p99,
+        }
+
+
+def generating(models: Models) -> Iterator[tuple[GeneratingReplica, GenerationEngine]]:
+    for model_revision in models.in_service():
+        for name, replica in model_revision.dispatcher.replicas.items():
+            if isinstance(replica, GeneratingReplica):
+                yield replica, cast("GenerationEngine", model_revision.engines[name])

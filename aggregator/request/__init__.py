@@ -1,0 +1,1 @@
+"""What every station passes on: requests, and the outcome of each input."""

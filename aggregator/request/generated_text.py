@@ -1,0 +1,188 @@
+"""A generated text as it grows: detokenized exactly, and ended before the first stop string."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+from aggregator.tokenizers.tokenizer import Detokenizer
+from protos.generation.v1 import generation_pb2 as pb
+
+
+@dataclass(slots=True, eq=False)
+class GeneratedText:
+    """A generation: one prompt, how to sample, and the tokens so far.
+
+    `messages`: a chat, from which the model's template makes the prompt. `prompt_ids` are int32 little endian. Times
+    are monotonic seconds. `attempts` counts the servers that failed while they ran it. Three fields count from the last
+    time that it was cleared of suspicion: `failures` of servers, `restarts` of servers that failed, and
+    `lost_instances`, the failed instance ids by address. `alone`: no other sequence ran where it failed last.
+    `sent_tokens`: how many tokens the source has read.
+    """
+
+    sampling: pb.Sampling
+    messages: Sequence[pb.Message] = ()
+    include_token_ids: bool = False
+    final_only: bool = False
+    first_token_by_s: float = inf
+    model_revision: str = ""
+    prompt_ids: bytes = b""
+    token_ids: array[int] = field(default_factory=lambda: array("i"))
+    logprobs: list[pb.TokenLogprobs] = field(default_factory=list[pb.TokenLogprobs])
+    finish_reason: int = pb.FINISH_REASON_UNSPECIFIED
+    stop: str = ""
+    started_s: float = inf
+    first_token_s: float = inf
+    attempts: int = 0
+    failures: int = 0
+    restarts: int = 0
+    alone: bool = False
+    lost_instances: dict[str, str] = field(default_factory=dict[str, str])
+    sent_tokens: int = 0
+    _text: str = ""
+    _decoded: int = 0
+    _stop_tokens: int = 0
+    _ready: int = 0
+    _sent: int = 0
+    _searched: int = 0
+    _detokenizer: Detokenizer | None = None
+
+    @property
+    def left_tokens(self) -> int:
+        """New tokens that may still come; 0 if the request sets no limit."""
+        return max(1, self.sampling.max_tokens - len(self.token_ids)) if self.sampling.max_tokens else 0
+
+    @property
+    def ids_so_far(self) -> bytes:
+        """The prompt and every new token, int32 little endian: what another server resumes from."""
+        return self.prompt_ids + self.token_ids.tobytes()
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason != pb.FINISH_REASON_UNSPECIFIED
+
+    @property
+    def text(self) -> str:
+        """The decoded text, without an end that may begin a stop string."""
+        self._decode()
+        return self._text[: self._ready]
+
+    def begin(self, model_revision: str, prompt_ids: bytes, detokenizer: Detokenizer) -> None:
+        """Set the prompt (int32 little endian) and the revision that generates."""
+        self.model_revision = model_revision
+        self.prompt_ids = prompt_ids
+        self._detokenizer = detokenizer
+
+    def restart(self) -> bool:
+        """Drop all tokens, so that another model revision starts over; False if some were sent already."""
+        if self.sent_tokens:
+            return False
+        self.token_ids, self.logprobs = array("i"), []
+        self._text, self._decoded, self._stop_tokens, self._ready, self._searched = "", 0, 0, 0, 0
+        return True
+
+    def server_failed(self, address: str, instance_id: str, *, cleared: bool, alone: bool) -> None:
+        """Record that its server failed.
+
+        `cleared`: it had run long enough to be no suspect; `alone`: no other sequence ran there.
+        """
+        self.attempts += 1
+        if cleared:
+            self.failures = self.restarts = 0
+            self.lost_instances.clear()
+        self.failures += 1
+        self.alone = alone
+        self.lost_instances[address] = instance_id
+
+    def start_on(self, address: str, instance_id: str) -> bool:
+        """Record its next server. Returns whether that server failed while it ran this, and was restarted since."""
+        restarted = self.lost_instances.pop(address, instance_id) != instance_id
+        self.restarts += restarted
+        return restarted
+
+    def extend(self, token_ids: Sequence[int], logprobs: Sequence[pb.TokenLogprobs], stop_tokens: int = 0) -> bool:
+        """Add tokens, of which the last `stop_tokens` are not text. Returns whether a stop string ends the text."""
+        if not self.sampling.stop:  # decoded when it is read
+            self.token_ids.extend(token_ids)
+            self.logprobs += logprobs
+            self._stop_tokens = stop_tokens
+            return False
+        for place, token_id in enumerate(token_ids):
+            self.token_ids.append(token_id)
+            self._stop_tokens = max(0, stop_tokens - (len(token_ids) - place - 1))
+            self._decode()
+            if len(self.token_ids) > self.sampling.min_tokens and self._ends_at_stop():
+                self.logprobs += logprobs[: place + 1]
+                return True
+            self._searched = len(self._text)
+        self.logprobs += logprobs
+        self._ready = len(self._text) - self._held_back()
+        return False
+
+    def end(self, finish_reason: int) -> None:
+        self._decode()
+        self.finish_reason = finish_reason
+        self._ready = len(self._text)
+
+    def read_new(self) -> tuple[int, str, Sequence[int], Sequence[pb.TokenLogprobs]]:
+        """The new part since the last call: the index of the first new token, text, ids, logprobs."""
+        self._decode()
+        first = self.sent_tokens
+        text = self._text[self._sent : self._ready]
+        ids, logprobs = self.token_ids[first:], self.logprobs[first:]
+        self.sent_tokens, self._sent = len(self.token_ids), self._ready
+        return first, text, ids, logprobs
+
+    def restart_stream(self) -> None:
+        """Let the next `read_new` return everything."""
+        self.sent_tokens = self._sent = 0
+
+    def _decode(self) -> None:
+        ids = self.token_ids[self._decoded : len(self.token_ids) - self._stop_tokens]
+        if not ids:
+            return
+        assert self._detokenizer is not None, "A generation got tokens before its prompt was set. This is a bug."
+        self._decoded += len(ids)
+        self._text += "".join(map(self._detokenizer.step, ids))
+        if not self.sampling.stop:
+            self._ready = len(self._text)
+
+    def _ends_at_stop(self) -> bool:
+        """End before the stop string that is complete first in the new text, if there is one."""
+        found: list[tuple[int, int]] = []
+        for order, stop in enumerate(self.sampling.stop):
+            place = self._text.find(stop, max(0, self._searched - len(stop) + 1))
+            if place >= 0:
+                found.append((place + len(stop), order))
+        if not found:
+            return False
+        end, order = min(found)
+        self.stop = self.sampling.stop[order]
+        self._text = self._text[: end - len(self.stop)]
+        self._ready = len(self._text)
+        self.finish_reason = pb.FINISH_REASON_STOP
+        return True
+
+    def _held_back(self) -> int:
+        """Characters at the end that may be the start of a stop string."""
+        text = self._text
+        sizes = (size for stop in self.sampling.stop for size in range(1, len(stop)) if text.endswith(stop[:size]))
+        return max(sizes, default=0)
+
+
+def logprobs_of(
+    width: int, token_ids: Sequence[int], values: Sequence[float], ranks: Sequence[int]
+) -> list[pb.TokenLogprobs]:
+    """One message per token, from rows of `width`: the token first, then its alternatives."""
+    logprobs: list[pb.TokenLogprobs] = []
+    for row, rank in enumerate(ranks):
+        start = row * width
+        own = pb.TokenLogprob(token_id=token_ids[start], logprob=values[start], rank=rank)
+        others = [
+            pb.TokenLogprob(token_id=token_ids[start + place], logprob=values[start + place], rank=place)
+            for place in range(1, width)
+        ]
+        logprobs.append(pb.TokenLogprobs(token=own, alternatives=others))
+    return logprobs

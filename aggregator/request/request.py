@@ -1,0 +1,219 @@
+"""A request with the outcome of each input: the data that every station passes on."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from aggregator.errors import Code, TokenbatchError
+from aggregator.request.generated_text import GeneratedText
+from aggregator.request.vector import Vector
+from aggregator.scheduler.bounds import Admission
+from aggregator.scheduler.budget.controller import SloTracker
+from aggregator.scheduler.queue import TokenQueue
+from aggregator.scheduler.work_item import Priority, Query, Task
+from protos.embedding.v1 import embedding_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Held:
+    """Where requests that were queued together, at `queued_s`, are counted."""
+
+    admission: Admission
+    queue: TokenQueue
+    slo: SloTracker | None
+    queued_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why one input has no vector; `retry_after_s` is 0 if no pause is known to help.
+
+    `attempts`: how often it was tried.
+    """
+
+    code: Code
+    message: str
+    retryable: bool = False
+    retry_after_s: float = 0.0
+    attempts: int = 1
+
+    @classmethod
+    def of(cls, error: TokenbatchError) -> Failure:
+        return cls(error.code, str(error), error.retriable, error.retry_after_s)
+
+
+Outcome = Vector | GeneratedText | Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the sender asks of every vector of a request.
+
+    `truncate_to`: the tokens that truncation leaves; 0: as many as the model takes. `asked`: the same before the
+    model's defaults applied.
+    """
+
+    dimensions: int = 0
+    encoding: int = pb.ENCODING_FLOAT32
+    normalize: bool | None = None
+    truncate: int = pb.TRUNCATE_NONE
+    input_type: int = pb.INPUT_TYPE_UNSPECIFIED
+    truncate_to: int = 0
+    asked: Options | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """Defaults of a topic or listener for fields that a request leaves empty, and its limits."""
+
+    source: Source
+    model: str
+    priority: Priority
+    tenant: str = ""
+    max_inputs: int = 1024
+    trusts_tenant: bool = True
+
+
+class Origin(Protocol):
+    """What a source needs to reply to a request; each source has its own."""
+
+    def progressed(self) -> None:
+        """The request's generation has new tokens; a source that replies once ignores this."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One request until its last input is complete.
+
+    `inputs` hold texts, or token ids as little-endian int32. `outcomes` has one place per input; of one input
+    it is a tuple, which all such requests share until they are complete. `remaining` counts the empty places. Its reply
+    goes to `source`, which finds in `origin` whom to reply to.
+    From admission until its reply is delivered it occupies `token_count` tokens where `held` says; `queries` are
+    its inputs in the queue, kept only where a caller may go away (gRPC). Once `admitted` it is not refused again for
+    lack of room. `given_up`: its caller has left.
+    Times are monotonic seconds; a deadline of `inf` means none. `generation`: None if it asks for embeddings.
+    """
+
+    request_id: str
+    model: str
+    model_revision: str
+    inputs: Sequence[str | bytes]
+    options: Options
+    priority: Priority
+    source: Source
+    tenant: str
+    received_s: float
+    deadline_s: float
+    origin: Origin
+    outcomes: Sequence[Outcome | None]
+    remaining: int
+    failed: bool = False
+    traceparent: bytes | None = None
+    held: Held | None = None
+    token_count: int = 0
+    queries: Sequence[Query] = ()
+    admitted: bool = False
+    given_up: bool = False
+    generation: GeneratedText | None = None
+
+    @property
+    def task(self) -> Task:
+        return Task.EMBED if self.generation is None else Task.GENERATE
+
+    def hold(self, held: Held, token_count: int) -> None:
+        self.held = held
+        self.token_count = token_count
+        held.admission.charge(token_count, self.tenant, refusable=self.source.refusable)
+
+    def release(self) -> None:
+        """Count it out, once. Its queries refer back to it: kept, both would wait for the garbage collector."""
+        held, self.held = self.held, None
+        self.queries = ()
+        if held is not None:
+            held.admission.release(self.token_count, self.tenant, refusable=self.source.refusable)
+
+    def complete_input(self, index: int, outcome: Outcome) -> bool:
+        """Record one input's outcome; True if no other is missing."""
+        assert self.outcomes[index] is None, "An input was completed twice. This is a bug."
+        if isinstance(self.outcomes, list):
+            self.outcomes[index] = outcome
+        else:
+            self.outcomes = (outcome,)
+        self.failed = self.failed or isinstance(outcome, Failure)
+        self.remaining -= 1
+        return self.remaining == 0
+
+    @property
+    def code(self) -> Code:
+        """OK when every input has a vector, else the first failure's code."""
+        failure = self.failure
+        return Code.OK if failure is None else failure.code
+
+    @property
+    def failure(self) -> Failure | None:
+        """The first input's failure; None when every input has a vector."""
+        if not self.failed:
+            return None
+        return next(outcome for outcome in self.outcomes if isinstance(outcome, Failure))
+
+    def overrule(self, failure: Failure) -> None:
+        """Replace every outcome: the reply could not be delivered."""
+        self.outcomes = [failure] * len(self.outcomes)
+        self.failed = True
+
+    def fail(self, failure: Failure) -> bool:
+        """Fail every input without an outcome; True if there was one."""
+        if not self.remaining:
+            return False
+        self.outcomes = [failure if outcome is None else outcome for outcome in self.outcomes]
+        self.failed = True
+        self.remaining = 0
+        return True
+
+
+def request_of(query: Query) -> Request:
+    """The request that a queued input belongs to; the scheduler knows it only as an object."""
+    return query.owner  # type: ignore[return-value]  # a call of `cast` takes as long as all of this
+
+
+KAFKA, REDIS, GRPC, HTTP = "kafka", "redis", "grpc", "http"
+"""Names of sources."""
+
+Receive = Callable[[], Awaitable[Sequence[Request]]]
+"""Waits for the next requests, at least one; none once the source has ended."""
+
+
+class Source(Protocol):
+    """Where requests come from, and where their replies go."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def refusable(self) -> bool:
+        """Whether its senders wait for an answer, so that they are refused at a limit.
+
+        Else it is paused, and a request without a reply is read again later.
+        """
+        ...
+
+    async def receive(self) -> Sequence[Request]:
+        """Wait for the next requests, at least one; none once the source has ended."""
+        ...
+
+    def reply(self, requests: Sequence[Request]) -> AsyncIterator[Sequence[Request]]:
+        """Reply to completed requests of this source; yields each once its reply is delivered.
+
+        A request whose reply can never be delivered has failed from then on, whatever its outcome was.
+        """
+        ...
+
+    def pause(self, away: Callable[[str, Task], bool], full: Callable[[str, Priority], bool]) -> None:
+        """Pause topics whose own model is `away` for their task, or that ask for one that is `full` for their class.
+
+        Models are given by name or alias.
+        """
+        ...

@@ -1,0 +1,200 @@
+"""Share one limit fairly among its holders, so that no holder keeps the others out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from math import ceil
+
+from aggregator.scheduler.rates import Drain
+from aggregator.scheduler.work_item import Priority
+
+FACTOR = 4.0
+
+
+def excess(held: int, amount: int, free: int, factor: float = FACTOR) -> float:
+    """How much of what one holder has must be released until `amount` more fits its share; 0 or less: it fits now.
+
+    A share is `factor` times what is free (Choudhury and Hahne, "Dynamic queue length thresholds", 1998): one holder
+    alone can have `factor / (factor + 1)` of the limit, and with any number of holders some of it stays free.
+    What is released is taken from what is held, and added to what is free.
+    """
+    return (held + amount - factor * free) / (1.0 + factor)
+
+
+class SharedBound:
+    """One limit, and how much of it each holder has.
+
+    An amount can count for several holders at once, such as a tenant and its connection.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.total = 0
+        self._most = most
+        self._held: dict[str, int] = {}
+
+    @property
+    def holders(self) -> int:
+        return len(self._held)
+
+    def has_room(self, amount: int) -> bool:
+        """Whether `amount` more fits the limit; the first one always does."""
+        return not self.total or self.total + amount <= self._most
+
+    def fits_share(self, holders: Iterable[str], amount: int) -> bool:
+        if not self.total:
+            return True
+        free = self._most - self.total
+        for holder in holders:  # noqa: SIM110 - a generator takes as long as all the rest
+            if excess(self._held.get(holder, 0), amount, free) > 0:
+                return False
+        return True
+
+    def take(self, holders: Iterable[str], amount: int) -> None:
+        self.total += amount
+        held = self._held
+        for holder in holders:
+            held[holder] = held.get(holder, 0) + amount
+
+    def put_down_to(self, holder: str, amount: int) -> None:
+        """Count `amount`, which was taken already, for one more holder."""
+        self._held[holder] = self._held.get(holder, 0) + amount
+
+    def give_back(self, holders: Iterable[str], amount: int) -> None:
+        self.total -= amount
+        for holder in holders:
+            left = self._held.get(holder, 0) - amount
+            if left:
+                self._held[holder] = left
+            else:
+                self._held.pop(holder, None)
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionPolicy:
+    """`max_tokens`: the limit of one model. Kafka intake of a priority class stops at its share of it.
+
+    Intake starts again below `resume_share` of where it stopped (hysteresis); so do the calls of a tenant. These may
+    hold `tenant_factor` times as many tokens as are free.
+    """
+
+    max_tokens: int
+    kafka_shares: tuple[float, float, float] = (1.0, 0.75, 0.5)
+    resume_share: float = 0.8
+    tenant_factor: float = FACTOR
+
+
+class Bound(StrEnum):
+    """The limit that the tokens of a call do not fit."""
+
+    MODEL = "model"  # the model holds as many tokens as it may
+    TENANT = "tenant"  # the tenant holds its share; the rest is kept for others
+
+
+@dataclass(frozen=True, slots=True)
+class Full:
+    """A limit that is reached, the tokens to release until the call fits, and the tokens served before it."""
+
+    bound: Bound
+    excess_tokens: int
+    ahead_tokens: int
+
+
+class Admission:
+    """The tokens that one model holds: from intake until the reply is delivered.
+
+    The calls of a tenant are held to a share that depends on what is free (`excess`), calls without a tenant to the
+    limit of the model only.
+    """
+
+    def __init__(self, policy: AdmissionPolicy) -> None:
+        self._policy = policy
+        self._total = 0
+        self._stopped: set[Priority] = set()
+        self._called: dict[str, int] = {}
+        self._called_total = 0
+        self._closed: set[str] = set()
+        self._left = 0  # pragma: no mutate: only what leaves between two looks counts
+        self._drain = Drain()
+
+    @property
+    def total(self) -> int:
+        return self._total
+
+    @property
+    def released(self) -> int:
+        return self._left
+
+    @property
+    def holds_calls(self) -> bool:
+        """Whether some of them are of gRPC calls."""
+        return bool(self._called)
+
+    def full(self, tenant: str, token_count: int) -> Full | None:
+        """The limit that a call of `token_count` tokens does not fit, if any; a call fits whenever nothing is held.
+
+        A tenant that was refused is refused until it holds well less than its limit: else callers that call again as
+        soon as they are answered would take all room from those that wait for their retry delay.
+        """
+        if not self._total:
+            return None
+        held = self._called.get(tenant, 0)
+        bound, over = self._excess(tenant, held, token_count, closed=tenant in self._closed)
+        if over <= 0:
+            self._closed.discard(tenant)
+            return None
+        if held:
+            self._closed.add(tenant)
+            bound, over = self._excess(tenant, held, token_count, closed=True)
+        # Tenants are served in turn: while one tenant's tokens are served, so are as many of each other's.
+        ahead = min(self._called_total, held * len(self._called)) or self._called_total or self._total
+        return Full(bound, over, ahead)
+
+    def _excess(self, tenant: str, held: int, token_count: int, *, closed: bool) -> tuple[Bound, int]:
+        """The limit that decides for a tenant, and how many tokens must be released until `token_count` more fit."""
+        open_share = self._policy.resume_share if closed else 1.0
+        free = self._policy.max_tokens - self._total
+        of_model, of_tenant = token_count - free, 0.0
+        if tenant:
+            share = open_share * self._policy.tenant_factor / (1.0 + self._policy.tenant_factor)  # when it is alone
+            of_tenant = excess(held, token_count, free, share / (1.0 - share))
+        elif closed:
+            of_model += ceil((1.0 - open_share) * (free + self._called_total))
+        return (Bound.MODEL, of_model) if of_model >= of_tenant else (Bound.TENANT, ceil(of_tenant))
+
+    def tokens_per_s(self, now_s: float) -> float | None:
+        """The rate at which tokens are released, measured between refusals; None until it is known."""
+        return self._drain.tokens_per_s(self._left, now_s)
+
+    def charge(self, token_count: int, tenant: str = "", *, refusable: bool) -> None:
+        """Count the tokens of a request in. One that is not `refusable` always fits: its source pauses before."""
+        self._total += token_count
+        if refusable:
+            self._called[tenant] = self._called.get(tenant, 0) + token_count
+            self._called_total += token_count
+
+    def release(self, token_count: int, tenant: str = "", *, refusable: bool) -> None:
+        """Count the tokens of a request out, once its reply is delivered."""
+        self._total -= token_count
+        self._left += token_count
+        assert self._total >= 0, "More tokens were released than were held. This is a bug."
+        if refusable:
+            self._called_total -= token_count
+            left = self._called.pop(tenant, 0) - token_count  # none is there after calls without a token
+            if left:
+                self._called[tenant] = left
+            else:
+                self._closed.discard(tenant)
+
+    def is_filled(self, token_count: int) -> bool:
+        return token_count >= self._policy.max_tokens
+
+    def stopped(self) -> frozenset[Priority]:
+        for priority, share in zip(Priority, self._policy.kafka_shares, strict=True):  # pragma: no mutate
+            limit = share * self._policy.max_tokens
+            if self._total >= limit:
+                self._stopped.add(priority)
+            elif self._total < limit * self._policy.resume_share:
+                self._stopped.discard(priority)
+        return frozenset(self._stopped)

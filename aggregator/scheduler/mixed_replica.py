@@ -1,0 +1,88 @@
+"""A model server that embeds and generates in the same steps, as its embeddings' queue sees it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+from typing_extensions import override
+
+from aggregator.scheduler.replica import BatchOut, Replica, StepReport
+
+_PARTS = 4
+"""While sequences decode, batches are sent at intervals of this part of a step."""
+
+
+class MixedReplica(Replica):
+    """Its batches fit what the server's decoding leaves of a step, and each step takes the decoding's time too.
+
+    While sequences decode, one step follows the other whether a batch waits or not. So what comes is sent soon and
+    shares the next step with what was sent before, up to the room of one step.
+
+    The room and the decoding sequences are those that the server reported last. Its curve stays that of steps that only
+    embed. A batch that does not fit takes several steps, and one that is isolated waits for a step of its own: no
+    time-out is shorter than `first_timeout_s`.
+    """
+
+    _room_tokens: int | None = None
+    _decoding = 0
+    _sent_s = -inf
+
+    def observe_room(self, room_tokens: int | None, decoding: int) -> None:
+        """Note the tokens of embeddings that the next step holds (None: not known), beside `decoding` sequences."""
+        self._room_tokens, self._decoding = room_tokens, decoding
+        self._follow_budget()
+
+    @override
+    def due_s(self, now_s: float) -> float:
+        if not self._joins or self.exclusive or self.reserved:
+            return super().due_s(now_s)
+        return max(self._sent_s + self.step_time_s(self.tokens_out) / _PARTS, self.not_before_s)
+
+    @override
+    def free_s(self, now_s: float) -> float:
+        if not self._joins or self._out[0].end_s < now_s:
+            return super().free_s(now_s)
+        return max(now_s, self.not_before_s)
+
+    @override
+    def sent(self, batch_id: str, token_count: int, now_s: float, step_budget: int = 0) -> float:
+        timeout_s = super().sent(batch_id, token_count, now_s, step_budget)
+        self._sent_s = now_s
+        return timeout_s
+
+    @property
+    def _joins(self) -> bool:
+        """Whether another batch shares the next step with those that are out."""
+        return self._decoding > 0 and 0 < self.tokens_out < self.token_budget
+
+    @override
+    def step_time_s(self, tokens: int) -> float:
+        return super().step_time_s(tokens) + self._per_sequence_s * self._decoding
+
+    @override
+    def pod_step(self) -> tuple[int, float]:
+        return self._allowed, super().step_time_s(self._allowed)
+
+    @override
+    def _least_timeout_s(self) -> float:
+        return self._policy.first_timeout_s
+
+    @override
+    def _learn(self, out: BatchOut, report: StepReport, now_s: float) -> None:
+        super()._learn(out, report, now_s)
+        self._sharing = 0.0  # prompts in a step are not another aggregator's batches
+        self.observe_room(report.embed_room_tokens, report.decoding_sequences)
+
+    @override
+    def _learn_step(self, report: StepReport) -> None:
+        decoding_s = self._per_sequence_s * report.decoding_sequences
+        super()._learn_step(replace(report, step_duration_s=max(0.0, report.step_duration_s - decoding_s)))
+
+    @override
+    def _follow_budget(self) -> None:
+        super()._follow_budget()
+        self._allowed = self.token_budget
+        if self._room_tokens is not None:
+            room_tokens = max(1, self._room_tokens)
+            self.token_budget, self.largest = min(self.token_budget, room_tokens), min(self.largest, room_tokens)

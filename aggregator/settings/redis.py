@@ -1,0 +1,113 @@
+"""Settings of Redis: its servers, the streams of requests, and where replies go."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, SecretStr, model_validator
+
+from k8s.process.settings import Group
+
+_TEXT_REPLY_STREAM = "generate.replies.v1"
+
+
+class StreamSettings(Group):
+    """One request stream and what it says for requests that say nothing."""
+
+    name: str = Field(description="the key of the stream to read", min_length=1)
+    model: str = Field(default="", description="model of requests that name none; empty: the first one configured")
+    priority: Literal["interactive", "default", "background"] = Field(
+        default="default", description="priority of requests that name none"
+    )
+    tenant: str = Field(default="", description="tenant of every request of this stream")
+    task: Literal["embed", "generate"] = Field(
+        default="embed", description="what its entries ask for: embeddings or generations"
+    )
+    reply_stream: str = Field(
+        default="",
+        description="stream of the replies to requests that name none; empty: redis.reply_stream, or"
+        " generate.replies.v1 for task generate",
+    )
+
+
+class RedisTlsSettings(Group):
+    """TLS to the servers."""
+
+    enabled: bool = False
+    ca_file: Path | None = None
+    cert_file: Path | None = None
+    key_file: Path | None = None
+
+
+class RedisUserSettings(Group):
+    """Who logs in: an ACL user, or the default one."""
+
+    username: str = ""
+    password: SecretStr = SecretStr("")
+    password_file: Path | None = None
+
+
+class RedisClientSettings(Group):
+    """How long replies are kept, and when entries are taken over."""
+
+    database: NonNegativeInt = 0
+    max_stream_length: PositiveInt = 100_000
+    list_ttl_s: PositiveFloat = 60.0
+    takeover_idle_s: PositiveFloat = 30.0
+
+
+class RedisSettings(Group):
+    """The Redis servers, and the streams of requests and replies."""
+
+    enabled: bool = Field(default=False, description="read requests from Redis")
+    servers: str = Field(
+        default="localhost:6379",
+        description="host:port; with redis.sentinel the Sentinels, with redis.cluster some nodes, separated by commas",
+    )
+    sentinel: str = Field(default="", description="name of the master that the Sentinels watch; empty: no Sentinels")
+    cluster: bool = Field(default=False, description="the servers are a Redis Cluster")
+    user: RedisUserSettings = Field(
+        default=RedisUserSettings(),
+        description="username of an ACL user, empty: Redis's default user; password, or password_file that holds it,"
+        " read at start",
+    )
+    tls: RedisTlsSettings = Field(
+        default=RedisTlsSettings(),
+        description="enabled; PEM files: ca_file: CA of the servers (empty: the system's); cert_file and key_file: this"
+        " client's",
+    )
+    streams: tuple[StreamSettings, ...] = Field(
+        default=(StreamSettings(name="embed.requests.v1"),), description="the request streams", min_length=1
+    )
+    reply_stream: str = Field(
+        default="embed.replies.v1", description="stream of the replies to requests that name none"
+    )
+    allowed_replies: tuple[str, ...] = Field(
+        default=(),
+        description="further places a request may name in reply_to: streams, and lists as list:KEY; shell patterns such"
+        " as list:team-a:* are allowed",
+    )
+    group_id: str = Field(default="tokenbatch", description="consumer group", min_length=1)
+    client: RedisClientSettings = Field(
+        default=RedisClientSettings(),
+        description="seldom changed. database: its number; max_stream_length: entries kept of each stream of replies or"
+        " dead letters, about; list_ttl_s: how long a reply in a list is kept; takeover_idle_s: silence of an"
+        " aggregator after which another one takes over the entries that it has claimed",
+    )
+
+    def replies_of(self, stream: StreamSettings) -> str:
+        return stream.reply_stream or (self.reply_stream if stream.task == "embed" else _TEXT_REPLY_STREAM)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.sentinel and self.cluster:
+            raise ValueError("give sentinel or cluster, not both")
+        if self.cluster and self.client.database:
+            raise ValueError("a Cluster has only database 0")
+        names = [stream.name for stream in self.streams]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"{', '.join(twice)}: a stream is read once")
+        if both := sorted({self.replies_of(stream) for stream in self.streams} & {*names}):
+            raise ValueError(f"{', '.join(both)}: replies need a stream that is not read")
+        return self

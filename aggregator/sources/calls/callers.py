@@ -1,0 +1,354 @@
+"""Authenticate callers by bearer token or client certificate, and name their tenant."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from math import inf
+from pathlib import Path
+from typing import Protocol, TypeGuard
+
+import jwt
+from pydantic import BaseModel, ConfigDict, FiniteFloat
+
+from aggregator.errors import Unauthenticated
+from aggregator.request.request import Defaults
+from aggregator.settings.aggregator import AuthenticationSettings, JwtSettings
+from aggregator.sources.calls.certificates import WatchedFiles
+from aggregator.sources.calls.load import Holders
+from k8s.process.errors import StartError
+
+_LOG = logging.getLogger(__name__)
+_DIGEST_BYTES = hashlib.sha256().digest_size
+_DIGEST_PREFIX = "sha256:"
+_LEEWAY_S = 30.0
+_ALGORITHMS = ("RS256", "ES256", "EdDSA")
+"""Signatures with a public key that identity providers give; none that a shared secret makes."""
+_MAX_REMEMBERED = 4096
+_CERTIFICATE_NAMES = ("peer_spiffe_id", "x509_common_name", "peer_dns")
+"""Of a client certificate, as gRPC calls them; the first that there is names the tenant."""
+_MAX_TENANTS = 4096
+_LONGEST_KEPT = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """A tenant, the expiry of its credential (Unix seconds), and the `authorization` header that named it."""
+
+    tenant: str
+    expires_s: float = inf
+    authorization: str = field(default="", repr=False)
+
+
+def is_name(tenant: object) -> TypeGuard[str]:
+    """Whether this can name a tenant: a printable text without blanks at its ends."""
+    return isinstance(tenant, str) and tenant != "" and tenant.isprintable() and tenant.strip() == tenant
+
+
+class StaticTokens:
+    """Tokens listed in a file, which holds them or their SHA-256."""
+
+    def __init__(self, file: Path) -> None:
+        """Raises OSError or ValueError."""
+        self._tokens = WatchedFiles([file], partial(_read_tokens, file))
+
+    @property
+    def version(self) -> int:
+        self._tokens.get()
+        return self._tokens.version
+
+    def caller(self, token: str) -> Caller | None:
+        """Tokens are found by the first half of their digest and compared in full, in constant time."""
+        digest = hashlib.sha256(token.encode()).digest()
+        known = self._tokens.get().get(digest[: _DIGEST_BYTES // 2])
+        if known is None or not hmac.compare_digest(known[0], digest):
+            return None
+        return Caller(known[1])
+
+
+class JwtTokens:
+    """JSON Web Tokens signed by a key of a JWKS file; the key is chosen by the token's `kid`."""
+
+    def __init__(self, file: Path, settings: JwtSettings) -> None:
+        """Raises OSError or ValueError."""
+        self._keys = WatchedFiles([file], partial(_read_keys, file))
+        self._settings = settings
+
+    @property
+    def version(self) -> int:
+        self._keys.get()
+        return self._keys.version
+
+    def caller(self, token: str) -> Caller | None:
+        """Checks signature, claims' types, times, issuer and audience; one without expiry or tenant is not valid."""
+        settings = self._settings
+        try:
+            key = self._key(jwt.get_unverified_header(token).get("kid"))
+            claims: dict[str, object] = jwt.decode(
+                token,
+                key,
+                algorithms=_ALGORITHMS,
+                issuer=settings.issuer or None,
+                audience=settings.audience or None,
+                leeway=_LEEWAY_S,
+                options={"require": ["exp"], "verify_aud": bool(settings.audience)},
+            )
+            expires_s = _Claims.model_validate(claims).exp
+        except (jwt.PyJWTError, KeyError, ValueError):
+            return None
+        tenant = claims.get(settings.tenant_claim)
+        return Caller(tenant, expires_s + _LEEWAY_S) if is_name(tenant) else None
+
+    def _key(self, kid: str | None) -> jwt.PyJWK:
+        """Raises KeyError; a token that names no key may use the only one in the file."""
+        keys = self._keys.get()
+        if kid is None and len(keys) == 1:
+            return next(iter(keys.values()))
+        return keys[kid]
+
+
+class _Claims(BaseModel):
+    """The registered claims as RFC 7519 types them: PyJWT takes some that are not, an `exp` in quotes among them."""
+
+    model_config = ConfigDict(strict=True)
+
+    exp: FiniteFloat
+    nbf: FiniteFloat = 0.0
+    iat: FiniteFloat = 0.0
+    iss: str = ""
+    sub: str = ""
+    aud: str | list[str] = ""
+
+
+class Authentication:
+    """All ways of authentication. A valid token is remembered until it expires or its file changes."""
+
+    def __init__(
+        self,
+        tokens: Sequence[StaticTokens | JwtTokens],
+        *,
+        client_certificates: bool = False,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._tokens = tuple(tokens)
+        self._wall_clock = wall_clock
+        self._remembered: dict[str, Caller] = {}
+        self._versions: tuple[int, ...] = ()
+        self.client_certificates = client_certificates
+
+    def by_token(self, header: str) -> Caller:
+        """The caller of an `authorization` header's value. Raises Unauthenticated."""
+        versions = tuple(each.version for each in self._tokens)
+        if versions != self._versions or len(self._remembered) >= _MAX_REMEMBERED:
+            self._remembered.clear()
+            self._versions = versions
+        caller = self._remembered.get(header)
+        if caller is None:
+            scheme, _, token = header.partition(" ")
+            if scheme.lower() != "bearer" or not token:
+                raise Unauthenticated("the authorization metadata is not a bearer token")
+            caller = replace(self._find(token.strip()), authorization=header)
+            self._remembered[header] = caller
+        if caller.expires_s <= self._wall_clock():
+            raise Unauthenticated("the token has expired")
+        return caller
+
+    def check(self, caller: Caller) -> None:
+        """Raises Unauthenticated when the token of a caller has expired, was revoked, or names another tenant now."""
+        if caller.authorization and self.by_token(caller.authorization).tenant != caller.tenant:
+            raise Unauthenticated("the bearer token is another tenant's now")
+
+    def by_certificate(self, names: Mapping[str, Iterable[bytes]]) -> Caller:
+        """The caller of a verified client certificate, by the names that gRPC reports. Raises Unauthenticated."""
+        for kind in _CERTIFICATE_NAMES:
+            for value in names.get(kind, ()):
+                if value:
+                    return Caller(_name(value))
+        raise Unauthenticated(
+            "the call has no bearer token, and no client certificate with a SPIFFE id, a common name or a DNS name"
+        )
+
+    def _find(self, token: str) -> Caller:
+        for each in self._tokens:
+            caller = each.caller(token)
+            if caller is not None:
+                return caller
+        raise Unauthenticated("the bearer token is not known, not valid or expired")
+
+
+def open_authentication(settings: AuthenticationSettings) -> Authentication | None:
+    """The authentication that the settings ask for; None: anybody may call. Raises StartError for an unusable file."""
+    tokens: list[StaticTokens | JwtTokens] = []
+    for name, file, opened in (
+        ("tokens_file", settings.tokens_file, StaticTokens),
+        ("jwt.jwks_file", settings.jwt.jwks_file, partial(JwtTokens, settings=settings.jwt)),
+    ):
+        if file is not None:
+            try:
+                tokens.append(opened(file))
+            except (OSError, ValueError) as error:
+                raise StartError(f"grpc.authentication.{name} {file} cannot be used: {error}") from None
+    if not tokens and not settings.client_certificates:
+        return None
+    return Authentication(tokens, client_certificates=settings.client_certificates)
+
+
+def _name(value: bytes) -> str:
+    """Raises Unauthenticated."""
+    try:
+        name = value.decode()
+    except UnicodeDecodeError:
+        raise Unauthenticated("the client certificate's name is not UTF-8") from None
+    if not is_name(name):
+        raise Unauthenticated("the client certificate's name is blank, or has characters that are not printable")
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who calls; `caller` is None without authentication.
+
+    `holders`: whose shares the call counts against, the last of them for its messages. With authentication the tenant;
+    without it the tenant that the call names, if any, and its connection.
+    """
+
+    defaults: Defaults
+    traceparent: bytes | None
+    caller: Caller | None
+    holders: Holders
+
+
+def tenant_holder(tenant: str) -> str:
+    """The tenant as a holder; no connection has such a name."""
+    return f"tenant {tenant}"
+
+
+class CallContext(Protocol):
+    """The metadata of a call, as gRPC has it: `auth_context` has a verified client certificate's names."""
+
+    def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]] | None:
+        """Names in lower case."""
+        ...
+
+    def auth_context(self) -> Mapping[str, Iterable[bytes]]:
+        """`peer_spiffe_id`, `x509_common_name`, `peer_dns`."""
+        ...
+
+    def peer(self) -> str: ...
+
+
+class Callers:
+    """Reads the metadata of calls. With authentication the tenant is the credential's, not the metadata's."""
+
+    def __init__(self, defaults: Defaults, authentication: Authentication | None, *, traced: bool) -> None:
+        self._defaults = defaults
+        self._authentication = authentication
+        self._traced = traced
+        self._by_tenant: dict[str, Defaults] = {}
+
+    def identify(self, context: CallContext) -> Identity:
+        """Raises Unauthenticated."""
+        tenant = traceparent = authorization = ""
+        for name, value in context.invocation_metadata() or ():
+            if name == "x-tenant":
+                tenant = _text(value)
+            elif name == "traceparent":
+                traceparent = _text(value)
+            elif name == "authorization":
+                authorization = _text(value)
+        caller = None
+        if self._authentication is not None:
+            caller = self._caller(self._authentication, authorization, context)
+            tenant = caller.tenant
+        trace = traceparent.encode() if traceparent and self._traced else None
+        if caller is not None:
+            holders: Holders = (tenant_holder(tenant),)
+        else:
+            holders = (tenant_holder(tenant), context.peer()) if tenant else (context.peer(),)
+        return Identity(self._of_tenant(tenant) if tenant else self._defaults, trace, caller, holders)
+
+    def check(self, identity: Identity) -> None:
+        """Raises Unauthenticated once the credential has expired or was revoked; a stream may outlive it."""
+        if self._authentication is not None and identity.caller is not None:
+            self._authentication.check(identity.caller)
+
+    def _caller(self, authentication: Authentication, authorization: str, context: CallContext) -> Caller:
+        if authorization:
+            return authentication.by_token(authorization)
+        if not authentication.client_certificates:
+            raise Unauthenticated("the call has no bearer token: send it as authorization metadata")
+        return authentication.by_certificate(context.auth_context())
+
+    def _of_tenant(self, tenant: str) -> Defaults:
+        defaults = self._by_tenant.get(tenant)
+        if defaults is None:
+            if len(self._by_tenant) >= _MAX_TENANTS:
+                self._by_tenant.clear()
+            defaults = replace(self._defaults, tenant=tenant, trusts_tenant=self._authentication is None)
+            if len(tenant) <= _LONGEST_KEPT:
+                self._by_tenant[tenant] = defaults
+        return defaults
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode("latin-1") if isinstance(value, bytes) else value
+
+
+def _read_tokens(file: Path) -> dict[bytes, tuple[bytes, str]]:
+    """Digest and tenant of each line, by the digest's first half. Raises ValueError, which quotes no token."""
+    found: dict[bytes, tuple[bytes, str]] = {}
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        if len(words) != 2:  # noqa: PLR2004 - tenant and token
+            raise ValueError(f"line {number} is not: TENANT TOKEN")
+        tenant, token = words
+        if not is_name(tenant):
+            raise ValueError(f"line {number}: the tenant's name is not printable")
+        digest = hashlib.sha256(token.encode()).digest()
+        if token.startswith(_DIGEST_PREFIX):
+            try:
+                digest = bytes.fromhex(token.removeprefix(_DIGEST_PREFIX))
+            except ValueError:
+                digest = b""
+            if len(digest) != _DIGEST_BYTES:
+                raise ValueError(f"line {number}: the digest is not 64 hexadecimal digits")
+        found[digest[: _DIGEST_BYTES // 2]] = (digest, tenant)
+    return found
+
+
+def _read_keys(file: Path) -> dict[str | None, jwt.PyJWK]:
+    """The keys by their `kid`, without those that cannot verify. Raises ValueError."""
+    try:
+        document = json.loads(file.read_text(encoding="utf-8"))
+        listed = document["keys"]
+    except (LookupError, RecursionError, TypeError) as error:
+        raise ValueError(f"it is not a JSON Web Key Set: {type(error).__name__}") from None
+    keys: dict[str | None, jwt.PyJWK] = {}
+    for number, each in enumerate(listed if isinstance(listed, list) else (), start=1):
+        try:
+            key = _read_key(each)
+        except (jwt.PyJWTError, AttributeError, NotImplementedError, TypeError, ValueError) as error:
+            extra = {"file": str(file), "key": number, "error": type(error).__name__}
+            _LOG.warning("a key of the JSON Web Key Set cannot be used", extra=extra)
+            continue
+        if key.key_id in keys:
+            raise ValueError(f"key {number} has the id of another, or both have none: give each a different kid")
+        keys[key.key_id] = key
+    if not keys:
+        raise ValueError("it holds no key that can be used")
+    return keys
+
+
+def _read_key(listed: dict[str, object]) -> jwt.PyJWK:
+    """The public part of a key for signatures. Raises what PyJWK raises, or ValueError."""
+    if not isinstance(listed.get("kid", ""), str) or listed.get("use", "sig") != "sig":
+        raise ValueError("its id is not a text, or it is not for signatures")
+    return jwt.PyJWK({name: value for name, value in listed.items() if name != "d"})

@@ -1,0 +1,1 @@
+"""HTTP: OpenAI's API for clients that speak it."""

@@ -1,0 +1,370 @@
+"""OpenAI's completions and chat completions: JSON in, JSON or server-sent events out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any, Literal, cast
+
+import msgspec
+
+from aggregator.request.generated_text import GeneratedText
+from aggregator.request.request import Failure, Request
+from aggregator.scheduler.work_item import Task
+from aggregator.sources.calls.callers import Identity
+from aggregator.sources.calls.calls import Call, GenerationCall
+from aggregator.sources.calls.load import Room
+from aggregator.sources.http.embeddings import FOREIGN_IDS, PRIORITIES, Revisions, decode
+from aggregator.sources.http.errors import FieldError, error_of
+from aggregator.sources.parsing import MAX_TOKEN_IDS
+from aggregator.tokenizers.tokenizer import Detokenizer
+from protos.generation.v1 import generation_pb2 as pb
+
+DONE = b"data: [DONE]\n\n"
+_DEFAULT_COMPLETION_TOKENS = 16
+"""Of a completion that names no max_tokens, as at OpenAI."""
+_MAX_NUMBER = 2**31 - 1
+_MAX_TOP_LOGPROBS = 20
+_MAX_MESSAGES, _MAX_STOPS, _MAX_STOP_IDS = 1024, 16, 128
+"""As over gRPC."""
+_FINISH: dict[int, str] = {pb.FINISH_REASON_STOP: "stop", pb.FINISH_REASON_LENGTH: "length"}
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=_MAX_NUMBER)]
+_SEEDS = range(-(2**63), 2**63)
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """Of a stream: whether a last event has the usage."""
+
+    include_usage: bool | None = None
+
+
+class Sampling(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What completions and chats have in common. Fields without a type are refused unless neutral (`_NEUTRAL`)."""
+
+    model: str | None = None
+    max_tokens: _Count | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    stop: str | Annotated[list[str], msgspec.Meta(max_length=_MAX_STOPS)] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    # Of other servers, and of this one.
+    top_k: int | None = None
+    min_tokens: _Count | None = None
+    repetition_penalty: float | None = None
+    stop_token_ids: Annotated[list[_Count], msgspec.Meta(max_length=_MAX_STOP_IDS)] | None = None
+    ignore_eos: bool | None = None
+    priority: Literal["interactive", "default", "background"] | None = None
+    # Not supported.
+    n: object = None
+    best_of: object = None
+    logit_bias: object = None
+    response_format: object = None
+    metadata: object = None
+    store: object = None
+    service_tier: object = None
+
+
+class CompletionRequest(Sampling, forbid_unknown_fields=True, kw_only=True):
+    """`POST /v1/completions`."""
+
+    prompt: msgspec.Raw
+    logprobs: Annotated[int, msgspec.Meta(ge=0, le=_MAX_TOP_LOGPROBS)] | None = None
+    tokenizer: str | None = None
+    echo: object = None
+    suffix: object = None
+
+
+class ContentPart(msgspec.Struct, forbid_unknown_fields=True):
+    """A part of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
+    """A message of a chat."""
+
+    role: str
+    content: str | list[ContentPart]
+
+
+class ChatRequest(Sampling, forbid_unknown_fields=True, kw_only=True):
+    """`POST /v1/chat/completions`."""
+
+    messages: Annotated[list[ChatMessage], msgspec.Meta(min_length=1, max_length=_MAX_MESSAGES)]
+    max_completion_tokens: _Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=_MAX_TOP_LOGPROBS)] | None = None
+    tools: object = None
+    tool_choice: object = None
+    parallel_tool_calls: object = None
+    functions: object = None
+    function_call: object = None
+    modalities: object = None
+    audio: object = None
+    prediction: object = None
+    reasoning_effort: object = None
+    web_search_options: object = None
+
+
+_NEUTRAL: dict[str, tuple[object, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "logit_bias": ({},),
+    "response_format": ({"type": "text"},),
+    "metadata": ({},),
+    "store": (False,),
+    "service_tier": ("auto", "default"),
+    "echo": (False,),
+    "suffix": ("",),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "reasoning_effort": (),
+    "web_search_options": (),
+}
+"""Fields that are not supported, and the values that ask for nothing."""
+
+_COPIED = (
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "seed",
+    "min_tokens",
+    "repetition_penalty",
+    "ignore_eos",
+    "presence_penalty",
+    "frequency_penalty",
+)
+_COMPLETION = msgspec.json.Decoder(CompletionRequest)
+_CHAT = msgspec.json.Decoder(ChatRequest)
+_PROMPT = msgspec.json.Decoder(str | list[str | _Count | list[_Count]])
+
+
+class HttpGenerationCall(GenerationCall):
+    """The origin of a generation request that came over HTTP. `created`: Unix seconds."""
+
+    __slots__ = ("asked", "created", "request_id")
+
+    def __init__(self, room: Room, request_id: str) -> None:
+        super().__init__(room)
+        self.request_id = request_id
+        self.created = int(time.time())
+        self.asked: CompletionRequest | ChatRequest | None = None
+
+
+class GenerationReader:
+    """Reads bodies."""
+
+    def __init__(self, revisions: Revisions, *, trusts_token_ids: bool) -> None:
+        self._revisions = revisions
+        self._trusts_token_ids = trusts_token_ids
+
+    def completion(self, data: bytes, identity: Identity, call: Call) -> pb.GenerateRequest:
+        """Raises TokenbatchError."""
+        asked = decode(_COMPLETION, data)
+        message = _message(asked, call)
+        self._set_prompt(message, asked)
+        if asked.max_tokens is None:
+            message.sampling.max_tokens = _DEFAULT_COMPLETION_TOKENS
+        if asked.logprobs is not None:
+            message.sampling.logprobs = asked.logprobs
+        if asked.tokenizer:
+            message.model_revision = self._revisions.of_tokenizer(
+                asked.tokenizer, message.model or identity.defaults.model, Task.GENERATE
+            )
+        return message
+
+    def chat(self, data: bytes, _: Identity, call: Call) -> pb.GenerateRequest:
+        """Raises TokenbatchError."""
+        asked = decode(_CHAT, data)
+        message = _message(asked, call)
+        if asked.max_completion_tokens is not None:
+            message.sampling.max_tokens = asked.max_completion_tokens
+        if asked.logprobs:
+            message.sampling.logprobs = asked.top_logprobs or 0
+        elif asked.top_logprobs:
+            raise FieldError("top_logprobs needs logprobs: true", "top_logprobs")
+        message.messages.messages.extend(
+            pb.Message(role=each.role, content=_content(each.content)) for each in asked.messages
+        )
+        return message
+
+    def _set_prompt(self, message: pb.GenerateRequest, asked: CompletionRequest) -> None:
+        prompt = decode(_PROMPT, memoryview(asked.prompt), "prompt")
+        if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], (str, list)):
+            prompt = prompt[0]
+        if isinstance(prompt, str):
+            message.prompt = prompt
+            return
+        if not prompt:
+            raise FieldError("the prompt is empty", "prompt")
+        if len(prompt) > MAX_TOKEN_IDS:
+            raise FieldError(f"more than {MAX_TOKEN_IDS} token ids: send fewer in one request", "prompt")
+        ids = [each for each in prompt if isinstance(each, int)]
+        if len(ids) < len(prompt):
+            raise FieldError("one request takes one prompt: send several requests", "prompt")
+        if not (self._trusts_token_ids or asked.tokenizer):
+            raise FieldError(FOREIGN_IDS, "prompt")
+        message.token_ids.ids.extend(ids)
+
+
+def _message(asked: CompletionRequest | ChatRequest, call: Call) -> pb.GenerateRequest:
+    """The request's common fields. Raises FieldError for a field that is not supported."""
+    for name in asked.__struct_fields__:
+        value: object = getattr(asked, name) if name in _NEUTRAL else None
+        if value is not None and not any(value == each and type(value) is type(each) for each in _NEUTRAL[name]):
+            raise FieldError(f"{name} is not supported with this value", name)
+    if asked.stream_options is not None and not asked.stream:
+        raise FieldError("stream_options needs stream: true", "stream_options")
+    if asked.seed is not None and asked.seed not in _SEEDS:
+        raise FieldError("the seed does not fit 64 bits", "seed")
+    sampling = pb.Sampling()
+    for name in _COPIED:
+        if (value := getattr(asked, name)) is not None:
+            setattr(sampling, name, value)
+    if asked.top_k is not None and asked.top_k > 0:  # -1 and 0: all
+        sampling.top_k = min(asked.top_k, _MAX_NUMBER)
+    sampling.stop.extend([asked.stop] if isinstance(asked.stop, str) else asked.stop or ())
+    sampling.stop_token_ids.extend(asked.stop_token_ids or ())
+    http_call = cast("HttpGenerationCall", call)
+    http_call.asked = asked
+    http_call.streams = bool(asked.stream)
+    return pb.GenerateRequest(
+        request_id=http_call.request_id,
+        model=asked.model or "",
+        sampling=sampling,
+        priority=PRIORITIES[asked.priority],
+        tenant=asked.user or "",
+        final_only=not asked.stream,
+    )
+
+
+def _content(content: str | list[ContentPart]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+class Writer:
+    """Writes what a generation request gets, whole or as events."""
+
+    def __init__(self, request: Request, detokenizer: Callable[[bytes], Detokenizer]) -> None:
+        call = cast("HttpGenerationCall", request.origin)
+        assert request.generation is not None, "An embedding request was answered with a text. This is a bug."
+        assert call.asked is not None, "A request was answered before it was read. This is a bug."
+        self._request = request
+        self._generation: GeneratedText = request.generation
+        self._detokenizer = detokenizer
+        self._chat = isinstance(call.asked, ChatRequest)
+        self._with_logprobs = request.generation.sampling.HasField("logprobs")
+        options = call.asked.stream_options
+        self._with_usage = options is not None and bool(options.include_usage)
+        self._created = call.created
+        self._first = True
+        self._characters = 0
+
+    def whole(self) -> bytes:
+        generated = self._generation
+        _, text, _, logprobs = generated.read_new()
+        shown = self._logprobs(logprobs)
+        choice: dict[str, Any] = {"index": 0, "finish_reason": _FINISH[generated.finish_reason], "logprobs": shown}
+        if self._chat:
+            choice["message"] = {"role": "assistant", "content": text}
+        else:
+            choice["text"] = text
+        answer = self._around("chat.completion" if self._chat else "text_completion", [choice])
+        return msgspec.json.encode({**answer, "usage": self._usage()})
+
+    def events(self, *, done: bool) -> Iterator[bytes]:
+        """The events for what is new; the last ones, with the outcome, if it is `done`."""
+        generated = self._generation
+        _, text, token_ids, logprobs = generated.read_new()
+        if self._first and self._chat:
+            yield self._event([{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}])
+        self._first = False
+        if text or (token_ids and self._with_logprobs):
+            choice: dict[str, Any] = {"index": 0, "finish_reason": None, "logprobs": self._logprobs(logprobs)}
+            yield self._event([{**choice, **({"delta": {"content": text}} if self._chat else {"text": text})}])
+        if not done:
+            return
+        if self._request.failure is not None:
+            yield error_event(self._request.failure)
+            return
+        ending: dict[str, Any] = {"index": 0, "finish_reason": _FINISH[generated.finish_reason], "logprobs": None}
+        yield self._event([{**ending, **({"delta": {}} if self._chat else {"text": ""})}])
+        if self._with_usage:
+            yield self._event([], self._usage())
+        yield DONE
+
+    def _event(self, choices: Sequence[dict[str, Any]], usage: dict[str, int] | None = None) -> bytes:
+        answer = self._around("chat.completion.chunk" if self._chat else "text_completion", choices)
+        if self._with_usage:
+            answer["usage"] = usage
+        return b"data: %b\n\n" % msgspec.json.encode(answer)
+
+    def _around(self, kind: str, choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": f"{'chatcmpl' if self._chat else 'cmpl'}-{self._request.request_id}",
+            "object": kind,
+            "created": self._created,
+            "model": self._request.model,
+            "system_fingerprint": self._generation.model_revision,
+            "choices": choices,
+        }
+
+    def _usage(self) -> dict[str, int]:
+        prompt, new = len(self._generation.prompt_ids) // 4, len(self._generation.token_ids)
+        return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
+
+    def _logprobs(self, logprobs: Sequence[pb.TokenLogprobs]) -> dict[str, Any] | None:
+        if not self._with_logprobs:
+            return None
+        return self._chat_logprobs(logprobs) if self._chat else self._completion_logprobs(logprobs)
+
+    def _token(self, token_id: int) -> str:
+        return self._detokenizer(b"").step(token_id)
+
+    def _chat_logprobs(self, logprobs: Sequence[pb.TokenLogprobs]) -> dict[str, Any]:
+        def shown(entry: pb.TokenLogprob) -> dict[str, Any]:
+            token = self._token(entry.token_id)
+            return {"token": token, "logprob": entry.logprob, "bytes": list(token.encode())}
+
+        return {
+            "content": [
+                {**shown(each.token), "top_logprobs": [shown(entry) for entry in each.alternatives]}
+                for each in logprobs
+            ],
+            "refusal": None,
+        }
+
+    def _completion_logprobs(self, logprobs: Sequence[pb.TokenLogprobs]) -> dict[str, Any]:
+        tokens = [self._token(each.token.token_id) for each in logprobs]
+        offsets: list[int] = []
+        for token in tokens:
+            offsets.append(self._characters)
+            self._characters += len(token)
+        tops = [
+            {self._token(entry.token_id): entry.logprob for entry in (*each.alternatives, each.token)}
+            for each in logprobs
+        ]
+        return {
+            "tokens": tokens,
+            "token_logprobs": [each.token.logprob for each in logprobs],
+            "top_logprobs": tops,
+            "text_offset": offsets,
+        }
+
+
+def error_event(failure: Failure) -> bytes:
+    """The event that ends a stream without an end: clients raise an error for it."""
+    return b"data: %b\n\n" % msgspec.json.encode({"error": error_of(failure)})

@@ -1,0 +1,186 @@
+"""Read the query topics as a member of the consumer group: records in, commits out.
+
+One member after another takes part in the group. A fresh member starts at the committed offsets: it may read records
+again, and misses none: every committed offset has only acknowledged records before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer
+from aiokafka import errors as kafka_errors
+from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
+
+from aggregator.observability.metrics import Metrics
+from aggregator.settings.aggregator import KafkaSettings
+from aggregator.sources.kafka.aiokafka_internals import (
+    abandon_consumer,
+    space_metadata_updates,
+    stray_cancellation_as_error,
+)
+from aggregator.sources.kafka.committed_offset import InFlightRecord
+from aggregator.sources.kafka.connection import client_options, committed_offsets
+from aggregator.sources.kafka.faults import OnFenced
+from aggregator.sources.kafka.member import REJOIN_MARGIN_S, LookUp, Member
+from aggregator.sources.kafka.partition import Partition
+
+_LOG = logging.getLogger(__name__)
+
+_RECONNECT_S = 1.0
+_STOP_S = 1.0
+_NEVER_MS = 2**31 - 1
+
+
+def new_client(settings: KafkaSettings) -> Any:
+    rebalance_s = settings.client.drain_timeout_s + REJOIN_MARGIN_S
+    consumer = AIOKafkaConsumer(
+        **client_options(settings),
+        group_id=settings.group_id,
+        enable_auto_commit=False,
+        auto_offset_reset="none",  # start and out-of-range positions are decided by the member, and counted
+        isolation_level="read_committed",
+        partition_assignment_strategy=(RoundRobinPartitionAssignor,),
+        session_timeout_ms=int(settings.client.session_timeout_s * 1000),
+        heartbeat_interval_ms=int(min(1.0, settings.client.session_timeout_s / 3) * 1000),
+        rebalance_timeout_ms=int(rebalance_s * 1000),
+        request_timeout_ms=int((rebalance_s + REJOIN_MARGIN_S) * 1000),
+        max_poll_interval_ms=_NEVER_MS,  # back-pressure may stop fetching for any time
+        fetch_max_wait_ms=100,
+        fetch_max_bytes=16 * 1024 * 1024,
+        max_partition_fetch_bytes=1024 * 1024,
+        metadata_max_age_ms=30_000,  # new partitions are found this soon
+    )
+    return space_metadata_updates(consumer)
+
+
+class KafkaConsumer:
+    """Reads the query topics. `run` keeps a member in the group; `fetch` reads by it; the other methods describe it.
+
+    aiokafka keeps one response per partition until that is read. Paused partitions are not read.
+    """
+
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        on_fenced: OnFenced,
+        metrics: Metrics,
+        client: Callable[[KafkaSettings], Any] = new_client,
+        look_up: LookUp = committed_offsets,
+    ) -> None:
+        self._settings = settings
+        self._on_fenced = on_fenced
+        self._metrics = metrics
+        self._client = client
+        self._look_up = look_up
+        self._member: Member | None = None
+        self._paused: frozenset[str] = frozenset()
+        self._fetching = True
+        self._changed = asyncio.Event()
+        self._closing = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._ended.set()
+        self._stop_timeout_s = _STOP_S
+
+    async def run(self) -> None:
+        """Keep a member in the group until `close` has finished or this is cancelled; survives outages."""
+        self._ended.clear()
+        try:
+            while not self._closing.is_set():
+                client = self._client(self._settings)
+                member = Member(
+                    self._settings,
+                    self._metrics,
+                    self._on_fenced,
+                    on_change=self._changed.set,
+                    client=client,
+                    look_up=self._look_up,
+                )
+                self._member = member
+                try:
+                    with stray_cancellation_as_error():
+                        await member.run()
+                except (kafka_errors.KafkaError, OSError) as error:
+                    _LOG.warning("lost the consumer group", extra={"error": repr(error)})
+                finally:
+                    self._member = None
+                    member.fence()
+                    await self._stop(client)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_RECONNECT_S):
+                        await self._closing.wait()
+        finally:
+            self._ended.set()
+
+    async def _stop(self, client: Any) -> None:
+        """Leave the group within the time-out; disconnect in any case."""
+        try:
+            with stray_cancellation_as_error():
+                async with asyncio.timeout(self._stop_timeout_s):
+                    await client.stop()
+        except Exception as error:  # noqa: BLE001 - what ended one of its tasks is raised again
+            _LOG.warning("could not leave the consumer group", extra={"error": repr(error)})
+            await abandon_consumer(client)
+
+    async def fetch(self) -> Sequence[InFlightRecord]:
+        """The next records, at least one, of partitions that are not paused; none only once fetching is stopped."""
+        while self._fetching:
+            member = self._member
+            if member is not None and (in_flight_records := member.deliver(self._paused)):
+                return in_flight_records
+            if member is None or not await member.read(self._paused):
+                self._changed.clear()
+                with contextlib.suppress(TimeoutError):  # commits free partitions that were over their span
+                    async with asyncio.timeout(self._settings.client.commit_interval_s):
+                        await self._changed.wait()
+        return ()
+
+    def pause(self, topics: frozenset[str]) -> None:
+        self._paused = topics
+        self._changed.set()
+
+    def stop_fetching(self) -> None:
+        """Hand out no further records; those in flight complete and are committed."""
+        self._fetching = False
+        self._changed.set()
+
+    async def close(self, timeout_s: float) -> None:
+        """Commit what is completed, fence the rest, leave the group; within the time-out, even without a broker."""
+        self.stop_fetching()
+        self._stop_timeout_s = max(0.0, timeout_s / 2 - _STOP_S)
+        self._closing.set()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                if self._member is not None:
+                    self._member.end(timeout_s / 2)
+                await self._ended.wait()
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the group counts this member in, its coordinator answers, and every topic is there."""
+        return self._member is not None and self._member.healthy
+
+    def lag_records(self) -> Mapping[tuple[str, int], int]:
+        """Log end minus what was handed out, of each assigned partition (topic, number)."""
+        return {tp: partition.lag_records for tp, partition in self._partitions.items()}
+
+    def positions(self) -> Mapping[tuple[str, int], int]:
+        """The offset to be handed out next, of each assigned partition."""
+        return {tp: partition.delivered_to for tp, partition in self._partitions.items()}
+
+    def uncommitted_span(self) -> Mapping[tuple[str, int], int]:
+        """Records between the committed offset and the highest completed one, of each assigned partition."""
+        return {tp: partition.committed_offset.span for tp, partition in self._partitions.items()}
+
+    def paused(self) -> frozenset[tuple[str, int]]:
+        """The partitions that are paused, with their topic or above their commit span."""
+        partitions = self._partitions.items()
+        return frozenset(tp for tp, partition in partitions if partition.over_span or tp.topic in self._paused)
+
+    @property
+    def _partitions(self) -> Mapping[Any, Partition]:
+        return {} if self._member is None else self._member.partitions

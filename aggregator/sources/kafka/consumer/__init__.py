@@ -1,1 +1,0 @@
-"""Read as a member of the consumer group, and commit."""

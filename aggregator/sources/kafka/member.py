@@ -1,0 +1,351 @@
+"""One member of the consumer group: an aiokafka consumer, used by its public methods, and its partitions.
+
+A member is never repaired. What aiokafka does not mend ends the member, and a fresh one takes its place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from aiokafka import ConsumerRebalanceListener, TopicPartition
+from aiokafka import errors as kafka_errors
+from typing_extensions import override
+
+from aggregator.observability.metrics import Metrics
+from aggregator.settings.aggregator import KafkaSettings
+from aggregator.sources.kafka.aiokafka_internals import stray_cancellation_as_error
+from aggregator.sources.kafka.commits import Commits
+from aggregator.sources.kafka.committed_offset import InFlightRecord
+from aggregator.sources.kafka.faults import FaultHandler, OnFenced
+from aggregator.sources.kafka.partition import Fault, Partition
+
+_LOG = logging.getLogger(__name__)
+
+REJOIN_MARGIN_S = 10.0
+_POLL_S = 0.05
+_ASK_S = 5.0
+_RETRY_S = 1.0
+_BLOCKED_S = 10.0
+_LEADER_S = 1.0
+_PLACE_AGAIN_S = 0.5
+_LOOK_EVERY_S, _LOOK_TIMEOUT_S = 5.0, 1.0
+_NO_PARTITION = TopicPartition("", -1)
+LookUp = Callable[[KafkaSettings, Collection[TopicPartition]], Awaitable[Mapping[TopicPartition, int]]]
+"""The group's committed offset of each partition, -1 if it has none. Raises KafkaError."""
+
+
+async def placed(
+    settings: KafkaSettings, client: Any, look_up: LookUp, tps: Collection[TopicPartition]
+) -> AsyncIterator[Partition]:
+    """Each partition at its committed offset; without one, at the log's start, which is to be committed.
+
+    Ends without those that cannot be looked up now: a partition without a leader delays no other.
+    """
+    asking: dict[asyncio.Future[Any], TopicPartition] = {}
+    try:
+        async with asyncio.timeout(_ASK_S):
+            committed = await look_up(settings, tps)
+        for tp, offset in committed.items():
+            if offset >= 0:
+                yield Partition(tp, offset, offset)
+            else:
+                asking[asyncio.ensure_future(client.beginning_offsets([tp]))] = tp
+        if asking:
+            done, _ = await asyncio.wait(asking, timeout=_LEADER_S)
+            for each in [each for each in done if each.exception() is None]:
+                tp, offset = asking[each], each.result()[asking[each]]
+                _LOG.info("started a partition", extra={"topic": tp.topic, "partition": tp.partition, "offset": offset})
+                yield Partition(tp, offset, None)
+    except (kafka_errors.KafkaError, OSError, TimeoutError) as error:
+        _LOG.warning("could not look up start offsets", extra={"error": repr(error)})
+        await asyncio.sleep(_PLACE_AGAIN_S)
+    finally:
+        for each in asking:
+            each.cancel()
+
+
+class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
+    """From joining the group until `run` returns or raises. `on_change` is called when there may be more to read."""
+
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        metrics: Metrics,
+        on_fenced: OnFenced,
+        *,
+        on_change: Callable[[], None],
+        client: Any,
+        look_up: LookUp,
+    ) -> None:
+        self.partitions: dict[TopicPartition, Partition] = {}
+        self.client = client
+        self._settings = settings
+        self._session_s = settings.client.session_timeout_s
+        self._metrics = metrics
+        self._on_fenced = on_fenced
+        self._on_change = on_change
+        self._look_up = look_up
+        self._faults = FaultHandler(settings, client, metrics, on_fenced)
+        self._loop = asyncio.get_running_loop()
+        self._topics = TopicWatch(client, [topic.name for topic in settings.topics])
+        self._unplaced: set[TopicPartition] = set()
+        self._joined = self._giving_back = False
+        self._end_by_s: float | None = None
+        self._asked_s = self._fetched_s = self._loop.time()
+        self._fetched_ms = 0
+        self._commits = Commits(client, metrics)
+        self._due = asyncio.Event()
+        self._failure: Exception | None = None
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the group confirmed this member within the session time-out, and every topic is there."""
+        confirmed = not self._commits.removed and self._loop.time() - self._commits.confirmed_s <= self._session_s
+        return self._joined and confirmed and not self._topics.missing and self._failure is None
+
+    async def run(self) -> None:
+        """Join; place, commit and watch until `end`; commit the last.
+
+        Raises an error that only a fresh member cures.
+        """
+        await self.client.start()
+        self.client.subscribe(self._topics.subscribed, listener=self)
+        while self._end_by_s is None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._settings.client.commit_interval_s):
+                    await self._due.wait()
+            self._due.clear()
+            await self._place()
+            await self._handle_faults()
+            await self.commit()
+            await self._watch()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(self._end_by_s):
+                while not await self.commit() and not self._commits.removed:  # noqa: ASYNC110 - tries
+                    await asyncio.sleep(_POLL_S)
+
+    def end(self, timeout_s: float) -> None:
+        """Stop reading; let `run` commit what is complete within the time-out, and return."""
+        self._giving_back = True
+        self._end_by_s = self._loop.time() + timeout_s
+        self._due.set()
+
+    # Partitions come and go.
+
+    @override
+    async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] - may be one
+        """The group has a new generation; `run` places its partitions."""
+        self._unplaced = set(assigned)
+        self._joined, self._giving_back = True, self._end_by_s is not None
+        self._commits.joined()
+        self._fetched_s = self._loop.time()
+        _LOG.info("joined the consumer group", extra={"partitions": len(self._unplaced)})
+        self._due.set()
+
+    @override
+    async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] - may be one
+        if tuple(revoked):
+            self._metrics.rebalanced()
+        await self._drain()
+
+    async def _drain(self) -> None:
+        """Stop reading, wait for in-flight records, commit them, and fence the rest."""
+        self._unplaced, self._giving_back = set(), True
+        if not self.partitions:
+            return
+        until_s = self._loop.time() + self._settings.client.drain_timeout_s
+        self._commits.confirmed_s = until_s + REJOIN_MARGIN_S  # nothing confirms it before the group is whole
+        try:
+            while self._loop.time() < until_s and not self._commits.removed and self._end_by_s is None:
+                if not any(partition.committed_offset.unfinished for partition in self.partitions.values()):
+                    break
+                await asyncio.sleep(0.01)  # a completed record sends no signal
+            await self.commit()
+        finally:
+            self.fence()
+
+    def fence(self) -> None:
+        """End with the present partitions, and report which records are not complete."""
+        partitions, self.partitions, self._unplaced = self.partitions, {}, set()
+        unfinished = [each for partition in partitions.values() for each in partition.committed_offset.fence()]
+        if unfinished:
+            _LOG.warning("partitions were revoked with records in flight", extra={"records": len(unfinished)})
+            self._on_fenced(unfinished)
+
+    async def _place(self) -> None:
+        """Start to read the new partitions, unless they are revoked before that."""
+        unplaced = self._unplaced
+        if not unplaced:
+            return
+        async for partition in placed(self._settings, self.client, self._look_up, tuple(unplaced)):
+            if self._unplaced is not unplaced:
+                return
+            unplaced.discard(partition.tp)
+            self._go_on(partition)
+        if self._unplaced:
+            self._due.set()
+
+    def _go_on(self, partition: Partition) -> None:
+        self.partitions[partition.tp] = partition
+        self._seek(partition)
+        self._on_change()
+
+    def _seek(self, partition: Partition) -> None:
+        with contextlib.suppress(kafka_errors.IllegalStateError):  # it was revoked
+            self.client.seek(partition.tp, partition.read_to)
+
+    # Records come in.
+
+    async def read(self, paused_topics: frozenset[str]) -> bool:
+        """Fetch the next records of the partitions that may be read; False if none may be read now."""
+        now_s = self._loop.time()
+        asked = [each for each in self.partitions.values() if self._may_read(each, paused_topics, now_s)]
+        if not asked or self._giving_back or self._failure is not None:
+            return False
+        if now_s - self._asked_s > _RETRY_S:
+            self._fetched_s = now_s
+        self._asked_s = now_s
+        try:
+            found = await self._poll([each.tp for each in asked], _POLL_S, self._settings.client.max_poll_records)
+            for partition in asked:
+                await self._keep(partition, found.get(partition.tp, ()))
+        except Exception as error:  # noqa: BLE001 - a record that cannot be decoded raises anything
+            self._note(error, asked)
+        return True
+
+    def _may_read(self, partition: Partition, paused_topics: frozenset[str], now_s: float) -> bool:
+        partition.watch_span(self._settings.client.max_commit_span)
+        waits = partition.fetched or partition.fault or partition.over_span or partition.blocked_until_s > now_s
+        return not waits and partition.tp.topic not in paused_topics
+
+    async def _poll(self, tps: Sequence[TopicPartition], wait_s: float, count: int) -> Mapping[TopicPartition, Any]:
+        """The next records of these partitions; none during a rebalance, for whose end aiokafka waits without limit."""
+        try:
+            with stray_cancellation_as_error():
+                async with asyncio.timeout(wait_s + _POLL_S):
+                    found: Mapping[TopicPartition, Any] = await self.client.getmany(
+                        *tps, timeout_ms=int(wait_s * 1000), max_records=count
+                    )
+                    return found
+        except TimeoutError:
+            return {}
+
+    async def _keep(self, partition: Partition, records: Sequence[Any]) -> None:
+        tp, current = partition.tp, self.partitions.get(partition.tp)
+        if current is not partition or self._giving_back:
+            if current is not None:  # the records may be of a later assignment, which would miss them
+                self._seek(current)
+            return
+        partition.keep(records, await self.client.position(tp))  # after transaction markers and compacted offsets
+        partition.log_end = self.client.highwater(tp) or partition.log_end
+        fetched_ms, now_s = self.client.last_poll_timestamp(tp) or 0, self._loop.time()
+        if records or fetched_ms != self._fetched_ms:
+            self._fetched_ms, self._fetched_s = fetched_ms, now_s
+        if partition.read_to == partition.log_end:  # what comes next was written after that fetch
+            partition.committed_offset.saw_log_end(partition.read_to, now_s - max(0.0, time.time() - fetched_ms / 1000))
+
+    def _note(self, error: Exception, asked: Sequence[Partition]) -> None:
+        """Go back to what was kept last, as aiokafka drops good records with an error, and note which fault it is."""
+        current = [partition for partition in asked if self.partitions.get(partition.tp) is partition]
+        for partition in current:
+            self._seek(partition)
+        if isinstance(error, kafka_errors.IllegalStateError):
+            return  # the group rebalances
+        if isinstance(error, kafka_errors.OffsetOutOfRangeError):
+            for partition in [each for each in current if each.tp in error.args[0]]:
+                partition.fault = Fault.OUT_OF_RANGE
+        elif isinstance(error, kafka_errors.TopicAuthorizationFailedError):
+            _LOG.error("not authorised to read a topic; its partitions wait", extra={"topics": error.args})
+            for partition in [each for each in current if each.tp.topic in error.args]:
+                partition.blocked_until_s = self._loop.time() + _BLOCKED_S
+        elif isinstance(error, kafka_errors.CorruptRecordException) or not isinstance(error, kafka_errors.KafkaError):
+            for partition in [each for each in current if str(each.tp) in str(error)] or current:
+                partition.fault = None if partition.fetched else Fault.UNDECODABLE
+        else:
+            self._failure = error
+        self._due.set()
+
+    async def _handle_faults(self) -> None:
+        """Find where partitions with a fault are read on; the others are read at the same time."""
+        for tp, partition in list(self.partitions.items()):
+            if partition.fault is None or partition.blocked_until_s > self._loop.time():
+                continue
+            try:
+                async with asyncio.timeout(_ASK_S):
+                    good = await self._faults.handle(partition, lambda: self.partitions.get(tp) is partition)  # noqa: B023 - awaited here
+            except (kafka_errors.KafkaError, TimeoutError) as error:
+                _LOG.warning("could not look at a log again", extra={"topic": tp.topic, "error": repr(error)})
+            else:
+                if good is not None:
+                    self._go_on(good)
+
+    def deliver(self, paused_topics: frozenset[str]) -> list[InFlightRecord]:
+        """Hand out what was fetched and is not paused; nothing once partitions are revoked."""
+        return [
+            in_flight
+            for tp, partition in (() if self._giving_back else self.partitions.items())
+            if partition.fetched and tp.topic not in paused_topics
+            for in_flight in partition.deliver()
+        ]
+
+    async def commit(self) -> bool:
+        """Commit every position that moved; True if the group has them all."""
+        return await self._commits.commit(self.partitions)
+
+    async def _watch(self) -> None:
+        """Look for faults that no call reports. Raises KafkaError if this member is stuck."""
+        await self._poll([_NO_PARTITION], 0.0, 1)  # raises what ended the coordination, even if nothing may be read
+        now_s = self._loop.time()
+        if self._failure is not None:
+            raise self._failure
+        if self._joined and not self._giving_back and now_s >= self._commits.confirmed_s + self._session_s / 4:
+            await self._commits.probe(self.partitions, self._settings.topics[0].name)
+        if now_s > self._commits.confirmed_s + 2 * self._session_s + REJOIN_MARGIN_S:
+            raise kafka_errors.KafkaError("the group has not confirmed this member for too long")
+        if now_s - self._asked_s < _RETRY_S and not self._giving_back and now_s > self._fetched_s + self._session_s:
+            raise kafka_errors.KafkaError("nothing was fetched for too long")
+        if await self._topics.look(self.partitions, now_s):
+            await self._drain()
+            self.client.subscribe(self._topics.subscribed, listener=self)
+
+
+class TopicWatch:
+    """`missing` topics are not there, or forbidden to this client; `subscribed` are those to subscribe to.
+
+    While aiokafka has a partition of a topic that was deleted, it asks for metadata without a pause.
+    """
+
+    def __init__(self, client: Any, topics: Sequence[str]) -> None:
+        self.subscribed = self._topics = topics
+        self.missing: Sequence[str] = []
+        self._client = client
+        self._next_s = 0.0
+
+    async def look(self, partitions: Mapping[TopicPartition, Partition], now_s: float) -> bool:
+        """Update the log ends every few seconds; returns whether to subscribe again."""
+        gone = not all(self._client.partitions_for_topic(name) for name in self.subscribed)
+        if not gone and now_s < self._next_s:
+            return False
+        self._next_s = now_s + _LOOK_EVERY_S
+        before = self.missing
+        with contextlib.suppress(kafka_errors.KafkaError, TimeoutError):
+            async with asyncio.timeout(_LOOK_TIMEOUT_S):
+                if gone or self.missing:
+                    self._found(await self._client.topics())
+                if self.missing == before:  # fetches report only the ends of partitions that are read
+                    for tp, end in (await self._client.end_offsets(list(partitions))).items():
+                        partitions[tp].log_end = max(partitions[tp].log_end, end)
+        return self.missing != before
+
+    def _found(self, visible: set[str]) -> None:
+        missing = [name for name in self._topics if name not in visible]
+        if missing != self.missing:
+            says = "topics are missing or forbidden" if missing else "all topics are there"
+            _LOG.error(says, extra={"topics": missing})
+        self.missing = missing
+        self.subscribed = [name for name in self._topics if name in visible] or self._topics

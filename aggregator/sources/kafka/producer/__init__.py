@@ -1,1 +1,0 @@
-"""Write replies and dead letters."""

@@ -1,0 +1,144 @@
+"""Read what Kafka and Redis keep: values by their content types, defaults by their place, and where replies may go."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Callable, Collection, Sequence
+from functools import lru_cache
+from typing import Final
+
+from google.protobuf.message import DecodeError
+
+from aggregator.errors import InvalidRequest, Undecodable
+from aggregator.request.request import Defaults, Origin, Request, Source
+from aggregator.scheduler.work_item import Priority
+from aggregator.settings.aggregator import TopicSettings
+from aggregator.settings.redis import StreamSettings
+from aggregator.sources import generation, json_codec, parsing
+from protos.embedding.v1 import embedding_pb2 as pb
+from protos.generation.v1.generation_pb2 import GenerateRequest
+
+_from_protobuf = pb.EmbedRequest.FromString
+
+PROTOBUF: Final = b"application/x-protobuf"
+JSON: Final = b"application/json"
+DEAD_LETTER_SUFFIX = "-dlt"
+"""Appended to the name of a query topic or a request stream."""
+MAX_BYTES = 4 * 1024 * 1024
+"""A larger value is refused before it is parsed, as a larger call is."""
+
+_CONTENT_TYPES = {
+    "application/x-protobuf": PROTOBUF,
+    "application/protobuf": PROTOBUF,
+    "application/vnd.google.protobuf": PROTOBUF,
+    "application/json": JSON,
+    "text/plain": b"text/plain",
+}
+
+
+def content_type_of(given: str) -> bytes:
+    """The content type that a sender gives, by its usual name; protobuf if it gives none. Raises Undecodable."""
+    if not given:
+        return PROTOBUF
+    name, _, parameters = given.lower().partition(";")
+    content_type = _CONTENT_TYPES.get(name.strip())
+    charset = parameters.partition("charset=")[2].strip(' "')  # pragma: no mutate
+    if content_type is None or charset not in {"", "utf-8", "utf8", "us-ascii"}:
+        raise Undecodable(f"content-type is not known: use {', '.join(_CONTENT_TYPES)}")
+    return content_type
+
+
+def defaults_of(
+    place: TopicSettings | StreamSettings, source: Source, default_model: str, *, trusts_tenant: bool
+) -> Defaults:
+    """What requests of a place get that say nothing themselves. Where it has a tenant, they may name none."""
+    model, priority = place.model or default_model, Priority[place.priority.upper()]
+    return Defaults(source, model, priority, place.tenant, trusts_tenant=trusts_tenant and not place.tenant)
+
+
+def permitted(
+    replies: Collection[str], inputs: Collection[str], allowed: Sequence[str], prefix: str = ""
+) -> Callable[[str], bool]:
+    """Whether a request may name a place for its reply: one of `replies`, or one that an `allowed` pattern matches.
+
+    It is never where requests or dead letters are, neither by its name nor by that with `prefix` before it.
+    """
+    pattern = re.compile("|".join(map(fnmatch.translate, allowed))) if allowed else None
+    own = {*inputs, *(name + DEAD_LETTER_SUFFIX for name in inputs)}
+    never = own | {prefix + name for name in own}
+
+    @lru_cache(maxsize=4096)
+    def permits(name: str) -> bool:
+        return name not in never and (name in replies or (pattern is not None and bool(pattern.match(name))))
+
+    return permits
+
+
+def embedding_message(value: bytes | None, content_type: bytes, max_bytes: int, max_inputs: int) -> pb.EmbedRequest:
+    """The request in a value. Raises Undecodable or InvalidRequest."""
+    value = _value(value, max_bytes)
+    if content_type is PROTOBUF:
+        try:
+            parsing.check(value, max_inputs)
+            return _from_protobuf(value)
+        except DecodeError:
+            raise Undecodable("the value is not an EmbedRequest in protobuf") from None
+    if content_type is JSON:
+        return json_codec.parse(value, max_inputs)
+    try:
+        return pb.EmbedRequest(inputs=[pb.Input(text=value.decode())])
+    except UnicodeDecodeError:
+        raise Undecodable("the value is not UTF-8 text") from None
+
+
+def generation_message(value: bytes | None, content_type: bytes, max_bytes: int, _: int) -> GenerateRequest:
+    """The request for a generation in a value. Raises Undecodable or InvalidRequest."""
+    value = _value(value, max_bytes)
+    if content_type is JSON:
+        return generation.decode_json(value)
+    try:
+        if content_type is PROTOBUF:
+            generation.check(value)
+            return GenerateRequest.FromString(value)
+        return GenerateRequest(prompt=value.decode())
+    except DecodeError:
+        raise Undecodable("the value is not a GenerateRequest in protobuf") from None
+    except UnicodeDecodeError:
+        raise Undecodable("the value is not UTF-8 text") from None
+
+
+def request_of(
+    message: pb.EmbedRequest | GenerateRequest,
+    defaults: Defaults,
+    origin: Origin,
+    *,
+    received_s: float,
+    wall_s: float,
+    deadline_s: float,
+    traceparent: bytes | None,
+) -> Request:
+    """The request of a message, as `parsing.parse` and `generation.parse` make it. Raises InvalidRequest."""
+    if isinstance(message, pb.EmbedRequest):
+        request = parsing.parse(message, defaults, origin, received_s=received_s, wall_s=wall_s, deadline_s=deadline_s)
+    else:
+        request = generation.parse(
+            message, defaults, origin, received_s=received_s, wall_s=wall_s, deadline_s=deadline_s
+        )
+    request.traceparent = traceparent
+    return request
+
+
+def _value(value: bytes | None, max_bytes: int) -> bytes:
+    if value is None:
+        raise Undecodable("there is no value")
+    if len(value) > max_bytes:
+        raise InvalidRequest(f"the value has {len(value)} bytes: at most {max_bytes} are taken")
+    return value
+
+
+def found_id(value: bytes | None, content_type: bytes) -> str:
+    """The id of a request that cannot be decoded, for its sender; empty if none can be found."""
+    if content_type is JSON:
+        return json_codec.request_id(value or b"")  # pragma: no mutate
+    return parsing.head(value or b"").request_id if content_type is PROTOBUF else ""  # pragma: no mutate

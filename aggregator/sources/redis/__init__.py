@@ -1,0 +1,1 @@
+"""Redis as a source: streams of requests, claimed by token count."""

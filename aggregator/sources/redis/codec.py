@@ -1,0 +1,173 @@
+"""Decode stream entries to requests, and encode their replies and dead letters: the wire format of Redis."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from math import inf, isfinite
+from typing import cast
+
+from aggregator.errors import Code, InvalidRequest, NotPermitted, RequestError, Undecodable
+from aggregator.request.request import Defaults, Failure, Request
+from aggregator.scheduler.work_item import Task
+from aggregator.sources import messages
+from aggregator.sources.answers import encode, encode_failure, internal_failure
+from aggregator.sources.messages import DEAD_LETTER_SUFFIX, JSON, MAX_BYTES, PROTOBUF
+from protos.embedding.v1 import embedding_pb2 as pb
+from protos.generation.v1.generation_pb2 import GenerateRequest
+
+_LOG = logging.getLogger(__name__)
+_ECHOED = (b"correlation_id", b"traceparent", b"tracestate")
+"""Fields that are copied to the reply."""
+LIST = "list:"
+
+Command = tuple[bytes | str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Intake:
+    """How one consumer reads one stream; `reply_to`: of entries that name no place for their reply."""
+
+    stream: str
+    group_id: str
+    consumer: str
+    defaults: Defaults
+    reply_to: str
+    permits: Callable[[str], bool]
+    task: Task
+
+    @property
+    def place(self) -> tuple[str, str, str]:
+        """As Redis's commands begin."""
+        return self.stream, self.group_id, self.consumer
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One entry of a request stream, and what is to be written before it is acknowledged: `reply` and `letter`.
+
+    `reply_to`: empty if nobody can be answered. `letter`: why the entry itself is kept as a dead letter.
+    `refused`: the code of one that did not become a request. `unwritten`: why its reply never will be.
+    """
+
+    intake: Intake
+    entry_id: bytes
+    fields: Mapping[bytes, bytes]
+    reply_to: str = ""
+    json: bool = False
+    reply: bytes | None = None
+    letter: tuple[Code, str] | None = None
+    refused: Code = Code.OK
+    unwritten: Failure | None = None
+
+    def progressed(self) -> None:
+        """A generation is replied to once it is complete."""
+
+    def text(self, name: bytes) -> str:
+        """A field; empty if it is not there. Raises InvalidRequest."""
+        try:
+            return self.fields.get(name, b"").decode()
+        except UnicodeDecodeError:
+            raise InvalidRequest(f"field {name.decode()} is not UTF-8") from None
+
+
+def decode(entry: Entry, *, received_s: float, wall_s: float) -> Request | None:
+    """The request in an entry; None if it is refused: then its reply or dead letter is ready to be written.
+
+    `wall_s` is Redis's clock (Unix seconds) at `received_s` (monotonic).
+    """
+    intake, value = entry.intake, entry.fields.get(b"value")
+    message: pb.EmbedRequest | GenerateRequest | None = None
+    content_type, request_id, generates = PROTOBUF, "", intake.task is Task.GENERATE
+    try:
+        entry.reply_to = _reply_to(entry)
+        request_id = entry.text(b"request_id")
+        content_type = messages.content_type_of(entry.text(b"content-type"))
+        entry.json = content_type is not PROTOBUF
+        deadline_s = _expire_s(entry) + received_s - wall_s
+        read = messages.generation_message if generates else messages.embedding_message
+        message = read(value, content_type, MAX_BYTES, intake.defaults.max_inputs)
+        message.request_id = message.request_id or request_id or f"{intake.stream}-{entry.entry_id.decode()}"
+        return messages.request_of(
+            message,
+            intake.defaults,
+            entry,
+            received_s=received_s,
+            wall_s=wall_s,
+            deadline_s=deadline_s,
+            traceparent=entry.fields.get(b"traceparent"),
+        )
+    except RequestError as error:
+        refused = error
+        request_id = message.request_id if message is not None else request_id or messages.found_id(value, content_type)
+    except Exception as error:  # noqa: BLE001 - one entry must not stop all others, each time that it is taken over
+        # Its traceback stays out of the log, as it may quote the text.
+        _LOG.error("cannot decode an entry", extra={"stream": intake.stream, "error": type(error).__name__})
+        refused = Undecodable("the entry cannot be read")
+    entry.refused = refused.code
+    if not entry.reply_to or message is None:
+        entry.letter = refused.code, str(refused)
+    if entry.reply_to:
+        failure, identity = Failure.of(refused), _reply_id(entry, request_id)
+        entry.reply = encode_failure(request_id, failure, identity, generates=generates, as_json=entry.json)
+    return None
+
+
+def _reply_to(entry: Entry) -> str:
+    reply_to = entry.text(b"reply_to") or entry.intake.reply_to
+    if not entry.intake.permits(reply_to):
+        raise NotPermitted("replies to what reply_to names are not permitted; redis.allowed_replies says which are")
+    return reply_to
+
+
+def _expire_s(entry: Entry) -> float:
+    """When the request expires (Unix seconds). Raises InvalidRequest, also for a value that stayed in Redis."""
+    if size := entry.text(b"value-size"):
+        raise InvalidRequest(f"the value has {size} bytes: at most {MAX_BYTES} are taken")
+    if not (given := entry.text(b"expire")):
+        return inf
+    with suppress(ValueError):
+        if isfinite(expire_s := float(given)):
+            return expire_s
+    raise InvalidRequest("field expire is no time in Unix seconds")
+
+
+def _reply_id(entry: Entry, request_id: str) -> str:
+    """The same for every delivery of the same entry to the same group; 32 hexadecimal digits."""
+    place = f"{entry.intake.group_id}\0{entry.intake.stream}\0{entry.entry_id.decode()}\0{request_id}"
+    return hashlib.blake2b(place.encode(errors="surrogatepass"), digest_size=16).hexdigest()
+
+
+def answer(request: Request, now_s: float) -> Entry:
+    """The entry of a completed request, with its reply; `now_s`: when its generation, if it is one, was complete."""
+    entry = cast("Entry", request.origin)
+    entry.reply = encode(request, _reply_id(entry, request.request_id), now_s, as_json=entry.json)
+    if (failure := internal_failure(request)) is not None:
+        entry.letter = failure.code, failure.message
+    return entry
+
+
+def write_reply(entry: Entry, max_length: int, list_ttl_ms: int) -> Sequence[Command]:
+    reply = entry.reply or b""
+    if entry.reply_to.startswith(LIST):
+        key = entry.reply_to.removeprefix(LIST)
+        return [("RPUSH", key, reply), ("PEXPIRE", key, list_ttl_ms)]
+    echoed = [part for name in _ECHOED if name in entry.fields for part in (name, entry.fields[name])]
+    added = ("value", reply, "content-type", JSON if entry.json else PROTOBUF, *echoed)
+    return [("XADD", entry.reply_to, "MAXLEN", "~", max_length, "*", *added)]
+
+
+def write_dead_letter(entry: Entry, max_length: int) -> Command:
+    code, message = entry.letter or (Code.OK, "")
+    added = {
+        b"dlt-original-stream": entry.intake.stream.encode(),
+        b"dlt-original-id": entry.entry_id,
+        b"dlt-original-consumer-group": entry.intake.group_id.encode(),
+        b"dlt-error-code": code.name.encode(),
+        b"dlt-error-message": message.encode(),
+    }
+    fields = [part for pair in (dict(entry.fields) | added).items() for part in pair]
+    return ("XADD", entry.intake.stream + DEAD_LETTER_SUFFIX, "MAXLEN", "~", max_length, "*", *fields)

@@ -1,0 +1,181 @@
+"""Connect to Redis: one server, a master that Sentinels watch, or a Cluster; and check its streams at start."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from redis import exceptions as redis_errors
+from redis.asyncio import Redis, RedisCluster
+from redis.asyncio.cluster import ClusterNode
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel
+from redis.backoff import NoBackoff
+from redis.exceptions import NoScriptError
+
+from aggregator.observability.metrics import Metrics
+from aggregator.request.request import REDIS
+from aggregator.settings.redis import RedisSettings
+from aggregator.sources.messages import DEAD_LETTER_SUFFIX
+from aggregator.sources.redis.codec import Command
+from k8s.process.errors import StartError
+from k8s.process.monitoring import split_address
+
+_LOG = logging.getLogger(__name__)
+_UNHEALTHY_S = 10.0
+TRANSIENT = (redis_errors.RedisError, redis_errors.RedisClusterException, OSError, TimeoutError)
+"""What any command may raise."""
+
+_RETRY_S, _TIMEOUT_S = 0.5, 5.0
+_REASONS: dict[str, tuple[tuple[str, ...], tuple[type[Exception], ...]]] = {
+    "wrong_type": (("WRONGTYPE",), ()),
+    "no_group": (("NOGROUP",), ()),
+    "not_persisted": (("MISCONF", "NOREPLICAS"), ()),
+    "unreachable": (("CLUSTERDOWN", "MASTERDOWN", "TRYAGAIN", "BUSY", "UNBLOCKED"), ()),
+    "full": (("OOM",), (redis_errors.OutOfMemoryError,)),
+    "forbidden": (("NOPERM",), (redis_errors.NoPermissionError, redis_errors.AuthenticationError)),
+    "read_only": (("READONLY",), (redis_errors.ReadOnlyError,)),
+    "refused": ((), (redis_errors.ResponseError,)),
+}
+"""How the server's messages begin, and the errors that redis-py makes of some of them."""
+_ADVICE = {
+    "wrong_type": "a key of the requests, the replies or the dead letters is no stream: rename the key or the setting",
+    "forbidden": "the user may not log in, or lacks commands or keys: docs/install.md lists what it needs",
+    "refused": "a command is not known: Redis 6.2 or later, or Valkey, is needed",
+}
+
+
+def reason_of(error: BaseException) -> str:
+    """Why Redis did not do what it was asked, as the metric's label."""
+    for reason, (codes, kinds) in _REASONS.items():
+        if str(error).startswith(codes) or isinstance(error, kinds):
+            return reason
+    return "unreachable"
+
+
+def connect(settings: RedisSettings) -> Any:
+    """A client, which connects with its first command. Raises StartError for files and addresses of no use."""
+    options: dict[str, Any] = {"socket_timeout": _TIMEOUT_S, "socket_connect_timeout": _TIMEOUT_S, "protocol": 2}
+    options["retry"] = Retry(NoBackoff(), 0)  # who asks decides
+    tls, password = settings.tls, settings.user.password.get_secret_value()
+    try:
+        if tls.enabled:
+            files = {"ssl_ca_certs": tls.ca_file, "ssl_certfile": tls.cert_file, "ssl_keyfile": tls.key_file}
+            given = {name: file for name, file in files.items() if file is not None and file.read_bytes()}
+            options |= {"ssl": True, **{name: str(file) for name, file in given.items()}}
+        if settings.user.password_file is not None:
+            password = settings.user.password_file.read_text().strip()
+    except OSError as error:
+        raise StartError(f"redis: a security file cannot be used: {error}") from error
+    user: dict[str, Any] = {"username": settings.user.username or None, "password": password} if password else {}
+    addresses = [split_address(server.strip()) for server in settings.servers.split(",")]
+    if settings.cluster:
+        return RedisCluster(startup_nodes=[ClusterNode(*address) for address in addresses], **options, **user)
+    if settings.sentinel:
+        own = {**options, **user, "db": settings.client.database}
+        sentinels: Any = Sentinel(addresses, sentinel_kwargs=options, **own)  # type: ignore[no-untyped-call]
+        return sentinels.master_for(settings.sentinel)
+    return Redis(host=addresses[0][0], port=addresses[0][1], db=settings.client.database, **options, **user)
+
+
+async def disconnect(client: Any) -> None:
+    manager = getattr(getattr(client, "connection_pool", None), "sentinel_manager", None)
+    for each in (client, *(manager.sentinels if manager is not None else ())):
+        await each.aclose()
+
+
+async def prepare_streams(settings: RedisSettings, timeout_s: float) -> Sequence[str]:
+    """Make sure that each stream has the consumer group, and that no key in use is of another type.
+
+    Returns warnings. Raises StartError that says what to do.
+    """
+    client, loop = connect(settings), asyncio.get_running_loop()
+    deadline_s = loop.time() + timeout_s
+    try:
+        while True:
+            try:
+                return await _prepare(client, settings)
+            except TRANSIENT as error:
+                advice = _ADVICE.get(reason_of(error), "it cannot be reached" if loop.time() > deadline_s else "")
+                if advice:
+                    raise StartError(f"redis {settings.servers}: {advice} ({error!r})") from error
+            await asyncio.sleep(_RETRY_S)
+    finally:
+        await disconnect(client)
+
+
+async def _prepare(client: Any, settings: RedisSettings) -> list[str]:
+    for stream in settings.streams:
+        await create_group(client, stream.name, settings.group_id)
+        for key in (settings.replies_of(stream), stream.name + DEAD_LETTER_SUFFIX):
+            await client.xlen(key)
+    try:
+        kept = not settings.cluster and await client.info("persistence")
+    except TRANSIENT:
+        return []  # an ACL may not allow to look
+    lost = kept and not kept.get("aof_enabled")
+    return ["redis: appendonly is off: what was acknowledged is lost when the server ends"] if lost else []
+
+
+async def create_group(client: Any, stream: str, group_id: str) -> None:
+    """Let the group read the stream from its beginning; nothing changes if it reads it already."""
+    try:
+        await client.xgroup_create(stream, group_id, id="0", mkstream=True)
+    except redis_errors.ResponseError as error:
+        if not str(error).startswith("BUSYGROUP"):
+            raise
+
+
+class Server:
+    """The Redis of one source."""
+
+    def __init__(self, client: Any, metrics: Metrics, clock: Callable[[], float]) -> None:
+        self.client = client
+        self.count = partial(metrics.source_event, REDIS)
+        self._clock = clock
+        self._loaded: dict[str, str] = {}
+        self._trouble: dict[str, tuple[str, float]] = {}
+
+    @property
+    def healthy(self) -> bool:
+        return all(self._clock() - since_s < _UNHEALTHY_S for _, since_s in self._trouble.values())
+
+    async def run(self, script: str, key: str, *arguments: bytes | str | float) -> Any:
+        """Run a script, by its digest once Redis knows it. Raises any of TRANSIENT."""
+        digest = self._loaded.get(script)
+        if digest is not None:
+            try:
+                return await self.client.evalsha(digest, 1, key, *arguments)
+            except NoScriptError:  # SCRIPT FLUSH, a restart or another master
+                self.count("scripts_flushed")
+        found = await self.client.eval(script, 1, key, *arguments)
+        self._loaded[script] = hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()
+        return found
+
+    async def send(self, commands: Sequence[Command]) -> list[Any]:
+        """Send commands together; returns each one's result, or its error."""
+        pipeline = self.client.pipeline(transaction=False)
+        for command in commands:
+            pipeline.execute_command(*command, **({"parse_justid": True} if command[0] == "XCLAIM" else {}))
+        try:
+            results: list[Any] = await pipeline.execute(raise_on_error=False)
+        except TRANSIENT as error:
+            return [error] * len(commands)
+        return results
+
+    def failed(self, doing: str, error: BaseException) -> str:
+        reason = reason_of(error)
+        self.count(reason)
+        known, since_s = self._trouble.get(doing, ("", self._clock()))
+        self._trouble[doing] = reason, since_s
+        if known != reason:
+            _LOG.error("Redis does not serve", extra={"doing": doing, "reason": reason, "error": str(error)})
+        return reason
+
+    def worked(self, doing: str) -> None:
+        if self._trouble.pop(doing, None) is not None:
+            _LOG.info("Redis serves again", extra={"doing": doing})

@@ -1,0 +1,73 @@
+"""The Lua scripts that claim entries: atomic in Redis, so no two aggregators get one entry."""
+
+_SHARED = """
+local function named(list)
+  local fields = {}
+  for i = 1, #list, 2 do fields[list[i]] = list[i + 1] end
+  return fields
+end
+-- The bytes of an entry; a value that is larger than the limit stays in Redis, and its size goes instead.
+local function cut(fields, most)
+  local size = 0
+  for i = 1, #fields, 2 do
+    size = size + #fields[i + 1]
+    if fields[i] == 'value' and #fields[i + 1] > most then
+      fields[#fields + 1], fields[#fields + 2], fields[i + 1] = 'value-size', tostring(#fields[i + 1]), ''
+    end
+  end
+  return size
+end
+local stream, group, consumer = KEYS[1], ARGV[1], ARGV[2]
+local most, most_value_bytes, most_bytes = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
+local claimed = {}
+"""
+CLAIM = (
+    _SHARED
+    + """
+-- Claims the next entries while their tokens fit the room (ARGV[6]); an entry is never split. Returns the time (Unix
+-- seconds), the id of the last entry that any consumer claimed, and the entries.
+local room, time, from = tonumber(ARGV[6]), redis.call('TIME'), nil
+local now_s = time[1] + time[2] / 1e6
+for _, info in ipairs(redis.call('EXISTS', stream) == 1 and redis.call('XINFO', 'GROUPS', stream) or {}) do
+  if named(info).name == group then from = named(info)['last-delivered-id'] end
+end
+if not from then return redis.error_reply('NOGROUP no group ' .. group .. ' of ' .. stream) end
+local tokens, bytes, full = 0, 0, false
+while not full do
+  local page = redis.call('XRANGE', stream, '(' .. from, '+', 'COUNT', 8)
+  full = #page == 0
+  for _, entry in ipairs(page) do
+    local fields = named(entry[2])
+    local own = math.max(1, tonumber(fields.token_count) or math.ceil(#(fields.value or '') / 4))
+    local expire = tonumber(fields.expire)
+    if expire and expire <= now_s then own = 0 end  -- it is answered, not computed
+    -- The first one always fits: one that is larger than every room would wait for ever.
+    full = #claimed > 0 and (tokens + own > room or bytes > most_bytes or #claimed == most)
+    if full then break end
+    tokens, bytes, from = tokens + own, bytes + cut(entry[2], most_value_bytes), entry[1]
+    claimed[#claimed + 1] = entry
+  end
+end
+if #claimed > 0 then redis.call('XREADGROUP', 'GROUP', group, consumer, 'COUNT', #claimed, 'STREAMS', stream, '>') end
+return {string.format('%.6f', now_s), from, claimed}
+"""
+)
+TAKE_OVER = (
+    _SHARED
+    + """
+-- Claims entries that another consumer has had for ARGV[6] ms without a sign of life, from a cursor (ARGV[7]) on, and
+-- forgets consumers that hold none and were silent for an hour. Returns the next cursor, and the entries.
+local found = redis.call('XAUTOCLAIM', stream, group, consumer, ARGV[6], ARGV[7], 'COUNT', most)
+for _, entry in ipairs(found[2]) do
+  if entry and entry[2] then
+    cut(entry[2], most_value_bytes)
+    claimed[#claimed + 1] = entry
+  end
+end
+for _, info in ipairs(redis.call('XINFO', 'CONSUMERS', stream, group)) do
+  local each = named(info)
+  if each.pending == 0 and each.idle > 3600000 then redis.call('XGROUP', 'DELCONSUMER', stream, group, each.name) end
+end
+return {found[1], claimed}
+"""
+)

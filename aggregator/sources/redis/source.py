@@ -1,0 +1,187 @@
+"""Redis as a source: entries become requests; they are acknowledged and deleted once their replies are written."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+from aggregator.errors import Code
+from aggregator.observability.metrics import Metrics, Unwritten
+from aggregator.request.request import REDIS, Failure, Request
+from aggregator.scheduler.work_item import Priority, Task
+from aggregator.settings.redis import RedisSettings, StreamSettings
+from aggregator.sources.messages import defaults_of, permitted
+from aggregator.sources.redis.codec import LIST, Command, Entry, Intake, answer, write_dead_letter, write_reply
+from aggregator.sources.redis.connection import Server, disconnect, reason_of
+from aggregator.sources.redis.stream import Stream
+
+_RETRY_S, _HEARTBEAT_S = 0.5, 2.0
+_FINAL = {"wrong_type": Unwritten.REFUSED, "refused": Unwritten.REFUSED, "forbidden": Unwritten.FORBIDDEN}
+"""Why a reply is never written: its key does not take it. Anything else passes."""
+
+
+class RedisSource:
+    """A Source over streams. Its senders do not wait: a stream is not read while its model is full."""
+
+    name = REDIS
+    refusable = False
+
+    def __init__(
+        self,
+        settings: RedisSettings,
+        default_model: str,
+        client: Any,
+        *,
+        room: Callable[[str, Task], int],
+        known: Callable[[str], bool],
+        trusts_tenant: bool,
+        metrics: Metrics,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`room`: tokens that a model's servers can take soon; `known`: whether a model is configured."""
+        self._settings = settings
+        self._metrics = metrics
+        self._clock = clock
+        self.server = Server(client, metrics, clock)
+        self._retrying = 0
+        consumer = f"{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}"
+        names = [stream.name for stream in settings.streams]
+        permits = permitted(set(map(settings.replies_of, settings.streams)), names, settings.allowed_replies, LIST)
+
+        def open_stream(stream: StreamSettings) -> Stream:
+            defaults = defaults_of(stream, self, default_model, trusts_tenant=trusts_tenant)
+            reply_to, task = settings.replies_of(stream), Task(stream.task)
+            intake = Intake(stream.name, settings.group_id, consumer, defaults, reply_to, permits, task)
+            return Stream(
+                self.server,
+                intake,
+                settings.client.takeover_idle_s,
+                room=lambda: 0 if self._retrying else room(defaults.model, task),
+                known=known,
+                refuse=self._refuse,
+                clock=clock,
+            )
+
+        self._streams = {stream.name: open_stream(stream) for stream in settings.streams}
+        self.receive, *self.further_receivers = [stream.receive for stream in self._streams.values()]
+        self.models = {name: stream.intake.defaults.model for name, stream in self._streams.items()}
+
+    async def run(self) -> None:
+        """Keep what is claimed from other aggregators, and measure what waits, until cancelled."""
+        while True:
+            for stream in self._streams.values():
+                *_, pending, length = await self.server.send(stream.heartbeat())
+                if not isinstance(pending, Exception) and not isinstance(length, Exception):
+                    stream.waiting = max(0, length - pending["pending"])
+            await asyncio.sleep(min(_HEARTBEAT_S, self._settings.client.takeover_idle_s / 3))
+
+    async def reply(self, requests: Sequence[Request]) -> AsyncIterator[Sequence[Request]]:
+        """Write replies, then acknowledge and delete the entries; one whose reply is refused becomes a dead letter."""
+        now_s = self._clock()
+        requests_of = {answer(request, now_s): request for request in requests}
+        async for written in self._write(requests_of):
+            for entry in written:
+                if entry.unwritten is not None:
+                    requests_of[entry].overrule(entry.unwritten)
+            yield [requests_of[entry] for entry in written]
+
+    async def _refuse(self, entries: Sequence[Entry]) -> None:
+        started_s = self._clock()
+        async for written in self._write(entries):
+            codes = Counter(entry.refused for entry in written)
+            self._metrics.answered(REDIS, codes, [self._clock() - started_s] * len(written))
+
+    async def _write(self, entries: Iterable[Entry]) -> AsyncIterator[Sequence[Entry]]:
+        """Write until Redis has everything; after a failure no stream is read until it has."""
+        left, retrying = list(entries), False
+        try:
+            while left:
+                error = await self._write_once(left)
+                written = [entry for entry in left if entry.reply is None and entry.letter is None]
+                left = [entry for entry in left if entry.reply is not None or entry.letter is not None]
+                if written:
+                    await self._acknowledge(written)
+                    yield written
+                if error is not None:
+                    self.server.failed("write", error)
+                    self._retrying += not retrying
+                    retrying = True
+                    await asyncio.sleep(_RETRY_S)
+            self.server.worked("write")
+        finally:
+            self._retrying -= retrying
+
+    async def _write_once(self, entries: Sequence[Entry]) -> Exception | None:
+        """Try to write what is not written yet; returns an error that passes, if there was one."""
+        length, ttl_ms = self._settings.client.max_stream_length, int(self._settings.client.list_ttl_s * 1000)
+        replies = [(entry, True, write_reply(entry, length, ttl_ms)) for entry in entries if entry.reply is not None]
+        letters = [(entry, False, [write_dead_letter(entry, length)]) for entry in entries if entry.letter is not None]
+        parts = [*replies, *letters]
+        results = iter(await self.server.send([command for _, _, commands in parts for command in commands]))
+        passes: Exception | None = None
+        for entry, is_reply, commands in parts:
+            error, *_ = [next(results) for _ in commands]  # the first one decides
+            reason = reason_of(error) if isinstance(error, Exception) else ""
+            if reason and not (is_reply and reason in _FINAL):
+                passes = error
+            elif is_reply:
+                entry.reply = None
+                if reason:
+                    self._metrics.unwritten(_FINAL[reason])
+                    entry.unwritten = Failure(Code.INTERNAL, f"the reply could not be written: {reason}")
+                    entry.letter = entry.letter or (Code.INTERNAL, entry.unwritten.message)
+            elif entry.letter is not None:
+                self._metrics.dead_lettered(entry.letter[0], 1)
+                entry.letter = None
+        return passes
+
+    async def _acknowledge(self, entries: Sequence[Entry]) -> None:
+        """Acknowledge and delete entries; if Redis refuses that for good, they are read again."""
+        streams = {entry.intake.stream for entry in entries}
+        for stream in streams:
+            ids = [entry.entry_id for entry in entries if entry.intake.stream == stream]
+            commands: list[Command] = [("XACK", stream, self._settings.group_id, *ids), ("XDEL", stream, *ids)]
+            while errors := [each for each in await self.server.send(commands) if isinstance(each, Exception)]:
+                self._metrics.commit_failed(len(errors))
+                if self.server.failed("acknowledge", errors[0]) in {*_FINAL, "no_group"}:
+                    break
+                await asyncio.sleep(_RETRY_S)
+            else:
+                self.server.worked("acknowledge")
+            for each in ids:
+                self._streams[stream].claimed.pop(each, None)
+
+    def pause(self, away: Callable[[str, Task], bool], full: Callable[[str, Priority], bool]) -> None:
+        """Pause the streams whose own model has no server, or that ask for a model that is full for their class."""
+        for stream in self._streams.values():
+            defaults, asked = stream.intake.defaults, stream.asked | {stream.intake.defaults.model}
+            stream.paused = away(defaults.model, stream.intake.task) or any(
+                full(each, defaults.priority) for each in asked
+            )
+            stream.change()
+
+    def stop_receiving(self) -> None:
+        for stream in self._streams.values():
+            stream.change(stop=True)
+
+    async def close(self) -> None:
+        await self.server.send([stream.leave() for stream in self._streams.values()])
+        await disconnect(self.server.client)
+
+    # What gauges show, as of Kafka's partitions: a stream is one.
+
+    def lag_records(self) -> Mapping[tuple[str, str], int]:
+        return {(name, REDIS): stream.waiting for name, stream in self._streams.items()}
+
+    def uncommitted_span(self) -> Mapping[tuple[str, str], int]:
+        """Empty: entries are acknowledged one by one."""
+        return {}
+
+    def paused(self) -> AbstractSet[tuple[str, str]]:
+        return {(name, REDIS) for name, stream in self._streams.items() if stream.paused or self._retrying}

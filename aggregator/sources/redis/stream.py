@@ -1,0 +1,136 @@
+"""Read one stream: claim entries while the model servers have room, and take over those of silent aggregators."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from math import inf
+from typing import Any
+
+from aggregator.request.request import Request
+from aggregator.sources.messages import MAX_BYTES
+from aggregator.sources.redis.codec import Command, Entry, Intake, decode
+from aggregator.sources.redis.connection import TRANSIENT, Server, create_group
+from aggregator.sources.redis.scripts import CLAIM, TAKE_OVER
+
+_LIMITS = (128, MAX_BYTES, 1024 * 1024)
+"""Entries, bytes of a value and bytes of all, of one claim: Redis serves nobody else for half a millisecond."""
+_LARGE_BYTES = 16 * 1024
+_WAIT_S, _RETRY_S = 1.0, 0.5
+
+
+@dataclass(eq=False)
+class Stream:
+    """The entries of one stream that this consumer of the group has claimed, and the next ones.
+
+    `room`: tokens that may be claimed; `known`: whether a model is configured; `refuse` answers entries.
+    `asked`: the models of its requests. `waiting`: entries that nobody has claimed.
+    """
+
+    server: Server
+    intake: Intake
+    idle_s: float
+    _: KW_ONLY
+    room: Callable[[], int]
+    known: Callable[[str], bool]
+    refuse: Callable[[Sequence[Entry]], Awaitable[None]]
+    clock: Callable[[], float]
+    asked: set[str] = field(default_factory=set)
+    claimed: dict[bytes, None] = field(default_factory=dict)
+    paused: bool = False
+    waiting: int = 0
+    _cursor: bytes = b"0-0"
+    _take_over_s: float = -inf
+    _redis_minus_here_s: float = 0.0
+    _stopped: bool = False
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def change(self, *, stop: bool = False) -> None:
+        self._stopped = self._stopped or stop
+        self._changed.set()
+
+    async def receive(self) -> Sequence[Request]:
+        while not self._stopped:
+            self._changed.clear()
+            try:
+                entries = await self._next()
+            except TRANSIENT as error:
+                await self._mend(error)
+                continue
+            requests = [request for request in await self._decode(entries) if request is not None]
+            if len(requests) < len(entries):
+                await self.refuse([entry for entry in entries if entry.refused])
+            if requests:
+                self.asked |= {request.model for request in requests if self.known(request.model)}
+                return requests
+        return ()
+
+    def heartbeat(self) -> list[Command]:
+        """Commands that keep others from what is claimed here, and, the last two, that ask how much waits."""
+        ids, stream = list(self.claimed), self.intake.stream
+        held: list[Command] = [
+            ("XCLAIM", *self.intake.place, 0, *ids[at : at + 1000], "JUSTID") for at in range(0, len(ids), 1000)
+        ]
+        return [*held, ("XPENDING", stream, self.intake.group_id), ("XLEN", stream)]
+
+    def leave(self) -> Command:
+        """The command that lets others take over at once what is still claimed here."""
+        if not self.claimed:  # a consumer that is deleted takes what it has claimed with it
+            return ("XGROUP", "DELCONSUMER", *self.intake.place)
+        return ("XCLAIM", *self.intake.place, 0, *self.claimed, "IDLE", int(self.idle_s * 1000) + 1, "JUSTID")
+
+    async def _next(self) -> list[Entry]:
+        """Entries to decode; none after a while."""
+        if self.clock() >= self._take_over_s and (taken := await self._take_over()):
+            return taken
+        room = 0 if self.paused else self.room()
+        if room <= 0:
+            await self._wait(_WAIT_S)
+            return []
+        now_s, last, found = await self.server.run(CLAIM, *self.intake.place, *_LIMITS, room)
+        self._redis_minus_here_s = float(now_s) - self.clock()
+        self.server.worked(f"read {self.intake.stream}")
+        if not found and not self._stopped:
+            await self.server.client.xread({self.intake.stream: last}, count=1, block=int(_WAIT_S * 1000))
+        return self._hold(found)
+
+    async def _take_over(self) -> list[Entry]:
+        """Entries whose aggregator went silent, and those of which Redis's answer to a claim was lost."""
+        limits = (*_LIMITS, int(self.idle_s * 1000), self._cursor)
+        self._cursor, found = await self.server.run(TAKE_OVER, *self.intake.place, *limits)
+        entries = self._hold(found)
+        if not entries and self._cursor == b"0-0":
+            self._take_over_s = self.clock() + self.idle_s / 10
+        for _ in entries:
+            self.server.count("taken_over")
+        return entries
+
+    def _hold(self, found: Sequence[Any]) -> list[Entry]:
+        """Entries as a script returns them, without those that are held already."""
+        fresh = [(entry_id, parts) for entry_id, parts in found if entry_id not in self.claimed]
+        self.claimed.update((entry_id, None) for entry_id, _ in fresh)
+        return [Entry(self.intake, entry_id, dict(zip(each[::2], each[1::2], strict=True))) for entry_id, each in fresh]
+
+    async def _decode(self, entries: Sequence[Entry]) -> list[Request | None]:
+        now_s = self.clock()
+        wall_s = now_s + self._redis_minus_here_s
+
+        def work() -> list[Request | None]:
+            return [decode(each, received_s=now_s, wall_s=wall_s) for each in entries]
+
+        large = any(len(each.fields.get(b"value", b"")) >= _LARGE_BYTES for each in entries)
+        return await asyncio.to_thread(work) if large else work()
+
+    async def _mend(self, error: Exception) -> None:
+        """Wait; make the group again if its stream was deleted."""
+        if self.server.failed(f"read {self.intake.stream}", error) == "no_group":
+            with contextlib.suppress(*TRANSIENT):  # the next read fails with it too
+                await create_group(self.server.client, self.intake.stream, self.intake.group_id)
+        await self._wait(_RETRY_S)
+
+    async def _wait(self, most_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0 if self._stopped else most_s):
+                await self._changed.wait()

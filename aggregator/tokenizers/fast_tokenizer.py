@@ -1,0 +1,147 @@
+"""Tokenize texts exactly as the model does, in batches, into packed arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer as Reference
+from tokenizers.decoders import DecodeStream
+
+from aggregator.tokenizers.chat_template import ChatTemplate
+from aggregator.tokenizers.fast_path import FastPath, OnCheck, Packed, is_plain, open_fast_path, pack
+from aggregator.tokenizers.tokenizer import TokenBatch
+from protos.generation.v1.generation_pb2 import Message
+from protos.modelserver.v1.fingerprint import TOKENIZER_FILE
+
+_INT32 = np.dtype("<i4")
+_SURROGATES = "utf-16-le", "surrogatepass"
+
+
+def ignore_check(checked: int, differing: int) -> None:
+    """Ignore it."""
+
+
+class FastTokenizer:
+    """The tokenizer of one model, from the folder with its files. Thread-safe.
+
+    With `fast`, printable ASCII takes the fast path, where that passes its check; `on_check` is called after each
+    check of a sample.
+    """
+
+    def __init__(self, folder: Path, *, fast: bool = True, on_check: OnCheck = ignore_check) -> None:
+        """Raises OSError or ValueError for files that are not a tokenizer."""
+        file = folder / TOKENIZER_FILE
+        self._reference = _open_reference(file)
+        self._fast: FastPath | None = open_fast_path(file, self._reference, on_check) if fast else None
+        self._prefix, self._suffix = _special_ids(self._reference)
+        self._chat_template = ChatTemplate(folder)
+
+    @property
+    def uses_fast_path(self) -> bool:
+        return self._fast is not None and self._fast.usable
+
+    def count(self, texts: Sequence[str]) -> TokenBatch:
+        fast = self._fast
+        if fast is None or not fast.usable:
+            return TokenBatch(*self._by_reference(texts))
+        if is_plain("".join(texts)):
+            return TokenBatch(*(fast.tokenize(texts) or self._by_reference(texts)))
+        plain = [index for index, text in enumerate(texts) if is_plain(text)]
+        if not plain:
+            return TokenBatch(*self._by_reference(texts))
+        other = [index for index, text in enumerate(texts) if not is_plain(text)]
+        packed = fast.tokenize([texts[index] for index in plain])
+        if packed is None:
+            return TokenBatch(*self._by_reference(texts))
+        return _merged(packed, plain, self._by_reference([texts[index] for index in other]), other)
+
+    def without_special(self, token_ids: bytes) -> bytes:
+        ids = np.frombuffer(token_ids, _INT32)
+        before, after = self._special_lengths(ids)
+        return ids[before : len(ids) - after].tobytes()
+
+    def prompt(self, messages: Sequence[Message]) -> str:
+        return self._chat_template.prompt(messages)
+
+    def detokenizer(self, prompt_ids: bytes) -> Detokenizer:
+        return Detokenizer(self._reference, np.frombuffer(prompt_ids, _INT32).tolist())
+
+    def truncate_ids(self, token_ids: bytes, max_tokens: int, *, keep_end: bool) -> bytes:
+        ids = np.frombuffer(token_ids, _INT32)
+        if len(ids) <= max_tokens:
+            return ids.tobytes()
+        before, after = self._special_lengths(ids)
+        room = max_tokens - before - after
+        if room <= 0:
+            return ids[:max_tokens].tobytes()
+        body = ids[before : len(ids) - after]
+        body = body[len(body) - room :] if keep_end else body[:room]
+        return ids[:before].tobytes() + body.tobytes() + ids[len(ids) - after :].tobytes()
+
+    def _special_lengths(self, ids: npt.NDArray[np.int32]) -> tuple[int, int]:
+        """The number of special tokens at either end."""
+        before, after = len(self._prefix), len(self._suffix)
+        before = before if np.array_equal(ids[:before], self._prefix) else 0
+        return before, after if np.array_equal(ids[len(ids) - after :], self._suffix) else 0
+
+    def _by_reference(self, texts: Sequence[str]) -> Packed:
+        try:
+            encodings = self._reference.encode_batch_fast(texts)
+        except TypeError:  # one lone surrogate, which UTF-8 cannot hold, fails the whole batch
+            encodings = self._reference.encode_batch_fast([_without_surrogates(text) for text in texts])
+        return pack([encoding.ids for encoding in encodings])
+
+
+class Detokenizer:
+    """Turns the tokens of one text into characters; the bytes of an incomplete character wait for the rest."""
+
+    def __init__(self, reference: Reference, prompt_ids: list[int]) -> None:
+        self._reference = reference
+        self._stream = DecodeStream(ids=prompt_ids, skip_special_tokens=True)
+
+    def step(self, token_id: int) -> str:
+        """The characters that this token completes; none for a special token."""
+        try:
+            return self._stream.step(self._reference, token_id) or ""
+        except Exception:  # noqa: BLE001 - the binding's own error, for bytes that can never be UTF-8
+            self._stream = DecodeStream(skip_special_tokens=True)
+            return self._stream.step(self._reference, token_id) or ""
+
+
+def _open_reference(file: Path) -> Reference:
+    content = file.read_bytes()
+    try:
+        reference = Reference.from_buffer(content)
+    except Exception as error:  # the binding raises bare Exception
+        raise ValueError(f"{file} is not a tokenizer: {error}") from error
+    reference.no_truncation()
+    reference.no_padding()
+    return reference
+
+
+def _special_ids(reference: Reference) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """The special tokens that the tokenizer adds before and after a text."""
+    bare = reference.encode("a", add_special_tokens=False).ids
+    whole = reference.encode("a").ids
+    for start in range(len(whole) - len(bare) + 1):
+        if whole[start : start + len(bare)] == bare:
+            return np.array(whole[:start], _INT32), np.array(whole[start + len(bare) :], _INT32)
+    return np.array([], _INT32), np.array([], _INT32)
+
+
+def _merged(first: Packed, first_places: list[int], second: Packed, second_places: list[int]) -> TokenBatch:
+    """Two packed batches, merged in the order of their texts."""
+    ids = np.concatenate((first[0], second[0]))
+    lengths = np.concatenate((first[1], second[1]))
+    order = np.argsort(np.concatenate((first_places, second_places)), kind="stable")
+    starts = np.cumsum(lengths) - lengths
+    ordered = lengths[order]
+    shift = starts[order] - (np.cumsum(ordered) - ordered)
+    return TokenBatch(ids[np.arange(len(ids)) + np.repeat(shift, ordered)], ordered)
+
+
+def _without_surrogates(text: str) -> str:
+    return text.encode(*_SURROGATES).decode("utf-16-le", "replace")

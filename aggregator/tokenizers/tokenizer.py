@@ -1,0 +1,63 @@
+"""What admission needs of a tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from protos.generation.v1.generation_pb2 import Message
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBatch:
+    """Token ids of several texts, end to end, special tokens included, nothing truncated.
+
+    `ids` int32 little endian [Σ lengths], `lengths` int32 [texts].
+    """
+
+    ids: npt.NDArray[np.int32]
+    lengths: npt.NDArray[np.int32]
+
+
+class Detokenizer(Protocol):
+    """Turns the tokens of one text into characters."""
+
+    def step(self, token_id: int) -> str: ...
+
+
+class Tokenizer(Protocol):
+    """The model's own fast tokenizer; thread-safe, called off the event loop."""
+
+    def count(self, texts: Sequence[str]) -> TokenBatch: ...
+
+    def truncate_ids(self, token_ids: bytes, max_tokens: int, *, keep_end: bool) -> bytes:
+        """The token ids of a text truncated to `max_tokens`, special tokens kept; int32 little endian."""
+        ...
+
+
+class GenerationTokenizer(Tokenizer, Protocol):
+    """The tokenizer of a model that generates."""
+
+    def without_special(self, token_ids: bytes) -> bytes:
+        """The token ids of a text without the special tokens around it; int32 little endian."""
+        ...
+
+    def prompt(self, messages: Sequence[Message]) -> str:
+        """A chat as the model's own template formats it. Raises InvalidRequest."""
+        ...
+
+    def detokenizer(self, prompt_ids: bytes) -> Detokenizer:
+        """The detokenizer of the text after these ids, int32 little endian."""
+        ...
+
+
+class Counting(Protocol):
+    """Token counts off the event loop, several callers' texts at once."""
+
+    async def count(self, texts: Sequence[str], *, long: bool = False) -> TokenBatch:
+        """Tokenize; the order of `texts` is kept. `long`: they may take seconds, and delay no others."""
+        ...

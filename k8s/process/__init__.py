@@ -1,0 +1,1 @@
+"""What every process of tokenbatch has: settings, logs, metrics, health."""

@@ -1,0 +1,192 @@
+"""Buffer metrics as plain numbers on the hot path, and make OpenTelemetry metrics of them only when they are read.
+
+An OpenTelemetry call costs 7 to 9 µs, as much as everything else that is done for a query. So the numbers of a batch
+are added here at once, and every reader (Prometheus, OTLP) takes the same cumulative numbers from the `MetricsBuffer`:
+what the OpenTelemetry specification calls a metric producer, which its Python SDK does not have yet.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+from opentelemetry.sdk.metrics.export import (
+    AggregationTemporality,
+    DataT,
+    Gauge,
+    Histogram,
+    HistogramDataPoint,
+    Metric,
+    NumberDataPoint,
+    ScopeMetrics,
+    Sum,
+)
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
+Labels = tuple[str, ...]
+"""Attribute values, in the order of an instrument's keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instrument:
+    """The name of a metric: name and unit by the OpenTelemetry conventions, and the keys of its attributes."""
+
+    name: str
+    unit: str
+    description: str
+    keys: tuple[str, ...] = ()
+
+    def attributes(self, labels: Labels) -> dict[str, str]:
+        return dict(zip(self.keys, labels, strict=True))
+
+    def points(self, values: Mapping[Labels, float], start_ns: int, now_ns: int) -> list[NumberDataPoint]:
+        return [
+            NumberDataPoint(self.attributes(labels), start_ns, now_ns, value) for labels, value in tuple(values.items())
+        ]
+
+    def metric(self, data: DataT) -> Metric:
+        return Metric(self.name, self.description, self.unit, data)
+
+
+ReadGauges = Callable[[], Mapping[Instrument, Mapping[Labels, float]]]
+
+
+class Source(Protocol):
+    """Something that has metrics."""
+
+    def metrics(self, start_ns: int, now_ns: int) -> Sequence[Metric]: ...
+
+
+class BufferedCounter:
+    """A sum that only rises, per series; written by one thread."""
+
+    def __init__(self, instrument: Instrument) -> None:
+        self._instrument = instrument
+        self._sums: dict[Labels, float] = {} if instrument.keys else {(): 0}
+
+    def add(self, amount: float, *labels: str) -> None:
+        self._sums[labels] = self._sums.get(labels, 0) + amount
+
+    @property
+    def sums(self) -> Mapping[Labels, float]:
+        return self._sums
+
+    def metrics(self, start_ns: int, now_ns: int) -> Sequence[Metric]:
+        points = self._instrument.points(self._sums, start_ns, now_ns)
+        data = Sum(points, AggregationTemporality.CUMULATIVE, is_monotonic=True)
+        return (self._instrument.metric(data),)
+
+
+class BufferedGauges:
+    """Present values of several instruments, read together, on the reader's thread."""
+
+    def __init__(self, instruments: Sequence[Instrument], read: ReadGauges) -> None:
+        self._instruments = instruments
+        self._read = read
+
+    def metrics(self, start_ns: int, now_ns: int) -> Sequence[Metric]:
+        values = self._read()
+        return [
+            instrument.metric(Gauge(instrument.points(values.get(instrument, {}), start_ns, now_ns)))
+            for instrument in self._instruments
+        ]
+
+
+@dataclass(slots=True)
+class _Series:
+    counts: npt.NDArray[np.int64]
+    total: float = 0.0
+    least: float = float("inf")
+    greatest: float = float("-inf")
+
+
+class BufferedHistogram:
+    """A histogram with fixed bounds (upper ones, inclusive) that takes a whole batch of values per call."""
+
+    def __init__(self, instrument: Instrument, bounds: Sequence[float]) -> None:
+        self._instrument = instrument
+        self._bounds = tuple(bounds)
+        self._edges = np.asarray(bounds, np.float64)
+        self._series: dict[Labels, _Series] = {}
+        self._lock = Lock()
+
+    def record(self, value: float, *labels: str) -> None:
+        bucket = bisect_left(self._bounds, value)
+        with self._lock:
+            series = self._of(labels)
+            series.counts[bucket] += 1
+            series.total += value
+            series.least = min(series.least, value)
+            series.greatest = max(series.greatest, value)
+
+    def record_all(self, values: npt.ArrayLike, *labels: str) -> None:
+        array = np.asarray(values, np.float64)
+        if not array.size:
+            return
+        buckets = np.bincount(np.searchsorted(self._edges, array), minlength=len(self._bounds) + 1)
+        with self._lock:
+            series = self._of(labels)
+            series.counts += buckets
+            series.total += float(array.sum())
+            series.least = min(series.least, float(array.min()))
+            series.greatest = max(series.greatest, float(array.max()))
+
+    def metrics(self, start_ns: int, now_ns: int) -> Sequence[Metric]:
+        with self._lock:
+            points = [
+                HistogramDataPoint(
+                    attributes=self._instrument.attributes(labels),
+                    start_time_unix_nano=start_ns,
+                    time_unix_nano=now_ns,
+                    count=int(series.counts.sum()),
+                    sum=series.total,
+                    bucket_counts=series.counts.tolist(),
+                    explicit_bounds=self._bounds,
+                    min=series.least,
+                    max=series.greatest,
+                )
+                for labels, series in self._series.items()
+            ]
+        return (self._instrument.metric(Histogram(points, AggregationTemporality.CUMULATIVE)),)
+
+    def _of(self, labels: Labels) -> _Series:
+        series = self._series.get(labels)
+        if series is None:
+            series = self._series[labels] = _Series(np.zeros(len(self._bounds) + 1, np.int64))
+        return series
+
+
+@dataclass(slots=True)
+class MetricsBuffer:
+    """The metrics of a process, read by all its metric readers."""
+
+    scope: InstrumentationScope = field(default_factory=lambda: InstrumentationScope("tokenbatch"))
+    start_ns: int = field(default_factory=time.time_ns)
+    _sources: list[Source] = field(default_factory=list[Source])
+
+    def counter(self, name: str, unit: str, description: str, *keys: str) -> BufferedCounter:
+        counter = BufferedCounter(Instrument(name, unit, description, keys))
+        self._sources.append(counter)
+        return counter
+
+    def histogram(
+        self, name: str, unit: str, description: str, bounds: Sequence[float], *keys: str
+    ) -> BufferedHistogram:
+        histogram = BufferedHistogram(Instrument(name, unit, description, keys), bounds)
+        self._sources.append(histogram)
+        return histogram
+
+    def gauges(self, instruments: Sequence[Instrument], read: ReadGauges) -> None:
+        """New gauges; `read` is called once whenever a reader collects, on the reader's thread."""
+        self._sources.append(BufferedGauges(instruments, read))
+
+    def collect(self) -> ScopeMetrics:
+        now_ns = time.time_ns()
+        metrics = [metric for source in self._sources for metric in source.metrics(self.start_ns, now_ns)]
+        return ScopeMetrics(self.scope, [metric for metric in metrics if metric.data.data_points], "")

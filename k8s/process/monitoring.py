@@ -1,0 +1,139 @@
+"""Serve metrics and health over HTTP on threads, so that they answer while the event loop is busy."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from email.message import Message
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socket import socket
+from threading import Thread
+from typing import Protocol
+from urllib.parse import urlsplit
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+from typing_extensions import override
+
+from k8s.process.errors import StartError
+from k8s.process.health import Health
+
+_LOG = logging.getLogger(__name__)
+_POLL_S = 0.1  # how soon a close is noticed
+TEXT = "text/plain; charset=utf-8"
+Write = Callable[[int, str, bytes, Mapping[str, str]], None]
+"""Writes an answer: status, content type, body, further headers."""
+
+
+class Pages(Protocol):
+    """What is served at further paths."""
+
+    def answer(self, path: str, headers: Message, connection: socket, write: Write) -> bool:
+        """Answer to GET, or keep the connection; False for a path that is not known."""
+        ...
+
+    def keeps(self, connection: object) -> bool:
+        """Whether the connection stays open after its request."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class MonitoringServer:
+    """`/metrics` (Prometheus and OpenMetrics text), `/livez` and `/readyz`; with `show`, further pages."""
+
+    def __init__(self, bind: str, registry: CollectorRegistry, health: Health) -> None:
+        """Bind `host:port`; port 0 picks a free one. Raises StartError when the address cannot be bound."""
+        host, port = split_address(bind)
+
+        class Handler(_Handler):
+            pass
+
+        Handler.registry, Handler.health = registry, health
+        try:
+            self._server = _Server((host, port), Handler)
+        except OSError as error:
+            raise StartError(f"metrics cannot be served on {bind}: {error.strerror or error}") from error
+        self._thread = Thread(target=self._server.serve_forever, args=(_POLL_S,), name="monitoring", daemon=True)
+        self._thread.start()
+
+    def show(self, pages: Pages) -> None:
+        self._server.pages = pages
+
+    @property
+    def address(self) -> str:
+        host, port = self._server.server_address[:2]
+        return f"{host!s}:{port}"
+
+    def close(self) -> None:
+        if self._server.pages is not None:
+            self._server.pages.close()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of `host:port`, `:port` or `[v6]:port`; raises StartError for anything else."""
+    host, _, port = address.rpartition(":")
+    if not port.isdecimal() or int(port) >= 2**16:
+        raise StartError(f"{address!r} is not an address: give host:port")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    allow_reuse_address = True
+    pages: Pages | None = None
+
+    @override
+    def shutdown_request(self, request: socket | tuple[bytes, socket]) -> None:
+        if self.pages is None or not self.pages.keeps(request):
+            super().shutdown_request(request)
+
+    @override
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A disconnected client is not an error; any other error is logged."""
+        if not isinstance(sys.exception(), OSError):
+            _LOG.exception("a request for metrics or health failed")
+
+
+class _Handler(BaseHTTPRequestHandler):
+    registry: CollectorRegistry
+    health: Health
+    timeout = 10  # a silent client must not keep a thread
+
+    server: _Server  # pyright: ignore[reportIncompatibleVariableOverride] - the one that made it
+
+    def do_GET(self) -> None:
+        path = urlsplit(self.path).path
+        match path:
+            case "/metrics":
+                encoder, content_type = choose_encoder(self.headers.get("Accept", ""))
+                self._answer(200, content_type, encoder(self.registry), {})
+            case "/livez":
+                self._answer_check(self.health.liveness())
+            case "/readyz":
+                self._answer_check(self.health.readiness())
+            case _:
+                pages = self.server.pages
+                if pages is None or not pages.answer(path, self.headers, self.connection, self._answer):
+                    self._answer(404, TEXT, b"there are /metrics, /livez and /readyz\n", {})
+
+    @override
+    def log_message(self, format: str, *args: object) -> None:
+        """Log nothing: probes and scrapes come every few seconds."""
+
+    def _answer_check(self, result: tuple[bool, str]) -> None:
+        holds, lines = result
+        self._answer(200 if holds else 503, TEXT, lines.encode(), {})
+
+    def _answer(self, status: int, content_type: str, body: bytes, headers: Mapping[str, str]) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)

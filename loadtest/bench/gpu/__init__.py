@@ -1,0 +1,1 @@
+"""`make bench-gpu`: decide on a GPU what was designed without one."""

@@ -1,0 +1,126 @@
+"""P1, P2 and P3 on this machine: aggregator and model server beside vLLM's own server, and TEI if it is installed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+
+from loadtest.bench import kafka_through, model_server
+from loadtest.bench.figures import Figure
+from loadtest.bench.peers import Peer
+from loadtest.bench.programs.instant_modelserver import MODEL, tokenizer_folder
+from loadtest.bench.setting import Plan, backlog
+from loadtest.bench.sides import Load, OpenAI, Ours, Servers, Side, Theirs, Turn, awake, both_servers, paused, started
+from loadtest.screen import ERRORS
+from loadtest.stack.errors import StackError
+from loadtest.stack.service import without_kafka
+
+NAME = "gpu"
+CALLERS = (64, 256)
+_TURN_S = 4.0
+_WARM_UP, _SHORTEST = 256, 16
+_CLIENT_CALLERS, _CLIENT_TOKENS = 64, 12
+_CLIENT_S = 120.0
+_EMBEDDINGS = "/v1/embeddings"
+# The script `vllm` fails in the wheel for CPUs; this is what `vllm bench serve` runs.
+_CLIENT = (
+    "from vllm.benchmarks.serve import add_cli_args, main;"
+    "from vllm.utils.argparse_utils import FlexibleArgumentParser;"
+    "parser = FlexibleArgumentParser(); add_cli_args(parser); main(parser.parse_args())"
+)
+TEI = "text-embeddings-router"
+_RATIOS = ("http_over_vllm", *(f"over_{peer}_{callers}" for peer in ("vllm", "tei") for callers in CALLERS))
+
+
+def measure(plan: Plan, batches: Sequence[int]) -> list[Figure]:
+    """All on the same servers, one after the other. `batches`: texts a call that P2's plain consumer tries."""
+    with backlog(plan) as setting, both_servers(plan) as servers, paused(servers.vllm) as vllm:
+        figures = _front_door(plan, servers, vllm)
+        figures += kafka_through.through(setting, servers, batches)
+    return [*figures, *model_server.measure(plan)]
+
+
+def _front_door(plan: Plan, servers: Servers, vllm: Theirs) -> list[Figure]:
+    """P1 by gRPC, and over HTTP by the client of vLLM."""
+    server = servers.server
+    aggregator = without_kafka(plan.folder / "aggregator.log", model=MODEL, servers=[server.address])
+    with started(aggregator), ExitStack() as stack:
+        sides: dict[str, Side] = {"ours": Ours(aggregator, server, servers.dtype), "vllm": vllm}
+        if shutil.which(TEI):
+            tei = Peer(TEI, plan.folder / "tei.log", [TEI, "--model-id", str(tokenizer_folder())], _EMBEDDINGS)
+            stack.enter_context(started(tei))
+            sides["tei"] = OpenAI(tei)
+        turns = _turns(plan, sides)
+        clients = {"ours_http": _client(plan, aggregator.http_address)}
+        with awake(servers.vllm):
+            clients["vllm_http"] = _client(plan, servers.vllm.address)
+    return _figures(plan, turns, clients, servers.dtype)
+
+
+def _turns(plan: Plan, sides: Mapping[str, Side]) -> dict[str, list[Turn]]:
+    """Each side with each number of callers, in turns; what a turn sends takes that side as long as the others."""
+    kinds = {f"{name}_{callers}": (side, Load(callers)) for callers in CALLERS for name, side in sides.items()}
+    counts: dict[str, int] = {}
+    for name, (side, load) in kinds.items():
+        rate = side.turn(load, max(_SHORTEST, round(plan.turn_share * _WARM_UP))).queries_per_s
+        counts[name] = max(load.callers, round(plan.turn_share * _TURN_S * rate))
+    found: dict[str, list[Turn]] = {}
+    for turn in range(plan.repeats):
+        for name, (side, load) in sorted(kinds.items(), reverse=turn % 2 == 1):
+            found.setdefault(name, []).append(side.turn(load, counts[name]))
+    return found
+
+
+def _client(plan: Plan, address: str) -> float:
+    """Requests a second of `vllm bench serve` with random queries. Raises StackError."""
+    result, log = plan.folder / "bench_serve.json", plan.folder / "bench_serve.log"
+    result.unlink(missing_ok=True)
+    count = max(_CLIENT_CALLERS, round(plan.turn_share * 10_000))
+    told = {
+        "backend": "openai-embeddings",
+        "base-url": f"http://{address}",
+        "endpoint": _EMBEDDINGS,
+        "model": MODEL,
+        "tokenizer": str(tokenizer_folder()),
+        "dataset-name": "random",
+        "random-input-len": str(_CLIENT_TOKENS),
+        "num-prompts": str(count),
+        "max-concurrency": str(_CLIENT_CALLERS),
+        "result-dir": str(result.parent),
+        "result-filename": result.name,
+    }
+    command = [sys.executable, "-c", _CLIENT, "--save-result", "--disable-tqdm"]
+    command += [part for name, value in told.items() for part in (f"--{name}", value)]
+    with log.open("w", encoding="utf-8") as out:
+        subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, timeout=_CLIENT_S, check=False)
+    found = json.loads(result.read_bytes()) if result.exists() else {}
+    if found.get("completed") != count:
+        raise StackError(
+            f"vllm bench serve completed {found.get('completed', 0)} of {count} requests; its log is {log}"
+        )
+    return float(found["request_throughput"])
+
+
+def _figures(plan: Plan, turns: Mapping[str, Sequence[Turn]], clients: Mapping[str, float], dtype: str) -> list[Figure]:
+    notes = f"MiniLM {dtype}, one query a call"
+
+    def figure(name: str, value: float, unit: str) -> Figure:
+        return Figure(NAME, name, value, unit, plan.repeats, notes, "≥ 1.0" if name in _RATIOS else "")
+
+    found: list[Figure] = []
+    for name, sides_turns in turns.items():
+        found.append(figure(f"{name}_throughput", statistics.median(t.queries_per_s for t in sides_turns), "query/s"))
+        found.append(figure(f"{name}_p99", 1e3 * statistics.median(t.p99_s for t in sides_turns), "ms"))
+        side, _, callers = name.partition("_")
+        if side != "ours":
+            pairs = zip(turns[f"ours_{callers}"], sides_turns, strict=True)
+            ratio = statistics.median(ours.queries_per_s / theirs.queries_per_s for ours, theirs in pairs)
+            found.append(figure(f"over_{side}_{callers}", ratio, "ratio"))
+    found += [figure(f"{name}_bench_serve", rate, "query/s") for name, rate in clients.items()]
+    ERRORS.print(f"vllm bench serve: {clients}")
+    return [*found, figure("http_over_vllm", clients["ours_http"] / clients["vllm_http"], "ratio")]

@@ -1,0 +1,272 @@
+"""P11: questions from Redis to Redis, beside Kafka to Kafka, and beside a list that the model server pulls from."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import statistics
+import struct
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from typing_extensions import override
+
+from aggregator.tokenizers.fast_tokenizer import FastTokenizer
+from loadtest.bench.figures import Figure
+from loadtest.bench.kafka_through import rate
+from loadtest.bench.programs import list_puller
+from loadtest.bench.programs.instant_modelserver import MODEL, tokenizer_folder
+from loadtest.bench.setting import PARTITIONS, Plan, Program, Progress, Setting, backlog, texts
+from loadtest.bench.sides import dtype_of, started
+from loadtest.clients.messages import NO_WISHES, request
+from loadtest.processor import cpu_s
+from loadtest.screen import ERRORS
+from loadtest.stack.errors import StackError
+from loadtest.stack.part import Part
+from loadtest.stack.redis import RedisServer
+from loadtest.stack.service import Aggregator, ModelServer
+
+NAME = "P11"
+_ONE_BY_ONE = 150
+_LOOK_S, _TIMEOUT_S, _START_S = 0.1, 300.0, 300.0
+_PER_PIPELINE = 1000
+_UNSYNCED = {"appendfsync": "everysec"}
+"""As Kafka's own default: a reply is in the operating system's hands, not on the disk."""
+
+
+class Side(ABC):
+    """One way for questions to come and replies to go; a new process for each turn."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.rates: list[float] = []
+        self.latencies_s: list[float] = []
+
+    @abstractmethod
+    def through(self) -> float:
+        """Replies a second, of a backlog."""
+
+    @abstractmethod
+    def one_by_one(self, count: int) -> list[float]:
+        """Seconds from sending a question to reading its reply, one question at a time."""
+
+    def turn(self) -> None:
+        """One turn of both."""
+        self.rates.append(self.through())
+        self.latencies_s.append(statistics.median(self.one_by_one(_ONE_BY_ONE)))
+
+
+class OfKafka(Side):
+    """Kafka to Kafka."""
+
+    def __init__(self, setting: Setting, server: ModelServer) -> None:
+        super().__init__("kafka")
+        self._setting = setting
+        self._server = server
+
+    @override
+    def through(self) -> float:
+        replies = self._setting.replies_topic()
+        part = self._setting.aggregator([self._server.address], replies)
+        return rate(self._setting.run(part, replies, self._setting.plan.queries))
+
+    @override
+    def one_by_one(self, count: int) -> list[float]:
+        requests, replies = self._setting.replies_topic(), self._setting.replies_topic()
+        with started(self._setting.aggregator([self._server.address], replies, topic=requests)):
+            return asyncio.run(self._ask(requests, replies, count))
+
+    async def _ask(self, requests: str, replies: str, count: int) -> list[float]:
+        bootstrap, found = self._setting.bootstrap, list[float]()
+        async with AIOKafkaProducer(bootstrap_servers=bootstrap) as producer:
+            consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, fetch_max_wait_ms=5000)
+            async with consumer:
+                places = [TopicPartition(replies, number) for number in range(PARTITIONS)]
+                consumer.assign(places)
+                await consumer.seek_to_end(*places)
+                for number, text in enumerate(texts(count)):
+                    value = request([text], f"one-{number}", NO_WISHES).SerializeToString()
+                    began_s = time.perf_counter()
+                    await producer.send(requests, value, key=str(number).encode())
+                    async with asyncio.timeout(_TIMEOUT_S):
+                        await consumer.getone()
+                    found.append(time.perf_counter() - began_s)
+        return found
+
+
+class OfRedis(Side):
+    """What both sides over Redis have in common: a server of their own, filled anew for each turn."""
+
+    def __init__(self, name: str, plan: Plan, server: ModelServer, settings: dict[str, str]) -> None:
+        super().__init__(name)
+        self._plan = plan
+        self._server = server
+        self._settings = settings
+
+    @abstractmethod
+    def _part(self, address: str) -> Part:
+        """The process that answers."""
+
+    @abstractmethod
+    def _put(self, client: Any, number: int, text: str) -> None:
+        """Send a question."""
+
+    @abstractmethod
+    def _replies(self, client: Any) -> int:
+        """How many replies were written."""
+
+    @abstractmethod
+    def _next(self, client: Any, after: Any) -> Any:
+        """Wait for the reply behind the last one."""
+
+    @override
+    def through(self) -> float:
+        with self._redis() as server, server.client() as client:
+            found = texts(self._plan.queries)
+            for start in range(0, len(found), _PER_PIPELINE):
+                with client.pipeline(transaction=False) as pipeline:
+                    for number, text in enumerate(found[start : start + _PER_PIPELINE], start):
+                        self._put(pipeline, number, text)
+                    pipeline.execute()
+            part = self._part(server.address)
+            part.launch()
+            try:
+                return rate(self._watch(part, lambda: self._replies(client)))
+            finally:
+                part.stop()
+
+    def _watch(self, part: Part, replies: Callable[[], int]) -> list[Progress]:
+        looks: list[Progress] = []
+        ends_s = time.monotonic() + _TIMEOUT_S
+        while not looks or looks[-1].replies < self._plan.queries:
+            part.child.raise_if_ended(part.advice)
+            if time.monotonic() > ends_s:
+                raise StackError(f"{self.name}: the backlog was not answered in {_TIMEOUT_S:g} s")
+            looks.append(Progress(time.monotonic(), cpu_s(part.pid), replies()))
+            time.sleep(_LOOK_S)
+        return looks
+
+    @override
+    def one_by_one(self, count: int) -> list[float]:
+        found: list[float] = []
+        with self._redis() as server, server.client() as client, started(self._part(server.address)):
+            last: Any = None
+            for number, text in enumerate(texts(count)):
+                began_s = time.perf_counter()
+                self._put(client, number, text)
+                last = self._next(client, last)
+                found.append(time.perf_counter() - began_s)
+        return found
+
+    @contextmanager
+    def _redis(self) -> Generator[RedisServer]:
+        folder = self._plan.folder / "redis"
+        shutil.rmtree(folder, ignore_errors=True)
+        with RedisServer(folder, settings=self._settings, log_file=self._plan.folder / "redis.log") as server:
+            yield server
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class Streams(OfRedis):
+    """An aggregator between two streams."""
+
+    @override
+    def _part(self, address: str) -> Part:
+        settings = {
+            "KAFKA__ENABLED": "false",
+            "REDIS__ENABLED": "true",
+            "REDIS__SERVERS": address,
+            "REDIS__CLIENT": json.dumps({"max_stream_length": 10**9}),
+            "BATCHING__COALESCE": "false",
+        }
+        log = self._plan.folder / "aggregator.log"
+        return Aggregator(log, kafka="localhost:1", model=MODEL, servers=[self._server.address], settings=settings)
+
+    @override
+    def _put(self, client: Any, number: int, text: str) -> None:
+        client.xadd("embed.requests.v1", {"value": request([text], f"bench-{number}", NO_WISHES).SerializeToString()})
+
+    @override
+    def _replies(self, client: Any) -> int:
+        return int(client.xlen("embed.replies.v1"))
+
+    @override
+    def _next(self, client: Any, after: Any) -> Any:
+        found = client.xread({"embed.replies.v1": after or "0"}, block=int(_TIMEOUT_S * 1000))
+        return found[0][1][-1][0]
+
+
+class List(OfRedis):
+    """No aggregator: a list, from which the model server's side pulls."""
+
+    def __init__(self, plan: Plan, server: ModelServer, settings: dict[str, str], token_budget: int) -> None:
+        super().__init__("list", plan, server, settings)
+        self._token_budget = token_budget
+        self._tokenizer = FastTokenizer(tokenizer_folder())
+
+    @override
+    def _part(self, address: str) -> Part:
+        where = ["--redis", address, "--server", self._server.address, "--token-budget", str(self._token_budget)]
+        return Program("loadtest.bench.programs.list_puller", where, self._plan.folder / "list_puller.log")
+
+    @override
+    def _put(self, client: Any, number: int, text: str) -> None:
+        head = struct.pack("<I", int(self._tokenizer.count([text]).lengths[0]))
+        value = request([text], f"bench-{number}", NO_WISHES).SerializeToString()
+        client.rpush(list_puller.REQUESTS, head + value)
+
+    @override
+    def _replies(self, client: Any) -> int:
+        return int(client.llen(list_puller.REPLIES))
+
+    @override
+    def _next(self, client: Any, after: Any) -> Any:
+        return client.blpop([list_puller.REPLIES], _TIMEOUT_S)
+
+
+def measure(plan: Plan) -> list[Figure]:
+    """All in turns on one model server."""
+    server = ModelServer(plan.folder / "modelserver.log", settings={"PROFILE__CACHE": str(plan.profiles)})
+    with backlog(plan) as setting, started(server):
+        budget = plan.token_budget
+        sides: Sequence[Side] = (
+            OfKafka(setting, server),
+            Streams("redis", plan, server, _UNSYNCED),
+            Streams("redis_always", plan, server, {}),
+            List(plan, server, _UNSYNCED, budget),
+        )
+        for turn in range(plan.repeats):
+            for side in sides:
+                side.turn()
+            said = ", ".join(
+                f"{side.name} {side.rates[-1]:.0f}/s {side.latencies_s[-1] * 1000:.1f} ms" for side in sides
+            )
+            ERRORS.print(f"{NAME} {turn + 1} of {plan.repeats}: {said}")
+        dtype = dtype_of(server)
+    notes = {
+        "kafka": f"{plan.queries} unique questions, MiniLM, {dtype}; p50 of {_ONE_BY_ONE} one at a time",
+        "redis": "streams through an aggregator, appendfsync everysec",
+        "redis_always": "streams through an aggregator, appendfsync always",
+        "list": f"a list pulled by a Lua script, {budget} tokens, no aggregator, appendfsync everysec",
+    }
+    return _figures(sides, notes, plan.repeats)
+
+
+def _figures(sides: Sequence[Side], notes: dict[str, str], repeats: int) -> list[Figure]:
+    found: list[Figure] = []
+    for side in sides:
+        note = notes[side.name]
+        found += [
+            Figure(NAME, f"{side.name}_throughput", statistics.median(side.rates), "query/s", repeats, note),
+            Figure(NAME, f"{side.name}_p50", statistics.median(side.latencies_s) * 1000, "ms", repeats, note),
+        ]
+    ours = next(side for side in sides if side.name == "redis")
+    for other in (side for side in sides if side is not ours):
+        over = statistics.median(a / b for a, b in zip(ours.rates, other.rates, strict=True))
+        found.append(Figure(NAME, f"redis_over_{other.name}", over, "ratio", repeats, notes[other.name]))
+    return found

@@ -1,0 +1,161 @@
+"""Iterative retrieval: embed a question, find its neighbours, generate the next query from them, and embed that."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import grpc.aio
+import numpy as np
+import numpy.typing as npt
+from rich.table import Table
+
+from loadtest.stack.errors import StackError
+from protos.embedding.v1 import embedding_pb2, embedding_pb2_grpc
+from protos.generation.v1 import generation_pb2, generation_pb2_grpc
+
+_NEIGHBOURS, _NEW_TOKENS, _SEED = 3, 16, 1
+_INDEX_BATCH = 32
+_TINY = np.float32(1e-12)
+_TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """One turn: the query, its neighbours, and the seconds from the query to the vector of the next one."""
+
+    query: str
+    neighbours: tuple[str, ...]
+    next_query: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Retrieval:
+    """What one user saw: the loops from the question on, and all the seconds from the question's own embedding on."""
+
+    loops: tuple[Loop, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The retrievals of all users at once on one set of servers, and how long they took together."""
+
+    servers: str
+    retrievals: Sequence[Retrieval]
+    seconds: float
+
+    @property
+    def loops_per_s(self) -> float:
+        """Of all users together."""
+        return sum(len(each.loops) for each in self.retrievals) / self.seconds
+
+    def percentile_s(self, percent: float) -> float:
+        """Of the users' whole retrievals."""
+        return float(np.percentile([each.seconds for each in self.retrievals], percent))
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """An aggregator's address, and the names of the models that embed and generate there."""
+
+    servers: str
+    address: str
+    embeds: str
+    generates: str
+
+
+def retrieve(service: Service, questions: Sequence[str], documents: Sequence[str], loops: int) -> Run:
+    """Each question by another user, all at once, among the documents. Raises StackError when a call fails."""
+    try:
+        return asyncio.run(_retrieve(service, questions, documents, loops))
+    except grpc.aio.AioRpcError as error:
+        raise StackError(f"a call failed: {error.code().name}: {error.details()}") from error
+
+
+async def _retrieve(service: Service, questions: Sequence[str], documents: Sequence[str], loops: int) -> Run:
+    async with grpc.aio.insecure_channel(service.address) as channel:
+        index = _Index(channel, service, documents)
+        await index.build()
+        began_s = time.monotonic()
+        found = await asyncio.gather(*(index.retrieve(question, loops) for question in questions))
+        return Run(service.servers, found, time.monotonic() - began_s)
+
+
+class _Index:
+    """Documents by their vectors, and the models that work with them."""
+
+    def __init__(self, channel: grpc.aio.Channel, service: Service, documents: Sequence[str]) -> None:
+        self._service = service
+        self._embeddings = embedding_pb2_grpc.EmbeddingsStub(channel)
+        self._generation = generation_pb2_grpc.GenerationStub(channel)
+        self._documents = documents
+        self._vectors = np.zeros((0, 0), np.float32)
+
+    async def build(self) -> None:
+        """Embed the documents."""
+        count = len(self._documents)
+        parts = (self._documents[at : at + _INDEX_BATCH] for at in range(0, count, _INDEX_BATCH))
+        self._vectors = np.concatenate([await self._embed(part) for part in parts])
+
+    async def retrieve(self, question: str, loops: int) -> Retrieval:
+        """The loops of one user."""
+        began_s = last_s = time.monotonic()
+        query, vector = question, (await self._embed([question]))[0]
+        done: list[Loop] = []
+        for _ in range(loops):
+            nearest: list[int] = np.argsort(-(self._vectors @ vector))[:_NEIGHBOURS].tolist()
+            neighbours = tuple(self._documents[place] for place in nearest)
+            following = await self._next_query(query, neighbours)
+            vector = (await self._embed([following]))[0]
+            now_s = time.monotonic()
+            done.append(Loop(query, neighbours, following, now_s - last_s))
+            query, last_s = following, now_s
+        return Retrieval(tuple(done), last_s - began_s)
+
+    async def _embed(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+        """Unit vectors, float32 [texts, dimensions]."""
+        inputs = [embedding_pb2.Input(text=text) for text in texts]
+        request = embedding_pb2.EmbedRequest(model=self._service.embeds, inputs=inputs)
+        answer = await self._embeddings.Embed(request, timeout=_TIMEOUT_S)
+        vectors = np.stack([np.frombuffer(each.embedding, "<f4") for each in answer.embeddings])
+        norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+        return np.asarray(vectors / np.maximum(norms, _TINY), np.float32)
+
+    async def _next_query(self, query: str, neighbours: Sequence[str]) -> str:
+        known = "\n".join(f"- {text}" for text in (*reversed(neighbours), query))
+        request = generation_pb2.GenerateRequest(
+            model=self._service.generates,
+            prompt=f"Search queries:\n{known}\n-",
+            sampling=generation_pb2.Sampling(max_tokens=_NEW_TOKENS, stop=["\n"], temperature=0.7, seed=_SEED),
+            final_only=True,
+        )
+        text = ""
+        async for response in self._generation.Generate(request, timeout=_TIMEOUT_S):
+            text += response.text
+        return text.strip() or query
+
+
+def loops_table(retrieval: Retrieval) -> Table:
+    """One user's queries, each with what was found and what was asked next."""
+    table = Table("query", "nearest among the questions", "next query", title="The loops of one user")
+    for loop in retrieval.loops:
+        table.add_row(loop.query, "\n".join(loop.neighbours), loop.next_query)
+        table.add_section()
+    return table
+
+
+def runs_table(runs: Sequence[Run]) -> Table:
+    """How long users waited for all of their loops, by servers."""
+    table = Table(
+        "servers", title=f"{len(runs[0].retrievals)} users at once, {len(runs[0].retrievals[0].loops)} loops each"
+    )
+    for column in ("loops/s", "end to end p50", "p99"):
+        table.add_column(column, justify="right")
+    for run in runs:
+        times = (f"{run.percentile_s(percent):.1f} s" for percent in (50, 99))
+        table.add_row(run.servers, f"{run.loops_per_s:.1f}", *times)
+    return table

@@ -1,0 +1,70 @@
+"""The class of vLLM that serves a model, where vLLM's own choice is missing or fails."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+OWN_CLASSES: Mapping[str, str] = {
+    "PaddedEncoder": "modelserver.engines.padded_encoder:PaddedEncoder",
+    "HeadlessBert": "modelserver.engines.padded_encoder:HeadlessBert",
+}
+"""Registered with vLLM, by architecture."""
+_SERVED_AS: Mapping[str, str] = {
+    # vLLM has neither a class nor a backend for the attention of these: they run as they are in transformers.
+    **dict.fromkeys(("MPNetModel", "MPNetForMaskedLM", "DistilBertModel", "DistilBertForMaskedLM"), "PaddedEncoder"),
+    **dict.fromkeys(("JinaEmbeddingsV3Model", "JinaEmbeddingsV3ForMaskedLM"), "PaddedEncoder"),
+    # vLLM takes these for models that do not embed.
+    **dict.fromkeys(("BertForMaskedLM", "BertForPreTraining"), "HeadlessBert"),
+}
+_CODE_SERVED_AS: Mapping[str, str] = {"Qwen3BidirectionalModel": "VoyageQwen3BidirectionalEmbedModel"}
+"""By the class in the code that was published with a model: its config.json names another architecture."""
+_OTHER_FILES = frozenset({"GteModel", "NomicBertModel"})
+"""vLLM's classes of these names read files of the code that was published with the models, not transformers' own."""
+_ROBERTA = frozenset({"roberta", "xlm-roberta", "camembert"})
+
+
+def runs_eagerly(overrides: Mapping[str, Any]) -> bool:
+    """Whether these overrides choose a class that vLLM cannot compile."""
+    return overrides.get("architectures") == ["PaddedEncoder"]
+
+
+def longest_input(config: Mapping[str, Any]) -> int | None:
+    """Tokens of the longest input, if it is less than `max_position_embeddings` and vLLM does not know it."""
+    if config.get("model_type") != "mpnet":
+        return None
+    return int(config["max_position_embeddings"]) - int(config.get("pad_token_id", 1)) - 1
+
+
+def known_type(config: Mapping[str, Any]) -> str | None:
+    """The model type of transformers whose entries a config.json has, if it names a type of published code."""
+    if config.get("model_type") != "jina_embeddings_v5":
+        return None
+    return "qwen3" if config.get("is_decoder", True) else "eurobert"
+
+
+def refusal(config: Mapping[str, Any]) -> str | None:
+    """Why a model cannot be served without the code that was published with it, where vLLM's own error does not say."""
+    if "lora_adaptations" not in config:
+        return None
+    return (
+        "it chooses its adapters by code that was published with it: serve jinaai/jina-embeddings-v3-hf instead, the"
+        " same model without adapters, as transformers reads it"
+    )
+
+
+def hf_overrides(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Entries of a model's config.json to replace for vLLM when the model embeds."""
+    architecture = next(iter(config.get("architectures") or ()), "")
+    code = str((config.get("auto_map") or {}).get("AutoModel", "")).rpartition(".")[2]
+    replaced: dict[str, Any] = {}
+    native = "auto_map" not in config and "activation_function" not in config
+    if architecture in _OTHER_FILES and native:
+        replaced["architectures"] = ["PaddedEncoder"]
+    elif code in _CODE_SERVED_AS:
+        replaced["architectures"] = [_CODE_SERVED_AS[code]]
+    elif architecture in _SERVED_AS and "auto_map" not in config:
+        replaced["architectures"] = [_SERVED_AS[architecture]]
+    if config.get("model_type") in _ROBERTA and "position_embedding_type" not in config:
+        replaced["position_embedding_type"] = "absolute"  # vLLM reads it; transformers 5 no longer writes it
+    return replaced

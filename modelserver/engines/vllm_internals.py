@@ -1,0 +1,147 @@
+"""The parts of vLLM beyond its documented interface that are used, for both model runners, in one place.
+
+`tests/integration/modelserver/test_vllm_source.py` compares `USED` with the source of the wheels for CPUs and for GPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from vllm.model_executor.models import registry
+from vllm.v1.engine.core import EngineCore
+
+T = TypeVar("T")
+
+USED: Mapping[str, tuple[str, ...]] = {
+    "vllm.config.vllm.VllmConfig": ("speculative_config", "use_v2_model_runner"),
+    "vllm.config.cache.CacheConfig": ("kv_sharing_fast_prefill",),
+    "vllm.config.compilation.CompilationConfig": ("cudagraph_capture_sizes", "cudagraph_mode"),
+    "vllm.config.parallel.ParallelConfig": (
+        "decode_context_parallel_size",
+        "pipeline_parallel_size",
+        "prefill_context_parallel_size",
+        "use_ubatching",
+    ),
+    "vllm.model_executor.models.registry": ("_run_in_subprocess(fn)",),
+    "vllm.config.model.ModelConfig": (
+        "attn_type",
+        "hf_text_config",
+        "is_encoder_decoder",
+        "score_type",
+        "get_vocab_size()",
+        "try_get_generation_config()",
+        "get_diff_sampling_param()",
+    ),
+    "vllm.v1.engine.core.EngineCore": (
+        "__init__(vllm_config, executor_class, log_stats)",
+        "step()",
+        "abort_requests(request_ids)",
+        "get_supported_tasks()",
+        "get_kv_cache_group_metadata()",
+        "shutdown()",
+        "model_executor",
+        "request_block_hasher",
+        "scheduler",
+        "vllm_config",
+    ),
+    "vllm.v1.core.sched.scheduler.Scheduler": (
+        "add_request(request)",
+        "_preempt_request(request, timestamp)",
+        "has_requests()",
+        "prev_step_scheduled_req_ids",
+        "reset_prefix_cache()",
+        "schedule()",
+        "kv_cache_manager",
+        "max_num_active_reqs",
+        "max_num_scheduled_tokens",
+        "requests",
+        "running",
+    ),
+    "vllm.v1.core.kv_cache_manager.KVCacheManager": ("block_pool",),
+    "vllm.v1.core.block_pool.BlockPool": ("get_num_free_blocks()",),
+    "vllm.v1.executor.uniproc_executor.UniProcExecutor": ("driver_worker",),
+    "vllm.v1.worker.worker_base.WorkerWrapperBase": ("worker",),
+    "vllm.v1.worker.gpu_worker.Worker": ("model_runner",),
+    "vllm.v1.request.Request": (
+        "__init__(request_id, prompt_token_ids, sampling_params, pooling_params, arrival_time, block_hasher)",
+        "lora_request",
+        "num_computed_tokens",
+        "num_tokens",
+        "priority",
+        "request_id",
+        "status",
+    ),
+    # Runner V1: the direct engine and seeds by position.
+    "vllm.v1.worker.gpu_model_runner.GPUModelRunner": (
+        "attn_groups",
+        "device",
+        "discard_request_mask",
+        "execute_model_state",
+        "input_batch",
+        "model",
+        "model_config",
+        "optimistic_seq_lens_cpu",
+        "requests",
+        "sample_tokens(grammar_output)",
+        "supports_mm_inputs",
+        "uses_mrope",
+    ),
+    "vllm.v1.worker.utils.AttentionGroup": ("build_metadata(common_attn_metadata)", "kv_cache_spec", "layer_names"),
+    "vllm.v1.worker.gpu_model_runner.ExecuteModelState": ("hidden_states", "scheduler_output"),
+    "vllm.v1.worker.gpu_model_runner.AsyncGPUModelRunnerOutput": ("_model_runner_output",),
+    "vllm.v1.worker.gpu_input_batch.InputBatch": (
+        "generators",
+        "num_computed_tokens_cpu",
+        "num_prompt_tokens",
+        "num_reqs",
+        "req_ids",
+    ),
+    "vllm.v1.utils.CpuGpuBuffer": ("np",),
+    "vllm.v1.core.sched.output.SchedulerOutput": ("num_scheduled_tokens",),
+    "vllm.v1.outputs.ModelRunnerOutput": ("pooler_output",),
+    "vllm.v1.outputs.LogprobsLists": ("logprob_token_ids", "logprobs", "sampled_token_ranks"),
+    "vllm.v1.engine.EngineCoreOutput": ("finish_reason", "new_logprobs", "new_token_ids", "pooling_output"),
+    # Runner V2: noise by seed and position.
+    "vllm.v1.worker.gpu.model_runner.GPUModelRunner": (
+        "execute_model_state",
+        "model",
+        "model_config",
+        "req_states",
+        "sample_tokens(grammar_output)",
+    ),
+    "vllm.v1.worker.gpu.async_utils.AsyncOutput": ("model_runner_output",),
+    "vllm.v1.worker.gpu.buffer_utils.UvaBackedTensor": ("np",),
+    "vllm.v1.worker.gpu.model_runner.ExecuteModelState": ("hidden_states", "input_batch"),
+    "vllm.v1.worker.gpu.input_batch.InputBatch": (
+        "idx_mapping_np",
+        "num_computed_tokens_np",
+        "num_reqs",
+        "num_scheduled_tokens",
+        "query_start_loc_np",
+        "req_ids",
+    ),
+    "vllm.v1.worker.gpu.states.RequestState": ("prompt_len", "req_id_to_index"),
+    "vllm.v1.worker.gpu.sample.gumbel": ("gumbel_sample(logits, seed, pos)",),
+}
+"""By class or module: attributes, and methods with the parameters that are given."""
+
+
+def inspect_classes_in_process() -> None:
+    """Let vLLM look at a model's class in this process.
+
+    It starts another process, which imports vLLM again, so that this one does not initialise CUDA before it must: a
+    build for CPUs has none.
+    """
+    module: Any = registry
+    module._run_in_subprocess = _called  # noqa: SLF001 - vLLM has no setting for it
+
+
+def _called(inspect: Callable[[], T]) -> T:
+    return inspect()
+
+
+def runner_of(core: EngineCore) -> Any:
+    """The model runner inside an engine that runs in this process, or None if it is elsewhere."""
+    worker = getattr(core.model_executor, "driver_worker", None)
+    return getattr(getattr(worker, "worker", None), "model_runner", None)

@@ -1,0 +1,62 @@
+"""Measure from which size on a step is worth all threads of the engine (ADR 17)."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from statistics import median
+
+import numpy as np
+
+from modelserver.engines.engine import Engine
+from modelserver.engines.threads import StepThreads
+from modelserver.profile.measure import production_mix
+
+_log = logging.getLogger(__name__)
+
+_SEED = 20_240_501
+_SMALLEST, _LARGEST, _GROWTH = 8, 1024, 2**0.5
+"""Tokens of the steps that are measured: each larger than the last by this factor."""
+_ROUNDS = 9
+_IN_A_ROW = 2
+
+
+def measure_threads(engine: Engine, threads: StepThreads, clock: Callable[[], float] = time.perf_counter) -> int:
+    """The `threaded_tokens` of an engine: one more than the largest step that one thread computes as quickly as all do.
+
+    Called on the engine's thread. Sizes grow until all threads are quicker at two in a row, by medians of steps that
+    take turns.
+    """
+    if threads.count == 1:
+        return 0
+    rng = np.random.default_rng(_SEED)
+
+    def took_s(tokens: int, *, one: bool) -> float:
+        step = engine.prepare(*production_mix(tokens, engine.facts, rng))
+        threads.threaded_tokens = tokens + 1 if one else 0
+        began_s = clock()
+        step.run()
+        return clock() - began_s
+
+    began_s, below, quicker = clock(), 0, 0
+    for tokens in _sizes(engine.facts.step_token_capacity):
+        took_s(tokens, one=True)  # the first step of a size also builds its kernels
+        pairs = [(took_s(tokens, one=True), took_s(tokens, one=False)) for _ in range(_ROUNDS)]
+        if median(one for one, _ in pairs) <= median(several for _, several in pairs):
+            below, quicker = tokens + 1, 0
+        else:
+            quicker += 1
+        if quicker == _IN_A_ROW:
+            break
+    _log.info(
+        "measured the threads of small steps",
+        extra={"stage": "threads", "threads": threads.count, "threaded_tokens": below,
+               "took_s": round(clock() - began_s, 3)},
+    )  # fmt: skip
+    return below
+
+
+def _sizes(capacity: int) -> list[int]:
+    count = round(np.log(_LARGEST / _SMALLEST) / np.log(_GROWTH)) + 1
+    return [size for size in np.geomspace(_SMALLEST, _LARGEST, count).round().astype(int).tolist() if size <= capacity]

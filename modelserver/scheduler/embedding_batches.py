@@ -1,0 +1,231 @@
+"""The batches of embeddings that share the steps of an engine that also generates.
+
+A batch enters the engine query by query as steps have room, and is answered when its last vector is computed. A batch
+that goes alone runs in a separate step, for which the running generations wait: if it makes the engine fail, no
+generation and no other batch is harmed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+import numpy as np
+
+from modelserver.engines.engine import EngineFacts, EngineLoad, Generator, Matrix, NewTokens, StepLoad
+from modelserver.errors import ModelServerError, NotServing, StepFailed
+from modelserver.scheduler.composition import StepComposition, embed_room
+from modelserver.scheduler.merge import Composition
+from modelserver.scheduler.queued_batch import Answer, QueuedBatch, StepReport
+from modelserver.scheduler.step_queue import QueueBounds, StepQueue
+
+
+@dataclass(slots=True, eq=False)
+class _RunningBatch:
+    """A batch with at least one query in the engine; `names` are those of its queries there, with their rows.
+
+    `tokens`, `duration_s` and `decoding` are of the steps since its first query entered.
+    """
+
+    queued: QueuedBatch
+    matrix: Matrix
+    waiting: deque[tuple[int, list[int]]]
+    started_s: float
+    idle_before_s: float
+    names: dict[str, int] = field(default_factory=dict[str, int])
+    tokens: int = 0
+    duration_s: float = 0.0
+    decoding: int = 0
+
+    @property
+    def next_tokens(self) -> int:
+        return len(self.waiting[0][1])
+
+    @property
+    def done(self) -> bool:
+        return not self.waiting and not self.names
+
+
+class EmbeddingBatches:
+    """Takes queries from `queue` into the steps of one engine."""
+
+    def __init__(
+        self,
+        queue: StepQueue,
+        bounds: Callable[[EngineFacts], QueueBounds],
+        on_step: Callable[[StepReport], None],
+        on_failed_step: Callable[[Composition], None],
+    ) -> None:
+        """`on_step` and `on_failed_step` are called on the engine's thread."""
+        self._queue = queue
+        self._bounds = bounds
+        self._on_step = on_step
+        self._on_failed_step = on_failed_step
+        self._numbers = count()
+        self._running: list[_RunningBatch] = []
+        self._owners: dict[str, _RunningBatch] = {}
+        self._capacity = 0
+        self._seats = 0
+        self._dimensions = 0
+        self._room = 0
+        self._paused = False
+        self._now_s = self._idle_s = 0.0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._running) or self._queue.queued_tokens > 0
+
+    @property
+    def alone(self) -> bool:
+        return bool(self._running) and self._running[0].queued.alone
+
+    @property
+    def running(self) -> bool:
+        return bool(self._owners)
+
+    @property
+    def room_tokens(self) -> int:
+        """Tokens of embeddings that a step as the last one has room for."""
+        return self._room
+
+    def open(self, engine: Generator, wake: Callable[[], None]) -> None:
+        """Accept batches from now on; `wake` is called on any thread when one comes."""
+        facts = engine.facts
+        self._capacity, self._seats = facts.step_token_capacity, facts.step_query_capacity
+        self._dimensions = facts.dimensions
+        self._queue.open(self._bounds(facts), wake)
+
+    def begin_step(self, engine: Generator, now_s: float, idle_s: float) -> None:
+        """Abort the queries of batches whose callers have given up; `idle_s`: idle time before the step."""
+        self._now_s, self._idle_s = now_s, idle_s
+        for batch in [each for each in self._running if not each.queued.wanted(now_s)]:
+            engine.abort(list(batch.names))
+            self._forget(batch)
+
+    def compose(self, engine: Generator, load: EngineLoad, step_tokens: int, sequences: int) -> None:
+        """Let queries enter the engine, and limit its next step's tokens and generations."""
+        self._room = embed_room(step_tokens, load)
+        # Between two batches that go alone, the generations that wait for them get a step.
+        may_pause = not (self._paused and (load.decoding or load.prompt_tokens))
+        if may_pause and not self._running and (queued := self._queue.poll(lambda head: head.alone)) is not None:
+            self._begin(queued)
+        self._paused = self.alone
+        if self.alone:
+            engine.preempt()
+            while self._running[0].waiting:
+                self._enter(engine, self._running[0])
+            engine.limit(self._capacity, 0)
+            return
+        step = StepComposition(step_tokens, load, self._seats - len(self._owners))
+        while (batch := self._next(step)) is not None:
+            step.enter(batch.next_tokens, batch.queued.max_step_tokens)
+            self._enter(engine, batch)
+        engine.limit(step_tokens, sequences, step.prompt_part)
+
+    def deliver(self, new: Sequence[NewTokens], load: StepLoad, duration_s: float) -> None:
+        """Give batches their vectors; `new`: the embeddings that the step finished."""
+        if not self._owners:
+            return
+        step_batches = dict.fromkeys(self._owners.values())
+        composition = self._label(len(step_batches), load)
+        for batch in step_batches:
+            batch.tokens += load.prompt_tokens
+            batch.duration_s += duration_s
+            batch.decoding = max(batch.decoding, load.decoding)
+        for each in new:
+            self._place(each)
+        self._on_step(
+            StepReport(load.embedding_tokens, len(new), len(step_batches), composition, duration_s, self._idle_s)
+        )
+        for batch in [each for each in self._running if each.done]:
+            self._running.remove(batch)
+            report = StepReport(
+                tokens=batch.tokens,
+                queries=len(batch.matrix),
+                batches=len(step_batches),
+                composition=composition,
+                duration_s=batch.duration_s,
+                idle_before_s=batch.idle_before_s,
+                decoding=batch.decoding,
+                embed_room_tokens=self._room,
+            )
+            waited_s = max(0.0, batch.started_s - batch.queued.ready_s)  # it may come while its step is composed
+            batch.queued.deliver(Answer(batch.matrix, report, waited_s))
+
+    def fail_alone(self, engine: Generator, error: Exception) -> None:
+        """Report the failure of a batch that ran alone; the generations that waited for it run again.
+
+        Raises EngineBroken.
+        """
+        batch = self._running[0]
+        self._on_failed_step(Composition.ALONE)
+        engine.discard(list(batch.names))
+        self._forget(batch)
+        batch.queued.deliver(StepFailed(f"the engine failed: {type(error).__name__}: {error}"))
+
+    def fail(self, error: Exception, broken: ModelServerError | None, now_s: float) -> None:
+        """A step failed: report a batch that went alone, and run the others again, each alone.
+
+        If the engine is `broken`, they run elsewhere.
+        """
+        alone, batches = self.alone, self._running
+        self._running, self._owners = [], {}
+        if alone:
+            self._on_failed_step(Composition.ALONE)
+            batches[0].queued.deliver(StepFailed(f"the engine failed: {type(error).__name__}: {error}"))
+        elif broken is not None:
+            for each in batches:
+                each.queued.deliver(broken)
+        elif batches:
+            self._queue.put_back_isolated([each.queued for each in batches], now_s)
+
+    def refuse(self, reason: str) -> None:
+        for queued in [each.queued for each in self._running] + list(self._queue.drain()):
+            queued.deliver(NotServing(reason))
+        self._running, self._owners = [], {}
+
+    def _next(self, step: StepComposition) -> _RunningBatch | None:
+        """The batch whose next query enters the step: the one that has entered in part, else the queue's first."""
+        last = self._running[-1] if self._running else None
+        if last is not None and last.waiting:
+            return last if step.admits(last.next_tokens, last.queued.max_step_tokens) else None
+        queued = self._queue.poll(
+            lambda head: not head.alone and step.admits(int(head.batch.lengths[0]), head.max_step_tokens)
+        )
+        return None if queued is None else self._begin(queued)
+
+    def _begin(self, queued: QueuedBatch) -> _RunningBatch:
+        ends = np.cumsum(queued.batch.lengths)[:-1]
+        ids = [part.tolist() for part in np.split(queued.batch.token_ids, ends)]
+        matrix = np.zeros((queued.query_count, self._dimensions), np.float32)
+        batch = _RunningBatch(queued, matrix, deque(enumerate(ids)), self._now_s, self._idle_s)
+        self._running.append(batch)
+        return batch
+
+    def _enter(self, engine: Generator, batch: _RunningBatch) -> None:
+        row, ids = batch.waiting.popleft()
+        name = f"embedding {next(self._numbers)}"
+        engine.embed(name, ids)
+        batch.names[name] = row
+        self._owners[name] = batch
+
+    def _place(self, new: NewTokens) -> None:
+        batch = self._owners.pop(new.name, None)
+        if batch is None:
+            return
+        row = batch.names.pop(new.name)
+        batch.matrix[row] = np.nan if new.vector is None else new.vector
+
+    def _forget(self, batch: _RunningBatch) -> None:
+        self._running.remove(batch)
+        for name in batch.names:
+            del self._owners[name]
+
+    def _label(self, batches: int, load: StepLoad) -> Composition:
+        if self.alone:
+            return Composition.ALONE
+        if load.decoding or load.prompt_tokens > load.embedding_tokens:
+            return Composition.MIXED
+        return Composition.MERGED if batches > 1 else Composition.SINGLE

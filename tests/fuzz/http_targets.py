@@ -1,0 +1,202 @@
+"""Fuzz the bodies of requests over HTTP: what is read, refused and answered."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from math import inf
+from pathlib import Path
+
+from typing_extensions import override
+
+from aggregator.errors import Code, TokenbatchError
+from aggregator.observability.metrics import Metrics
+from aggregator.request.request import Defaults, Failure, Request
+from aggregator.scheduler.work_item import Priority, Task
+from aggregator.sources.calls.callers import Identity
+from aggregator.sources.calls.calls import Call
+from aggregator.sources.calls.load import Limits, Load
+from aggregator.sources.http import embeddings as embeddings_module
+from aggregator.sources.http import generation as generation_module
+from aggregator.sources.http.calls import HttpCall
+from aggregator.sources.http.embeddings import EmbeddingsReader, Revisions, failed_input
+from aggregator.sources.http.errors import FieldError, described
+from aggregator.sources.http.generation import DONE, GenerationReader, HttpGenerationCall, Writer
+from aggregator.sources.messages import request_of
+from k8s.process.metrics_buffer import MetricsBuffer
+from protos.embedding.v1.embedding_pb2 import EmbedRequest
+from protos.generation.v1 import generation_pb2 as pb
+from tests.fuzz.target import Target
+from tests.support.fake_source import GRPC
+
+_IDENTITY = Identity(Defaults(GRPC, "m", Priority.INTERACTIVE, max_inputs=5), None, None, ())
+_FAILURE = Failure(Code.INTERNAL, "it broke")
+_MOST_CHARACTERS = 301
+_LOAD = Load(Limits(), Metrics(MetricsBuffer()))
+
+
+class _AnyRevision(Revisions):
+    """Every tokenizer is that of all revisions."""
+
+    def __init__(self) -> None:
+        """Needs no models."""
+
+    @override
+    def of_tokenizer(self, tokenizer: str, name: str, task: Task) -> str:
+        return ""
+
+
+class _Letters:
+    """Each token is a letter."""
+
+    def step(self, token_id: int) -> str:
+        return chr(97 + token_id % 26)
+
+
+_EMBEDDINGS = EmbeddingsReader(_AnyRevision(), trusts_token_ids=False)
+_GENERATION = GenerationReader(_AnyRevision(), trusts_token_ids=True)
+
+
+def _refused(error: TokenbatchError) -> None:
+    """Its response can be written, and does not send a whole body back."""
+    status, body, _ = described(Failure.of(error), error.param if isinstance(error, FieldError) else None)
+    shown = json.loads(body)["error"]
+    assert status == 400, "A body is at fault, but not by its status."
+    assert len(shown["message"]) <= _MOST_CHARACTERS, "A refusal quotes too much."
+
+
+def _call(kind: type[HttpCall | HttpGenerationCall]) -> Call:
+    room = _LOAD.enter(())
+    room.leave()
+    return kind(room, "id")
+
+
+def _parsed(message: EmbedRequest | pb.GenerateRequest, call: Call) -> Request:
+    times = {"received_s": 0.0, "wall_s": 1000.0, "deadline_s": inf}
+    return request_of(message, _IDENTITY.defaults, call, **times, traceparent=None)
+
+
+def check_embeddings(data: bytes) -> None:
+    """A body of /v1/embeddings."""
+    try:
+        call = _call(HttpCall)
+        request = _parsed(_EMBEDDINGS(data, _IDENTITY, call), call)
+    except TokenbatchError as error:
+        _refused(error)
+        return
+    assert 0 < len(request.inputs) <= _IDENTITY.defaults.max_inputs, "More inputs than are taken, or none."
+    request.fail(_FAILURE)
+    found = failed_input(request)
+    assert found is not None, "A failed request has no failure."
+    described(*found)
+
+
+def check_generation(data: bytes) -> None:
+    """A body of /v1/completions, or of /v1/chat/completions behind an odd byte."""
+    read = _GENERATION.chat if data[:1] and data[0] % 2 else _GENERATION.completion
+    try:
+        call = _call(HttpGenerationCall)
+        request = _parsed(read(data[1:], _IDENTITY, call), call)
+    except TokenbatchError as error:
+        _refused(error)
+        return
+    _write(request)
+
+
+def _write(request: Request) -> None:
+    """Two tokens, whole and as events."""
+    generated = request.generation
+    assert generated is not None, "A generation request has no generation."
+    assert request.inputs[0] or generated.messages, "There is no prompt."
+    generated.begin("r1", bytes(4), _Letters())
+    logprobs = [pb.TokenLogprobs(token=pb.TokenLogprob(token_id=number, logprob=-1)) for number in range(2)]
+    generated.extend([0, 1], logprobs)
+    if not generated.finished:
+        generated.end(pb.FINISH_REASON_LENGTH)
+    json.loads(Writer(request, lambda _: _Letters()).whole())
+    generated.restart_stream()
+    *events, last = Writer(request, lambda _: _Letters()).events(done=True)
+    assert last == DONE, "A stream does not end."
+    for event in events:
+        json.loads(event.removeprefix(b"data: "))
+
+
+def _embeddings_seeds() -> Sequence[bytes]:
+    documents: list[object] = [
+        *({"input": "rain"}, {"input": ["rain", "é"]}, {"input": [1, 2], "tokenizer": "t"}, {"input": [[1], [2]]}),
+        {
+            "input": "rain",
+            "model": "m",
+            "encoding_format": "base64",
+            "dimensions": 3,
+            "user": "u",
+            "truncate_prompt_tokens": 5,
+            "input_type": "query",
+            "normalize": True,
+            "priority": "background",
+            "embedding_types": ["int8"],
+        },
+        *({"input": []}, {"input": ""}, {"input": None}, {"input": {}}, {"input": [1, "a"]}, {"input": ["a"] * 6}),
+        *({"input": "x", "truncate_prompt_tokens": 0}, {"input": "x", "dimensions": 2**63}, {"inputs": "x"}, [], 5),
+        {"input": "\ud800"},
+    ]
+    odd = (
+        b"",
+        b"[" * 2000,
+        b'{"input":' + b"[" * 2000,
+        b'{"input":"\xff"}',
+        b'{"input":"a","input":"b"}',
+        b'{"input": [ ',
+    )
+    return [*(json.dumps(document).encode() for document in documents), *odd]
+
+
+def _generation_seeds() -> Sequence[bytes]:
+    common = {
+        "max_tokens": 5,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "seed": -1,
+        "stop": ["b"],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "top_k": 3,
+        "min_tokens": 1,
+        "stop_token_ids": [7],
+        "n": 1,
+        "logit_bias": {},
+        "presence_penalty": 1,
+    }
+    completions: list[object] = [
+        *(
+            {"prompt": "rain"},
+            {"prompt": ["rain"]},
+            {"prompt": [1, 2]},
+            {"prompt": [[1]]},
+            {"prompt": "x", "logprobs": 2},
+        ),
+        *({"prompt": "x", **common}, {"prompt": "x", "n": 2}, {"prompt": ["a", "b"]}, {"prompt": []}, {}, []),
+        *({"prompt": "x", "seed": 2**64}, {"prompt": "x", "temperature": -1}, {"prompt": "x", "top_k": 2**40}),
+    ]
+    hi = {"messages": [{"role": "user", "content": "hi"}]}
+    parts = {"messages": [{"role": "user", "content": [{"type": "text", "text": "é"}]}]}
+    chats: list[object] = [
+        *(hi, parts, {**hi, **common}, {**hi, "logprobs": True, "top_logprobs": 2}, {**hi, "top_logprobs": 2}),
+        *(
+            {**hi, "tools": [{}]},
+            {"messages": []},
+            {"messages": [{"role": 5}]},
+            {**hi, "response_format": {"type": "text"}},
+        ),
+    ]
+    return [
+        *(b"\0" + json.dumps(document).encode() for document in completions),
+        *(b"\1" + json.dumps(document).encode() for document in chats),
+        *(b"", b"\0" + b"[" * 2000, b'\0{"prompt":"\xff"}'),
+    ]
+
+
+TARGETS = (
+    Target("http_embeddings", check_embeddings, _embeddings_seeds, (Path(embeddings_module.__file__ or ""),)),
+    Target("http_generation", check_generation, _generation_seeds, (Path(generation_module.__file__ or ""),)),
+)

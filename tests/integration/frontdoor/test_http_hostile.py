@@ -1,0 +1,253 @@
+"""What HTTP itself lets a caller do wrong: each has a named outcome, and neighbours are answered meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from aggregator.sources.calls import calls as common
+from aggregator.sources.http import calls, listener
+from aggregator.sources.http.source import HttpSource
+from tests.integration.frontdoor.test_http import embed, http_door
+from tests.support.listening import Listening, slow_engine
+from tests.support.until import until
+
+GZIP = gzip.compress(bytes(1 << 20)) * 1024  # 1 GB
+BODY = json.dumps({"input": "rain"}).encode()
+HEAD = b"POST /v1/embeddings HTTP/1.1\r\nhost: x\r\n"
+WHOLE = HEAD + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
+
+
+@asynccontextmanager
+async def connection(door: Listening) -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A bare connection."""
+    async with connected(door.http) as streams:
+        yield streams
+
+
+@asynccontextmanager
+async def connected(address: str) -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A bare connection to an address."""
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+
+
+async def answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], Any]:
+    """Status, headers and body of the next answer."""
+    async with asyncio.timeout(20):
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        status, *lines = head.rstrip().split("\r\n")
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        body = await reader.readexactly(int(headers.get("content-length", "0")))
+    return int(status.split()[1]), headers, json.loads(body)
+
+
+async def is_closed(reader: asyncio.StreamReader) -> bool:
+    async with asyncio.timeout(20):
+        try:
+            return await reader.read() == b""
+        except ConnectionResetError:
+            return True
+
+
+WRONG = {
+    "a body of 100 MB": (HEAD + b"content-length: 100000000\r\n\r\n" + b"x" * 100_000, 413, "request_too_large"),
+    "a body of 100 MB in chunks": (
+        HEAD + b"transfer-encoding: chunked\r\n\r\n" + (b"100000\r\n" + bytes(1 << 20) + b"\r\n") * 5,
+        413,
+        "request_too_large",
+    ),
+    "gzip that inflates to 1 GB": (
+        HEAD + b"content-encoding: gzip\r\ncontent-length: %d\r\n\r\n" % len(GZIP) + GZIP,
+        415,
+        "unsupported_encoding",
+    ),
+    "chunks that stop": (HEAD + b"transfer-encoding: chunked\r\n\r\n5\r\nab", 408, "request_timeout"),
+    "a chunk without a size": (HEAD + b"transfer-encoding: chunked\r\n\r\nzz\r\nab\r\n", 400, "bad_request"),
+    "a chunk longer than it says": (
+        HEAD + b"transfer-encoding: chunked\r\n\r\n2\r\nabcdef\r\n0\r\n\r\n",
+        400,
+        "bad_request",
+    ),
+    "a body that never comes": (HEAD + b"content-length: 100\r\n\r\n{", 408, "request_timeout"),
+    "two lengths": (HEAD + b"content-length: 3\r\ntransfer-encoding: chunked\r\n\r\n", 400, "bad_request"),
+    "a negative length": (HEAD + b"content-length: -1\r\n\r\n", 400, "bad_request"),
+    "no HTTP": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400, "bad_request"),
+    "a long header": (HEAD + b"x: " + b"y" * 20_000 + b"\r\n\r\n", 400, "bad_request"),
+    "many headers": (
+        HEAD + b"".join(b"x%d: y\r\n" % number for number in range(500)) + b"\r\n",
+        400,
+        "bad_request",
+    ),
+}
+"""What is sent, and the status and code of the answer."""
+
+
+@pytest.mark.parametrize(("sent", "status", "code"), WRONG.values(), ids=WRONG.keys())
+async def test_what_is_wrong_on_the_wire_is_named_and_its_connection_closed(
+    sent: bytes, status: int, code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "_PATIENCE_S", 0.5)
+    monkeypatch.setattr(calls, "_LINGER_S", 0.2)
+    async with http_door() as (door, session), connection(door) as (reader, writer):
+        writer.write(sent)
+        found, _, body = await answer(reader)
+        assert (found, body["error"]["code"]) == (status, code)
+        assert await is_closed(reader)
+        assert door.figure("embed.http.responses", status=str(status)) == 1
+        assert (await embed(session, {"input": "a"}))[0] == 200
+        await until(lambda: door.figure("embed.calls.held") == door.figure("embed.calls.open") == 0)
+
+
+async def test_a_body_of_one_byte_a_second_is_ended_and_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "_PATIENCE_S", 1.0)
+    async with http_door() as (door, session):
+
+        async def drip() -> tuple[int, str]:
+            async with connection(door) as (reader, writer):
+                writer.write(HEAD + b"content-length: 1000\r\n\r\n")
+                answered = asyncio.create_task(answer(reader))
+                while not answered.done():
+                    writer.write(b" ")
+                    await asyncio.sleep(0.2)
+                status, _, body = answered.result()
+                return status, body["error"]["code"]
+
+        slow = [asyncio.create_task(drip()) for _ in range(50)]
+        await until(lambda: door.figure("embed.calls.open") >= 50)
+        for _ in range(20):
+            assert (await embed(session, {"input": "a"}))[0] == 200
+        assert set(await asyncio.gather(*slow)) == {(408, "request_timeout")}
+
+
+async def test_a_body_with_too_many_texts_is_refused_before_all_of_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "_LINGER_S", 0.2)
+    async with http_door() as (door, session), connection(door) as (reader, writer):
+        writer.write(HEAD + b'content-length: 4000000\r\n\r\n{"input":[' + b'"a",' * 20_000)
+        status, _, body = await answer(reader)
+        assert (status, "more than 16384" in body["error"]["message"]) == (400, True)
+        assert (await embed(session, {"input": "a"}))[0] == 200
+
+
+async def test_large_bodies_wait_for_each_other_and_nobody_else_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(common, "_REST", 1e6)  # until then no second one is parsed
+    large, wanted = {"input": "rain " * 20_000, "truncate_prompt_tokens": 10}, {"input": "rain"}
+    async with http_door() as (_, session):
+        assert (await embed(session, large))[0] == 200
+        waiting = asyncio.create_task(embed(session, large))
+        for _ in range(20):
+            assert (await embed(session, wanted))[0] == 200
+        assert not waiting.done()
+        waiting.cancel()
+
+
+async def test_large_bodies_are_read_at_a_bounded_rate_and_small_ones_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "_BYTES_PER_S", 1000.0)
+    large, wanted = {"input": "rain " * 400_000, "truncate_prompt_tokens": 10}, {"input": "rain"}
+    async with http_door() as (_, session):
+        waiting = asyncio.create_task(embed(session, large))
+        for _ in range(20):
+            assert (await embed(session, wanted))[0] == 200
+        assert not waiting.done()
+        waiting.cancel()
+
+
+async def test_two_thousand_idle_connections_hold_up_nobody() -> None:
+    async with http_door() as (door, session):
+        host, _, port = door.http.rpartition(":")
+        idle = [await asyncio.open_connection(host, int(port)) for _ in range(2000)]
+        assert (await embed(session, {"input": "a"}))[0] == 200
+        assert door.figure("embed.calls.open") == 0
+        idle[0][1].write(WHOLE)
+        assert (await answer(idle[0][0]))[0] == 200
+        for _, writer in idle:
+            writer.close()
+
+
+async def test_connections_above_the_limit_are_closed_and_idle_ones_after_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(listener, "_MOST_CONNECTIONS", 2)
+    monkeypatch.setattr(listener, "_KEEPALIVE_S", 1.0)
+    async with http_door() as (door, _), connection(door) as (first, _), connection(door) as (second, writer):
+        writer.write(b"POST /v1/embe")  # headers that take too long
+        async with connection(door) as (third, _):
+            assert await is_closed(third)
+        assert door.figure("embed.http.closed", reason="crowded") == 1
+        assert await is_closed(first)
+        assert await is_closed(second)
+
+
+async def test_a_response_that_nobody_reads_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its room is free again. Until then its connection is read no further."""
+    monkeypatch.setattr(listener, "_UNREAD_S", 1.0)
+    async with http_door() as (door, session), connection(door) as (_, writer):
+        transport = writer.transport
+        assert isinstance(transport, asyncio.Transport)
+        transport.pause_reading()
+        body = json.dumps({"input": ["a"] * 2000, "encoding_format": "base64"}).encode()
+        large = HEAD + b"content-length: %d\r\n\r\n" % len(body) + body
+        writer.write(large * 100)  # the responses are 100 MB
+        await until(lambda: door.figure("embed.calls.held") > 1_000_000)
+        assert (await embed(session, {"input": "a"}))[0] == 200
+        await until(lambda: door.figure("embed.http.closed", reason="unread") == 1)
+        await until(lambda: door.figure("embed.calls.open") == door.figure("embed.calls.held") == 0)
+        assert door.figure("embed.http.responses", status="200") < 40
+
+
+async def test_pipelined_requests_are_answered_in_their_order() -> None:
+    async with http_door() as (door, _), connection(door) as (reader, writer):
+        bodies = [json.dumps({"input": ["a"] * (number + 1)}).encode() for number in range(100)]
+        writer.write(b"".join(HEAD + b"content-length: %d\r\n\r\n" % len(body) + body for body in bodies))
+        counts = [len((await answer(reader))[2]["data"]) for _ in bodies]
+        assert counts == list(range(1, 101))
+
+
+async def test_http_1_0_is_answered_and_its_connection_closed() -> None:
+    async with http_door() as (door, _), connection(door) as (reader, writer):
+        writer.write(WHOLE.replace(b"HTTP/1.1", b"HTTP/1.0"))
+        assert (await answer(reader))[0] == 200
+        assert await is_closed(reader)
+
+
+async def test_who_expects_to_be_asked_for_the_body_is_asked() -> None:
+    async with http_door() as (door, _), connection(door) as (reader, writer):
+        head, _, _ = WHOLE.partition(b"\r\n\r\n")
+        writer.write(head + b"\r\nexpect: 100-continue\r\n\r\n")
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(BODY)
+        assert (await answer(reader))[0] == 200
+
+
+async def test_at_a_stop_every_request_is_answered_and_told_to_close() -> None:
+    """Callers that go on calling on their connections, while the listener stops."""
+    async with http_door(slow_engine(slowness=20)) as (door, _):
+        source = next(each for each in door.pipeline.sources if each.name == "http")
+        answered: list[bool] = []
+
+        async def caller() -> None:
+            async with connection(door) as (reader, writer):
+                closes = False
+                while not closes:
+                    writer.write(WHOLE)
+                    status, headers, _ = await answer(reader)
+                    assert status == 200
+                    closes = headers.get("connection") == "close"
+                answered.append(await is_closed(reader))
+
+        callers = [asyncio.create_task(caller()) for _ in range(20)]
+        await asyncio.sleep(0.3)
+        assert isinstance(source, HttpSource)
+        await source.stop(10)
+        await asyncio.gather(*callers)
+        assert answered == [True] * 20

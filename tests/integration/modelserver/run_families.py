@@ -1,0 +1,143 @@
+"""Serve a small model of each shape behind an aggregator, beside transformers, and write how far they are apart.
+
+Started by `test_families.py`: `python -m tests.integration.modelserver.run_families FOLDER [SHAPE ...]`. All model
+servers run in this process, one after the other: importing vLLM takes longer than what is done here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from modelserver.engines.process_env import prepare_engine_env
+
+prepare_engine_env(os.environ, local_model=True, v1_runner=True)
+
+import grpc  # noqa: E402 - vLLM reads its environment when it is imported
+import numpy as np  # noqa: E402
+import numpy.typing as npt  # noqa: E402
+import torch  # noqa: E402
+import uvloop  # noqa: E402
+from vllm.platforms import current_platform  # noqa: E402
+
+from k8s.process import telemetry as process_telemetry  # noqa: E402
+from k8s.process.telemetry import TelemetrySettings  # noqa: E402
+from loadtest.stack.ports import free_ports  # noqa: E402
+from loadtest.stack.service import without_kafka  # noqa: E402
+from modelserver import model_files  # noqa: E402
+from modelserver.app import Server  # noqa: E402
+from modelserver.settings import (  # noqa: E402
+    EngineSettings,
+    GrpcSettings,
+    ModelServerSettings,
+    ModelSettings,
+    ProfileSettings,
+)
+from protos.embedding.v1 import embedding_pb2, embedding_pb2_grpc  # noqa: E402
+from protos.modelserver.v1 import modelserver_pb2, modelserver_pb2_grpc  # noqa: E402
+from tests.integration.modelserver import tiny_models  # noqa: E402
+from tests.integration.modelserver.model_families import SHAPES  # noqa: E402
+from tests.integration.modelserver.run_engines import CACHE_BLOCKS, STEP_TOKENS  # noqa: E402
+
+CALL_S = 120.0
+QUERIES = [*tiny_models.queries(), tiny_models.longest()]
+Matrix = npt.NDArray[np.float32]
+
+
+def saved(shape: str, folder: Path) -> Matrix:
+    """Write the model; the unit vectors that transformers computes."""
+    reference = SHAPES[shape].save(folder)
+    tiny_models.limit_tokenizer(folder)  # the aggregator probes with words of MiniLM's
+    vectors = reference.vectors(QUERIES)
+    units: Matrix = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    return units
+
+
+def apart(shape: str, folder: Path, port: int, front: str, expected: Matrix) -> dict[str, Any]:
+    """What serves it, and the largest difference from the expected vectors; or why it is not served."""
+    inputs = [embedding_pb2.Input(token_ids=embedding_pb2.TokenIds(ids=query)) for query in QUERIES]
+    request = embedding_pb2.EmbedRequest(model=shape, inputs=inputs, normalize=True)
+    kinds: list[str] = []
+    with grpc.insecure_channel(front) as channel, grpc.insecure_channel(f"127.0.0.1:{port}") as server:
+        call = embedding_pb2_grpc.EmbeddingsStub(channel).Embed.future(request, timeout=CALL_S)
+
+        def answered(_: object) -> None:
+            if not call.cancelled():
+                stub = modelserver_pb2_grpc.ModelServerStub(server)
+                kinds.append(stub.Describe(modelserver_pb2.DescribeRequest(), timeout=CALL_S).engine)
+                os.kill(os.getpid(), signal.SIGTERM)  # the server below ends as it does everywhere
+
+        call.add_done_callback(answered)
+        try:
+            serve(shape, folder, port)
+        except Exception as error:  # noqa: BLE001 - it is the result
+            call.cancel()
+            return {"error": f"{type(error).__name__}: {error}"}
+        found = [np.frombuffer(each.embedding, "<f4") for each in call.result().embeddings]
+    return {"engine": kinds[0], "difference": float(np.abs(np.stack(found) - expected).max())}
+
+
+def serve(shape: str, folder: Path, port: int) -> None:
+    """A model server, until SIGTERM."""
+    settings = ModelServerSettings(
+        model=ModelSettings(path=str(folder), name=shape, task="embed"),
+        engine=EngineSettings(
+            dtype="float32", step_tokens=STEP_TOKENS, vllm_options={"num_gpu_blocks_override": CACHE_BLOCKS}
+        ),
+        grpc=GrpcSettings(bind=f"127.0.0.1:{port}"),
+        profile=ProfileSettings(enabled=False),
+    )
+    telemetry = process_telemetry.start(TelemetrySettings(metrics_bind="127.0.0.1:0"), "modelserver")
+
+    async def run() -> None:
+        await Server(settings, model_files.read(folder, ""), telemetry).run()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(run())
+    telemetry.shutdown()
+
+
+def results(folder: Path, shapes: list[str]) -> Iterator[dict[str, Any]]:
+    """Of one after the other, all behind one aggregator.
+
+    All are written before one is served: vLLM changes classes of transformers in whose place it computes.
+    """
+    expected = {shape: saved(shape, folder / shape) for shape in shapes}
+    ports = free_ports(len(shapes))
+    models = [
+        {"name": shape, "servers": [f"127.0.0.1:{port}"], "scales_to_zero": True}
+        for shape, port in zip(shapes, ports, strict=True)
+    ]
+    with without_kafka(
+        folder / "aggregator.log", model="", servers=[], settings={"MODELS": json.dumps(models)}
+    ) as front:
+        gc.freeze()  # and stays so: each engine collects garbage several times, mostly among modules of torch and vLLM
+        for number, (shape, port) in enumerate(zip(shapes, ports, strict=True)):
+            # vLLM goes through all modules for kernels of Triton's, each time an engine is built: once is enough.
+            registered = patch.object(type(current_platform), "register_triton_kernel_overrides") if number else None
+            with patch.object(gc, "unfreeze"), registered or nullcontext():
+                yield {"shape": shape, **apart(shape, folder / shape, port, front.address, expected[shape])}
+
+
+def main(folder: Path, shapes: list[str]) -> None:
+    """Run them all, a line each."""
+    torch.manual_seed(0)
+    with (folder / "families.jsonl").open("w", encoding="utf-8") as file:
+        for result in results(folder, shapes):
+            file.write(json.dumps(result) + "\n")
+            file.flush()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:] or list(SHAPES))
+    sys.stdout.flush()
+    os._exit(0)

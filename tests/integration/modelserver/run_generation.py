@@ -1,0 +1,220 @@
+"""Have SmolLM2 generate by vLLM's own `LLM` and by this project's engine, and write what came out.
+
+Started by `test_generation.py`: `python -m tests.integration.modelserver.run_generation FILE`. One process, since
+importing vLLM takes longer than everything done here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from modelserver.engines.process_env import prepare_engine_env
+
+prepare_engine_env(os.environ, local_model=True, v1_runner=True)
+os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"
+
+import numpy as np  # noqa: E402 - vLLM reads its environment when it is imported
+from transformers import AutoTokenizer  # noqa: E402
+from vllm import LLM, CompletionOutput, SamplingParams, TokensPrompt  # noqa: E402
+
+from aggregator.request.generated_text import GeneratedText  # noqa: E402
+from aggregator.tokenizers.fast_tokenizer import FastTokenizer  # noqa: E402
+from loadtest.texts.smollm2 import smollm2  # noqa: E402
+from modelserver.engines.core import LoadOptions  # noqa: E402
+from modelserver.engines.vllm_generator import VllmGenerator, load  # noqa: E402
+from protos.generation.v1 import generation_pb2  # noqa: E402
+from protos.modelserver.v1 import modelserver_pb2 as pb  # noqa: E402
+
+MAX_LEN = 512
+PROMPTS = ("The capital of France is", "Once upon a time, a small fox", "日本の首都は東京です。🗼 Emoji:")
+SCRIPTS = (
+    "Привет, мир! Γειά σου Κόσμε",
+    "مرحبا بالعالم، שלום עולם",
+    "नमस्ते दुनिया, স্বাগতম, வணக்கம்",
+    "日本の首都は東京です。你好，世界！안녕하세요",
+    "ภาษาไทย ქართული ދިވެހި ⴰⵎⴰⵣⵉⵖ",
+    "👩‍👩‍👧‍👦 🏳️‍🌈 👍🏽 🗼 e\u0301 Å ﬁ 𝔘𝔫𝔦 \u200d\u200f end",
+)
+CHAT = (("system", "Be brief."), ("user", "नमस्ते 🗼, who are you?"), ("assistant", "A <model>."), ("user", "And I?"))
+CASES: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0, "max_tokens": 24},
+    "top_k of 1": {"temperature": 0.9, "top_k": 1, "max_tokens": 16, "seed": 5},
+    "top_p of almost 0": {"temperature": 0.9, "top_p": 1e-6, "max_tokens": 16, "seed": 6},
+    "repetition_penalty": {"temperature": 0.0, "repetition_penalty": 1.3, "max_tokens": 24},
+    "presence_penalty": {"temperature": 0.0, "presence_penalty": 1.5, "max_tokens": 24},
+    "frequency_penalty": {"temperature": 0.0, "frequency_penalty": 1.0, "max_tokens": 24},
+    "min_tokens": {"temperature": 0.0, "min_tokens": 12, "max_tokens": 16},
+    "ignore_eos": {"temperature": 0.0, "ignore_eos": True, "max_tokens": 40},
+    "logprobs": {"temperature": 0.0, "logprobs": 3, "max_tokens": 8},
+    "stop": {"temperature": 0.0, "stop": [".", " and"], "max_tokens": 40},
+    "stop_token_ids": {"temperature": 0.0, "stop_token_ids": [28, 30, 198, 284], "max_tokens": 40},
+    "stop_token_ids and min_tokens": {
+        "temperature": 0.0,
+        "stop_token_ids": [28, 30, 198, 284],
+        "min_tokens": 8,
+        "max_tokens": 40,
+    },
+    "stop and min_tokens": {"temperature": 0.0, "stop": [".", ","], "min_tokens": 10, "max_tokens": 40},
+    "one token": {"temperature": 0.0, "max_tokens": 1},
+}
+
+
+Told = dict[str, Any]
+
+
+def ours(engine: VllmGenerator, tokenizer: FastTokenizer, prompts: list[list[int]]) -> dict[str, list[Told]]:
+    """By case, a text for each prompt, as the aggregator would have it; all run at once."""
+    texts: dict[str, GeneratedText] = {}
+    logprobs: dict[str, list[list[list[float]]]] = {}
+    names = [f"{case}/{number}" for case in CASES for number in range(len(prompts))]
+    for name, (case, ids) in zip(names, product(CASES.values(), prompts), strict=True):
+        given = dict(case)
+        stop = given.pop("stop", [])
+        texts[name] = GeneratedText(generation_pb2.Sampling(stop=stop, min_tokens=case.get("min_tokens", 0)))
+        prompt = np.array(ids, "<i4").tobytes()
+        texts[name].begin("r", prompt, tokenizer.detokenizer(prompt))
+        logprobs[name] = []
+        engine.add(name, ids, pb.Sampling(**given))
+    while engine.has_work:
+        for new in engine.step()[0]:
+            text = texts[new.name]
+            if text.extend(new.token_ids, (), new.stop_tokens):
+                engine.abort([new.name])
+            elif new.finished:
+                text.end(generation_pb2.FINISH_REASON_LENGTH if new.length else generation_pb2.FINISH_REASON_STOP)
+            if new.logprobs is not None:
+                rows = zip(new.logprobs.token_ids.tolist(), new.logprobs.values.tolist(), strict=True)
+                logprobs[new.name] += [sorted(map(list, zip(*row, strict=True))) for row in rows]
+    told = {
+        name: {
+            "text": text.text,
+            "ids": list(text.token_ids),
+            "cut": text.finish_reason == generation_pb2.FINISH_REASON_LENGTH,
+            "stop": text.stop,
+            "logprobs": logprobs[name],
+        }
+        for name, text in texts.items()
+    }
+    return {case: [told[f"{case}/{number}"] for number in range(len(prompts))] for case in CASES}
+
+
+def theirs(llm: LLM, prompts: list[list[int]]) -> dict[str, list[Told]]:
+    """The same, as vLLM has it."""
+    asked = [TokensPrompt(prompt_token_ids=ids) for _ in CASES for ids in prompts]
+    samplings = [SamplingParams(**case) for case in CASES.values() for _ in prompts]
+    outputs = iter(each.outputs[0] for each in llm.generate(asked, samplings, use_tqdm=False))
+    return {case: [_told(next(outputs)) for _ in prompts] for case in CASES}
+
+
+def _told(output: CompletionOutput) -> Told:
+    return {
+        "text": output.text,
+        "ids": list(output.token_ids),
+        "cut": output.finish_reason == "length",
+        "stop": output.stop_reason if isinstance(output.stop_reason, str) else "",
+        "logprobs": [
+            sorted([token, logprob.logprob] for token, logprob in place.items()) for place in output.logprobs or ()
+        ],
+    }
+
+
+def spelled(tokenizer: FastTokenizer, script: str) -> str:
+    """A text of these characters, as a caller gets it who reads every token."""
+    text = GeneratedText(generation_pb2.Sampling())
+    prompt = tokenizer.count(["x"]).ids.tobytes()
+    text.begin("r", prompt, tokenizer.detokenizer(prompt))
+    deltas: list[str] = []
+    for token_id in tokenizer.count([script]).ids.tolist():
+        text.extend([token_id], ())
+        deltas.append(text.read_new()[1])
+    return "".join(deltas)
+
+
+def chats(tokenizer: FastTokenizer, folder: str) -> list[str]:
+    """A chat as a prompt, by transformers and by this project."""
+    messages = [{"role": role, "content": content} for role, content in CHAT]
+    reference: Any = AutoTokenizer.from_pretrained(folder)
+    theirs: str = reference.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return [theirs, tokenizer.prompt([generation_pb2.Message(**each) for each in messages])]
+
+
+def seeded(engine: VllmGenerator, ids: list[int]) -> dict[str, Any]:
+    """A seeded text, whole, in parts that go on from one another, and beside others."""
+
+    def run(name: str, prompt: list[int], tokens: int, seed: int) -> list[int]:
+        sampling = pb.Sampling(temperature=0.9, top_p=0.95, seed=seed, max_tokens=tokens, ignore_eos=True)
+        engine.add(name, prompt, sampling)
+        got: list[int] = []
+        while engine.has_work:
+            for new in engine.step()[0]:
+                if new.name == name:
+                    got += new.token_ids
+        return got
+
+    whole = run("whole", ids, 24, 7)
+    resumed = [run(f"from {cut}", ids + whole[:cut], 24 - cut, 7) for cut in (1, 9, 17)]
+    for number in range(5):
+        engine.add(f"beside {number}", [*ids[number:], 5, 6], pb.Sampling(max_tokens=30, seed=number, ignore_eos=True))
+    beside = run("beside", ids, 24, 7)
+    return {
+        "whole": whole,
+        "resumed": [whole[:cut] + rest for cut, rest in zip((1, 9, 17), resumed, strict=True)],
+        "beside": beside,
+        "other seed": run("other", ids, 24, 8),
+    }
+
+
+def freed(engine: VllmGenerator, ids: list[int]) -> list[int]:
+    """Free tokens before, while a sequence runs, and once it is aborted; one that was half computed, too."""
+    engine.limit(64, 8)
+    before = engine.free_kv_tokens
+    engine.add("long", ids * 20, pb.Sampling(max_tokens=50))
+    engine.step()
+    during = engine.free_kv_tokens
+    engine.abort(["long", "unknown"])
+    after = engine.free_kv_tokens
+    engine.step()
+    return [before, during, after]
+
+
+def main(file: Path) -> None:
+    """Run all, and write it."""
+    folder = str(smollm2())
+    tokenizer = FastTokenizer(Path(folder))
+    prompts = [tokenizer.count([prompt]).ids.tolist() for prompt in PROMPTS]
+    common: dict[str, Any] = {"dtype": "float32", "enforce_eager": True, "max_model_len": MAX_LEN, "block_size": 32}
+    llm = LLM(folder, max_num_seqs=64, **common)
+    expected = theirs(llm, prompts)
+    client: Any = llm.llm_engine.engine_core
+    client.engine_core.shutdown()
+    del llm, client
+    engine = load(
+        LoadOptions(
+            model_path=folder,
+            dtype="float32",
+            model_tokens=MAX_LEN,
+            max_input_tokens=MAX_LEN,
+            step_tokens=None,
+            options={},
+        )
+    )
+    results = {
+        "expected": expected,
+        "found": ours(engine, tokenizer, prompts),
+        "seeded": seeded(engine, prompts[1]),
+        "freed": freed(engine, prompts[1]),
+        "spelled": [[script, spelled(tokenizer, script)] for script in SCRIPTS],
+        "chats": chats(tokenizer, folder),
+    }
+    file.write_text(json.dumps(results), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
+    sys.stdout.flush()
+    os._exit(0)

@@ -1,0 +1,112 @@
+"""Run both kinds of engine on vLLM's second model runner, and write what came out beside what transformers gives.
+
+Started by `test_runner_v2.py`: `python -m tests.integration.modelserver.on_runner_v2
+tests.integration.modelserver.run_runner_v2 FOLDER`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from modelserver.engines.process_env import prepare_engine_env
+
+prepare_engine_env(os.environ, local_model=True, v1_runner=False)
+
+import numpy as np  # noqa: E402 - vLLM reads its environment when it is imported
+import torch  # noqa: E402
+
+from modelserver.engines import vllm_generator  # noqa: E402
+from modelserver.engines.core import CoreEngine, load  # noqa: E402
+from modelserver.engines.direct import DirectEngine, NotDirect  # noqa: E402
+from modelserver.engines.vllm_generator import VllmGenerator  # noqa: E402
+from modelserver.engines.vllm_internals import runner_of  # noqa: E402
+from modelserver.model_files import locate  # noqa: E402
+from protos.modelserver.v1 import modelserver_pb2 as pb  # noqa: E402
+from tests.integration.modelserver import tiny_models  # noqa: E402
+from tests.integration.modelserver.run_engines import embed, options  # noqa: E402
+from tests.integration.modelserver.run_generation import freed, seeded  # noqa: E402
+from tests.integration.modelserver.texts import questions  # noqa: E402
+
+QUESTIONS = 16
+TOKENS = 12
+PROMPT = [7, 99, 500, 12, 340]
+
+
+def embeddings(kind: str, folder: Path) -> dict[str, Any]:
+    """The largest difference to transformers of a small random model's unit vectors."""
+    model = tiny_models.MODELS[kind]()
+    tiny_models.save(model, folder / kind)
+    queries = tiny_models.queries()
+    core = load(options(str(folder / kind)))
+    runner = type(runner_of(core.core)).__mro__[1].__module__
+    found, expected = embed(core, queries), model.pooled(queries)
+    result = {"runner": runner, "difference": _difference(found, expected), "direct": _direct(core)}
+    core.close()
+    return result
+
+
+def generation(folder: Path) -> dict[str, Any]:
+    """The tokens of a small random model: the likeliest, and seeded ones."""
+    model = tiny_models.MODELS["qwen3"]()
+    tiny_models.save(model, folder)
+    engine = vllm_generator.load(options(str(folder)))
+    result = {
+        "greedy": _generated(engine, TOKENS, temperature=0.0),
+        "truncated": [
+            _generated(engine, 4, temperature=0.9, seed=5, **kept) for kept in ({"top_k": 1}, {"top_p": 1e-6})
+        ],
+        "expected": tiny_models.likeliest(model.whole, PROMPT, TOKENS),
+        "seeded": seeded(engine, PROMPT),
+        "freed": freed(engine, PROMPT),
+    }
+    engine.close()
+    return result
+
+
+def minilm() -> list[list[float]]:
+    """What sentence-transformers gives for some questions."""
+    from sentence_transformers import SentenceTransformer  # noqa: PLC0415 - slow to import
+
+    model = SentenceTransformer(str(locate("", "")), device="cpu")
+    vectors: list[list[float]] = model.encode(questions(QUESTIONS), normalize_embeddings=True).tolist()
+    return vectors
+
+
+def _difference(found: Any, expected: Any) -> float:
+    units = [each / np.linalg.norm(each, axis=1, keepdims=True) for each in (found, expected)]
+    return float(np.abs(units[0] - units[1]).max())
+
+
+def _direct(core: CoreEngine) -> str:
+    try:
+        DirectEngine(core)
+    except NotDirect as error:
+        return str(error)
+    return ""
+
+
+def _generated(engine: VllmGenerator, count: int, **sampling: Any) -> list[int]:
+    engine.add("one", PROMPT, pb.Sampling(max_tokens=count, ignore_eos=True, **sampling))
+    tokens: list[int] = []
+    while engine.has_work:
+        for new in engine.step()[0]:
+            tokens += new.token_ids
+    return tokens
+
+
+def main(folder: Path) -> None:
+    """Run all, and write it."""
+    torch.manual_seed(0)
+    results: dict[str, Any] = {kind: embeddings(kind, folder) for kind in tiny_models.MODELS}
+    results |= {"generation": generation(folder / "g"), "minilm": minilm()}
+    (folder / "lab.json").write_text(json.dumps(results), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
+    sys.stdout.flush()
+    os._exit(0)

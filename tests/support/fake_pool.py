@@ -1,0 +1,37 @@
+"""A pool of model servers that are there from the start."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from aggregator.engine import Engine, PoolMembers
+from aggregator.tokenizers.tokenizer import Tokenizer
+from tests.support.fake_tokenizer import FakeTokenizer
+
+_RETURNS_S = 1.0
+
+
+@dataclass(eq=False)
+class FakePool:
+    """Announces its engines at once; notes suspects, and announces those again a while later."""
+
+    engines: Sequence[Engine] = ()
+    tokenizer: Tokenizer = field(default_factory=FakeTokenizer)
+    suspects: list[Engine] = field(default_factory=list[Engine])
+    members: PoolMembers | None = None
+
+    async def run(self, members: PoolMembers) -> None:
+        """Announce the engines."""
+        self.members = members
+        for engine in self.engines:
+            members.join(engine, self.tokenizer)
+        await asyncio.Event().wait()
+
+    def suspect(self, engine: Engine) -> None:
+        """Take an engine away for a while."""
+        self.suspects.append(engine)
+        if self.members is not None:
+            self.members.leave(engine)
+            asyncio.get_running_loop().call_later(_RETURNS_S, self.members.join, engine, self.tokenizer)

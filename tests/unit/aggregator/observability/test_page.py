@@ -1,0 +1,194 @@
+"""The page and its events over HTTP: for many viewers, for slow ones, for none."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import socket
+import threading
+from base64 import b64encode
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+from typing_extensions import override
+
+from aggregator.observability import viewers
+from aggregator.observability.page import LivePages
+from aggregator.observability.viewers import Feed
+from aggregator.reports import words
+from k8s.process import telemetry
+from k8s.process.telemetry import Telemetry, TelemetrySettings
+
+LOCAL = TelemetrySettings(metrics_bind="127.0.0.1:0")
+
+
+def ended() -> bool:
+    """Whether the viewers' thread, if there is one, ends."""
+    for thread in threading.enumerate():
+        if thread.name == "viewers":
+            thread.join(30)
+            return not thread.is_alive()
+    return True
+
+
+class Counting(Feed):
+    """Counts its events; each is `size` bytes long."""
+
+    def __init__(self) -> None:
+        self.events = self.samples = 0
+        self.read_once = threading.Event()
+        self.size = 1
+        self.full: list[bool] = []
+
+    @override
+    def sample(self) -> None:
+        self.samples += 1
+
+    @override
+    def read(self, *, full: bool) -> tuple[object, object]:
+        self.events += 1
+        self.full.append(full)
+        self.read_once.set()
+        event = {"number": self.events, "filler": "x" * self.size}
+        return event, {**event, "history": []} if full else None
+
+
+@pytest.fixture
+def feed() -> Counting:
+    return Counting()
+
+
+@pytest.fixture
+def started(feed: Counting, monkeypatch: pytest.MonkeyPatch) -> Iterator[Telemetry]:
+    monkeypatch.setattr(viewers, "EVERY_S", 0.02)
+    started = telemetry.start(LOCAL, "test-service")
+    started.show(LivePages(feed))
+    yield started
+    started.shutdown()
+    assert "viewers" not in {thread.name for thread in threading.enumerate()}
+
+
+def get(started: Telemetry, path: str, **headers: str) -> tuple[http.client.HTTPResponse, bytes]:
+    connection = http.client.HTTPConnection(started.metrics_address, timeout=30)
+    connection.request("GET", path, headers=headers)
+    response = connection.getresponse()
+    return response, response.read()
+
+
+class Viewer:
+    """A browser that reads when the test reads."""
+
+    def __init__(self, started: Telemetry, receive_bytes: int = 0) -> None:
+        host, _, port = started.metrics_address.rpartition(":")
+        self.connection = socket.socket()
+        if receive_bytes:
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        self.connection.settimeout(30)
+        self.connection.connect((host, int(port)))
+        self.connection.sendall(b"GET /live HTTP/1.1\r\nHost: here\r\n\r\n")
+        self.stream = self.connection.makefile("rb")
+        self.status = self.stream.readline().split()[1]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stream.close()
+        self.connection.close()
+
+    def event(self) -> dict[str, Any]:
+        """The next event."""
+        for line in self.stream:
+            if line.startswith(b"data: "):
+                found: dict[str, Any] = json.loads(line[6:])
+                return found
+        raise ConnectionResetError
+
+
+def test_the_page_is_one_file_that_may_load_nothing_from_elsewhere(started: Telemetry) -> None:
+    response, body = get(started, "/")
+    text = body.decode()
+    policy = response.headers["Content-Security-Policy"]
+    assert response.status == 200
+    assert "default-src 'none'; connect-src 'self'" in policy
+    assert not re.findall(r'(?:src|href)="(?!data:)', text.split("<script>")[0])
+    for part in re.findall(r"<(?:script|style)>(.*?)</(?:script|style)>", text, re.DOTALL):
+        assert f"'sha256-{b64encode(sha256(part.encode()).digest()).decode()}'" in policy
+    assert "uPlot" in text
+
+
+def test_every_problem_leads_to_a_heading_of_the_runbook(started: Telemetry) -> None:
+    response, body = get(started, "/runbook")
+    assert response.status == 200
+    anchors = set(re.findall(r'id="([^"]+)"', body.decode()))
+    source = Path(words.__file__).read_text(encoding="utf-8")
+    headings = re.findall(r'"(Tokenbatch\w+|No broker answers|A model server dies.*?|The load exceeds.*?)"', source)
+    assert len(headings) > 10
+    assert {words.anchor(heading) for heading in headings} <= anchors
+
+
+def test_a_viewer_gets_everything_first_and_then_what_is_new(started: Telemetry, feed: Counting) -> None:
+    with Viewer(started) as viewer:
+        first, second = viewer.event(), viewer.event()
+    assert "history" in first
+    assert "history" not in second
+    assert second["number"] == first["number"] + 1
+    assert feed.samples
+
+
+def test_nothing_is_read_and_no_thread_runs_without_a_viewer(started: Telemetry, feed: Counting) -> None:
+    with Viewer(started) as viewer:
+        viewer.event()
+    assert ended()
+    events = feed.events
+    assert get(started, "/livez")[0].status == 200
+    assert feed.events == events
+    with Viewer(started) as viewer:
+        assert "history" in viewer.event()
+
+
+def test_many_viewers_share_each_event_and_one_more_is_refused_with_a_time_to_come_back(
+    started: Telemetry, feed: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(viewers, "MOST_VIEWERS", 20)
+    many = [Viewer(started) for _ in range(20)]
+    try:
+        response, body = get(started, "/live")
+        assert (response.status, response.headers["Retry-After"]) == (503, "10")
+        assert body == b"too many viewers: close a page\n"
+        numbers = [viewer.event()["number"] for viewer in many]
+        assert feed.events >= max(numbers)
+        assert feed.events < 20 * len(numbers), "events were made for each viewer"
+    finally:
+        for viewer in many:
+            viewer.__exit__()
+
+
+def test_a_slow_reader_holds_up_nobody_and_gets_the_latest_state_when_it_reads(
+    started: Telemetry, feed: Counting
+) -> None:
+    feed.size = 200_000
+    with Viewer(started, receive_bytes=4096) as slow, Viewer(started) as quick:
+        for _ in range(5):
+            quick.event()
+        feed.size = 1
+        missed = quick.event()["number"]
+        found = [slow.event()]
+        while found[-1]["number"] <= missed:
+            found.append(slow.event())
+    later = next(event for event in found[1:] if event["number"] > found[0]["number"] + 1)
+    assert "history" in later, "it missed events, and did not get everything again"
+
+
+def test_a_reader_that_reads_nothing_is_disconnected(
+    started: Telemetry, feed: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(viewers, "_STUCK_S", 0.1)
+    feed.size = 1_000_000
+    with Viewer(started, receive_bytes=4096):
+        assert feed.read_once.wait(30)
+        assert ended()

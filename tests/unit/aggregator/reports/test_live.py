@@ -1,0 +1,153 @@
+"""What the page shows of a pipeline that works among fakes, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from aggregator.replicas.discovery import Target
+from aggregator.reports.live import LiveFeed
+from tests.support.fake_source import KAFKA
+from tests.support.faked_pipeline import CURVE, MODEL, FakedPipeline, new_engine
+from tests.support.virtual_time import in_virtual_time
+
+INTAKE: Any = SimpleNamespace(
+    uncommitted_span=lambda: {("t", 3): 2},
+    paused=lambda: {("t", 3)},
+    lag_records=lambda: {("t", 3): 7, ("t", 4): 0},
+)
+
+
+class Servers:
+    def __init__(self, *troubles: tuple[str, str]) -> None:
+        self._troubles = troubles
+
+    def troubles(self) -> Sequence[tuple[Target, str]]:
+        return [(Target(address, MODEL), why) for address, why in self._troubles]
+
+
+class Looker:
+    """Reads events as viewers get them."""
+
+    def __init__(
+        self, faked: FakedPipeline, servers: Servers | None = None, consumer: Any = None, **options: Any
+    ) -> None:
+        self.feed = LiveFeed(
+            faked.pipeline.models,
+            (servers or Servers()).troubles,
+            faked.metrics,
+            meter=faked.pipeline.meter,
+            consumers=[(consumer, lambda _: 10.0)] if consumer is not None else [],
+            clock=asyncio.get_running_loop().time,
+            **options,
+        )
+
+    def look(self, *, full: bool = False) -> dict[str, Any]:
+        event, all_of_it = self.feed.read_on_loop(full=full)
+        shown = all_of_it if full else event
+        found: dict[str, Any] = json.loads(msgspec.json.encode(shown))
+        return found
+
+
+@in_virtual_time
+async def test_a_batch_is_in_the_next_event_and_in_no_later_one_but_everything_has_it() -> None:
+    async with FakedPipeline(new_engine()).started() as faked:
+        looker = Looker(faked)
+        looker.look()
+        await faked.embed("1 2 3")
+        event = looker.look()
+        (batch,) = event["batches"]
+        assert batch[0:2] == ["server-1:1", "embed"]
+        assert batch[3] == pytest.approx(CURVE.time_s(5), rel=0.01)
+        assert batch[4:8] == [5, 100, 1, "idle"]
+        assert event["now"] - batch[2] < 0.1
+        assert not looker.look()["batches"]
+        everything = looker.look(full=True)
+        assert everything["batches"] == [batch]
+        assert len(everything["history"]) == 4
+
+
+@in_virtual_time
+async def test_the_queue_is_shown_by_class_and_the_rates_by_source() -> None:
+    engine = new_engine()
+    async with FakedPipeline(engine).started() as faked:
+        looker = Looker(faked)
+        looker.look()
+        engine.gate.clear()
+        await faked.occupy()
+        faked.produce(faked.request("1 2 3 4 5 6 7 8", source=KAFKA))
+        await asyncio.sleep(1.0)
+        point = looker.look()["point"]
+        assert point["queued"] == [0, 10, 0]
+        assert point["oldest_s"] == pytest.approx(1.0, rel=0.05)
+        assert point["arrived"] == pytest.approx(3.0, rel=0.05)
+        assert point["arrived_tokens"] == pytest.approx(16.0, rel=0.05)
+        engine.gate.set()
+        await asyncio.sleep(0.5)
+        point = looker.look()["point"]
+        assert point["answered"] == pytest.approx(6.0, rel=0.05)
+        assert point["answered_tokens"] == pytest.approx(32.0, rel=0.05)
+        assert point["queued"] == [0, 0, 0]
+
+
+@in_virtual_time
+async def test_kafka_is_shown_by_partition_and_a_paused_one_is_a_problem() -> None:
+    async with FakedPipeline(new_engine()).started() as faked:
+        event = Looker(faked, consumer=INTAKE).look()
+    assert event["partitions"] == [["t", 3, 7, 70.0, 2, True], ["t", 4, 0, 0.0, 0, False]]
+    assert ["1 partitions are paused.", "tokenbatchlaggrows"] in event["problems"]
+
+
+@in_virtual_time
+async def test_the_formula_is_shown_in_its_terms_and_names_the_servers_that_are_missing() -> None:
+    engine = new_engine()
+    async with FakedPipeline(engine, max_held_tokens=10_000_000).started() as faked:
+        looker = Looker(faked)
+        looker.look()
+        event: dict[str, Any] = {}
+        for each in range(4):
+            texts = (f"{each} {number} 3 4 5 6 7 8" for number in range(3000))
+            faked.produce(*(faked.request(text, source=KAFKA) for text in texts))
+            await asyncio.sleep(0.5)
+            event = looker.look()
+        (terms,) = event["scaling"]
+        assert terms["serving"] == 1
+        assert terms["pod_tokens_per_s"] == pytest.approx(100 / CURVE.time_s(100), rel=0.1)
+        backlog = terms["backlog_tokens"] / terms["drain_s"]
+        required = (terms["arriving_tokens_per_s"] + backlog) / terms["pod_tokens_per_s"] / terms["utilisation"]
+        assert terms["required"] == pytest.approx(required)
+        assert terms["missing"] > 1
+        assert event["bottleneck"] == f"Model servers are saturated: {terms['missing']} more would hold the target."
+        stations = {name: (working, held_up) for name, working, held_up in event["stations"]}
+        assert stations["model servers"][0] > 0.8
+        assert stations["queue"][1] > 0.8
+
+
+@in_virtual_time
+async def test_while_the_event_loop_does_not_run_the_viewers_hear_for_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aggregator.reports.live._TIMEOUT_S", 0.01)
+    async with FakedPipeline(new_engine()).started() as faked:
+        feed = Looker(faked).feed
+        event, everything = feed.read(full=True)  # on the loop, which it holds up
+        assert isinstance(event, dict)
+        assert set(event) == {"silent_s"}
+        assert everything is None
+        feed.sample()
+
+
+@in_virtual_time
+async def test_no_text_and_no_tenant_is_in_an_event() -> None:
+    async with FakedPipeline(new_engine()).started() as faked:
+        looker = Looker(faked)
+        looker.look()
+        await faked.embed("4711 4712", tenant="acme-corporation")
+        for full in (False, True):
+            text = json.dumps(looker.look(full=full))
+            assert "4711" not in text
+            assert "acme" not in text

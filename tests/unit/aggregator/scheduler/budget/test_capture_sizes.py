@@ -1,0 +1,97 @@
+"""Budgets and the sizes that a model server has CUDA graphs for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aggregator.scheduler.budget.capture_sizes import snapped
+from aggregator.scheduler.budget.controller import BudgetController, RecentQuantile, SlaGoal, StepLimits
+from aggregator.scheduler.replica import Replica, ReplicaPolicy, StepReport
+from protos.modelserver.v1.curve import Curve, Rule
+
+SIZES = (256, 512, 1024, 2048)
+FLAT = Curve(0.01, 0.01, 0.0, 700, Rule.FLAT, 4096, capture_sizes=SIZES)
+LINE = Curve(0.0, 0.0005, 1e-5, 700, Rule.THROUGHPUT, 4096, capture_sizes=SIZES)
+SMOOTH = replace(LINE, capture_sizes=())
+
+curves = st.builds(
+    Curve,
+    st.floats(0.0, 0.02),
+    st.floats(1e-4, 0.02),
+    st.floats(0.0, 1e-4),
+    st.just(600),
+    st.just(Rule.HINGE),
+    st.just(4096),
+    capture_sizes=st.lists(st.integers(1, 5000), unique=True, max_size=12).map(sorted).map(tuple),
+)
+
+
+def test_a_step_takes_as_long_as_one_of_the_next_size_and_above_the_last_one_as_long_as_its_tokens() -> None:
+    assert LINE.time_s(257) == LINE.time_s(512) == SMOOTH.time_s(512)
+    assert LINE.time_s(2049) == SMOOTH.time_s(2049)
+
+
+def test_where_the_upper_size_is_ruled_out_the_lower_one_is_taken_if_time_follows_tokens() -> None:
+    assert snapped(LINE, 700, 800) == 512
+    assert snapped(FLAT, 700, 800) == 700
+    assert snapped(LINE, 100, 200) == 100  # there is no lower one
+
+
+@given(curves, st.integers(1, 6000), st.integers(1, 6000))
+def test_no_budget_near_has_a_higher_throughput(curve: Curve, tokens: int, most: int) -> None:
+    found = snapped(curve, tokens, most)
+    assert 1 <= found <= most
+    near = {min(tokens, most), curve.captured_within(min(tokens, most)), curve.padded(tokens)}
+    best = max(curve.throughput(size) for size in near if size <= most)
+    assert curve.throughput(found) >= best * (1 - 1e-12)
+
+
+def replica(curve: Curve, budget: int, controller: BudgetController | None = None, capacity: int = 0) -> Replica:
+    return Replica("a:1", curve, budget, ReplicaPolicy(), controller, capacity=capacity)
+
+
+def test_a_batch_of_a_backlog_ends_at_a_size_and_within_its_time() -> None:
+    server = replica(LINE, 512, capacity=2048)
+    assert server.batch_tokens(5000, 5000, 1.0) == 2048
+    assert server.batch_tokens(1500, 1500, 1.0) == 1024  # the rest goes with the next batch
+    for within_s in (0.006, 0.011, 0.015, 0.021, 0.03):
+        tokens = server.batch_tokens(5000, 5000, within_s)
+        assert tokens in SIZES
+        assert tokens == 512 or server.step_time_s(tokens) <= within_s
+    assert server.batch_tokens(5000, 5000, 0.015) == 1024
+    assert server.batch_tokens(5000, 5000, 0.021) == 2048
+
+
+def test_a_step_above_the_last_size_has_as_many_tokens_as_its_time_allows() -> None:
+    server = replica(LINE, 512, capacity=4096)
+    assert server.batch_tokens(9000, 9000, LINE.time_s(3000) + 1e-9) == 3000
+
+
+def steered(curve: Curve, answer_s: float, steps: int = 200) -> list[int]:
+    """The budgets of a replica whose server computes full steps as the curve says."""
+    goal = SlaGoal(answer_s, min_tokens=16)
+    controller = BudgetController(goal, StepLimits(700, 4096), curve.time_s(16), RecentQuantile(0.95))
+    server = replica(curve, 4096, controller, capacity=4096)
+    budgets: list[int] = []
+    now_s = 0.0
+    for _ in range(steps):
+        budget = server.token_budget
+        budgets.append(budget)
+        server.sent("batch", budget, now_s)
+        now_s += curve.time_s(budget)
+        server.ended("batch", now_s, StepReport(budget, curve.time_s(budget), 0, 0.0, 0.0))
+    return budgets
+
+
+def test_under_a_latency_target_the_budget_settles_at_the_largest_size_that_meets_it() -> None:
+    for size, larger in pairwise(SIZES):
+        between_s = (LINE.time_s(size) + LINE.time_s(larger)) / 2
+        assert set(steered(LINE, 2 * between_s)[-50:]) == {size}
+
+
+def test_on_a_flat_curve_a_latency_target_lets_the_budget_grow_past_every_size() -> None:
+    assert steered(FLAT, 0.024)[-1] > SIZES[-1]

@@ -1,0 +1,32 @@
+"""Who a caller is, where that needs no call."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from aggregator.errors import Unauthenticated
+from aggregator.settings.aggregator import JwtSettings
+from aggregator.sources.calls.callers import Authentication, JwtTokens
+
+
+def test_a_certificate_names_its_tenant() -> None:
+    authentication = Authentication([], client_certificates=True)
+    assert authentication.by_certificate({"x509_common_name": [b"t\xc3\xa9am"]}).tenant == "t\u00e9am"
+
+
+def test_a_certificate_whose_name_is_no_text_is_refused() -> None:
+    authentication = Authentication([], client_certificates=True)
+    with pytest.raises(Unauthenticated, match="is not UTF-8"):
+        authentication.by_certificate({"x509_common_name": [b"t\xffeam"]})
+
+
+@pytest.mark.parametrize("kid", [{}, {"kid": "same"}])
+def test_keys_that_cannot_be_told_apart_are_refused_with_what_to_do(tmp_path: Path, kid: dict[str, str]) -> None:
+    keys = [{"kty": "oct", "k": text, "alg": "HS256", **kid} for text in ("c2VjcmV0", "b3RoZXI")]
+    file = tmp_path / "jwks.json"
+    file.write_text(json.dumps({"keys": keys}))
+    with pytest.raises(ValueError, match="key 2 has the id of another, or both have none: give each a different kid"):
+        JwtTokens(file, JwtSettings())

@@ -1,0 +1,180 @@
+"""What calls hold before their tokens are counted is bounded, shared, and given back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from aggregator.errors import Overloaded
+from aggregator.observability.metrics import Limit, Metrics
+from aggregator.sources.calls.load import Limits, Load, RateLimit
+from k8s.process.metrics_buffer import MetricsBuffer
+
+
+class Refused(Metrics):
+    """Notes which limit refused whom."""
+
+    def __init__(self) -> None:
+        super().__init__(MetricsBuffer())
+        self.limits: list[Limit] = []
+
+    def call_refused(self, limit: Limit) -> None:
+        self.limits.append(limit)
+
+
+class Listener:
+    """A load of ten calls, 1,000 bytes and ten streams."""
+
+    def __init__(self, jitter: float = 0.0) -> None:
+        self.metrics = Refused()
+        self.load = Load(Limits(10, 1000, 10), self.metrics, lambda: jitter)
+
+    def refused(self, what: Callable[[], object]) -> tuple[str, float]:
+        """The words and the pause of a refusal."""
+        with pytest.raises(Overloaded) as told:
+            what()
+        return str(told.value), told.value.retry_after_s
+
+    @property
+    def held(self) -> tuple[int, int, int]:
+        load = self.load
+        return load.calls.total, load.bytes.total, load.streams.total
+
+
+def test_calls_are_taken_up_to_the_bound_and_given_back() -> None:
+    here = Listener()
+    rooms = [here.load.enter((f"caller {number}",)) for number in range(10)]
+    words, _ = here.refused(lambda: here.load.enter(("another",)))
+    assert words == "too many requests are in flight: try again later"
+    assert here.metrics.limits == [Limit.CALLS]
+    rooms[3].leave()
+    assert here.held == (9, 0, 0)
+    here.load.enter(("another",))
+    assert here.load.calls.holders == 10
+
+
+def test_nobody_takes_more_calls_than_a_share() -> None:
+    here = Listener()
+    for _ in range(8):
+        here.load.enter(("greedy",))
+    words, _ = here.refused(lambda: here.load.enter(("greedy",)))
+    assert words.startswith("your share of the requests")
+    assert here.metrics.limits == [Limit.SHARE_OF_CALLS]
+    here.load.enter(("modest",))
+
+
+def test_bytes_are_taken_as_they_become_known_up_to_the_bound_and_the_share() -> None:
+    here = Listener()
+    room, other = here.load.enter(("a",)), here.load.enter(("b",))
+    room.widen(300)
+    room.widen(500)
+    assert (room.size_bytes, here.held) == (800, (2, 800, 0))
+    assert here.refused(lambda: room.widen(1))[0].startswith("your share of the bytes")
+    assert here.refused(lambda: other.widen(201))[0].startswith("the requests in flight hold too many bytes")
+    assert here.metrics.limits == [Limit.SHARE_OF_BYTES, Limit.BYTES]
+    assert room.size_bytes == 800
+    room.leave()
+    other.widen(1000)
+    assert here.held == (1, 1000, 0)
+
+
+def test_what_is_found_out_later_is_charged_whether_or_not_it_is_free() -> None:
+    here = Listener()
+    room = here.load.enter(("a",))
+    room.charge(5000)
+    room.charge(-1000)
+    assert (room.size_bytes, here.held) == (4000, (1, 4000, 0))
+    room.leave()
+    assert (here.held, here.load.bytes.holders) == ((0, 0, 0), 0)
+
+
+def test_streams_are_taken_up_to_the_bound_and_the_share_and_closed() -> None:
+    here = Listener()
+    for _ in range(8):
+        here.load.open_stream(("a",))
+    assert here.refused(lambda: here.load.open_stream(("a",)))[0].startswith("your share of the streams")
+    for name in "bc":
+        here.load.open_stream((name,))
+    assert here.refused(lambda: here.load.open_stream(("d",)))[0].startswith("too many streams")
+    assert here.metrics.limits == [Limit.SHARE_OF_STREAMS, Limit.STREAMS]
+    here.load.close_stream(("a",))
+    assert here.held == (0, 0, 9)
+    here.load.open_stream(("d",))
+    assert here.load.streams.holders == 4
+
+
+def test_a_tenant_that_is_found_later_answers_for_what_its_call_holds() -> None:
+    here = Listener()
+    room = here.load.enter(("connection",))
+    room.widen(100)
+    room.put_down_to("tenant")
+    assert room.holders == ("connection", "tenant")
+    assert (here.held, here.load.calls.holders, here.load.bytes.holders) == ((1, 100, 0), 2, 2)
+    room.widen(100)
+    room.leave()
+    assert (here.held, here.load.calls.holders, here.load.bytes.holders) == ((0, 0, 0), 0, 0)
+
+
+def test_a_tenant_whose_share_of_calls_or_bytes_is_used_up_is_refused_when_it_is_found() -> None:
+    here = Listener()
+    for _ in range(8):
+        here.load.enter(("tenant",))
+    late = here.load.enter(("connection",))
+    assert here.refused(lambda: late.put_down_to("tenant"))[0].startswith("your share of the requests")
+    here = Listener()
+    here.load.enter(("tenant",)).charge(790)
+    late = here.load.enter(("connection",))
+    late.widen(100)
+    assert here.refused(lambda: late.put_down_to("tenant"))[0].startswith("your share of the bytes")
+    assert here.metrics.limits == [Limit.SHARE_OF_BYTES]
+    assert late.holders == ("connection",)
+    late.leave()
+    assert here.held == (1, 790, 0)
+
+
+@pytest.mark.parametrize(("jitter", "retry_s"), [(0.0, 0.1), (0.5, 0.15)])
+def test_who_is_refused_is_told_when_to_come_again_and_not_all_at_once(jitter: float, retry_s: float) -> None:
+    here = Listener(jitter)
+    for number in range(10):
+        here.load.enter((str(number),))
+    assert here.refused(lambda: here.load.enter(("another",)))[1] == pytest.approx(retry_s)
+
+
+async def test_a_call_that_was_given_up_keeps_its_room_until_the_work_for_it_has_ended() -> None:
+    here = Listener()
+    room = here.load.enter(("a",))
+    room.widen(100)
+    work: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    room.keep_until(work)
+    room.leave()
+    assert here.held == (1, 100, 0)
+    work.set_result(None)
+    await asyncio.sleep(0)
+    assert (here.held, here.load.calls.holders) == ((0, 0, 0), 0)
+
+
+def test_a_call_alone_fits_the_share_of_whoever_is_found_to_answer_for_it() -> None:
+    here = Listener()
+    room = here.load.enter(("connection",))
+    room.widen(1000)
+    room.put_down_to("tenant")
+    room.leave()
+    assert here.held == (0, 0, 0)
+
+
+def test_a_tenant_answers_for_as_many_calls_as_its_share() -> None:
+    here = Listener()
+    for number in range(8):
+        here.load.enter((f"connection {number}",)).put_down_to("tenant")
+    one_more = here.load.enter(("another",))
+    words, _ = here.refused(lambda: one_more.put_down_to("tenant"))
+    assert here.metrics.limits == [Limit.SHARE_OF_CALLS], words
+
+
+def test_what_comes_faster_than_the_rate_waits_in_its_order_and_what_comes_later_does_not() -> None:
+    limit = RateLimit(10.0)
+    assert [limit.wait_s(5, 100.0) for _ in range(3)] == [0.0, 0.5, 1.0]
+    assert limit.wait_s(1, 101.0) == 0.5
+    assert limit.wait_s(1, 200.0) == 0.0

@@ -1,0 +1,231 @@
+"""One batch at a time per partition, in order; every record has its delivery result, whatever becomes of the client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from aiokafka import errors as kafka_errors
+
+from aggregator.settings.aggregator import KafkaSettings
+from aggregator.sources.kafka import writer as kafka_writer
+from aggregator.sources.kafka.partitioner import BATCH_BYTES
+from aggregator.sources.kafka.producer import KafkaProducer
+from aggregator.sources.kafka.records import DeliveryResult, OutgoingRecord
+from tests.support.virtual_time import in_virtual_time
+
+_WRITE_S = 1.0
+
+
+def record(name: str, size_bytes: int = 10, *, partition: int = 0) -> OutgoingRecord:
+    return OutgoingRecord("replies", partition, name.encode(), b"x" * size_bytes, ())
+
+
+class Batch:
+    """What a client's `create_batch` returns."""
+
+    def __init__(self) -> None:
+        self.keys: list[str] = []
+        self.bytes = 0
+
+    def append(self, *, timestamp: None, key: bytes, value: bytes, headers: Sequence[Any]) -> None:
+        del timestamp, headers
+        self.keys.append(key.decode())
+        self.bytes += len(value)
+
+    def size(self) -> int:
+        return self.bytes
+
+
+class Client:
+    """In place of `AIOKafkaProducer`: each write takes a second, or for ever if it `hangs`, and fails of `failures`."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self.stopped = False
+        self.client = SimpleNamespace(
+            cluster=SimpleNamespace(partitions_for_topic=lambda _: {0, 1, 2}),
+            force_metadata_update=self.start,
+        )
+        broker.clients.append(self)
+
+    async def start(self) -> None:
+        if self.broker.refuses_connections:
+            self.broker.refuses_connections -= 1
+            raise kafka_errors.KafkaConnectionError
+
+    async def stop(self) -> None:
+        self.stopped = True
+
+    def create_batch(self) -> Batch:
+        return Batch()
+
+    async def send_batch(self, batch: Batch, topic: str, *, partition: int) -> asyncio.Task[None]:
+        return asyncio.create_task(self._write(batch, topic, partition))
+
+    async def _write(self, batch: Batch, topic: str, partition: int) -> None:
+        del topic, partition
+        broker = self.broker
+        if broker.hangs:
+            broker.hangs = False
+            await asyncio.sleep(10_000)
+        broker.running += 1
+        broker.most_running = max(broker.most_running, broker.running)
+        await asyncio.sleep(_WRITE_S)
+        broker.running -= 1
+        if broker.failures:
+            raise broker.failures.pop(0)
+        if any(key.startswith("bad") for key in batch.keys):
+            raise kafka_errors.MessageSizeTooLargeError
+        broker.batches.append(batch.keys)
+
+
+class Broker:
+    """Where clients write; `partitions` are what an administrator is told."""
+
+    def __init__(self) -> None:
+        self.clients: list[Client] = []
+        self.batches: list[list[str]] = []
+        self.failures: list[Exception] = []
+        self.running = self.most_running = self.refuses_connections = 0
+        self.hangs = False
+        self.partitions: dict[str, int] | Exception = {"replies": 3}
+
+    async def topics(self, settings: KafkaSettings) -> dict[str, int]:
+        del settings
+        if isinstance(self.partitions, Exception):
+            raise self.partitions
+        return self.partitions
+
+
+async def abandon(client: Client) -> None:
+    client.stopped = True
+
+
+async def send(producer: KafkaProducer, *records: OutgoingRecord) -> list[DeliveryResult]:
+    results: dict[int, DeliveryResult] = {}
+    async for delivered in producer.send(records):
+        results.update(delivered)
+    return [results[position] for position in range(len(records))]
+
+
+@pytest.fixture
+def broker() -> Any:
+    broker = Broker()
+    with (
+        patch.object(kafka_writer, "topic_partitions", broker.topics),
+        patch.object(kafka_writer, "abandon_producer", abandon),
+    ):
+        yield broker
+
+
+async def connected(broker: Broker) -> KafkaProducer:
+    producer = KafkaProducer(KafkaSettings(), lambda _: Client(broker))
+    await producer.start()
+    return producer
+
+
+@in_virtual_time
+async def test_what_comes_while_a_batch_is_out_goes_together_in_the_next_and_each_record_has_its_result(
+    broker: Broker,
+) -> None:
+    producer = await connected(broker)
+    first = asyncio.create_task(send(producer, record("a"), record("a2")))
+    await asyncio.sleep(_WRITE_S / 2)
+    names = ("b", "bad", "c")
+    others = [asyncio.create_task(send(producer, record(name), record(f"{name}2"))) for name in names]
+    results = await asyncio.gather(first, *others)
+    assert broker.batches[0] == ["a", "a2"]
+    assert [name for batch in broker.batches for name in batch] == ["a", "a2", "b", "b2", "c", "c2"]
+    assert broker.most_running == 1
+    assert [[result is None for result in each] for each in results] == [
+        *[[True, True]] * 2,
+        [False, False],
+        [True, True],
+    ]
+
+
+@in_virtual_time
+async def test_a_batch_keeps_its_bound_and_its_order(broker: Broker) -> None:
+    producer = await connected(broker)
+    await asyncio.gather(*(send(producer, record(str(number), BATCH_BYTES // 3)) for number in range(6)))
+    assert [name for batch in broker.batches for name in batch] == [str(number) for number in range(6)]
+    assert max(map(len, broker.batches)) == 2
+
+
+@in_virtual_time
+async def test_other_partitions_do_not_wait(broker: Broker) -> None:
+    producer = await connected(broker)
+    await send(producer, *(record("x", partition=number) for number in range(3)))
+    assert broker.most_running == 3
+
+
+@pytest.mark.parametrize("cancelled_after_s", [0.5 * _WRITE_S, 1.5 * _WRITE_S])
+@in_virtual_time
+async def test_a_sender_that_is_cancelled_does_not_block_the_others(broker: Broker, cancelled_after_s: float) -> None:
+    producer = await connected(broker)
+    first, second, third = (asyncio.create_task(send(producer, record(name))) for name in "abc")
+    await asyncio.sleep(cancelled_after_s)
+    second.cancel()
+    assert await third == [None]
+    assert await first == [None]
+
+
+@in_virtual_time
+async def test_what_a_retry_cures_is_tried_until_it_succeeds(broker: Broker) -> None:
+    broker.failures = [kafka_errors.NotEnoughReplicasError()] * 10
+    assert await send(await connected(broker), record("a")) == [None]
+    assert len(broker.clients) == 1
+
+
+@in_virtual_time
+async def test_what_no_retry_cures_is_final_after_some_tries(broker: Broker) -> None:
+    broker.failures = [kafka_errors.UnknownError(str(number)) for number in range(4)]
+    (result,) = await send(await connected(broker), record("a"))
+    assert str(result) == str(kafka_errors.UnknownError("3"))
+
+
+@pytest.mark.parametrize("hangs", [True, False], ids=["it hangs", "its sender has ended"])
+@in_virtual_time
+async def test_a_client_that_does_not_write_any_more_is_replaced_and_disconnected(
+    broker: Broker, *, hangs: bool
+) -> None:
+    producer = await connected(broker)
+    broker.hangs, broker.refuses_connections = hangs, 3
+    if not hangs:
+        broker.failures = [kafka_errors.KafkaError("Unexpected error during batch delivery")]
+    results = await asyncio.gather(*(send(producer, record(name, partition=at)) for at, name in enumerate("abc")))
+    assert results == [[None]] * 3
+    await asyncio.sleep(60)
+    assert [client.stopped for client in broker.clients] == [True] * (len(broker.clients) - 1) + [False]
+    await producer.close(1.0)
+    assert all(client.stopped for client in broker.clients)
+
+
+@in_virtual_time
+async def test_a_missing_partition_is_final_only_once_a_broker_has_said_so(broker: Broker) -> None:
+    producer = await connected(broker)
+    broker.partitions = kafka_errors.KafkaConnectionError()
+    broker.failures = [kafka_errors.UnknownTopicOrPartitionError()] * 3
+    assert await send(producer, record("a")) == [None]
+    broker.partitions = {"replies": 1}
+    broker.failures = [kafka_errors.UnknownTopicOrPartitionError()] * 20
+    (result,) = await send(producer, record("b", partition=2))
+    assert isinstance(result, kafka_errors.UnknownTopicOrPartitionError)
+
+
+@in_virtual_time
+async def test_what_waits_when_the_producer_is_closed_is_told_so(broker: Broker) -> None:
+    producer = await connected(broker)
+    broker.hangs = True
+    sending = asyncio.create_task(send(producer, record("a")))
+    await asyncio.sleep(_WRITE_S)
+    await producer.close(2.0)
+    with pytest.raises(kafka_errors.ProducerClosed):
+        await sending
+    with pytest.raises(kafka_errors.ProducerClosed):
+        await send(producer, record("b"))

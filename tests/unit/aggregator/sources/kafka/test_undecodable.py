@@ -1,0 +1,159 @@
+"""A record that nobody can decode costs itself alone, a corrupt batch becomes one record with its bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from aiokafka import TopicPartition
+from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
+from aiokafka.record.legacy_records import LegacyRecordBatchBuilder
+from aiokafka.record.util import calc_crc32c
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aggregator.sources.kafka.undecodable import Decoded, decode
+
+TP = TopicPartition("topic", 2)
+
+
+def batch(base: int, records: int, *, compression: int = 0, producer_id: int = -1, name: str = "name") -> bytes:
+    transactional = producer_id >= 0
+    builder = DefaultRecordBatchBuilder(2, compression, transactional, producer_id, 0, 0, 1_000_000)
+    for delta in range(records):
+        key, value = (b"k", b"value %d" % delta) if delta % 2 else (None, None)
+        builder.append(delta, 1000 + delta, key, value, [(name, b"content"), ("none", None)])
+    return with_checksum(base.to_bytes(8, "big") + bytes(builder.build())[8:])
+
+
+def with_checksum(data: bytes) -> bytes:
+    checksum: int = calc_crc32c(data[21:])
+    return data[:17] + checksum.to_bytes(4, "big") + data[21:]
+
+
+def control(base: int, producer_id: int) -> bytes:
+    """The marker that ends a transaction."""
+    marker = bytearray(batch(base, 1, producer_id=producer_id))
+    marker[22] |= 0x20
+    return with_checksum(bytes(marker))
+
+
+def spoilt(data: bytes) -> bytes:
+    return data[:-1] + bytes([data[-1] ^ 0x40])
+
+
+def found(data: bytes, offset: int, **changes: Any) -> Decoded:
+    settings: dict[str, Any] = {"log_end": 1000, "max_records": 500, **changes}
+    decoded = decode(data, TP, offset, **settings)
+    assert decoded is not None
+    return decoded
+
+
+@pytest.mark.parametrize("compression", [0, 1, 2, 3, 4])
+def test_records_are_read_as_aiokafka_reads_them(compression: int) -> None:
+    data = batch(10, 6, compression=compression)
+    theirs = [
+        (each.offset, each.timestamp, each.key, each.value, [(name, content or b"") for name, content in each.headers])
+        for each in DefaultRecordBatch(data)
+    ]
+    ours = found(data + b"more", 10)
+    assert [(each.offset, each.timestamp, each.key, each.value, list(each.headers)) for each in ours.records] == theirs
+    assert not any(each.unreadable for each in ours.records)
+    assert (ours.after, ours.lost) == (16, 0)
+    assert [each.offset for each in found(data, 14).records] == [14, 15]
+
+
+def test_a_header_name_that_is_not_utf8_makes_its_own_record_unreadable_and_no_other() -> None:
+    builder = DefaultRecordBatchBuilder(2, 0, 0, -1, -1, -1, 100_000)
+    for delta in range(3):
+        builder.append(delta, 1, b"k", b"%d" % delta, [("NAME" if delta == 1 else "fine", b"x")])
+    data = with_checksum(bytes(builder.build()).replace(b"NAME", b"N\xffME"))
+    decoded = found(data, 0)
+    assert [(each.value, each.unreadable) for each in decoded.records] == [
+        (b"0", ""),
+        (b"1", "a header name is not UTF-8"),
+        (b"2", ""),
+    ]
+    assert decoded.records[1].headers == [("N\ufffdME", b"x")]
+    assert (decoded.after, decoded.lost) == (3, 0)
+
+
+def test_batches_are_read_up_to_the_first_with_an_unreadable_record() -> None:
+    odd = with_checksum(batch(14, 2).replace(b"name", b"n\xffme"))
+    decoded = found(batch(10, 4) + odd + batch(16, 4), 10)
+    assert [each.offset for each in decoded.records] == [10, 11, 12, 13, 14, 15]
+    assert decoded.after == 16
+
+
+def test_a_corrupt_batch_is_one_record_with_its_bytes_and_the_next_batch_says_where_it_ends() -> None:
+    bad = spoilt(batch(10, 5))
+    decoded = found(bad + batch(20, 5), 12)
+    (record,) = decoded.records
+    assert (record.offset, record.key, record.value, record.timestamp) == (12, None, bad, -1)
+    assert record.unreadable == "offsets 12 to 19 cannot be decoded: ValueError('the checksum is wrong')"
+    assert (decoded.after, decoded.lost) == (20, 8)
+
+
+def test_the_last_batch_s_own_header_is_believed_as_far_as_the_log_goes() -> None:
+    bad = spoilt(batch(10, 5))
+    assert found(bad, 12, log_end=15).after == 15
+    assert decode(bad, TP, 12, log_end=14, max_records=500) is None
+    assert decode(bad, TP, 15, log_end=1000, max_records=500) is None
+
+
+@pytest.mark.parametrize(
+    ("aborted", "committed"),
+    [
+        ([], True),
+        ([(7, 10)], False),
+        ([(7, 3)], False),
+        ([(7, 12)], True),  # its producer's next
+        ([(8, 3)], True),  # another's
+        ([(8, 3), (7, 4)], False),
+    ],
+)
+def test_records_of_a_transaction_are_read_unless_it_was_aborted(
+    aborted: list[tuple[int, int]], *, committed: bool
+) -> None:
+    decoded = found(batch(10, 2, producer_id=7), 10, aborted=aborted)
+    assert [each.offset for each in decoded.records] == ([10, 11] if committed else [])
+    assert decoded.after == 12
+
+
+def test_a_marker_ends_an_aborted_transaction_and_the_same_producer_s_next_one_is_read() -> None:
+    data = batch(10, 2, producer_id=7) + control(12, 7) + batch(13, 2, producer_id=7) + control(15, 7)
+    decoded = found(data, 10, aborted=[(7, 10)])
+    assert [each.offset for each in decoded.records] == [13, 14]
+    assert decoded.after == 16
+
+
+def test_a_batch_whose_last_records_were_compacted_away_is_left_behind_whole() -> None:
+    data = bytearray(batch(10, 3))
+    data[23:27] = (7).to_bytes(4, "big")  # the last offset's distance, which compaction keeps
+    decoded = found(with_checksum(bytes(data)), 14)
+    assert (list(decoded.records), decoded.after) == ([], 18)
+
+
+def test_a_batch_in_an_old_format_is_read_too() -> None:
+    builder = LegacyRecordBatchBuilder(1, 0, 1000)
+    for offset in range(3):
+        builder.append(offset, timestamp=5, key=b"k", value=b"%d" % offset)
+    data = bytes(builder.build())
+    decoded = found(data, 0)
+    assert [(each.offset, each.timestamp, each.value) for each in decoded.records] == [
+        (offset, 5, b"%d" % offset) for offset in range(3)
+    ]
+    assert found(spoilt(data), 0).after == 2
+    assert decode(spoilt(data)[-len(data) // 3 :], TP, 2, log_end=9, max_records=500) is None
+
+
+@given(st.binary(max_size=200), st.integers(0, 120), st.integers(0, 30))
+def test_any_bytes_lead_forward_within_the_log_or_nowhere(data: bytes, at: int, offset: int) -> None:
+    good = batch(10, 4)
+    for bytes_ in (data, good[:at] + data + good[at:], good[:61] + data):
+        decoded = decode(bytes_, TP, offset, log_end=100, max_records=500)
+        if decoded is not None:
+            offsets = [each.offset for each in decoded.records]
+            assert offsets == sorted(set(offsets))
+            assert all(offset <= each < decoded.after for each in offsets)
+            assert decoded.after > offset

@@ -1,0 +1,249 @@
+"""Batches of embeddings in the steps of an engine that also generates: entry, vectors, failures, callers that leave."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from modelserver.engines.engine import EngineFacts, Task
+from modelserver.engines.synthetic import Poison, synthetic_facts, vectors
+from modelserver.engines.synthetic_generator import SyntheticGenerator
+from modelserver.errors import EngineBroken, StepFailed
+from modelserver.scheduler.embedding_batches import EmbeddingBatches
+from modelserver.scheduler.generation_steps import GenerationStep, GenerationSteps, Start, StepLimits
+from modelserver.scheduler.merge import Composition, MergeLimits
+from modelserver.scheduler.outbox import Outbox
+from modelserver.scheduler.queued_batch import Answer, Outcome, QueuedBatch, StepReport
+from modelserver.scheduler.step_queue import QueueBounds, StepQueue
+from modelserver.scheduler.step_tokens import StepCost, StepTokens
+from modelserver.service.batch import Batch
+from protos.modelserver.v1 import modelserver_pb2 as pb
+
+DIMENSIONS, STEP_TOKENS, CAPACITY = 4, 40, 64
+POISON = 666
+UNAVAILABLE, INTERNAL = 14, 13
+
+
+def facts() -> EngineFacts:
+    made = synthetic_facts(
+        dimensions=DIMENSIONS, max_input_tokens=60, vocabulary_size=1000, step_tokens=CAPACITY, step_queries=32
+    )
+    return replace(made, tasks=frozenset(Task), context_tokens=256, max_sequences=8, kv_tokens=4096)
+
+
+class Broken(SyntheticGenerator):
+    """Does not recover."""
+
+    def recover(self) -> None:
+        raise EngineBroken("gone")
+
+
+class Server:
+    """Steps run one at a time, on this thread."""
+
+    def __init__(self, engine: SyntheticGenerator | None = None) -> None:
+        self.now_s = 0.0
+        self.engine = engine or SyntheticGenerator(facts(), 0.01, 0.0, Poison(POISON, "error"), sleep=self._sleep)
+        self.queue = StepQueue(lambda: self.now_s)
+        self.outcomes: dict[str, Outcome] = {}
+        self.reports: list[StepReport] = []
+        self.failed: list[str] = []
+        self.generation: list[GenerationStep] = []
+        self.outbox = Outbox(lambda: None)
+        bounds = QueueBounds(MergeLimits(CAPACITY, 32), 1000)
+        self.batches = EmbeddingBatches(self.queue, lambda _: bounds, self.reports.append, self.failed.append)
+        limits = StepLimits(StepTokens(StepCost(0.0, 0.0, 0.0), 1.0, STEP_TOKENS, 8), None)
+        self.work = GenerationSteps(
+            lambda _: limits,
+            self.generation.append,
+            lambda: self.failed.append("generation"),
+            lambda: self.now_s,
+            self.batches,
+        )
+        self.work.open(self.engine)
+
+    def _sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    def embed(
+        self, name: str, *queries: Sequence[int], alone: bool = False, budget: int = CAPACITY, deadline_s: float = 1e9
+    ) -> QueuedBatch:
+        ids = np.array([each for query in queries for each in query], np.int32)
+        lengths = np.array([len(query) for query in queries], np.int32)
+        batch = Batch(ids, lengths, len(queries), None, (), alone, budget)
+        queued = QueuedBatch(
+            batch, lambda outcome: self.outcomes.__setitem__(name, outcome), self.now_s, deadline_s=deadline_s
+        )
+        self.queue.put(queued)
+        return queued
+
+    def start(self, number: int, prompt: Sequence[int] = (1, 2, 3), tokens: int = 5) -> None:
+        self.work.do(Start(self.outbox, number, prompt, pb.Sampling(max_tokens=tokens)))
+
+    def step(self) -> None:
+        if self.work.wait(self.engine):
+            self.work.run(self.engine)
+
+    def finish(self) -> None:
+        self.step()
+        while self.engine.has_work or self.batches.has_work:
+            self.step()
+
+    def read(self) -> pb.GenerateStep:
+        step = self.outbox.take()
+        assert step is not None
+        return step
+
+    def answer(self, name: str) -> Answer:
+        outcome = self.outcomes[name]
+        assert isinstance(outcome, Answer)
+        return outcome
+
+
+def vector(query: Sequence[int]) -> list[float]:
+    row: list[float] = vectors(np.array(query, np.int32), np.array([len(query)], np.int32), DIMENSIONS)[0].tolist()
+    return row
+
+
+def test_batches_and_generations_share_a_step_and_each_query_gets_its_own_vector() -> None:
+    server = Server()
+    server.start(1)
+    server.embed("a", [1, 2], [3])
+    server.embed("b", [4, 5, 6])
+    server.step()
+    assert server.answer("a").matrix.tolist() == [vector([1, 2]), vector([3])]
+    assert server.answer("b").matrix.tolist() == [vector([4, 5, 6])]
+    assert server.reports == [
+        StepReport(tokens=6, queries=3, batches=2, composition=Composition.MIXED, duration_s=0.01, idle_before_s=0.0)
+    ]
+    assert server.answer("a").step.tokens == 9
+    assert server.answer("a").step.embed_room_tokens == STEP_TOKENS - 3
+    assert server.generation[0].prompt_tokens == 3
+    step = server.read()
+    assert len(step.token_ids) == 4
+    assert (step.decoding_sequences, step.prompt_tokens, step.embedding_tokens) == (0, 3, 6)
+    server.step()
+    step = server.read()
+    assert (step.decoding_sequences, step.prompt_tokens, step.embedding_tokens) == (1, 0, 0)
+
+
+def test_a_batch_that_exceeds_the_room_is_answered_when_its_last_vector_is_computed() -> None:
+    server = Server()
+    server.start(1, tokens=20)
+    server.step()
+    server.embed("a", *([number] * 15 for number in range(1, 5)))
+    server.step()
+    assert "a" not in server.outcomes
+    server.step()
+    answer = server.answer("a")
+    assert answer.matrix.tolist() == [vector([number] * 15) for number in range(1, 5)]
+    assert answer.step.tokens == 60
+    assert answer.step.duration_s == pytest.approx(0.02)
+    assert answer.step.decoding == 1
+    assert answer.step.embed_room_tokens == STEP_TOKENS - 1
+
+
+def test_a_batch_that_goes_alone_has_a_step_to_itself_and_generations_go_on_after_it() -> None:
+    server = Server()
+    server.start(1, tokens=4)
+    server.embed("before", [1])
+    server.embed("alone", [2], alone=True)
+    server.embed("after", [3])
+    server.step()
+    assert list(server.outcomes) == ["before"]
+    server.step()
+    assert list(server.outcomes) == ["before", "alone"]
+    assert server.answer("alone").step.composition is Composition.ALONE
+    assert server.answer("alone").step.tokens == 1
+    server.step()
+    assert list(server.outcomes) == ["before", "alone", "after"]
+    server.finish()
+    step = server.read()
+    assert len(step.token_ids) == 4 * 4
+    assert [each.code for each in step.finished] == [0]
+
+
+def test_after_a_failed_mixed_step_generations_end_without_blame_and_each_batch_is_tried_alone() -> None:
+    server = Server()
+    server.start(1)
+    server.embed("good", [1, 2])
+    server.embed("poison", [3, POISON])
+    server.step()
+    assert not server.outcomes
+    assert [each.code for each in server.read().finished] == [UNAVAILABLE]
+    server.start(2)
+    server.finish()
+    assert server.answer("good").matrix.tolist() == [vector([1, 2])]
+    assert isinstance(server.outcomes["poison"], StepFailed)
+    assert server.failed == ["generation", "alone"]
+    assert [each.code for each in server.read().finished] == [0]  # the poison failed while it ran
+
+
+def test_a_poisoned_prompt_takes_no_batch_along() -> None:
+    server = Server()
+    server.embed("good", [1, 2])
+    server.start(1, prompt=[POISON])
+    server.step()
+    assert [each.code for each in server.read().finished] == [UNAVAILABLE]
+    server.finish()
+    assert server.answer("good").matrix.tolist() == [vector([1, 2])]
+    server.start(2, prompt=[POISON])
+    server.step()
+    assert [each.code for each in server.read().finished] == [INTERNAL]  # nothing else was in the step
+
+
+@pytest.mark.parametrize("generates", [False, True])
+def test_poisoned_batches_that_go_alone_in_a_row_do_not_count_as_failures_of_the_engine(generates: bool) -> None:
+    server = Server()
+    if generates:
+        server.start(1, tokens=30)
+        server.step()
+    for number in range(20):
+        server.embed(f"poison {number}", [POISON], alone=True)
+    while len(server.outcomes) < 20:
+        server.step()
+        assert server.work.failures <= 1
+    server.embed("merged", [POISON])
+    server.embed("beside", [1])
+    server.step()
+    assert server.work.failures == 2
+
+
+def test_between_two_batches_that_go_alone_generations_get_their_tokens() -> None:
+    server = Server()
+    server.start(1, tokens=30)
+    server.step()
+    for number in range(8):
+        server.embed(str(number), [number], alone=True)
+    for _ in range(15):
+        server.step()
+    assert len(server.outcomes) == 8
+    assert len(server.read().token_ids) == 4 * (1 + 7)
+
+
+def test_what_a_broken_engine_held_is_tried_elsewhere() -> None:
+    server = Server(Broken(facts(), 0.0, 0.0, Poison(POISON, "error"), sleep=lambda _: None))
+    server.embed("a", [1])
+    server.embed("b", [POISON])
+    server.work.wait(server.engine)
+    with pytest.raises(EngineBroken):
+        server.work.run(server.engine)
+    assert all(isinstance(server.outcomes[name], EngineBroken) for name in "ab")
+
+
+def test_the_queries_of_callers_that_left_or_are_late_leave_the_engine() -> None:
+    server = Server()
+    server.start(1, tokens=30)
+    server.step()
+    left = server.embed("left", [1] * 60)
+    server.step()
+    server.queue.withdraw(left)
+    server.embed("late", [2] * 60, deadline_s=server.now_s + 0.005)
+    server.embed("kept", [3] * 9)
+    server.step()
+    server.step()
+    assert list(server.outcomes) == ["kept"]
+    assert server.engine.load.embeddings == []
