@@ -1,4 +1,4 @@
-"""The Lua scripts that claim entries: atomic in Redis, so no two aggregators get one entry."""
+"""The Lua scripts that claim entries and give them back: atomic in Redis, so no two aggregators get one entry."""
 
 _SHARED = """
 local function named(list)
@@ -71,3 +71,18 @@ end
 return {found[1], claimed}
 """
 )
+LEAVE = """
+-- Lets others take over at once what a consumer holds, as if it had been silent for ARGV[3] ms. One that holds nothing
+-- is forgotten: Redis deletes a consumer with its claims, and nobody would get those entries again.
+local stream, group, consumer, from = KEYS[1], ARGV[1], ARGV[2], '-'
+local page = redis.call('XPENDING', stream, group, from, '+', 1000, consumer)
+if #page == 0 then return redis.call('XGROUP', 'DELCONSUMER', stream, group, consumer) end
+while #page > 0 do
+  local claim = {'XCLAIM', stream, group, consumer, 0}
+  for _, each in ipairs(page) do claim[#claim + 1] = each[1] end
+  from = '(' .. claim[#claim]
+  for _, option in ipairs({'IDLE', ARGV[3], 'JUSTID'}) do claim[#claim + 1] = option end
+  redis.call(unpack(claim))
+  page = redis.call('XPENDING', stream, group, from, '+', 1000, consumer)
+end
+"""

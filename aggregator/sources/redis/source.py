@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from typing import Any
 
 from aggregator.errors import Code
@@ -18,10 +19,10 @@ from aggregator.scheduler.work_item import Priority, Task
 from aggregator.settings.redis import RedisSettings, StreamSettings
 from aggregator.sources.messages import defaults_of, permitted
 from aggregator.sources.redis.codec import LIST, Command, Entry, Intake, answer, write_dead_letter, write_reply
-from aggregator.sources.redis.connection import Server, disconnect, reason_of
+from aggregator.sources.redis.connection import TRANSIENT, Server, disconnect, reason_of
 from aggregator.sources.redis.stream import Stream
 
-_RETRY_S, _HEARTBEAT_S = 0.5, 2.0
+_RETRY_S, _HEARTBEAT_S, _LEAVE_S = 0.5, 2.0, 5.0
 _FINAL = {"wrong_type": Unwritten.REFUSED, "refused": Unwritten.REFUSED, "forbidden": Unwritten.FORBIDDEN}
 """Why a reply is never written: its key does not take it. Anything else passes."""
 
@@ -171,7 +172,10 @@ class RedisSource:
             stream.change(stop=True)
 
     async def close(self) -> None:
-        await self.server.send([stream.leave() for stream in self._streams.values()])
+        with suppress(*TRANSIENT):  # without Redis, others take over after `takeover_idle_s`
+            async with asyncio.timeout(_LEAVE_S):
+                for stream in self._streams.values():
+                    await stream.leave()
         await disconnect(self.server.client)
 
     # What gauges show, as of Kafka's partitions: a stream is one.

@@ -13,7 +13,7 @@ from aggregator.request.request import Request
 from aggregator.sources.messages import MAX_BYTES
 from aggregator.sources.redis.codec import Command, Entry, Intake, decode
 from aggregator.sources.redis.connection import TRANSIENT, Server, create_group
-from aggregator.sources.redis.scripts import CLAIM, TAKE_OVER
+from aggregator.sources.redis.scripts import CLAIM, LEAVE, TAKE_OVER
 
 _LIMITS = (128, MAX_BYTES, 1024 * 1024)
 """Entries, bytes of a value and bytes of all, of one claim: Redis serves nobody else for half a millisecond."""
@@ -75,11 +75,12 @@ class Stream:
         ]
         return [*held, ("XPENDING", stream, self.intake.group_id), ("XLEN", stream)]
 
-    def leave(self) -> Command:
-        """The command that lets others take over at once what is still claimed here."""
-        if not self.claimed:  # a consumer that is deleted takes what it has claimed with it
-            return ("XGROUP", "DELCONSUMER", *self.intake.place)
-        return ("XCLAIM", *self.intake.place, 0, *self.claimed, "IDLE", int(self.idle_s * 1000) + 1, "JUSTID")
+    async def leave(self) -> None:
+        """Let others take over at once what is still claimed here, also by a claim whose answer was lost.
+
+        Raises any of TRANSIENT.
+        """
+        await self.server.run(LEAVE, *self.intake.place, int(self.idle_s * 1000) + 1)
 
     async def _next(self) -> list[Entry]:
         """Entries to decode; none after a while."""

@@ -237,6 +237,31 @@ async def test_a_stop_leaves_what_is_not_answered_to_others_at_once(shared: Redi
     await broker.close()
 
 
+async def test_a_stop_leaves_to_others_what_a_claim_took_whose_answer_was_lost(shared: RedisServer) -> None:
+    broker = RedisAsBroker(shared.address, client=RedisClientSettings(takeover_idle_s=600.0))
+    await broker.send(message("first"))
+    async with broker.opened() as source:
+        await complete(source, await take(source, 1))
+        [consumer] = await broker.client.xinfo_consumers(broker.requests, broker.settings.group_id)
+        await broker.send(message("q"))
+        await broker.client.xreadgroup(broker.settings.group_id, consumer["name"], {broker.requests: ">"})
+        source.stop_receiving()
+        await source.close()
+    async with broker.opened() as other:
+        assert [request.request_id for request in await take(other, 1)] == ["q"]
+        await complete(other, [])
+    await broker.close()
+
+
+async def test_a_stop_forgets_a_consumer_that_holds_nothing(broker: RedisAsBroker) -> None:
+    await broker.send(message("first"))
+    async with broker.opened() as source:
+        await complete(source, await take(source, 1))
+        assert len(await broker.client.xinfo_consumers(broker.requests, broker.settings.group_id)) == 1
+        await source.close()
+    assert await broker.client.xinfo_consumers(broker.requests, broker.settings.group_id) == []
+
+
 async def test_a_restart_of_redis_is_waited_for(own: RedisServer) -> None:
     broker = RedisAsBroker(own.address)
     async with broker.opened() as source:
