@@ -88,23 +88,26 @@ class Viewers:
                 self._send()
         except Exception:  # noqa: BLE001 - the browsers connect again, and the aggregator goes on
             _LOG.exception("the page's events ended")
-        finally:
             with self._changed:
-                for viewer in self._viewers:
-                    viewer.close()
-                self._viewers.clear()
-                self._thread = None
+                self._end()
 
     def _goes_on(self) -> bool:
         """Wait for the time of the next event; False when it has no viewer."""
         for _ in range(_SAMPLES):
             with self._changed:
                 if self._closed or not self._viewers:
-                    self._thread = None
+                    self._end()
                     return False
                 self._changed.wait(EVERY_S / _SAMPLES)
             self._feed.sample()
         return True
+
+    def _end(self) -> None:
+        """Disconnect all; the next viewer gets another thread."""
+        for viewer in self._viewers:
+            viewer.close()
+        self._viewers.clear()
+        self._thread = None
 
     def _send(self) -> None:
         with self._changed:

@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from aggregator.observability import viewers
 from aggregator.observability.page import LivePages
-from aggregator.observability.viewers import Feed
+from aggregator.observability.viewers import Feed, Viewers
 from aggregator.reports import words
 from k8s.process import telemetry
 from k8s.process.telemetry import Telemetry, TelemetrySettings
@@ -192,3 +192,38 @@ def test_a_reader_that_reads_nothing_is_disconnected(
     with Viewer(started, receive_bytes=4096):
         assert feed.read_once.wait(30)
         assert ended()
+
+
+class Closing(Viewers):
+    """`late` comes at the moment when the thread has found no viewer."""
+
+    late: socket.socket | None = None
+
+    @override
+    def _goes_on(self) -> bool:
+        goes_on = super()._goes_on()
+        late, self.late = (self.late, None) if not goes_on else (None, self.late)
+        if late is not None:
+            assert self.add(late)
+        return goes_on
+
+
+def test_a_viewer_that_comes_as_the_last_one_leaves_gets_events(
+    feed: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(viewers, "EVERY_S", 0.02)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        pairs = [(socket.create_connection(server.getsockname(), 30), server.accept()[0]) for _ in range(2)]
+    (first, connection), (second, late) = pairs
+    closing = Closing(feed)
+    closing.late = late
+    assert closing.add(connection)
+    first.close()
+    received = b""
+    while b"data: " not in received:
+        part = second.recv(4096)
+        assert part, "it was disconnected"
+        received += part
+    second.close()
+    assert ended()
+    closing.close()
