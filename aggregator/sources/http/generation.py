@@ -30,6 +30,8 @@ _MAX_MESSAGES, _MAX_STOPS, _MAX_STOP_IDS = 1024, 16, 128
 _FINISH: dict[int, str] = {pb.FINISH_REASON_STOP: "stop", pb.FINISH_REASON_LENGTH: "length"}
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=_MAX_NUMBER)]
+_Tokens = Annotated[int, msgspec.Meta(ge=1, le=_MAX_NUMBER)]
+"""In the protobuf message 0 sets no limit, which nobody who asks for no tokens wants."""
 _SEEDS = range(-(2**63), 2**63)
 
 
@@ -43,7 +45,7 @@ class Sampling(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """What completions and chats have in common. Fields without a type are refused unless neutral (`_NEUTRAL`)."""
 
     model: str | None = None
-    max_tokens: _Count | None = None
+    max_tokens: _Tokens | None = None
     temperature: float | None = None
     top_p: float | None = None
     seed: int | None = None
@@ -98,7 +100,7 @@ class ChatRequest(Sampling, forbid_unknown_fields=True, kw_only=True):
     """`POST /v1/chat/completions`."""
 
     messages: Annotated[list[ChatMessage], msgspec.Meta(min_length=1, max_length=_MAX_MESSAGES)]
-    max_completion_tokens: _Count | None = None
+    max_completion_tokens: _Tokens | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=_MAX_TOP_LOGPROBS)] | None = None
     tools: object = None

@@ -16,6 +16,7 @@ from aggregator.sources.calls.callers import Identity
 from aggregator.sources.calls.load import Limits, Load
 from aggregator.sources.generation import parse
 from aggregator.sources.http.embeddings import Revisions
+from aggregator.sources.http.errors import FieldError
 from aggregator.sources.http.generation import DONE, GenerationReader, HttpGenerationCall, Writer
 from k8s.process.metrics_buffer import MetricsBuffer
 from protos.generation.v1 import generation_pb2 as pb
@@ -59,6 +60,14 @@ ALTERNATIVES = logprobs_of(
     3, [5, 5, 6, 6, 7, 5, 8, 8, 6], [-1.0, -1.0, -2.0, -3.0, -0.5, -1.5, -0.1, -0.1, -4], [1, 3, 1]
 )
 """Of three tokens, each with two alternatives; of the first and the last one, one of these is the token itself."""
+
+
+@pytest.mark.parametrize("asked", [{"prompt": "x"}, CHAT], ids=["completion", "chat"])
+def test_no_new_tokens_are_refused_and_not_taken_for_no_limit(asked: dict[str, Any]) -> None:
+    for name in ("max_tokens", "max_completion_tokens") if asked is CHAT else ("max_tokens",):
+        with pytest.raises(FieldError, match=">= 1") as error:
+            begun(**asked, **{name: 0})
+        assert error.value.param == name
 
 
 def test_a_completion_shows_log_probabilities_by_token_with_offsets_into_the_text() -> None:
