@@ -47,7 +47,7 @@ _RATIO_BOUNDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
 
 
 class Unwritten(StrEnum):
-    """Why Kafka will never take a reply."""
+    """Why Kafka or Redis will never take a reply."""
 
     NOT_THERE = "not_there"
     FORBIDDEN = "forbidden"
@@ -191,7 +191,7 @@ class Metrics:
         self._retries.add(count, code.name)
 
     def unwritten(self, reason: Unwritten) -> None:
-        """Kafka rejected a reply permanently; its record becomes a dead letter."""
+        """A broker rejected a reply permanently; its request becomes a dead letter."""
         self._unwritten.add(1, reason)
 
     def delta_refused(self, count: int) -> None:
@@ -282,7 +282,7 @@ class Metrics:
             "embed.slo.violations", "{request}", "requests answered later than the latency target", "source"
         )
         self._unwritten = buffer.counter(
-            "embed.replies.unwritten", "{reply}", "replies that Kafka rejected permanently", "reason"
+            "embed.replies.unwritten", "{reply}", "replies that Kafka or Redis rejected permanently", "reason"
         )
         for reason in Unwritten:
             self._unwritten.add(0, reason)
@@ -339,7 +339,7 @@ class Metrics:
         self._source_events = buffer.counter(
             "embed.source.events",
             "{event}",
-            "what a source's server did instead of what it was asked, or lost",
+            "errors of a source's server, and what it lost",
             "source",
             "event",
         )

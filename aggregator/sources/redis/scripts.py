@@ -6,7 +6,7 @@ local function named(list)
   for i = 1, #list, 2 do fields[list[i]] = list[i + 1] end
   return fields
 end
--- The bytes of an entry; a value that is larger than the limit stays in Redis, and its size goes instead.
+-- The bytes of an entry; instead of a value that is larger than the limit, its size is returned.
 local function cut(fields, most)
   local size = 0
   for i = 1, #fields, 2 do
