@@ -1,6 +1,6 @@
 """Open the few spans of the hot path: one per fetch, batch, generation and send; none when no collector is configured.
 
-Names and attributes follow OpenTelemetry's messaging and rpc conventions. A batch's `process` span links every
+Names and attributes follow OpenTelemetry's messaging, rpc and HTTP conventions. A batch's `process` span links every
 request in it, by the W3C `traceparent` of each.
 """
 
@@ -113,6 +113,13 @@ class Tracing:
             return _NOTHING
         context = _context(traceparent)
         return self._open(f"{service}/{method}", SpanKind.SERVER, _rpc(service, method), context=context)
+
+    def serve_http(self, route: str, traceparent: str | bytes | None) -> AbstractContextManager[None]:
+        """A request over HTTP being answered, as a child of the caller's span."""
+        if not self.enabled:
+            return _NOTHING
+        attributes: dict[str, str | int] = {"http.request.method": "POST", "http.route": route}
+        return self._open(f"POST {route}", SpanKind.SERVER, attributes, context=_context(traceparent))
 
     def traceparent(self) -> str | None:
         """The span now open, as a `traceparent` to send along; None when nothing is traced."""

@@ -36,7 +36,6 @@ from aggregator.sources.response import is_large
 from aggregator.tokenizers.tokenizer import Detokenizer
 from protos.embedding.v1 import embedding_pb2 as pb
 
-SERVICE = "openai"
 _JSON = "application/json"
 _MANY_FLOATS = 16_384
 """Written as decimal numbers on a thread: it takes some milliseconds."""
@@ -143,7 +142,7 @@ class OpenAIService:
         if truncate_to := cast("HttpCall", request.origin).truncate_to:
             request.options = replace(request.options, truncate_to=truncate_to)
         if not request.failed:
-            with self._tracing.serve(SERVICE, "embeddings", request.traceparent):
+            with self._tracing.serve_http(http.path, request.traceparent):
                 await calls.answered(request)
         failed = failed_input(request)
         if failed is not None:
@@ -170,7 +169,7 @@ class OpenAIService:
         call = call_of(request)
         assert isinstance(call, HttpGenerationCall), "A generation request has another kind of call. This is a bug."
         writer = Writer(request, self._detokenizer_of(request))
-        with self._tracing.serve(SERVICE, "completions", request.traceparent):
+        with self._tracing.serve_http(http.path, request.traceparent):
             calls.submit(request)
             try:
                 return await self._written(http, request, call, writer)

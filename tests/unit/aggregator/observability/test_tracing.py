@@ -92,6 +92,15 @@ def test_an_answered_call_continues_its_callers_trace(tracing: Tracing, exporter
     assert fresh.parent is None
 
 
+def test_a_request_over_http_continues_its_callers_trace(tracing: Tracing, exporter: InMemorySpanExporter) -> None:
+    with tracing.serve_http("/v1/embeddings", PARENT):
+        pass
+    span = only(exporter)
+    assert (span.name, span.kind) == ("POST /v1/embeddings", SpanKind.SERVER)
+    assert span.parent == remote_span(PARENT)
+    assert span.attributes == {"http.request.method": "POST", "http.route": "/v1/embeddings"}
+
+
 def test_a_failure_is_marked_by_its_type_and_never_by_its_words(
     tracing: Tracing, exporter: InMemorySpanExporter
 ) -> None:
@@ -113,6 +122,7 @@ def test_without_an_exporter_nothing_is_made_and_parents_are_not_even_read() -> 
         assert tracing.traceparent() is None
     one, two = tracing.receive("t", 1), tracing.send("t", 1)
     assert one is two is tracing.call("s", "m", "a:1") is tracing.serve("s", "m", PARENT)
+    assert one is tracing.serve_http("/v1/embeddings", PARENT)
 
 
 @pytest.mark.parametrize(
