@@ -23,6 +23,9 @@ _LOG = logging.getLogger(__name__)
 _ECHOED = (b"correlation_id", b"traceparent", b"tracestate")
 """Fields that are copied to the reply."""
 LIST = "list:"
+MAX_OTHER_BYTES = 64 * 1024
+"""Of all fields of an entry but its value."""
+_MOST_DIGITS = 20
 
 Command = tuple[bytes | str | int, ...]
 
@@ -124,9 +127,13 @@ def _reply_to(entry: Entry) -> str:
 
 
 def _expire_s(entry: Entry) -> float:
-    """When the request expires (Unix seconds). Raises InvalidRequest, also for a value that stayed in Redis."""
-    if size := entry.text(b"value-size"):
-        raise InvalidRequest(f"the value has {size} bytes: at most {MAX_BYTES} are taken")
+    """When the request expires (Unix seconds). Raises InvalidRequest, also for fields that stayed in Redis."""
+    if b"value-size" in entry.fields:
+        value, others = (entry.text(name)[:_MOST_DIGITS] for name in (b"value-size", b"other-size"))
+        raise InvalidRequest(
+            f"the value has {value} bytes, and the other fields have {others}: at most {MAX_BYTES} and"
+            f" {MAX_OTHER_BYTES} are taken"
+        )
     if not (given := entry.text(b"expire")):
         return inf
     with suppress(ValueError):

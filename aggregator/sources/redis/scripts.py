@@ -6,27 +6,34 @@ local function named(list)
   for i = 1, #list, 2 do fields[list[i]] = list[i + 1] end
   return fields
 end
--- The bytes of an entry; instead of a value that is larger than the limit, its size is returned.
-local function cut(fields, most)
-  local size = 0
-  for i = 1, #fields, 2 do
-    size = size + #fields[i + 1]
-    if fields[i] == 'value' and #fields[i + 1] > most then
-      fields[#fields + 1], fields[#fields + 2], fields[i + 1] = 'value-size', tostring(#fields[i + 1]), ''
+-- The bytes of an entry. One whose value or whose other fields are too large is returned with their sizes instead, and
+-- with the fields by which its sender is answered.
+local function cut(entry, most, most_others)
+  local own, value, others = named(entry[2]), 0, 0
+  for i = 1, #entry[2], 2 do
+    local size = #entry[2][i + 1]
+    if entry[2][i] == 'value' then value = value + size else others = others + #entry[2][i] + size end
+  end
+  if value <= most and others <= most_others then return value + others end
+  entry[2] = {'value', '', 'value-size', tostring(value), 'other-size', tostring(others)}
+  for _, name in ipairs({'reply_to', 'request_id', 'content-type', 'correlation_id'}) do
+    if own[name] and #own[name] <= 1024 then
+      entry[2][#entry[2] + 1], entry[2][#entry[2] + 2] = name, own[name]
     end
   end
-  return size
+  return 0
 end
 local stream, group, consumer = KEYS[1], ARGV[1], ARGV[2]
-local most, most_value_bytes, most_bytes = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
+local most, most_value_bytes = tonumber(ARGV[3]), tonumber(ARGV[4])
+local most_other_bytes, most_bytes = tonumber(ARGV[5]), tonumber(ARGV[6])
 local claimed = {}
 """
 CLAIM = (
     _SHARED
     + """
--- Claims the next entries while their tokens fit the room (ARGV[6]); an entry is never split. Returns the time (Unix
+-- Claims the next entries while their tokens fit the room (ARGV[7]); an entry is never split. Returns the time (Unix
 -- seconds), the id of the last entry that any consumer claimed, and the entries.
-local room, time, from = tonumber(ARGV[6]), redis.call('TIME'), nil
+local room, time, from = tonumber(ARGV[7]), redis.call('TIME'), nil
 local now_s = time[1] + time[2] / 1e6
 for _, info in ipairs(redis.call('EXISTS', stream) == 1 and redis.call('XINFO', 'GROUPS', stream) or {}) do
   if named(info).name == group then from = named(info)['last-delivered-id'] end
@@ -44,7 +51,7 @@ while not full do
     -- The first one always fits: one that is larger than every room would wait for ever.
     full = #claimed > 0 and (tokens + own > room or bytes > most_bytes or #claimed == most)
     if full then break end
-    tokens, bytes, from = tokens + own, bytes + cut(entry[2], most_value_bytes), entry[1]
+    tokens, bytes, from = tokens + own, bytes + cut(entry, most_value_bytes, most_other_bytes), entry[1]
     claimed[#claimed + 1] = entry
   end
 end
@@ -55,12 +62,12 @@ return {string.format('%.6f', now_s), from, claimed}
 TAKE_OVER = (
     _SHARED
     + """
--- Claims entries that another consumer has had for ARGV[6] ms without a sign of life, from a cursor (ARGV[7]) on, and
+-- Claims entries that another consumer has had for ARGV[7] ms without a sign of life, from a cursor (ARGV[8]) on, and
 -- forgets consumers that hold none and were silent for an hour. Returns the next cursor, and the entries.
-local found = redis.call('XAUTOCLAIM', stream, group, consumer, ARGV[6], ARGV[7], 'COUNT', most)
+local found = redis.call('XAUTOCLAIM', stream, group, consumer, ARGV[7], ARGV[8], 'COUNT', most)
 for _, entry in ipairs(found[2]) do
   if entry and entry[2] then
-    cut(entry[2], most_value_bytes)
+    cut(entry, most_value_bytes, most_other_bytes)
     claimed[#claimed + 1] = entry
   end
 end

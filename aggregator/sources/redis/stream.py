@@ -11,12 +11,15 @@ from typing import Any
 
 from aggregator.request.request import Request
 from aggregator.sources.messages import MAX_BYTES
-from aggregator.sources.redis.codec import Command, Entry, Intake, decode
+from aggregator.sources.redis.codec import MAX_OTHER_BYTES, Command, Entry, Intake, decode
 from aggregator.sources.redis.connection import TRANSIENT, Server, create_group
 from aggregator.sources.redis.scripts import CLAIM, LEAVE, TAKE_OVER
 
-_LIMITS = (128, MAX_BYTES, 1024 * 1024)
-"""Entries, bytes of a value and bytes of all, of one claim: Redis serves nobody else for half a millisecond."""
+_LIMITS = (128, MAX_BYTES, MAX_OTHER_BYTES, 1024 * 1024)
+"""Entries, bytes of a value, of an entry's other fields and of all, of one claim.
+
+Redis serves nobody else for half a millisecond.
+"""
 _LARGE_BYTES = 16 * 1024
 _WAIT_S, _RETRY_S = 1.0, 0.5
 

@@ -91,6 +91,19 @@ async def test_a_value_that_is_too_large_never_leaves_redis_and_is_told_its_size
         assert (kept, fields["value-size"], fields["dlt-error-code"]) == (b"", b"4194305", b"INVALID_ARGUMENT")
 
 
+async def test_other_fields_that_are_too_large_never_leave_redis(broker: RedisAsBroker) -> None:
+    await broker.send(message("large"), notes=b"x" * 3_000_000, correlation_id=b"c")
+    await broker.send(message("many"), **{f"field{number}": b"x" * 1000 for number in range(100)})
+    await broker.send(message("good"), notes=b"x" * 60_000)
+    async with broker.opened() as source:
+        assert [request.request_id for request in await take(source, 1)] == ["good"]
+        replies = [pb.EmbedResponse.FromString(value) for value in await broker.replies()]
+        assert [reply.status.code for reply in replies] == [Code.INVALID_ARGUMENT] * 2
+        letters = [fields for _, fields in await broker.letters()]
+        assert sum(map(len, letters[0].values())) < 1000
+        assert (letters[0]["correlation_id"], letters[0]["other-size"]) == (b"c", b"3000020")
+
+
 async def test_an_entry_without_a_value_is_undecodable(broker: RedisAsBroker) -> None:
     await broker.client.xadd(broker.requests, {"nothing": "here"})
     await broker.send(message("good"))
