@@ -24,7 +24,10 @@ _PATIENCE_S = 5.0
 _LINGER_S = 2.0
 """How long the rest of a refused body is read, so that its sender reads the refusal."""
 _BYTES_PER_S = 16.0 * 1024 * 1024
-"""Of all large bodies together: reading them faster would hold up the event loop, and so all other callers."""
+"""Of all large bodies together: reading them faster would hold up the event loop, and so all other callers.
+
+The rest of refused bodies has this rate too, apart from the others: who is refused delays nobody who is not.
+"""
 _MAX_STRINGS = 16_384
 """Texts and names in one body, which cost more than their bytes; an embeddings request has 2,048 inputs at most."""
 _QUOTE = ord('"')
@@ -53,7 +56,7 @@ class HttpContext:
     def invocation_metadata(self) -> Iterable[tuple[str, str]]:
         """The headers that tell who calls."""
         headers = self._request.headers
-        return [(name, headers[name]) for name in _OF_CALLERS if name in headers]
+        return [(name, _text(headers[name])) for name in _OF_CALLERS if name in headers]
 
     def auth_context(self) -> Mapping[str, Iterable[bytes]]:
         """The names of a verified client certificate, under gRPC's keys."""
@@ -99,6 +102,7 @@ class HttpCalls(Calls):
 
     timeout_s: float = field(kw_only=True)
     _reading: RateLimit = field(init=False, default_factory=lambda: RateLimit(_BYTES_PER_S))
+    _reading_refused: RateLimit = field(init=False, default_factory=lambda: RateLimit(_BYTES_PER_S))
 
     async def receive(
         self, http: web.BaseRequest, read: Read, new_call: Callable[[Room, str], Call] = HttpCall
@@ -147,7 +151,7 @@ class HttpCalls(Calls):
                 room.widen(length)
                 held = length
             async with asyncio.timeout(_PATIENCE_S):
-                while chunk := await self._chunk(http, len(data)):
+                while chunk := await self._chunk(http, len(data), self._reading):
                     data += chunk
                     quotes = count_quotes(data, chunk, quotes)
                     if len(data) > self.load.limits.max_message_bytes:
@@ -165,18 +169,18 @@ class HttpCalls(Calls):
             room.charge(-held)  # `take` counts what has arrived
         return bytes(data)
 
-    async def _chunk(self, http: web.BaseRequest, read_bytes: int) -> bytes:
-        """The next part of a body of which `read_bytes` are read; a large one waits for the others."""
+    async def _chunk(self, http: web.BaseRequest, read_bytes: int, rate: RateLimit) -> bytes:
+        """The next part of a body of which `read_bytes` are read; a large one waits for the others of its `rate`."""
         chunk = await http.content.readany()
         if read_bytes + len(chunk) > SMALL_BYTES:
-            await asyncio.sleep(self._reading.wait_s(len(chunk), self.clock()))
+            await asyncio.sleep(rate.wait_s(len(chunk), self.clock()))
         return chunk
 
     async def linger(self, http: web.BaseRequest) -> None:
         """Read the rest of a refused body."""
         with suppress(TimeoutError, web.RequestPayloadError, ValueError):
             async with asyncio.timeout(_LINGER_S):
-                while await self._chunk(http, SMALL_BYTES):
+                while await self._chunk(http, SMALL_BYTES, self._reading_refused):
                     pass
 
     def _too_large(self) -> HttpError:
@@ -207,6 +211,11 @@ def count_quotes(data: bytes | bytearray, last: bytes, found: int) -> int:
     if found > 2 * _MAX_STRINGS:
         raise FieldError(f"the body has more than {_MAX_STRINGS} texts and names: send fewer inputs in one request")
     return found
+
+
+def _text(header: str) -> str:
+    """A header's value. aiohttp decodes bytes that are not UTF-8 to surrogates, which cannot be encoded again."""
+    return header.encode(errors="surrogateescape").decode(errors="replace")
 
 
 def _seconds(value: str) -> float:

@@ -7,6 +7,7 @@ import gzip
 import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -160,6 +161,30 @@ async def test_large_bodies_are_read_at_a_bounded_rate_and_small_ones_at_once(mo
             assert (await embed(session, wanted))[0] == 200
         assert not waiting.done()
         waiting.cancel()
+
+
+async def test_a_token_that_is_not_utf8_is_refused_as_any_other_unknown_one(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("team-a secret-of-a\n")
+    settings = {"grpc": {"authentication": {"tokens_file": tokens}}}
+    async with http_door(settings=settings) as (door, _), connection(door) as (reader, writer):
+        writer.write(HEAD + b"authorization: Bearer \xff\xfe\r\n" + WHOLE.removeprefix(HEAD))
+        status, _, body = await answer(reader)
+        assert (status, body["error"]["code"]) == (401, "invalid_api_key")
+
+
+async def test_a_refused_body_delays_no_other_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "_BYTES_PER_S", 1000.0)
+    monkeypatch.setattr(calls, "_LINGER_S", 0.2)
+    body = json.dumps({"input": "rain " * 6700, "truncate_prompt_tokens": 10}).encode()
+    async with http_door() as (door, _), connection(door) as (refused, flood), connection(door) as (reader, writer):
+        flood.write(HEAD + b"content-length: 100000000\r\n\r\n" + bytes(1 << 20))
+        assert (await answer(refused))[0] == 413
+        assert await is_closed(refused)
+        writer.write(HEAD + b"content-length: %d\r\n\r\n" % len(body) + body[:32_000])
+        await asyncio.sleep(0.2)
+        writer.write(body[32_000:])  # only now it is a large one
+        assert (await answer(reader))[0] == 200
 
 
 async def test_two_thousand_idle_connections_hold_up_nobody() -> None:
