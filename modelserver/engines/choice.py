@@ -205,7 +205,10 @@ def _synthetic_generator(settings: ModelServerSettings, files: ModelFiles, *, em
     if embeds:
         longest = min(facts.max_input_tokens - 1, facts.step_token_capacity)
         facts = replace(facts, dimensions=synthetic.dimensions or files.hidden_size, max_input_tokens=longest)
-    return SyntheticGenerator(facts, synthetic.fixed_s, synthetic.per_token_s, _poison(settings))
+    time.sleep(synthetic.load_s)
+    return SyntheticGenerator(
+        facts, synthetic.fixed_s, synthetic.per_token_s, _poison(settings), close_s=synthetic.close_s
+    )
 
 
 def _synthetic_facts(settings: ModelServerSettings, files: ModelFiles) -> EngineFacts:

@@ -35,6 +35,7 @@ class SyntheticGenerator:
     per_token_s: float
     poison: Poison | None = None
     sleep: Callable[[float], None] = time.sleep
+    close_s: float = 0.0
     _sequences: dict[str, _Sequence] = field(default_factory=dict[str, _Sequence])
     _step_tokens: int = 0
     _most: int = 0
@@ -113,7 +114,8 @@ class SyntheticGenerator:
         self._sequences.clear()
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Take as long as it is set to; nothing is held."""
+        self.sleep(self.close_s)
 
     def _active(self) -> dict[str, _Sequence]:
         """Embeddings, and as many generations as may run."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from modelserver.engines.engine import IdArray, Matrix
 from modelserver.engines.synthetic import SyntheticEngine, vectors
+from modelserver.engines.synthetic_generator import SyntheticGenerator
 from tests.support.fake_step_engine import facts_of
 
 
@@ -39,3 +41,10 @@ def test_a_step_takes_its_fixed_time_and_a_time_for_each_token() -> None:
     engine.prepare(*packed([1, 2], [3])).run()
     assert slept == [1.25]
     assert engine.step_s(3) == 1.25
+
+
+@pytest.mark.parametrize("kind", [SyntheticEngine, SyntheticGenerator])
+def test_closing_takes_as_long_as_it_is_set_to(kind: type[SyntheticEngine | SyntheticGenerator]) -> None:
+    slept: list[float] = []
+    kind(facts_of(), 0.0, 0.0, sleep=slept.append, close_s=3.0).close()
+    assert slept == [3.0]
