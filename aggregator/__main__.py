@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code: 0 after a drain, 1 after a failure at work, 2 when it could not start."""
     options = parser_of(
         "aggregator",
-        "Batch requests from Kafka and gRPC by token count, and send the batches to model servers.",
+        "Batch requests from Kafka, Redis, gRPC and HTTP by token count, and send the batches to model servers.",
         AggregatorSettings,
         ENV_PREFIX,
         check="validate settings and connections, print what was found, and exit",

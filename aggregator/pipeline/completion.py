@@ -44,7 +44,7 @@ class Completion:
         await self._none_open.wait()
 
     async def complete(self, requests: Sequence[Request]) -> None:
-        """Reply to requests whose every input has an outcome; to gRPC callers first, who need no broker."""
+        """Reply to requests whose every input has an outcome; to callers first, who need no broker."""
         for source in sorted(self._sources, key=lambda source: not source.refusable):
             mine = [request for request in requests if request.source is source]
             if mine:

@@ -297,11 +297,11 @@ class BatchingSettings(Group):
     coalesce: bool = Field(default=True, description="compute identical inputs once")
     max_held_tokens: PositiveInt = Field(
         default=500_000,
-        description="tokens queued or in flight, per model; Kafka intake of priority background stops at 50 % of it,"
-        " default at 75 %",
+        description="tokens queued or in flight, per model; intake of priority background from Kafka and Redis stops"
+        " at 50 % of it, default at 75 %",
     )
     max_unavailable_s: PositiveFloat | None = Field(
-        default=None, description="how long requests from Kafka wait for a model server; empty: without limit"
+        default=None, description="how long requests from Kafka and Redis wait for a model server; empty: without limit"
     )
 
 
