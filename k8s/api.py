@@ -22,7 +22,9 @@ class KubernetesError(Exception):
 class Kubernetes(Protocol):
     """An API server, used by one account. Objects are plain JSON, so fields that this code does not know are kept."""
 
-    async def get(self, path: str) -> Object: ...
+    async def get(self, path: str) -> Object:
+        """An object, or a list; `path` may have a query. Raises KubernetesError."""
+        ...
 
     async def update(self, path: str, content: Object) -> Object:
         """Replace an object; 409 when it changed since it was read. Raises KubernetesError."""
@@ -41,15 +43,19 @@ class Kubernetes(Protocol):
         """
         ...
 
-    async def endpoint_slices(self, namespace: str, service: str) -> Object:
-        """The list of a Service's EndpointSlices. Raises KubernetesError."""
-        ...
-
     def watch_endpoint_slices(self, namespace: str, service: str, version: str) -> AsyncGenerator[Object]:
-        """Events after the version of a list, until the server ends the watch. Raises KubernetesError."""
+        """Events of a Service's EndpointSlices after the version of a list, until the server ends the watch.
+
+        Raises KubernetesError.
+        """
         ...
 
     async def close(self) -> None: ...
+
+
+def slices_of(service: str) -> str:
+    """The selector of a Service's EndpointSlices."""
+    return f"kubernetes.io/service-name={service}"
 
 
 def this_namespace() -> str:

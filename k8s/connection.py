@@ -16,7 +16,7 @@ from kubernetes.config.incluster_config import SERVICE_HOST_ENV_NAME
 from typing_extensions import override
 from urllib3.exceptions import HTTPError
 
-from k8s.api import Kubernetes, KubernetesError, Object
+from k8s.api import Kubernetes, KubernetesError, Object, slices_of
 from k8s.process.errors import StartError
 
 _TIMEOUT_S = 10.0
@@ -88,17 +88,12 @@ class Connection(Kubernetes):
         return await _in_thread(self._call, "PATCH", path, content, kind=_APPLY, query=query)
 
     @override
-    async def endpoint_slices(self, namespace: str, service: str) -> Object:
-        path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
-        return await _in_thread(self._call, "GET", path, query={"labelSelector": _slices_of(service)})
-
-    @override
     async def watch_endpoint_slices(self, namespace: str, service: str, version: str) -> AsyncGenerator[Object]:
         watched = watch.Watch(object)
         stream = watched.stream(
             self._discovery.list_namespaced_endpoint_slice,
             namespace,
-            label_selector=_slices_of(service),
+            label_selector=slices_of(service),
             resource_version=version,
             allow_watch_bookmarks=True,
             timeout_seconds=_WATCH_S,  # for the server; because of it the client does not start another watch
@@ -141,10 +136,6 @@ class Connection(Kubernetes):
             raise client.ApiException(http_resp=answer)
         read: Object = json.loads(text)
         return read
-
-
-def _slices_of(service: str) -> str:
-    return f"kubernetes.io/service-name={service}"
 
 
 async def _in_thread(call: Callable[_P, _T], *arguments: _P.args, **options: _P.kwargs) -> _T:

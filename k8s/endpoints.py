@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Collection, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from k8s.api import Kubernetes, KubernetesError, Object
+from k8s.api import Kubernetes, KubernetesError, Object, slices_of
 from k8s.process.errors import StartError
 
 _LOG = logging.getLogger(__name__)
@@ -91,7 +91,8 @@ async def _followed(kubernetes: Kubernetes, address: ServiceAddress) -> AsyncGen
 async def _slices(kubernetes: Kubernetes, address: ServiceAddress) -> AsyncGenerator[dict[str, Object]]:
     """Yield the slices by name, first as listed, then after each change; ends when the server ends the watch."""
     service = address.namespace, address.service
-    listed = await kubernetes.endpoint_slices(*service)
+    path = f"/apis/discovery.k8s.io/v1/namespaces/{address.namespace}/endpointslices"
+    listed = await kubernetes.get(f"{path}?labelSelector={slices_of(address.service)}")
     slices: dict[str, Object] = {each["metadata"]["name"]: each for each in listed.get("items") or ()}
     yield slices
     version = listed["metadata"]["resourceVersion"]

@@ -7,6 +7,7 @@ import logging
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from uuid import uuid4
 
 import grpc
@@ -71,7 +72,9 @@ class Server:
         self._failure: Exception | None = None
         self._loop = asyncio.get_running_loop()
         self._watch = Watch(settings.timeouts)
-        self._start = EngineStart(settings, files, lambda: self._post(self._metrics.fallback), self._watch)
+        self._start = EngineStart(
+            settings, files, lambda: self._post(lambda: self._metrics.fallbacks.add(1)), self._watch
+        )
         self._degraded = ""
         self._engine_loop = self._engine_loop_of(tasks_of(settings, files))
         self._metrics_address = telemetry.metrics_address
@@ -79,37 +82,16 @@ class Server:
 
     def _engine_loop_of(self, tasks: frozenset[Task]) -> EngineLoop[Engine] | EngineLoop[Generator]:
         if Task.GENERATE not in tasks:
-            return self._embedding()
-        return self._generating(self._batches() if Task.EMBED in tasks else None)
-
-    def _embedding(self) -> EngineLoop[Engine]:
-        steps = EmbeddingSteps(
-            self._queue,
-            queue_bounds,
-            on_step=self._stepped,
-            on_failed_step=lambda composition: self._post(lambda: self._metrics.failed_step(composition)),
-        )
-        return EngineLoop(self._start.embedding, steps, self._on_state, self._watch)
-
-    def _batches(self) -> EmbeddingBatches:
-        return EmbeddingBatches(
-            self._queue,
-            queue_bounds,
-            on_step=self._stepped,
-            on_failed_step=lambda composition: self._post(lambda: self._metrics.failed_step(composition)),
-        )
-
-    def _generating(self, batches: EmbeddingBatches | None) -> EngineLoop[Generator]:
-        """`batches`: of a model that also embeds."""
-        steps = GenerationSteps(
+            embedding = EmbeddingSteps(self._queue, queue_bounds, self._stepped, self._step_failed)
+            return EngineLoop(self._start.embedding, embedding, self._on_state, self._watch)
+        embeds, queue = Task.EMBED in tasks, self._queue
+        steps = self._serving.generation = GenerationSteps(
             self._start.limits,
             on_step=lambda step: self._post(lambda: self._metrics.generation_step(step)),
-            on_failed_step=lambda: self._post(lambda: self._metrics.failed_step(Composition.MERGED)),
-            embeddings=batches,
+            on_failed_step=lambda: self._step_failed(Composition.MERGED),
+            embeddings=EmbeddingBatches(queue, queue_bounds, self._stepped, self._step_failed) if embeds else None,
         )
-        self._serving.generation = steps
-        build = self._start.generating if batches is None else self._start.both
-        return EngineLoop(build, steps, self._on_state, self._watch)
+        return EngineLoop(partial(self._start.generating, embeds=embeds), steps, self._on_state, self._watch)
 
     async def run(self) -> int:
         """Serve until SIGTERM or SIGINT, then finish what was accepted; the exit code. Raises CannotStart."""
@@ -195,6 +177,9 @@ class Server:
         if self._serving.description is not None:  # else it was a step of the profile
             self._post(lambda: self._loop.call_soon(self._metrics.step, report))
 
+    def _step_failed(self, composition: Composition) -> None:
+        self._post(lambda: self._metrics.failed_step(composition))
+
     def _post(self, action: Callable[[], object]) -> None:
         self._loop.call_soon_threadsafe(action)
 
@@ -215,7 +200,7 @@ class Server:
                 self._stop.set()
         await self._set_health(serving=serving)
         if state is EngineState.REBUILDING:
-            self._metrics.rebuild()
+            self._metrics.rebuilds.add(1)
         if error is not None:
             _log.error(
                 "the engine left service", extra={"state": state.value, "error": f"{type(error).__name__}: {error}"}
@@ -228,7 +213,7 @@ class Server:
         """Serve a model for the task that its files name, because its self-check for both failed."""
         task = Task.EMBED if self._files.embeds and self._files.adapter is None else Task.GENERATE
         self._degraded = str(reason)
-        self._metrics.one_task()
+        self._metrics.one_task.add(1)
         _log.error("one task is served", extra={"task": task.value, "reason": self._degraded})
         self._serving.generation = None
         self._engine_loop = self._engine_loop_of(frozenset((task,)))

@@ -33,10 +33,10 @@ class Metrics:
         self._queries = meter.create_counter("embed.engine.queries", "{query}", "queries computed")
         self._batches = meter.create_counter("embed.engine.batches", "{batch}", "batches computed")
         self._failed = meter.create_counter("embed.engine.failed_steps", "{step}", "steps in which the engine raised")
-        self._rebuilds = meter.create_counter(
+        self.rebuilds = meter.create_counter(
             "embed.engine.rebuilds", "{rebuild}", "engines built again after a failure"
         )
-        self._fallbacks = meter.create_counter(
+        self.fallbacks = meter.create_counter(
             "embed.engine.fallbacks", "{fallback}", "starts with EngineCore instead of the direct engine"
         )
         self._refused = meter.create_counter(
@@ -52,10 +52,10 @@ class Metrics:
             "generate.engine.duration", "s", "time of one engine step of a model that generates", _DURATION_BOUNDS_S
         )
         self._generated = meter.create_counter("generate.engine.tokens", "{token}", "prompt tokens and new tokens")
-        self._one_task = meter.create_counter(
+        self.one_task = meter.create_counter(
             "mixed.engine.fallbacks", "{fallback}", "starts with one task because the self-check of both failed"
         )
-        for counter in (self._queries, self._batches, self._rebuilds, self._fallbacks, self._one_task):
+        for counter in (self._queries, self._batches, self.rebuilds, self.fallbacks, self.one_task):
             counter.add(0)  # a rate needs the zero before the first
 
     def step(self, report: StepReport) -> None:
@@ -73,17 +73,6 @@ class Metrics:
 
     def failed_step(self, composition: Composition) -> None:
         self._failed.add(1, {"composition": composition.value})
-
-    def rebuild(self) -> None:
-        self._rebuilds.add(1)
-
-    def fallback(self) -> None:
-        """The general engine serves because the direct one failed its check."""
-        self._fallbacks.add(1)
-
-    def one_task(self) -> None:
-        """One task is served because the self-check of both failed."""
-        self._one_task.add(1)
 
     def refused(self, code: grpc.StatusCode, queries: int) -> None:
         """A refused batch (`queries` 0), or this many refused queries of a batch."""

@@ -85,8 +85,9 @@ def locate(path_or_name: str, revision: str) -> Path:
 
 def read(path: Path, revision: str) -> ModelFiles:
     """Everything but the weights. Raises CannotStart for a folder that holds no model with a fast tokenizer."""
-    config = _json(path, "config.json", required=True)
-    sentence = _json(path, "config_sentence_transformers.json")
+    if not (path / "config.json").is_file():
+        raise CannotStart(f"{path} holds no config.json: not a model folder")
+    config, sentence = _mapping(path / "config.json"), _mapping(path / "config_sentence_transformers.json")
     prompts = sentence.get("prompts") or {}
     tokenizer = _tokenizer_files(path)
     dimensions = config.get("matryoshka_dimensions") or sentence.get("matryoshka_dimensions") or ()
@@ -114,8 +115,7 @@ def with_adapter(files: ModelFiles, adapter: Path, revision: str) -> ModelFiles:
 
     `revision` is the one that was set; empty: the model's, and a digest of the adapter.
     """
-    sentence = _json(adapter, "config_sentence_transformers.json")
-    prompts = sentence.get("prompts") or {}
+    prompts = _mapping(adapter / "config_sentence_transformers.json").get("prompts") or {}
     return replace(
         files,
         adapter=adapter,
@@ -127,11 +127,17 @@ def with_adapter(files: ModelFiles, adapter: Path, revision: str) -> ModelFiles:
 
 
 def check_tokenizer(files: ModelFiles) -> None:
-    """Load the tokenizer as an aggregator would. Raises CannotStart."""
+    """Load the tokenizer as an aggregator would. Raises CannotStart if it cannot be loaded or is another model's."""
     try:
-        Tokenizer.from_buffer(files.tokenizer[TOKENIZER_FILE])
+        known = Tokenizer.from_buffer(files.tokenizer[TOKENIZER_FILE]).get_vocab(with_added_tokens=False)
     except Exception as error:
         raise CannotStart(f"the tokenizer of {files.path} cannot be loaded: {error}") from error
+    largest = max(known.values(), default=0)
+    if largest >= files.vocabulary_size > 0:
+        raise CannotStart(
+            f"the tokenizer of {files.path} has token {largest}, and the model knows {files.vocabulary_size}: it is"
+            " another model's"
+        )
 
 
 def _bundled() -> Path:
@@ -154,17 +160,19 @@ def _from_hub(name: str, revision: str) -> Path:
         raise CannotStart(f"the model {name} is neither a local folder nor available from the hub: {error}") from error
 
 
-def _json(path: Path, name: str, *, required: bool = False) -> dict[str, Any]:
-    file = path / name
+def read_json(file: Path) -> Any:
+    """The content of a file; None if there is no such file. Raises CannotStart if it is not valid JSON."""
     if not file.is_file():
-        if required:
-            raise CannotStart(f"{path} holds no {name}: not a model folder")
-        return {}
+        return None
     try:
-        content = json.loads(file.read_bytes())
+        return json.loads(file.read_bytes())
     except ValueError as error:
         raise CannotStart(f"{file} is not valid JSON: {error}") from error
-    return content if isinstance(content, dict) else {"": content}
+
+
+def _mapping(file: Path) -> dict[str, Any]:
+    content = read_json(file)
+    return content if isinstance(content, dict) else {}
 
 
 def _tokenizer_files(path: Path) -> dict[str, bytes]:
@@ -177,7 +185,7 @@ def _tokenizer_files(path: Path) -> dict[str, bytes]:
 
 
 def _normalizes(path: Path) -> bool:
-    modules = _json(path, "modules.json").get("", [])
+    modules = read_json(path / "modules.json") or []
     return any(str(module.get("type", "")).rpartition(".")[2] == "Normalize" for module in modules)
 
 
@@ -193,7 +201,7 @@ def _prompt(prompts: Mapping[str, str], names: tuple[str, ...]) -> str:
 
 
 def _max_input_tokens(path: Path, config: Mapping[str, Any]) -> int:
-    limit = _json(path, "sentence_bert_config.json").get("max_seq_length")
+    limit = _mapping(path / "sentence_bert_config.json").get("max_seq_length")
     return int(limit or config.get("max_position_embeddings", 0))
 
 

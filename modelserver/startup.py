@@ -77,32 +77,20 @@ class EngineStart:
             self.threaded_tokens = measure_threads(choice.engine, choice.threads)
         choice.threads.threaded_tokens = self.threaded_tokens
 
-    def generating(self) -> Generator:
-        """Load a model that generates, on the calling thread. Raises CannotStart."""
+    def generating(self, *, embeds: bool) -> Generator:
+        """Load a model that generates, and `embeds` if so, on the calling thread. Raises CannotStart, TasksDisturb."""
         began_s = self._loading()
         with self.watch.phase(Phase.LOAD):
-            engine = build_generator(self.settings, self.files)
-        self._loaded(engine.facts, began_s)
-        if self.cost is None:
-            with self.watch.phase(Phase.PROFILE):
-                self.cost = _step_cost(self.settings, engine)
-            _log.info("measured the steps", extra={"stage": "profile", **asdict(self.cost)})
-        self.facts = engine.facts
-        return engine
-
-    def both(self) -> Generator:
-        """Load a model that generates and embeds, on the calling thread. Raises CannotStart and TasksDisturb."""
-        began_s = self._loading()
-        with self.watch.phase(Phase.LOAD):
-            engine = build_generator(self.settings, self.files, embeds=True)
+            engine = build_generator(self.settings, self.files, embeds=embeds)
             self._loaded(engine.facts, began_s)
-            if self.settings.engine.kind != "synthetic":
+            if embeds and self.settings.engine.kind != "synthetic":
                 self._check(engine)
         if self.cost is None:
             with self.watch.phase(Phase.PROFILE):
                 self.cost = _step_cost(self.settings, engine)
                 _log.info("measured the steps", extra={"stage": "profile", **asdict(self.cost)})
-                self.profile = had_profile(EmbeddingsAlone(engine), self.settings, self.files)
+                if embeds:
+                    self.profile = had_profile(EmbeddingsAlone(engine), self.settings, self.files)
         self.facts = engine.facts
         return engine
 

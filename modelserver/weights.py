@@ -9,11 +9,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
 from modelserver.errors import CannotStart
-from modelserver.model_files import ModelFiles
-from protos.modelserver.v1.fingerprint import TOKENIZER_FILE
+from modelserver.model_files import ModelFiles, check_tokenizer
 
 _GIB = 1 << 30
 _BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "I32": 4, "I64": 8}
@@ -31,7 +28,7 @@ def check(files: ModelFiles, free_bytes: Callable[[], int]) -> None:
             f"the weights of {files.path} take at least {needed / _GIB:.1f} GiB, and {free / _GIB:.1f} GiB of memory"
             " are free: free some, or serve a smaller model"
         )
-    _check_tokenizer(files)
+    check_tokenizer(files)
 
 
 def free_memory(*, on_cpu: bool) -> int:
@@ -72,16 +69,3 @@ def _bytes_in_memory(file: Path) -> int:
             return sum(math.prod(tensor.get_shape()) * _BYTES.get(tensor.get_dtype(), 2) for tensor in tensors)
     except (OSError, SafetensorError) as error:
         raise CannotStart(f"{file} is damaged or no safetensors file: {error}. Fetch it again.") from error
-
-
-def _check_tokenizer(files: ModelFiles) -> None:
-    try:
-        known = Tokenizer.from_buffer(files.tokenizer[TOKENIZER_FILE]).get_vocab(with_added_tokens=False)
-    except Exception as error:
-        raise CannotStart(f"the tokenizer of {files.path} cannot be loaded: {error}") from error
-    largest = max(known.values(), default=0)
-    if largest >= files.vocabulary_size > 0:
-        raise CannotStart(
-            f"the tokenizer of {files.path} has token {largest}, and the model knows {files.vocabulary_size}: it is"
-            " another model's"
-        )

@@ -115,36 +115,29 @@ def start(settings: TelemetrySettings, service: str, health: Health | None = Non
     return Telemetry(meter, tracer, spans is not None, buffer, health, metrics, spans, server)
 
 
-class _WithBuffer:
+class _WithBuffer(MetricReader):
     """Adds the buffered metrics to those that the SDK collected."""
 
-    def __init__(self, buffer: MetricsBuffer, resource: Resource) -> None:
-        self._buffer = buffer
-        self._resource = resource
+    buffer: MetricsBuffer
+    resource: Resource
 
-    def __call__(self, collected: MetricsData) -> MetricsData:
-        buffered = ResourceMetrics(self._resource, [self._buffer.collect()], "")
-        return MetricsData([*collected.resource_metrics, buffered])
+    @override
+    def _receive_metrics(self, metrics_data: MetricsData, timeout_millis: float = 10_000, **kwargs: Any) -> None:
+        buffered = ResourceMetrics(self.resource, [self.buffer.collect()], "")
+        both = MetricsData([*metrics_data.resource_metrics, buffered])
+        super()._receive_metrics(both, timeout_millis, **kwargs)  # type: ignore[safe-super]  # of the reader beside it
 
 
-class _PrometheusReader(PrometheusMetricReader):
+class _PrometheusReader(_WithBuffer, PrometheusMetricReader):
     def __init__(self, registry: CollectorRegistry, buffer: MetricsBuffer, resource: Resource) -> None:
-        self._with_buffer = _WithBuffer(buffer, resource)
+        self.buffer, self.resource = buffer, resource
         super().__init__(registry=registry, scope_info_enabled=False)
 
-    @override
-    def _receive_metrics(self, metrics_data: MetricsData, timeout_millis: float = 10_000, **kwargs: Any) -> None:
-        super()._receive_metrics(self._with_buffer(metrics_data), timeout_millis, **kwargs)
 
-
-class _ExportingReader(PeriodicExportingMetricReader):
+class _ExportingReader(_WithBuffer, PeriodicExportingMetricReader):
     def __init__(self, exporter: MetricExporter, buffer: MetricsBuffer, resource: Resource) -> None:
-        self._with_buffer = _WithBuffer(buffer, resource)
+        self.buffer, self.resource = buffer, resource
         super().__init__(exporter)
-
-    @override
-    def _receive_metrics(self, metrics_data: MetricsData, timeout_millis: float = 10_000, **kwargs: Any) -> None:
-        super()._receive_metrics(self._with_buffer(metrics_data), timeout_millis, **kwargs)
 
 
 def _resource(service: str) -> Resource:

@@ -50,15 +50,7 @@ class Scaler:
         self.published = Published(models, settings.api.service, settings.policy.max_age_s, clock)
         show(self._telemetry.buffer, self.published, {model.name: model.model for model in settings.models})
         self._aggregators = Aggregators(settings.aggregators, clock)
-        feed = ScalerFeed(
-            self.published,
-            self._aggregators,
-            drain_s=settings.policy.drain_s,
-            utilisation=settings.policy.utilisation,
-            max_age_s=settings.policy.max_age_s,
-            clock=clock,
-        )
-        self._telemetry.show(LivePages(feed))
+        self._telemetry.show(LivePages(ScalerFeed(self.published, self._aggregators, settings.policy, clock)))
         self._kafka = kafka or KafkaLag(settings.kafka)
         self._peers = Peers(models, ANSWER_TIMEOUT_S)
         self.measuring = Measuring(

@@ -15,6 +15,7 @@ from aggregator.reports.words import Problem, Scaling, anchor, shortage
 from k8s.scaler.measuring.aggregators import Aggregators
 from k8s.scaler.measuring.figures import Figure
 from k8s.scaler.published import Published
+from k8s.scaler.settings import PolicySettings
 
 _POINTS = int(60.0 / EVERY_S)
 _MONITORING_PORT = 9464
@@ -28,17 +29,12 @@ class ScalerFeed(Feed):
         self,
         published: Published,
         aggregators: Aggregators,
-        *,
-        drain_s: float,
-        utilisation: float,
-        max_age_s: float,
+        policy: PolicySettings,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._published = published
         self._aggregators = aggregators
-        self._drain_s = drain_s
-        self._utilisation = utilisation
-        self._max_age_s = max_age_s
+        self._policy = policy
         self._clock = clock
         self._number = 0
         self._points: deque[Mapping[str, object]] = deque(maxlen=_POINTS)
@@ -81,15 +77,15 @@ class ScalerFeed(Feed):
             load.backlog_tokens,
             load.pod_tokens_per_s,
             load.memory_pods,
-            self._drain_s,
-            self._utilisation,
+            self._policy.drain_s,
+            self._policy.utilisation,
             figure.required_replicas,
             serving,
             pending=0,
         )
 
     def _problems(self, figures: Mapping[str, Figure], scaling: Sequence[Scaling], now_s: float) -> Sequence[Problem]:
-        blind = not figures or any(now_s - figure.measured_s > self._max_age_s for figure in figures.values())
+        blind = not figures or any(now_s - figure.measured_s > self._policy.max_age_s for figure in figures.values())
         found = (
             [Problem(f"An input is missing: {self._published.explain()}.", "TokenbatchScalerBlind")] if blind else []
         )

@@ -79,15 +79,11 @@ class CoreEngine:
         self.config = core.vllm_config
         if "embed" not in core.get_supported_tasks():
             raise CannotStart(f"{self.config.model_config.model} is not an embedding model for vLLM {vllm_version}")
-        self._facts = _facts(core)
+        self.facts = _facts(core)
         self.threads = StepThreads(torch.get_num_threads(), set_num_threads)
         self._names = count()
         self._params = PoolingParams(task="embed", use_activation=False)
         self._under_way: list[str] = []
-
-    @property
-    def facts(self) -> EngineFacts:
-        return self._facts
 
     def prepare(self, token_ids: IdArray, lengths: IdArray) -> CoreStep:
         """Make one vLLM request per query."""

@@ -19,7 +19,7 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.kv_cache_interface import EncoderOnlyAttentionSpec
 
 from modelserver.engines.core import CoreEngine
-from modelserver.engines.engine import EngineFacts, IdArray, Matrix
+from modelserver.engines.engine import IdArray, Matrix
 from modelserver.engines.vllm_internals import runner_of
 from modelserver.errors import ModelServerError, device_errors
 
@@ -48,11 +48,7 @@ class DirectEngine:
         # Threads of torch's own are what a second thread must not start beside the engine's on a CPU, and there the
         # copy to the device is nothing; on a GPU both belong to the preparation.
         self._builds_ahead = self._device.type != "cpu"
-        self._facts = replace(core.facts, kind="direct")
-
-    @property
-    def facts(self) -> EngineFacts:
-        return self._facts
+        self.facts = replace(core.facts, kind="direct")
 
     def prepare(self, token_ids: IdArray, lengths: IdArray) -> DirectStep:
         """Positions, bounds and segments of the packed queries; on a GPU also the copies and the metadata."""

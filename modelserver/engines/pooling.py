@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from modelserver.errors import CannotStart
+from modelserver.model_files import read_json
 
 _MODULES = frozenset(("Transformer", "Pooling", "Normalize"))
 _MODES = {
@@ -42,7 +42,7 @@ def read_embedding(model: Path, adapter: Path | None) -> Embedding:
     """How to embed beside generation. Raises CannotStart for what cannot be pooled from a generating engine."""
     if adapter is None:
         return Embedding(read_pooling(model))
-    config = _json(adapter / "adapter_config.json")
+    config = read_json(adapter / "adapter_config.json")
     if config is None:
         raise CannotStart(f"{adapter} holds no adapter_config.json: not the folder of a LoRA adapter")
     rank = config.get("r")
@@ -55,7 +55,7 @@ def read_embedding(model: Path, adapter: Path | None) -> Embedding:
 
 def read_pooling(folder: Path) -> Pooling:
     """From modules.json and 1_Pooling/config.json; without them the last token. Raises CannotStart for another one."""
-    modules = _json(folder / "modules.json") or []
+    modules = read_json(folder / "modules.json") or []
     kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
     if others := [kind for kind in kinds if kind not in _MODULES]:
         raise CannotStart(
@@ -63,7 +63,7 @@ def read_pooling(folder: Path) -> Pooling:
             " set model.task to embed"
         )
     paths = [str(module.get("path", "")) for module, kind in zip(modules, kinds, strict=True) if kind == "Pooling"]
-    config = _json(folder / (paths[0] if paths else "1_Pooling") / "config.json")
+    config = read_json(folder / (paths[0] if paths else "1_Pooling") / "config.json")
     return Pooling.LAST if config is None else _pooling(config, folder)
 
 
@@ -77,12 +77,3 @@ def _pooling(config: Mapping[str, Any], folder: Path) -> Pooling:
             " the first token of the whole input: set model.task to embed"
         )
     return Pooling(_MODES[modes[0]])
-
-
-def _json(file: Path) -> Any:
-    if not file.is_file():
-        return None
-    try:
-        return json.loads(file.read_bytes())
-    except ValueError as error:
-        raise CannotStart(f"{file} is not valid JSON: {error}") from error

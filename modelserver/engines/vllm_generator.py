@@ -60,7 +60,7 @@ class VllmGenerator:
         self._generation_config: dict[str, Any] = config.try_get_generation_config() or {}
         self._defaults: dict[str, Any] = config.get_diff_sampling_param() or {}
         self._eos: int | None = _eos(config.hf_text_config, self._generation_config)
-        self._facts = facts
+        self.facts = facts
         self._scheduled = self._scheduled_embeddings = 0
         self._count_scheduled()
         runner = runner_of(core)
@@ -72,10 +72,6 @@ class VllmGenerator:
             tap(runner, embedding.pooling)
             if embedding.adapter is not None:
                 self._lora = LoRARequest("embedding", 1, str(embedding.adapter))
-
-    @property
-    def facts(self) -> EngineFacts:
-        return self._facts
 
     @property
     def running(self) -> int:
@@ -127,8 +123,8 @@ class VllmGenerator:
 
     def limit(self, step_tokens: int, sequences: int, prompt_part: int = 0) -> None:
         embeddings = sum(map(_embeds, self._scheduler.requests.values())) if self._embedding is not None else 0
-        self._scheduler.max_num_scheduled_tokens = min(step_tokens, self._facts.step_token_capacity)
-        self._scheduler.max_num_active_reqs = min(sequences, self._facts.max_sequences) + embeddings
+        self._scheduler.max_num_scheduled_tokens = min(step_tokens, self.facts.step_token_capacity)
+        self._scheduler.max_num_active_reqs = min(sequences, self.facts.max_sequences) + embeddings
         self._scheduler.scheduler_config.long_prefill_token_threshold = prompt_part
 
     def preempt(self) -> None:

@@ -76,8 +76,6 @@ def test_every_metric_of_the_model_server_is_listed_as_it_is_measured() -> None:
     metrics = Metrics(MeterProvider([reader]).get_meter("test"), queued_tokens=lambda: 3)
     metrics.step(StepReport(7, 2, 1, Composition.SINGLE, duration_s=0.1, idle_before_s=0.2))
     metrics.failed_step(Composition.SINGLE)
-    metrics.rebuild()
-    metrics.fallback()
     metrics.refused(grpc.StatusCode.INTERNAL, 0)
     metrics.generation_step(GenerationStep(1, 2, 0.1))
     data = reader.get_metrics_data()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 Document = dict[str, Any]
@@ -10,38 +11,35 @@ GROUP = "external.metrics.k8s.io"
 VERSION = "v1beta1"
 
 
-def group() -> Document:
-    version = {"groupVersion": f"{GROUP}/{VERSION}", "version": VERSION}
-    return {"kind": "APIGroup", "apiVersion": "v1", "name": GROUP, "versions": [version], "preferredVersion": version}
-
-
-def groups() -> Document:
-    return {"kind": "APIGroupList", "apiVersion": "v1", "groups": [group()]}
-
-
-def resources() -> Document:
-    resource = {
-        "name": "externalmetrics",
-        "singularName": "",
-        "namespaced": True,
-        "kind": "ExternalMetricValueList",
-        "verbs": ["get"],
-    }
-    return {
+_GROUP_VERSION = {"groupVersion": f"{GROUP}/{VERSION}", "version": VERSION}
+_GROUP: Document = {
+    "kind": "APIGroup",
+    "apiVersion": "v1",
+    "name": GROUP,
+    "versions": [_GROUP_VERSION],
+    "preferredVersion": _GROUP_VERSION,
+}
+_RESOURCE = {
+    "name": "externalmetrics",
+    "singularName": "",
+    "namespaced": True,
+    "kind": "ExternalMetricValueList",
+    "verbs": ["get"],
+}
+DOCUMENTS: Mapping[str, Document] = {
+    "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": [_GROUP]},
+    f"/apis/{GROUP}": _GROUP,
+    f"/apis/{GROUP}/{VERSION}": {
         "kind": "APIResourceList",
         "apiVersion": "v1",
         "groupVersion": f"{GROUP}/{VERSION}",
-        "resources": [resource],
-    }
-
-
-def openapi_v2() -> Document:
-    """An empty Swagger 2.0 document: the API server asks for it, and does not read it."""
-    return {"swagger": "2.0", "info": {"title": "tokenbatch", "version": VERSION}, "paths": {}}
-
-
-def openapi_v3() -> Document:
-    return {"paths": {}}
+        "resources": [_RESOURCE],
+    },
+    # The API server asks for these two, and does not read them.
+    "/openapi/v2": {"swagger": "2.0", "info": {"title": "tokenbatch", "version": VERSION}, "paths": {}},
+    "/openapi/v3": {"paths": {}},
+}
+"""By path."""
 
 
 def status(code: int, reason: str, message: str) -> Document:

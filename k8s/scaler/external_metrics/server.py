@@ -8,6 +8,7 @@ import re
 import ssl
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -68,15 +69,8 @@ class ExternalMetricsApi:
 
     def _application(self) -> web.Application:
         application = web.Application(middlewares=[self._only_the_api_server])
-        fixed: dict[str, discovery.Document] = {
-            "/apis": discovery.groups(),
-            f"/apis/{discovery.GROUP}": discovery.group(),
-            _BASE: discovery.resources(),
-            "/openapi/v2": discovery.openapi_v2(),
-            "/openapi/v3": discovery.openapi_v3(),
-        }
-        for path, document in fixed.items():
-            application.router.add_get(path, _fixed(document))
+        for path, document in discovery.DOCUMENTS.items():
+            application.router.add_get(path, partial(_fixed, document))
         for path in _OPEN:
             application.router.add_get(path, _well)
         application.router.add_get(f"{_BASE}/namespaces/{{namespace}}/{{metric}}", self._metric)
@@ -153,16 +147,11 @@ def _common_name(certificate: Any) -> str | None:
     return ""
 
 
-def _fixed(document: discovery.Document) -> Callable[[web.Request], Awaitable[web.Response]]:
-    async def answer(request: web.Request) -> web.Response:
-        del request
-        return _json(document)
-
-    return answer
+async def _fixed(document: discovery.Document, _: web.Request) -> web.Response:
+    return _json(document)
 
 
-async def _well(request: web.Request) -> web.Response:
-    del request
+async def _well(_: web.Request) -> web.Response:
     return web.Response(text="ok")
 
 

@@ -9,6 +9,7 @@ from k8s.scaler.measuring.demand import Load
 from k8s.scaler.measuring.figures import Figure
 from k8s.scaler.page import ScalerFeed
 from k8s.scaler.published import Published
+from k8s.scaler.settings import PolicySettings
 from tests.support.virtual_time import ManualClock
 
 AGGREGATORS: Any = SimpleNamespace(seen=lambda: [("10.0.0.7:50052", 0.5, 98.0)])
@@ -19,7 +20,7 @@ def feed(figures: dict[str, Figure], clock: ManualClock) -> ScalerFeed:
     published = Published(["m"], "tokenbatch-scaler", 20.0, clock)
     published.figures = figures
     published.explain = lambda: "Kafka does not answer"
-    return ScalerFeed(published, AGGREGATORS, drain_s=30.0, utilisation=0.75, max_age_s=20.0, clock=clock)
+    return ScalerFeed(published, AGGREGATORS, PolicySettings(), clock)
 
 
 def look(feed: ScalerFeed, *, full: bool = False) -> dict[str, Any]:
