@@ -5,67 +5,65 @@
 
 from __future__ import annotations
 
-import statistics
+from functools import partial
 
 from loadtest.bench.figures import Figure
 from loadtest.bench.setting import REQUESTS, Plan, Program, Setting, backlog, kafka
-from loadtest.screen import ERRORS
+from loadtest.bench.turns import Medians, in_turns
 from protos.embedding.v1 import embedding_pb2 as pb
 
 NAME, ENCODINGS = "P4", "encodings"
-_OTHERS = {"float16": pb.ENCODING_FLOAT16, "int8": pb.ENCODING_INT8, "binary": pb.ENCODING_BINARY}
+_PLAIN = "float32"
+_ENCODINGS = {
+    _PLAIN: pb.ENCODING_FLOAT32,
+    "float16": pb.ENCODING_FLOAT16,
+    "int8": pb.ENCODING_INT8,
+    "binary": pb.ENCODING_BINARY,
+}
 
 
 def measure(plan: Plan) -> list[Figure]:
     """Both in turns, each a fresh process that works off the same backlog of unique queries."""
-    bare: list[float] = []
-    ours: list[float] = []
     with backlog(plan) as setting, setting.instant_modelservers() as servers:
-        for turn in range(plan.repeats):
-            bare.append(_bare_loop(setting, servers.addresses[0]))
-            ours.append(_aggregator(setting, servers.addresses, REQUESTS))
-            ERRORS.print(f"P4 {turn + 1} of {plan.repeats}: bare {bare[-1]:.1f} µs, aggregator {ours[-1]:.1f} µs")
-    ratio = statistics.median(own / other for own, other in zip(ours, bare, strict=True))
-    notes = f"{plan.queries} unique queries, {plan.token_budget} tokens a batch at most, all threads"
+        sides = {
+            "bare_loop": partial(_bare_loop, setting, servers.addresses[0]),
+            "aggregator": partial(_aggregator, setting, servers.addresses, REQUESTS),
+        }
+        found = in_turns(NAME, plan.repeats, sides, "{:.1f} µs".format)
+    medians = Medians(NAME, plan.repeats, _notes(plan), {"aggregator_over_bare_loop": "≤ 1.25"})
     return [
-        Figure(NAME, "bare_loop_cpu", statistics.median(bare), "us/query", plan.repeats, notes),
-        Figure(NAME, "aggregator_cpu", statistics.median(ours), "us/query", plan.repeats, notes),
-        Figure(NAME, "aggregator_over_bare_loop", ratio, "ratio", plan.repeats, notes, "≤ 1.25"),
+        *(medians.of(f"{name}_cpu", "us/query", values) for name, values in found.items()),
+        medians.ratio("aggregator_over_bare_loop", found["aggregator"], found["bare_loop"]),
     ]
 
 
 def measure_encodings(plan: Plan) -> list[Figure]:
     """In turns, each from a topic of its own."""
-    found: dict[str, list[float]] = {"float32": [], **{name: [] for name in _OTHERS}}
     with kafka(plan) as setting, setting.instant_modelservers() as servers:
-        for name in found:
-            setting.fill(plan.queries, name, encoding=_OTHERS.get(name, pb.ENCODING_FLOAT32))
-        for turn in range(plan.repeats):
-            for name, values in found.items():
-                values.append(_aggregator(setting, servers.addresses, name))
-            said = ", ".join(f"{name} {values[-1]:.1f} µs" for name, values in found.items())
-            ERRORS.print(f"{ENCODINGS} {turn + 1} of {plan.repeats}: {said}")
-    notes = f"{plan.queries} unique queries, {plan.token_budget} tokens a batch at most, all threads"
-    figures = [
-        Figure(ENCODINGS, f"{name}_cpu", statistics.median(values), "us/query", plan.repeats, notes)
-        for name, values in found.items()
+        for name, encoding in _ENCODINGS.items():
+            setting.fill(plan.queries, name, encoding=encoding)
+        sides = {name: partial(_aggregator, setting, servers.addresses, name) for name in _ENCODINGS}
+        found = in_turns(ENCODINGS, plan.repeats, sides, "{:.1f} µs".format)
+    others = [name for name in found if name != _PLAIN]
+    medians = Medians(ENCODINGS, plan.repeats, _notes(plan), {f"{name}_over_{_PLAIN}": "≤ 1.03" for name in others})
+    return [
+        *(medians.of(f"{name}_cpu", "us/query", values) for name, values in found.items()),
+        *(medians.ratio(f"{name}_over_{_PLAIN}", found[name], found[_PLAIN]) for name in others),
     ]
-    for name in _OTHERS:
-        ratio = statistics.median(one / other for one, other in zip(found[name], found["float32"], strict=True))
-        figures.append(Figure(ENCODINGS, f"{name}_over_float32", ratio, "ratio", plan.repeats, notes, "≤ 1.03"))
-    return figures
 
 
-def _bare_loop(setting: Setting, server: str) -> float:
+def _notes(plan: Plan) -> str:
+    return f"{plan.queries} unique queries, {plan.token_budget} tokens a batch at most, all threads"
+
+
+def _bare_loop(setting: Setting, server: str, _: int) -> float:
     replies = setting.replies_topic()
-    addresses = ["--bootstrap", setting.bootstrap, "--modelserver", server]
-    topics = ["--requests", REQUESTS, "--replies", replies, "--group", replies]
+    where = ["--bootstrap", setting.bootstrap, "--modelserver", server, "--requests", REQUESTS, "--replies", replies]
     budget = ["--token-budget", str(setting.plan.token_budget)]
-    log = setting.plan.folder / "bare_loop.log"
-    program = Program("loadtest.bench.programs.bare_loop", [*addresses, *topics, *budget], log)
+    program = Program("loadtest.bench.programs.bare_loop", [*where, *budget], setting.plan.folder / "bare_loop.log")
     return setting.cpu_us(program, replies, setting.plan.queries)
 
 
-def _aggregator(setting: Setting, servers: list[str], topic: str) -> float:
+def _aggregator(setting: Setting, servers: list[str], topic: str, _: int) -> float:
     replies = setting.replies_topic()
     return setting.cpu_us(setting.aggregator(servers, replies, topic=topic), replies, setting.plan.queries)

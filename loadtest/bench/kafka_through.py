@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from loadtest.bench.figures import Figure
 from loadtest.bench.forward import asked
 from loadtest.bench.peers import Peer
 from loadtest.bench.setting import REQUESTS, Plan, Program, Progress, Setting, backlog, mean_tokens
 from loadtest.bench.sides import Servers, awake, both_servers, paused
+from loadtest.bench.turns import Medians, in_turns
 from loadtest.screen import ERRORS
-from loadtest.stack.part import Part
 
 NAME = "P2"
 _BATCHES = (32, 64, 128, 256)
@@ -19,6 +18,7 @@ _BATCHES = (32, 64, 128, 256)
 _ENGINE_TOKENS = 4096
 """Of the engine's steps: what both servers' steps may hold."""
 _ENGINE_STEPS = 20
+_BOUNDS = {"over_plain": "≥ 2.5", "over_one_a_call": "≥ 7", "over_engine": "≥ 0.75"}
 _TRIAL, _PLAIN, _ONE_A_CALL = 0.1, 0.4, 0.08
 """Shares of the backlog that slower ones read: the plain consumer in a trial, in its turn, and with one text a call."""
 
@@ -42,55 +42,41 @@ def through(setting: Setting, servers: Servers, batches: Sequence[int] = _BATCHE
         said = ", ".join(f"{batch}: {rate:.0f}/s" for batch, rate in trials.items())
         ERRORS.print(f"P2 plain consumer by texts a call: {said}")
         some, few = int(_PLAIN * plan.queries), int(_ONE_A_CALL * plan.queries)
-        found: dict[str, list[float]] = {"ours": [], "plain": [], "one_a_call": [], "engine": []}
-        for turn in range(plan.repeats):
-            found["ours"].append(_ours(setting, server.address))
-            found["plain"].append(_plain(setting, vllm, best, some))
-            found["one_a_call"].append(_plain(setting, vllm, 1, few))
-            found["engine"].append(_ENGINE_STEPS * engine_queries / engine.seconds(_ENGINE_STEPS))
-            rates = ", ".join(f"{name} {rates[-1]:.0f}/s" for name, rates in found.items())
-            ERRORS.print(f"P2 {turn + 1} of {plan.repeats}: {rates}")
+        sides: dict[str, Callable[[int], float]] = {
+            "ours": lambda _: _ours(setting, server.address),
+            "plain": lambda _: _plain(setting, vllm, best, some),
+            "one_a_call": lambda _: _plain(setting, vllm, 1, few),
+            "engine": lambda _: _ENGINE_STEPS * engine_queries / engine.seconds(_ENGINE_STEPS),
+        }
+        found = in_turns(NAME, plan.repeats, sides, "{:.0f}/s".format)
     notes = {
         "ours": f"{plan.queries} unique questions, {servers.dtype}",
         "plain": f"plain consumer of vLLM's server, {best} texts a call",
         "one_a_call": "plain consumer of vLLM's server, 1 text a call",
         "engine": f"steps of {engine_queries} × {tokens} tokens, {engine.engine}",
     }
-    return _figures(found, plan.repeats, notes)
-
-
-def _figures(found: Mapping[str, Sequence[float]], repeats: int, notes: Mapping[str, str]) -> list[Figure]:
-    def over(other: str) -> float:
-        return statistics.median(a / b for a, b in zip(found["ours"], found[other], strict=True))
-
+    medians = Medians(NAME, plan.repeats, "", _BOUNDS)
     return [
+        *(medians.of(f"{name}_throughput", "query/s", rates, notes[name]) for name, rates in found.items()),
         *(
-            Figure(NAME, f"{name}_throughput", statistics.median(rates), "query/s", repeats, notes[name])
-            for name, rates in found.items()
+            medians.ratio(f"over_{name}", found["ours"], found[name], notes[name])
+            for name in ("plain", "one_a_call", "engine")
         ),
-        Figure(NAME, "over_plain", over("plain"), "ratio", repeats, notes["plain"], "≥ 2.5"),
-        Figure(NAME, "over_one_a_call", over("one_a_call"), "ratio", repeats, notes["one_a_call"], "≥ 7"),
-        Figure(NAME, "over_engine", over("engine"), "ratio", repeats, notes["engine"], "≥ 0.75"),
     ]
 
 
 def _ours(setting: Setting, server: str) -> float:
     replies = setting.replies_topic()
-    return _rate(setting, setting.aggregator([server], replies), replies, setting.plan.queries)
+    return rate(setting.run(setting.aggregator([server], replies), replies, setting.plan.queries))
 
 
 def _plain(setting: Setting, vllm: Peer, batch: int, count: int) -> float:
     replies = setting.replies_topic()
     where = ["--bootstrap", setting.bootstrap, "--url", vllm.url, "--requests", REQUESTS, "--replies", replies]
-    arguments = [*where, "--group", replies, "--batch", str(batch)]
     log = setting.plan.folder / "plain_consumer.log"
+    program = Program("loadtest.bench.programs.plain_consumer", [*where, "--batch", str(batch)], log)
     with awake(vllm):
-        return _rate(setting, Program("loadtest.bench.programs.plain_consumer", arguments, log), replies, count)
-
-
-def _rate(setting: Setting, part: Part, replies: str, count: int) -> float:
-    """Acknowledged replies a second until `count` are there."""
-    return rate(setting.run(part, replies, count))
+        return rate(setting.run(program, replies, count))
 
 
 def rate(looks: Sequence[Progress]) -> float:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections import deque
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,8 @@ import numpy as np
 from loadtest.bench.figures import Figure
 from loadtest.bench.forward import Forward, asked
 from loadtest.bench.setting import Plan
+from loadtest.bench.turns import Medians, in_turns
 from loadtest.processor import cpu_s
-from loadtest.screen import ERRORS
 from loadtest.stack.service import ModelServer
 from protos.modelserver.v1 import modelserver_pb2 as pb
 from protos.modelserver.v1 import modelserver_pb2_grpc as pb_grpc
@@ -27,8 +27,6 @@ NAME = "P3"
 QUERIES = 256
 TOKENS = 10
 
-_SETTINGS = {"PROFILE__ENABLED": "false"}
-_START_S = 300.0
 _CALL_S = 120.0
 _TURN_S = 2.0
 _OUT = 2
@@ -42,27 +40,20 @@ _MAX_BYTES = 64 * 1024 * 1024
 def measure(plan: Plan) -> list[Figure]:
     """Both in turns, two processes with an engine of their own, one of them idle while the other works."""
     plan.folder.mkdir(parents=True, exist_ok=True)
-    ratios: list[float] = []
-    cpu_ratios: list[float] = []
-    server_s: list[float] = []
     turns = plan.repeats * _TURNS_PER_REPEAT
     command = ["loadtest.bench.programs.engine_forward", "--queries", str(QUERIES), "--tokens", str(TOKENS)]
     with asked(command, plan.folder / "forward.log") as forward, _server(plan.folder / "modelserver.log") as server:
         steps = max(5, round(plan.turn_share * _TURN_S / forward.seconds(1)))
         server.seconds(2)
-        for turn in range(turns):
-            order: list[Forward | Server] = [forward, server] if turn % 2 else [server, forward]
-            took = {side: _turn(side, steps) for side in order}
-            ratios.append(took[forward].wall_s / took[server].wall_s)
-            cpu_ratios.append(max(_TICK_S, took[server].cpu_s) / max(_TICK_S, took[forward].cpu_s))
-            server_s.append(took[server].wall_s / steps)
-            ERRORS.print(f"P3 {turn + 1} of {turns}: throughput {ratios[-1]:.3f}, CPU {cpu_ratios[-1]:.3f}")
-    step_s = statistics.median(server_s)
+        sides = {"forward": partial(_turn, forward, steps), "server": partial(_turn, server, steps)}
+        found = in_turns(NAME, turns, sides, str)
     notes = f"{steps} batches of {QUERIES} × {TOKENS} tokens a turn, none merged, {forward.engine}"
+    medians = Medians(NAME, turns, notes, {"server_over_forward": "≥ 0.95"})
+    engine, whole = found["forward"], found["server"]
     return [
-        Figure(NAME, "server_throughput", QUERIES * TOKENS / step_s, "token/s", turns, notes),
-        Figure(NAME, "server_over_forward", statistics.median(ratios), "ratio", turns, notes, "≥ 0.95"),
-        Figure(NAME, "server_over_forward_cpu", statistics.median(cpu_ratios), "ratio", turns, notes),
+        medians.of("server_throughput", "token/s", (steps * QUERIES * TOKENS / turn.wall_s for turn in whole)),
+        medians.ratio("server_over_forward", (turn.wall_s for turn in engine), (turn.wall_s for turn in whole)),
+        medians.ratio("server_over_forward_cpu", (turn.cpu_s for turn in whole), (turn.cpu_s for turn in engine)),
     ]
 
 
@@ -113,20 +104,17 @@ class Server:
         assert np.isfinite(matrix).all(), "vectors are not finite. This is a bug."
 
 
-def _turn(side: Forward | Server, steps: int) -> Turn:
+def _turn(side: Forward | Server, steps: int, _: int) -> Turn:
     before_s = cpu_s(side.pid)
     wall_s = side.seconds(steps)
-    return Turn(wall_s, cpu_s(side.pid) - before_s)
+    return Turn(wall_s, max(_TICK_S, cpu_s(side.pid) - before_s))
 
 
 @contextmanager
 def _server(log_file: Path) -> Generator[Server]:
-    server = ModelServer(log_file, settings=_SETTINGS)
-    server.launch()
-    try:
-        server.wait(_START_S)
-        options = [("grpc.max_receive_message_length", _MAX_BYTES)]
-        with grpc.insecure_channel(server.address, options) as channel:
-            yield Server(pb_grpc.ModelServerStub(channel), server.pid)
-    finally:
-        server.stop()
+    options = [("grpc.max_receive_message_length", _MAX_BYTES)]
+    with (
+        ModelServer(log_file, settings={"PROFILE__ENABLED": "false"}) as server,
+        grpc.insecure_channel(server.address, options) as channel,
+    ):
+        yield Server(pb_grpc.ModelServerStub(channel), server.pid)

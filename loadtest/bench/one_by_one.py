@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 
 from loadtest.bench.figures import Figure
 from loadtest.bench.forward import Forward, asked
 from loadtest.bench.setting import Plan
-from loadtest.screen import ERRORS
+from loadtest.bench.turns import Medians, in_turns
 
 NAME = "sequential"
 TOKENS = 12
@@ -34,25 +34,26 @@ def measure(plan: Plan) -> list[Figure]:
         ours = {
             size: start(f"forward{size}", _FORWARD, "--queries", str(size), "--tokens", str(TOKENS)) for size in BATCHES
         }
-        sides = [(sequential, 1), *((forward, size) for size, forward in ours.items())]
-        rates: list[list[float]] = [[] for _ in sides]
-        steps = [max(_FEWEST, round(_TURN_S / forward.seconds(1))) for forward, _ in sides]
-        for turn in range(turns):
-            for number, (forward, size) in enumerate(sides):
-                rates[number].append(steps[number] * size / forward.seconds(steps[number]))
-            ERRORS.print(f"{NAME} {turn + 1} of {turns}: " + ", ".join(f"{of_one[-1]:.0f}/s" for of_one in rates))
+        kinds = {"transformers_one_by_one": (sequential, 1)} | {
+            f"vllm_by_{size}": (forward, size) for size, forward in ours.items()
+        }
+        sides = {
+            name: partial(_rate, forward, size, max(_FEWEST, round(_TURN_S / forward.seconds(1))))
+            for name, (forward, size) in kinds.items()
+        }
+        found = in_turns(NAME, turns, sides, "{:.0f}/s".format)
         notes = f"{TOKENS} tokens a query, float32, random ids, {ours[1].engine}"
-    return figures(rates, turns, notes)
+    return figures(found, Medians(NAME, turns, notes))
 
 
-def figures(rates: Sequence[Sequence[float]], turns: int, notes: str) -> list[Figure]:
-    """Medians of queries a second (transformers first, then each of `BATCHES`), and of ratios turn by turn."""
-    sequential, *batched = rates
-    found = [Figure(NAME, "transformers_one_by_one", statistics.median(sequential), "query/s", turns, notes)]
-    for size, of_size in zip(BATCHES, batched, strict=True):
-        over = statistics.median(ours / theirs for ours, theirs in zip(of_size, sequential, strict=True))
-        found += [
-            Figure(NAME, f"vllm_by_{size}", statistics.median(of_size), "query/s", turns, notes),
-            Figure(NAME, f"vllm_by_{size}_over_transformers", over, "ratio", turns, notes),
-        ]
-    return found
+def _rate(forward: Forward, size: int, steps: int, _: int) -> float:
+    return steps * size / forward.seconds(steps)
+
+
+def figures(found: Mapping[str, Sequence[float]], medians: Medians) -> list[Figure]:
+    """Medians of queries a second (transformers first), and of ratios turn by turn."""
+    (_, sequential), *batched = found.items()
+    return [
+        *(medians.of(name, "query/s", rates) for name, rates in found.items()),
+        *(medians.ratio(f"{name}_over_transformers", rates, sequential) for name, rates in batched),
+    ]

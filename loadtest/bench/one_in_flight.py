@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import grpc
@@ -16,8 +17,8 @@ import grpc
 from loadtest.bench.figures import Figure
 from loadtest.bench.setting import Plan, Program, texts
 from loadtest.bench.sides import Load, both_sides
+from loadtest.bench.turns import Medians, in_turns
 from loadtest.clients.messages import NO_WISHES, request
-from loadtest.screen import ERRORS
 from loadtest.stack.ports import free_ports
 from protos.embedding.v1 import embedding_pb2_grpc
 
@@ -38,34 +39,31 @@ class _Times:
 
 def measure(plan: Plan) -> list[Figure]:
     count = min(_QUERIES, plan.queries)
-    ours: list[_Times] = []
-    vllm_s: list[float] = []
-    bare_s: list[float] = []
     (port,) = free_ports(1)
-    echo = Program("loadtest.bench.programs.echo", ["--port", str(port)], plan.folder / "echo.log", port)
+    echo = Program("loadtest.bench.programs.echo", [str(port)], plan.folder / "echo.log", port)
     with both_sides(plan) as (own, other), echo:
         asyncio.run(_one_by_one(own.address, _WARM_UP))
         other.turn(Load(1), _WARM_UP)
-        for turn in range(plan.repeats):
-            ours.append(asyncio.run(_one_by_one(own.address, count)))
-            vllm_s.append(other.turn(Load(1), count).p50_s)
-            bare_s.append(asyncio.run(_one_by_one(f"localhost:{port}", count, pause_s=ours[-1].engine_s)).call_s)
-            ERRORS.print(
-                f"P5 {turn + 1} of {plan.repeats}: {ours[-1]}, vLLM's server {vllm_s[-1] * 1e3:.2f} ms, "
-                f"a bare call {bare_s[-1] * 1e3:.2f} ms"
-            )
+
+        def turn(_: int) -> tuple[_Times, float, float]:
+            ours, vllm_s = asyncio.run(_one_by_one(own.address, count)), other.turn(Load(1), count).p50_s
+            bare = asyncio.run(_one_by_one(f"localhost:{port}", count, pause_s=ours.engine_s))
+            return ours, vllm_s, bare.call_s
+
+        turns = in_turns(NAME, plan.repeats, {"ours, vLLM's server, a bare call (s)": turn}, str)
     notes = f"1 in flight, {count} unique questions a turn, MiniLM {own.dtype}; engine: the step as its answer tells it"
+    medians = Medians(NAME, plan.repeats, notes, {"over_two_bare_calls": "≤ 1.25"})
+    ours, vllm_s, bare_s = zip(*next(iter(turns.values())), strict=True)
 
-    def ms(figure: str, values_s: list[float]) -> Figure:
-        return Figure(NAME, figure, statistics.median(values_s) * 1e3, "ms", plan.repeats, notes)
+    def ms(figure: str, values_s: Iterable[float]) -> Figure:
+        return medians.of(figure, "ms", (1e3 * value_s for value_s in values_s))
 
-    over = statistics.median(each.rest_s / (2.0 * bare) for each, bare in zip(ours, bare_s, strict=True))
     return [
-        ms("p50", [each.call_s for each in ours]),
-        ms("engine_p50", [each.engine_s for each in ours]),
-        ms("p50_over_engine", [each.rest_s for each in ours]),
+        ms("p50", (each.call_s for each in ours)),
+        ms("engine_p50", (each.engine_s for each in ours)),
+        ms("p50_over_engine", (each.rest_s for each in ours)),
         ms("bare_call_p50", bare_s),
-        Figure(NAME, "over_two_bare_calls", over, "ratio", plan.repeats, notes, "≤ 1.25"),
+        medians.ratio("over_two_bare_calls", (each.rest_s / 2.0 for each in ours), bare_s),
         ms("vllm_p50", vllm_s),
     ]
 

@@ -9,7 +9,7 @@ import statistics
 import struct
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,10 +22,10 @@ from loadtest.bench.kafka_through import rate
 from loadtest.bench.programs import list_puller
 from loadtest.bench.programs.instant_modelserver import MODEL, tokenizer_folder
 from loadtest.bench.setting import PARTITIONS, Plan, Program, Progress, Setting, backlog, texts
-from loadtest.bench.sides import dtype_of, started
+from loadtest.bench.sides import dtype_of
+from loadtest.bench.turns import Medians, in_turns
 from loadtest.clients.messages import NO_WISHES, request
 from loadtest.processor import cpu_s
-from loadtest.screen import ERRORS
 from loadtest.stack.errors import StackError
 from loadtest.stack.part import Part
 from loadtest.stack.redis import RedisServer
@@ -33,7 +33,7 @@ from loadtest.stack.service import Aggregator, ModelServer
 
 NAME = "P11"
 _ONE_BY_ONE = 150
-_LOOK_S, _TIMEOUT_S, _START_S = 0.1, 300.0, 300.0
+_LOOK_S, _TIMEOUT_S = 0.1, 300.0
 _PER_PIPELINE = 1000
 _UNSYNCED = {"appendfsync": "everysec"}
 """As Kafka's own default: a reply is in the operating system's hands, not on the disk."""
@@ -41,11 +41,6 @@ _UNSYNCED = {"appendfsync": "everysec"}
 
 class Side(ABC):
     """One way for questions to come and replies to go; a new process for each turn."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.rates: list[float] = []
-        self.latencies_s: list[float] = []
 
     @abstractmethod
     def through(self) -> float:
@@ -55,17 +50,15 @@ class Side(ABC):
     def one_by_one(self, count: int) -> list[float]:
         """Seconds from sending a question to reading its reply, one question at a time."""
 
-    def turn(self) -> None:
-        """One turn of both."""
-        self.rates.append(self.through())
-        self.latencies_s.append(statistics.median(self.one_by_one(_ONE_BY_ONE)))
+    def turn(self, _: int) -> tuple[float, float]:
+        """Replies a second, and the median of milliseconds one by one."""
+        return self.through(), 1e3 * statistics.median(self.one_by_one(_ONE_BY_ONE))
 
 
 class OfKafka(Side):
     """Kafka to Kafka."""
 
     def __init__(self, setting: Setting, server: ModelServer) -> None:
-        super().__init__("kafka")
         self._setting = setting
         self._server = server
 
@@ -78,7 +71,7 @@ class OfKafka(Side):
     @override
     def one_by_one(self, count: int) -> list[float]:
         requests, replies = self._setting.replies_topic(), self._setting.replies_topic()
-        with started(self._setting.aggregator([self._server.address], replies, topic=requests)):
+        with self._setting.aggregator([self._server.address], replies, topic=requests):
             return asyncio.run(self._ask(requests, replies, count))
 
     async def _ask(self, requests: str, replies: str, count: int) -> list[float]:
@@ -102,8 +95,7 @@ class OfKafka(Side):
 class OfRedis(Side):
     """What both sides over Redis have in common: a server of their own, filled anew for each turn."""
 
-    def __init__(self, name: str, plan: Plan, server: ModelServer, settings: dict[str, str]) -> None:
-        super().__init__(name)
+    def __init__(self, plan: Plan, server: ModelServer, settings: dict[str, str]) -> None:
         self._plan = plan
         self._server = server
         self._settings = settings
@@ -136,25 +128,25 @@ class OfRedis(Side):
             part = self._part(server.address)
             part.launch()
             try:
-                return rate(self._watch(part, lambda: self._replies(client)))
+                return rate(self._watch(part, client))
             finally:
                 part.stop()
 
-    def _watch(self, part: Part, replies: Callable[[], int]) -> list[Progress]:
+    def _watch(self, part: Part, client: Any) -> list[Progress]:
         looks: list[Progress] = []
         ends_s = time.monotonic() + _TIMEOUT_S
         while not looks or looks[-1].replies < self._plan.queries:
             part.child.raise_if_ended(part.advice)
             if time.monotonic() > ends_s:
-                raise StackError(f"{self.name}: the backlog was not answered in {_TIMEOUT_S:g} s")
-            looks.append(Progress(time.monotonic(), cpu_s(part.pid), replies()))
+                raise StackError(f"the backlog was not answered in {_TIMEOUT_S:g} s")
+            looks.append(Progress(time.monotonic(), cpu_s(part.pid), self._replies(client)))
             time.sleep(_LOOK_S)
         return looks
 
     @override
     def one_by_one(self, count: int) -> list[float]:
         found: list[float] = []
-        with self._redis() as server, server.client() as client, started(self._part(server.address)):
+        with self._redis() as server, server.client() as client, self._part(server.address):
             last: Any = None
             for number, text in enumerate(texts(count)):
                 began_s = time.perf_counter()
@@ -204,14 +196,13 @@ class Streams(OfRedis):
 class List(OfRedis):
     """No aggregator: a list, from which the model server's side pulls."""
 
-    def __init__(self, plan: Plan, server: ModelServer, settings: dict[str, str], token_budget: int) -> None:
-        super().__init__("list", plan, server, settings)
-        self._token_budget = token_budget
+    def __init__(self, plan: Plan, server: ModelServer, settings: dict[str, str]) -> None:
+        super().__init__(plan, server, settings)
         self._tokenizer = FastTokenizer(tokenizer_folder())
 
     @override
     def _part(self, address: str) -> Part:
-        where = ["--redis", address, "--server", self._server.address, "--token-budget", str(self._token_budget)]
+        where = ["--redis", address, "--server", self._server.address, "--token-budget", str(self._plan.token_budget)]
         return Program("loadtest.bench.programs.list_puller", where, self._plan.folder / "list_puller.log")
 
     @override
@@ -232,41 +223,30 @@ class List(OfRedis):
 def measure(plan: Plan) -> list[Figure]:
     """All in turns on one model server."""
     server = ModelServer(plan.folder / "modelserver.log", settings={"PROFILE__CACHE": str(plan.profiles)})
-    with backlog(plan) as setting, started(server):
-        budget = plan.token_budget
-        sides: Sequence[Side] = (
-            OfKafka(setting, server),
-            Streams("redis", plan, server, _UNSYNCED),
-            Streams("redis_always", plan, server, {}),
-            List(plan, server, _UNSYNCED, budget),
-        )
-        for turn in range(plan.repeats):
-            for side in sides:
-                side.turn()
-            said = ", ".join(
-                f"{side.name} {side.rates[-1]:.0f}/s {side.latencies_s[-1] * 1000:.1f} ms" for side in sides
-            )
-            ERRORS.print(f"{NAME} {turn + 1} of {plan.repeats}: {said}")
+    with backlog(plan) as setting, server:
+        sides: dict[str, Side] = {
+            "kafka": OfKafka(setting, server),
+            "redis": Streams(plan, server, _UNSYNCED),
+            "redis_always": Streams(plan, server, {}),
+            "list": List(plan, server, _UNSYNCED),
+        }
+        turns = {name: side.turn for name, side in sides.items()}
+        found = in_turns(NAME, plan.repeats, turns, lambda turn: f"{turn[0]:.0f}/s {turn[1]:.1f} ms")
         dtype = dtype_of(server)
     notes = {
         "kafka": f"{plan.queries} unique questions, MiniLM, {dtype}; p50 of {_ONE_BY_ONE} one at a time",
         "redis": "streams through an aggregator, appendfsync everysec",
         "redis_always": "streams through an aggregator, appendfsync always",
-        "list": f"a list pulled by a Lua script, {budget} tokens, no aggregator, appendfsync everysec",
+        "list": f"a list pulled by a Lua script, {plan.token_budget} tokens, no aggregator, appendfsync everysec",
     }
-    return _figures(sides, notes, plan.repeats)
-
-
-def _figures(sides: Sequence[Side], notes: dict[str, str], repeats: int) -> list[Figure]:
-    found: list[Figure] = []
-    for side in sides:
-        note = notes[side.name]
-        found += [
-            Figure(NAME, f"{side.name}_throughput", statistics.median(side.rates), "query/s", repeats, note),
-            Figure(NAME, f"{side.name}_p50", statistics.median(side.latencies_s) * 1000, "ms", repeats, note),
-        ]
-    ours = next(side for side in sides if side.name == "redis")
-    for other in (side for side in sides if side is not ours):
-        over = statistics.median(a / b for a, b in zip(ours.rates, other.rates, strict=True))
-        found.append(Figure(NAME, f"redis_over_{other.name}", over, "ratio", repeats, notes[other.name]))
-    return found
+    medians = Medians(NAME, plan.repeats, "")
+    rates = {name: [per_s for per_s, _ in turns] for name, turns in found.items()}
+    return [
+        *(medians.of(f"{name}_throughput", "query/s", each, notes[name]) for name, each in rates.items()),
+        *(medians.of(f"{name}_p50", "ms", (p50 for _, p50 in turns), notes[name]) for name, turns in found.items()),
+        *(
+            medians.ratio(f"redis_over_{name}", rates["redis"], each, notes[name])
+            for name, each in rates.items()
+            if name != "redis"
+        ),
+    ]

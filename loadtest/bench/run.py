@@ -79,7 +79,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--shares", nargs="+", type=int, metavar="%", help="of the requests generate (0 10 50 90 100; 0 to 100 if full)"
     )
     group.add_argument("--parts", nargs="+", choices=mixed.PARTS, metavar="PART", help=f"of {', '.join(mixed.PARTS)}")
-    group.add_argument("--direct", action="store_true", help="call the model servers themselves, without an aggregator")
     parser.add_argument("--strict", action="store_true", help="exit with 1 when a figure misses its bound")
 
 
@@ -109,7 +108,7 @@ def run(options: argparse.Namespace) -> int:
 
 def mixed_plan(options: argparse.Namespace) -> MixedPlan:
     """What the options ask of the benchmarks of mixed steps."""
-    plan = MixedPlan(direct=options.direct)
+    plan = MixedPlan()
     if options.full:
         shares = tuple(tenths / 10 for tenths in range(11))
         plan = replace(plan, shares=shares, seconds=6.0, at_once=1000, phase=1000)

@@ -68,10 +68,7 @@ class Program(Part):
 
 @dataclass(frozen=True, slots=True)
 class MixedPlan:
-    """What `mixed` measures: shares of generations, and how long or with how many requests each part runs.
-
-    `direct`: clients call the model servers themselves.
-    """
+    """What `mixed` measures: shares of generations, and how long or with how many requests each part runs."""
 
     parts: Sequence[str] = ("shares", "at-once", "phases", "overhead", "p99")
     shares: Sequence[float] = (0.0, 0.1, 0.5, 0.9, 1.0)
@@ -79,7 +76,6 @@ class MixedPlan:
     seconds: float = 4.0
     at_once: int = 250
     phase: int = 300
-    direct: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
 
 import aiohttp
 import grpc as grpc_library
@@ -15,9 +17,11 @@ import numpy as np
 from typing_extensions import override
 
 from aggregator.errors import ungrouped
+from loadtest.bench.figures import Figure
 from loadtest.bench.peers import Peer, vllm_embeddings
 from loadtest.bench.programs.instant_modelserver import MODEL
 from loadtest.bench.setting import Plan, texts
+from loadtest.bench.turns import Medians, in_turns
 from loadtest.clients import grpc, grpc_stream, openai
 from loadtest.clients.grpc import GrpcRun
 from loadtest.clients.openai import OpenAIRun
@@ -29,8 +33,10 @@ from loadtest.tally import Tally
 from protos.modelserver.v1 import modelserver_pb2 as pb
 from protos.modelserver.v1 import modelserver_pb2_grpc as pb_grpc
 
-_START_S = 300.0
+_DESCRIBE_S = 300.0
 _WAKE_S = 1.0
+_WARM_UP = 256
+_FEWEST = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +131,49 @@ class Theirs(OpenAI):
             return super().turn(load, count)
 
 
+def timed(bench: str, plan: Plan, kinds: Mapping[str, tuple[Side, Load]], seconds: float) -> dict[str, list[Turn]]:
+    """Each side under its load, in turns that last about so many seconds."""
+    sides: dict[str, Callable[[int], Turn]] = {}
+    for name, (side, load) in kinds.items():
+        rate = side.turn(load, max(_FEWEST, round(plan.turn_share * _WARM_UP))).queries_per_s
+        count = max(load.callers * load.per_call, round(plan.turn_share * seconds * rate))
+        sides[name] = partial(_turn, side, load, count)
+    return in_turns(bench, plan.repeats, sides, lambda turn: f"{turn.queries_per_s:.0f}/s")
+
+
+_FIGURES: Sequence[tuple[str, str, Callable[[Turn], float]]] = (
+    ("throughput", "query/s", lambda turn: turn.queries_per_s),
+    ("p50", "ms", lambda turn: turn.p50_s * 1e3),
+    ("p99", "ms", lambda turn: turn.p99_s * 1e3),
+    ("server_cpu", "us/query", lambda turn: turn.server_cpu_us),
+)
+
+
+def usual(found: Mapping[str, Sequence[Turn]], medians: Medians) -> list[Figure]:
+    """Throughput, latencies and processor time of each side."""
+    return [
+        medians.of(f"{name}_{figure}", unit, map(value, turns))
+        for name, turns in found.items()
+        for figure, unit, value in _FIGURES
+    ]
+
+
+def ratio(
+    medians: Medians,
+    found: Mapping[str, Sequence[Turn]],
+    figure: str,
+    sides: tuple[str, str],
+    of: str = "queries_per_s",
+) -> Figure:
+    """Of two sides, turn by turn."""
+    one, other = (map(attrgetter(of), found[side]) for side in sides)
+    return medians.ratio(figure, one, other)
+
+
+def _turn(side: Side, load: Load, count: int, _: int) -> Turn:
+    return side.turn(load, count)
+
+
 @dataclass(frozen=True, slots=True)
 class Servers:
     """A model server, the dtype that it chose on this machine, and vLLM's own server with the same."""
@@ -138,10 +187,10 @@ class Servers:
 def both_servers(plan: Plan) -> Generator[Servers]:
     """Start one after the other; the model server measures its saturation point while there is no other."""
     server = ModelServer(plan.folder / "modelserver.log", settings={"PROFILE__CACHE": str(plan.profiles)})
-    with started(server):
+    with server:
         dtype = dtype_of(server)
         vllm = vllm_embeddings(plan.folder, dtype)
-        with started(vllm):
+        with vllm:
             yield Servers(server, vllm, dtype)
 
 
@@ -151,7 +200,7 @@ def both_sides(plan: Plan) -> Generator[tuple[Ours, Theirs]]:
     with both_servers(plan) as servers:
         server = servers.server
         aggregator = without_kafka(plan.folder / "aggregator.log", model=MODEL, servers=[server.address])
-        with started(aggregator), paused(servers.vllm) as vllm:
+        with aggregator, paused(servers.vllm) as vllm:
             yield Ours(aggregator, server, servers.dtype), vllm
 
 
@@ -178,15 +227,4 @@ def awake(server: Peer) -> Generator[None]:
 
 def dtype_of(server: ModelServer) -> str:
     with grpc_library.insecure_channel(server.address) as channel:
-        return pb_grpc.ModelServerStub(channel).Describe(pb.DescribeRequest(), timeout=_START_S).dtype
-
-
-@contextmanager
-def started(part: Part) -> Generator[None]:
-    """Ready once a model is loaded, and stopped in the end. Raises StackError."""
-    part.launch()
-    try:
-        part.wait(_START_S)
-        yield
-    finally:
-        part.stop()
+        return pb_grpc.ModelServerStub(channel).Describe(pb.DescribeRequest(), timeout=_DESCRIBE_S).dtype

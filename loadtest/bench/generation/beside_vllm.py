@@ -5,17 +5,18 @@ P7 has a model whose computation is next to nothing, to show what all around it 
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 
 from loadtest.bench.figures import Figure
-from loadtest.bench.generation.sides import Load, Side, Turn, both_sides, tiny_model
+from loadtest.bench.generation.sides import Load, Side, Turn, both_sides
 from loadtest.bench.setting import Plan
-from loadtest.screen import ERRORS
+from loadtest.bench.turns import Medians, in_turns
+from loadtest.stack.program import output_of
 from loadtest.texts.smollm2 import smollm2
 
 TINY, SMOLLM2 = "P7", "P8"
@@ -54,7 +55,9 @@ _RATIOS = {
 
 def measure_tiny(plan: Plan) -> list[Figure]:
     """Streamed, and each text in one message."""
-    return _measured(plan, TINY, tiny_model(plan), _TINY_LOADS, TINY_BOUNDS)
+    folder = plan.folder / "tiny-random"
+    output_of("loadtest.texts.tiny", str(folder))
+    return _measured(plan, TINY, folder, _TINY_LOADS, TINY_BOUNDS)
 
 
 def measure_smollm2(plan: Plan) -> list[Figure]:
@@ -64,7 +67,6 @@ def measure_smollm2(plan: Plan) -> list[Figure]:
 
 def _measured(plan: Plan, name: str, model: Path, loads: Mapping[str, Load], bounds: Mapping[str, str]) -> list[Figure]:
     """Each load on both sides in turns, and the figures with their bounds."""
-    found: dict[str, list[Turn]] = {}
     with both_sides(plan, model, _THREADS) as (ours, theirs, dtype):
         sides: dict[str, tuple[Side, Load]] = {
             f"{side_name}{load_name}": (side, load)
@@ -73,36 +75,28 @@ def _measured(plan: Plan, name: str, model: Path, loads: Mapping[str, Load], bou
         }
         for side, load in sides.values():
             side.turn(replace(load, texts=load.callers), 0)
-        for turn in range(plan.repeats):
-            order = list(sides.items())
-            for key, (side, load) in order if turn % 2 == 0 else reversed(order):
-                time.sleep(_REST_S)
-                found.setdefault(key, []).append(side.turn(load, 1 + turn))
-            said = ", ".join(f"{key} {turns[-1].tokens_per_s:.0f}/s" for key, turns in found.items())
-            ERRORS.print(f"{name} {turn + 1} of {plan.repeats}: {said}")
+        turns = {name: partial(_turn, side, load) for name, (side, load) in sides.items()}
+        found = in_turns(name, plan.repeats, turns, lambda turn: f"{turn.tokens_per_s:.0f}/s")
     load = loads[""]
     notes = f"{load.callers} callers, {load.texts} texts of {load.tokens} to {3 * load.tokens} tokens a turn; {dtype}"
-    return figures(name, found, plan.repeats, notes, bounds)
+    return figures(found, Medians(name, plan.repeats, notes, bounds))
 
 
-def figures(
-    name: str, found: Mapping[str, Sequence[Turn]], repeats: int, notes: str, bounds: Mapping[str, str]
-) -> list[Figure]:
+def _turn(side: Side, load: Load, turn: int) -> Turn:
+    time.sleep(_REST_S)
+    return side.turn(load, 1 + turn)
+
+
+def figures(found: Mapping[str, Sequence[Turn]], medians: Medians) -> list[Figure]:
     """Medians of each side's turns, and of the ratios turn by turn."""
     figures: list[Figure] = []
-
-    def add(figure: str, value: float, unit: str, notes: str) -> None:
-        figures.append(Figure(name, figure, value, unit, repeats, notes, bounds.get(figure, "")))
-
     for key, turns in found.items():
         side, _, whole = key.partition("_")
+        notes = f"{medians.notes}; whole texts" if whole else medians.notes
         for attribute, unit, scale in _FIGURES:
-            value: Callable[[Turn], float] = attrgetter(attribute)
             figure = f"{whole}_{side}_{attribute}".strip("_").removesuffix("_s" if unit == "ms" else "_us")
-            what = f"{notes}; whole texts" if whole else notes
-            add(figure, scale * statistics.median(map(value, turns)), unit, what)
+            figures.append(medians.of(figure, unit, (scale * getattr(turn, attribute) for turn in turns), notes))
     for figure, attribute in _RATIOS.items():
-        of = attrgetter(attribute)
-        pairs = zip(found["ours"], found["vllm"], strict=True)
-        add(figure, statistics.median(of(one) / of(other) for one, other in pairs), "ratio", notes)
+        ours, theirs = (map(attrgetter(attribute), found[side]) for side in ("ours", "vllm"))
+        figures.append(medians.ratio(figure, ours, theirs))
     return figures

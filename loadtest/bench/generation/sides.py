@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
@@ -18,10 +16,9 @@ from typing_extensions import override
 from loadtest.bench.generation.streams import Asked, Heard, over_grpc, over_http
 from loadtest.bench.peers import Peer, vllm_texts
 from loadtest.bench.setting import Plan
-from loadtest.bench.sides import dtype_of, started
+from loadtest.bench.sides import dtype_of
 from loadtest.processor import cpu_s, family_cpu_s
 from loadtest.questions import bundled_questions
-from loadtest.stack.errors import StackError
 from loadtest.stack.part import Part
 from loadtest.stack.service import Aggregator, ModelServer, without_kafka
 
@@ -132,19 +129,9 @@ def both_sides(plan: Plan, model: Path, threads: int) -> Generator[tuple[Ours, T
     environment = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(threads)}
     log_file = plan.folder / "modelserver.log"
     server = ModelServer(log_file, model_path=str(model), settings=told, environment=environment)
-    with started(server):
+    with server:
         dtype = dtype_of(server)
         vllm = vllm_texts(plan.folder, model, dtype, threads)
         aggregator = without_kafka(plan.folder / "aggregator.log", model=model.name, servers=[server.address])
-        with started(vllm), started(aggregator):
+        with vllm, aggregator:
             yield Ours(aggregator, server), Theirs(vllm, model.name), dtype
-
-
-def tiny_model(plan: Plan) -> Path:
-    """Made again. Raises StackError."""
-    folder = plan.folder / "tiny-random"
-    command = [sys.executable, "-m", "loadtest.texts.tiny", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
-    if done.returncode:
-        raise StackError(f"the tiny model cannot be made:\n{done.stderr[-2000:]}")
-    return folder

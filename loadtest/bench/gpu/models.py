@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,12 +17,11 @@ from typing import Any
 from safetensors import safe_open
 
 from loadtest.bench.programs.instant_modelserver import tokenizer_folder
-from loadtest.stack.errors import StackError
+from loadtest.stack.program import output_of
 
 MINILM = "minilm"
 _VOCABULARY = 30_522
 """Of MiniLM's tokenizer, which every model here has."""
-_MAKE_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +74,7 @@ def model_folder(name: str, folder: Path) -> Path:
         return tokenizer_folder()
     made = folder / name
     if not (made / "modules.json").is_file():
-        command = [sys.executable, "-m", "loadtest.bench.gpu.models", str(made), name]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_MAKE_S, check=False)
-        if done.returncode:
-            raise StackError(f"the model {name} cannot be made:\n{done.stderr[-2000:]}")
+        output_of("loadtest.bench.gpu.models", str(made), name)
     return made
 
 

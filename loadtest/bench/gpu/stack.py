@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import statistics
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,22 @@ from loadtest.bench.figures import Figure
 from loadtest.bench.peers import Peer
 from loadtest.bench.programs.instant_modelserver import MODEL, tokenizer_folder
 from loadtest.bench.setting import Plan, backlog
-from loadtest.bench.sides import Load, OpenAI, Ours, Servers, Side, Theirs, Turn, awake, both_servers, paused, started
+from loadtest.bench.sides import (
+    Load,
+    OpenAI,
+    Ours,
+    Servers,
+    Side,
+    Theirs,
+    Turn,
+    awake,
+    both_servers,
+    paused,
+    ratio,
+    timed,
+    usual,
+)
+from loadtest.bench.turns import Medians
 from loadtest.screen import ERRORS
 from loadtest.stack.errors import StackError
 from loadtest.stack.service import without_kafka
@@ -23,7 +37,6 @@ from loadtest.stack.service import without_kafka
 NAME = "gpu"
 CALLERS = (64, 256)
 _TURN_S = 4.0
-_WARM_UP, _SHORTEST = 256, 16
 _CLIENT_CALLERS, _CLIENT_TOKENS = 64, 12
 _CLIENT_S = 120.0
 _EMBEDDINGS = "/v1/embeddings"
@@ -49,31 +62,18 @@ def _front_door(plan: Plan, servers: Servers, vllm: Theirs) -> list[Figure]:
     """P1 by gRPC, and over HTTP by the client of vLLM."""
     server = servers.server
     aggregator = without_kafka(plan.folder / "aggregator.log", model=MODEL, servers=[server.address])
-    with started(aggregator), ExitStack() as stack:
+    with aggregator, ExitStack() as stack:
         sides: dict[str, Side] = {"ours": Ours(aggregator, server, servers.dtype), "vllm": vllm}
         if shutil.which(TEI):
             tei = Peer(TEI, plan.folder / "tei.log", [TEI, "--model-id", str(tokenizer_folder())], _EMBEDDINGS)
-            stack.enter_context(started(tei))
+            stack.enter_context(tei)
             sides["tei"] = OpenAI(tei)
-        turns = _turns(plan, sides)
+        kinds = {f"{name}_{callers}": (side, Load(callers)) for callers in CALLERS for name, side in sides.items()}
+        turns = timed(NAME, plan, kinds, _TURN_S)
         clients = {"ours_http": _client(plan, aggregator.http_address)}
         with awake(servers.vllm):
             clients["vllm_http"] = _client(plan, servers.vllm.address)
     return _figures(plan, turns, clients, servers.dtype)
-
-
-def _turns(plan: Plan, sides: Mapping[str, Side]) -> dict[str, list[Turn]]:
-    """Each side with each number of callers, in turns; what a turn sends takes that side as long as the others."""
-    kinds = {f"{name}_{callers}": (side, Load(callers)) for callers in CALLERS for name, side in sides.items()}
-    counts: dict[str, int] = {}
-    for name, (side, load) in kinds.items():
-        rate = side.turn(load, max(_SHORTEST, round(plan.turn_share * _WARM_UP))).queries_per_s
-        counts[name] = max(load.callers, round(plan.turn_share * _TURN_S * rate))
-    found: dict[str, list[Turn]] = {}
-    for turn in range(plan.repeats):
-        for name, (side, load) in sorted(kinds.items(), reverse=turn % 2 == 1):
-            found.setdefault(name, []).append(side.turn(load, counts[name]))
-    return found
 
 
 def _client(plan: Plan, address: str) -> float:
@@ -107,20 +107,15 @@ def _client(plan: Plan, address: str) -> float:
 
 
 def _figures(plan: Plan, turns: Mapping[str, Sequence[Turn]], clients: Mapping[str, float], dtype: str) -> list[Figure]:
-    notes = f"MiniLM {dtype}, one query a call"
-
-    def figure(name: str, value: float, unit: str) -> Figure:
-        return Figure(NAME, name, value, unit, plan.repeats, notes, "≥ 1.0" if name in _RATIOS else "")
-
-    found: list[Figure] = []
-    for name, sides_turns in turns.items():
-        found.append(figure(f"{name}_throughput", statistics.median(t.queries_per_s for t in sides_turns), "query/s"))
-        found.append(figure(f"{name}_p99", 1e3 * statistics.median(t.p99_s for t in sides_turns), "ms"))
-        side, _, callers = name.partition("_")
-        if side != "ours":
-            pairs = zip(turns[f"ours_{callers}"], sides_turns, strict=True)
-            ratio = statistics.median(ours.queries_per_s / theirs.queries_per_s for ours, theirs in pairs)
-            found.append(figure(f"over_{side}_{callers}", ratio, "ratio"))
-    found += [figure(f"{name}_bench_serve", rate, "query/s") for name, rate in clients.items()]
+    medians = Medians(NAME, plan.repeats, f"MiniLM {dtype}, one query a call", dict.fromkeys(_RATIOS, "≥ 1.0"))
+    peers = [name.split("_") for name in turns if not name.startswith("ours")]
     ERRORS.print(f"vllm bench serve: {clients}")
-    return [*found, figure("http_over_vllm", clients["ours_http"] / clients["vllm_http"], "ratio")]
+    return [
+        *usual(turns, medians),
+        *(
+            ratio(medians, turns, f"over_{peer}_{callers}", (f"ours_{callers}", f"{peer}_{callers}"))
+            for peer, callers in peers
+        ),
+        *(medians.of(f"{name}_bench_serve", "query/s", [rate]) for name, rate in clients.items()),
+        medians.ratio("http_over_vllm", [clients["ours_http"]], [clients["vllm_http"]]),
+    ]

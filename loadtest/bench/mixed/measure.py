@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
 import numpy as np
@@ -13,9 +14,9 @@ from loadtest.bench.figures import Figure
 from loadtest.bench.mixed.requests import Clients, Heard, Lengths, Task
 from loadtest.bench.mixed.sides import PAIRS, Model, Sides, mid_model, sides
 from loadtest.bench.setting import Plan
+from loadtest.bench.turns import in_turns
 from loadtest.report.plots import draw_alone
 from loadtest.report.section import Plot, Series
-from loadtest.screen import ERRORS
 from loadtest.texts.smollm2 import smollm2
 
 MID, SMOLLM2 = "mixed", "mixed-smollm2"
@@ -45,13 +46,11 @@ class _Bench:
     def figure(self, figure: str, value: float, unit: str, notes: str) -> Figure:
         return Figure(self.name, figure, value, unit, self.plan.repeats, notes, _BOUNDS.get(figure, ""))
 
-    def turns(self, names: Sequence[str], one: Callable[[str, int], Heard]) -> dict[str, list[Heard]]:
-        """Each side in turn, every other time backwards."""
-        found: dict[str, list[Heard]] = {name: [] for name in names}
-        for repeat in range(self.plan.repeats):
-            for name in names if repeat % 2 == 0 else reversed(names):
-                found[name].append(one(name, repeat))
-        return found
+    def turns(self, what: str, names: Sequence[str], one: Callable[[str, int], Heard]) -> dict[str, list[Heard]]:
+        """Each side in turn; `one` gets its name and the number of the turn."""
+        sides = {name: partial(one, name) for name in names}
+        said = "{0.per_cpu_s:.0f} requests per CPU second".format
+        return in_turns(f"{self.name}, {what}", self.plan.repeats, sides, said)
 
     def loop(self, clients: Clients, share: float, seed: int, side: str = "", callers: int = CLIENTS) -> Heard:
         asked = self.lengths.drawn(share, seed, side)
@@ -89,11 +88,7 @@ def _shares(bench: _Bench) -> list[Figure]:
             with bench.sides.pair(name) as clients:
                 return bench.loop(clients, share, 1 + repeat, name)
 
-        found[share] = bench.turns(PAIRS, one)
-        said = ", ".join(
-            f"{name} {' '.join(f'{turn.per_cpu_s:.0f}' for turn in turns)}" for name, turns in found[share].items()
-        )
-        ERRORS.print(f"{bench.name}: {share:.0%} generations: {said} requests per CPU second")
+        found[share] = bench.turns(f"{share:.0%} generations", PAIRS, one)
     figures = share_figures(
         bench.figure,
         found,
@@ -197,7 +192,7 @@ def _at_once(bench: _Bench) -> list[Figure]:
         with bench.sides.pair(name) as clients:
             return clients.all_of(len(asked), asked)
 
-    found = bench.turns(PAIRS, one)
+    found = bench.turns("all at once", PAIRS, one)
     (bench.plan.folder / f"{bench.name}-at-once.svg").write_text(_distributions(found, count), encoding="utf-8")
     notes = f"{count} generations and then {count} embeddings at once"
     return [
@@ -233,18 +228,17 @@ def _distributions(found: Mapping[str, Sequence[Heard]], count: int) -> str:
 def _phases(bench: _Bench) -> list[Figure]:
     """Three phases, one after the other: time to finish them."""
     count = bench.plan.mixed.phase
-    found: dict[str, list[list[Heard]]] = {name: [] for name in PAIRS}
-    for repeat in range(bench.plan.repeats):
-        for name in PAIRS if repeat % 2 == 0 else reversed(PAIRS):
-            with bench.sides.pair(name) as clients:
-                phases = (list(islice(bench.lengths.drawn(share, 20 + repeat, name), count)) for share in PHASES)
-                found[name].append([clients.all_of(CLIENTS, asked) for asked in phases])
+
+    def one(name: str, repeat: int) -> list[float]:
+        with bench.sides.pair(name) as clients:
+            phases = [list(islice(bench.lengths.drawn(share, 20 + repeat, name), count)) for share in PHASES]
+            return [clients.all_of(CLIENTS, asked).busiest_cpu_s for asked in phases]
+
+    sides = {name: partial(one, name) for name in PAIRS}
+    found = in_turns(f"{bench.name}, phases", bench.plan.repeats, sides, "{} s".format)
     shares = ", ".join(f"{share:.0%}" for share in PHASES)
     notes = f"{CLIENTS} clients, {count} requests a phase ({shares} generations); CPU time of the busiest server"
-    seconds = {
-        name: [statistics.median(turn[place].busiest_cpu_s for turn in turns) for place in range(len(PHASES))]
-        for name, turns in found.items()
-    }
+    seconds = {name: list(map(statistics.median, zip(*turns, strict=True))) for name, turns in found.items()}
     bars = [
         Series(f"{share:.0%} generations", [(float(x), each[place]) for x, each in enumerate(seconds.values())])
         for place, share in enumerate(PHASES)
@@ -273,7 +267,7 @@ def _overhead(bench: _Bench) -> list[Figure]:
         def one(name: str, repeat: int, share: float = share) -> Heard:
             return bench.loop(bench.sides.one_mixed if name == "both" else bench.sides.split, share, 40 + repeat)
 
-        turns = bench.turns(("both", "alone"), one)
+        turns = bench.turns(task, ("both", "alone"), one)
         rates = {name: [turn.per_cpu_s for turn in each] for name, each in turns.items()}
         ratio = statistics.median(both / alone for both, alone in zip(rates["both"], rates["alone"], strict=True))
         found += [

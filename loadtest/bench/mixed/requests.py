@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+import grpc.aio
 import numpy as np
 
+from aggregator.errors import ungrouped
 from loadtest.clients.pace import paced
 from loadtest.processor import family_cpu_s
 from loadtest.stack.errors import StackError
+from protos.embedding.v1 import embedding_pb2, embedding_pb2_grpc
+from protos.generation.v1 import generation_pb2, generation_pb2_grpc
 
-TIMEOUT_S = 300.0
+_TIMEOUT_S = 300.0
 _LOWEST_ID, _IDS = 10, 1000
 _LOOK_S = 0.05
 _PATIENCE = 20.0
@@ -36,11 +39,6 @@ class Asked:
     task: Task
     token_ids: Sequence[int]
     new_tokens: int = 0
-
-    def check(self, tokens: int) -> None:
-        """Raises StackError if it got another number of new tokens."""
-        if tokens != self.new_tokens:
-            raise StackError(f"a generation has {tokens} tokens, not the {self.new_tokens} that it was asked for")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,41 +119,68 @@ class Heard:
         return float(np.percentile(self.between_s or [0.0], percent))
 
 
-class Calls(ABC):
-    """Connections to servers; what comes of calls is noted in `heard`."""
+class Calls:
+    """Calls to an aggregator; what comes of them is noted in `heard`. `models`: the name of the model for each task."""
 
-    def __init__(self) -> None:
+    def __init__(self, channel: grpc.aio.Channel, models: Mapping[Task, str]) -> None:
         self.heard = Heard()
         self.ended = False
+        self._models = models
+        self._embeddings = embedding_pb2_grpc.EmbeddingsStub(channel)
+        self._generations = generation_pb2_grpc.GenerationStub(channel)
 
     async def one_by_one(self, asked: Iterator[Asked]) -> None:
         while not self.ended and (one := next(asked, None)) is not None:
             await self.one(one)
 
     async def one(self, asked: Asked) -> None:
-        """Send a request, and read its whole answer."""
+        """Send a request, and read its whole answer. Raises StackError."""
         began_s = time.monotonic()
-        await (self.embed(asked) if asked.task is Task.EMBED else self.generate(asked, began_s))
+        await (self._embed(asked) if asked.task is Task.EMBED else self._generate(asked, began_s))
         self.heard.latency_s[asked.task].append(time.monotonic() - began_s)
 
-    @abstractmethod
-    async def embed(self, asked: Asked) -> None:
-        """Wait for the vector. Raises StackError."""
+    async def _embed(self, asked: Asked) -> None:
+        inputs = [embedding_pb2.Input(token_ids=embedding_pb2.TokenIds(ids=asked.token_ids))]
+        request = embedding_pb2.EmbedRequest(model=self._models[Task.EMBED], inputs=inputs)
+        answer = await self._embeddings.Embed(request, timeout=_TIMEOUT_S)
+        if answer.embeddings[0].status.code:
+            raise StackError(f"a request was not embedded: {answer.embeddings[0].status.message}")
 
-    @abstractmethod
-    async def generate(self, asked: Asked, began_s: float) -> None:
-        """Wait for the tokens, and note when they come. Raises StackError."""
+    async def _generate(self, asked: Asked, began_s: float) -> None:
+        request = generation_pb2.GenerateRequest(
+            model=self._models[Task.GENERATE],
+            token_ids=embedding_pb2.TokenIds(ids=asked.token_ids),
+            sampling=generation_pb2.Sampling(max_tokens=asked.new_tokens, temperature=0.0, ignore_eos=True),
+        )
+        last_s, tokens = 0.0, 0
+        async for response in self._generations.Generate(request, timeout=_TIMEOUT_S):
+            now_s = time.monotonic()
+            self.heard.note_tokens(now_s, last_s, began_s)
+            last_s, tokens = now_s, response.usage.completion_tokens
+        if tokens != asked.new_tokens:
+            raise StackError(f"a generation has {tokens} tokens, not the {asked.new_tokens} that it was asked for")
 
 
-Connect = Callable[[], AbstractAsyncContextManager[Calls]]
-
-
+@dataclass(frozen=True, slots=True)
 class Clients:
-    """Clients in one event loop, of servers with these process ids; `connect` is called for each run."""
+    """Clients in one event loop, of an aggregator before servers with these process ids.
 
-    def __init__(self, connect: Connect, pids: Sequence[int]) -> None:
-        self._connect = connect
-        self._pids = pids
+    `models`: the name of the model for each task.
+    """
+
+    address: str
+    models: Mapping[Task, str]
+    pids: Sequence[int]
+
+    @asynccontextmanager
+    async def _connect(self) -> AsyncGenerator[Calls]:
+        """Raises StackError when a call fails."""
+        try:
+            with ungrouped(grpc.aio.AioRpcError, StackError):
+                async with grpc.aio.insecure_channel(self.address) as channel:
+                    yield Calls(channel, self.models)
+        except grpc.aio.AioRpcError as error:
+            raise StackError(f"a request was not answered: {error.code().name}: {error.details()}") from error
 
     def closed_loop(self, clients: int, asked: Iterator[Asked], warm_up_s: float, seconds: float) -> Heard:
         """Each client sends its next request when its last one is done. Raises StackError when one fails.
@@ -219,7 +244,7 @@ class Clients:
             await asyncio.sleep(_LOOK_S)
 
     def _cpu_s(self) -> list[float]:
-        return [family_cpu_s(pid) for pid in self._pids]
+        return [family_cpu_s(pid) for pid in self.pids]
 
     def _used_s(self, before_s: Sequence[float]) -> list[float]:
         return [now_s - then_s for now_s, then_s in zip(self._cpu_s(), before_s, strict=True)]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -14,17 +12,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from loadtest.bench.mixed import through_aggregator, to_servers
-from loadtest.bench.mixed.requests import Clients, Connect, Lengths, Task
+from loadtest.bench.mixed.requests import Clients, Lengths, Task
 from loadtest.bench.setting import Plan
-from loadtest.bench.sides import started
 from loadtest.screen import ERRORS
-from loadtest.stack.errors import StackError
+from loadtest.stack.program import output_of
 from loadtest.stack.service import Aggregator, ModelServer, without_kafka
 
 _BOTH = "both"
 _ALTERNATING = "loadtest.bench.programs.alternating_modelserver"
-_START_S = 600.0
 _SWITCH_S = 0.5
 _ONE = {"overhead", "p99"}
 """Parts that measure one server for both tasks."""
@@ -91,19 +86,15 @@ def sides(plan: Plan, model: Model) -> Generator[Sides]:
     }
     with ExitStack() as running:
         for part in dict.fromkeys((*both, one, *alone[Task.EMBED], *alone[Task.GENERATE])):
-            running.enter_context(started(part))
+            running.enter_context(part)
             ERRORS.print(f"==> {model.folder.name}: {part.name} is ready")
-        connects: dict[str, Connect] = {}
+        clients: dict[str, Clients] = {}
         for name, servers in groups.items():
-            if plan.mixed.direct:
-                addresses = {task: [each.address for each in servers.get(task) or servers[_BOTH]] for task in Task}
-                connects[name] = partial(to_servers.connected, addresses)
-            else:
-                front, models = _front(plan, name, servers)
-                running.enter_context(started(front))
-                connects[name] = partial(through_aggregator.connected, front.address, models)
-        pids = {name: [each.pid for group in servers.values() for each in group] for name, servers in groups.items()}
-        yield Sides(both, **{name: Clients(connect, pids[name]) for name, connect in connects.items()})
+            front, models = _front(plan, name, servers)
+            running.enter_context(front)
+            pids = [each.pid for group in servers.values() for each in group]
+            clients[name] = Clients(front.address, models, pids)
+        yield Sides(both, **clients)
 
 
 def _server(plan: Plan, model: Model, name: str, task: str, module: str = "modelserver") -> ModelServer:
@@ -132,10 +123,6 @@ def _front(plan: Plan, name: str, servers: Mapping[str, Sequence[ModelServer]]) 
 def mid_model(plan: Plan) -> Path:
     """The model of 20 million parameters, made once. Raises StackError."""
     folder = plan.folder / "mid-random"
-    if (folder / "model.safetensors").is_file():
-        return folder
-    command = [sys.executable, "-m", "loadtest.texts.tiny", str(folder), "--mid"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_START_S, check=False)
-    if done.returncode:
-        raise StackError(f"the model cannot be made:\n{done.stderr[-2000:]}")
+    if not (folder / "model.safetensors").is_file():
+        output_of("loadtest.texts.tiny", str(folder), "--mid")
     return folder

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,7 +10,7 @@ from rich.table import Table
 
 from loadtest.report.plots import draw_alone
 from loadtest.report.section import Plot, Series
-from loadtest.stack.errors import StackError
+from loadtest.stack.program import output_of
 from loadtest.texts.smollm2 import smollm2
 
 _ENVIRONMENT = {
@@ -44,21 +41,8 @@ Row = dict[str, Any]
 
 def measured(what: str) -> list[Row]:
     """The figure's rows. Raises StackError when it cannot be measured."""
-    command = [sys.executable, "-m", "loadtest.generation.live", what, str(smollm2())]
-    try:
-        done = subprocess.run(
-            command,
-            env={**os.environ, **_ENVIRONMENT},
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise StackError(f"{what} took more than {_TIMEOUT_S:g} s") from None
-    if done.returncode:
-        raise StackError(f"{what} cannot be measured:\n{done.stderr[-2000:]}")
-    rows: list[Row] = json.loads(done.stdout.strip().rpartition("\n")[2])["rows"]
+    told = output_of("loadtest.generation.live", what, str(smollm2()), environment=_ENVIRONMENT, timeout_s=_TIMEOUT_S)
+    rows: list[Row] = json.loads(told.strip().rpartition("\n")[2])["rows"]
     return with_gains(rows)
 
 

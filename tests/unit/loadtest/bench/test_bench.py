@@ -8,6 +8,7 @@ from loadtest.bench.kafka_through import rate
 from loadtest.bench.one_by_one import figures
 from loadtest.bench.setting import Progress, between, cpu_us_per_query
 from loadtest.bench.sides import Turn
+from loadtest.bench.turns import Medians
 
 
 def test_cpu_time_is_taken_from_the_steady_part() -> None:
@@ -29,7 +30,12 @@ def test_a_figure_knows_whether_it_keeps_its_bound(value: float, wanted: str, ke
 
 
 def test_batches_are_set_against_queries_one_by_one_turn_by_turn() -> None:
-    found = figures([[10.0, 20.0, 15.0], [20.0, 20.0, 45.0], [40.0, 80.0, 60.0], [50.0, 60.0, 75.0]], 3, "")
+    rates = {
+        "transformers_one_by_one": [10.0, 20.0, 15.0],
+        "vllm_by_1": [20.0, 20.0, 45.0],
+        "vllm_by_21": [40.0, 80.0, 60.0],
+    }
+    found = figures(rates, Medians("sequential", 3, ""))
     values = {figure.figure: figure.value for figure in found}
     assert values["transformers_one_by_one"] == 15.0
     assert values["vllm_by_1_over_transformers"] == 2.0

@@ -10,6 +10,7 @@ import pytest
 from loadtest.bench.generation.beside_vllm import TINY_BOUNDS, figures
 from loadtest.bench.generation.sides import Turn
 from loadtest.bench.generation.streams import Asked, hear
+from loadtest.bench.turns import Medians
 from loadtest.stack.errors import StackError
 
 TURN = Turn(100.0, 0.1, 0.2, 0.01, 0.02, 50.0, 20.0, 5.0)
@@ -39,7 +40,7 @@ def test_ratios_are_taken_turn_by_turn() -> None:
     ours = [replace(TURN, tokens_per_s=200.0), replace(TURN, tokens_per_s=90.0), replace(TURN, tokens_per_s=300.0)]
     theirs = [TURN, replace(TURN, tokens_per_s=30.0), TURN]
     turns = {"ours": ours, "vllm": theirs, "ours_whole": ours}
-    found = {each.figure: each for each in figures("P7", turns, 3, "", TINY_BOUNDS)}
+    found = {each.figure: each for each in figures(turns, Medians("P7", 3, "", TINY_BOUNDS))}
     assert found["tokens_over_vllm"].value == 3.0
     assert found["tokens_over_vllm"].kept
     assert not found["cpu_over_vllm"].kept
