@@ -39,7 +39,7 @@ _QUIET = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 _EMBEDDINGS, _COMPLETIONS = "/v1/embeddings", "/v1/completions"
-_BATCH, _WAIT_MS = 32, 10
+_BATCH = 32
 _FASTAPI_SERVER = Path(__file__).parent / "programs" / "fastapi_server.py"
 
 
@@ -107,7 +107,7 @@ def infinity(folder: Path, dtype: str) -> Peer:
 
 def fastapi(folder: Path, dtype: str) -> Peer:
     """sentence-transformers behind FastAPI: a batch is as many queries, or as many as come in as many milliseconds."""
-    told = ["--model", str(tokenizer_folder()), "--dtype", dtype, "--size", str(_BATCH), "--wait-ms", str(_WAIT_MS)]
+    told = ["--model", str(tokenizer_folder()), "--dtype", dtype]
     command = [str(python_of("peers")), str(_FASTAPI_SERVER), *told]
     return Peer("sentence-transformers behind FastAPI", folder / "fastapi.log", command, _EMBEDDINGS)
 

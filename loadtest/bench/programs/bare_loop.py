@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import signal
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
@@ -23,13 +22,13 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 
 from aggregator.sources.kafka.partitioner import partitions_by_key
 from aggregator.tokenizers.fast_tokenizer import FastTokenizer
-from loadtest.bench.programs.instant_modelserver import DIMENSIONS, MODEL, tokenizer_folder
+from loadtest.bench.programs.instant_modelserver import DIMENSIONS, MESSAGE_LIMITS, MODEL, tokenizer_folder
 from loadtest.bench.setting import PARTITIONS
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.modelserver.v1 import modelserver_pb2 as ms
 from protos.modelserver.v1 import modelserver_pb2_grpc
 
-_MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+_MAX_BYTES = 64 * 1024 * 1024
 _RECORDS = 1000
 _ROW_BYTES = DIMENSIONS * 4
 HEADERS = [("content-type", b"application/x-protobuf")]
@@ -120,17 +119,14 @@ async def serve(options: argparse.Namespace) -> None:
         channel = await stack.enter_async_context(
             grpc.aio.insecure_channel(
                 options.modelserver,
-                options=[
-                    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
-                    ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
-                ],
+                options=MESSAGE_LIMITS,
             )
         )
         consumer = await stack.enter_async_context(
             AIOKafkaConsumer(
                 options.requests,
                 bootstrap_servers=options.bootstrap,
-                group_id=options.group,
+                group_id=options.replies,
                 auto_offset_reset="earliest",
                 max_partition_fetch_bytes=4 * 1024 * 1024,
                 auto_commit_interval_ms=200,
@@ -141,27 +137,19 @@ async def serve(options: argparse.Namespace) -> None:
                 bootstrap_servers=options.bootstrap,
                 enable_idempotence=True,
                 acks="all",
-                max_batch_size=64 * 1024 * 1024,
-                max_request_size=64 * 1024 * 1024,
+                max_batch_size=_MAX_BYTES,
+                max_request_size=_MAX_BYTES,
             )
         )
         stub = modelserver_pb2_grpc.ModelServerStub(channel)
-        loop = BareLoop(consumer, producer, stub, options.replies, options.token_budget)
-        work = asyncio.create_task(loop.run(), name="bare loop")
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, work.cancel)
-        await asyncio.wait([work])
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m loadtest.bench.programs.bare_loop", description=__doc__)
-    parser.add_argument("--bootstrap", required=True)
-    parser.add_argument("--modelserver", required=True)
-    parser.add_argument("--requests", required=True, help="topic to read from its start")
-    parser.add_argument("--replies", required=True, help="topic to write to, of 8 partitions")
-    parser.add_argument("--group", default="bare-loop")
-    parser.add_argument("--token-budget", type=int, default=2048)
-    uvloop.run(serve(parser.parse_args()))
+        await BareLoop(consumer, producer, stub, options.replies, options.token_budget).run()
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--bootstrap", required=True)
+    parser.add_argument("--modelserver", required=True)
+    parser.add_argument("--requests", required=True, help="topic to read from its start")
+    parser.add_argument("--replies", required=True, help="topic to write to; the consumer group has its name")
+    parser.add_argument("--token-budget", type=int, required=True)
+    uvloop.run(serve(parser.parse_args()))

@@ -1,13 +1,11 @@
 """The least that a gRPC server in Python can do: take an EmbedRequest, answer with one vector at once, on uvloop.
 
-python -m loadtest.bench.programs.echo --port 50051
+python -m loadtest.bench.programs.echo 50051
 """
 
 from __future__ import annotations
 
-import argparse
-import asyncio
-import signal
+import sys
 from typing import Any
 
 import grpc
@@ -54,21 +52,12 @@ class Echo(embedding_pb2_grpc.EmbeddingsServicer):
 
 
 async def serve(port: int) -> None:
-    stop = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     server = grpc.aio.server()
     embedding_pb2_grpc.add_EmbeddingsServicer_to_server(Echo(), server)
     server.add_insecure_port(f"localhost:{port}")
     await server.start()
-    await stop.wait()
-    await server.stop(None)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m loadtest.bench.programs.echo", description=__doc__)
-    parser.add_argument("--port", type=int, required=True)
-    uvloop.run(serve(parser.parse_args().port))
+    await server.wait_for_termination()
 
 
 if __name__ == "__main__":
-    main()
+    uvloop.run(serve(int(sys.argv[1])))

@@ -10,66 +10,48 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterable
-from typing import TextIO
 
 import numpy as np
 
 from loadtest.bench.programs.engine_steps import prepared
 from modelserver.engines.choice import build
 from modelserver.engines.engine import Engine
-from modelserver.model_files import ModelFiles
-from modelserver.settings import ModelServerSettings
 from modelserver.startup import warm_up
 
 _FIRST_ID = 1000
 """Below it many vocabularies keep what no text contains."""
 
 
-def time_forward(
-    settings: ModelServerSettings,
-    files: ModelFiles,
-    *,
-    queries: int,
-    tokens: int,
-    asked: Iterable[str],
-    out: TextIO,
-) -> None:
-    """For each line of `asked`, a number of steps: run that many batches of random ids, and write their seconds.
+def main() -> None:
+    """For each line of stdin, a number of steps: run that many batches of random ids, and write their seconds.
 
-    The first line written has the engine's facts, once it is ready. Raises CannotStart.
+    The first line written has the engine's facts, once it is ready.
     """
-    engine = build(settings, files).engine
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--queries", type=int, required=True, help="of each batch")
+    parser.add_argument("--tokens", type=int, required=True, help="of each query")
+    options = parser.parse_args()
+    engine = build(*prepared("loadtest.bench.programs.engine_forward")).engine
     warm_up(engine)
-    rng = np.random.default_rng()
     facts = engine.facts
-    _write(out, {"engine": facts.kind, "dtype": facts.dtype, "device": facts.device})
-    for line in asked:
-        _write(out, _seconds(engine, int(line), queries, tokens, rng))
+    _write({"engine": facts.kind, "dtype": facts.dtype})
+    for line in sys.stdin:
+        _write(_seconds(engine, int(line), options.queries, options.tokens))
     engine.close()
 
 
-def _seconds(engine: Engine, steps: int, queries: int, tokens: int, rng: np.random.Generator) -> float:
+def _seconds(engine: Engine, steps: int, queries: int, tokens: int) -> float:
     lengths = np.full(queries, tokens, np.int32)
-    batches = rng.integers(_FIRST_ID, engine.facts.vocabulary_size, (steps, queries * tokens), np.int32)
+    shape = steps, queries * tokens
+    batches = np.random.default_rng().integers(_FIRST_ID, engine.facts.vocabulary_size, shape, np.int32)
     began_s = time.perf_counter()
     for token_ids in batches:
         engine.prepare(token_ids, lengths).run()
     return time.perf_counter() - began_s
 
 
-def _write(out: TextIO, what: object) -> None:
-    out.write(json.dumps(what) + "\n")
-    out.flush()
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--queries", type=int, default=256, help="of each batch (%(default)s)")
-    parser.add_argument("--tokens", type=int, default=10, help="of each query (%(default)s)")
-    options = parser.parse_args()
-    settings, files = prepared("loadtest.bench.programs.engine_forward")
-    time_forward(settings, files, queries=options.queries, tokens=options.tokens, asked=sys.stdin, out=sys.stdout)
+def _write(what: object) -> None:
+    print(json.dumps(what), flush=True)
 
 
 if __name__ == "__main__":

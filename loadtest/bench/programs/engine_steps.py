@@ -15,7 +15,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from statistics import median
-from typing import TextIO
 
 import numpy as np
 
@@ -36,7 +35,7 @@ _LARGE, _SMALL = 8192, 512
 """Rows of the matrices that are multiplied on a GPU and on a CPU."""
 
 
-def time_steps(settings: ModelServerSettings, files: ModelFiles, totals: Sequence[int], out: TextIO) -> None:
+def time_steps(settings: ModelServerSettings, files: ModelFiles, totals: Sequence[int]) -> None:
     """Write one line of JSON about the engine, its profile, and steps of these totals of tokens. Raises CannotStart.
 
     `steps` has, by total, the seconds of a step (median) and those in which the device computed.
@@ -52,8 +51,7 @@ def time_steps(settings: ModelServerSettings, files: ModelFiles, totals: Sequenc
     flops, bytes_per_s = device_limits(facts.dtype)
     found = {"load_s": load_s, "steps": steps, "flops": flops, "bytes_per_s": bytes_per_s, "points": profile.points}
     described = {"engine": facts.kind, "dtype": facts.dtype, "device": facts.device, "curve": asdict(profile.curve)}
-    out.write(json.dumps(described | found) + "\n")
-    out.flush()
+    print(json.dumps(described | found), flush=True)
     engine.close()
 
 
@@ -109,9 +107,9 @@ def prepared(module: str) -> tuple[ModelServerSettings, ModelFiles]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tokens", type=int, nargs="+", default=[256], help="of each step (%(default)s)")
+    parser.add_argument("--tokens", type=int, nargs="+", required=True, help="of each step")
     options = parser.parse_args()
-    time_steps(*prepared("loadtest.bench.programs.engine_steps"), options.tokens, sys.stdout)
+    time_steps(*prepared("loadtest.bench.programs.engine_steps"), options.tokens)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 It speaks OpenAI's embeddings API with base64. It runs in the environment of the peers, so it imports nothing of ours.
 
-    python loadtest/bench/programs/fastapi_server.py --model FOLDER --size 32 --wait-ms 10 --host 127.0.0.1 --port 8000
+    python loadtest/bench/programs/fastapi_server.py --model FOLDER --dtype float32 --host 127.0.0.1 --port 8000
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from sentence_transformers import SentenceTransformer
 
+_SIZE, _WAIT_S = 32, 0.010
+
 
 class Wanted(BaseModel):
     """A request; other fields of OpenAI's are ignored."""
@@ -28,12 +30,10 @@ class Wanted(BaseModel):
 
 
 class Batcher:
-    """Texts wait until there are `size` of them, or until the first has waited for `wait_s`."""
+    """Texts wait until there are 32 of them, or until the first has waited for 10 ms."""
 
-    def __init__(self, model: SentenceTransformer, size: int, wait_s: float) -> None:
+    def __init__(self, model: SentenceTransformer) -> None:
         self._model = model
-        self._size = size
-        self._wait_s = wait_s
         self._waiting: asyncio.Queue[tuple[str, asyncio.Future[str]]] = asyncio.Queue()
         self._worker = ThreadPoolExecutor(1)
 
@@ -53,15 +53,15 @@ class Batcher:
     async def _gather(self) -> list[tuple[str, asyncio.Future[str]]]:
         batch = [await self._waiting.get()]
         try:
-            async with asyncio.timeout(self._wait_s):
-                while len(batch) < self._size:
+            async with asyncio.timeout(_WAIT_S):
+                while len(batch) < _SIZE:
                     batch.append(await self._waiting.get())
         except TimeoutError:
             pass
         return batch
 
     def _encode(self, texts: list[str]) -> list[str]:
-        vectors = self._model.encode(texts, batch_size=self._size, convert_to_numpy=True, show_progress_bar=False)
+        vectors = self._model.encode(texts, batch_size=_SIZE, convert_to_numpy=True, show_progress_bar=False)
         return [b64encode(vector.astype("<f4").tobytes()).decode() for vector in vectors]
 
 
@@ -86,20 +86,13 @@ def app(batcher: Batcher) -> FastAPI:
     return served
 
 
-def main() -> None:
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", required=True, help="its folder")
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--size", type=int, default=32, help="texts of a batch at the most (%(default)s)")
-    parser.add_argument("--wait-ms", type=float, default=10.0, help="for them, after the first (%(default)s)")
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--dtype", required=True)
+    parser.add_argument("--host", required=True)
+    parser.add_argument("--port", type=int, required=True)
     options = parser.parse_args()
     dtype = getattr(torch, options.dtype)
     model = SentenceTransformer(options.model, device="cpu", model_kwargs={"torch_dtype": dtype})
-    batcher = Batcher(model, options.size, options.wait_ms / 1e3)
-    uvicorn.run(app(batcher), host=options.host, port=options.port, access_log=False)
-
-
-if __name__ == "__main__":
-    main()
+    uvicorn.run(app(Batcher(model)), host=options.host, port=options.port, access_log=False)

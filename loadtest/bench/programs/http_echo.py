@@ -1,14 +1,13 @@
 """The least that the aggregator's HTTP server can do: read a body, answer with the bytes of one vector, on uvloop.
 
-python -m loadtest.bench.programs.http_echo --port 8000
+python -m loadtest.bench.programs.http_echo 8000
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
-import signal
+import sys
 from base64 import b64encode
 
 import numpy as np
@@ -45,21 +44,10 @@ async def answer(http: web.BaseRequest) -> web.StreamResponse:
 
 
 async def serve(port: int) -> None:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, stop.set)
     server = web.Server(answer, handler_cancellation=True, access_log=None, auto_decompress=False)
-    listener = await loop.create_server(server, "localhost", port)
-    await stop.wait()
-    listener.close()
-    await server.shutdown()
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m loadtest.bench.programs.http_echo", description=__doc__)
-    parser.add_argument("--port", type=int, required=True)
-    uvloop.run(serve(parser.parse_args().port))
+    listener = await asyncio.get_running_loop().create_server(server, "localhost", port)
+    await listener.serve_forever()
 
 
 if __name__ == "__main__":
-    main()
+    uvloop.run(serve(int(sys.argv[1])))

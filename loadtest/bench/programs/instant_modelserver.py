@@ -31,7 +31,7 @@ DIMENSIONS = 384
 _MOST_QUERIES = 8192
 _MAX_INPUT_TOKENS = 256
 _VOCABULARY_SIZE = 30522
-_MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+MESSAGE_LIMITS = [(f"grpc.max_{way}_message_length", 64 * 1024 * 1024) for way in ("receive", "send")]
 
 
 def tokenizer_folder() -> Path:
@@ -106,28 +106,20 @@ class InstantModelServer(modelserver_pb2_grpc.ModelServerServicer):
 
 
 async def serve(ports: Sequence[int], token_budget: int, step_s: float) -> None:
-    """One at each port, until SIGTERM."""
-    stop = asyncio.Event()
+    """One at each port."""
     modelservers = [InstantModelServer(token_budget, step_s) for _ in ports]
 
     def hurry() -> None:
         for modelserver in modelservers:
             modelserver.step_s = 0.0
 
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, hurry)
     servers = [await _started(port, each) for port, each in zip(ports, modelservers, strict=True)]
-    await stop.wait()
-    for server in servers:
-        await server.stop(None)
+    await asyncio.gather(*(server.wait_for_termination() for server in servers))
 
 
 async def _started(port: int, modelserver: InstantModelServer) -> grpc.aio.Server:
-    limit = [
-        ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
-        ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
-    ]
-    server = grpc.aio.server(options=limit)
+    server = grpc.aio.server(options=MESSAGE_LIMITS)
     modelserver_pb2_grpc.add_ModelServerServicer_to_server(modelserver, server)
     checks = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
@@ -138,14 +130,10 @@ async def _started(port: int, modelserver: InstantModelServer) -> grpc.aio.Serve
     return server
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m loadtest.bench.programs.instant_modelserver", description=__doc__)
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, nargs="+", required=True, help="one server each")
-    parser.add_argument("--token-budget", type=int, default=2048, help="the saturation point it claims (%(default)s)")
-    parser.add_argument("--step-s", type=float, default=0.0, help="time of a step, whatever its size (%(default)s)")
+    parser.add_argument("--token-budget", type=int, required=True, help="the saturation point it claims")
+    parser.add_argument("--step-s", type=float, required=True, help="time of a step, whatever its size")
     options = parser.parse_args()
     uvloop.run(serve(options.port, options.token_budget, options.step_s))
-
-
-if __name__ == "__main__":
-    main()

@@ -10,8 +10,6 @@ are no priorities, retries or deadlines, and what was popped is lost with this p
 from __future__ import annotations
 
 import argparse
-import asyncio
-import signal
 from typing import Any
 
 import grpc.aio
@@ -21,7 +19,7 @@ from redis.asyncio import Redis
 
 from aggregator.tokenizers.fast_tokenizer import FastTokenizer
 from loadtest.bench.programs.bare_loop import reply
-from loadtest.bench.programs.instant_modelserver import tokenizer_folder
+from loadtest.bench.programs.instant_modelserver import MESSAGE_LIMITS, tokenizer_folder
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.modelserver.v1 import modelserver_pb2, modelserver_pb2_grpc
 
@@ -29,7 +27,6 @@ REQUESTS, REPLIES = "embed.queue", "embed.answers"
 HEAD_BYTES = 4
 _WAIT_S = 1.0
 _TIMEOUT_S = 120.0
-_MOST_MESSAGE_BYTES = 64 * 1024 * 1024
 _PULL = """
 local budget, tokens, count = tonumber(ARGV[1]), 0, 0
 local elements = redis.call('LRANGE', KEYS[1], 0, tonumber(ARGV[2]) - 1)
@@ -45,24 +42,17 @@ return taken
 """
 
 
-async def serve(options: argparse.Namespace) -> None:
-    work = asyncio.create_task(_work(options), name="list puller")
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, work.cancel)
-    await asyncio.wait([work])
-
-
-async def _work(options: argparse.Namespace) -> None:
+async def pull(options: argparse.Namespace) -> None:
     host, _, port = options.redis.rpartition(":")
     tokenizer = FastTokenizer(tokenizer_folder())
     client: Any = Redis(host=host, port=int(port))
-    limits = [("grpc.max_receive_message_length", _MOST_MESSAGE_BYTES)]
-    async with client, grpc.aio.insecure_channel(options.server, options=limits) as channel:
+    async with client, grpc.aio.insecure_channel(options.server, options=MESSAGE_LIMITS) as channel:
         server: Any = modelserver_pb2_grpc.ModelServerStub(channel)
         described = await server.Describe(modelserver_pb2.DescribeRequest(), timeout=_TIMEOUT_S)
-        pull = client.register_script(_PULL)
+        script = client.register_script(_PULL)
         most = described.step_query_capacity
         while True:
-            taken: list[bytes] = await pull(keys=[REQUESTS], args=[options.token_budget, most])
+            taken: list[bytes] = await script(keys=[REQUESTS], args=[options.token_budget, most])
             if not taken:
                 first = await client.blpop([REQUESTS], _WAIT_S)
                 if first is None:
@@ -88,13 +78,9 @@ async def _work(options: argparse.Namespace) -> None:
             await client.rpush(REPLIES, *replies)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m loadtest.bench.programs.list_puller", description=__doc__)
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--redis", required=True)
     parser.add_argument("--server", required=True, help="the model server")
     parser.add_argument("--token-budget", type=int, required=True)
-    uvloop.run(serve(parser.parse_args()))
-
-
-if __name__ == "__main__":
-    main()
+    uvloop.run(pull(parser.parse_args()))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import signal
 from base64 import b64decode
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -26,13 +25,7 @@ from protos.embedding.v1 import embedding_pb2 as pb
 _TIMEOUT_S = 120.0
 
 
-async def serve(options: argparse.Namespace) -> None:
-    work = asyncio.create_task(_work(options), name="plain consumer")
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, work.cancel)
-    await asyncio.wait([work])
-
-
-async def _work(options: argparse.Namespace) -> None:
+async def consume(options: argparse.Namespace) -> None:
     async with AsyncExitStack() as stack:
         session = await stack.enter_async_context(
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S), raise_for_status=True)
@@ -41,7 +34,7 @@ async def _work(options: argparse.Namespace) -> None:
             AIOKafkaConsumer(
                 options.requests,
                 bootstrap_servers=options.bootstrap,
-                group_id=options.group,
+                group_id=options.replies,
                 auto_offset_reset="earliest",
                 enable_auto_commit=False,
             )
@@ -73,16 +66,11 @@ async def _embed(session: aiohttp.ClientSession, url: str, texts: Sequence[str])
     return [b64decode(each["embedding"]) for each in found]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m loadtest.bench.programs.plain_consumer", description=__doc__)
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bootstrap", required=True)
     parser.add_argument("--url", required=True, help="of an embeddings API as OpenAI's")
     parser.add_argument("--requests", required=True, help="topic to read from its start")
-    parser.add_argument("--replies", required=True, help="topic to write to")
-    parser.add_argument("--group", default="plain-consumer")
-    parser.add_argument("--batch", type=int, default=64, help="texts of a call at the most")
-    uvloop.run(serve(parser.parse_args()))
-
-
-if __name__ == "__main__":
-    main()
+    parser.add_argument("--replies", required=True, help="topic to write to; the consumer group has its name")
+    parser.add_argument("--batch", type=int, required=True, help="texts of a call at the most")
+    uvloop.run(consume(parser.parse_args()))

@@ -25,13 +25,13 @@ _WARM_UP = 20
 def main() -> None:
     """Answer until stdin ends; the first line says what computes."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tokens", type=int, default=12, help="of each query (%(default)s)")
+    parser.add_argument("--tokens", type=int, required=True, help="of each query")
     tokens: int = parser.parse_args().tokens
     model: Any = AutoModel.from_pretrained(str(tokenizer_folder()), dtype=torch.float32).eval()
     _seconds(model, _WARM_UP, tokens)
-    _tell({"engine": "transformers", "dtype": "float32", "device": f"cpu, {torch.get_num_threads()} threads"})
+    print(json.dumps({"engine": "transformers", "dtype": "float32"}), flush=True)
     for line in sys.stdin:
-        _tell(_seconds(model, int(line), tokens))
+        print(_seconds(model, int(line), tokens), flush=True)
 
 
 def _seconds(model: Any, steps: int, tokens: int) -> float:
@@ -44,11 +44,6 @@ def _seconds(model: Any, steps: int, tokens: int) -> float:
             hidden = model(input_ids=ids, attention_mask=mask).last_hidden_state
             torch.nn.functional.normalize(hidden.mean(dim=1)).numpy()
     return time.perf_counter() - began_s
-
-
-def _tell(what: object) -> None:
-    sys.stdout.write(json.dumps(what) + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ async def consume(kafka: Setting, replies: str) -> None:
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", port).start()
     where = ["--bootstrap", kafka.bootstrap, "--url", f"http://127.0.0.1:{port}/v1/embeddings"]
-    topics = ["--requests", REQUESTS, "--replies", replies, "--group", replies, "--batch", str(BATCH)]
+    topics = ["--requests", REQUESTS, "--replies", replies, "--batch", str(BATCH)]
     log_file = kafka.plan.folder / "plain_consumer.log"
     part = Program("loadtest.bench.programs.plain_consumer", [*where, *topics], log_file)
     part.launch()
