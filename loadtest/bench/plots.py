@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from loadtest.bench import front_door, growth, kafka_through
+from loadtest.bench.calls import front_door
 from loadtest.bench.figures import Figure
+from loadtest.bench.records import growth, kafka_through
 from loadtest.report.plots import draw_alone
 from loadtest.report.section import Plot, Series
 

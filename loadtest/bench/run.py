@@ -8,25 +8,13 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from loadtest.bench import (
-    aggregator_cpu,
-    batch_fill,
-    beside_backlog,
-    front_door,
-    growth,
-    kafka_through,
-    live_page,
-    model_server,
-    one_by_one,
-    one_in_flight,
-    over_http,
-    redis_through,
-    unary_cpu,
-)
+from loadtest.bench.calls import beside_backlog, front_door, live_page, one_in_flight, over_http, unary_cpu
+from loadtest.bench.engine import model_server, one_by_one
 from loadtest.bench.figures import RESULTS, Figure, append, table
 from loadtest.bench.generation import beside_vllm, queued
 from loadtest.bench.mixed import measure as mixed
 from loadtest.bench.plots import draw
+from loadtest.bench.records import aggregator_cpu, batch_fill, growth, kafka_through, redis_through
 from loadtest.bench.setting import MixedPlan, Plan
 from loadtest.options import LOST, fail, positive_int
 from loadtest.screen import ERRORS, OUTPUT

@@ -9,10 +9,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
-from loadtest.bench import kafka_through, model_server
+from loadtest.bench.engine import model_server
 from loadtest.bench.figures import Figure
 from loadtest.bench.peers import Peer
 from loadtest.bench.programs.instant_modelserver import MODEL, tokenizer_folder
+from loadtest.bench.records import kafka_through
 from loadtest.bench.setting import Plan, backlog
 from loadtest.bench.sides import (
     Load,

@@ -2,10 +2,11 @@
 
 import pytest
 
-from loadtest.bench import front_door, growth
+from loadtest.bench.calls import front_door
+from loadtest.bench.engine.one_by_one import figures
 from loadtest.bench.figures import Figure
-from loadtest.bench.kafka_through import rate
-from loadtest.bench.one_by_one import figures
+from loadtest.bench.records import growth
+from loadtest.bench.records.kafka_through import rate
 from loadtest.bench.setting import Progress, between, cpu_us_per_query
 from loadtest.bench.sides import Turn
 from loadtest.bench.turns import Medians

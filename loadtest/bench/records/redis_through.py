@@ -18,9 +18,9 @@ from typing_extensions import override
 
 from aggregator.tokenizers.fast_tokenizer import FastTokenizer
 from loadtest.bench.figures import Figure
-from loadtest.bench.kafka_through import rate
 from loadtest.bench.programs import list_puller
 from loadtest.bench.programs.instant_modelserver import MODEL, tokenizer_folder
+from loadtest.bench.records.kafka_through import rate
 from loadtest.bench.setting import PARTITIONS, Plan, Program, Progress, Setting, backlog, texts
 from loadtest.bench.sides import dtype_of
 from loadtest.bench.turns import Medians, in_turns

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 
+from loadtest.bench.engine.forward import Forward, asked
 from loadtest.bench.figures import Figure
-from loadtest.bench.forward import Forward, asked
 from loadtest.bench.setting import Plan
 from loadtest.bench.turns import Medians, in_turns
 

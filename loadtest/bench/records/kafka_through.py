@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from loadtest.bench.engine.forward import asked
 from loadtest.bench.figures import Figure
-from loadtest.bench.forward import asked
 from loadtest.bench.peers import Peer
 from loadtest.bench.setting import REQUESTS, Plan, Program, Progress, Setting, backlog, mean_tokens
 from loadtest.bench.sides import Servers, awake, both_servers, paused

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loadtest.bench import unary_cpu
+from loadtest.bench.calls import unary_cpu
 from loadtest.bench.figures import Figure
 from loadtest.bench.setting import Plan
 from loadtest.bench.sides import Load, Side, both_sides, ratio, timed, usual

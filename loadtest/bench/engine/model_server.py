@@ -14,8 +14,8 @@ from typing import Any
 import grpc
 import numpy as np
 
+from loadtest.bench.engine.forward import Forward, asked
 from loadtest.bench.figures import Figure
-from loadtest.bench.forward import Forward, asked
 from loadtest.bench.setting import Plan
 from loadtest.bench.turns import Medians, in_turns
 from loadtest.processor import cpu_s
