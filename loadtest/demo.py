@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc.aio
 import numpy as np
-from rich.table import Table
+from rich.table import Column, Table
 
 from loadtest.clients import kafka
 from loadtest.clients.grpc import GrpcRun, connected
@@ -170,9 +170,8 @@ def _slowed(server: ModelServer, beside: ThreadPoolExecutor) -> Generator[None]:
 
 def outcomes_table(outcomes: Sequence[Outcome]) -> Table:
     """One row for each part, and the sum."""
-    table = Table("", "questions", "lost", "latency p50", "latency p99")
-    for column in table.columns[1:]:
-        column.justify = "right"
+    titles = ("questions", "lost", "latency p50", "latency p99")
+    table = Table("", *(Column(title, justify="right") for title in titles))
     for outcome in outcomes:
         p50, p99 = np.percentile(outcome.latencies_s, (50, 99)).tolist() if outcome.latencies_s else (None, None)
         table.add_row(outcome.name, f"{outcome.asked:,}", f"{outcome.lost:,}", milliseconds(p50), milliseconds(p99))

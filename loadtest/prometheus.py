@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import urllib.request
 from collections import defaultdict
 from dataclasses import dataclass
 
-_SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{.*\})? (\S+)")
+from prometheus_client.parser import text_string_to_metric_families
+
 _TIMEOUT_S = 10
 
 
@@ -52,8 +52,7 @@ def totals(address: str) -> dict[str, float]:
 def sums(text: str) -> dict[str, float]:
     """Each name's samples added up over all labels; 0 for a name that is not there."""
     added: defaultdict[str, float] = defaultdict(float)
-    for line in text.splitlines():
-        sample = _SAMPLE.match(line)
-        if sample:
-            added[sample[1]] += float(sample[2])
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            added[sample.name] += sample.value
     return added

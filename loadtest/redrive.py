@@ -14,14 +14,13 @@ from datetime import UTC, datetime
 from math import inf
 from pathlib import Path
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from loadtest.clients.dead_letters import Wanted
 from loadtest.clients.kafka_connection import KafkaRunError
 from loadtest.clients.redrive import Redriven, RedrivePlan, redrive
 from loadtest.options import LOST, add_client_option, fail, positive, positive_int
-from loadtest.screen import ERRORS, OUTPUT
+from loadtest.screen import OUTPUT, bars
 from loadtest.stack.addresses import running_stack
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -108,8 +107,7 @@ def moment(text: str) -> float:
 
 @contextmanager
 def _bar(counts: Redriven) -> Generator[Callable[[], None]]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=ERRORS) as progress:
+    with bars() as progress:
         bar = progress.add_task("dead letters read", total=None)
 
         def move() -> None:
@@ -121,9 +119,7 @@ def _bar(counts: Redriven) -> Generator[Callable[[], None]]:
 
 
 def _table(counts: Redriven, done: str) -> Table:
-    table = Table(show_header=False)
-    table.add_column(justify="left")
-    table.add_column(justify="right")
+    table = Table("", Column(justify="right"), show_header=False)
     table.add_row("dead letters read", f"{counts.read:,}")
     table.add_row(done, f"{counts.put_back:,}", style="green")
     for code, count in sorted(counts.codes.items()):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import grpc.aio
 import numpy as np
 import numpy.typing as npt
-from rich.table import Table
+from rich.table import Column, Table
 
 from loadtest.stack.errors import StackError
 from protos.embedding.v1 import embedding_pb2, embedding_pb2_grpc
@@ -150,11 +150,9 @@ def loops_table(retrieval: Retrieval) -> Table:
 
 def runs_table(runs: Sequence[Run]) -> Table:
     """How long users waited for all of their loops, by servers."""
-    table = Table(
-        "servers", title=f"{len(runs[0].retrievals)} users at once, {len(runs[0].retrievals[0].loops)} loops each"
-    )
-    for column in ("loops/s", "end to end p50", "p99"):
-        table.add_column(column, justify="right")
+    title = f"{len(runs[0].retrievals)} users at once, {len(runs[0].retrievals[0].loops)} loops each"
+    figures = (Column(name, justify="right") for name in ("loops/s", "end to end p50", "p99"))
+    table = Table("servers", *figures, title=title)
     for run in runs:
         times = (f"{run.percentile_s(percent):.1f} s" for percent in (50, 99))
         table.add_row(run.servers, f"{run.loops_per_s:.1f}", *times)

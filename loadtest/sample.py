@@ -95,9 +95,7 @@ def _ask(questions: Sequence[str], through_grpc: GrpcRun) -> Summary:
 
 def passages_table(sample: Sample, gain: Gain) -> Table:
     """One column for each way; last what batching buys."""
-    table = Table("")
-    for passage in sample.passages:
-        table.add_column(passage.name, justify="right")
+    table = Table("", *(Column(passage.name, justify="right") for passage in sample.passages))
 
     def row(name: str, cells: Sequence[str]) -> None:
         table.add_row(name, *cells)

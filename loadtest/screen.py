@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from loadtest.tally import Summary, Tally
 
@@ -15,12 +15,28 @@ ERRORS = Console(stderr=True, highlight=False)
 OUTPUT = Console(highlight=False)
 
 
+def bars(*, transient: bool = False) -> Progress:
+    """Bars that are still to be added, each with its name, count and time."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=ERRORS, transient=transient)
+
+
+def plain_table(*titles: str, names: int = 1) -> Table:
+    """A table without a frame: the first `names` columns hold names, all others figures."""
+    columns = [Column(title, no_wrap=True) for title in titles[:names]]
+    return Table(*columns, *(Column(title, justify="right") for title in titles[names:]), box=None, pad_edge=False)
+
+
+def wide(width: int) -> Console:
+    """The output, at least so wide, also where the terminal's width is unknown."""
+    return Console(highlight=False, width=max(OUTPUT.width, width))
+
+
 @contextmanager
 def exchange_bars(tally: Tally, way: str = "") -> Generator[Callable[[], None]]:
     """Two bars, sent and answered; call what it yields to move them. `way` stands before their names."""
     total = len(tally.lines)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=ERRORS) as progress:
+    with bars() as progress:
         sent = progress.add_task(f"{way} sent".lstrip(), total=total)
         answered = progress.add_task("", total=total)
 
@@ -41,9 +57,7 @@ def milliseconds(seconds: float | None) -> str:
 
 def summary_table(summary: Summary) -> Table:
     """A run's summary, one figure a line."""
-    table = Table(show_header=False)
-    table.add_column(justify="left")
-    table.add_column(justify="right")
+    table = Table("", Column(justify="right"), show_header=False)
     table.add_row("queries sent", f"{summary.sent:,}")
     table.add_row("replies", f"{summary.replies:,}")
     table.add_row("lost", f"{summary.lost:,}", style="bold red" if summary.lost else "green")

@@ -4,29 +4,15 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import grpc
 import numpy as np
 import numpy.typing as npt
 
-CODE_NAMES = {
-    0: "OK",
-    1: "CANCELLED",
-    2: "UNKNOWN",
-    3: "INVALID_ARGUMENT",
-    4: "DEADLINE_EXCEEDED",
-    5: "NOT_FOUND",
-    7: "PERMISSION_DENIED",
-    8: "RESOURCE_EXHAUSTED",
-    9: "FAILED_PRECONDITION",
-    11: "OUT_OF_RANGE",
-    12: "UNIMPLEMENTED",
-    13: "INTERNAL",
-    14: "UNAVAILABLE",
-    15: "DATA_LOSS",
-    16: "UNAUTHENTICATED",
-}
+CODE_NAMES: Mapping[int, str] = {code.value[0]: code.name for code in grpc.StatusCode}
 _UNANSWERED = -1
 
 
@@ -102,6 +88,12 @@ class Tally:
         """Of each query that was answered."""
         answered: npt.NDArray[np.float64] = self._latency_s[self._codes != _UNANSWERED]
         return answered
+
+    def record_answers(self, numbers: range, found: Sequence[Answer], now_s: float) -> None:
+        """A request with these queries is answered; missing answers stay missing: they are lost."""
+        for number, answer in zip(numbers, found, strict=False):
+            self.record_answer(number, answer, now_s)
+        self.duplicates += max(0, len(found) - len(numbers))
 
     def record_sent(self, number: int, now_s: float) -> None:
         """Query `number` goes out now."""

@@ -13,7 +13,6 @@ import grpc
 
 from loadtest.clients.messages import NO_WISHES, Wishes, answers, request
 from loadtest.tally import Answer, Tally
-from protos.embedding.v1 import embedding_pb2 as pb
 from protos.embedding.v1 import embedding_pb2_grpc
 
 _MAX_REPLY_BYTES = 256 * 1024 * 1024
@@ -85,18 +84,7 @@ class _Caller:
             response = await self._stub.Embed(message, timeout=self._plan.timeout_s)
         except grpc.aio.AioRpcError as error:
             code: int = error.code().value[0]
-            self._record(numbers, [Answer(code)] * len(numbers))
+            self._tally.record_answers(numbers, [Answer(code)] * len(numbers), time.monotonic())
             return
-        self._check(response, request_id)
-        self._record(numbers, answers(response))
-
-    def _check(self, response: pb.EmbedResponse, request_id: str) -> None:
-        if response.request_id != request_id:
-            self._tally.mismatched += 1
-
-    def _record(self, numbers: range, found: Sequence[Answer]) -> None:
-        """Missing answers stay missing: they are lost."""
-        now_s = time.monotonic()
-        for number, answer in zip(numbers, found, strict=False):
-            self._tally.record_answer(number, answer, now_s)
-        self._tally.duplicates += max(0, len(found) - len(numbers))
+        self._tally.mismatched += response.request_id != request_id
+        self._tally.record_answers(numbers, answers(response), time.monotonic())

@@ -91,9 +91,5 @@ class _Stream:
         self._record(numbers, found)
 
     def _record(self, numbers: range, found: Sequence[Answer]) -> None:
-        """Missing answers stay missing: they are lost."""
-        now_s = time.monotonic()
-        for number, answer in zip(numbers, found, strict=False):
-            self._tally.record_answer(number, answer, now_s)
-        self._tally.duplicates += max(0, len(found) - len(numbers))
+        self._tally.record_answers(numbers, found, time.monotonic())
         self._on_progress()

@@ -44,10 +44,8 @@ async def run(texts: Sequence[str], tally: Tally, plan: OpenAIRun) -> None:
                     tally.record_sent(number, sent_s)
                 async with session.post(plan.url, json={**wanted, "encoding_format": "base64"}) as response:
                     found = (await response.json())["data"]
-                now_s = time.monotonic()
-                for number, each in zip(numbers, found, strict=True):
-                    vector = np.frombuffer(b64decode(each["embedding"]), "<f4")
-                    tally.record_answer(number, Answer(0, vector), now_s)
+                vectors = [np.frombuffer(b64decode(each["embedding"]), "<f4") for each in found]
+                tally.record_answers(numbers, [Answer(0, vector) for vector in vectors], time.monotonic())
 
         async with asyncio.TaskGroup() as tasks:
             for worker in range(plan.concurrency):

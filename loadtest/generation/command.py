@@ -14,7 +14,7 @@ from loadtest.generation.limits import ByPaper, BySla
 from loadtest.generation.live import show
 from loadtest.generation.memory_and_sla import TABLE_1, TABLE_2, SlaLimit, figure_3, table_1, table_2
 from loadtest.options import fail
-from loadtest.screen import OUTPUT
+from loadtest.screen import OUTPUT, plain_table
 from loadtest.stack.errors import StackError
 
 _FORMS: dict[str, SlaLimit] = {"paper": ByPaper, "ours": BySla}
@@ -53,17 +53,9 @@ def _measure(options: argparse.Namespace) -> int:
     return 0
 
 
-def _table(*titles: str) -> Table:
-    table = Table(box=None, pad_edge=False)
-    table.add_column(titles[0], no_wrap=True)
-    for title in titles[1:]:
-        table.add_column(title, justify="right")
-    return table
-
-
 def _table_1(options: argparse.Namespace) -> Table:
     titles = ("printed fixed", "dynamic", "gain", "here dynamic", "gain", "at once fixed", "dynamic")
-    table = _table("tokens/s of model, prompt, output", *titles)
+    table = plain_table("tokens/s of model, prompt, output", *titles)
     for row in TABLE_1:
         found = table_1(row, options.seed)
         table.add_row(
@@ -81,7 +73,7 @@ def _table_1(options: argparse.Namespace) -> Table:
 
 def _table_2(options: argparse.Namespace) -> Table:
     titles = ("printed fixed", "dynamic", "gain", "here fixed", "dynamic", "gain", "at once fixed", "dynamic")
-    table = _table("queries/s of model, prompt, output", *titles)
+    table = plain_table("queries/s of model, prompt, output", *titles)
     for row in TABLE_2:
         found = table_2(row, _FORMS[options.form], options.seed)
         table.add_row(
@@ -99,21 +91,21 @@ def _table_2(options: argparse.Namespace) -> Table:
 
 
 def _figure_3(options: argparse.Namespace) -> Table:
-    table = _table("requests at once", "ms a step", "tokens/s")
+    table = plain_table("requests at once", "ms a step", "tokens/s")
     for batch, step_ms, tokens_per_s in figure_3(seed=options.seed):
         table.add_row(str(batch), f"{step_ms:.1f}", f"{tokens_per_s:.0f}")
     return table
 
 
 def _lengths(options: argparse.Namespace) -> Table:
-    table = _table("tokens/s by the longest output", *map(str, MOST))
+    table = plain_table("tokens/s by the longest output", *map(str, MOST))
     for way in Way:
         table.add_row(way.value, *(f"{throughput(way, most, options.seed).tokens_per_s:.0f}" for most in MOST))
     return table
 
 
 def _latency(_: argparse.Namespace) -> Table:
-    table = _table("seconds a request", "1/s: p50", "p90", "4/s: p50", "p90")
+    table = plain_table("seconds a request", "1/s: p50", "p90", "4/s: p50", "p90")
     for way in Way:
         found = [latency(way, rate) for rate in (1.0, 4.0)]
         table.add_row(way.value, *(f"{value:.1f}" for one in found for value in (one.p50_s, one.p90_s)))
@@ -121,7 +113,9 @@ def _latency(_: argparse.Namespace) -> Table:
 
 
 def _conversations(options: argparse.Namespace) -> Table:
-    table = _table("users", "by prefix", "at once", "first token: p50 s", "p99 s", "tokens/s", "of prompts computed")
+    table = plain_table(
+        "users", "by prefix", "at once", "first token: p50 s", "p99 s", "tokens/s", "of prompts computed"
+    )
     for load in LOADS:
         for by_prefix, at_once in ((False, False), (False, True), (True, False), (True, True)):
             found = converse(load, by_prefix=by_prefix, at_once=at_once, seed=options.seed)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import mean
 
-from rich.console import Console
 from rich.table import Table
 
 from loadtest.mixed import orthrus, small_server
@@ -17,10 +16,9 @@ from loadtest.mixed.server import Task
 from loadtest.options import fail
 from loadtest.report.plots import draw_alone
 from loadtest.report.section import Plot
-from loadtest.screen import OUTPUT
+from loadtest.screen import plain_table, wide
 
 _WIDTH = 150
-"""Of the table where the terminal's is unknown, or less."""
 _PERCENTS = (50, 99)
 Shown = tuple[Table, Plot | None]
 
@@ -39,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """The exit code: 0, or 2 when it could not be done."""
     table, plot = _SHOWN[options.what](options.seed)
-    Console(highlight=False, width=max(OUTPUT.width, _WIDTH)).print(table)
+    wide(_WIDTH).print(table)
     if options.plot is None:
         return 0
     if plot is None:
@@ -51,20 +49,12 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _table(*titles: str) -> Table:
-    table = Table(box=None, pad_edge=False)
-    table.add_column(titles[0], no_wrap=True)
-    for title in titles[1:]:
-        table.add_column(title, justify="right")
-    return table
-
-
 def _shares(seed: int) -> Shown:
     found = {
         fleet.name: [(share, orthrus.throughput(fleet, share, seed)) for share in orthrus.SHARES]
         for fleet in orthrus.FLEETS
     }
-    table = _table("normalized requests/s: generations", *found)
+    table = plain_table("normalized requests/s: generations", *found)
     for place, share in enumerate(orthrus.SHARES):
         table.add_row(f"{share:.0%}", *(f"{points[place][1]:.1f}" for points in found.values()))
     return table, by_share(found)
@@ -72,7 +62,7 @@ def _shares(seed: int) -> Shown:
 
 def _table_1(seed: int) -> Shown:
     columns = ("split 1:3", "mixed", "gain", "split 1:3", "mixed", "gain", "split, embedding as printed", "gain")
-    table = _table("normalized requests/s: generations", *columns)
+    table = plain_table("normalized requests/s: generations", *columns)
     table.add_row("", "(printed)", "", "", "(here)")
     for row in orthrus.TABLE_1:
         printed_split, printed = (orthrus.normalized(*pair) for pair in (row.split, row.mixed))
@@ -90,7 +80,7 @@ def _table_1(seed: int) -> Shown:
 
 
 def _latency(_: int) -> Shown:
-    table = _table("seconds, all at once", "embeddings p50", "p99", "generations p50", "p99", "busy")
+    table = plain_table("seconds, all at once", "embeddings p50", "p99", "generations p50", "p99", "busy")
     for fleet in orthrus.FLEETS:
         found = orthrus.at_once(fleet)
         seconds = (found.percentile_s(task, percent) for task in Task for percent in _PERCENTS)
@@ -103,7 +93,7 @@ def _phases(seed: int) -> Shown:
     slower = [orthrus.phase(orthrus.SPLIT_1_3, share, seed, orthrus.TABLE_1[0].split[0]) for share in orthrus.PHASES]
     found["split 1:3, embedding as printed"] = slower
     titles = (f"{share:.0%} generations" for share in orthrus.PHASES)
-    table = _table("seconds of 1,000 requests", *titles, "mean", "busy")
+    table = plain_table("seconds of 1,000 requests", *titles, "mean", "busy")
     for name, phases in found.items():
         seconds = [each.seconds for each in phases]
         busy = sum(each.busy * each.seconds for each in phases) / sum(seconds)
@@ -113,7 +103,7 @@ def _phases(seed: int) -> Shown:
 
 def _policies(seed: int) -> Shown:
     titles = ("requests/s", "embeddings p50 ms", "p99", "first token p50 ms", "p99", "between tokens p50 ms", "p99")
-    table = _table("clients, generations, policy", *titles)
+    table = plain_table("clients, generations, policy", *titles)
     for clients in small_server.CLIENTS:
         for share in small_server.SHARES:
             for fleet in small_server.FLEETS:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from aggregator.errors import TokenbatchError
@@ -20,7 +19,7 @@ from loadtest.plan.arrivals_file import Recorded, read
 from loadtest.plan.chart import scaling
 from loadtest.report.plots import draw_column
 from loadtest.report.section import Plot, Series
-from loadtest.screen import OUTPUT
+from loadtest.screen import OUTPUT, plain_table, wide
 from loadtest.simulate.curves import find
 from loadtest.simulate.load import Drawn, Replayed
 from loadtest.simulate.outcome import Outcome
@@ -153,7 +152,7 @@ def _say(recorded: Recorded, scenario: Scenario, ways: Sequence[Way], options: a
         + (" (a guess: the file tells no lengths)" if recorded.guessed else ""),
         highlight=False,
     )
-    Console(highlight=False, width=max(OUTPUT.width, _WIDTH)).print(_table(ways, scenario.slo_s, options.cost_per_hour))
+    wide(_WIDTH).print(_table(ways, scenario.slo_s, options.cost_per_hour))
     options.plot.write_text(_plot(ways[0], _best(ways)), encoding="utf-8")
     OUTPUT.print(
         f"pods over time: {options.plot}\n\n{_advice(ways, scenario)}", highlight=False, markup=False, soft_wrap=True
@@ -166,11 +165,8 @@ def _best(ways: Sequence[Way]) -> Way:
 
 
 def _table(ways: Sequence[Way], slo_s: float, cost: float | None) -> Table:
-    shown = Table(box=None, pad_edge=False)
-    shown.add_column("", no_wrap=True)
     costs = [] if cost is None else ["cost"]
-    for title in ("replicas", "peak", "pod hours", *costs, f"in {1000 * slo_s:g} ms", "p50 ms", "p99 ms"):
-        shown.add_column(title, justify="right", no_wrap=True)
+    shown = plain_table("", "replicas", "peak", "pod hours", *costs, f"in {1000 * slo_s:g} ms", "p50 ms", "p99 ms")
     for way in ways:
         one, hours = way.outcome, way.outcome.pod_s / 3600
         shown.add_row(

@@ -7,15 +7,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
 from loadtest.options import fail
 from loadtest.report.control import CONTROL_SECTIONS
 from loadtest.report.load import LOAD_SECTIONS, Effort
 from loadtest.report.mixed import MIXED_SECTIONS
 from loadtest.report.page import page
 from loadtest.report.section import Section
-from loadtest.screen import ERRORS, OUTPUT
+from loadtest.screen import OUTPUT, bars
 from loadtest.simulate.pool import Pool
 
 _SECTIONS = {**LOAD_SECTIONS, **CONTROL_SECTIONS, **MIXED_SECTIONS}
@@ -54,8 +52,7 @@ def run(options: argparse.Namespace) -> int:
 def _sections(names: Sequence[str], effort: Effort) -> list[Section]:
     """The sections in turn, each with all cores; two bars show how far it is."""
     sections: list[Section] = []
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=ERRORS) as progress:
+    with bars() as progress:
         whole = progress.add_task("sections", total=len(names))
         pieces = progress.add_task("simulations", total=None)
         with Pool(noted=lambda done, asked: progress.update(pieces, completed=done, total=asked)) as pool:

@@ -9,12 +9,10 @@ from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
 from statistics import mean
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from loadtest.options import fail
-from loadtest.screen import ERRORS, OUTPUT
+from loadtest.screen import bars, plain_table, wide
 from loadtest.simulate import cases
 from loadtest.simulate.core_aggregator import Mechanism
 from loadtest.simulate.curves import find
@@ -127,10 +125,7 @@ def bears_on(mechanism: Mechanism, scenario: Scenario) -> bool:
 
 def policies(mechanism: Mechanism) -> tuple[Policy, Policy]:
     """With the mechanism, and without it."""
-    return (
-        Policy(Kind.OURS),
-        Policy(Kind.OURS, without=frozenset({mechanism})),
-    )
+    return Policy(Kind.OURS), Policy(Kind.OURS, without=frozenset({mechanism}))
 
 
 class Runs:
@@ -184,12 +179,10 @@ def trials(chosen: Sequence[Case], mechanisms: Sequence[Mechanism], runs: Runs, 
 
 def means(runs: Sequence[Run]) -> tuple[float, float, float, float]:
     """p50 and p99 in seconds, answers a second, share in time, each the mean over the seeds."""
-    return (
-        mean(run.p50_s for run in runs),
-        mean(run.p99_s for run in runs),
-        mean(run.throughput for run in runs),
-        mean(run.in_time for run in runs),
+    p50_s, p99_s, throughput, in_time = zip(
+        *((one.p50_s, one.p99_s, one.throughput, one.in_time) for one in runs), strict=True
     )
+    return mean(p50_s), mean(p99_s), mean(throughput), mean(in_time)
 
 
 def _parsed(row: Mapping[str, str], file: Path) -> Run:
@@ -201,7 +194,6 @@ def _parsed(row: Mapping[str, str], file: Path) -> Run:
 
 
 _WIDTH = 190
-"""Of the table where the terminal's is unknown, or less."""
 COLUMNS = (
     "mechanism", "case", "seeds", "p50 ms", "without", "p99 ms", "without", "answers/s", "without", "in time %",
     "without", "p99 gain %", "±", "in time/s gain %", "±", "verdict",
@@ -234,10 +226,9 @@ def run(options: argparse.Namespace) -> int:
     ]
     count = sum(case.bears_on(mechanism) for case in chosen for mechanism in mechanisms)
     found: list[Trial] = []
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     try:
         runs = Runs(options.runs)
-        with Progress(*columns, console=ERRORS, transient=True) as progress, Pool(options.processes) as pool:
+        with bars(transient=True) as progress, Pool(options.processes) as pool:
             bar = progress.add_task("", total=count)
             for trial in trials(chosen, mechanisms, runs, pool):
                 found.append(trial)
@@ -247,7 +238,7 @@ def run(options: argparse.Namespace) -> int:
             _write(options.out, found)
     except (OSError, ValueError) as error:
         return fail("ablate", error)
-    console = Console(highlight=False, width=max(OUTPUT.width, _WIDTH))
+    console = wide(_WIDTH)
     console.print(table(found))
     for mechanism in mechanisms:
         console.print(f"{mechanism.value}: {verdict([trial for trial in found if trial.mechanism is mechanism])}")
@@ -273,9 +264,7 @@ def verdict(found: Sequence[Trial]) -> str:
 
 def table(found: Sequence[Trial]) -> Table:
     """One row for each mechanism and case."""
-    shown = Table(box=None, pad_edge=False)
-    for title in COLUMNS:
-        shown.add_column(title, justify="left" if title in {"mechanism", "case"} else "right", no_wrap=True)
+    shown = plain_table(*COLUMNS, names=2)
     for trial in found:
         shown.add_row(*cells(trial))
     return shown

@@ -9,11 +9,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from loadtest.options import fail, positive, positive_int
-from loadtest.screen import ERRORS, OUTPUT
+from loadtest.screen import ERRORS, plain_table, wide
 from loadtest.simulate import cases
 from loadtest.simulate.core_aggregator import Mechanism
 from loadtest.simulate.outcome import Outcome
@@ -23,7 +22,6 @@ from loadtest.simulate.simulation import simulate
 from loadtest.simulate.sweep import best
 
 _WIDTH = 110
-"""Of the table where the terminal's is unknown, or less."""
 _SHORT_WARM_UP = 0.1
 """Of a run too short for the case's own."""
 _LONG: dict[str, Callable[[], Scenario]] = {
@@ -85,17 +83,14 @@ def run(options: argparse.Namespace) -> int:
             options.json.write_text("".join(outcome.to_json() + "\n" for outcome in outcomes), encoding="utf-8")
     except (OSError, ValueError) as error:
         return fail("simulate", error)
-    Console(highlight=False, width=max(OUTPUT.width, _WIDTH)).print(table(outcomes))
+    wide(_WIDTH).print(table(outcomes))
     return 0
 
 
 def table(outcomes: Iterable[Outcome]) -> Table:
     """One row a run."""
-    shown = Table(box=None, pad_edge=False)
-    shown.add_column("case", no_wrap=True)
-    shown.add_column("policy", no_wrap=True)
-    for title in ("seed", "arrived", "in time", "qps", "p50 ms", "p90 ms", "p99 ms", "batch tokens", "busy"):
-        shown.add_column(title, justify="right")
+    titles = ("seed", "arrived", "in time", "qps", "p50 ms", "p90 ms", "p99 ms", "batch tokens", "busy")
+    shown = plain_table("case", "policy", *titles, names=2)
     for one in outcomes:
         times = (f"{1000 * value:.1f}" for value in (one.p50_s, one.p90_s, one.p99_s))
         shown.add_row(

@@ -11,12 +11,8 @@ from math import isfinite
 from pathlib import Path
 from statistics import mean, stdev
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
-
 from loadtest.options import fail, positive
-from loadtest.screen import ERRORS, OUTPUT
+from loadtest.screen import bars, plain_table, wide
 from loadtest.simulate import cases
 from loadtest.simulate.curves import find
 from loadtest.simulate.outcome import Outcome
@@ -111,7 +107,6 @@ def compare(scenario: Scenario, policies: Iterable[Policy], seeds: Sequence[int]
 
 
 _WIDTH = 170
-"""Of the table where the terminal's is unknown, or less."""
 COLUMNS = (
     "case", "policy", "setting", "seeds", "in time %", "±", "in time/s", "±", "p50 ms", "±", "p99 ms", "±", "chosen",
 )  # fmt: skip
@@ -136,11 +131,9 @@ def run(options: argparse.Namespace) -> int:
     """The exit code: 0, or 2 when it could not be done."""
     seeds = range(1, options.seeds + 1)
     rows: list[tuple[str, ...]] = []
-    shown = Table(box=None, pad_edge=False)
-    for title in ("case", "policy", "in time/s", "p50 ms", "p99 ms", "beyond ours: in time/s", "p50 ms", "p99 ms"):
-        shown.add_column(title, justify="left" if title in {"case", "policy"} else "right", no_wrap=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=ERRORS, transient=True) as progress:
+    titles = ("in time/s", "p50 ms", "p99 ms", "beyond ours: in time/s", "p50 ms", "p99 ms")
+    shown = plain_table("case", "policy", *titles, names=2)
+    with bars(transient=True) as progress:
         bar = progress.add_task("", total=None)
         with Pool(noted=lambda done, asked: progress.update(bar, completed=done, total=asked)) as pool:
             for name in options.case:
@@ -160,7 +153,7 @@ def run(options: argparse.Namespace) -> int:
                 writer.writerows(rows)
     except OSError as error:
         return fail("sweep", error)
-    Console(highlight=False, width=max(OUTPUT.width, _WIDTH)).print(shown)
+    wide(_WIDTH).print(shown)
     return 0
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from rich.table import Table
 
 from loadtest.options import fail, positive, positive_int
-from loadtest.screen import ERRORS, OUTPUT
+from loadtest.screen import ERRORS, OUTPUT, plain_table
 from loadtest.simulate.cases import capacity
 from loadtest.simulate.curves import find, step_times
 from loadtest.simulate.load import Lengths
@@ -140,9 +140,8 @@ def _repeat(
 
 def table(rows: Sequence[Row]) -> Table:
     """One row a load, in milliseconds."""
-    shown = Table(box=None, pad_edge=False)
-    for title in ("load", "queries/s", "live p50", "of", "simulated", "off", "", "live p99", "simulated", ""):
-        shown.add_column(title, justify="right")
+    titles = ("load", "queries/s", "live p50", "of", "simulated", "off", "", "live p99", "simulated", "")
+    shown = plain_table(*titles)
     for one in rows:
         p50s, p99s = sorted(repeat.p50_s for repeat in one.live), sorted(repeat.p99_s for repeat in one.live)
         shown.add_row(

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from loadtest.report.plots import draw_alone
 from loadtest.report.section import Plot, Series
+from loadtest.screen import plain_table
 from loadtest.stack.program import output_of
 from loadtest.texts.smollm2 import smollm2
 
@@ -59,9 +60,7 @@ def with_gains(rows: Sequence[Row]) -> list[Row]:
 
 def table(what: str, rows: Sequence[Row]) -> Table:
     """A line for each way and setting."""
-    shown = Table(box=None, pad_edge=False)
-    for name in COLUMNS[what]:
-        shown.add_column(name, justify="left" if name in {"way", "model"} else "right")
+    shown = plain_table(*COLUMNS[what])
     for row in rows:
         shown.add_row(*(_text(name, row[name]) for name in COLUMNS[what]))
     return shown
