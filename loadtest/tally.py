@@ -12,7 +12,7 @@ import grpc
 import numpy as np
 import numpy.typing as npt
 
-CODE_NAMES: Mapping[int, str] = {code.value[0]: code.name for code in grpc.StatusCode}
+_CODE_NAMES: Mapping[int, str] = {code.value[0]: code.name for code in grpc.StatusCode}
 _UNANSWERED = -1
 
 
@@ -126,7 +126,7 @@ class Tally:
             lost=self.sent - self.replies,
             duplicates=self.duplicates,
             mismatched=self.mismatched,
-            errors={CODE_NAMES.get(code, str(code)): count for code, count in sorted(self.errors.items())},
+            errors={_CODE_NAMES.get(code, str(code)): count for code, count in sorted(self.errors.items())},
             latency_s=_percentiles(self.latencies_s),
             duration_s=duration_s,
             queries_per_s=self.replies * per_s,

@@ -14,6 +14,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from k8s.process import heap
+from k8s.process.grpc_port import add_port
 from k8s.process.telemetry import Telemetry
 from modelserver.engines.choice import tasks_of
 from modelserver.engines.engine import Engine, Generator, Task
@@ -30,7 +31,7 @@ from modelserver.scheduler.merge import Composition
 from modelserver.scheduler.queued_batch import StepReport
 from modelserver.scheduler.step_queue import StepQueue
 from modelserver.service.description import Description, describe
-from modelserver.service.servicer import ModelServerServicer, Serving, tokenizer_chunks
+from modelserver.service.servicer import ModelServerServicer, Serving
 from modelserver.service.tracing import batch_spans, no_span
 from modelserver.settings import ModelServerSettings
 from modelserver.startup import EngineStart, keep_profile, queue_bounds
@@ -59,7 +60,7 @@ class Server:
         self._metrics = Metrics(telemetry.meter, lambda: self._queue.queued_tokens)
         self._servicer = ModelServerServicer(
             self._serving,
-            tokenizer_chunks(files.tokenizer),
+            files.tokenizer,
             self._metrics.refused,
             batch_spans(telemetry.tracer) if telemetry.traces else no_span,
         )
@@ -144,13 +145,9 @@ class Server:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable(server, (_SERVICE, health.SERVICE_NAME))
         await self._set_health(serving=False)
-        bind = self._settings.grpc.bind
-        try:
-            port = server.add_insecure_port(bind)
-        except RuntimeError as error:
-            raise CannotStart(f"gRPC cannot be served on {bind}: {error}") from error
+        address = add_port(server, "grpc.bind", self._settings.grpc.bind)
         await server.start()
-        return server, port
+        return server, int(address.rpartition(":")[2])
 
     async def _drain(self, server: grpc.aio.Server) -> None:
         """Set health to NOT_SERVING, refuse new work, finish what was accepted, then close the port."""

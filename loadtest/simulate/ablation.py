@@ -179,10 +179,9 @@ def trials(chosen: Sequence[Case], mechanisms: Sequence[Mechanism], runs: Runs, 
 
 def means(runs: Sequence[Run]) -> tuple[float, float, float, float]:
     """p50 and p99 in seconds, answers a second, share in time, each the mean over the seeds."""
-    p50_s, p99_s, throughput, in_time = zip(
-        *((one.p50_s, one.p99_s, one.throughput, one.in_time) for one in runs), strict=True
-    )
-    return mean(p50_s), mean(p99_s), mean(throughput), mean(in_time)
+    figures = ((run.p50_s, run.p99_s, run.throughput, run.in_time) for run in runs)
+    p50_s, p99_s, throughput, in_time = map(mean, zip(*figures, strict=True))
+    return p50_s, p99_s, throughput, in_time
 
 
 def _parsed(row: Mapping[str, str], file: Path) -> Run:

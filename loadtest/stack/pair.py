@@ -12,7 +12,6 @@ from pathlib import Path
 from loadtest.stack.service import FOR_WHOLE_TEXTS, ModelServer, without_kafka
 
 _TASKS = ("embed", "generate")
-_START_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +39,7 @@ def split_pair(folder: Path, model_path: str) -> Generator[Pair]:
             settings = {"MODEL__TASK": task, "MODEL__NAME": task, **FOR_WHOLE_TEXTS}
             log_file = folder / "logs" / f"{task}.log"
             server = ModelServer(log_file, model_path=model_path, settings=settings, environment=environment)
-            running.callback(server.stop)
-            server.start(_START_S)
+            running.enter_context(server)
             models.append({"name": task, "servers": [server.address]})
         front = without_kafka(
             folder / "logs" / "split-aggregator.log", model="", servers=[], settings={"MODELS": json.dumps(models)}

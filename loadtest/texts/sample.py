@@ -10,9 +10,9 @@ from typing import Any
 
 import grpc.aio
 import numpy as np
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from rich.table import Column, Table
 
+from loadtest.clients.kafka_connection import connected
 from protos.generation.v1 import generation_pb2 as pb
 from protos.generation.v1 import generation_pb2_grpc as pb_grpc
 
@@ -95,31 +95,23 @@ async def _ask(stub: pb_grpc.GenerationAsyncStub, question: str, show: Callable[
 
 
 async def _through_kafka(questions: Sequence[str], bootstrap: str, client: Mapping[str, Any]) -> Passage:
-    consumer: Any = AIOKafkaConsumer(REPLY_TOPIC, bootstrap_servers=bootstrap, **client)
-    producer = AIOKafkaProducer(bootstrap_servers=bootstrap, **client)
-    await consumer.start()
-    await producer.start()
-    try:
-        await consumer.seek_to_end()
+    async with connected(bootstrap, REQUEST_TOPIC, REPLY_TOPIC, client) as connection:
         began_s = time.monotonic()
-        for number, question in enumerate(questions):
-            request = _request(question)
-            request.request_id = f"question-{number}-{began_s}"
-            await producer.send(REQUEST_TOPIC, request.SerializeToString())
         told = {f"question-{number}-{began_s}": question for number, question in enumerate(questions)}
+        for request_id, question in told.items():
+            request = _request(question)
+            request.request_id = request_id
+            await connection.producer.send(REQUEST_TOPIC, request.SerializeToString())
         answers: list[Answered] = []
         async with asyncio.timeout(_TIMEOUT_S):
             while len(answers) < len(questions):
-                record = await consumer.getone()
-                reply = pb.GenerateResponse.FromString(record.value)
+                record = await connection.consumer.getone()
+                reply = pb.GenerateResponse.FromString(record.value or b"")
                 if reply.request_id in told:
                     first_s = reply.timings.first_token.ToMilliseconds() / 1000
                     tokens = reply.usage.completion_tokens
                     answers.append(Answered(told[reply.request_id], reply.text, tokens, first_s, ()))
         return Passage("Kafka, all at once", answers, time.monotonic() - began_s)
-    finally:
-        await producer.stop()
-        await consumer.stop()
 
 
 def _request(question: str) -> pb.GenerateRequest:

@@ -20,7 +20,7 @@ import numpy as np
 from modelserver.profile.measure import Profile, backlog_tokens, batch_sizes, production_mix
 from modelserver.scheduler.step_queue import StepQueue
 from modelserver.service.description import Description
-from modelserver.service.servicer import ModelServerServicer, Serving, tokenizer_chunks
+from modelserver.service.servicer import ModelServerServicer, Serving
 from protos.modelserver.v1 import modelserver_pb2 as pb
 from protos.modelserver.v1 import modelserver_pb2_grpc as pb_grpc
 
@@ -87,7 +87,7 @@ async def _server(queue: StepQueue, description: Description) -> AsyncGenerator[
     """The service on a second port, on this machine only, while the real one still reports that it is not ready."""
     unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
     server = grpc.aio.server(options=unlimited)
-    servicer = ModelServerServicer(Serving(queue, description), tokenizer_chunks({}), lambda *_: None)
+    servicer = ModelServerServicer(Serving(queue, description), {}, lambda *_: None)
     pb_grpc.add_ModelServerServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

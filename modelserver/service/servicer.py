@@ -43,11 +43,14 @@ class ModelServerServicer(pb_grpc.ModelServerServicer):
     def __init__(
         self,
         serving: Serving,
-        tokenizer: Callable[[], AsyncIterator[pb.TokenizerChunk]],
+        tokenizer: Mapping[str, bytes],
         on_refused: Callable[[grpc.StatusCode, int], None],
         batch_span: BatchSpan = no_span,
     ) -> None:
-        """`on_refused` is called with the code of each refused or failed batch (count 0) and of each refused query."""
+        """`on_refused` is called with the code of each refused or failed batch (count 0) and of each refused query.
+
+        `tokenizer`: its files, name to content.
+        """
         self._serving = serving
         self._tokenizer = tokenizer
         self._on_refused = on_refused
@@ -97,8 +100,10 @@ class ModelServerServicer(pb_grpc.ModelServerServicer):
     async def GetTokenizer(
         self, request: pb.GetTokenizerRequest, context: _Context
     ) -> AsyncIterator[pb.TokenizerChunk]:
-        async for chunk in self._tokenizer():
-            yield chunk
+        """The files in the order of names, each in chunks; an empty file is one chunk."""
+        for name, data in sorted(self._tokenizer.items()):
+            for start in range(0, max(1, len(data)), _CHUNK_BYTES):
+                yield pb.TokenizerChunk(file_name=name, data=data[start : start + _CHUNK_BYTES])
 
     async def _embed(self, request: pb.EmbedBatchRequest, context: _Context) -> pb.EmbedBatchResponse:
         queue, description = self._serving.queue, self._serving.description
@@ -147,17 +152,6 @@ async def _run(queue: StepQueue, batch: batches.Batch, remaining_s: float | None
     if isinstance(outcome, ModelServerError):
         raise outcome
     return outcome
-
-
-def tokenizer_chunks(files: Mapping[str, bytes]) -> Callable[[], AsyncIterator[pb.TokenizerChunk]]:
-    """A stream of the files (name to content), in the order of names, each in chunks; an empty file is one chunk."""
-
-    async def chunks() -> AsyncIterator[pb.TokenizerChunk]:
-        for name, data in sorted(files.items()):
-            for start in range(0, max(1, len(data)), _CHUNK_BYTES):
-                yield pb.TokenizerChunk(file_name=name, data=data[start : start + _CHUNK_BYTES])
-
-    return chunks
 
 
 def _check_model(request: pb.EmbedBatchRequest, description: Description) -> None:

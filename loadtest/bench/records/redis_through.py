@@ -13,7 +13,6 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from typing_extensions import override
 
 from aggregator.tokenizers.fast_tokenizer import FastTokenizer
@@ -21,9 +20,10 @@ from loadtest.bench.figures import Figure
 from loadtest.bench.programs import list_puller
 from loadtest.bench.programs.instant_modelserver import MODEL, tokenizer_folder
 from loadtest.bench.records.kafka_through import rate
-from loadtest.bench.setting import PARTITIONS, Plan, Program, Progress, Setting, backlog, texts
+from loadtest.bench.setting import Plan, Program, Progress, Setting, backlog, texts
 from loadtest.bench.sides import dtype_of
 from loadtest.bench.turns import Medians, in_turns
+from loadtest.clients.kafka_connection import connected
 from loadtest.clients.messages import NO_WISHES, request
 from loadtest.processor import cpu_s
 from loadtest.stack.errors import StackError
@@ -75,20 +75,15 @@ class OfKafka(Side):
             return asyncio.run(self._ask(requests, replies, count))
 
     async def _ask(self, requests: str, replies: str, count: int) -> list[float]:
-        bootstrap, found = self._setting.bootstrap, list[float]()
-        async with AIOKafkaProducer(bootstrap_servers=bootstrap) as producer:
-            consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, fetch_max_wait_ms=5000)
-            async with consumer:
-                places = [TopicPartition(replies, number) for number in range(PARTITIONS)]
-                consumer.assign(places)
-                await consumer.seek_to_end(*places)
-                for number, text in enumerate(texts(count)):
-                    value = request([text], f"one-{number}", NO_WISHES).SerializeToString()
-                    began_s = time.perf_counter()
-                    await producer.send(requests, value, key=str(number).encode())
-                    async with asyncio.timeout(_TIMEOUT_S):
-                        await consumer.getone()
-                    found.append(time.perf_counter() - began_s)
+        found: list[float] = []
+        async with connected(self._setting.bootstrap, requests, replies, {}) as connection:
+            for number, text in enumerate(texts(count)):
+                value = request([text], f"one-{number}", NO_WISHES).SerializeToString()
+                began_s = time.perf_counter()
+                await connection.producer.send(requests, value, key=str(number).encode())
+                async with asyncio.timeout(_TIMEOUT_S):
+                    await connection.consumer.getone()
+                found.append(time.perf_counter() - began_s)
         return found
 
 

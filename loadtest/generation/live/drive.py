@@ -15,38 +15,8 @@ from typing import Protocol
 import numpy as np
 
 from loadtest.generation.work import Work
+from modelserver.engines.engine import EngineLoad, NewTokens, StepLoad
 from protos.modelserver.v1 import modelserver_pb2 as pb
-
-
-class NewTokens(Protocol):
-    """What a sequence gained in a step."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def token_ids(self) -> Sequence[int]: ...
-
-
-class StepLoad(Protocol):
-    """What a step held."""
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Of sequences that do not decode yet."""
-        ...
-
-    @property
-    def decoding(self) -> int: ...
-
-
-class EngineLoad(Protocol):
-    """What the engine holds."""
-
-    @property
-    def decoding(self) -> int:
-        """Sequences whose prompt is computed."""
-        ...
 
 
 class Engine(Protocol):

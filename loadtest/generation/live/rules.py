@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from loadtest.generation.live.drive import Rule, StepLoad
+from loadtest.generation.live.drive import Rule
 from loadtest.generation.paper_sla import PaperController, PaperPolicy
-from modelserver.engines.engine import StepLoad as Load
+from modelserver.engines.engine import StepLoad
 from modelserver.scheduler.memory import MemoryForm, MemoryLimit
 from modelserver.scheduler.step_tokens import StepCost, StepTokens
 
@@ -42,7 +42,7 @@ class BySla:
         return self._rule.tokens(decoding), max(running, self._rule.sequences())
 
     def stepped(self, load: StepLoad, took_s: float) -> None:
-        self._rule.observe(Load(load.prompt_tokens, load.decoding), took_s)
+        self._rule.observe(load, took_s)
 
     def finished(self, prompt_tokens: int, new_tokens: int) -> None:
         """Lengths do not matter here."""

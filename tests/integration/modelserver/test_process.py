@@ -210,7 +210,7 @@ def test_a_busy_port_is_named() -> None:
         port = taken.getsockname()[1]
         ended = run(**synthetic(GRPC__BIND=f"127.0.0.1:{port}"))
     assert ended.returncode == 2
-    assert f"gRPC cannot be served on 127.0.0.1:{port}" in ended.stderr
+    assert f"grpc.bind 127.0.0.1:{port} cannot be bound" in ended.stderr
 
 
 def test_bind_on_the_command_line_has_the_last_word() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from loadtest.generation.live.drive import Fixed, Measured, Static, drive
 from loadtest.generation.work import Work, at_once
-from modelserver.engines.engine import NewTokens, StepLoad
+from modelserver.engines.engine import EngineLoad, NewTokens, StepLoad
 from protos.modelserver.v1 import modelserver_pb2 as pb
 
 
@@ -28,8 +28,8 @@ class Engine:
         return min(len(self.left), self.sequences)
 
     @property
-    def load(self) -> StepLoad:
-        return StepLoad(0, sum(not prompt for prompt, _ in list(self.left.values())[: self.sequences]))
+    def load(self) -> EngineLoad:
+        return EngineLoad(sum(not prompt for prompt, _ in list(self.left.values())[: self.sequences]))
 
     @property
     def has_work(self) -> bool:
