@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 import numpy as np
 
-from loadtest.bench.engine.forward import Forward, asked
+from loadtest.bench.asked import Asked, asked
 from loadtest.bench.figures import Figure
 from loadtest.bench.setting import Plan
 from loadtest.bench.turns import Medians, in_turns
@@ -104,7 +104,7 @@ class Server:
         assert np.isfinite(matrix).all(), "vectors are not finite. This is a bug."
 
 
-def _turn(side: Forward | Server, steps: int, _: int) -> Turn:
+def _turn(side: Asked | Server, steps: int, _: int) -> Turn:
     before_s = cpu_s(side.pid)
     wall_s = side.seconds(steps)
     return Turn(wall_s, max(_TICK_S, cpu_s(side.pid) - before_s))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 
-from loadtest.bench.engine.forward import Forward, asked
+from loadtest.bench.asked import Asked, asked
 from loadtest.bench.figures import Figure
 from loadtest.bench.setting import Plan
 from loadtest.bench.turns import Medians, in_turns
@@ -27,7 +27,7 @@ def measure(plan: Plan) -> list[Figure]:
     turns = plan.repeats * _TURNS_PER_REPEAT
     with ExitStack() as stack:
 
-        def start(name: str, *command: str) -> Forward:
+        def start(name: str, *command: str) -> Asked:
             return stack.enter_context(asked(command, plan.folder / f"{name}.log"))
 
         sequential = start("transformers", "loadtest.bench.programs.transformers_forward", "--tokens", str(TOKENS))
@@ -46,7 +46,7 @@ def measure(plan: Plan) -> list[Figure]:
     return figures(found, Medians(NAME, turns, notes))
 
 
-def _rate(forward: Forward, size: int, steps: int, _: int) -> float:
+def _rate(forward: Asked, size: int, steps: int, _: int) -> float:
     return steps * size / forward.seconds(steps)
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
+from loadtest.bench.asked import Asked, asked
 from loadtest.bench.engine import model_server
 from loadtest.bench.figures import Figure
 from loadtest.bench.peers import Peer
@@ -39,14 +37,7 @@ NAME = "gpu"
 CALLERS = (64, 256)
 _TURN_S = 4.0
 _CLIENT_CALLERS, _CLIENT_TOKENS = 64, 12
-_CLIENT_S = 120.0
 _EMBEDDINGS = "/v1/embeddings"
-# The script `vllm` fails in the wheel for CPUs; this is what `vllm bench serve` runs.
-_CLIENT = (
-    "from vllm.benchmarks.serve import add_cli_args, main;"
-    "from vllm.utils.argparse_utils import FlexibleArgumentParser;"
-    "parser = FlexibleArgumentParser(); add_cli_args(parser); main(parser.parse_args())"
-)
 TEI = "text-embeddings-router"
 _RATIOS = ("http_over_vllm", *(f"over_{peer}_{callers}" for peer in ("vllm", "tei") for callers in CALLERS))
 
@@ -71,16 +62,15 @@ def _front_door(plan: Plan, servers: Servers, vllm: Theirs) -> list[Figure]:
             sides["tei"] = OpenAI(tei)
         kinds = {f"{name}_{callers}": (side, Load(callers)) for callers in CALLERS for name, side in sides.items()}
         turns = timed(NAME, plan, kinds, _TURN_S)
-        clients = {"ours_http": _client(plan, aggregator.http_address)}
-        with awake(servers.vllm):
-            clients["vllm_http"] = _client(plan, servers.vllm.address)
+        with asked(["loadtest.bench.programs.vllm_client"], plan.folder / "vllm_client.log") as client:
+            clients = {"ours_http": _bench_serve(client, plan, aggregator.http_address)}
+            with awake(servers.vllm):
+                clients["vllm_http"] = _bench_serve(client, plan, servers.vllm.address)
     return _figures(plan, turns, clients, servers.dtype)
 
 
-def _client(plan: Plan, address: str) -> float:
+def _bench_serve(client: Asked, plan: Plan, address: str) -> float:
     """Requests a second of `vllm bench serve` with random queries. Raises StackError."""
-    result, log = plan.folder / "bench_serve.json", plan.folder / "bench_serve.log"
-    result.unlink(missing_ok=True)
     count = max(_CLIENT_CALLERS, round(plan.turn_share * 10_000))
     told = {
         "backend": "openai-embeddings",
@@ -92,18 +82,10 @@ def _client(plan: Plan, address: str) -> float:
         "random-input-len": str(_CLIENT_TOKENS),
         "num-prompts": str(count),
         "max-concurrency": str(_CLIENT_CALLERS),
-        "result-dir": str(result.parent),
-        "result-filename": result.name,
     }
-    command = [sys.executable, "-c", _CLIENT, "--save-result", "--disable-tqdm"]
-    command += [part for name, value in told.items() for part in (f"--{name}", value)]
-    with log.open("w", encoding="utf-8") as out:
-        subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, timeout=_CLIENT_S, check=False)
-    found = json.loads(result.read_bytes()) if result.exists() else {}
-    if found.get("completed") != count:
-        raise StackError(
-            f"vllm bench serve completed {found.get('completed', 0)} of {count} requests; its log is {log}"
-        )
+    found = client.ask(["--disable-tqdm", *(part for name, value in told.items() for part in (f"--{name}", value))])
+    if found["completed"] != count:
+        raise StackError(f"vllm bench serve completed {found['completed']} of {count} requests")
     return float(found["request_throughput"])
 
 

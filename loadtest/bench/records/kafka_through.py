@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from loadtest.bench.engine.forward import asked
+from loadtest.bench.asked import asked
 from loadtest.bench.figures import Figure
 from loadtest.bench.peers import Peer
 from loadtest.bench.setting import REQUESTS, Plan, Program, Progress, Setting, backlog, mean_tokens
