@@ -37,6 +37,8 @@ from aggregator.tokenizers.tokenizer import Detokenizer
 from protos.embedding.v1 import embedding_pb2 as pb
 
 _JSON = "application/json"
+_GONE = 499
+"""Nobody reads it."""
 _MANY_FLOATS = 16_384
 """Written as decimal numbers on a thread: it takes some milliseconds."""
 
@@ -99,6 +101,8 @@ class OpenAIService:
             answer = await self._route(http)(http)
         except HttpError as error:
             answer, closes = described_error(error), error.closes
+        except ConnectionError:  # its caller went away while a stream was written
+            return web.Response(status=_GONE)
         except Exception as error:  # noqa: BLE001 - `failure_of` logs what is not expected
             answer = described(failure_of(error), error.param if isinstance(error, FieldError) else None)
         if not isinstance(answer, tuple):

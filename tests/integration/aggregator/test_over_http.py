@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from tests.integration.frontdoor.test_http_hostile import WHOLE, answer, connect
 from tests.support.listening import MODEL_FOLDER, tokenizer
 from tests.support.processes import NewServer, synthetic
 from tests.support.scrape import metrics
+from tests.support.until import until
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -63,7 +64,7 @@ async def whole(session: aiohttp.ClientSession, path: str, **body: Any) -> Any:
         return await response.json()
 
 
-async def events(session: aiohttp.ClientSession, path: str, **body: Any) -> AsyncIterator[Any]:
+async def events(session: aiohttp.ClientSession, path: str, **body: Any) -> AsyncGenerator[Any]:
     """The events of a stream, which is to end with [DONE]."""
     async with session.post(path, json={**body, "stream": True}) as response:
         assert response.content_type == "text/event-stream"
@@ -211,6 +212,19 @@ async def test_a_stream_that_is_broken_off_frees_its_place(aggregator: Aggregato
     await asyncio.sleep(1.0)
     assert generated(chats) - generated_before < 50
     assert metrics(aggregator.metrics_address).value("embed_calls_open") == 0
+
+
+async def test_streams_that_are_broken_off_at_any_moment_are_no_errors(aggregator: Aggregator) -> None:
+    async def broken_off(number: int) -> None:
+        stream = events(session, COMPLETIONS, prompt=f"{PROMPT} {number}", max_tokens=200)
+        assert text_of(await anext(stream))
+        await asyncio.sleep(number * 0.001)
+        await stream.aclose()
+
+    async with client(aggregator) as session:
+        await asyncio.gather(*(broken_off(number) for number in range(100)))
+    await until(lambda: metrics(aggregator.metrics_address).value("embed_calls_open") == 0)
+    assert metrics(aggregator.metrics_address).value("embed_http_responses_total", status="500") == 0
 
 
 async def test_a_stream_goes_on_at_another_server_after_a_pause(new_server: NewServer, tmp_path: Path) -> None:
