@@ -42,6 +42,8 @@ _FIRST, _SECOND = -1, 0
 _WATERMARK = 0.05
 """Of the blocks of the cache, kept free when a sequence starts: preemptions fall from 30 % of the tokens to 8 %."""
 _FIXED_WIDTH = 2**64 - 1
+_MOST_STOP_IDS = 128
+"""Model Runner V2 fails the step of a sequence with more."""
 
 
 class VllmGenerator:
@@ -214,6 +216,8 @@ class VllmGenerator:
             detokenize=False,
         )
         params.update_from_generation_config(self._generation_config, self._eos)
+        if len(params.all_stop_token_ids) > _MOST_STOP_IDS:
+            raise ValueError(f"more than {_MOST_STOP_IDS} stop token ids, those included that end a text of this model")
         return params
 
     def _count_scheduled(self) -> None:

@@ -85,6 +85,9 @@ class _Call:
         ids = np.frombuffer(start.token_ids, _WIRE_INT)
         if ids.min() < 0 or ids.max() >= facts.vocabulary_size:
             raise InvalidBatch(f"a token id lies outside the vocabulary of {facts.vocabulary_size}")
+        if any(token_id >= facts.vocabulary_size for token_id in start.sampling.stop_token_ids):
+            # With min_tokens an engine would mask it in the logits, past their end: on a GPU that ends the process.
+            raise InvalidBatch(f"a stop token id lies outside the vocabulary of {facts.vocabulary_size}")
         if not start.sampling.max_tokens:
             raise InvalidBatch("max_tokens is 0")
         if len(ids) >= facts.context_tokens:

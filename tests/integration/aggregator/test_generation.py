@@ -149,6 +149,11 @@ async def test_a_stop_string_ends_the_text_before_it_and_stop_tokens_are_no_text
         ({"prompt": "a " * 600}, grpc.StatusCode.OUT_OF_RANGE, "those of the text included"),
         ({"messages": True}, grpc.StatusCode.INVALID_ARGUMENT, "no chat template"),
         ({"ids": [10**6]}, grpc.StatusCode.INVALID_ARGUMENT, "vocabulary"),
+        (
+            {"sampling": {"stop_token_ids": [10**6], "min_tokens": 1}},
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "a stop token id lies outside the vocabulary",
+        ),
         ({"first_token_timeout": 0.001}, grpc.StatusCode.DEADLINE_EXCEEDED, ""),
         ({"expired": True}, grpc.StatusCode.DEADLINE_EXCEEDED, "before the request arrived"),
     ],

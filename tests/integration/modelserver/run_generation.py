@@ -169,6 +169,16 @@ def seeded(engine: VllmGenerator, ids: list[int]) -> dict[str, Any]:
     }
 
 
+def refused(engine: VllmGenerator, **sampling: Any) -> str:
+    """Why a sequence is not added."""
+    try:
+        engine.add("refused", [5, 6], pb.Sampling(max_tokens=4, **sampling))
+    except ValueError as error:
+        return str(error)
+    engine.abort(["refused"])
+    return ""
+
+
 def freed(engine: VllmGenerator, ids: list[int]) -> list[int]:
     """Free tokens before, while a sequence runs, and once it is aborted; one that was half computed, too."""
     engine.limit(64, 8)
@@ -208,6 +218,7 @@ def main(file: Path) -> None:
         "found": ours(engine, tokenizer, prompts),
         "seeded": seeded(engine, prompts[1]),
         "freed": freed(engine, prompts[1]),
+        "refused": [refused(engine, stop_token_ids=range(1000, 1000 + count)) for count in (127, 128)],
         "spelled": [[script, spelled(tokenizer, script)] for script in SCRIPTS],
         "chats": chats(tokenizer, folder),
     }

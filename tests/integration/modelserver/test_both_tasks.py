@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import grpc
 import numpy as np
@@ -18,7 +18,9 @@ pytestmark = pytest.mark.timeout(120)
 BOTH = synthetic(MODEL__TASK="both")
 
 
-def generated(server: ServerProcess, *, prompt: int = 3, tokens: int = 4) -> list[pb.GenerateStep]:
+def generated(
+    server: ServerProcess, *, prompt: int = 3, tokens: int = 4, stop_token_ids: Sequence[int] = ()
+) -> list[pb.GenerateStep]:
     """The messages of one generation."""
     said = server.description
     start = pb.StartSequence(
@@ -26,7 +28,7 @@ def generated(server: ServerProcess, *, prompt: int = 3, tokens: int = 4) -> lis
         model=said.model,
         model_revision=said.model_revision,
         token_ids=np.arange(5, 5 + prompt).astype("<i4").tobytes(),
-        sampling=pb.Sampling(max_tokens=tokens),
+        sampling=pb.Sampling(max_tokens=tokens, stop_token_ids=stop_token_ids),
     )
     commands: Iterator[pb.GenerateCommand] = iter([pb.GenerateCommand(start=start)])
     return list(server.stub.Generate(commands, timeout=CALL_S))
@@ -75,6 +77,13 @@ def test_a_text_ends_with_the_context(server: ServerProcess) -> None:
     steps = generated(server, prompt=context - 3, tokens=50)
     assert sum(len(step.token_ids) for step in steps) == 4 * 3
     assert steps[-1].finished[0].length
+
+
+def test_a_stop_token_id_outside_the_vocabulary_never_reaches_the_engine(server: ServerProcess) -> None:
+    vocabulary = server.description.vocabulary_size
+    for token_id, code in ((vocabulary - 1, 0), (vocabulary, grpc.StatusCode.INVALID_ARGUMENT.value[0])):
+        [end] = [end for step in generated(server, stop_token_ids=[5, token_id]) for end in step.finished]
+        assert end.code == code
 
 
 def test_stopping_it_finishes_what_was_accepted() -> None:

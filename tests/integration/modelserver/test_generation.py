@@ -63,6 +63,12 @@ def test_a_seeded_text_goes_on_the_same_wherever_it_was_cut_and_whatever_runs_be
     assert told["other seed"] != told["whole"]
 
 
+def test_more_stop_tokens_than_a_runner_has_room_for_are_refused(lab: Any) -> None:
+    with_127, with_128 = lab["refused"]
+    assert with_127 == ""
+    assert "more than 128 stop token ids" in with_128  # the model's own end is one more
+
+
 def test_what_an_aborted_sequence_held_is_free_before_the_next_step(lab: Any) -> None:
     before, during, after = lab["freed"]
     assert during < before == after
