@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, SecretStr, field_validator, model_validator
 
 from aggregator.settings.addresses import changes, parse
-from aggregator.settings.redis import RedisSettings
+from aggregator.settings.redis import RedisSettings, StreamSettings
 from k8s.process.errors import StartError
 from k8s.process.settings import Group
 from k8s.process.telemetry import TelemetrySettings
@@ -232,6 +233,15 @@ class KafkaSettings(Group):
         return tuple(dict.fromkeys(topic.delta_topic for topic in self.topics if topic.delta_topic))
 
     @model_validator(mode="after")
+    def _topics_are_read_once(self) -> Self:
+        names = [topic.name for topic in self.topics]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"{', '.join(twice)}: a topic is read once")
+        if both := sorted({*names} & {*self.reply_topics}):
+            raise ValueError(f"{', '.join(both)}: replies need a topic that is not read")
+        return self
+
+    @model_validator(mode="after")
     def _deltas_have_topics_of_their_own(self) -> Self:
         for topic in self.topics:
             if topic.delta_topic and topic.task != "generate":
@@ -366,3 +376,29 @@ class AggregatorSettings(Group):
         description="cache: folder of the tokenizer files that model servers send; fast: a faster tokenizer for"
         " printable ASCII, while it agrees with the model's own",
     )
+
+    @field_validator("models")
+    @classmethod
+    def _have_names_of_their_own(cls, models: tuple[ModelSettings, ...]) -> tuple[ModelSettings, ...]:
+        names = _names(models)
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"{', '.join(twice)}: several models have this name or alias")
+        return models
+
+    @model_validator(mode="after")
+    def _topics_name_configured_models(self) -> Self:
+        places: list[TopicSettings | StreamSettings] = []
+        places += self.kafka.topics if self.kafka.enabled else ()
+        places += self.redis.streams if self.redis.enabled else ()
+        names = _names(self.models)
+        for place in places:
+            if place.model and place.model not in names:
+                raise ValueError(
+                    f"{place.name}: its model {place.model} is not configured: use one of {', '.join(names)}"
+                )
+        return self
+
+
+def _names(models: Sequence[ModelSettings]) -> list[str]:
+    """Names and aliases; each of a model once."""
+    return [name for model in models for name in dict.fromkeys((model.name, *model.aliases))]

@@ -91,7 +91,7 @@ def _unknown_variables(settings_type: type[BaseModel], prefix: str) -> Iterator[
 def _problem(settings_type: type[BaseModel], error: ErrorDetails) -> str:
     key = ".".join(map(str, error["loc"]))
     if error["type"] != "extra_forbidden":
-        return f"{key}: {error['msg']}"
+        return f"{key}: {error['msg']}" if key else error["msg"]
     return f"{key} is not a setting{_suggestion(key, {'.'.join(path) for path in all_paths(settings_type)})}"
 
 

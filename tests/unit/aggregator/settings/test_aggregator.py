@@ -47,3 +47,28 @@ def test_an_address_of_changing_endpoints_has_its_form(wrong: str, form: str) ->
 def test_what_can_be_counted_is_taken(right: str) -> None:
     with patch.dict(os.environ, {AGGREGATORS: right}):
         assert load(AggregatorSettings, ENV_PREFIX).tenants.aggregators == right
+
+
+TWO_MODELS = '[{"name": "m", "servers": ["h:1"], "aliases": ["m", "a"]}, {"name": "%s", "servers": ["h:2"]}]'
+
+
+@pytest.mark.parametrize("name", ["m", "a"])
+def test_two_models_have_different_names_and_aliases(name: str) -> None:
+    assert (
+        complaint(**{MODELS: TWO_MODELS % name})
+        == f"models: Value error, {name}: several models have this name or alias"
+    )
+
+
+@pytest.mark.parametrize("places", ["KAFKA__TOPICS", "REDIS__STREAMS"])
+def test_a_topic_names_a_configured_model(places: str) -> None:
+    given = {MODELS: TWO_MODELS % "n", f"{ENV_PREFIX}REDIS__ENABLED": "true"}
+    wrong = {f"{ENV_PREFIX}{places}": '[{"name": "t", "model": "a"}, {"name": "u", "model": "nobody"}]'}
+    assert complaint(**given, **wrong) == ("Value error, u: its model nobody is not configured: use one of m, a, n")
+
+
+def test_a_topic_is_read_once_and_takes_no_replies() -> None:
+    topics = f"{ENV_PREFIX}KAFKA__TOPICS"
+    assert "t: a topic is read once" in complaint(**{topics: '[{"name": "t"}, {"name": "t"}]'})
+    replies = '[{"name": "t"}, {"name": "u", "reply_topic": "t"}]'
+    assert "t: replies need a topic that is not read" in complaint(**{topics: replies})
