@@ -143,8 +143,8 @@ class Aggregator:
         self._pipeline.further_receivers.append((source, source.receive_large))
         self._consumers.append((self._consumer, self._tokens_per_record))
         self._kafka = source
-        for topic in settings.kafka.topics:
-            self._metrics.records_lost(topic.name, 0)
+        for topic in settings.kafka.topics:  # Prometheus sees no increase in a series that appears with its first loss
+            self._metrics.records_lost.add(0, topic.name)
 
     def _open_redis(self, settings: AggregatorSettings) -> None:
         source = RedisSource(

@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from aggregator.errors import Code
-from aggregator.observability.gauges import GAUGES, OnLoop, Values
 from aggregator.observability.recorder import Recorder
 from aggregator.request.generated_text import GeneratedText
 from aggregator.request.request import Failure
@@ -23,16 +22,16 @@ from aggregator.scheduler.replica import StepReport
 from aggregator.scheduler.work_item import Task
 from k8s.process.metrics_buffer import Instrument, MetricsBuffer
 
-_DURATION_BOUNDS_S = (
+_SECONDS = (
     *(0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75),
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
 )
-_TOKEN_BOUNDS = (
+_TOKENS = (
     *(8, 16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096),
     *(6144, 8192, 12288, 16384, 32768, 65536),
 )
-_QUERY_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
-_DEAD_LETTER_CODES = (Code.DATA_LOSS, Code.INTERNAL, Code.INVALID_ARGUMENT, Code.PERMISSION_DENIED)
+_QUERIES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+_DEAD_LETTER_CODES = (Code.DATA_LOSS.name, Code.INTERNAL.name, Code.INVALID_ARGUMENT.name, Code.PERMISSION_DENIED.name)
 _CLOCK_SKEW = Instrument(
     "embed.clock.skew", "s", "the most that the clock was ahead of Kafka's records in the last minute"
 )
@@ -43,7 +42,7 @@ _CALLS = (
     Instrument("embed.calls.held", "By", "bytes of gRPC and HTTP requests in flight, and of replies not read yet"),
     Instrument("embed.calls.streams", "{stream}", "open EmbedStream calls"),
 )
-_RATIO_BOUNDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
+_RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
 
 
 class Unwritten(StrEnum):
@@ -90,7 +89,10 @@ class Totals:
 
 
 class Metrics:
-    """The instruments of one aggregator; used from the event loop's thread only."""
+    """The instruments of one aggregator; used from the event loop's thread only.
+
+    Those that count one thing are attributes: `metrics.expired.add(1)`.
+    """
 
     def __init__(
         self, buffer: MetricsBuffer, slo_s: float | None = None, clock: Callable[[], float] = time.monotonic
@@ -98,22 +100,17 @@ class Metrics:
         """`slo_s`: the latency target; later replies are counted as violations."""
         self.recorder = Recorder(clock)
         self.clock_skew_s: Callable[[], float] = float
-        self._buffer = buffer
+        self.buffer = buffer
         self._slo_s = slo_s
         self._define_batches(buffer)
         self._define_requests(buffer)
         self._define_generation(buffer)
-        self._define_sources(buffer)
-        self._define_kafka(buffer)
-
-    def watch(self, read: Callable[[], Values]) -> None:
-        """Show the gauges that `read` gives; it is called on this event loop whenever a reader collects."""
-        self._buffer.gauges(GAUGES, OnLoop(read))
+        self._define_brokers(buffer)
 
     def watch_clock(self, skew_s: Callable[[], float]) -> None:
         """Show how far the clock is ahead of Kafka's records; called on the reader's thread."""
         self.clock_skew_s = skew_s
-        self._buffer.gauges((_CLOCK_SKEW,), lambda: {_CLOCK_SKEW: {(): skew_s()}})
+        self.buffer.gauges((_CLOCK_SKEW,), lambda: {_CLOCK_SKEW: {(): skew_s()}})
 
     def watch_calls(self, held: Callable[[], tuple[int, int, int]]) -> None:
         """Show calls in flight, their bytes and open streams; called on the reader's thread."""
@@ -121,31 +118,22 @@ class Metrics:
         def read() -> dict[Instrument, dict[tuple[str, ...], float]]:
             return {instrument: {(): value} for instrument, value in zip(_CALLS, held(), strict=True)}
 
-        self._buffer.gauges(_CALLS, read)
+        self.buffer.gauges(_CALLS, read)
 
     def totals(self) -> Totals:
         """The sums since the start that the page shows as rates."""
         requests = self._requests.sums.items()
         refused = sum(count for (_, code), count in requests if code == Code.RESOURCE_EXHAUSTED.name)
         return Totals(
-            answered=sum(count for _, count in requests),
+            answered=self._requests.total,
             failed=sum(count for (_, code), count in requests if code != Code.OK.name),
-            refused=refused + sum(self._calls_refused.sums.values()),
-            expired=self._expired.sums[()],
-            coalesced=self._coalesced.sums[()],
-            dead_letters=sum(self._dead_letters.sums.values()),
-            lost=sum(self._lost.sums.values()),
-            commit_failures=self._commit_failures.sums[()],
+            refused=refused + self.calls_refused.total,
+            expired=self.expired.total,
+            coalesced=self.coalesced.total,
+            dead_letters=self.dead_letters.total,
+            lost=self.records_lost.total,
+            commit_failures=self.commit_failures.total,
         )
-
-    def call_refused(self, limit: Limit) -> None:
-        self._calls_refused.add(1, limit)
-
-    def http_response(self, status: int) -> None:
-        self._http_responses.add(1, str(status))
-
-    def http_closed(self, reason: HttpClosed) -> None:
-        self._http_closed.add(1, reason)
 
     def batch_sent(self, replica: str, reason: str, tokens: int, queries: int, budget: int) -> None:
         self._sends.add(1, replica, reason)
@@ -187,46 +175,6 @@ class Metrics:
             if len(generation.token_ids) > 1:
                 self._token_interval.record((total_s - first_s) / (len(generation.token_ids) - 1), model, operation)
 
-    def retried(self, code: Code, count: int) -> None:
-        self._retries.add(count, code.name)
-
-    def unwritten(self, reason: Unwritten) -> None:
-        """A broker rejected a reply permanently; its request becomes a dead letter."""
-        self._unwritten.add(1, reason)
-
-    def delta_refused(self, count: int) -> None:
-        self._deltas_unwritten.add(count)
-
-    def source_event(self, source: str, event: str) -> None:
-        """Something happened at a source's server: it is full, forbids, lost its scripts."""
-        self._source_events.add(1, source, event)
-
-    def dead_lettered(self, code: Code, count: int) -> None:
-        self._dead_letters.add(count, code.name)
-
-    def expired(self, count: int) -> None:
-        self._expired.add(count)
-
-    def coalesced(self, count: int) -> None:
-        self._coalesced.add(count)
-
-    def commit_failed(self, count: int = 1) -> None:
-        self._commit_failures.add(count)
-
-    def rebalanced(self) -> None:
-        self._rebalances.add(1)
-
-    def records_lost(self, topic: str, count: int) -> None:
-        """`count` records will never be read: deleted by retention, or in a corrupt batch.
-
-        A `count` of 0 makes the series of a topic: Prometheus sees no increase in one that appears with its first loss.
-        """
-        self._lost.add(count, topic)
-
-    def found_corrupt(self, topic: str) -> None:
-        """A record batch cannot be decoded: it becomes one dead letter."""
-        self._corrupt.add(1, topic)
-
     def tokenizer_checked(self, checked: int, differing: int) -> None:
         """`checked` texts were tokenized again by the reference; `differing` of them gave other tokens."""
         self._tokenizer_checks.add(checked)
@@ -234,24 +182,20 @@ class Metrics:
 
     def _define_batches(self, buffer: MetricsBuffer) -> None:
         self._sends = buffer.counter("embed.batch.sends", "{batch}", "batches sent, by reason", "replica", "reason")
-        self._batch_tokens = buffer.histogram(
-            "embed.batch.tokens", "{token}", "tokens of a batch", _TOKEN_BOUNDS, "replica"
-        )
+        self._batch_tokens = buffer.histogram("embed.batch.tokens", "{token}", "tokens of a batch", _TOKENS, "replica")
         self._batch_queries = buffer.histogram(
-            "embed.batch.queries", "{query}", "queries of a batch", _QUERY_BOUNDS, "replica"
+            "embed.batch.queries", "{query}", "queries of a batch", _QUERIES, "replica"
         )
         self._fill_ratio = buffer.histogram(
-            "embed.batch.fill_ratio", "1", "tokens of a batch over the token budget", _RATIO_BOUNDS, "replica"
+            "embed.batch.fill_ratio", "1", "tokens of a batch over the token budget", _RATIOS, "replica"
         )
         self._engine_duration = buffer.histogram(
-            "embed.engine.duration", "s", "time of the engine step that ran a batch", _DURATION_BOUNDS_S, "replica"
+            "embed.engine.duration", "s", "time of the engine step that ran a batch", _SECONDS, "replica"
         )
         self._engine_idle = buffer.counter(
             "embed.engine.idle", "s", "time an engine waited for a batch of this aggregator", "replica"
         )
-        self._retries = buffer.counter(
-            "embed.retries", "{query}", "queries sent again after their batch failed", "code"
-        )
+        self.retries = buffer.counter("embed.retries", "{query}", "queries sent again after their batch failed", "code")
         self._tokenizer_checks = buffer.counter(
             "embed.tokenizer.checks", "{text}", "texts tokenized again by the reference tokenizer"
         )
@@ -261,43 +205,43 @@ class Metrics:
 
     def _define_requests(self, buffer: MetricsBuffer) -> None:
         self._requests = buffer.counter("embed.requests", "{request}", "requests answered", "source", "code")
-        self._calls_refused = buffer.counter(
+        self.calls_refused = buffer.counter(
             "embed.calls.refused", "{call}", "gRPC and HTTP calls and messages refused before they were read", "limit"
         )
-        for limit in Limit:
-            self._calls_refused.add(0, limit)
-        self._http_responses = buffer.counter("embed.http.responses", "{response}", "responses over HTTP", "status")
-        self._http_closed = buffer.counter(
+        self.http_responses = buffer.counter("embed.http.responses", "{response}", "responses over HTTP", "status")
+        self.http_closed = buffer.counter(
             "embed.http.closed",
             "{connection}",
             "HTTP connections closed: there are too many (crowded), or the client does not read (unread)",
             "reason",
         )
-        for closed in HttpClosed:
-            self._http_closed.add(0, closed)
         self._e2e_duration = buffer.histogram(
-            "embed.e2e.duration", "s", "time from intake to reply", _DURATION_BOUNDS_S, "source"
+            "embed.e2e.duration", "s", "time from intake to reply", _SECONDS, "source"
         )
         self._slo_violations = buffer.counter(
             "embed.slo.violations", "{request}", "requests answered later than the latency target", "source"
         )
-        self._unwritten = buffer.counter(
+        self.replies_unwritten = buffer.counter(
             "embed.replies.unwritten", "{reply}", "replies that Kafka or Redis rejected permanently", "reason"
         )
-        for reason in Unwritten:
-            self._unwritten.add(0, reason)
-        self._deltas_unwritten = buffer.counter(
+        self.deltas_unwritten = buffer.counter(
             "generate.deltas.unwritten", "{record}", "records of the delta topic that Kafka rejected permanently"
         )
-        self._dead_letters = buffer.counter(
+        self.dead_letters = buffer.counter(
             "embed.dead_letters", "{record}", "records written to a dead-letter topic", "code"
         )
-        for code in _DEAD_LETTER_CODES:  # a series that appears with its first dead letter would not alert of it
-            self._dead_letters.add(0, code.name)
-        self._expired = buffer.counter(
+        for counter, labels in (
+            (self.calls_refused, Limit),
+            (self.http_closed, HttpClosed),
+            (self.replies_unwritten, Unwritten),
+            (self.dead_letters, _DEAD_LETTER_CODES),
+        ):
+            for label in labels:  # a series that appears with its first event would not alert of it
+                counter.add(0, label)
+        self.expired = buffer.counter(
             "embed.expired", "{query}", "queries whose deadline passed before they were computed"
         )
-        self._coalesced = buffer.counter(
+        self.coalesced = buffer.counter(
             "embed.coalesced", "{query}", "queries that shared the computation of an identical one"
         )
 
@@ -308,7 +252,7 @@ class Metrics:
             "gen_ai.server.request.duration",
             "s",
             "time from intake to the end of a generation",
-            _DURATION_BOUNDS_S,
+            _SECONDS,
             *labels,
             "error.type",
         )
@@ -316,45 +260,38 @@ class Metrics:
             "gen_ai.server.time_to_first_token",
             "s",
             "time from intake to the first token of a generation",
-            _DURATION_BOUNDS_S,
+            _SECONDS,
             *labels,
         )
         self._token_interval = buffer.histogram(
             "gen_ai.server.time_per_output_token",
             "s",
             "mean time per token of a generation after the first",
-            _DURATION_BOUNDS_S,
+            _SECONDS,
             *labels,
         )
         self._generation_tokens = buffer.histogram(
-            "gen_ai.client.token.usage",
-            "{token}",
-            "tokens of a generation",
-            _TOKEN_BOUNDS,
-            *labels,
-            "gen_ai.token.type",
+            "gen_ai.client.token.usage", "{token}", "tokens of a generation", _TOKENS, *labels, "gen_ai.token.type"
         )
 
-    def _define_sources(self, buffer: MetricsBuffer) -> None:
-        self._source_events = buffer.counter(
+    def _define_brokers(self, buffer: MetricsBuffer) -> None:
+        self.source_events = buffer.counter(
             "embed.source.events",
             "{event}",
             "errors of a source's server, and what it lost",
             "source",
             "event",
         )
-
-    def _define_kafka(self, buffer: MetricsBuffer) -> None:
-        self._rebalances = buffer.counter(
+        self.rebalances = buffer.counter(
             "embed.consumer.rebalances", "{rebalance}", "rebalances that revoked this member's partitions"
         )
-        self._commit_failures = buffer.counter(
+        self.commit_failures = buffer.counter(
             "embed.commit.failures", "{commit}", "commits that failed and were tried again"
         )
-        self._lost = buffer.counter(
+        self.records_lost = buffer.counter(
             "embed.consumer.lost", "{record}", "records deleted before they were read, or in a corrupt batch", "topic"
         )
-        self._corrupt = buffer.counter(
+        self.corrupt_batches = buffer.counter(
             "embed.consumer.corrupt",
             "{batch}",
             "record batches that cannot be decoded; each becomes one dead letter",

@@ -123,7 +123,7 @@ class Pipeline:
         """Queue requests of any source; refused ones are completed at once."""
         routed = route_all(requests, self.models, self._clock())
         if routed.expired:
-            self._metrics.expired(routed.expired)
+            self._metrics.expired.add(routed.expired)
         refused = routed.refused
         long_records: list[tuple[ModelRevision, Model, Request]] = []
         for model_revision, (model, group) in routed.groups.items():
@@ -163,7 +163,7 @@ class Pipeline:
         self._leave_retired(model_revision)  # another revision may have replaced it during the count
         self.meter.counted(model, requests)
         if queue.coalesced > coalesced:
-            self._metrics.coalesced(queue.coalesced - coalesced)
+            self._metrics.coalesced.add(queue.coalesced - coalesced)
         return refused
 
     async def _queue_long(self, model_revision: ModelRevision, model: Model, request: Request) -> None:
@@ -201,7 +201,7 @@ class Pipeline:
                 )
                 self._spawn(self.run_batch(model_revision, engine, batch), f"batch {batch.batch_id}")
             if due.expired or due.late:
-                self._metrics.expired(len(due.expired) + len(due.late))
+                self._metrics.expired.add(len(due.expired) + len(due.late))
                 self._complete_failed(due.expired, _EXPIRED)
                 self._complete_failed(due.late, _LATE)
             wake_s = min(wake_s, due.wake_s)
@@ -210,7 +210,7 @@ class Pipeline:
     def _expire_waiting(self, model: Model, now_s: float) -> float:
         """Fail requests that waited too long for a model without servers; returns the next such time."""
         late = model.pending.expire(now_s)
-        self._metrics.expired(len(late))
+        self._metrics.expired.add(len(late))
         self._fail(late, _EXPIRED)
         if model.unavailable_since_s is None:
             return model.pending.next_deadline_s

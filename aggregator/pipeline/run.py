@@ -155,7 +155,7 @@ class BatchRunner:
         if not isinstance(error, EngineFailed):  # its message may quote an input
             fields["error"] = str(error)
         _LOG.warning(message, extra=fields)
-        self._metrics.retried(error.code, count)
+        self._metrics.retries.add(count, error.code.name)
         if isinstance(error, ModelServerLost):
             self._pool.suspect(engine)
 

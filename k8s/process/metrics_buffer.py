@@ -77,6 +77,10 @@ class BufferedCounter:
     def sums(self) -> Mapping[Labels, float]:
         return self._sums
 
+    @property
+    def total(self) -> float:
+        return sum(self._sums.values())
+
     def metrics(self, start_ns: int, now_ns: int) -> Sequence[Metric]:
         points = self._instrument.points(self._sums, start_ns, now_ns)
         data = Sum(points, AggregationTemporality.CUMULATIVE, is_monotonic=True)

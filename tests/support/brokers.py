@@ -18,7 +18,6 @@ from aggregator.sources.kafka.source import KafkaSource
 from aggregator.sources.redis.connection import connect, disconnect, prepare_streams
 from aggregator.sources.redis.source import RedisSource
 from k8s.process.metrics_buffer import MetricsBuffer
-from tests.support.fake_kafka import Counts
 from tests.support.kafka_clusters import Cluster
 
 Fields = Mapping[str, bytes]
@@ -72,7 +71,7 @@ class KafkaAsBroker:
         settings = self._cluster.settings(
             reply_topic=self._replies, topics=(TopicSettings(name=self._topic, **changes),), session_timeout_s=6.0
         )
-        consumer = self._cluster.consumer(settings, lambda _: None, Counts())
+        consumer = self._cluster.consumer(settings, lambda _: None, Metrics(MetricsBuffer()))
         producer = self._cluster.producer(settings)
         await producer.start()
         source = KafkaSource(settings, "m", consumer, producer, metrics=Metrics(self.metrics), tracing=Tracing())

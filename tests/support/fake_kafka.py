@@ -13,7 +13,6 @@ from typing import Any
 from aiokafka import TopicPartition
 from aiokafka import errors as kafka_errors
 from aiokafka.partitioner import murmur2
-from typing_extensions import override
 
 from aggregator.observability.metrics import Metrics
 from aggregator.settings.aggregator import KafkaSettings
@@ -28,32 +27,6 @@ _HEARTBEAT_S = 0.1
 _NO_LEADER_S = 0.1
 
 Words = Mapping[TopicPartition, type[Exception] | None]
-
-
-class Counts(Metrics):
-    """What an intake counted so far."""
-
-    def __init__(self) -> None:
-        super().__init__(MetricsBuffer())
-        self.rebalances = self.commit_failures = self.lost = self.corrupt_batches = 0
-
-    @override
-    def rebalanced(self) -> None:
-        self.rebalances += 1
-
-    @override
-    def commit_failed(self, count: int = 1) -> None:
-        self.commit_failures += count
-
-    @override
-    def records_lost(self, topic: str, count: int) -> None:
-        del topic
-        self.lost += count
-
-    @override
-    def found_corrupt(self, topic: str) -> None:
-        del topic
-        self.corrupt_batches += 1
 
 
 @dataclass(slots=True)
@@ -186,11 +159,11 @@ class FakeKafka:
         settings: KafkaSettings,
         on_fenced: Callable[[Sequence[InFlightRecord]], None] = lambda _: None,
         member: type[FakeMember] | None = None,
-        counts: Counts | None = None,
+        counts: Metrics | None = None,
     ) -> KafkaConsumer:
         """The real intake as a member of this group."""
         made: Any = partial(member or FakeMember, self)
-        return KafkaConsumer(settings, on_fenced, counts or Counts(), client=made, look_up=self.look_up)
+        return KafkaConsumer(settings, on_fenced, counts or Metrics(MetricsBuffer()), client=made, look_up=self.look_up)
 
     async def look_up(self, settings: KafkaSettings, tps: Iterable[TopicPartition]) -> Mapping[TopicPartition, int]:
         """The group's offsets, -1 where it has none."""

@@ -12,12 +12,14 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
 from aiokafka.errors import GroupCoordinatorNotAvailableError
 
+from aggregator.observability.metrics import Metrics
 from aggregator.settings.aggregator import ClientSettings, KafkaSettings, TopicSettings
 from aggregator.sources.kafka.committed_offset import InFlightRecord
 from aggregator.sources.kafka.consumer import KafkaConsumer
 from aggregator.sources.kafka.producer import KafkaProducer
 from aggregator.sources.kafka.records import OutgoingRecord, Producer, Record
-from tests.support.fake_kafka import Counts, FakeKafka, FakeProducer
+from k8s.process.metrics_buffer import MetricsBuffer
+from tests.support.fake_kafka import FakeKafka, FakeProducer
 
 OnFenced = Callable[[Sequence[InFlightRecord]], None]
 
@@ -33,7 +35,7 @@ class Cluster(Protocol):
     """What a test may ask of a Kafka. Each cluster object is one consumer group."""
 
     def settings(self, *topics: str, **changes: Any) -> KafkaSettings: ...
-    def consumer(self, settings: KafkaSettings, on_fenced: OnFenced, counts: Counts) -> KafkaConsumer: ...
+    def consumer(self, settings: KafkaSettings, on_fenced: OnFenced, counts: Metrics) -> KafkaConsumer: ...
     def producer(self, settings: KafkaSettings) -> ManagedProducer: ...
     async def create_topic(self, partitions: int = 1, **configuration: str) -> str: ...
     async def read(self, topic: str) -> Sequence[Record]: ...
@@ -61,7 +63,7 @@ class FakeCluster:
         named = tuple(TopicSettings(name=topic) for topic in topics) or (TopicSettings(name="unused"),)
         return KafkaSettings.model_validate({"topics": named, **_grouped(changes)})
 
-    def consumer(self, settings: KafkaSettings, on_fenced: OnFenced, counts: Counts) -> KafkaConsumer:
+    def consumer(self, settings: KafkaSettings, on_fenced: OnFenced, counts: Metrics) -> KafkaConsumer:
         return self.kafka.consumer(settings, on_fenced, counts=counts)
 
     def producer(self, settings: KafkaSettings) -> ManagedProducer:
@@ -98,7 +100,7 @@ class RealCluster:
         own = {"bootstrap_servers": self.bootstrap, "group_id": f"group-{self.name}", "topics": named}
         return KafkaSettings.model_validate({**own, **_grouped(changes)})
 
-    def consumer(self, settings: KafkaSettings, on_fenced: OnFenced, counts: Counts) -> KafkaConsumer:
+    def consumer(self, settings: KafkaSettings, on_fenced: OnFenced, counts: Metrics) -> KafkaConsumer:
         return KafkaConsumer(settings, on_fenced, counts)
 
     def producer(self, settings: KafkaSettings) -> ManagedProducer:
@@ -184,7 +186,7 @@ class Reading:
     def __init__(self, cluster: Cluster, settings: KafkaSettings) -> None:
         self.fenced: list[InFlightRecord] = []
         self.in_flight_records: list[InFlightRecord] = []
-        self.counts = Counts()
+        self.counts = Metrics(MetricsBuffer())
         self.consumer = cluster.consumer(settings, self.fenced.extend, self.counts)
 
     async def take(self, count: int, timeout_s: float = 60.0) -> list[InFlightRecord]:

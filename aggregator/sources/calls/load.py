@@ -90,7 +90,7 @@ class Load:
             raise self.refusal(share)
 
     def refusal(self, limit: Limit) -> Overloaded:
-        self.metrics.call_refused(limit)
+        self.metrics.calls_refused.add(1, limit)
         return Overloaded(_WORDS[limit], _RETRY_AFTER_S * (1.0 + self._jitter()))
 
 

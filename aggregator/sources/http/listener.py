@@ -108,7 +108,7 @@ class _Connection(web.RequestHandler):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         if len(self._server.connections) >= _MOST_CONNECTIONS:
             assert isinstance(transport, asyncio.WriteTransport)
-            self._server.metrics.http_closed(HttpClosed.CROWDED)
+            self._server.metrics.http_closed.add(1, HttpClosed.CROWDED)
             transport.abort()
             return
         super().connection_made(transport)
@@ -134,7 +134,7 @@ class _Connection(web.RequestHandler):
             self._unread = None
 
     def _close_unread(self) -> None:
-        self._server.metrics.http_closed(HttpClosed.UNREAD)
+        self._server.metrics.http_closed.add(1, HttpClosed.UNREAD)
         if self.transport is not None:
             self.transport.abort()
 
@@ -156,7 +156,7 @@ class _Connection(web.RequestHandler):
         body = body_of(text, kind, None, "bad_request" if status == 400 else "internal_error")  # noqa: PLR2004
         response = web.Response(status=status, body=body, content_type="application/json")
         response.force_close()
-        self._server.metrics.http_response(status)
+        self._server.metrics.http_responses.add(1, str(status))
         return response
 
 

@@ -106,10 +106,10 @@ class OpenAIService:
         except Exception as error:  # noqa: BLE001 - `failure_of` logs what is not expected
             answer = described(failure_of(error), error.param if isinstance(error, FieldError) else None)
         if not isinstance(answer, tuple):
-            self.metrics.http_response(answer.status)
+            self.metrics.http_responses.add(1, str(answer.status))
             return answer
         status, body, headers = answer
-        self.metrics.http_response(status)
+        self.metrics.http_responses.add(1, str(status))
         headers["content-type"] = _JSON
         headers["openai-processing-ms"] = milliseconds(time.monotonic() - started_s)
         if "x-request-id" not in headers and (request_id := request_id_of(http)):

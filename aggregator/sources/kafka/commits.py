@@ -54,7 +54,7 @@ class Commits:
                     topics.setdefault(tp.topic, {})[tp] = partition.committed_offset.position
             errors = {error for offsets in topics.values() if (error := await self._send(sent, offsets))}
             if errors:
-                self._metrics.commit_failed(len(errors))
+                self._metrics.commit_failures.add(len(errors))
             if bool(errors) != self._failing and topics:
                 self._failing = bool(errors)
                 says = "could not commit" if errors else "commits succeed again"

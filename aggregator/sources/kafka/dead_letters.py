@@ -132,7 +132,7 @@ class DeadLetters:
                 for position, error in delivered:
                     letter = letters[position]
                     if error is None:
-                        self._metrics.dead_lettered(letter.code, 1)
+                        self._metrics.dead_letters.add(1, letter.code.name)
                         letter.in_flight.committed_offset.complete(letter.in_flight)
                         del left[letter]
                     elif isinstance(error, _TOO_LARGE) and not letter.omits_value:

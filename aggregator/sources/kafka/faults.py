@@ -47,7 +47,7 @@ class FaultHandler:
         details = {"topic": tp.topic, "partition": tp.partition, "position": position, "log_start": start}
         partition.fault = None
         if start > position:
-            self._metrics.records_lost(tp.topic, start - position)
+            self._metrics.records_lost.add(start - position, tp.topic)
             _LOG.error("lost records to retention", extra={**details, "records": start - position})
             partition.skip_to(start)
             return partition
@@ -70,8 +70,8 @@ class FaultHandler:
         if decoded is None:
             return partition
         if decoded.lost:
-            self._metrics.found_corrupt(tp.topic)
-            self._metrics.records_lost(tp.topic, decoded.lost)
+            self._metrics.corrupt_batches.add(1, tp.topic)
+            self._metrics.records_lost.add(decoded.lost, tp.topic)
             _LOG.error(
                 "a record batch is corrupt: it becomes one dead letter", extra={**details, "records": decoded.lost}
             )

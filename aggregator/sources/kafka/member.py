@@ -150,7 +150,7 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has n
     @override
     async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] - may be one
         if tuple(revoked):
-            self._metrics.rebalanced()
+            self._metrics.rebalances.add(1)
         await self._drain()
 
     async def _drain(self) -> None:

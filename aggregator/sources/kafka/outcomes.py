@@ -114,7 +114,7 @@ class Outcomes:
         return refused.error.code
 
     def _unwritten(self, in_flight: InFlightRecord, topic: str, error: Exception) -> DeadLetter:
-        self._metrics.unwritten(_UNWRITTEN.get(type(error), Unwritten.REFUSED))
+        self._metrics.replies_unwritten.add(1, _UNWRITTEN.get(type(error), Unwritten.REFUSED))
         why = f"the reply could not be written to {topic}: {type(error).__name__}"
         letter = DeadLetter(in_flight, Code.INTERNAL, why)
         self._dead_letters.add(letter)

@@ -135,7 +135,7 @@ class Server:
 
     def __init__(self, client: Any, metrics: Metrics, clock: Callable[[], float]) -> None:
         self.client = client
-        self.count = partial(metrics.source_event, REDIS)
+        self.count = partial(metrics.source_events.add, 1, REDIS)
         self._clock = clock
         self._loaded: dict[str, str] = {}
         self._trouble: dict[str, tuple[str, float]] = {}

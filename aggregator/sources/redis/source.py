@@ -134,11 +134,11 @@ class RedisSource:
             elif is_reply:
                 entry.reply = None
                 if reason:
-                    self._metrics.unwritten(_FINAL[reason])
+                    self._metrics.replies_unwritten.add(1, _FINAL[reason])
                     entry.unwritten = Failure(Code.INTERNAL, f"the reply could not be written: {reason}")
                     entry.letter = entry.letter or (Code.INTERNAL, entry.unwritten.message)
             elif entry.letter is not None:
-                self._metrics.dead_lettered(entry.letter[0], 1)
+                self._metrics.dead_letters.add(1, entry.letter[0].name)
                 entry.letter = None
         return passes
 
@@ -149,7 +149,7 @@ class RedisSource:
             ids = [entry.entry_id for entry in entries if entry.intake.stream == stream]
             commands: list[Command] = [("XACK", stream, self._settings.group_id, *ids), ("XDEL", stream, *ids)]
             while errors := [each for each in await self.server.send(commands) if isinstance(each, Exception)]:
-                self._metrics.commit_failed(len(errors))
+                self._metrics.commit_failures.add(len(errors))
                 if self.server.failed("acknowledge", errors[0]) in {*_FINAL, "no_group"}:
                     break
                 await asyncio.sleep(_RETRY_S)

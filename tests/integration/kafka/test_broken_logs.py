@@ -57,7 +57,7 @@ async def test_a_corrupt_batch_becomes_one_dead_letter_with_its_bytes(
         assert unreadable.value
         assert unreadable.value[17:] in log  # without what a broker changes: the offset and the leader's epoch
         assert "offsets 10 to 19 cannot be decoded" in unreadable.unreadable
-        assert (intake.counts.corrupt_batches, intake.counts.lost) == (1, 10)
+        assert (intake.counts.corrupt_batches.total, intake.counts.records_lost.total) == (1, 10)
         complete([each for each in in_flight_records if each is not unreadable])
         await until_committed(fragile, topic, {0: 10, 1: 10})
         complete([unreadable])
@@ -94,5 +94,5 @@ async def test_a_header_name_that_is_not_utf8_costs_its_own_record_alone(shared:
         ]
         assert in_flight_records[3].unreadable == "a header name is not UTF-8"
         assert [name for name, _ in in_flight_records[3].headers] == ["N\ufffdME"]
-        assert (intake.counts.corrupt_batches, intake.counts.lost) == (0, 0)
+        assert (intake.counts.corrupt_batches.total, intake.counts.records_lost.total) == (0, 0)
         await until_committed(shared, topic, {0: 7})

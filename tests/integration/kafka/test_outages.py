@@ -8,10 +8,11 @@ import time
 import pytest
 from aiokafka import errors as kafka_errors
 
+from aggregator.observability.metrics import Metrics
 from aggregator.sources.kafka.consumer import KafkaConsumer
 from aggregator.sources.kafka.producer import KafkaProducer
+from k8s.process.metrics_buffer import MetricsBuffer
 from loadtest.stack.kafka import KafkaBroker
-from tests.support.fake_kafka import Counts
 from tests.support.kafka_clusters import RealCluster, complete, produce, reading, records_of, send_all, until_committed
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
@@ -21,7 +22,7 @@ async def test_stopping_does_not_wait_for_a_broker_that_is_away(fragile: RealClu
     topic = await fragile.create_topic()
     await produce(fragile, records_of(topic, 5))
     settings = fragile.settings(topic)
-    consumer, producer = KafkaConsumer(settings, lambda _: None, Counts()), KafkaProducer(settings)
+    consumer, producer = KafkaConsumer(settings, lambda _: None, Metrics(MetricsBuffer())), KafkaProducer(settings)
     await producer.start()
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(consumer.run())
@@ -41,7 +42,7 @@ async def test_stopping_does_not_wait_for_a_broker_that_is_away(fragile: RealClu
 async def test_a_frozen_broker_does_not_hold_up_the_end_either(fragile: RealCluster, own_broker: KafkaBroker) -> None:
     topic = await fragile.create_topic()
     settings = fragile.settings(topic)
-    consumer, producer = KafkaConsumer(settings, lambda _: None, Counts()), KafkaProducer(settings)
+    consumer, producer = KafkaConsumer(settings, lambda _: None, Metrics(MetricsBuffer())), KafkaProducer(settings)
     await producer.start()
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(consumer.run())

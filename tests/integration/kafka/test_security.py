@@ -11,14 +11,15 @@ import pytest
 from aiokafka import errors as kafka_errors
 from aiokafka.protocol.admin import CreateAclsRequest
 
+from aggregator.observability.metrics import Metrics
 from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.connection import check, prepare_topics
 from aggregator.sources.kafka.consumer import KafkaConsumer
 from aggregator.sources.kafka.producer import KafkaProducer
 from k8s.process.errors import StartError
+from k8s.process.metrics_buffer import MetricsBuffer
 from loadtest.stack.kafka import KafkaBroker
 from loadtest.stack.ports import free_ports
-from tests.support.fake_kafka import Counts
 from tests.support.kafka_clusters import RealCluster, complete, produce, reading, records_of, send_all, until_committed
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
@@ -119,7 +120,7 @@ async def test_a_group_that_is_forbidden_is_waited_for(guarded: GuardedCluster) 
     topic = await guarded.create_topic()
     await produce(guarded, records_of(topic, 3))
     await guarded.grant(TOPIC, topic, READ, DESCRIBE)
-    consumer = KafkaConsumer(guarded.as_user(topic), lambda _: None, Counts())
+    consumer = KafkaConsumer(guarded.as_user(topic), lambda _: None, Metrics(MetricsBuffer()))
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(consumer.run())
         with pytest.raises(TimeoutError):

@@ -84,7 +84,7 @@ async def test_what_was_committed_is_handed_out_and_what_was_aborted_is_not(shar
         complete(await intake.take(len(wanted)))
         assert values(intake) == wanted
         await intake.nothing(0.5)
-        assert intake.counts.corrupt_batches == 0
+        assert intake.counts.corrupt_batches.total == 0
         await until_committed(shared, topic, {0: 14})  # seven that may be read, three aborted, four markers
         await produce(shared, records_of(topic, 1, start=4))
         complete(await intake.take(1))

@@ -65,13 +65,13 @@ def exercised(metrics: Metrics) -> None:
     metrics.batch_sent("a:1", "full", 600, 60, 640)
     metrics.batch_done(BATCH, REPORT, 0.0)
     metrics.answered("kafka", {Code.OK: 2, Code.NOT_FOUND: 1}, [0.1, 0.2, 0.4])
-    metrics.retried(Code.UNAVAILABLE, 5)
-    metrics.dead_lettered(Code.DATA_LOSS, 1)
-    metrics.expired(2)
-    metrics.coalesced(3)
-    metrics.commit_failed()
-    metrics.rebalanced()
-    metrics.records_lost("t", 9)
+    metrics.retries.add(5, Code.UNAVAILABLE.name)
+    metrics.dead_letters.add(1, Code.DATA_LOSS.name)
+    metrics.expired.add(2)
+    metrics.coalesced.add(3)
+    metrics.commit_failures.add(1)
+    metrics.rebalances.add(1)
+    metrics.records_lost.add(9, "t")
     metrics.tokenizer_checked(1, 0)
 
 
@@ -182,7 +182,7 @@ async def test_while_the_loop_is_busy_the_last_values_stand(monkeypatch: pytest.
 def test_what_alerts_watch_has_a_series_before_anything_happens() -> None:
     buffer = MetricsBuffer()
     metrics = Metrics(buffer)
-    metrics.records_lost("t", 0)
+    metrics.records_lost.add(0, "t")
     shown = points(buffer)
     assert {point.attributes["code"]: point.value for point in shown["embed.dead_letters"]} == {
         "DATA_LOSS": 0,
@@ -206,12 +206,12 @@ def test_texts_that_both_tokenizers_read_are_counted_and_those_that_differ() -> 
 def test_what_the_intake_counts_reaches_the_metrics() -> None:
     buffer = MetricsBuffer()
     metrics = Metrics(buffer)
-    metrics.rebalanced()
-    metrics.commit_failed()
-    metrics.commit_failed()
-    metrics.records_lost("t", 5)
-    metrics.records_lost("t", 2)
-    metrics.found_corrupt("t")
+    metrics.rebalances.add(1)
+    metrics.commit_failures.add(1)
+    metrics.commit_failures.add(1)
+    metrics.records_lost.add(5, "t")
+    metrics.records_lost.add(2, "t")
+    metrics.corrupt_batches.add(1, "t")
     shown = points(buffer)
     assert [point.value for point in shown["embed.consumer.rebalances"]] == [1]
     assert [point.value for point in shown["embed.commit.failures"]] == [2]

@@ -13,22 +13,11 @@ from aggregator.sources.calls.load import Limits, Load, RateLimit
 from k8s.process.metrics_buffer import MetricsBuffer
 
 
-class Refused(Metrics):
-    """Notes which limit refused whom."""
-
-    def __init__(self) -> None:
-        super().__init__(MetricsBuffer())
-        self.limits: list[Limit] = []
-
-    def call_refused(self, limit: Limit) -> None:
-        self.limits.append(limit)
-
-
 class Listener:
     """A load of ten calls, 1,000 bytes and ten streams."""
 
     def __init__(self, jitter: float = 0.0) -> None:
-        self.metrics = Refused()
+        self.metrics = Metrics(MetricsBuffer())
         self.load = Load(Limits(10, 1000, 10), self.metrics, lambda: jitter)
 
     def refused(self, what: Callable[[], object]) -> tuple[str, float]:
@@ -36,6 +25,11 @@ class Listener:
         with pytest.raises(Overloaded) as told:
             what()
         return str(told.value), told.value.retry_after_s
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """How often each limit refused somebody."""
+        return {limit: count for (limit,), count in self.metrics.calls_refused.sums.items() if count}
 
     @property
     def held(self) -> tuple[int, int, int]:
@@ -48,7 +42,7 @@ def test_calls_are_taken_up_to_the_bound_and_given_back() -> None:
     rooms = [here.load.enter((f"caller {number}",)) for number in range(10)]
     words, _ = here.refused(lambda: here.load.enter(("another",)))
     assert words == "too many requests are in flight: try again later"
-    assert here.metrics.limits == [Limit.CALLS]
+    assert here.limits == {Limit.CALLS: 1}
     rooms[3].leave()
     assert here.held == (9, 0, 0)
     here.load.enter(("another",))
@@ -61,7 +55,7 @@ def test_nobody_takes_more_calls_than_a_share() -> None:
         here.load.enter(("greedy",))
     words, _ = here.refused(lambda: here.load.enter(("greedy",)))
     assert words.startswith("your share of the requests")
-    assert here.metrics.limits == [Limit.SHARE_OF_CALLS]
+    assert here.limits == {Limit.SHARE_OF_CALLS: 1}
     here.load.enter(("modest",))
 
 
@@ -73,7 +67,7 @@ def test_bytes_are_taken_as_they_become_known_up_to_the_bound_and_the_share() ->
     assert (room.size_bytes, here.held) == (800, (2, 800, 0))
     assert here.refused(lambda: room.widen(1))[0].startswith("your share of the bytes")
     assert here.refused(lambda: other.widen(201))[0].startswith("the requests in flight hold too many bytes")
-    assert here.metrics.limits == [Limit.SHARE_OF_BYTES, Limit.BYTES]
+    assert here.limits == {Limit.SHARE_OF_BYTES: 1, Limit.BYTES: 1}
     assert room.size_bytes == 800
     room.leave()
     other.widen(1000)
@@ -98,7 +92,7 @@ def test_streams_are_taken_up_to_the_bound_and_the_share_and_closed() -> None:
     for name in "bc":
         here.load.open_stream((name,))
     assert here.refused(lambda: here.load.open_stream(("d",)))[0].startswith("too many streams")
-    assert here.metrics.limits == [Limit.SHARE_OF_STREAMS, Limit.STREAMS]
+    assert here.limits == {Limit.SHARE_OF_STREAMS: 1, Limit.STREAMS: 1}
     here.load.close_stream(("a",))
     assert here.held == (0, 0, 9)
     here.load.open_stream(("d",))
@@ -128,7 +122,7 @@ def test_a_tenant_whose_share_of_calls_or_bytes_is_used_up_is_refused_when_it_is
     late = here.load.enter(("connection",))
     late.widen(100)
     assert here.refused(lambda: late.put_down_to("tenant"))[0].startswith("your share of the bytes")
-    assert here.metrics.limits == [Limit.SHARE_OF_BYTES]
+    assert here.limits == {Limit.SHARE_OF_BYTES: 1}
     assert late.holders == ("connection",)
     late.leave()
     assert here.held == (1, 790, 0)
@@ -170,7 +164,7 @@ def test_a_tenant_answers_for_as_many_calls_as_its_share() -> None:
         here.load.enter((f"connection {number}",)).put_down_to("tenant")
     one_more = here.load.enter(("another",))
     words, _ = here.refused(lambda: one_more.put_down_to("tenant"))
-    assert here.metrics.limits == [Limit.SHARE_OF_CALLS], words
+    assert here.limits == {Limit.SHARE_OF_CALLS: 1}, words
 
 
 def test_what_comes_faster_than_the_rate_waits_in_its_order_and_what_comes_later_does_not() -> None:

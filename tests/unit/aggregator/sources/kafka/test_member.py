@@ -11,9 +11,11 @@ from aiokafka import TopicPartition
 from aiokafka import errors as kafka_errors
 from typing_extensions import override
 
+from aggregator.observability.metrics import Metrics
 from aggregator.sources.kafka.committed_offset import InFlightRecord
 from aggregator.sources.kafka.consumer import KafkaConsumer
-from tests.support.fake_kafka import Counts, FakeKafka, FakeMember
+from k8s.process.metrics_buffer import MetricsBuffer
+from tests.support.fake_kafka import FakeKafka, FakeMember
 from tests.support.kafka_clusters import complete
 from tests.support.simulated_group import SETTINGS
 from tests.support.virtual_time import in_virtual_time
@@ -58,7 +60,7 @@ class Reader:
         self.members: list[FakeMember] = []
         self.fenced: list[InFlightRecord] = []
         self.taken: list[InFlightRecord] = []
-        self.counts = Counts()
+        self.counts = Metrics(MetricsBuffer())
 
         def made(*arguments: Any) -> FakeMember:
             one: FakeMember = member(*arguments)
@@ -151,7 +153,7 @@ async def test_an_offset_before_the_log_s_start_goes_on_there_and_what_was_lost_
     reader = Reader(kafka)
     await asyncio.sleep(3.0)
     assert [each.offset for each in reader.taken] == [7, 8, 9]
-    assert reader.counts.lost == 5
+    assert reader.counts.records_lost.total == 5
     assert not reader.fenced
     await reader.close()
 
@@ -181,5 +183,5 @@ async def test_an_offset_behind_the_log_s_end_begins_the_log_again_and_its_recor
     complete(reader.taken[5:])
     await asyncio.sleep(3.0)
     assert kafka.committed == {TP: 1}
-    assert reader.counts.lost == 0
+    assert reader.counts.records_lost.total == 0
     await reader.close()
