@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from math import inf
 
@@ -19,9 +19,9 @@ from aggregator.pipeline.pipeline import Pipeline
 from aggregator.replicas.discovery import Discovery, ReadyAggregators, Target
 from aggregator.replicas.pool import ModelServers, describe
 from aggregator.reports.demand import DemandMeter, DemandReport, DemandServer
-from aggregator.reports.gauges import Consumer, gauge_values
+from aggregator.reports.gauges import GAUGES, OnLoop, gauge_values
 from aggregator.reports.live import LiveFeed
-from aggregator.request.request import REDIS
+from aggregator.request.request import Backlog
 from aggregator.scheduler.bounds import Admission, AdmissionPolicy
 from aggregator.scheduler.budget.controller import SlaGoal
 from aggregator.scheduler.dispatcher import DispatchPolicy
@@ -93,7 +93,6 @@ class Aggregator:
         self._producer: KafkaProducer | None = None
         self._kafka: KafkaSource | None = None
         self._redis: RedisSource | None = None
-        self._consumers: list[tuple[Consumer, Callable[[str], float]]] = []
         self._grpc: GrpcSource | None = None
         self._http: HttpSource | None = None
         if settings.kafka.enabled:
@@ -116,9 +115,8 @@ class Aggregator:
             if source is not None:
                 self._pipeline.sources.append(source)
                 self._pipeline.on_room.append(source.receive_now)
-        defaults = {topic.name: topic.model or settings.models[0].name for topic in settings.kafka.topics}
-        self._report = DemandReport(self._models, meter, defaults, self._fetch_positions, self._waiting_entries)
-        self._demand = DemandServer(settings.demand.bind, self._report) if settings.demand.bind else None
+        report = DemandReport(self._models, meter, self._backlogs)
+        self._demand = DemandServer(settings.demand.bind, report) if settings.demand.bind else None
         self._work: list[asyncio.Task[None]] = []
         self._started = False
 
@@ -141,7 +139,6 @@ class Aggregator:
         )
         self._pipeline.sources.append(source)
         self._pipeline.further_receivers.append((source, source.receive_large))
-        self._consumers.append((self._consumer, self._tokens_per_record))
         self._kafka = source
         for topic in settings.kafka.topics:  # Prometheus sees no increase in a series that appears with its first loss
             self._metrics.records_lost.add(0, topic.name)
@@ -158,21 +155,10 @@ class Aggregator:
         )
         self._pipeline.sources.append(source)
         self._pipeline.further_receivers += [(source, receive) for receive in source.further_receivers]
-        self._consumers.append((source, lambda stream: self._meter.tokens_per_record(source.models[stream], REDIS)))
         self._redis = source
 
-    def _tokens_per_record(self, topic: str) -> float:
-        return self._report.tokens_per_record(topic)
-
-    def _fetch_positions(self) -> Mapping[tuple[str, int], int]:
-        return {} if self._consumer is None else self._consumer.positions()
-
-    def _waiting_entries(self) -> dict[tuple[str, str], int]:
-        """Entries in Redis that no aggregator has claimed, by stream and its model."""
-        if self._redis is None:
-            return {}
-        waiting = self._redis.lag_records().items()
-        return {(stream, self._redis.models[stream]): entries for (stream, _), entries in waiting}
+    def _backlogs(self) -> list[Backlog]:
+        return [each for source in (self._kafka, self._redis) if source is not None for each in source.backlogs()]
 
     def _room(self, name: str, task: Task) -> int:
         """Tokens that a source may claim for a model: a few batches for each server, less what is held."""
@@ -211,13 +197,14 @@ class Aggregator:
         if self._redis is not None:
             for warning in await prepare_streams(settings.redis, settings.lifecycle.connect_timeout_s):
                 _LOG.warning(warning)
-        self._metrics.watch(lambda: gauge_values(self._models, [consumer for consumer, _ in self._consumers]))
+        read_gauges = OnLoop(lambda: gauge_values(self._models, self._backlogs()))
+        self._telemetry.buffer.gauges(GAUGES, read_gauges)
         feed = LiveFeed(
             self._models,
             self._pool.troubles,
             self._metrics,
             meter=self._meter,
-            consumers=self._consumers,
+            backlogs=self._backlogs if self._kafka is not None or self._redis is not None else None,
             away=lambda: [why for why in (self._kafka_ready(), self._redis_ready()) if why],
             slo_s=settings.sla.latency_s,
         )

@@ -100,7 +100,7 @@ class Metrics:
         """`slo_s`: the latency target; later replies are counted as violations."""
         self.recorder = Recorder(clock)
         self.clock_skew_s: Callable[[], float] = float
-        self.buffer = buffer
+        self._buffer = buffer
         self._slo_s = slo_s
         self._define_batches(buffer)
         self._define_requests(buffer)
@@ -110,7 +110,7 @@ class Metrics:
     def watch_clock(self, skew_s: Callable[[], float]) -> None:
         """Show how far the clock is ahead of Kafka's records; called on the reader's thread."""
         self.clock_skew_s = skew_s
-        self.buffer.gauges((_CLOCK_SKEW,), lambda: {_CLOCK_SKEW: {(): skew_s()}})
+        self._buffer.gauges((_CLOCK_SKEW,), lambda: {_CLOCK_SKEW: {(): skew_s()}})
 
     def watch_calls(self, held: Callable[[], tuple[int, int, int]]) -> None:
         """Show calls in flight, their bytes and open streams; called on the reader's thread."""
@@ -118,7 +118,7 @@ class Metrics:
         def read() -> dict[Instrument, dict[tuple[str, ...], float]]:
             return {instrument: {(): value} for instrument, value in zip(_CALLS, held(), strict=True)}
 
-        self.buffer.gauges(_CALLS, read)
+        self._buffer.gauges(_CALLS, read)
 
     def totals(self) -> Totals:
         """The sums since the start that the page shows as rates."""

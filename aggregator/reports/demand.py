@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import grpc.aio
 from typing_extensions import override
@@ -11,7 +11,7 @@ from typing_extensions import override
 from aggregator.admission.model_revision import ModelRevision
 from aggregator.admission.models import Model, Models
 from aggregator.errors import UnknownModel
-from aggregator.request.request import KAFKA, REDIS, Request
+from aggregator.request.request import KAFKA, REDIS, Backlogs, Request
 from aggregator.scheduler.generating_replica import GeneratingReplica
 from aggregator.scheduler.rates import ArrivalPolicy, Arrivals, BusyShare
 from aggregator.scheduler.work_item import Task
@@ -121,49 +121,34 @@ class DemandReport:
         self,
         models: Models,
         meter: DemandMeter,
-        topics: Mapping[str, str],
-        positions: Callable[[], Mapping[tuple[str, int], int]] = dict,
-        streams: Callable[[], Mapping[tuple[str, str], int]] = dict,
+        backlogs: Backlogs = list,
     ) -> None:
-        """`topics`: the default model of each topic. `positions`: the next offset of each assigned partition.
-
-        `streams`: unclaimed entries by Redis stream and its model.
-        """
         self._models = models
         self._meter = meter
-        self._topics = topics
-        self._positions = positions
-        self._streams = streams
+        self._backlogs = backlogs
         self._busy = BusyShare()
 
     def __call__(self) -> pb.GetDemandResponse:
+        backlogs = self._backlogs()
         return pb.GetDemandResponse(
             busy_share=self._busy.observe(time.monotonic(), time.thread_time()),
             models=[self._meter.of(model) for model in self._models.configured],
-            partitions=list(self._partitions()),
+            partitions=[
+                pb.Partition(topic=each.topic, partition=each.partition, fetch_position=each.position, model=each.model)
+                for each in backlogs
+                if isinstance(each.partition, int)
+            ],
             streams=[
                 pb.Stream(
-                    stream=stream,
-                    model=model,
-                    waiting_entries=waiting,
-                    tokens_per_entry=self._meter.tokens_per_record(model, REDIS),
+                    stream=each.topic,
+                    model=each.model,
+                    waiting_entries=each.records,
+                    tokens_per_entry=self._meter.tokens_per_record(each.model, REDIS),
                 )
-                for (stream, model), waiting in self._streams().items()
+                for each in backlogs
+                if each.source == REDIS
             ],
         )
-
-    def tokens_per_record(self, topic: str) -> float:
-        """Mean tokens of a topic's requests, as if all were for its default model."""
-        return self._meter.tokens_per_record(self._topics[topic])
-
-    def _partitions(self) -> Iterator[pb.Partition]:
-        for (topic, number), position in self._positions().items():
-            yield pb.Partition(
-                topic=topic,
-                partition=number,
-                fetch_position=position,
-                model=self._topics.get(topic, ""),  # pragma: no mutate
-            )
 
 
 def _replicas(revisions: Sequence[ModelRevision]) -> list[pb.Replica]:

@@ -1,53 +1,83 @@
-"""Read the gauges of queues, replicas and partitions, on the event loop."""
+"""The gauges of queues, replicas and partitions: read on the event loop, whichever thread asks."""
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping
 
 from aggregator.admission.models import Models
-from aggregator.observability.gauges import (
-    BUDGET,
-    GAUGES,
-    INFLIGHT,
-    LAG,
-    PAUSED,
-    QUEUE_AGE,
-    QUEUE_TOKENS,
-    REPLICA_STATE,
-    SATURATION,
-    SPAN,
-    Values,
-)
+from aggregator.request.request import Backlog
 from aggregator.scheduler.replica import STATES
 from aggregator.scheduler.work_item import Priority
 from k8s.process.metrics_buffer import Instrument, Labels
 
+_TIMEOUT_S = 1.0
 
-class Consumer(Protocol):
-    """What reads partitions (topic, number); a Redis stream is the partition `redis` of a topic of its name."""
+Values = Mapping[Instrument, Mapping[Labels, float]]
+"""Of each gauge, the present value of each series; an unknown value has no series."""
 
-    def lag_records(self) -> Mapping[Any, int]: ...
+_QUEUE = ("model", "priority")
+_REPLICA = ("replica", "model")
+_PARTITION = ("topic", "partition")
 
-    def uncommitted_span(self) -> Mapping[Any, int]:
-        """Records of each partition from the committed offset to the highest completed one."""
-        ...
+QUEUE_TOKENS = Instrument("embed.queue.tokens", "{token}", "tokens in the queue", _QUEUE)
+QUEUE_AGE = Instrument("embed.queue.age", "s", "age of the oldest query in the queue", _QUEUE)
+REPLICA_STATE = Instrument("embed.replica.state", "1", "1 for the state a model server is in", (*_REPLICA, "state"))
+INFLIGHT = Instrument("embed.replica.inflight_tokens", "{token}", "tokens in flight at a model server", _REPLICA)
+BUDGET = Instrument("embed.token_budget", "{token}", "tokens a batch may hold", _REPLICA)
+SATURATION = Instrument("embed.saturation_point", "{token}", "tokens above which throughput hardly grows", _REPLICA)
+LAG = Instrument("embed.consumer.lag", "{record}", "records in the log, not yet fetched", _PARTITION)
+SPAN = Instrument(
+    "embed.consumer.uncommitted_span",
+    "{record}",
+    "records from the committed offset to the highest completed",
+    _PARTITION,
+)
+PAUSED = Instrument("embed.consumer.paused", "1", "1 while a partition is paused", _PARTITION)
 
-    def paused(self) -> AbstractSet[Any]: ...
+GAUGES = (QUEUE_TOKENS, QUEUE_AGE, REPLICA_STATE, INFLIGHT, BUDGET, SATURATION, LAG, SPAN, PAUSED)
 
 
-def gauge_values(models: Models, consumers: Sequence[Consumer] = ()) -> Values:
+class OnLoop:
+    """Reads on the event loop it was made on, whichever thread asks.
+
+    When the loop does not come round within a second, the last values are given again: old values are better than none.
+    """
+
+    def __init__(self, read: Callable[[], Values]) -> None:
+        self._read = read
+        self._loop = asyncio.get_running_loop()
+        self._last: Values = {}
+
+    def __call__(self) -> Values:
+        if self._is_here() or self._loop.is_closed():
+            return self._read()
+        reading = asyncio.run_coroutine_threadsafe(self._read_here(), self._loop)
+        try:
+            self._last = reading.result(_TIMEOUT_S)
+        except TimeoutError:
+            reading.cancel()
+        return self._last
+
+    async def _read_here(self) -> Values:
+        return self._read()
+
+    def _is_here(self) -> bool:
+        try:
+            return asyncio.get_running_loop() is self._loop
+        except RuntimeError:
+            return False
+
+
+def gauge_values(models: Models, backlogs: Iterable[Backlog] = ()) -> Values:
     values: dict[Instrument, dict[Labels, float]] = {instrument: {} for instrument in GAUGES}
     _read_models(values, models, time.monotonic())
-    for consumer in consumers:
-        spans, paused = consumer.uncommitted_span(), consumer.paused()
-        for (topic, partition), lag in consumer.lag_records().items():
-            labels = (topic, str(partition))
-            values[LAG][labels] = lag
-            values[SPAN][labels] = spans.get((topic, partition), 0)
-            values[PAUSED][labels] = (topic, partition) in paused
+    for backlog in backlogs:
+        labels = (backlog.topic, str(backlog.partition))
+        values[LAG][labels] = backlog.records
+        values[SPAN][labels] = backlog.uncommitted_span
+        values[PAUSED][labels] = backlog.paused
     return values
 
 

@@ -22,10 +22,10 @@ from aggregator.observability.recorder import KEPT_S
 from aggregator.observability.viewers import EVERY_S, Feed
 from aggregator.replicas.discovery import Target
 from aggregator.reports.demand import DemandMeter
-from aggregator.reports.gauges import Consumer
 from aggregator.reports.live_points import POINTS, Points, generating
 from aggregator.reports.stations import Stations
 from aggregator.reports.words import Scaling, anchor, bottleneck, other_problems, server_problems
+from aggregator.request.request import Backlogs
 from aggregator.scheduler.generating_replica import GeneratingReplica
 from aggregator.scheduler.replica import STATES, Replica
 from aggregator.scheduler.required_replicas import (
@@ -55,12 +55,12 @@ class LiveFeed(Feed):
         metrics: Metrics,
         *,
         meter: DemandMeter,
-        consumers: Sequence[tuple[Consumer, Callable[[str], float]]] = (),
+        backlogs: Backlogs | None = None,
         away: Callable[[], Sequence[str]] = list,
         slo_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`troubles`: why each configured server is not used; empty if it is. `consumers`: as for the gauges.
+        """`troubles`: why each configured server is not used; empty if it is. `backlogs`: None without a broker.
 
         `away`: says which brokers cannot be reached.
         """
@@ -68,13 +68,14 @@ class LiveFeed(Feed):
         self._troubles = troubles
         self._metrics = metrics
         self._meter = meter
-        self._consumers = consumers
+        self._backlogs = backlogs or list
+        self._has_brokers = backlogs is not None
         self._away = away
         self._slo_s = slo_s
         self._clock = clock
         self._name = socket.gethostname()
         self._loop = asyncio.get_running_loop()
-        self._stations = Stations(models, lambda: any(consumer.paused() for consumer, _ in consumers), clock)
+        self._stations = Stations(models, lambda: any(each.paused for each in self._backlogs()), clock)
         self._looking: asyncio.TimerHandle | None = None
         self._looked_s = -inf
         self._points = Points(models, metrics, meter)
@@ -173,7 +174,7 @@ class LiveFeed(Feed):
             "slo_s": self._slo_s,
             "loop": loop,
             "lanes": self._lanes(troubles),
-            "partitions": partitions if self._consumers else None,
+            "partitions": partitions if self._has_brokers else None,
             "scaling": [{**asdict(each), "missing": each.missing} for each in scaling],
             "stations": [[station, shares.working, shares.held_up] for station, shares in stations.items()],
             "bottleneck": bottleneck(loop, stations, scaling),
@@ -246,7 +247,7 @@ class LiveFeed(Feed):
         """The scaler's formula for one model, as far as one aggregator sees it, with the scaler's defaults."""
         demand: pb.ModelDemand = self._meter.of(model)
         arriving = demand.grpc_tokens_per_s + demand.kafka_tokens_per_s
-        lag = sum(sum(consumer.lag_records().values()) for consumer, _ in self._consumers)
+        lag = sum(each.records for each in self._backlogs())
         unread = lag if len(self._models.configured) == 1 else 0
         backlog = backlog_tokens(unread + demand.pending_requests, demand.tokens_per_record, demand.held_tokens)
         pod = pod_throughput((each.token_budget, each.step_time_s) for each in demand.replicas if each.step_time_s)
@@ -273,12 +274,17 @@ class LiveFeed(Feed):
 
     def _partitions(self) -> list[tuple[str, int | str, int, float, int, bool]]:
         """Topic, number, lag in records and tokens, uncommitted span, whether it is paused: the longest lags first."""
-        rows: list[tuple[str, int | str, int, float, int, bool]] = []
-        for consumer, tokens_per_record in self._consumers:
-            spans, paused = consumer.uncommitted_span(), consumer.paused()
-            for place, lag in consumer.lag_records().items():
-                topic, number = place
-                rows.append((topic, number, lag, lag * tokens_per_record(topic), spans.get(place, 0), place in paused))
+        rows = [
+            (
+                each.topic,
+                each.partition,
+                each.records,
+                each.records * self._meter.tokens_per_record(each.model, each.source),
+                each.uncommitted_span,
+                each.paused,
+            )
+            for each in self._backlogs()
+        ]
         rows.sort(key=lambda row: (-row[2], row[0], str(row[1])))
         return rows[:_MOST_PARTITIONS]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from aggregator.errors import Code, TokenbatchError
 from aggregator.request.generated_text import GeneratedText
@@ -182,6 +182,25 @@ def request_of(query: Query) -> Request:
 KAFKA, REDIS, GRPC, HTTP = "kafka", "redis", "grpc", "http"
 """Names of sources."""
 
+
+class Backlog(NamedTuple):
+    """What waits in one partition that `source` reads. A Redis stream is the partition `redis` of a topic of its name.
+
+    `model`: of requests that name none. `records` were not fetched or claimed yet. `uncommitted_span`: records from the
+    committed offset to the highest completed one. `position`: the offset to be handed out next.
+    """
+
+    source: str
+    topic: str
+    partition: int | str
+    model: str
+    records: int
+    uncommitted_span: int = 0
+    paused: bool = False
+    position: int = 0
+
+
+Backlogs = Callable[[], Sequence[Backlog]]
 Receive = Callable[[], Awaitable[Sequence[Request]]]
 """Waits for the next requests, at least one; none once the source has ended."""
 

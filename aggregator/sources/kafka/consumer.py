@@ -164,23 +164,12 @@ class KafkaConsumer:
         """Whether the group counts this member in, its coordinator answers, and every topic is there."""
         return self._member is not None and self._member.healthy
 
-    def lag_records(self) -> Mapping[tuple[str, int], int]:
-        """Log end minus what was handed out, of each assigned partition (topic, number)."""
-        return {tp: partition.lag_records for tp, partition in self._partitions.items()}
-
-    def positions(self) -> Mapping[tuple[str, int], int]:
-        """The offset to be handed out next, of each assigned partition."""
-        return {tp: partition.delivered_to for tp, partition in self._partitions.items()}
-
-    def uncommitted_span(self) -> Mapping[tuple[str, int], int]:
-        """Records between the committed offset and the highest completed one, of each assigned partition."""
-        return {tp: partition.committed_offset.span for tp, partition in self._partitions.items()}
-
     def paused(self) -> frozenset[tuple[str, int]]:
         """The partitions that are paused, with their topic or above their commit span."""
-        partitions = self._partitions.items()
+        partitions = self.partitions.items()
         return frozenset(tp for tp, partition in partitions if partition.over_span or tp.topic in self._paused)
 
     @property
-    def _partitions(self) -> Mapping[Any, Partition]:
+    def partitions(self) -> Mapping[Any, Partition]:
+        """The assigned partitions (topic, number) whose positions are known."""
         return {} if self._member is None else self._member.partitions

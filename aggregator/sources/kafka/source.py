@@ -11,7 +11,7 @@ from math import inf
 from aggregator.errors import InvalidRequest
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
-from aggregator.request.request import KAFKA, Request
+from aggregator.request.request import KAFKA, Backlog, Request
 from aggregator.scheduler.work_item import Priority, Task
 from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.clock_skew import ClockSkew
@@ -163,6 +163,22 @@ class KafkaSource:
         self._large.drop_fenced()
         gone = frozenset(in_flight_records)
         return lambda request: request.source is self and record_of(request) in gone
+
+    def backlogs(self) -> list[Backlog]:
+        paused = self._consumer.paused()
+        return [
+            Backlog(
+                KAFKA,
+                tp.topic,
+                tp.partition,
+                self._intakes[tp.topic].defaults.model,
+                records=partition.lag_records,
+                uncommitted_span=partition.committed_offset.span,
+                paused=tp in paused,
+                position=partition.delivered_to,
+            )
+            for tp, partition in self._consumer.partitions.items()
+        ]
 
     def _pause_topics(self) -> None:
         stopped = self._stopped | self._dead_letters.full

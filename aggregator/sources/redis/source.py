@@ -7,14 +7,13 @@ import os
 import socket
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
 from aggregator.errors import Code
 from aggregator.observability.metrics import Metrics, Unwritten
-from aggregator.request.request import REDIS, Failure, Request
+from aggregator.request.request import REDIS, Backlog, Failure, Request
 from aggregator.scheduler.work_item import Priority, Task
 from aggregator.settings.redis import RedisSettings, StreamSettings
 from aggregator.sources.messages import defaults_of, permitted
@@ -71,7 +70,6 @@ class RedisSource:
 
         self._streams = {stream.name: open_stream(stream) for stream in settings.streams}
         self.receive, *self.further_receivers = [stream.receive for stream in self._streams.values()]
-        self.models = {name: stream.intake.defaults.model for name, stream in self._streams.items()}
 
     async def run(self) -> None:
         """Keep what is claimed from other aggregators, and measure what waits, until cancelled."""
@@ -178,14 +176,10 @@ class RedisSource:
                     await stream.leave()
         await disconnect(self.server.client)
 
-    # What gauges show, as of Kafka's partitions: a stream is one.
-
-    def lag_records(self) -> Mapping[tuple[str, str], int]:
-        return {(name, REDIS): stream.waiting for name, stream in self._streams.items()}
-
-    def uncommitted_span(self) -> Mapping[tuple[str, str], int]:
-        """Empty: entries are acknowledged one by one."""
-        return {}
-
-    def paused(self) -> AbstractSet[tuple[str, str]]:
-        return {(name, REDIS) for name, stream in self._streams.items() if stream.paused or self._retrying}
+    def backlogs(self) -> list[Backlog]:
+        return [
+            Backlog(
+                REDIS, name, REDIS, each.intake.defaults.model, each.waiting, paused=each.paused or self._retrying > 0
+            )
+            for name, each in self._streams.items()
+        ]

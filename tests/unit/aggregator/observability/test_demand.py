@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 
 import grpc.aio
 import pytest
 
 from aggregator.reports.demand import DemandMeter, DemandReport, DemandServer
-from aggregator.request.request import Held
+from aggregator.request.request import REDIS, Backlog, Held
 from aggregator.scheduler.budget.controller import SlaGoal
 from aggregator.scheduler.queue import QueuePolicy, TokenQueue
 from aggregator.scheduler.rates import ArrivalPolicy
@@ -21,13 +20,14 @@ from tests.support.faked_pipeline import CURVE, MODEL, FakedPipeline, new_engine
 from tests.support.virtual_time import ManualClock, in_virtual_time
 
 
-def positions() -> Mapping[tuple[str, int], int]:
-    return {("requests", 0): 7, ("requests", 1): 9}
+def backlogs() -> list[Backlog]:
+    stream = Backlog(REDIS, "stream", REDIS, MODEL, 3)
+    return [*(Backlog("kafka", "requests", n, MODEL, 0, position=7 + 2 * n) for n in range(2)), stream]
 
 
 def report(faked: FakedPipeline) -> pb.GetDemandResponse:
     pipeline = faked.pipeline
-    return DemandReport(pipeline.models, pipeline.meter, {"requests": MODEL}, positions)()
+    return DemandReport(pipeline.models, pipeline.meter, backlogs)()
 
 
 @in_virtual_time
@@ -114,25 +114,24 @@ async def test_the_length_of_a_topics_records_is_that_of_its_models() -> None:
     meter.arrived("kafka", [record])
     record.hold(Held(faked.model.admission, *_NOWHERE), 25)
     meter.counted(faked.model, [record])
-    told = DemandReport(faked.pipeline.models, meter, {"requests": "alias"})
-    assert told.tokens_per_record("requests") == meter.tokens_per_record("alias") == 25.0
-    assert list(told().partitions) == []
+    assert meter.tokens_per_record("alias") == meter.tokens_per_record(MODEL) == 25.0
+    assert list(DemandReport(faked.pipeline.models, meter)().partitions) == []
 
 
 @in_virtual_time
 async def test_a_report_says_how_busy_the_loop_was_and_what_is_configured() -> None:
     clock = ManualClock(1000.0)
     faked, meter = metered(clock)
-    told = DemandReport(faked.pipeline.models, meter, {"requests": MODEL}, positions)
+    told = DemandReport(faked.pipeline.models, meter, backlogs)
     first = told()
     sum(range(100_000))
     second = told()
-    other = DemandReport(faked.pipeline.models, meter, {}, positions)()
     assert first.busy_share == 0.0
     assert 0.0 < second.busy_share <= 1.0
-    assert [each.topic for each in first.partitions] == ["requests", "requests"]
+    places = [(each.topic, each.partition, each.fetch_position, each.model) for each in first.partitions]
+    assert places == [("requests", 0, 7, MODEL), ("requests", 1, 9, MODEL)]
+    assert [(each.stream, each.model, each.waiting_entries) for each in first.streams] == [("stream", MODEL, 3)]
     assert [model.model for model in first.models] == [MODEL]
-    assert [each.model for each in other.partitions] == ["", ""]
 
 
 @in_virtual_time

@@ -2,18 +2,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from aggregator.errors import Code
-from aggregator.observability import gauges
-from aggregator.observability.gauges import OnLoop, Values
 from aggregator.observability.metrics import Metrics
-from aggregator.reports.gauges import gauge_values
+from aggregator.reports import gauges
+from aggregator.reports.gauges import GAUGES, OnLoop, Values, gauge_values
 from aggregator.request.generated_text import GeneratedText
+from aggregator.request.request import Backlog
 from aggregator.scheduler.budget.controller import SlaGoal
 from aggregator.scheduler.dispatcher import Batch
 from aggregator.scheduler.replica import Replica, ReplicaPolicy, SendReason, StepReport
@@ -25,9 +24,7 @@ from tests.support.virtual_time import in_virtual_time
 REPORT = StepReport(600, 0.02, 0, 0.001, 0.0)
 BATCH = Batch("b", [], 600, Replica("a:1", None, 640, ReplicaPolicy()), SendReason.FULL, None, 0.0, 1.0, 640)
 SOME: Values = {Instrument("some", "1", "a gauge"): {(): 1.0}}
-INTAKE: Any = SimpleNamespace(
-    uncommitted_span=lambda: {("t", 3): 2}, paused=lambda: {("t", 3)}, lag_records=lambda: {("t", 3): 7, ("t", 4): 0}
-)
+BACKLOGS = [Backlog("kafka", "t", 3, "m", 7, 2, paused=True), Backlog("kafka", "t", 4, "m", 0)]
 CONTRACT = {
     "embed.queue.tokens": ("{token}", {"model", "priority"}),
     "embed.queue.age": ("s", {"model", "priority"}),
@@ -81,7 +78,7 @@ async def test_every_metric_of_the_contract_has_its_name_unit_and_attributes() -
     metrics = Metrics(buffer, slo_s=0.3)
     async with FakedPipeline(new_engine(), goal=SlaGoal(answer_s=1.0)).started() as faked:
         await faked.embed("5 5")
-        metrics.watch(lambda: gauge_values(faked.pipeline.models, [INTAKE]))
+        buffer.gauges(GAUGES, OnLoop(lambda: gauge_values(faked.pipeline.models, BACKLOGS)))
         exercised(metrics)
         shown = {metric.name: metric for metric in buffer.collect().metrics}
     for name, (unit, keys) in CONTRACT.items():
@@ -136,7 +133,7 @@ def test_answers_are_counted_by_code_and_the_late_ones_apart() -> None:
 @in_virtual_time
 async def test_gauges_say_how_queues_replicas_and_partitions_are_and_nothing_of_what_is_not_known() -> None:
     async with FakedPipeline(new_engine()).started() as faked:
-        found = gauge_values(faked.pipeline.models, [INTAKE])
+        found = gauge_values(faked.pipeline.models, BACKLOGS)
         shown = {instrument.name: series for instrument, series in found.items()}
         address, model = DESCRIPTION.address, DESCRIPTION.model
         assert shown["embed.queue.tokens"] == {(model, name): 0 for name in ("interactive", "default", "background")}

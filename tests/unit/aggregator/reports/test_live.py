@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -13,15 +12,12 @@ import pytest
 
 from aggregator.replicas.discovery import Target
 from aggregator.reports.live import LiveFeed
+from aggregator.request.request import Backlog
 from tests.support.fake_source import KAFKA
 from tests.support.faked_pipeline import CURVE, MODEL, FakedPipeline, new_engine
 from tests.support.virtual_time import in_virtual_time
 
-INTAKE: Any = SimpleNamespace(
-    uncommitted_span=lambda: {("t", 3): 2},
-    paused=lambda: {("t", 3)},
-    lag_records=lambda: {("t", 3): 7, ("t", 4): 0},
-)
+BACKLOGS = [Backlog("kafka", "t", 3, MODEL, 7, 2, paused=True), Backlog("kafka", "t", 4, MODEL, 0)]
 
 
 class Servers:
@@ -35,15 +31,12 @@ class Servers:
 class Looker:
     """Reads events as viewers get them."""
 
-    def __init__(
-        self, faked: FakedPipeline, servers: Servers | None = None, consumer: Any = None, **options: Any
-    ) -> None:
+    def __init__(self, faked: FakedPipeline, servers: Servers | None = None, **options: Any) -> None:
         self.feed = LiveFeed(
             faked.pipeline.models,
             (servers or Servers()).troubles,
             faked.metrics,
             meter=faked.pipeline.meter,
-            consumers=[(consumer, lambda _: 10.0)] if consumer is not None else [],
             clock=asyncio.get_running_loop().time,
             **options,
         )
@@ -99,8 +92,12 @@ async def test_the_queue_is_shown_by_class_and_the_rates_by_source() -> None:
 @in_virtual_time
 async def test_kafka_is_shown_by_partition_and_a_paused_one_is_a_problem() -> None:
     async with FakedPipeline(new_engine()).started() as faked:
-        event = Looker(faked, consumer=INTAKE).look()
-    assert event["partitions"] == [["t", 3, 7, 70.0, 2, True], ["t", 4, 0, 0.0, 0, False]]
+        faked.produce(faked.request("1 2 3", source=KAFKA))
+        await asyncio.sleep(0.01)
+        event = Looker(faked, backlogs=lambda: BACKLOGS).look()
+    tokens = 7 * faked.pipeline.meter.tokens_per_record(MODEL)
+    assert tokens >= 7 * 3
+    assert event["partitions"] == [["t", 3, 7, tokens, 2, True], ["t", 4, 0, 0.0, 0, False]]
     assert ["1 partitions are paused.", "tokenbatchlaggrows"] in event["problems"]
 
 
