@@ -31,10 +31,10 @@ from aggregator.scheduler.work_item import Task
 from aggregator.settings.addresses import changes
 from aggregator.settings.aggregator import AggregatorSettings, SlaSettings
 from aggregator.sources.calls.callers import open_authentication
+from aggregator.sources.calls.calls import Served
 from aggregator.sources.calls.load import Limits, Load
-from aggregator.sources.calls.source import Served
-from aggregator.sources.grpc.source import GrpcSource
-from aggregator.sources.http.source import HttpSource
+from aggregator.sources.grpc.listener import GrpcSource
+from aggregator.sources.http.listener import HttpSource
 from aggregator.sources.kafka.committed_offset import InFlightRecord
 from aggregator.sources.kafka.connection import check as check_kafka
 from aggregator.sources.kafka.connection import prepare_topics
@@ -138,7 +138,6 @@ class Aggregator:
             tracing=tracing,
         )
         self._pipeline.sources.append(source)
-        self._pipeline.further_receivers.append((source, source.receive_large))
         self._kafka = source
         for topic in settings.kafka.topics:  # Prometheus sees no increase in a series that appears with its first loss
             self._metrics.records_lost.add(0, topic.name)
@@ -154,7 +153,6 @@ class Aggregator:
             metrics=self._metrics,
         )
         self._pipeline.sources.append(source)
-        self._pipeline.further_receivers += [(source, receive) for receive in source.further_receivers]
         self._redis = source
 
     def _backlogs(self) -> list[Backlog]:
@@ -224,16 +222,15 @@ class Aggregator:
         if self._redis is not None:
             self._work.append(tasks.create_task(unless_cancelled(self._redis.run()), name="redis"))
         if self._grpc is not None:
-            await self._grpc.server.start()
-            await self._grpc.server.set_serving(serving=True)
+            await self._grpc.start()
         if self._http is not None:
-            await self._http.server.start()
+            await self._http.start()
         self._started = True
         _LOG.info(
             "aggregator started",
             extra={
-                "grpc": self._grpc.server.address if self._grpc else None,
-                "http": self._http.server.address if self._http else None,
+                "grpc": self._grpc.address if self._grpc else None,
+                "http": self._http.address if self._http else None,
                 "demand": self._demand.address if self._demand else None,
                 "metrics": self._telemetry.metrics_address,
             },

@@ -62,7 +62,6 @@ class Pipeline:
     ) -> None:
         self.models = models
         self.sources: list[Source] = []
-        self.further_receivers: list[tuple[Source, Receive]] = []
         self.on_room: list[Callable[[], None]] = []
         self._pool = pool
         self._metrics = metrics
@@ -98,7 +97,8 @@ class Pipeline:
             tasks.create_task(unless_cancelled(self.dispatch()), name="dispatch")
             self._receiving = [
                 tasks.create_task(unless_cancelled(self.receive(source, receive)), name=f"receive from {source.name}")
-                for source, receive in [*((source, source.receive) for source in self.sources), *self.further_receivers]
+                for source in self.sources
+                for receive in source.receivers
             ]
 
     async def drain(self) -> None:

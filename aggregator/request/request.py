@@ -219,8 +219,9 @@ class Source(Protocol):
         """
         ...
 
-    async def receive(self) -> Sequence[Request]:
-        """Wait for the next requests, at least one; none once the source has ended."""
+    @property
+    def receivers(self) -> Sequence[Receive]:
+        """Each is called again and again, beside the others."""
         ...
 
     def reply(self, requests: Sequence[Request]) -> AsyncIterator[Sequence[Request]]:

@@ -22,12 +22,12 @@ from aggregator.request.request import Failure, Request
 from aggregator.request.vector import CompletedBatch, Vector
 from aggregator.scheduler.work_item import Priority, Task
 from aggregator.settings.aggregator import GrpcSettings, HttpSettings
+from aggregator.sources.calls.calls import CallSource, Served
 from aggregator.sources.calls.load import Limits, Load
 from aggregator.sources.calls.models import ServedModel
-from aggregator.sources.calls.source import CallSource, Served
-from aggregator.sources.grpc.source import GrpcSource
+from aggregator.sources.grpc.listener import GrpcSource
 from aggregator.sources.http.errors import described
-from aggregator.sources.http.source import HttpSource
+from aggregator.sources.http.listener import HttpSource
 from k8s.process.metrics_buffer import MetricsBuffer
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
@@ -114,8 +114,8 @@ GIVEN_UP: list[Request] = []
 @asynccontextmanager
 async def grpc_callers(served: Served) -> AsyncGenerator[Callers]:
     source = GrpcSource(GrpcSettings(bind="127.0.0.1:0"), served)
-    await source.server.start()
-    async with grpc.aio.insecure_channel(source.server.address) as channel:
+    await source.start()
+    async with grpc.aio.insecure_channel(source.address) as channel:
         yield GrpcCallers(source, channel)
     await source.stop(0)
 
@@ -124,8 +124,8 @@ async def grpc_callers(served: Served) -> AsyncGenerator[Callers]:
 async def http_callers(served: Served) -> AsyncGenerator[Callers]:
     settings = HttpSettings(bind="127.0.0.1:0")
     source = HttpSource(settings, GrpcSettings().tls, served)
-    await source.server.start()
-    async with aiohttp.ClientSession(f"http://{source.server.address}") as session:
+    await source.start()
+    async with aiohttp.ClientSession(f"http://{source.address}") as session:
         yield HttpCallers(source, session)
     await source.stop(0)
 
@@ -151,7 +151,7 @@ async def take(source: CallSource, count: int) -> list[Request]:
     taken: list[Request] = []
     async with asyncio.timeout(60):
         while len(taken) < count:
-            taken += await source.receive()
+            taken += await source.receivers[0]()
     return taken
 
 

@@ -60,7 +60,7 @@ async def take(source: Source, count: int) -> list[Request]:
     taken: list[Request] = []
     async with asyncio.timeout(60):
         while len(taken) < count:
-            taken += await source.receive()
+            taken += await source.receivers[0]()
     return taken
 
 

@@ -26,9 +26,8 @@ from aggregator.scheduler.work_item import Priority
 from aggregator.sources import parsing as wire_scan
 from aggregator.sources.calls import callers as callers_module
 from aggregator.sources.calls import calls as calls_module
-from aggregator.sources.calls.call_batcher import CallBatcher
 from aggregator.sources.calls.callers import Authentication, Callers, StaticTokens
-from aggregator.sources.calls.calls import Call, call_of
+from aggregator.sources.calls.calls import Call, CallBatcher, call_of
 from aggregator.sources.calls.load import Limits, Load, Room
 from aggregator.sources.grpc.calls import GrpcCalls, refusal
 from aggregator.sources.grpc.reading import Context, Reading

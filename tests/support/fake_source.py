@@ -9,7 +9,7 @@ from math import inf
 from typing import Any
 
 from aggregator.request import request as requests
-from aggregator.request.request import Options, Outcome, Request, Source
+from aggregator.request.request import Options, Outcome, Receive, Request, Source
 from aggregator.scheduler.work_item import Priority, Task
 
 
@@ -38,8 +38,9 @@ class FakeSource:
     def __post_init__(self) -> None:
         self.delivering.set()
 
-    async def receive(self) -> Sequence[Request]:
-        return await self.incoming[0].get()
+    @property
+    def receivers(self) -> Sequence[Receive]:
+        return [queue.get for queue in self.incoming]
 
     async def reply(self, requests: Sequence[Request]) -> AsyncIterator[Sequence[Request]]:
         await self.delivering.wait()

@@ -16,14 +16,13 @@ from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
 from aggregator.pipeline.pipeline import Pipeline
 from aggregator.request import request as requests
-from aggregator.request.request import Defaults, Failure, Request
+from aggregator.request.request import Defaults, Failure, Receive, Request
 from aggregator.request.vector import Vector
 from aggregator.scheduler.bounds import Admission, AdmissionPolicy
 from aggregator.scheduler.budget.controller import SlaGoal
 from aggregator.scheduler.dispatcher import DispatchPolicy
 from aggregator.scheduler.work_item import Priority
-from aggregator.sources.calls.call_batcher import CallBatcher
-from aggregator.sources.calls.calls import Call, call_of
+from aggregator.sources.calls.calls import Call, CallBatcher, call_of
 from aggregator.sources.calls.load import Limits, Load
 from aggregator.sources.kafka.committed_offset import CommittedOffset, InFlightRecord
 from aggregator.sources.parsing import parse
@@ -81,9 +80,10 @@ class FakeGrpc(FakeSource):
         super().__init__(requests.GRPC, refusable=True)
         self.batcher = batcher
 
+    @property
     @override
-    async def receive(self) -> Sequence[Request]:
-        return await self.batcher.receive()
+    def receivers(self) -> Sequence[Receive]:
+        return [self.batcher.receive]
 
     @override
     async def reply(self, requests: Sequence[Request]) -> AsyncIterator[Sequence[Request]]:
@@ -123,7 +123,6 @@ class FakedPipeline:
         )
         self.grpc = FakeGrpc(CallBatcher(models.next_due_s, lambda: asyncio.get_running_loop().time()))
         self.pipeline.sources += [self.kafka, self.grpc]
-        self.pipeline.further_receivers.append((self.kafka, self.kafka.incoming[1].get))
         self.pipeline.on_room.append(self.grpc.batcher.receive_now)
         self.committed_offset = CommittedOffset("requests", 0, 0)
         self._offset = 0

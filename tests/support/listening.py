@@ -28,11 +28,10 @@ from aggregator.scheduler.dispatcher import DispatchPolicy
 from aggregator.scheduler.queue import QueuePolicy
 from aggregator.settings.aggregator import AggregatorSettings, ModelSettings
 from aggregator.sources.calls.callers import open_authentication
+from aggregator.sources.calls.calls import Served
 from aggregator.sources.calls.load import Limits, Load
-from aggregator.sources.calls.source import Served
-from aggregator.sources.grpc.listener import GrpcServer
-from aggregator.sources.grpc.source import GrpcSource
-from aggregator.sources.http.source import HttpSource
+from aggregator.sources.grpc.listener import GrpcSource
+from aggregator.sources.http.listener import HttpSource
 from aggregator.tokenizers.counting import Counting
 from aggregator.tokenizers.fast_tokenizer import FastTokenizer
 from k8s.process.metrics_buffer import MetricsBuffer
@@ -90,7 +89,7 @@ class Listening:
     channel: grpc.aio.Channel
     pipeline: Pipeline
     models: Models
-    server: GrpcServer
+    server: GrpcSource
     buffer: MetricsBuffer
     http: str = ""
 
@@ -154,13 +153,11 @@ async def listening(
     if configured.http.bind:
         http = HttpSource(configured.http, configured.grpc.tls, served)
         pipeline.sources.append(http)
-    server = source.server
     task = asyncio.create_task(pipeline.run())
-    await server.start()
-    await server.set_serving(serving=True)
+    await source.start()
     if http is not None:
-        await http.server.start()
-    address = server.address.replace("127.0.0.1", "localhost")  # the name in the certificates
+        await http.start()
+    address = source.address.replace("127.0.0.1", "localhost")  # the name in the certificates
     channel = grpc.aio.secure_channel(address, credentials) if credentials else grpc.aio.insecure_channel(address)
     try:
         yield Listening(
@@ -169,9 +166,9 @@ async def listening(
             channel,
             pipeline,
             models,
-            server,
+            source,
             buffer,
-            http.server.address.replace("127.0.0.1", "localhost") if http is not None else "",
+            http.address.replace("127.0.0.1", "localhost") if http is not None else "",
         )
     finally:
         await channel.close()

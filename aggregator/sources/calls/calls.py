@@ -1,4 +1,4 @@
-"""Make requests of the messages of callers who wait, by the same rules for gRPC and HTTP; wait for their outcomes."""
+"""A source whose callers wait: make requests of their messages, admit these in batches, and wait for the outcomes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from math import inf
@@ -17,16 +17,22 @@ from typing import cast
 from typing_extensions import override
 
 from aggregator.errors import Code, TokenbatchError
-from aggregator.request.request import Failure, Request
-from aggregator.sources.calls.call_batcher import CallBatcher
-from aggregator.sources.calls.callers import Callers, Identity, tenant_holder
+from aggregator.observability.tracing import Tracing
+from aggregator.request.request import Defaults, Failure, Request
+from aggregator.scheduler.work_item import Priority, Task
+from aggregator.sources.calls.callers import Authentication, Callers, Identity, tenant_holder
 from aggregator.sources.calls.load import Holders, Load, Room
+from aggregator.sources.calls.models import ServedModels
 from aggregator.sources.messages import request_of
 from aggregator.sources.parsing import SMALL_BYTES, decode
 from protos.embedding.v1.embedding_pb2 import EmbedRequest
 from protos.generation.v1.generation_pb2 import GenerateRequest
 
 _LOG = logging.getLogger(__name__)
+LONGEST_S = 0.01
+"""The longest that a call waits for others, and so for a refusal."""
+ENOUGH_INPUTS = 64
+"""A larger batch hardly costs less for each call, and a server could wait for it."""
 
 GiveUp = Callable[[Request], "asyncio.Future[None] | None"]
 """Cancels a request in the pipeline. Returns the work on it that has yet to end, if any."""
@@ -99,6 +105,54 @@ class GenerationCall(Call):
 
 def call_of(request: Request) -> Call:
     return cast("Call", request.origin)
+
+
+class CallBatcher:
+    """Calls that wait for admission. Those that come while others are being admitted form the next batch."""
+
+    def __init__(self, turn_s: Callable[[float], float], clock: Callable[[], float] = time.monotonic) -> None:
+        """`turn_s`: when a server takes its next batch, given the present time (both monotonic seconds)."""
+        self._turn_s = turn_s
+        self._clock = clock
+        self._calls: list[Request] = []
+        self._inputs = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = asyncio.Event()
+        self._admitting = False
+        self._closed = False
+
+    async def receive(self) -> list[Request]:
+        """The next batch of calls, once it is due; empty after `close`."""
+        self._admitting = False
+        await self._due.wait()
+        if not self._closed:
+            self._due.clear()
+        self._admitting = True
+        calls, self._calls, self._inputs = self._calls, [], 0
+        return calls
+
+    def add(self, call: Request) -> None:
+        """Add a call. Its batch is due when a server is free, when it is large enough, or after `LONGEST_S`."""
+        self._calls.append(call)
+        self._inputs += len(call.inputs)
+        if self._admitting or self._inputs >= ENOUGH_INPUTS:
+            self.receive_now()
+        elif self._timer is None:
+            now_s = self._clock()
+            wait_s = min(LONGEST_S, max(0.0, self._turn_s(now_s) - now_s))
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self.receive_now)
+
+    def receive_now(self) -> None:
+        """Make the batch due now, as when a server became free."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._calls:
+            self._due.set()
+
+    def close(self) -> None:
+        self._closed = True
+        self._due.set()
 
 
 _REST = 9.0
@@ -217,3 +271,44 @@ def failure_of(error: Exception) -> Failure:
     place = f"{Path(frame.f_code.co_filename).name}:{line}"
     _LOG.error("a call failed", extra={"error": type(error).__name__, "at": place})
     return Failure(Code.INTERNAL, "internal error: see the log of the aggregator")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """What gRPC and HTTP serve, and under which limits; `default_model` is for calls that name none."""
+
+    default_model: str
+    models: ServedModels
+    give_up: GiveUp
+    load: Load
+    authentication: Authentication | None
+    tracing: Tracing
+
+
+class CallSource:
+    """What gRPC and HTTP are to the pipeline. Their callers are refused where a limit is reached."""
+
+    refusable = True
+
+    def __init__(self, name: str, served: Served, max_inputs: int) -> None:
+        self.name = name
+        self.address = ""
+        self._batcher = CallBatcher(served.models.next_due_s)
+        self.receivers = (self._batcher.receive,)
+        self.receive_now = self._batcher.receive_now
+        defaults = Defaults(
+            source=self,
+            model=served.default_model,
+            priority=Priority.INTERACTIVE,
+            max_inputs=max_inputs,
+            trusts_tenant=served.authentication is None,
+        )
+        self._callers = Callers(defaults, served.authentication, traced=served.tracing.enabled)
+
+    async def reply(self, requests: Sequence[Request]) -> AsyncIterator[Sequence[Request]]:
+        for request in requests:
+            call_of(request).complete()
+        yield requests
+
+    def pause(self, away: Callable[[str, Task], bool], full: Callable[[str, Priority], bool]) -> None:
+        """Callers are refused instead."""

@@ -1,4 +1,4 @@
-"""Listen for gRPC: the services, health and reflection, TLS, and the bounds that gRPC itself keeps."""
+"""gRPC as a source: its services, health and reflection, TLS, and the bounds that gRPC itself keeps."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from grpc_health.v1 import health, health_pb2
 from typing_extensions import override
 
 from aggregator.errors import InvalidRequest
+from aggregator.request.request import GRPC
 from aggregator.settings.aggregator import GrpcSettings, TlsSettings
+from aggregator.sources.calls.calls import CallSource, Served
 from aggregator.sources.calls.certificates import server_context, watch_certificates
 from aggregator.sources.calls.load import Limits
 from aggregator.sources.grpc.calls import GrpcCalls, answering
 from aggregator.sources.grpc.generation import SERVICE as GENERATION
 from aggregator.sources.grpc.generation import GenerationService
-from aggregator.sources.grpc.reading import NO_MESSAGE, Context
+from aggregator.sources.grpc.reading import NO_MESSAGE, Context, Reading
 from aggregator.sources.grpc.service import SERVICE, EmbeddingsService
 from k8s.process.grpc_port import add_port
 from protos import reflection
@@ -44,42 +46,49 @@ _LOOKAHEAD_BYTES = 16 * 1024
 """What gRPC receives of each message before the message is read."""
 _MAX_MESSAGE_BYTES = 64 * 1024
 """Of a message to health or reflection."""
+_STREAM_AGE_SHARE = 0.9
+"""Of the grace that gRPC gives the calls of an old connection: a stream ends by itself before it is cut off."""
+_FEWEST_PLACES = 4
+"""Messages that are received at a time; more, as long as they fit `max_pending_bytes` at their largest."""
 
 
-class GrpcServer:
+class GrpcSource(CallSource):
     """The listener. A name that health does not know is NOT_FOUND; the empty name is the whole server."""
 
-    def __init__(
-        self,
-        service: EmbeddingsService,
-        generation: GenerationService,
-        calls: GrpcCalls,
-        settings: GrpcSettings,
-        limits: Limits,
-    ) -> None:
+    def __init__(self, settings: GrpcSettings, served: Served) -> None:
         """Raises StartError for certificates that cannot be used."""
+        limits = served.load.limits
+        super().__init__(GRPC, served, limits.max_inputs)
+        places = max(_FEWEST_PLACES, limits.max_pending_bytes // limits.max_message_bytes)
+        reading = Reading(places, served.load)
+        calls = GrpcCalls(self._batcher, served.give_up, self._callers, served.load, reading=reading)
+        self._service = EmbeddingsService(
+            calls,
+            served.models,
+            served.tracing,
+            stream_window=limits.stream_window,
+            stream_age_s=_STREAM_AGE_SHARE * limits.connection_grace_s,
+        )
+        generation = GenerationService(calls, served.tracing)
         self._settings = settings
-        self._service = service
         self._credentials = server_credentials(settings.tls)
         self._server = grpc.aio.server(options=_options(limits))
         self._health = _Health()
-        self.address = ""
         others = GuardedServices(calls)
         others.add_generic_rpc_handlers((self._health.handler(),))
         if not settings.authentication.required:  # it answers callers without a credential
             reflection.enable(others, (*_SERVICES, health.SERVICE_NAME))
-        self._server.add_generic_rpc_handlers((service.handler(), generation.handler(), others))
+        self._server.add_generic_rpc_handlers((self._service.handler(), generation.handler(), others))
 
     async def start(self) -> None:
-        """Listen; NOT_SERVING until `set_serving`. Raises StartError when the address cannot be bound."""
-        await self.set_serving(serving=False)
+        """Listen. Raises StartError when the address cannot be bound."""
         self.address = add_port(self._server, "grpc.bind", self._settings.bind, self._credentials)
+        await self.set_serving(serving=True)
         await self._server.start()
-        tls = self._settings.tls
         extra = {
             "address": self.address,
             "tls": self._credentials is not None,
-            "client_certificates": tls.client_ca_file is not None,
+            "client_certificates": self._settings.tls.client_ca_file is not None,
             "authentication": self._settings.authentication.required,
         }
         _LOG.info("grpc listening", extra=extra)
@@ -96,6 +105,7 @@ class GrpcServer:
         # After the server has sent clients elsewhere: they open their next streams there.
         asyncio.get_running_loop().call_soon(self._end_streams)
         await self._server.stop(grace_s)
+        self._batcher.close()
 
     def _end_streams(self) -> None:
         self._service.end_streams()

@@ -1,4 +1,4 @@
-"""Listen for HTTP: connections and their bounds, TLS, and the drain."""
+"""HTTP as a source: connections and their bounds, TLS, and the drain."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from aiohttp import web
 from typing_extensions import override
 
 from aggregator.observability.metrics import HttpClosed
-from aggregator.settings.aggregator import TlsSettings
+from aggregator.request.request import HTTP
+from aggregator.settings.aggregator import HttpSettings, TlsSettings
+from aggregator.sources.calls.calls import CallSource, Served
 from aggregator.sources.calls.certificates import WatchedFiles, server_context, watch_certificates
+from aggregator.sources.http.calls import HttpCalls
 from aggregator.sources.http.errors import body_of
 from aggregator.sources.http.service import OpenAIService
 from k8s.process.errors import StartError
@@ -28,20 +31,24 @@ _UNREAD_S = 30.0
 _HANDSHAKE_S = 20.0
 _BACKLOG = 1024
 _SHORTEST_S = 0.01  # to aiohttp, 0 is no limit
+_MAX_INPUTS = 2048
+"""Of one request, as at OpenAI."""
 _IDLE_GRACE_S = 1.0
 """At a stop, how long an idle connection may still send a request, which is answered with `Connection: close`."""
 
 
-class HttpServer:
-    """The listener. When it stops, each answer is the last of its connection."""
+class HttpSource(CallSource):
+    """The listener. TLS and authentication are gRPC's. When it stops, each answer is the last of its connection."""
 
-    def __init__(self, bind: str, tls: TlsSettings, service: OpenAIService) -> None:
-        self._bind = bind
+    def __init__(self, settings: HttpSettings, tls: TlsSettings, served: Served) -> None:
+        """Raises StartError for certificates that cannot be read."""
+        super().__init__(HTTP, served, _MAX_INPUTS)
+        calls = HttpCalls(self._batcher, served.give_up, self._callers, served.load, timeout_s=settings.timeout_s)
+        self._service = OpenAIService(calls, served.models, served.tracing, trusts_token_ids=settings.trusts_token_ids)
+        self._bind = settings.bind
         self._certificates = watch_certificates(tls, server_context)
-        self._service = service
         self._server: _Server | None = None
         self._listener: asyncio.Server | None = None
-        self.address = ""
 
     async def start(self) -> None:
         """Listen. Raises StartError when the address cannot be bound."""
@@ -66,6 +73,7 @@ class HttpServer:
     async def stop(self, grace_s: float) -> None:
         """Refuse new connections, answer what is open, and cancel what is still open after `grace_s`."""
         if self._listener is None or self._server is None:
+            self._batcher.close()
             return
         self._service.drains = True
         self._listener.close()
@@ -75,6 +83,7 @@ class HttpServer:
             await asyncio.sleep(min(0.02, idle_grace_s))
         self._server.pre_shutdown()
         await self._server.shutdown(max(_SHORTEST_S, grace_s - idle_grace_s))
+        self._batcher.close()
 
 
 class _Server(web.Server):

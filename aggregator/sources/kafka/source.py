@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 
 from aggregator.errors import InvalidRequest
@@ -74,6 +74,9 @@ class KafkaSource:
         self._paused: frozenset[str] = frozenset()
         self._large = LargeRecords(on_full_changed=self._pause_topics)
         self._refusing: asyncio.Task[None] | None = None
+        self.receivers = (self.receive, self.receive_large)
+        self.reply = self._outcomes.reply
+        self.delivered = self._dead_letters.written
 
     async def receive(self) -> Sequence[Request]:
         """The next requests with small values; records that are no requests are refused meanwhile.
@@ -141,13 +144,6 @@ class KafkaSource:
                 self._deltas.follow(request)
             taken.append(request)
         return taken
-
-    async def reply(self, requests: Sequence[Request]) -> AsyncIterator[Sequence[Request]]:
-        async for delivered in self._outcomes.reply(requests):
-            yield delivered
-
-    async def delivered(self) -> None:
-        await self._dead_letters.written()
 
     def pause(self, away: Callable[[str, Task], bool], full: Callable[[str, Priority], bool]) -> None:
         self._stopped = frozenset(

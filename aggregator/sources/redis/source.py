@@ -69,7 +69,7 @@ class RedisSource:
             )
 
         self._streams = {stream.name: open_stream(stream) for stream in settings.streams}
-        self.receive, *self.further_receivers = [stream.receive for stream in self._streams.values()]
+        self.receivers = [stream.receive for stream in self._streams.values()]
 
     async def run(self) -> None:
         """Keep what is claimed from other aggregators, and measure what waits, until cancelled."""

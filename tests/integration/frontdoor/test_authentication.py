@@ -21,7 +21,7 @@ from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 from jwt.utils import base64url_encode
 
 from aggregator.request.request import GRPC, Request
-from aggregator.sources.calls.call_batcher import CallBatcher
+from aggregator.sources.calls.calls import CallBatcher
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.support.certificates import Authority
 from tests.support.listening import Listening, ask, listening

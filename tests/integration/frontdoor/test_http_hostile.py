@@ -14,7 +14,7 @@ import pytest
 
 from aggregator.sources.calls import calls as common
 from aggregator.sources.http import calls, listener
-from aggregator.sources.http.source import HttpSource
+from aggregator.sources.http.listener import HttpSource
 from tests.integration.frontdoor.test_http import embed, http_door
 from tests.support.listening import Listening, slow_engine
 from tests.support.until import until

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 
 from aggregator.request.request import Request
-from aggregator.sources.calls.call_batcher import CallBatcher
+from aggregator.sources.calls.calls import CallBatcher
 from tests.integration.frontdoor.test_http import OPEN
 from tests.integration.frontdoor.test_tls import served_name, tls
 from tests.support.certificates import Authority, Pair

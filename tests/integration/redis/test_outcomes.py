@@ -41,7 +41,7 @@ async def take(source: RedisSource, count: int, timeout_s: float = 20.0) -> list
     taken: list[Request] = []
     async with asyncio.timeout(timeout_s):
         while len(taken) < count:
-            taken += await source.receive()
+            taken += await source.receivers[0]()
     return taken
 
 
@@ -56,7 +56,7 @@ async def test_a_claim_takes_what_fits_the_room_and_never_less_than_one(broker: 
         await broker.send(message(""), token_count=tokens)
     broker.room_tokens = 10
     async with broker.opened() as source:
-        assert [len(await source.receive()) for _ in range(4)] == [2, 1, 1, 1]
+        assert [len(await source.receivers[0]()) for _ in range(4)] == [2, 1, 1, 1]
 
 
 async def test_an_expired_entry_needs_no_room_and_its_deadline_has_passed(broker: RedisAsBroker) -> None:
@@ -242,7 +242,7 @@ async def test_a_stop_leaves_what_is_not_answered_to_others_at_once(shared: Redi
     async with broker.opened() as source:
         await take(source, 1)
         source.stop_receiving()
-        assert await source.receive() == ()
+        assert await source.receivers[0]() == ()
         await source.close()
     async with broker.opened() as other:
         assert [request.request_id for request in await take(other, 1)] == ["q"]

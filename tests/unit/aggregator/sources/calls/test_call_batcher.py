@@ -9,7 +9,7 @@ from math import inf
 import pytest
 
 from aggregator.request.request import Request
-from aggregator.sources.calls.call_batcher import ENOUGH_INPUTS, LONGEST_S, CallBatcher
+from aggregator.sources.calls.calls import ENOUGH_INPUTS, LONGEST_S, CallBatcher
 from tests.support.fake_source import any_request
 from tests.support.virtual_time import in_virtual_time, run
 
