@@ -38,7 +38,7 @@ class Station(StrEnum):
     COMPLETE = "complete"
 
 
-_COMPLETING = ("replies", "outcomes", "producer", "writer", "deltas", "commits", "dead_letters", "committed_offset")
+_COMPLETING = ("outcomes", "producer", "deltas", "commits", "dead_letters", "committed_offset")
 PLACES = (
     *((f"/aggregator/sources/kafka/{name}.py", Station.COMPLETE) for name in _COMPLETING),
     ("/aggregator/sources/redis/source.py", Station.COMPLETE),

@@ -70,7 +70,7 @@ BUILDS = (
     Build(
         "loses-the-neighbours-of-an-undecodable-record",
         "a record that cannot be decoded costs itself alone",
-        "aggregator/sources/kafka/undecodable.py",
+        "aggregator/sources/kafka/faults.py",
         "        records += found\n",
         "        records += [record for record in found if record.unreadable]\n",
         (f"{_LOGS}::test_a_header_name_that_is_not_utf8_costs_its_own_record_alone",),
@@ -111,7 +111,7 @@ BUILDS = (
     Build(
         "a-new-reply-id-each-time",
         "a replayed record gets the same reply_id",
-        "aggregator/sources/kafka/replies.py",
+        "aggregator/sources/kafka/codec.py",
         "hashlib.blake2b(told, digest_size",
         "hashlib.blake2b(told + str(id(told)).encode(), digest_size",
         (f"{_LIFECYCLE}::test_what_a_killed_aggregator_left_is_done_again_under_the_same_reply_ids",),

@@ -20,7 +20,7 @@ from aggregator.request.request import Failure, Request
 from aggregator.settings.aggregator import KafkaSettings, TopicSettings
 from aggregator.sources import generation
 from aggregator.sources.kafka.codec import Refused, decode, intakes
-from aggregator.sources.kafka.replies import check_reply_fits, encode_refusal, encode_replies
+from aggregator.sources.kafka.outcomes import check_reply_fits, encode_refusal, encode_replies
 from protos.embedding.v1.embedding_pb2 import TokenIds
 from protos.generation.v1 import generation_pb2 as pb
 from protos.generation.v1.generation_pb2 import TokenLogprobs

@@ -20,11 +20,11 @@ from aggregator.request.request import Failure, Request
 from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources import json_codec
 from aggregator.sources.kafka import codec as kafka_codec
-from aggregator.sources.kafka import replies as kafka_replies
-from aggregator.sources.kafka import undecodable as kafka_undecodable
+from aggregator.sources.kafka import faults as kafka_faults
+from aggregator.sources.kafka import outcomes as kafka_outcomes
 from aggregator.sources.kafka.codec import Refused, decode, intakes
 from aggregator.sources.kafka.dead_letters import DeadLetter
-from aggregator.sources.kafka.replies import check_reply_fits, encode_refusal, encode_replies
+from aggregator.sources.kafka.outcomes import check_reply_fits, encode_refusal, encode_replies
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.fuzz.target import Cut, Target, field
 from tests.support.fake_source import KAFKA
@@ -40,7 +40,7 @@ _HEADERS = (
     *("kafka_correlationId", "traceparent", "dlt-error-code", "other"),
 )
 _FAILURE = Failure(Code.INTERNAL, "it broke")
-_SOURCES = tuple(Path(module.__file__ or "") for module in (kafka_codec, json_codec, kafka_replies, request_module))
+_SOURCES = tuple(Path(module.__file__ or "") for module in (kafka_codec, json_codec, kafka_outcomes, request_module))
 
 
 def _take(value: bytes | None, headers: Sequence[tuple[str, bytes]]) -> Request | Refused:
@@ -98,7 +98,7 @@ def _with_right_checksum(data: bytes) -> bytes:
 
 
 def _check_batch(data: bytes) -> None:
-    found = kafka_undecodable.decode(
+    found = kafka_faults.decode(
         data, TopicPartition("topic", 2), 5, aborted=[(7, 5)], log_end=1000, max_records=500
     )
     if found is None:
@@ -202,5 +202,5 @@ TARGETS = (
     Target("kafka_protobuf", check_protobuf, _protobuf_seeds, _SOURCES),
     Target("kafka_json", check_json, _json_seeds, _SOURCES),
     Target("kafka_headers", check_headers, _header_seeds, _SOURCES),
-    Target("kafka_batch", check_batch, _batch_seeds, (Path(kafka_undecodable.__file__),)),
+    Target("kafka_batch", check_batch, _batch_seeds, (Path(kafka_faults.__file__),)),
 )

@@ -25,7 +25,6 @@ GENERATION = "A generation request's way, file by file"
 MOST_FILES = {RECORD: 24, CALL: 14, GENERATION: 8}
 ELSEWHERE = {
     "aggregator/sources/kafka/producer.py",
-    "aggregator/sources/kafka/writer.py",
     "aggregator/replicas/client.py",
 }
 """Faked here; seen with a real broker and server in tests/integration."""

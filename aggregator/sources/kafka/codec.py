@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import re
 import struct
@@ -47,6 +48,7 @@ _READ = frozenset(
 _PLAIN_REPLY: Final[list[Header]] = [("content-type", PROTOBUF)]
 _LEGAL_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _RFC3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)")
+_REPLY_ID_LENGTH = 32
 _SLICE_RECORDS = 100
 _SLICE_BYTES = 16 * 1024
 """Decoded without a pause, in two milliseconds: JSON takes 20 us a record, and 140 us for a KiB of token ids."""
@@ -81,6 +83,17 @@ class Refused:
 
 def record_of(request: Request) -> InFlightRecord:
     return request.origin  # type: ignore[return-value]  # a call of `cast` takes as long as all of this
+
+
+def reply_id(in_flight: InFlightRecord, request_id: str, group_id: str) -> str:
+    """The same for every delivery of the same record to the same group; 32 hexadecimal digits.
+
+    The timestamp tells records apart that had one offset in topics of one name, one after another.
+    """
+    source = in_flight.committed_offset
+    place = f"{source.topic}\0{source.partition}\0{in_flight.offset}\0{in_flight.timestamp}"
+    told = f"{group_id}\0{place}\0{request_id}".encode()
+    return hashlib.blake2b(told, digest_size=_REPLY_ID_LENGTH // 2).hexdigest()
 
 
 def intakes(

@@ -21,9 +21,8 @@ from aggregator.sources.kafka.consumer import KafkaConsumer
 from aggregator.sources.kafka.dead_letters import DeadLetters
 from aggregator.sources.kafka.deltas import Deltas
 from aggregator.sources.kafka.large_records import LARGE_BYTES, Fetched, LargeRecords, size_bytes
-from aggregator.sources.kafka.outcomes import Outcomes
+from aggregator.sources.kafka.outcomes import Outcomes, check_reply_fits
 from aggregator.sources.kafka.records import Producer
-from aggregator.sources.kafka.replies import check_reply_fits
 
 _LOG = logging.getLogger(__name__)
 

@@ -16,10 +16,9 @@ from aggregator.errors import Code
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
 from aggregator.request.request import Failure
-from aggregator.sources.kafka.producer import KafkaProducer
+from aggregator.sources.kafka.producer import KafkaProducer, Writer
 from aggregator.sources.kafka.records import OutgoingRecord
 from aggregator.sources.kafka.source import KafkaSource
-from aggregator.sources.kafka.writer import Writer
 from k8s.process.metrics_buffer import MetricsBuffer
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.support.fake_source import reply_all

@@ -12,7 +12,7 @@ import pytest
 from aiokafka import errors as kafka_errors
 
 from aggregator.settings.aggregator import KafkaSettings
-from aggregator.sources.kafka import writer as kafka_writer
+from aggregator.sources.kafka import producer as kafka_producer
 from aggregator.sources.kafka.partitioner import BATCH_BYTES
 from aggregator.sources.kafka.producer import KafkaProducer
 from aggregator.sources.kafka.records import DeliveryResult, OutgoingRecord
@@ -117,8 +117,8 @@ async def send(producer: KafkaProducer, *records: OutgoingRecord) -> list[Delive
 def broker() -> Any:
     broker = Broker()
     with (
-        patch.object(kafka_writer, "topic_partitions", broker.topics),
-        patch.object(kafka_writer, "abandon_producer", abandon),
+        patch.object(kafka_producer, "topic_partitions", broker.topics),
+        patch.object(kafka_producer, "abandon_producer", abandon),
     ):
         yield broker
 

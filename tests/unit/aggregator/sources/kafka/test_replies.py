@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from aggregator.errors import Code, InvalidRequest, Undecodable
 from aggregator.request.request import Failure, Options, Outcome, Request
 from aggregator.request.vector import CompletedBatch, Vector
-from aggregator.sources.kafka.codec import Refused, record_of
+from aggregator.sources.kafka.codec import Refused, record_of, reply_id
 from aggregator.sources.kafka.dead_letters import DeadLetter
+from aggregator.sources.kafka.outcomes import check_reply_fits, encode_refusal, encode_replies
 from aggregator.sources.kafka.records import Header, OutgoingRecord, ReplyRoute
-from aggregator.sources.kafka.replies import check_reply_fits, encode_refusal, encode_replies, reply_id
 from aggregator.sources.messages import JSON, PROTOBUF
 from aggregator.sources.response import response
 from protos.embedding.v1 import embedding_pb2 as pb

@@ -12,7 +12,7 @@ from aiokafka.record.util import calc_crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.sources.kafka.undecodable import Decoded, decode
+from aggregator.sources.kafka.faults import Decoded, decode
 
 TP = TopicPartition("topic", 2)
 

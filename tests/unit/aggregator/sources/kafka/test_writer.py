@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from aggregator.settings.aggregator import KafkaSettings
-from aggregator.sources.kafka.writer import new_client
+from aggregator.sources.kafka.producer import new_client
 from tests.support.virtual_time import run
 
 
