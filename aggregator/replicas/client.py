@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TypeVar
 
 import grpc
@@ -11,11 +11,11 @@ import grpc.aio
 from google.protobuf.message import DecodeError, Message
 from grpc_health.v1 import health_pb2
 
-from aggregator.engine import GenerationLoad, OutgoingBatch, ServerDescription, ServerSequence, StepResult
+from aggregator.engine import OutgoingBatch, ServerDescription, StepResult
 from aggregator.errors import BatchFailed, EngineFailed, ModelServerBusy, ModelServerLost, is_cancelled
 from aggregator.observability.tracing import Tracing
 from aggregator.replicas.answers import MAX_MESSAGE_BYTES, BadDescription, checked_description, checked_result
-from aggregator.replicas.generate_call import GenerateCall, StreamStreamCall
+from aggregator.replicas.generate_call import GenerateCall
 from protos.modelserver.v1 import modelserver_pb2 as pb
 
 M = TypeVar("M", bound=Message)
@@ -52,13 +52,10 @@ class ModelServerClient:
             f"/{_SERVICE}/GetTokenizer", pb.GetTokenizerRequest.SerializeToString, _reader(pb.TokenizerChunk)
         )
         serialize: Callable[[pb.GenerateCommand], bytes] = pb.GenerateCommand.SerializeToString
-        self._generate = channel.stream_stream(f"/{_SERVICE}/Generate", serialize, _reader(pb.GenerateStep))
+        self.open_generate = channel.stream_stream(f"/{_SERVICE}/Generate", serialize, _reader(pb.GenerateStep))
         health = (health_pb2.HealthCheckRequest.SerializeToString, _reader(health_pb2.HealthCheckResponse))
         self._check = channel.unary_unary(f"/{_HEALTH}/Check", *health)
         self._watch = channel.unary_stream(f"/{_HEALTH}/Watch", *health)
-
-    def open_generate(self) -> StreamStreamCall:
-        return self._generate()
 
     async def describe(self, timeout_s: float) -> ServerDescription:
         """Its description, if it serves. Raises ModelServerLost or BadDescription."""
@@ -112,35 +109,15 @@ class ModelServerClient:
         await self._channel.close(grace_s)
 
 
-class GrpcEngine:
-    """A model server that was reached: a `replicas.engine.GenerationEngine`; one that embeds uses `embed` only."""
+class GrpcEngine(GenerateCall):
+    """A model server that was reached: an `engine.GenerationEngine`; one that embeds uses `embed` only."""
 
     def __init__(self, client: ModelServerClient, description: ServerDescription) -> None:
+        super().__init__(description, client.open_generate, _failure)
         self._client = client
-        self._description = description
-        self._generate_call = GenerateCall(description, client.open_generate, _failure)
-
-    @property
-    def description(self) -> ServerDescription:
-        return self._description
-
-    @property
-    def load(self) -> GenerationLoad | None:
-        return self._generate_call.load
-
-    @property
-    def last_steps(self) -> Sequence[GenerationLoad]:
-        """The same after each of its last steps, in their order; not all of them."""
-        return self._generate_call.last_steps
-
-    def generate(self, sequence: ServerSequence) -> None:
-        self._generate_call.start(sequence)
-
-    def abort(self, sequence: ServerSequence) -> None:
-        self._generate_call.abort(sequence)
 
     async def embed(self, batch: OutgoingBatch, *, timeout_s: float) -> StepResult:
-        description = self._description
+        description = self.description
         request = pb.EmbedBatchRequest(
             batch_id=batch.batch_id,
             model=description.model,

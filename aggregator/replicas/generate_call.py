@@ -45,7 +45,7 @@ class GenerateCall:
         failure: Callable[..., BatchFailed],
     ) -> None:
         self.last_steps: deque[GenerationLoad] = deque(maxlen=_LAST_STEPS)
-        self._description = description
+        self.description = description
         self._open = open_call
         self._failure = failure
         self._numbers = count(1)
@@ -58,14 +58,14 @@ class GenerateCall:
     def load(self) -> GenerationLoad | None:
         return self.last_steps[-1] if self.last_steps else None
 
-    def start(self, sequence: ServerSequence) -> None:
+    def generate(self, sequence: ServerSequence) -> None:
         number = next(self._numbers) % _NUMBERS
         self._sequences[number] = sequence
         self._named[sequence] = number
         start = pb.StartSequence(
             sequence=number,
-            model=self._description.model,
-            model_revision=self._description.model_revision,
+            model=self.description.model,
+            model_revision=self.description.model_revision,
             token_ids=sequence.token_ids,
             sampling=sequence.sampling,
         )
@@ -76,11 +76,6 @@ class GenerateCall:
         if number is not None:
             del self._sequences[number]
             self._send(pb.GenerateCommand(abort=number))
-
-    def close(self) -> None:
-        """End the call; running sequences lose their server."""
-        if self._task is not None:
-            self._task.cancel()
 
     def _send(self, command: pb.GenerateCommand) -> None:
         if self._commands is None:
@@ -145,7 +140,7 @@ class GenerateCall:
 
     def _extend(self, step: pb.GenerateStep, stop_tokens: Mapping[int, int]) -> None:
         """Pass on new tokens. A sequence appears once per step; its last `stop_tokens` tokens are not text."""
-        numbers, counts, token_ids = _unpacked(step, self._description.vocabulary_size)
+        numbers, counts, token_ids = _unpacked(step, self.description.vocabulary_size)
         last = {number: place for place, number in enumerate(numbers)} if stop_tokens else {}
         logprobs: dict[int, deque[pb.SequenceLogprobs]] = {}
         for each in step.logprobs:

@@ -1,19 +1,57 @@
-"""Keep a connection to every model server, and report to the pipeline which of them take batches."""
+"""Keep a connection to every model server, and report to the pipeline which of them take batches.
+
+One joins the pool when it answers well, and is removed as soon as it does not.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import random
 from collections.abc import AsyncIterable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
 
-from aggregator.engine import Engine, PoolMembers, ServerDescription
+import numpy as np
+
+from aggregator.engine import Engine, OutgoingBatch, PoolMembers, ServerDescription, differences
+from aggregator.errors import BatchFailed, ModelServerBusy
 from aggregator.observability.tracing import Tracing
-from aggregator.replicas.client import ModelServerClient
+from aggregator.replicas.answers import BadDescription
+from aggregator.replicas.client import GrpcEngine, ModelServerClient
 from aggregator.replicas.discovery import Target
-from aggregator.replicas.watch import Agreement, ProbePolicy, ServerWatch
-from aggregator.tokenizers.cache import TokenizerCache
+from aggregator.replicas.generate_call import probe
+from aggregator.scheduler.work_item import Task
+from aggregator.tokenizers.cache import TokenizerCache, TokenizerMismatch
+from aggregator.tokenizers.fast_tokenizer import FastTokenizer
+
+_LOG = logging.getLogger(__name__)
+
+_PROBE_TEXT = "probe"
 
 Targets = AsyncIterable[frozenset[Target]]
 """All configured servers: the whole set at each change."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbePolicy:
+    """How long a call may take, and how long to wait between tries: doubling, with jitter.
+
+    A server that stayed well for `steady_s` is tried again quickly when it is lost.
+    """
+
+    call_timeout_s: float = 5.0
+    tokenizer_timeout_s: float = 60.0
+    check_every_s: float = 10.0
+    first_delay_s: float = 0.1
+    longest_delay_s: float = 2.0
+    steady_s: float = 30.0
+    close_grace_s: float = 30.0
+    jitter: Callable[[], float] = random.random
+
+    def delay_s(self, tries: int) -> float:
+        """The pause after this number of failed tries: half to one and a half times the exponential backoff."""
+        return min(self.longest_delay_s, self.first_delay_s * 2.0 ** min(tries, 30)) * (0.5 + self.jitter())
 
 
 class ModelServers:
@@ -44,7 +82,10 @@ class ModelServers:
                     running.pop(target).cancel()
                     del self._watches[target]
                 for target in targets - running.keys():
-                    watch = self._watch(target, members)
+                    client = self._connect(target.address, self._tracing)
+                    watch = self._watches[target] = ServerWatch(
+                        target, client, members, self._tokenizers, agreement=self._agreement, policy=self._policy
+                    )
                     running[target] = tasks.create_task(watch.run(), name=f"model server {target.address}")
 
     def suspect(self, engine: Engine) -> None:
@@ -55,18 +96,175 @@ class ModelServers:
         """Every configured server, and why it is not in the pool; empty for those that are."""
         return [(target, watch.trouble) for target, watch in self._watches.items()]
 
-    def _watch(self, target: Target, members: PoolMembers) -> ServerWatch:
-        client = self._connect(target.address, self._tracing)
-        watch = ServerWatch(
-            target,
-            client,
-            members=members,
-            tokenizers=self._tokenizers,
-            agreement=self._agreement,
-            policy=self._policy,
+
+@dataclass(slots=True)
+class Agreement:
+    """What all servers of one model revision have in common; the first to join defines it."""
+
+    _members: dict[tuple[str, str], list[ServerDescription]] = field(
+        default_factory=dict[tuple[str, str], list[ServerDescription]]
+    )
+
+    def join(self, description: ServerDescription) -> None:
+        """Raises BadDescription for a server whose results could differ from those of its siblings."""
+        siblings = self._members.setdefault((description.model, description.model_revision), [])
+        for task, own in description.by_task.items():
+            for sibling in (*(each for each in siblings if task in each.by_task), *siblings)[:1]:
+                differing = differences(own, sibling.by_task.get(task, sibling))
+                if differing:
+                    found = "; ".join(differing)
+                    raise BadDescription(f"it differs from {sibling.address}, of the same revision: {found}")
+        siblings.append(description)
+
+    def leave(self, description: ServerDescription) -> None:
+        key = (description.model, description.model_revision)
+        self._members[key].remove(description)
+        if not self._members[key]:
+            del self._members[key]
+
+
+class ServerWatch:
+    """Lets one server join and leave the pool, again and again.
+
+    `trouble`: why it is not in the pool; empty while it is.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        client: ModelServerClient,
+        members: PoolMembers,
+        tokenizers: TokenizerCache,
+        *,
+        agreement: Agreement,
+        policy: ProbePolicy,
+    ) -> None:
+        self._target = target
+        self._client = client
+        self._members = members
+        self._tokenizers = tokenizers
+        self._agreement = agreement
+        self._policy = policy
+        self._engine: GrpcEngine | None = None
+        self._suspected = asyncio.Event()
+        self._last_trouble = ""
+        self.trouble = "it was not reached yet"
+
+    async def run(self) -> None:
+        """Reach the server, let it join, wait until it is lost, again and again."""
+        loop = asyncio.get_running_loop()
+        tries = 0
+        try:
+            while True:
+                try:
+                    engine, tokenizer = await self._reach()
+                except (BatchFailed, BadDescription, TokenizerMismatch, ValueError, OSError) as error:
+                    self._report(error)
+                else:
+                    joined_s = loop.time()
+                    await self._serve(engine, tokenizer)
+                    tries = 0 if loop.time() - joined_s >= self._policy.steady_s else tries
+                await asyncio.sleep(self._policy.delay_s(tries))
+                tries += 1
+        finally:
+            self._withdraw("the pool stopped watching it")
+            await self._client.close(self._policy.close_grace_s)
+
+    def suspect(self, engine: Engine) -> None:
+        """If it is this server, remove it now; it is probed before it joins again."""
+        if engine is self._engine:
+            self._withdraw("a batch failed there")
+            self._suspected.set()
+
+    async def _reach(self) -> tuple[GrpcEngine, FastTokenizer]:
+        """Check that it serves the right model, and that it answers a probe made with its own tokenizer."""
+        description = await self._client.describe(self._policy.call_timeout_s)
+        if description.model != self._target.model:
+            raise BadDescription(f"it serves the model {description.model}, not {self._target.model}")
+        fingerprint = description.tokenizer_fingerprint
+        tokenizer = await asyncio.to_thread(self._tokenizers.get, fingerprint)
+        if tokenizer is None:
+            files = await self._client.fetch_tokenizer(self._policy.tokenizer_timeout_s)
+            tokenizer = await asyncio.to_thread(self._tokenizers.put, fingerprint, files)
+        engine = GrpcEngine(self._client, description)
+        counted = await asyncio.to_thread(tokenizer.count, [_PROBE_TEXT])
+        timeout_s = self._policy.call_timeout_s
+        if Task.GENERATE in description.by_task:
+            await probe(engine, counted.ids.tobytes(), timeout_s)
+        if Task.EMBED in description.by_task:
+            with suppress(ModelServerBusy):  # it is alive and busy
+                await engine.embed(_probe(counted.ids), timeout_s=timeout_s)
+        return engine, tokenizer
+
+    async def _serve(self, engine: GrpcEngine, tokenizer: FastTokenizer) -> None:
+        """Let it join, and wait until it reports or shows that it does not serve."""
+        description = engine.description
+        try:
+            self._agreement.join(description)
+        except BadDescription as error:
+            self._report(error)
+            return
+        self._suspected.clear()
+        self._engine = engine
+        self._last_trouble = self.trouble = ""
+        _LOG.info(
+            "joined a model server",
+            extra={
+                "address": description.address,
+                "model": description.model,
+                "model_revision": description.model_revision,
+                "instance_id": description.instance_id,
+                "tasks": [str(task) for task in description.by_task],
+                "saturation_point": description.curve.saturation_point if description.curve else None,
+                "fast_tokenizer": tokenizer.uses_fast_path,
+            },
         )
-        self._watches[target] = watch
-        return watch
+        self._members.join(engine, tokenizer)
+        self._withdraw(await self._until_lost())
+
+    async def _until_lost(self) -> str:
+        """Wait for a failure of its health service or of a batch; returns the reason."""
+        address, policy = self._target.address, self._policy
+        news = [
+            asyncio.create_task(self._client.until_not_serving(), name=f"health of {address}"),
+            asyncio.create_task(
+                self._client.until_silent(policy.check_every_s, policy.call_timeout_s), name=f"silence of {address}"
+            ),
+            asyncio.create_task(self._until_suspected(), name=f"suspicion of {address}"),
+        ]
+        try:
+            done, _ = await asyncio.wait(news, return_when=asyncio.FIRST_COMPLETED)
+            return done.pop().result()
+        finally:
+            for task in news:
+                task.cancel()
+            await asyncio.gather(*news, return_exceptions=True)
+
+    async def _until_suspected(self) -> str:
+        await self._suspected.wait()
+        return "a batch failed there"
+
+    def _withdraw(self, reason: str) -> None:
+        engine, self._engine = self._engine, None
+        if engine is None:
+            return
+        self.trouble = reason
+        self._agreement.leave(engine.description)
+        self._members.leave(engine)
+        _LOG.warning("withdrew a model server", extra={"address": engine.description.address, "reason": reason})
+
+    def _report(self, error: Exception) -> None:
+        """Log why it is left out: once, until the reason changes."""
+        trouble = self.trouble = str(error)
+        if trouble == self._last_trouble:
+            return
+        self._last_trouble = trouble
+        grave = not isinstance(error, BatchFailed)
+        _LOG.log(
+            logging.ERROR if grave else logging.WARNING,
+            "left out a model server",
+            extra={"address": self._target.address, "model": self._target.model, "reason": trouble},
+        )
 
 
 async def describe(address: str, timeout_s: float) -> ServerDescription:
@@ -76,3 +274,17 @@ async def describe(address: str, timeout_s: float) -> ServerDescription:
         return await client.describe(timeout_s)
     finally:
         await client.close()
+
+
+def _probe(ids: np.ndarray[tuple[int], np.dtype[np.int32]]) -> OutgoingBatch:
+    token_ids = ids.tobytes()
+    return OutgoingBatch(
+        batch_id="probe",
+        token_ids=token_ids,
+        lengths=np.array([len(ids)], "<i4").tobytes(),
+        query_count=1,
+        token_count=len(ids),
+        attempt=0,
+        isolate=False,
+        max_step_tokens=2**31 - 1,
+    )

@@ -110,11 +110,8 @@ async def _hear(step: modelserver_pb2.GenerateStep) -> None:
     """Three sequences run, of which the step may report."""
     call = GenerateCall(DESCRIPTION, _never, lambda _: ModelServerLost("x"))
     for _ in range(3):
-        call.start(_Noting())
-    try:
-        call.read(step)
-    finally:
-        call.close()
+        call.generate(_Noting())
+    call.read(step)
 
 
 def _never() -> NoReturn:

@@ -11,8 +11,7 @@ import pytest
 
 from aggregator.engine import Engine
 from aggregator.replicas.discovery import Discovery, Target
-from aggregator.replicas.pool import ModelServers
-from aggregator.replicas.watch import ProbePolicy
+from aggregator.replicas.pool import ModelServers, ProbePolicy
 from aggregator.tokenizers.cache import TokenizerCache
 from aggregator.tokenizers.tokenizer import Tokenizer
 from tests.support.fake_engine import batch
