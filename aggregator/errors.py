@@ -1,19 +1,4 @@
-"""Every way in which a request can fail, with the code for its sender and whether a retry can help.
-
-TokenbatchError
-├─ RequestError          the request itself is at fault; never retried
-│  ├─ InvalidRequest     malformed, empty, or an option the model does not take
-│  ├─ UnknownModel       no model of that name or alias is configured
-│  ├─ Undecodable        bytes that are not a request at all
-│  ├─ NotPermitted       a reply topic outside the allow list
-│  └─ Unauthenticated    no credential, or one that is not known, not valid or expired
-├─ Overloaded            a queue bound is reached; try again later
-├─ ModelUnavailable      no model server can take it now
-└─ BatchFailed           a model server failed a whole batch; the pipeline retries, bisects, isolates
-   ├─ ModelServerBusy    refused before it started; another replica, at no charge
-   ├─ ModelServerLost    the connection or the process went away, or the time-out passed
-   └─ EngineFailed       the engine raised
-"""
+"""Every way in which a request can fail, with the code for its sender and whether a retry can help."""
 
 from __future__ import annotations
 
@@ -111,13 +96,13 @@ class ModelUnavailable(TokenbatchError):
 
 
 class BatchFailed(TokenbatchError):
-    """A model server failed a whole batch."""
+    """A model server failed a whole batch: the pipeline retries, bisects, isolates."""
 
     retriable = True
 
 
 class ModelServerBusy(BatchFailed):
-    """Refused before it started."""
+    """Refused before it started: another replica takes it, and this counts as no failure."""
 
     code = Code.RESOURCE_EXHAUSTED
 

@@ -13,7 +13,6 @@ from aggregator.engine import Engine, ServerDescription
 from aggregator.errors import UnknownModel, shown
 from aggregator.request.request import Request, request_of
 from aggregator.scheduler.bounds import Admission
-from aggregator.scheduler.budget.capture_sizes import snapped
 from aggregator.scheduler.budget.controller import SlaGoal, StepLimits
 from aggregator.scheduler.dispatcher import DispatchPolicy
 from aggregator.scheduler.generating_replica import GeneratingReplica
@@ -238,7 +237,7 @@ class Models:
         if slo is not None:
             limits = StepLimits(curve.saturation_point, capacity)
             budget_controller = slo.controller(limits, curve.time_s(slo.goal.min_tokens))
-        budget = min(self._token_budget or snapped(curve, curve.saturation_point, capacity), capacity)
+        budget = min(self._token_budget or curve.snapped(curve.saturation_point, capacity), capacity)
         generation = description.generation
         if generation is not None:
             return GeneratingReplica(
@@ -252,7 +251,7 @@ class Models:
                 per_sequence_s=generation.per_sequence_s,
                 capacity=capacity,
             )
-        most = 0 if self._token_budget else snapped(curve, curve.backlog_tokens, capacity)
+        most = 0 if self._token_budget else curve.snapped(curve.backlog_tokens, capacity)
         name, measured, beside = description.address, description.curve, description.beside
         if beside is None or beside.generation is None:
             return Replica(name, measured, budget, policy, budget_controller, capacity=most)

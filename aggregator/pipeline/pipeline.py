@@ -16,13 +16,12 @@ from collections.abc import Callable, Coroutine, Sequence
 from math import inf
 from typing import Any
 
-from aggregator.admission.enqueue import enqueue
+from aggregator.admission.enqueue import apart, enqueue
 from aggregator.admission.limits import AdmissionLimits
 from aggregator.admission.model_revision import ModelRevision
 from aggregator.admission.models import Model, Models
 from aggregator.admission.quotas import QuotaPolicy, Quotas
 from aggregator.admission.routing import UNQUEUED, route_all, unroute
-from aggregator.admission.token_counts import apart
 from aggregator.engine import Engine, Pool
 from aggregator.errors import Code, ModelUnavailable, unless_cancelled
 from aggregator.observability.metrics import Metrics

@@ -42,7 +42,6 @@ _COMPLETING = ("outcomes", "producer", "deltas", "commits", "dead_letters", "com
 PLACES = (
     *((f"/aggregator/sources/kafka/{name}.py", Station.COMPLETE) for name in _COMPLETING),
     ("/aggregator/sources/redis/source.py", Station.COMPLETE),
-    ("/aggregator/sources/answers.py", Station.COMPLETE),
     ("/aggregator/sources/response.py", Station.COMPLETE),
     ("/aggregator/pipeline/completion.py", Station.COMPLETE),
     ("/aggregator/pipeline/generation.py", Station.COMPLETE),

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import inf
 
-from aggregator.scheduler.budget.capture_sizes import snapped
 from aggregator.scheduler.budget.controller import BudgetController
 from protos.modelserver.v1.curve import Curve, Rule
 
@@ -296,7 +295,7 @@ class Replica:
         budget = self.token_budget
         if backlog_tokens > budget:
             most = min(backlog_tokens, self._tokens_within(within_s))
-            return max(budget, snapped(self._curve, most, most))
+            return max(budget, self._curve.snapped(most, most))
         if self._sharing < self._policy.shared_from or not budget // 2 < queued_tokens < budget:  # pragma: no mutate
             return budget
         return budget // 2
@@ -392,7 +391,7 @@ class Replica:
     def _follow_budget(self) -> None:
         allowed = self._capacity if self.budget_controller is None else self.budget_controller.token_budget
         usual, self.largest = min(self._usual, allowed), min(self._capacity, allowed)
-        self.token_budget = snapped(self._curve, usual, usual)
+        self.token_budget = self._curve.snapped(usual, usual)
 
     def _tokens_within(self, seconds: float) -> int:
         """The predicted number of tokens in a step of this many seconds, at most `largest`."""

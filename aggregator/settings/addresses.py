@@ -20,14 +20,6 @@ class DnsAddress:
     name: str
     port: int
 
-    @staticmethod
-    def parse(address: str) -> DnsAddress:
-        """Read dns://NAME:PORT. Raises StartError."""
-        match = _DNS_ADDRESS.fullmatch(address)
-        if match is None:
-            raise StartError(f"{address!r} is not dns://NAME:PORT")
-        return DnsAddress(match["name"], int(match["port"]))
-
 
 def changes(address: str) -> bool:
     """Whether it is `k8s://SERVICE.NAMESPACE:PORT` or `dns://NAME:PORT`."""
@@ -36,6 +28,9 @@ def changes(address: str) -> bool:
 
 def parse(address: str) -> DnsAddress | endpoints.ServiceAddress:
     """Parse an address whose endpoints change. Raises StartError if it is invalid."""
-    if address.startswith(_DNS):
-        return DnsAddress.parse(address)
-    return endpoints.ServiceAddress.parse(address)
+    if not address.startswith(_DNS):
+        return endpoints.ServiceAddress.parse(address)
+    match = _DNS_ADDRESS.fullmatch(address)
+    if match is None:
+        raise StartError(f"{address!r} is not dns://NAME:PORT")
+    return DnsAddress(match["name"], int(match["port"]))

@@ -1,8 +1,9 @@
-"""Read what Kafka and Redis keep: values by their content types, defaults by their place, and where replies may go."""
+"""What Kafka and Redis keep: values of requests by their content types, where replies may go, and their values."""
 
 from __future__ import annotations
 
 import fnmatch
+import logging
 import re
 from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
@@ -10,15 +11,18 @@ from typing import Final
 
 from google.protobuf.message import DecodeError
 
-from aggregator.errors import InvalidRequest, Undecodable
-from aggregator.request.request import Defaults, Origin, Request, Source
+from aggregator.errors import Code, InvalidRequest, Undecodable
+from aggregator.request.request import Defaults, Failure, Origin, Request, Source
 from aggregator.scheduler.work_item import Priority
 from aggregator.settings.aggregator import TopicSettings
 from aggregator.settings.redis import StreamSettings
 from aggregator.sources import generation, json_codec, parsing
+from aggregator.sources.response import MAX_ECHOED, fill_status, json_of, response, to_protobuf
 from protos.embedding.v1 import embedding_pb2 as pb
-from protos.generation.v1.generation_pb2 import GenerateRequest
+from protos.generation.v1.generation_pb2 import GenerateRequest, GenerateResponse
 
+_LOG = logging.getLogger(__name__)
+_UNENCODABLE = Failure(Code.INTERNAL, "the reply could not be encoded")
 _from_protobuf = pb.EmbedRequest.FromString
 
 PROTOBUF: Final = b"application/x-protobuf"
@@ -142,3 +146,34 @@ def found_id(value: bytes | None, content_type: bytes) -> str:
     if content_type is JSON:
         return json_codec.request_id(value or b"")  # pragma: no mutate
     return parsing.head(value or b"").request_id if content_type is PROTOBUF else ""  # pragma: no mutate
+
+
+def encode(request: Request, reply_id: str, now_s: float, *, as_json: bool) -> bytes:
+    """The reply to a completed request; `now_s`: when its generation, if it is one, was complete."""
+    try:
+        if request.generation is not None:
+            answer = generation.whole(request, reply_id, now_s)
+            return json_of(answer) if as_json else answer.SerializeToString()
+        return json_of(response(request, reply_id)) if as_json else to_protobuf(request, reply_id)
+    except Exception:  # noqa: BLE001 - an unexpected error in one reply must not stop the others
+        _LOG.exception("a reply could not be encoded")
+        generates = request.generation is not None
+        return encode_failure(request.request_id, _UNENCODABLE, reply_id, generates=generates, as_json=as_json)
+
+
+def encode_failure(request_id: str, failure: Failure, reply_id: str, *, generates: bool, as_json: bool) -> bytes:
+    """The reply to what did not become a request, or has none that can be encoded."""
+    request_id = request_id[:MAX_ECHOED]
+    answer: pb.EmbedResponse | GenerateResponse
+    if generates:
+        answer = generation.refusal(request_id, "", failure, reply_id)
+    else:
+        answer = pb.EmbedResponse(request_id=request_id, reply_id=reply_id)
+        fill_status(answer.status, failure)
+    return json_of(answer) if as_json else answer.SerializeToString()
+
+
+def internal_failure(request: Request) -> Failure | None:
+    """The first failure that is not the sender's fault, if there is one: what was sent becomes a dead letter too."""
+    failures = (outcome for outcome in request.outcomes if isinstance(outcome, Failure))
+    return next((failure for failure in failures if failure.code is Code.INTERNAL), None)

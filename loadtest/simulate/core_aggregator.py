@@ -11,7 +11,6 @@ from math import inf
 from typing_extensions import override
 
 from aggregator.scheduler.bounds import Admission, AdmissionPolicy
-from aggregator.scheduler.budget.capture_sizes import snapped
 from aggregator.scheduler.budget.controller import BudgetController, SlaGoal, SloTracker, StepLimits
 from aggregator.scheduler.dispatcher import Batch, Dispatcher, DispatchPolicy
 from aggregator.scheduler.queue import QueuePolicy
@@ -205,8 +204,8 @@ class CoreAggregator:
             )
         if self._curve_is_smooth:
             curve = replace(curve, capture_sizes=())
-        budget = self._token_budget or snapped(curve, curve.saturation_point, engine.step_tokens)
-        most = 0 if self._token_budget else snapped(curve, engine.backlog_tokens, engine.step_tokens)
+        budget = self._token_budget or curve.snapped(curve.saturation_point, engine.step_tokens)
+        most = 0 if self._token_budget else curve.snapped(engine.backlog_tokens, engine.step_tokens)
         self.dispatcher.replicas[str(pod)] = self._replica(
             str(pod), curve, min(budget, engine.step_tokens), self._policy.replica, budget_controller, capacity=most
         )

@@ -22,12 +22,12 @@ from aggregator.request.generated_text import GeneratedText
 from aggregator.request.request import KAFKA, Failure, Request
 from aggregator.request.vector import vector_bytes
 from aggregator.settings.aggregator import KafkaSettings
-from aggregator.sources.answers import encode, encode_failure, internal_failure
 from aggregator.sources.kafka.codec import Refused, record_of, reply_id
 from aggregator.sources.kafka.committed_offset import InFlightRecord
 from aggregator.sources.kafka.dead_letters import DeadLetter, DeadLetters
 from aggregator.sources.kafka.deltas import Deltas
 from aggregator.sources.kafka.records import OutgoingRecord, Producer
+from aggregator.sources.messages import encode, encode_failure, internal_failure
 
 _UNWRITTEN: dict[type[Exception], Unwritten] = {
     UnknownTopicOrPartitionError: Unwritten.NOT_THERE,

@@ -14,7 +14,6 @@ from aggregator.errors import Code, InvalidRequest, NotPermitted, RequestError, 
 from aggregator.request.request import Defaults, Failure, Request
 from aggregator.scheduler.work_item import Task
 from aggregator.sources import messages
-from aggregator.sources.answers import encode, encode_failure, internal_failure
 from aggregator.sources.messages import DEAD_LETTER_SUFFIX, JSON, MAX_BYTES, PROTOBUF
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.generation.v1.generation_pb2 import GenerateRequest
@@ -115,7 +114,7 @@ def decode(entry: Entry, *, received_s: float, wall_s: float) -> Request | None:
         entry.letter = refused.code, str(refused)
     if entry.reply_to:
         failure, identity = Failure.of(refused), _reply_id(entry, request_id)
-        entry.reply = encode_failure(request_id, failure, identity, generates=generates, as_json=entry.json)
+        entry.reply = messages.encode_failure(request_id, failure, identity, generates=generates, as_json=entry.json)
     return None
 
 
@@ -151,8 +150,8 @@ def _reply_id(entry: Entry, request_id: str) -> str:
 def answer(request: Request, now_s: float) -> Entry:
     """The entry of a completed request, with its reply; `now_s`: when its generation, if it is one, was complete."""
     entry = cast("Entry", request.origin)
-    entry.reply = encode(request, _reply_id(entry, request.request_id), now_s, as_json=entry.json)
-    if (failure := internal_failure(request)) is not None:
+    entry.reply = messages.encode(request, _reply_id(entry, request.request_id), now_s, as_json=entry.json)
+    if (failure := messages.internal_failure(request)) is not None:
         entry.letter = failure.code, failure.message
     return entry
 

@@ -54,3 +54,17 @@ class Curve:
     def throughput(self, tokens: int) -> float:
         """Tokens per second when steps of `tokens` tokens follow each other without a gap."""
         return tokens / self.time_s(tokens) if tokens else 0.0
+
+    def snapped(self, tokens: int, most: int) -> int:
+        """The budget near `tokens` with the highest throughput, at most `most`; `tokens` if there are no capture sizes.
+
+        A step is padded to the next capture size and takes as long as one of that size, so a budget between two sizes
+        pays for tokens that it does not hold. The upper size costs nothing more. If `most` rules it out, the lower size
+        is better where a step's time follows its tokens, and `tokens` where it hardly does.
+        """
+        tokens = min(tokens, most)
+        upper = self.padded(tokens)
+        if upper <= most:
+            return upper
+        lower = self.captured_within(tokens)
+        return lower if self.throughput(lower) >= self.throughput(tokens) else tokens

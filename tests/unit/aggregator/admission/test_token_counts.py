@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from aggregator.admission.enqueue import Counted, apart, count_long, count_together
 from aggregator.admission.model_revision import ModelRevision
-from aggregator.admission.token_counts import Counted, apart, count_long, count_together
 from aggregator.errors import Code
 from aggregator.request.request import Failure, Options, Request
 from aggregator.scheduler.dispatcher import DispatchPolicy

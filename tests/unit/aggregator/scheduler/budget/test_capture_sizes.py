@@ -8,7 +8,6 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.scheduler.budget.capture_sizes import snapped
 from aggregator.scheduler.budget.controller import BudgetController, RecentQuantile, SlaGoal, StepLimits
 from aggregator.scheduler.replica import Replica, ReplicaPolicy, StepReport
 from protos.modelserver.v1.curve import Curve, Rule
@@ -36,14 +35,14 @@ def test_a_step_takes_as_long_as_one_of_the_next_size_and_above_the_last_one_as_
 
 
 def test_where_the_upper_size_is_ruled_out_the_lower_one_is_taken_if_time_follows_tokens() -> None:
-    assert snapped(LINE, 700, 800) == 512
-    assert snapped(FLAT, 700, 800) == 700
-    assert snapped(LINE, 100, 200) == 100  # there is no lower one
+    assert LINE.snapped(700, 800) == 512
+    assert FLAT.snapped(700, 800) == 700
+    assert LINE.snapped(100, 200) == 100  # there is no lower one
 
 
 @given(curves, st.integers(1, 6000), st.integers(1, 6000))
 def test_no_budget_near_has_a_higher_throughput(curve: Curve, tokens: int, most: int) -> None:
-    found = snapped(curve, tokens, most)
+    found = curve.snapped(tokens, most)
     assert 1 <= found <= most
     near = {min(tokens, most), curve.captured_within(min(tokens, most)), curve.padded(tokens)}
     best = max(curve.throughput(size) for size in near if size <= most)
