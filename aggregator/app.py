@@ -21,7 +21,7 @@ from aggregator.replicas.pool import ModelServers, describe
 from aggregator.reports.demand import DemandMeter, DemandReport, DemandServer
 from aggregator.reports.gauges import GAUGES, OnLoop, gauge_values
 from aggregator.reports.live import LiveFeed
-from aggregator.request.request import Backlog
+from aggregator.request.request import GRPC, HTTP, Backlog
 from aggregator.scheduler.bounds import Admission, AdmissionPolicy
 from aggregator.scheduler.budget.controller import SlaGoal
 from aggregator.scheduler.dispatcher import DispatchPolicy
@@ -37,7 +37,6 @@ from aggregator.sources.grpc.listener import GrpcSource
 from aggregator.sources.http.listener import HttpSource
 from aggregator.sources.kafka.committed_offset import InFlightRecord
 from aggregator.sources.kafka.connection import check as check_kafka
-from aggregator.sources.kafka.connection import prepare_topics
 from aggregator.sources.kafka.consumer import KafkaConsumer
 from aggregator.sources.kafka.producer import KafkaProducer
 from aggregator.sources.kafka.source import KafkaSource
@@ -89,16 +88,12 @@ class Aggregator:
             meter=meter,
             max_unavailable_s=settings.batching.max_unavailable_s,
         )
-        self._consumer: KafkaConsumer | None = None
-        self._producer: KafkaProducer | None = None
-        self._kafka: KafkaSource | None = None
-        self._redis: RedisSource | None = None
-        self._grpc: GrpcSource | None = None
-        self._http: HttpSource | None = None
+        self._brokers: list[KafkaSource | RedisSource] = []
+        self._listeners: list[GrpcSource | HttpSource] = []
         if settings.kafka.enabled:
-            self._open_kafka(settings, tracing)
+            self._brokers.append(self._open_kafka(settings, tracing))
         if settings.redis.enabled:
-            self._open_redis(settings)
+            self._brokers.append(self._open_redis(settings))
         served = Served(
             default_model=settings.models[0].name,
             models=self._models,
@@ -108,42 +103,37 @@ class Aggregator:
             tracing=tracing,
         )
         if settings.grpc.bind:
-            self._grpc = GrpcSource(settings.grpc, served)
+            self._listeners.append(GrpcSource(settings.grpc, served))
         if settings.http.bind:
-            self._http = HttpSource(settings.http, settings.grpc.tls, served)
-        for source in (self._grpc, self._http):
-            if source is not None:
-                self._pipeline.sources.append(source)
-                self._pipeline.on_room.append(source.receive_now)
+            self._listeners.append(HttpSource(settings.http, settings.grpc.tls, served))
+        self._pipeline.sources += [*self._brokers, *self._listeners]
+        self._pipeline.on_room += [listener.receive_now for listener in self._listeners]
         report = DemandReport(self._models, meter, self._backlogs)
         self._demand = DemandServer(settings.demand.bind, report) if settings.demand.bind else None
         self._work: list[asyncio.Task[None]] = []
         self._started = False
 
-    def _open_kafka(self, settings: AggregatorSettings, tracing: Tracing) -> None:
+    def _open_kafka(self, settings: AggregatorSettings, tracing: Tracing) -> KafkaSource:
         def on_fenced(in_flight_records: Sequence[InFlightRecord]) -> None:
             """Partitions were revoked: their new owner reads again what has no reply."""
             self._pipeline.forget(source.revoked(in_flight_records))
 
-        self._consumer = KafkaConsumer(settings.kafka, on_fenced, self._metrics)
-        self._producer = KafkaProducer(settings.kafka)
+        for topic in settings.kafka.topics:  # Prometheus sees no increase in a series that appears with its first loss
+            self._metrics.records_lost.add(0, topic.name)
         source = KafkaSource(
             settings.kafka,
             settings.models[0].name,
-            self._consumer,
-            self._producer,
+            KafkaConsumer(settings.kafka, on_fenced, self._metrics),
+            KafkaProducer(settings.kafka),
             trusts_tenant=not settings.grpc.authentication.required,
             dimensions=lambda name: self._models.dimensions(name) if name in self._models else None,
             metrics=self._metrics,
             tracing=tracing,
         )
-        self._pipeline.sources.append(source)
-        self._kafka = source
-        for topic in settings.kafka.topics:  # Prometheus sees no increase in a series that appears with its first loss
-            self._metrics.records_lost.add(0, topic.name)
+        return source
 
-    def _open_redis(self, settings: AggregatorSettings) -> None:
-        source = RedisSource(
+    def _open_redis(self, settings: AggregatorSettings) -> RedisSource:
+        return RedisSource(
             settings.redis,
             settings.models[0].name,
             connect_redis(settings.redis),
@@ -152,11 +142,9 @@ class Aggregator:
             trusts_tenant=not settings.grpc.authentication.required,
             metrics=self._metrics,
         )
-        self._pipeline.sources.append(source)
-        self._redis = source
 
     def _backlogs(self) -> list[Backlog]:
-        return [each for source in (self._kafka, self._redis) if source is not None for each in source.backlogs()]
+        return [each for broker in self._brokers for each in broker.backlogs()]
 
     def _room(self, name: str, task: Task) -> int:
         """Tokens that a source may claim for a model: a few batches for each server, less what is held."""
@@ -190,11 +178,8 @@ class Aggregator:
     async def _start(self, tasks: asyncio.TaskGroup, heartbeat: Heartbeat) -> None:
         """Start work in `tasks`, once Kafka and every port are available. Raises StartError."""
         settings = self._settings
-        if settings.kafka.enabled:
-            await prepare_topics(settings.kafka, settings.lifecycle.connect_timeout_s)
-        if self._redis is not None:
-            for warning in await prepare_streams(settings.redis, settings.lifecycle.connect_timeout_s):
-                _LOG.warning(warning)
+        for broker in self._brokers:
+            await broker.prepare(settings.lifecycle.connect_timeout_s)
         read_gauges = OnLoop(lambda: gauge_values(self._models, self._backlogs()))
         self._telemetry.buffer.gauges(GAUGES, read_gauges)
         feed = LiveFeed(
@@ -202,35 +187,30 @@ class Aggregator:
             self._pool.troubles,
             self._metrics,
             meter=self._meter,
-            backlogs=self._backlogs if self._kafka is not None or self._redis is not None else None,
-            away=lambda: [why for why in (self._kafka_ready(), self._redis_ready()) if why],
+            backlogs=self._backlogs if self._brokers else None,
+            away=lambda: [why for broker in self._brokers if (why := broker.trouble())],
             slo_s=settings.sla.latency_s,
         )
         self._telemetry.show(LivePages(feed))
         ready = self._telemetry.health.ready
-        ready.update(models=self._models_ready, kafka=self._kafka_ready)
-        if self._redis is not None:
-            ready["redis"] = self._redis_ready
+        ready["models"] = self._models_ready
+        ready.update((broker.name, broker.trouble) for broker in self._brokers)
         ready["loop"] = heartbeat.within(_UNREADY_S)
         self._work.append(tasks.create_task(unless_cancelled(self._pipeline.run()), name="pipeline"))
         self._work.append(tasks.create_task(unless_cancelled(self._ready_aggregators.run()), name="ready aggregators"))
         if self._demand is not None:
             await self._demand.start()
-        if self._consumer is not None and self._producer is not None:
-            await self._producer.start()
-            self._work.append(tasks.create_task(unless_cancelled(self._consumer.run()), name="consumer"))
-        if self._redis is not None:
-            self._work.append(tasks.create_task(unless_cancelled(self._redis.run()), name="redis"))
-        if self._grpc is not None:
-            await self._grpc.start()
-        if self._http is not None:
-            await self._http.start()
+        for broker in self._brokers:
+            self._work.append(tasks.create_task(unless_cancelled(broker.run()), name=broker.name))
+        for listener in self._listeners:
+            await listener.start()
         self._started = True
         _LOG.info(
             "aggregator started",
             extra={
-                "grpc": self._grpc.address if self._grpc else None,
-                "http": self._http.address if self._http else None,
+                GRPC: None,
+                HTTP: None,
+                **{listener.name: listener.address for listener in self._listeners},
                 "demand": self._demand.address if self._demand else None,
                 "metrics": self._telemetry.metrics_address,
             },
@@ -241,32 +221,25 @@ class Aggregator:
         self._draining = True
         grace_s = self._settings.lifecycle.grace_s
         _LOG.info("drain started", extra={"grace_s": grace_s})
-        if self._consumer is not None:
-            self._consumer.stop_fetching()
-        if self._redis is not None:
-            self._redis.stop_receiving()
+        for broker in self._brokers:
+            broker.stop_receiving()
         try:
             async with asyncio.timeout(max(0.0, grace_s - 2 * _CLOSE_TIMEOUT_S)), asyncio.TaskGroup() as tasks:
-                if self._grpc is not None:
-                    tasks.create_task(self._grpc.stop(grace_s), name="stop grpc")
-                if self._http is not None:
-                    tasks.create_task(self._http.stop(grace_s), name="stop http")
+                for listener in self._listeners:
+                    tasks.create_task(listener.stop(grace_s), name=f"stop {listener.name}")
                 tasks.create_task(self._finish(), name="drain")
         except TimeoutError:
             _LOG.warning("drain timed out: unfinished records will be replayed, open calls are cancelled")
-        if self._producer is not None and self._consumer is not None:
-            await self._producer.close(_CLOSE_TIMEOUT_S)
-            await self._consumer.close(_CLOSE_TIMEOUT_S)
-        if self._redis is not None:
-            await self._redis.close()
+        for broker in self._brokers:
+            await broker.close(_CLOSE_TIMEOUT_S)
         if self._demand is not None:
             await self._demand.stop()
 
     async def _finish(self) -> None:
         """Complete every request, and write every dead letter."""
         await self._pipeline.drain()
-        if self._kafka is not None:
-            await self._kafka.delivered()
+        for broker in self._brokers:
+            await broker.delivered()
 
     def _models_ready(self) -> str | None:
         """Ready when a model can be served, or scales from zero: one model without servers must not stop the others."""
@@ -277,16 +250,6 @@ class Aggregator:
         if any(model.available or model.scales_to_zero for model in self._models):
             return None
         return "no model server is available"
-
-    def _kafka_ready(self) -> str | None:
-        if self._consumer is None or self._consumer.healthy:
-            return None
-        return "Kafka cannot be reached"
-
-    def _redis_ready(self) -> str | None:
-        if self._redis is None or self._redis.server.healthy:
-            return None
-        return "Redis does not serve"
 
 
 def make_models(settings: AggregatorSettings, worker: Executor, long_worker: Executor) -> Models:

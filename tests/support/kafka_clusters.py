@@ -24,19 +24,12 @@ from tests.support.fake_kafka import FakeKafka, FakeProducer
 OnFenced = Callable[[Sequence[InFlightRecord]], None]
 
 
-class ManagedProducer(Producer, Protocol):
-    """Output with its whole life."""
-
-    async def start(self) -> None: ...
-    async def close(self, timeout_s: float) -> None: ...
-
-
 class Cluster(Protocol):
     """What a test may ask of a Kafka. Each cluster object is one consumer group."""
 
     def settings(self, *topics: str, **changes: Any) -> KafkaSettings: ...
     def consumer(self, settings: KafkaSettings, on_fenced: OnFenced, counts: Metrics) -> KafkaConsumer: ...
-    def producer(self, settings: KafkaSettings) -> ManagedProducer: ...
+    def producer(self, settings: KafkaSettings) -> Producer: ...
     async def create_topic(self, partitions: int = 1, **configuration: str) -> str: ...
     async def read(self, topic: str) -> Sequence[Record]: ...
     async def committed(self, topic: str) -> Mapping[int, int]: ...
@@ -66,7 +59,7 @@ class FakeCluster:
     def consumer(self, settings: KafkaSettings, on_fenced: OnFenced, counts: Metrics) -> KafkaConsumer:
         return self.kafka.consumer(settings, on_fenced, counts=counts)
 
-    def producer(self, settings: KafkaSettings) -> ManagedProducer:
+    def producer(self, settings: KafkaSettings) -> Producer:
         del settings
         return FakeProducer(self.kafka)
 
@@ -103,7 +96,7 @@ class RealCluster:
     def consumer(self, settings: KafkaSettings, on_fenced: OnFenced, counts: Metrics) -> KafkaConsumer:
         return KafkaConsumer(settings, on_fenced, counts)
 
-    def producer(self, settings: KafkaSettings) -> ManagedProducer:
+    def producer(self, settings: KafkaSettings) -> Producer:
         return KafkaProducer(settings)
 
     async def create_topic(self, partitions: int = 1, **configuration: str) -> str:

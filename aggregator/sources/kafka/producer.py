@@ -75,7 +75,6 @@ class KafkaProducer:
         self._closed = False
 
     async def start(self) -> None:
-        """Connect; waits for a broker without limit. Raises StartError for security files that cannot be read."""
         await self._writer.connect()
 
     async def send(self, records: Sequence[OutgoingRecord]) -> AsyncIterator[Delivered]:
@@ -126,7 +125,6 @@ class KafkaProducer:
         return ()
 
     async def close(self, timeout_s: float) -> None:
-        """Wait for unacknowledged records, at most this long, then disconnect; what waits fails with ProducerClosed."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()

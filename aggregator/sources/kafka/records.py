@@ -75,10 +75,18 @@ Delivered = Sequence[tuple[int, DeliveryResult]]
 class Producer(Protocol):
     """Kafka output: acks=all, in batches."""
 
+    async def start(self) -> None:
+        """Connect; waits for a broker without limit. Raises StartError for security files that cannot be read."""
+        ...
+
     def send(self, records: Sequence[OutgoingRecord]) -> AsyncIterator[Delivered]:
         """Send, and yield the delivery result of each record once, as they come; None when it is acknowledged.
 
         An exception is final for its record (topic missing, not authorised, too large); temporary errors (no
         leader, no broker) are retried.
         """
+        ...
+
+    async def close(self, timeout_s: float) -> None:
+        """Wait for unacknowledged records, at most this long, then disconnect; what waits fails with ProducerClosed."""
         ...

@@ -17,6 +17,7 @@ from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.clock_skew import ClockSkew
 from aggregator.sources.kafka.codec import Refused, decode_all, decode_large, intakes, record_of
 from aggregator.sources.kafka.committed_offset import InFlightRecord
+from aggregator.sources.kafka.connection import prepare_topics
 from aggregator.sources.kafka.consumer import KafkaConsumer
 from aggregator.sources.kafka.dead_letters import DeadLetters
 from aggregator.sources.kafka.deltas import Deltas
@@ -55,6 +56,7 @@ class KafkaSource:
         self._dimensions = dimensions
         self._intakes = intakes(settings, self, default_model, trusts_tenant=trusts_tenant)
         self._consumer = consumer
+        self._producer = producer
         self._tracing = tracing
         self._clock = clock
         self._wall_clock = wall_clock
@@ -76,6 +78,20 @@ class KafkaSource:
         self.receivers = (self.receive, self.receive_large)
         self.reply = self._outcomes.reply
         self.delivered = self._dead_letters.written
+        self.run = consumer.run
+        self.stop_receiving = consumer.stop_fetching
+
+    async def prepare(self, timeout_s: float) -> None:
+        """Make sure that every topic is there, and connect the producer. Raises StartError."""
+        await prepare_topics(self._settings, timeout_s)
+        await self._producer.start()
+
+    async def close(self, timeout_s: float) -> None:
+        await self._producer.close(timeout_s)
+        await self._consumer.close(timeout_s)
+
+    def trouble(self) -> str | None:
+        return None if self._consumer.healthy else "Kafka cannot be reached"
 
     async def receive(self) -> Sequence[Request]:
         """The next requests with small values; records that are no requests are refused meanwhile.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 import time
@@ -18,10 +19,11 @@ from aggregator.scheduler.work_item import Priority, Task
 from aggregator.settings.redis import RedisSettings, StreamSettings
 from aggregator.sources.messages import defaults_of, permitted
 from aggregator.sources.redis.codec import LIST, Command, Entry, Intake, answer, write_dead_letter, write_reply
-from aggregator.sources.redis.connection import TRANSIENT, Server, disconnect, reason_of
+from aggregator.sources.redis.connection import TRANSIENT, Server, disconnect, prepare_streams, reason_of
 from aggregator.sources.redis.stream import Stream
 
-_RETRY_S, _HEARTBEAT_S, _LEAVE_S = 0.5, 2.0, 5.0
+_LOG = logging.getLogger(__name__)
+_RETRY_S, _HEARTBEAT_S = 0.5, 2.0
 _FINAL = {"wrong_type": Unwritten.REFUSED, "refused": Unwritten.REFUSED, "forbidden": Unwritten.FORBIDDEN}
 """Why a reply is never written: its key does not take it. Anything else passes."""
 
@@ -70,6 +72,14 @@ class RedisSource:
 
         self._streams = {stream.name: open_stream(stream) for stream in settings.streams}
         self.receivers = [stream.receive for stream in self._streams.values()]
+
+    async def prepare(self, timeout_s: float) -> None:
+        """Make sure that each stream has its group. Raises StartError."""
+        for warning in await prepare_streams(self._settings, timeout_s):
+            _LOG.warning(warning)
+
+    def trouble(self) -> str | None:
+        return None if self.server.healthy else "Redis does not serve"
 
     async def run(self) -> None:
         """Keep what is claimed from other aggregators, and measure what waits, until cancelled."""
@@ -169,9 +179,12 @@ class RedisSource:
         for stream in self._streams.values():
             stream.change(stop=True)
 
-    async def close(self) -> None:
+    async def delivered(self) -> None:
+        """Dead letters are written with the replies."""
+
+    async def close(self, timeout_s: float) -> None:
         with suppress(*TRANSIENT):  # without Redis, others take over after `takeover_idle_s`
-            async with asyncio.timeout(_LEAVE_S):
+            async with asyncio.timeout(timeout_s):
                 for stream in self._streams.values():
                     await stream.leave()
         await disconnect(self.server.client)

@@ -243,7 +243,7 @@ async def test_a_stop_leaves_what_is_not_answered_to_others_at_once(shared: Redi
         await take(source, 1)
         source.stop_receiving()
         assert await source.receivers[0]() == ()
-        await source.close()
+        await source.close(1.0)
     async with broker.opened() as other:
         assert [request.request_id for request in await take(other, 1)] == ["q"]
         await complete(other, [])
@@ -259,7 +259,7 @@ async def test_a_stop_leaves_to_others_what_a_claim_took_whose_answer_was_lost(s
         await broker.send(message("q"))
         await broker.client.xreadgroup(broker.settings.group_id, consumer["name"], {broker.requests: ">"})
         source.stop_receiving()
-        await source.close()
+        await source.close(1.0)
     async with broker.opened() as other:
         assert [request.request_id for request in await take(other, 1)] == ["q"]
         await complete(other, [])
@@ -271,7 +271,7 @@ async def test_a_stop_forgets_a_consumer_that_holds_nothing(broker: RedisAsBroke
     async with broker.opened() as source:
         await complete(source, await take(source, 1))
         assert len(await broker.client.xinfo_consumers(broker.requests, broker.settings.group_id)) == 1
-        await source.close()
+        await source.close(1.0)
     assert await broker.client.xinfo_consumers(broker.requests, broker.settings.group_id) == []
 
 

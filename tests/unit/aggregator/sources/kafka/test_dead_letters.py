@@ -5,18 +5,32 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
+from typing_extensions import override
+
 from aggregator.errors import Code
 from aggregator.observability.metrics import Metrics
 from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.committed_offset import CommittedOffset
 from aggregator.sources.kafka.dead_letters import DeadLetter, DeadLetters
-from aggregator.sources.kafka.records import Delivered, OutgoingRecord
+from aggregator.sources.kafka.records import Delivered, OutgoingRecord, Producer
 from k8s.process.metrics_buffer import MetricsBuffer
 from tests.support.records import FakeRecord
 from tests.support.virtual_time import in_virtual_time
 
 
-class LateCompany:
+class NeverStarted(Producer):
+    """A producer that only sends."""
+
+    @override
+    async def start(self) -> None:
+        raise AssertionError("It is started.")
+
+    @override
+    async def close(self, timeout_s: float) -> None:
+        raise AssertionError("It is closed.")
+
+
+class LateCompany(NeverStarted):
     """A producer that has the next letter added just when the writing of the first has ended."""
 
     def __init__(self) -> None:
@@ -27,6 +41,7 @@ class LateCompany:
         in_flight = self.committed_offset.deliver(FakeRecord("in", 0, offset, 0, None, b"x"))
         self.letters.add(DeadLetter(in_flight, Code.DATA_LOSS, "no message"))
 
+    @override
     async def send(self, records: Sequence[OutgoingRecord]) -> AsyncIterator[Delivered]:
         """Acknowledge all; between the writer's last look and the end of its task, the second letter comes."""
         loop = asyncio.get_running_loop()
@@ -46,12 +61,13 @@ async def test_a_letter_that_comes_as_the_writing_ends_is_written_too() -> None:
             await asyncio.sleep(0)
 
 
-class Startled:
+class Startled(NeverStarted):
     """A producer that raises once, then acknowledges all."""
 
     def __init__(self) -> None:
         self.sent: list[int] = []
 
+    @override
     async def send(self, records: Sequence[OutgoingRecord]) -> AsyncIterator[Delivered]:
         self.sent.append(len(records))
         if len(self.sent) == 1:
