@@ -22,7 +22,7 @@ class Pending:
         self._deadlines: list[tuple[float, int, Request]] = []
         self._numbers = count()
         self._size = 0
-        self._calls = 0
+        self.calls = 0
 
     def __len__(self) -> int:
         return len(self._sizes)
@@ -35,10 +35,6 @@ class Pending:
         return self._size // _PER_TOKEN
 
     @property
-    def calls(self) -> int:
-        return self._calls
-
-    @property
     def next_deadline_s(self) -> float:
         """When `expire` has something to do next (monotonic seconds); `inf` when no deadline waits."""
         while self._deadlines and self._deadlines[0][2] not in self._sizes:
@@ -49,7 +45,7 @@ class Pending:
         size = sum(map(len, request.inputs))
         self._sizes[request] = size
         self._size += size
-        self._calls += request.source.refusable
+        self.calls += request.source.refusable
         if request.deadline_s < inf:
             heappush(self._deadlines, (request.deadline_s, next(self._numbers), request))
 
@@ -75,4 +71,4 @@ class Pending:
 
     def _remove(self, request: Request) -> None:
         self._size -= self._sizes.pop(request)
-        self._calls -= request.source.refusable
+        self.calls -= request.source.refusable

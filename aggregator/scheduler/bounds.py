@@ -110,21 +110,13 @@ class Admission:
 
     def __init__(self, policy: AdmissionPolicy) -> None:
         self._policy = policy
-        self._total = 0
+        self.total = 0
+        self.released = 0  # pragma: no mutate: only what leaves between two looks counts
         self._stopped: set[Priority] = set()
         self._called: dict[str, int] = {}
         self._called_total = 0
         self._closed: set[str] = set()
-        self._left = 0  # pragma: no mutate: only what leaves between two looks counts
         self._drain = Drain()
-
-    @property
-    def total(self) -> int:
-        return self._total
-
-    @property
-    def released(self) -> int:
-        return self._left
 
     @property
     def holds_calls(self) -> bool:
@@ -137,7 +129,7 @@ class Admission:
         A tenant that was refused is refused until it holds well less than its limit: else callers that call again as
         soon as they are answered would take all room from those that wait for their retry delay.
         """
-        if not self._total:
+        if not self.total:
             return None
         held = self._called.get(tenant, 0)
         bound, over = self._excess(tenant, held, token_count, closed=tenant in self._closed)
@@ -148,13 +140,13 @@ class Admission:
             self._closed.add(tenant)
             bound, over = self._excess(tenant, held, token_count, closed=True)
         # Tenants are served in turn: while one tenant's tokens are served, so are as many of each other's.
-        ahead = min(self._called_total, held * len(self._called)) or self._called_total or self._total
+        ahead = min(self._called_total, held * len(self._called)) or self._called_total or self.total
         return Full(bound, over, ahead)
 
     def _excess(self, tenant: str, held: int, token_count: int, *, closed: bool) -> tuple[Bound, int]:
         """The limit that decides for a tenant, and how many tokens must be released until `token_count` more fit."""
         open_share = self._policy.resume_share if closed else 1.0
-        free = self._policy.max_tokens - self._total
+        free = self._policy.max_tokens - self.total
         of_model, of_tenant = token_count - free, 0.0
         if tenant:
             share = open_share * self._policy.tenant_factor / (1.0 + self._policy.tenant_factor)  # when it is alone
@@ -165,20 +157,20 @@ class Admission:
 
     def tokens_per_s(self, now_s: float) -> float | None:
         """The rate at which tokens are released, measured between refusals; None until it is known."""
-        return self._drain.tokens_per_s(self._left, now_s)
+        return self._drain.tokens_per_s(self.released, now_s)
 
     def charge(self, token_count: int, tenant: str = "", *, refusable: bool) -> None:
         """Count the tokens of a request in. One that is not `refusable` always fits: its source pauses before."""
-        self._total += token_count
+        self.total += token_count
         if refusable:
             self._called[tenant] = self._called.get(tenant, 0) + token_count
             self._called_total += token_count
 
     def release(self, token_count: int, tenant: str = "", *, refusable: bool) -> None:
         """Count the tokens of a request out, once its reply is delivered."""
-        self._total -= token_count
-        self._left += token_count
-        assert self._total >= 0, "More tokens were released than were held. This is a bug."
+        self.total -= token_count
+        self.released += token_count
+        assert self.total >= 0, "More tokens were released than were held. This is a bug."
         if refusable:
             self._called_total -= token_count
             left = self._called.pop(tenant, 0) - token_count  # none is there after calls without a token
@@ -193,8 +185,8 @@ class Admission:
     def stopped(self) -> frozenset[Priority]:
         for priority, share in zip(Priority, self._policy.kafka_shares, strict=True):  # pragma: no mutate
             limit = share * self._policy.max_tokens
-            if self._total >= limit:
+            if self.total >= limit:
                 self._stopped.add(priority)
-            elif self._total < limit * self._policy.resume_share:
+            elif self.total < limit * self._policy.resume_share:
                 self._stopped.discard(priority)
         return frozenset(self._stopped)

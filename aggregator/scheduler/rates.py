@@ -27,18 +27,19 @@ class Arrivals:
     Arrivals are counted before anything can refuse them, and before their tokens are known. So inputs are counted at
     arrival, tokens per input where they are tokenized, and the rate is the product. Shedding therefore does not hide
     demand. Five windows after the last arrival the rate is 0: a rate that only decays stays above 0 for hours and keeps
-    a model's servers running. `total_inputs` and `total_tokens` are sums since the start.
+    a model's servers running. `total_inputs` and `total_tokens` are sums since the start. `tokens_per_request`: recent
+    mean; 0 before any was counted.
     """
 
     __slots__ = (
         "_arrived_s",
         "_inputs",
         "_mean_inputs",
-        "_mean_tokens",
         "_policy",
         "_requests_seen",
         "_since_s",
         "_updated_s",
+        "tokens_per_request",
         "total_inputs",
         "total_tokens",
     )
@@ -51,7 +52,7 @@ class Arrivals:
         self._inputs = 0.0
         self._requests_seen = 0.0
         self._mean_inputs = 0.0  # pragma: no mutate: the first request has the whole weight
-        self._mean_tokens = 0.0
+        self.tokens_per_request = 0.0
         self.total_inputs = 0
         self.total_tokens = 0
 
@@ -69,12 +70,7 @@ class Arrivals:
         self._requests_seen = min(self._requests_seen + requests, self._policy.memory_requests)
         share = min(1.0, requests / self._requests_seen)
         self._mean_inputs += share * (inputs / requests - self._mean_inputs)
-        self._mean_tokens += share * (tokens / requests - self._mean_tokens)
-
-    @property
-    def tokens_per_request(self) -> float:
-        """Recent mean tokens of a request; 0 before any was counted."""
-        return self._mean_tokens
+        self.tokens_per_request += share * (tokens / requests - self.tokens_per_request)
 
     def tokens_per_s(self, now_s: float) -> float:
         """Arriving tokens per second: arrived inputs times the recent mean tokens of an input.
@@ -84,7 +80,7 @@ class Arrivals:
         self._decay(now_s)
         seen_s = self._policy.window_s * -math.expm1(-max(now_s - self._since_s, 1.0) / self._policy.window_s)
         guess = self._policy.first_tokens_per_input
-        tokens_per_input = self._mean_tokens / self._mean_inputs if self._mean_inputs else guess
+        tokens_per_input = self.tokens_per_request / self._mean_inputs if self._mean_inputs else guess
         return self._inputs / seen_s * tokens_per_input
 
     def _decay(self, now_s: float) -> None:

@@ -98,9 +98,7 @@ def _with_right_checksum(data: bytes) -> bytes:
 
 
 def _check_batch(data: bytes) -> None:
-    found = kafka_faults.decode(
-        data, TopicPartition("topic", 2), 5, aborted=[(7, 5)], log_end=1000, max_records=500
-    )
+    found = kafka_faults.decode(data, TopicPartition("topic", 2), 5, aborted=[(7, 5)], log_end=1000, max_records=500)
     if found is None:
         return
     assert found.after > 5, "Reading would go back, or stand still."

@@ -29,8 +29,7 @@ from aggregator.sources.calls import calls as calls_module
 from aggregator.sources.calls.callers import Authentication, Callers, StaticTokens
 from aggregator.sources.calls.calls import Call, CallBatcher, call_of
 from aggregator.sources.calls.load import Limits, Load, Room
-from aggregator.sources.grpc.calls import GrpcCalls, refusal
-from aggregator.sources.grpc.reading import Context, Reading
+from aggregator.sources.grpc.reading import Context, GrpcCalls, Reading, refusal
 from aggregator.sources.parsing import SMALL_BYTES, decode, head
 from aggregator.sources.response import response
 from k8s.process.metrics_buffer import MetricsBuffer

@@ -23,18 +23,14 @@ class SlaGoal:
 class RecentQuantile:
     """A quantile of the latest `memory` values, sorted again after every `renew` of them; 0 before any."""
 
-    __slots__ = ("_renew", "_share", "_since", "_value", "_values")
+    __slots__ = ("_renew", "_share", "_since", "_values", "value")
 
     def __init__(self, share: float, memory: int = 512, renew: int = 16) -> None:
         self._share = share
         self._renew = renew
         self._values: deque[float] = deque(maxlen=memory)
         self._since = 0  # pragma: no mutate: set to 0 with each of the first values
-        self._value = 0.0
-
-    @property
-    def value(self) -> float:
-        return self._value
+        self.value = 0.0
 
     def observe(self, value: float) -> None:
         self._values.append(value)
@@ -42,7 +38,7 @@ class RecentQuantile:
         if self._since >= self._renew or len(self._values) < self._renew:
             self._since = 0
             ordered = sorted(self._values)
-            self._value = ordered[math.ceil(self._share * len(ordered)) - 1]
+            self.value = ordered[math.ceil(self._share * len(ordered)) - 1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,17 +56,12 @@ class StaticTokens:
 
     def __init__(self, file: Path) -> None:
         """Raises OSError or ValueError."""
-        self._tokens = WatchedFiles([file], partial(_read_tokens, file))
-
-    @property
-    def version(self) -> int:
-        self._tokens.get()
-        return self._tokens.version
+        self.files = WatchedFiles([file], partial(_read_tokens, file))
 
     def caller(self, token: str) -> Caller | None:
         """Tokens are found by the first half of their digest and compared in full, in constant time."""
         digest = hashlib.sha256(token.encode()).digest()
-        known = self._tokens.get().get(digest[: _DIGEST_BYTES // 2])
+        known = self.files.get().get(digest[: _DIGEST_BYTES // 2])
         if known is None or not hmac.compare_digest(known[0], digest):
             return None
         return Caller(known[1])
@@ -77,13 +72,8 @@ class JwtTokens:
 
     def __init__(self, file: Path, settings: JwtSettings) -> None:
         """Raises OSError or ValueError."""
-        self._keys = WatchedFiles([file], partial(_read_keys, file))
+        self.files = WatchedFiles([file], partial(_read_keys, file))
         self._settings = settings
-
-    @property
-    def version(self) -> int:
-        self._keys.get()
-        return self._keys.version
 
     def caller(self, token: str) -> Caller | None:
         """Checks signature, claims' types, times, issuer and audience; one without expiry or tenant is not valid."""
@@ -107,7 +97,7 @@ class JwtTokens:
 
     def _key(self, kid: str | None) -> jwt.PyJWK:
         """Raises KeyError; a token that names no key may use the only one in the file."""
-        keys = self._keys.get()
+        keys = self.files.get()
         if kid is None and len(keys) == 1:
             return next(iter(keys.values()))
         return keys[kid]
@@ -144,7 +134,7 @@ class Authentication:
 
     def by_token(self, header: str) -> Caller:
         """The caller of an `authorization` header's value. Raises Unauthenticated."""
-        versions = tuple(each.version for each in self._tokens)
+        versions = tuple(each.files.version for each in self._tokens)
         if versions != self._versions or len(self._remembered) >= _MAX_REMEMBERED:
             self._remembered.clear()
             self._versions = versions

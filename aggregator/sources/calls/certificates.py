@@ -37,7 +37,7 @@ class WatchedFiles(Generic[T]):
         self._stamp = _stamp(self._paths)
         self._checked_s = time.monotonic()
         self._value = read()
-        self.version = 0
+        self._version = 0
 
     def get(self) -> T:
         """The present value, or the last good one."""
@@ -47,6 +47,12 @@ class WatchedFiles(Generic[T]):
                 self._checked_s = now_s
                 self._refresh()
         return self._value
+
+    @property
+    def version(self) -> int:
+        """How often they have changed."""
+        self.get()
+        return self._version
 
     def _refresh(self) -> None:
         try:
@@ -61,7 +67,7 @@ class WatchedFiles(Generic[T]):
             )
             return
         self._stamp, self._value = stamp, value
-        self.version += 1
+        self._version += 1
         _LOG.info("read changed files", extra={"files": [str(path) for path in self._paths]})
 
 

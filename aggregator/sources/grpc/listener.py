@@ -20,10 +20,9 @@ from aggregator.settings.aggregator import GrpcSettings, TlsSettings
 from aggregator.sources.calls.calls import CallSource, Served
 from aggregator.sources.calls.certificates import server_context, watch_certificates
 from aggregator.sources.calls.load import Limits
-from aggregator.sources.grpc.calls import GrpcCalls, answering
 from aggregator.sources.grpc.generation import SERVICE as GENERATION
 from aggregator.sources.grpc.generation import GenerationService
-from aggregator.sources.grpc.reading import NO_MESSAGE, Context, Reading
+from aggregator.sources.grpc.reading import NO_MESSAGE, Context, GrpcCalls, Reading, answering
 from aggregator.sources.grpc.service import SERVICE, EmbeddingsService
 from k8s.process.grpc_port import add_port
 from protos import reflection

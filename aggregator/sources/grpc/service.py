@@ -13,8 +13,7 @@ from aggregator.request.request import Failure, Request
 from aggregator.sources.calls.calls import call_of
 from aggregator.sources.calls.load import Holders
 from aggregator.sources.calls.models import ServedModels
-from aggregator.sources.grpc.calls import GrpcCalls, answering
-from aggregator.sources.grpc.reading import Context
+from aggregator.sources.grpc.reading import Context, GrpcCalls, answering
 from aggregator.sources.grpc.stream import OVER, Stream
 from aggregator.sources.response import is_large, to_protobuf
 from protos.embedding.v1 import embedding_pb2 as pb

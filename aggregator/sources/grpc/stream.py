@@ -16,8 +16,7 @@ from aggregator.sources.calls.callers import Identity
 from aggregator.sources.calls.calls import Call, call_of, failure_of
 from aggregator.sources.calls.load import Room
 from aggregator.sources.calls.models import ServedModels
-from aggregator.sources.grpc.calls import GrpcCalls, refusal
-from aggregator.sources.grpc.reading import Context
+from aggregator.sources.grpc.reading import Context, GrpcCalls, refusal
 from aggregator.sources.response import is_large, to_protobuf
 from protos.embedding.v1 import embedding_pb2 as pb
 

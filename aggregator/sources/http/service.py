@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, TypeVar, cast
 
 import msgspec
@@ -83,14 +84,14 @@ class OpenAIService:
         revisions = Revisions(models)
         self._read_embeddings = EmbeddingsReader(revisions, trusts_token_ids=trusts_token_ids)
         self._read_generation = GenerationReader(revisions, trusts_token_ids=trusts_token_ids)
-        self._routes: dict[str, dict[str, Serve]] = {
-            "/v1/embeddings": {"POST": self._embeddings},
-            "/v1/completions": {"POST": self._completions},
-            "/v1/chat/completions": {"POST": self._chat},
-            "/tokenize": {"POST": self._tokenize},
-            "/detokenize": {"POST": self._detokenize},
-            "/v1/models": {"GET": self._list_models},
-            "/health": {"GET": self._health},
+        self._routes: dict[str, tuple[str, Serve]] = {
+            "/v1/embeddings": ("POST", self._embeddings),
+            "/v1/completions": ("POST", partial(self._generate, read=self._read_generation.completion)),
+            "/v1/chat/completions": ("POST", partial(self._generate, read=self._read_generation.chat)),
+            "/tokenize": ("POST", self._tokenize),
+            "/detokenize": ("POST", self._detokenize),
+            "/v1/models": ("GET", self._list_models),
+            "/health": ("GET", self._health),
         }
 
     async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
@@ -126,19 +127,16 @@ class OpenAIService:
         return whole
 
     def _route(self, http: web.BaseRequest) -> Serve:
-        path = http.path
-        methods = self._routes.get(path)
-        if methods is None and path.startswith("/v1/models/"):
-            methods = {"GET": self._show_model}
-        if methods is None:
-            raise HttpError(404, "unknown_url", f"there is no {http.method} {path}: the routes are {self._known()}")
-        serve = methods.get(http.method)
-        if serve is None:
-            raise HttpError(405, "method_not_allowed", f"{path} takes {', '.join(methods)}, not {http.method}")
+        path, route = http.path, self._routes.get(http.path)
+        if route is None and path.startswith("/v1/models/"):
+            route = "GET", self._show_model
+        if route is None:
+            known = ", ".join(f"{method} {path}" for path, (method, _) in self._routes.items())
+            raise HttpError(404, "unknown_url", f"there is no {http.method} {path}: the routes are {known}")
+        method, serve = route
+        if method != http.method:
+            raise HttpError(405, "method_not_allowed", f"{path} takes {method}, not {http.method}")
         return serve
-
-    def _known(self) -> str:
-        return ", ".join(f"{method} {path}" for path, methods in self._routes.items() for method in methods)
 
     async def _embeddings(self, http: web.BaseRequest) -> Answer:
         calls = self._calls
@@ -159,12 +157,6 @@ class OpenAIService:
             answer = 200, body, timing_headers(request)
         answer[2]["x-request-id"] = request.request_id
         return answer
-
-    async def _completions(self, http: web.BaseRequest) -> Answer | web.StreamResponse:
-        return await self._generate(http, self._read_generation.completion)
-
-    async def _chat(self, http: web.BaseRequest) -> Answer | web.StreamResponse:
-        return await self._generate(http, self._read_generation.chat)
 
     async def _generate(self, http: web.BaseRequest, read: Read) -> Answer | web.StreamResponse:
         """One text, whole or as events. A failure before the first event has its status; a later one is an event."""

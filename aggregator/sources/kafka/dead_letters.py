@@ -90,11 +90,7 @@ class DeadLetters:
         self._wall_clock = wall_clock
         self._waiting: dict[str, list[DeadLetter]] = {}
         self._writing: dict[str, asyncio.Task[None]] = {}
-        self._full: frozenset[str] = frozenset()
-
-    @property
-    def full(self) -> frozenset[str]:
-        return self._full
+        self.full: frozenset[str] = frozenset()
 
     def add(self, letter: DeadLetter) -> None:
         topic = letter.in_flight.topic
@@ -152,6 +148,6 @@ class DeadLetters:
 
     def _watch_full(self) -> None:
         full = frozenset(topic for topic, letters in self._waiting.items() if len(letters) >= _MOST_WAITING)
-        if full != self._full:
-            self._full = full
+        if full != self.full:
+            self.full = full
             self._on_full_changed()
