@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from math import inf
 from typing import TYPE_CHECKING
 
 from aggregator.admission.model_revision import ModelRevision
 from aggregator.engine import GenerationEngine
 from aggregator.errors import BatchFailed, Code, EngineFailed, ModelServerLost
-from aggregator.request.request import Failure, request_of
+from aggregator.request.generated_text import GeneratedText
+from aggregator.request.request import Failure, Request, request_of
 from aggregator.scheduler.dispatcher import Batch
 from aggregator.scheduler.generating_replica import GeneratingReplica
 from aggregator.scheduler.replica import StepReport
@@ -33,59 +35,38 @@ _NO_FIRST_TOKEN = Failure(Code.DEADLINE_EXCEEDED, "no token came within first_to
 _COPIED = "temperature", "top_p", "top_k", "seed", "repetition_penalty", "logprobs"
 
 
+@dataclass(slots=True, eq=False)
 class RunningSequence:
     """One generation on one server; an `engine.ServerSequence`.
 
     `begun`: its batch waits for it no longer. It has its first token or, in a batch of suspects, enough tokens to be
     cleared; or it has left the server. `lost`: why the server failed before it had begun. `first_token_s`: when its
-    first token on this server came. `tokens_before`: the new tokens that earlier servers generated.
+    first token on this server came. `tokens_before`: the new tokens that earlier servers generated. `on_end` is called
+    when it is complete, or failed for good; `on_lost` when it is to resume elsewhere.
     """
 
-    __slots__ = (
-        "_clock",
-        "_ended",
-        "_lost",
-        "_timer",
-        "batch",
-        "begun",
-        "engine",
-        "first_token_s",
-        "generation",
-        "item",
-        "lost",
-        "model_revision",
-        "request",
-        "tokens_before",
-    )
+    model_revision: ModelRevision
+    engine: GenerationEngine
+    batch: Batch
+    item: WorkItem
+    _: KW_ONLY
+    on_end: Callable[[RunningSequence, Failure | None], None]
+    on_lost: Callable[[RunningSequence, BatchFailed], None]
+    clock: Callable[[], float]
+    request: Request = field(init=False)
+    generation: GeneratedText = field(init=False)
+    tokens_before: int = field(init=False)
+    first_token_s: float = inf
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    lost: BatchFailed | None = None
+    _timer: asyncio.TimerHandle | None = None
 
-    def __init__(
-        self,
-        model_revision: ModelRevision,
-        engine: GenerationEngine,
-        batch: Batch,
-        item: WorkItem,
-        *,
-        ended: Callable[[RunningSequence, Failure | None], None],
-        lost: Callable[[RunningSequence, BatchFailed], None],
-        clock: Callable[[], float],
-    ) -> None:
-        """`ended` is called when it is complete, or failed for good; `lost` when it is to resume elsewhere."""
-        self.model_revision = model_revision
-        self.engine = engine
-        self.batch = batch
-        self.item = item
-        self.request = request_of(item.waiters[0])
+    def __post_init__(self) -> None:
+        self.request = request_of(self.item.waiters[0])
         generation = self.request.generation
         assert generation is not None, "A generation's request has none. This is a bug."
         self.generation = generation
         self.tokens_before = len(generation.token_ids)
-        self.first_token_s = inf
-        self.begun = asyncio.Event()
-        self.lost: BatchFailed | None = None
-        self._ended = ended
-        self._lost = lost
-        self._clock = clock
-        self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Send it to its server, unless too many servers failed and restarted while it ran alone."""
@@ -94,10 +75,10 @@ class RunningSequence:
         if restarted and generation.alone and generation.restarts >= _MOST_RESTARTS:
             self.lost = EngineFailed("its servers failed and restarted while it ran")
             self.begun.set()
-            self._lost(self, self.lost)
+            self.on_lost(self, self.lost)
             return
         if generation.started_s == inf:
-            generation.started_s = self._clock()
+            generation.started_s = self.clock()
         replica_of(self.batch).began()
         deadline_s = self.request.deadline_s
         self._wait_until(deadline_s if generation.token_ids else min(deadline_s, generation.first_token_by_s))
@@ -163,14 +144,14 @@ class RunningSequence:
         if not self.begun.is_set():
             self.lost = error
         self._leave()
-        self._lost(self, error)
+        self.on_lost(self, error)
 
     @property
     def _new_tokens(self) -> int:
         return len(self.generation.token_ids) - self.tokens_before
 
     def _first_token(self) -> None:
-        self.first_token_s = now_s = self._clock()
+        self.first_token_s = now_s = self.clock()
         if not self.generation.token_ids:
             self.generation.first_token_s = now_s
         deadline_s = self.item.waiters[0].deadline_s = self.request.deadline_s
@@ -185,7 +166,7 @@ class RunningSequence:
 
     def _end(self, failure: Failure | None) -> None:
         self._leave()
-        self._ended(self, failure)
+        self.on_end(self, failure)
 
     def _leave(self) -> None:
         self._wait_until(inf)
@@ -199,7 +180,7 @@ class RunningSequence:
             self._timer.cancel()
             self._timer = None
         if deadline_s < inf:
-            delay_s = max(0.0, deadline_s - self._clock())
+            delay_s = max(0.0, deadline_s - self.clock())
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._late)
 
 

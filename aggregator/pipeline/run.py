@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import cast
 
 from aggregator.admission.limits import AdmissionLimits
@@ -32,32 +32,24 @@ _MOST_ATTEMPTS = 16
 _POISON = Failure(Code.INTERNAL, "this input, alone in its batch, made the engine fail")
 
 
+@dataclass(eq=False)
 class BatchRunner:
-    """The batches and running sequences of all servers."""
+    """The batches and running sequences of all servers.
 
-    def __init__(
-        self,
-        pool: Pool,
-        limits: AdmissionLimits,
-        metrics: Metrics,
-        tracing: Tracing,
-        *,
-        complete: Callable[[Sequence[Request]], None],
-        changed: Callable[[ModelRevision], None],
-        clock: Callable[[], float],
-        jitter: Callable[[], float],
-    ) -> None:
-        """`complete` replies to requests; `changed` is called when a sequence left a server of a revision."""
-        self._pool = pool
-        self._limits = limits
-        self._metrics = metrics
-        self._tracing = tracing
-        self._complete = complete
-        self._changed = changed
-        self._clock = clock
-        self._jitter = jitter
-        self._running: dict[Request, RunningSequence] = {}
-        self._to_resume: list[tuple[RunningSequence, BatchFailed]] = []
+    `complete` replies to requests; `changed` is called when a sequence left a server of a revision.
+    """
+
+    pool: Pool
+    limits: AdmissionLimits
+    metrics: Metrics
+    tracing: Tracing
+    _: KW_ONLY
+    complete: Callable[[Sequence[Request]], None]
+    changed: Callable[[ModelRevision], None]
+    clock: Callable[[], float]
+    jitter: Callable[[], float]
+    _running: dict[Request, RunningSequence] = field(default_factory=dict)
+    _to_resume: list[tuple[RunningSequence, BatchFailed]] = field(default_factory=list)
 
     async def run(self, model_revision: ModelRevision, engine: Engine, batch: Batch) -> list[Request]:
         """Send a batch, and wait for its vectors or first tokens; returns the requests that are complete by this."""
@@ -72,12 +64,12 @@ class BatchRunner:
             return self._failed(model_revision, batch, engine, error)
         finally:
             model_revision.under_way.remove(batch)
-        now_s = self._clock()
+        now_s = self.clock()
         model_revision.dispatcher.done(batch, report, now_s)
         if result is None:
-            self._metrics.recorder.batch_done(batch, Task.GENERATE, report, now_s)
+            self.metrics.recorder.batch_done(batch, Task.GENERATE, report, now_s)
             return []
-        self._metrics.batch_done(batch, report, now_s)
+        self.metrics.batch_done(batch, report, now_s)
         return share_out(model_revision, batch, result, now_s)
 
     def give_up(self, request: Request) -> None:
@@ -85,7 +77,7 @@ class BatchRunner:
         sequence = self._running.pop(request, None)
         if sequence is not None:
             sequence.abort()
-            self._changed(sequence.model_revision)
+            self.changed(sequence.model_revision)
 
     async def _begin(self, model_revision: ModelRevision, engine: GenerationEngine, batch: Batch) -> StepReport:
         """Start or resume the sequences of a batch, and wait for their first tokens. Raises BatchFailed."""
@@ -93,30 +85,30 @@ class BatchRunner:
         for item in batch.items:
             if item.alive:
                 sequence = RunningSequence(
-                    model_revision, engine, batch, item, ended=self._ended, lost=self._lost, clock=self._clock
+                    model_revision, engine, batch, item, on_end=self._ended, on_lost=self._lost, clock=self.clock
                 )
                 self._running[sequence.request] = sequence
                 sequences.append(sequence)
         for sequence in sequences:
             sequence.start()
-        return await first_tokens(sequences, engine, batch, self._clock)
+        return await first_tokens(sequences, engine, batch, self.clock)
 
     def _ended(self, sequence: RunningSequence, failure: Failure | None) -> None:
         request, generation = sequence.request, sequence.generation
         del self._running[request]
-        now_s = self._clock()
-        self._limits.charge(request, len(generation.token_ids), now_s)
+        now_s = self.clock()
+        self.limits.charge(request, len(generation.token_ids), now_s)
         sequence.model_revision.finished_generation(generation, now_s - generation.started_s)
-        self._metrics.generated(request.model, generation, now_s - request.received_s, request.received_s, failure)
-        self._tracing.generated(request, generation, now_s, failure.code if failure is not None else None)
-        self._complete(_completed(sequence.item, failure or generation))
-        self._changed(sequence.model_revision)
+        self.metrics.generated(request.model, generation, now_s - request.received_s, request.received_s, failure)
+        self.tracing.generated(request, generation, now_s, failure.code if failure is not None else None)
+        self.complete(_completed(sequence.item, failure or generation))
+        self.changed(sequence.model_revision)
 
     def _lost(self, sequence: RunningSequence, error: BatchFailed) -> None:
         """A sequence is to resume on another server: with its batch, or with others that had begun."""
         del self._running[sequence.request]
         if sequence.generation.attempts > _MOST_ATTEMPTS:
-            self._complete(self._poison(sequence.model_revision, sequence.item, sequence.generation.attempts))
+            self.complete(self._poison(sequence.model_revision, sequence.item, sequence.generation.attempts))
         if sequence.lost is None:
             if not self._to_resume:
                 asyncio.get_running_loop().call_soon(self._resume)
@@ -125,7 +117,7 @@ class BatchRunner:
     def _resume(self) -> None:
         """Queue again the sequences that were lost since the last turn of the event loop."""
         to_resume, self._to_resume = self._to_resume, []
-        now_s = self._clock()
+        now_s = self.clock()
         groups: dict[tuple[ModelRevision, Engine, bool], list[tuple[RunningSequence, BatchFailed]]] = {}
         for sequence, error in to_resume:
             key = sequence.model_revision, sequence.engine, sequence.generation.failures > 1
@@ -133,21 +125,21 @@ class BatchRunner:
         for (model_revision, engine, again), lost in groups.items():
             self._report("generations resume on other servers", engine, lost[0][1], len(lost))
             items = [sequence.item for sequence, _ in lost]
-            model_revision.dispatcher.lost(items, engine.description.address, now_s, self._jitter(), again=again)
-            self._changed(model_revision)
+            model_revision.dispatcher.lost(items, engine.description.address, now_s, self.jitter(), again=again)
+            self.changed(model_revision)
 
     def _failed(self, model_revision: ModelRevision, batch: Batch, engine: Engine, error: BatchFailed) -> list[Request]:
         """Queue its items for a retry (`scheduler.retries`); returns the requests that a proven poison completed."""
         self._report("batch failed", engine, error, len(batch.items), batch_id=batch.batch_id)
-        dispatcher, now_s = model_revision.dispatcher, self._clock()
+        dispatcher, now_s = model_revision.dispatcher, self.clock()
         task = Task.EMBED if model_revision.description.generation is None else Task.GENERATE
-        self._metrics.recorder.batch_failed(batch, task, error.code, now_s)
+        self.metrics.recorder.batch_failed(batch, task, error.code, now_s)
         alone = batch.isolated and len(batch.items) == 1
         unproven = task is Task.GENERATE and alone and isinstance(error, ModelServerLost)
         if unproven or isinstance(error, ModelServerBusy):
-            dispatcher.refused(batch, now_s, self._jitter())
+            dispatcher.refused(batch, now_s, self.jitter())
             return []
-        poison = dispatcher.failed(batch, now_s, self._jitter())
+        poison = dispatcher.failed(batch, now_s, self.jitter())
         return [request for item in poison for request in self._poison(model_revision, item, batch.attempt + 1)]
 
     def _report(self, message: str, engine: Engine, error: BatchFailed, count: int, **fields: str) -> None:
@@ -155,9 +147,9 @@ class BatchRunner:
         if not isinstance(error, EngineFailed):  # its message may quote an input
             fields["error"] = str(error)
         _LOG.warning(message, extra=fields)
-        self._metrics.retries.add(count, error.code.name)
+        self.metrics.retries.add(count, error.code.name)
         if isinstance(error, ModelServerLost):
-            self._pool.suspect(engine)
+            self.pool.suspect(engine)
 
     def _poison(self, model_revision: ModelRevision, item: WorkItem, attempts: int) -> list[Request]:
         """Fail an item that makes engines fail, and refuse it from now on; returns the requests that this completes."""

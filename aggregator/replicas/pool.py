@@ -10,7 +10,7 @@ import logging
 import random
 from collections.abc import AsyncIterable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 import numpy as np
 
@@ -123,32 +123,24 @@ class Agreement:
             del self._members[key]
 
 
+@dataclass(eq=False)
 class ServerWatch:
     """Lets one server join and leave the pool, again and again.
 
     `trouble`: why it is not in the pool; empty while it is.
     """
 
-    def __init__(
-        self,
-        target: Target,
-        client: ModelServerClient,
-        members: PoolMembers,
-        tokenizers: TokenizerCache,
-        *,
-        agreement: Agreement,
-        policy: ProbePolicy,
-    ) -> None:
-        self._target = target
-        self._client = client
-        self._members = members
-        self._tokenizers = tokenizers
-        self._agreement = agreement
-        self._policy = policy
-        self._engine: GrpcEngine | None = None
-        self._suspected = asyncio.Event()
-        self._last_trouble = ""
-        self.trouble = "it was not reached yet"
+    target: Target
+    client: ModelServerClient
+    members: PoolMembers
+    tokenizers: TokenizerCache
+    _: KW_ONLY
+    agreement: Agreement
+    policy: ProbePolicy
+    trouble: str = "it was not reached yet"
+    _engine: GrpcEngine | None = None
+    _suspected: asyncio.Event = field(default_factory=asyncio.Event)
+    _last_trouble: str = ""
 
     async def run(self) -> None:
         """Reach the server, let it join, wait until it is lost, again and again."""
@@ -163,12 +155,12 @@ class ServerWatch:
                 else:
                     joined_s = loop.time()
                     await self._serve(engine, tokenizer)
-                    tries = 0 if loop.time() - joined_s >= self._policy.steady_s else tries
-                await asyncio.sleep(self._policy.delay_s(tries))
+                    tries = 0 if loop.time() - joined_s >= self.policy.steady_s else tries
+                await asyncio.sleep(self.policy.delay_s(tries))
                 tries += 1
         finally:
             self._withdraw("the pool stopped watching it")
-            await self._client.close(self._policy.close_grace_s)
+            await self.client.close(self.policy.close_grace_s)
 
     def suspect(self, engine: Engine) -> None:
         """If it is this server, remove it now; it is probed before it joins again."""
@@ -178,17 +170,17 @@ class ServerWatch:
 
     async def _reach(self) -> tuple[GrpcEngine, FastTokenizer]:
         """Check that it serves the right model, and that it answers a probe made with its own tokenizer."""
-        description = await self._client.describe(self._policy.call_timeout_s)
-        if description.model != self._target.model:
-            raise BadDescription(f"it serves the model {description.model}, not {self._target.model}")
+        description = await self.client.describe(self.policy.call_timeout_s)
+        if description.model != self.target.model:
+            raise BadDescription(f"it serves the model {description.model}, not {self.target.model}")
         fingerprint = description.tokenizer_fingerprint
-        tokenizer = await asyncio.to_thread(self._tokenizers.get, fingerprint)
+        tokenizer = await asyncio.to_thread(self.tokenizers.get, fingerprint)
         if tokenizer is None:
-            files = await self._client.fetch_tokenizer(self._policy.tokenizer_timeout_s)
-            tokenizer = await asyncio.to_thread(self._tokenizers.put, fingerprint, files)
-        engine = GrpcEngine(self._client, description)
+            files = await self.client.fetch_tokenizer(self.policy.tokenizer_timeout_s)
+            tokenizer = await asyncio.to_thread(self.tokenizers.put, fingerprint, files)
+        engine = GrpcEngine(self.client, description)
         counted = await asyncio.to_thread(tokenizer.count, [_PROBE_TEXT])
-        timeout_s = self._policy.call_timeout_s
+        timeout_s = self.policy.call_timeout_s
         if Task.GENERATE in description.by_task:
             await probe(engine, counted.ids.tobytes(), timeout_s)
         if Task.EMBED in description.by_task:
@@ -200,7 +192,7 @@ class ServerWatch:
         """Let it join, and wait until it reports or shows that it does not serve."""
         description = engine.description
         try:
-            self._agreement.join(description)
+            self.agreement.join(description)
         except BadDescription as error:
             self._report(error)
             return
@@ -219,16 +211,16 @@ class ServerWatch:
                 "fast_tokenizer": tokenizer.uses_fast_path,
             },
         )
-        self._members.join(engine, tokenizer)
+        self.members.join(engine, tokenizer)
         self._withdraw(await self._until_lost())
 
     async def _until_lost(self) -> str:
         """Wait for a failure of its health service or of a batch; returns the reason."""
-        address, policy = self._target.address, self._policy
+        address, policy = self.target.address, self.policy
         news = [
-            asyncio.create_task(self._client.until_not_serving(), name=f"health of {address}"),
+            asyncio.create_task(self.client.until_not_serving(), name=f"health of {address}"),
             asyncio.create_task(
-                self._client.until_silent(policy.check_every_s, policy.call_timeout_s), name=f"silence of {address}"
+                self.client.until_silent(policy.check_every_s, policy.call_timeout_s), name=f"silence of {address}"
             ),
             asyncio.create_task(self._until_suspected(), name=f"suspicion of {address}"),
         ]
@@ -249,8 +241,8 @@ class ServerWatch:
         if engine is None:
             return
         self.trouble = reason
-        self._agreement.leave(engine.description)
-        self._members.leave(engine)
+        self.agreement.leave(engine.description)
+        self.members.leave(engine)
         _LOG.warning("withdrew a model server", extra={"address": engine.description.address, "reason": reason})
 
     def _report(self, error: Exception) -> None:
@@ -263,7 +255,7 @@ class ServerWatch:
         _LOG.log(
             logging.ERROR if grave else logging.WARNING,
             "left out a model server",
-            extra={"address": self._target.address, "model": self._target.model, "reason": trouble},
+            extra={"address": self.target.address, "model": self.target.model, "reason": trouble},
         )
 
 

@@ -25,10 +25,10 @@ BUILDS = (
         "acknowledges-before-the-broker",
         "a record is completed once the broker has acknowledged its reply, not when the reply is sent",
         "aggregator/sources/kafka/outcomes.py",
-        "                async for delivered in self._producer.send(replies):\n",
+        "                async for delivered in self.producer.send(replies):\n",
         "                for request in live:\n"
         "                    record_of(request).committed_offset.complete(record_of(request))\n"
-        "                async for delivered in self._producer.send(replies):\n"
+        "                async for delivered in self.producer.send(replies):\n"
         "                    delivered = [(position, None) for position, _ in delivered]\n",
         (f"{_WAY}::test_a_record_is_committed_once_the_broker_has_its_reply_and_not_before",),
     ),

@@ -38,7 +38,7 @@ BUILDS = (
         "keeps-a-lost-server",
         "a server that lost a batch gets no batches until it answers again",
         "aggregator/pipeline/run.py",
-        "            self._pool.suspect(engine)\n",
+        "            self.pool.suspect(engine)\n",
         "            pass\n",
         (f"{_EJECTED}::test_a_server_that_hangs_is_missed_by_nobody_and_returns",),
     ),

@@ -7,7 +7,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import UTC, datetime
 
 from aiokafka.errors import MessageSizeTooLargeError, ProducerClosed, RecordTooLargeError
@@ -67,6 +67,7 @@ class DeadLetter:
         return OutgoingRecord(self.in_flight.topic + DEAD_LETTER_SUFFIX, None, key, value, headers)
 
 
+@dataclass(eq=False)
 class DeadLetters:
     """Writes dead letters in the background, all that wait for a topic at a time.
 
@@ -74,27 +75,19 @@ class DeadLetters:
     its record's partition until it can; a topic with many that wait is `full`: it is paused, and no other is.
     """
 
-    def __init__(
-        self,
-        settings: KafkaSettings,
-        producer: Producer,
-        metrics: Metrics,
-        *,
-        on_full_changed: Callable[[], None],
-        wall_clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._settings = settings
-        self._producer = producer
-        self._metrics = metrics
-        self._on_full_changed = on_full_changed
-        self._wall_clock = wall_clock
-        self._waiting: dict[str, list[DeadLetter]] = {}
-        self._writing: dict[str, asyncio.Task[None]] = {}
-        self.full: frozenset[str] = frozenset()
+    settings: KafkaSettings
+    producer: Producer
+    metrics: Metrics
+    _: KW_ONLY
+    on_full_changed: Callable[[], None]
+    wall_clock: Callable[[], float] = time.time
+    full: frozenset[str] = frozenset()
+    _waiting: dict[str, list[DeadLetter]] = field(default_factory=dict)
+    _writing: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
     def add(self, letter: DeadLetter) -> None:
         topic = letter.in_flight.topic
-        letter.since_unix_s = self._wall_clock()
+        letter.since_unix_s = self.wall_clock()
         self._waiting.setdefault(topic, []).append(letter)
         if topic not in self._writing:
             self._writing[topic] = asyncio.create_task(self._write_all(topic), name=f"dead letters of {topic}")
@@ -107,9 +100,7 @@ class DeadLetters:
     async def _write_all(self, topic: str) -> None:
         try:
             while waiting := self._waiting.pop(topic, None):
-                live = [
-                    letter for letter in waiting if not letter.in_flight.committed_offset.fenced
-                ]  # others keep the rest
+                live = [each for each in waiting if not each.in_flight.committed_offset.fenced]  # others keep the rest
                 failed = await self._write(live) if live else []
                 if failed:
                     self._waiting[topic] = failed + self._waiting.get(topic, [])
@@ -124,11 +115,11 @@ class DeadLetters:
         left = dict.fromkeys(letters)
         reason: Exception | None = None
         try:
-            async for delivered in self._producer.send([letter.record(self._settings.group_id) for letter in letters]):
+            async for delivered in self.producer.send([letter.record(self.settings.group_id) for letter in letters]):
                 for position, error in delivered:
                     letter = letters[position]
                     if error is None:
-                        self._metrics.dead_letters.add(1, letter.code.name)
+                        self.metrics.dead_letters.add(1, letter.code.name)
                         letter.in_flight.committed_offset.complete(letter.in_flight)
                         del left[letter]
                     elif isinstance(error, _TOO_LARGE) and not letter.omits_value:
@@ -150,4 +141,4 @@ class DeadLetters:
         full = frozenset(topic for topic, letters in self._waiting.items() if len(letters) >= _MOST_WAITING)
         if full != self.full:
             self.full = full
-            self._on_full_changed()
+            self.on_full_changed()

@@ -66,7 +66,13 @@ class KafkaSource:
         deltas = {topic.name: topic.delta_topic for topic in settings.topics if topic.delta_topic}
         self._deltas = Deltas(deltas, settings.group_id, producer, metrics, clock=clock)
         self._outcomes = Outcomes(
-            settings, producer, self._dead_letters, self._deltas, metrics=metrics, tracing=tracing, clock=clock
+            settings=settings,
+            producer=producer,
+            dead_letters=self._dead_letters,
+            deltas=self._deltas,
+            metrics=metrics,
+            tracing=tracing,
+            clock=clock,
         )
         self._skew = ClockSkew(_tell_doubt)
         metrics.watch_clock(lambda: self._skew.shown_s(clock()))
