@@ -29,7 +29,7 @@ from aggregator.scheduler.generating_replica import GeneratingReplica
 from aggregator.scheduler.queue import QueuePolicy
 from aggregator.scheduler.work_item import Task
 from aggregator.settings.addresses import changes
-from aggregator.settings.aggregator import AggregatorSettings, SlaSettings
+from aggregator.settings.aggregator import AggregatorSettings
 from aggregator.sources.calls.callers import open_authentication
 from aggregator.sources.calls.calls import Served
 from aggregator.sources.calls.load import Limits, Load
@@ -268,17 +268,12 @@ def make_models(settings: AggregatorSettings, worker: Executor, long_worker: Exe
         )
         for model in settings.models
     ]
-    goal = make_goal(settings.sla)
+    goal = None if settings.sla.latency_s is None else SlaGoal(answer_s=settings.sla.latency_s)
 
     def counting(tokenizer: Tokenizer) -> Counting:
         return Counting(tokenizer, worker, long_worker, inline_characters=INLINE_CHARACTERS)
 
     return Models(models, policy, batching.token_budget, counting, goal)
-
-
-def make_goal(sla: SlaSettings) -> SlaGoal | None:
-    """What token budgets are controlled by; None: they are the measured saturation points."""
-    return None if sla.latency_s is None else SlaGoal(answer_s=sla.latency_s)
 
 
 async def check(settings: AggregatorSettings) -> int:

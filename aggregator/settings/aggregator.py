@@ -9,7 +9,7 @@ from typing import Literal, Self
 from pydantic import Field, PositiveFloat, PositiveInt, SecretStr, field_validator, model_validator
 
 from aggregator.settings.addresses import changes, parse
-from aggregator.settings.redis import RedisSettings, StreamSettings
+from aggregator.settings.redis import TEXT_REPLIES, IntakeSettings, RedisSettings
 from k8s.process.errors import StartError
 from k8s.process.settings import Group
 from k8s.process.telemetry import TelemetrySettings
@@ -128,18 +128,10 @@ class TenantSettings(Group):
 ENV_PREFIX = "TOKENBATCH_AGGREGATOR_"
 
 
-class TopicSettings(Group):
+class TopicSettings(IntakeSettings):
     """One query topic, and the defaults for its requests."""
 
     name: str = Field(description="the topic to read")
-    model: str = Field(default="", description="model of requests that name none; empty: the first one configured")
-    priority: Literal["interactive", "default", "background"] = Field(
-        default="default", description="priority of requests that name none"
-    )
-    tenant: str = Field(default="", description="tenant of every request of this topic")
-    task: Literal["embed", "generate"] = Field(
-        default="embed", description="what its records ask for: embeddings or generations"
-    )
     reply_topic: str = Field(
         default="",
         description="topic of the replies to requests that name none; empty: kafka.reply_topic, or generate.replies.v1"
@@ -149,9 +141,6 @@ class TopicSettings(Group):
         default="",
         description="task generate: topic of the deltas, in addition to the replies; empty: none",
     )
-
-
-_TEXT_REPLY_TOPIC = "generate.replies.v1"
 
 
 class SaslSettings(Group):
@@ -222,7 +211,7 @@ class KafkaSettings(Group):
     )
 
     def replies_of(self, topic: TopicSettings) -> str:
-        return topic.reply_topic or (self.reply_topic if topic.task == "embed" else _TEXT_REPLY_TOPIC)
+        return topic.reply_topic or (self.reply_topic if topic.task == "embed" else TEXT_REPLIES)
 
     @property
     def reply_topics(self) -> tuple[str, ...]:
@@ -387,7 +376,7 @@ class AggregatorSettings(Group):
 
     @model_validator(mode="after")
     def _topics_name_configured_models(self) -> Self:
-        places: list[TopicSettings | StreamSettings] = []
+        places: list[IntakeSettings] = []
         places += self.kafka.topics if self.kafka.enabled else ()
         places += self.redis.streams if self.redis.enabled else ()
         names = _names(self.models)

@@ -9,21 +9,27 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, SecretSt
 
 from k8s.process.settings import Group
 
-_TEXT_REPLY_STREAM = "generate.replies.v1"
+TEXT_REPLIES = "generate.replies.v1"
 
 
-class StreamSettings(Group):
-    """One request stream and what it says for requests that say nothing."""
+class IntakeSettings(Group):
+    """A topic or stream of requests, and the defaults for those that say nothing."""
 
-    name: str = Field(description="the key of the stream to read", min_length=1)
+    name: str
     model: str = Field(default="", description="model of requests that name none; empty: the first one configured")
     priority: Literal["interactive", "default", "background"] = Field(
         default="default", description="priority of requests that name none"
     )
-    tenant: str = Field(default="", description="tenant of every request of this stream")
+    tenant: str = Field(default="", description="tenant of every request that is read here")
     task: Literal["embed", "generate"] = Field(
-        default="embed", description="what its entries ask for: embeddings or generations"
+        default="embed", description="what its requests ask for: embeddings or generations"
     )
+
+
+class StreamSettings(IntakeSettings):
+    """One request stream, and the defaults for its requests."""
+
+    name: str = Field(description="the key of the stream to read", min_length=1)
     reply_stream: str = Field(
         default="",
         description="stream of the replies to requests that name none; empty: redis.reply_stream, or"
@@ -97,7 +103,7 @@ class RedisSettings(Group):
     )
 
     def replies_of(self, stream: StreamSettings) -> str:
-        return stream.reply_stream or (self.reply_stream if stream.task == "embed" else _TEXT_REPLY_STREAM)
+        return stream.reply_stream or (self.reply_stream if stream.task == "embed" else TEXT_REPLIES)
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

@@ -14,8 +14,7 @@ from google.protobuf.message import DecodeError
 from aggregator.errors import Code, InvalidRequest, Undecodable
 from aggregator.request.request import Defaults, Failure, Origin, Request, Source
 from aggregator.scheduler.work_item import Priority
-from aggregator.settings.aggregator import TopicSettings
-from aggregator.settings.redis import StreamSettings
+from aggregator.settings.redis import IntakeSettings
 from aggregator.sources import generation, json_codec, parsing
 from aggregator.sources.response import MAX_ECHOED, fill_status, json_of, response, to_protobuf
 from protos.embedding.v1 import embedding_pb2 as pb
@@ -53,9 +52,7 @@ def content_type_of(given: str) -> bytes:
     return content_type
 
 
-def defaults_of(
-    place: TopicSettings | StreamSettings, source: Source, default_model: str, *, trusts_tenant: bool
-) -> Defaults:
+def defaults_of(place: IntakeSettings, source: Source, default_model: str, *, trusts_tenant: bool) -> Defaults:
     """What requests of a place get that say nothing themselves. Where it has a tenant, they may name none."""
     model, priority = place.model or default_model, Priority[place.priority.upper()]
     return Defaults(source, model, priority, place.tenant, trusts_tenant=trusts_tenant and not place.tenant)

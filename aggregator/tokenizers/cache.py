@@ -10,7 +10,7 @@ from pathlib import Path
 from threading import Lock
 
 from aggregator.tokenizers.fast_path import OnCheck
-from aggregator.tokenizers.fast_tokenizer import FastTokenizer, ignore_check
+from aggregator.tokenizers.fast_tokenizer import FastTokenizer
 from protos.modelserver.v1.fingerprint import TOKENIZER_FILE, tokenizer_fingerprint
 
 _LOG = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ class TokenizerCache:
     Files are in `<folder>/<fingerprint>/`; in a temporary folder where `folder` cannot be written.
     """
 
-    def __init__(self, folder: Path, *, fast: bool = True, on_check: OnCheck = ignore_check) -> None:
+    def __init__(self, folder: Path, *, fast: bool = True, on_check: OnCheck = lambda *_: None) -> None:
         self._folder = folder.expanduser()
         self._fast = fast
         self._on_check = on_check
