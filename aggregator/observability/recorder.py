@@ -61,6 +61,14 @@ class Waits(NamedTuple):
     inference_s: float
 
 
+class Recent(NamedTuple):
+    """Latencies of answers and samples of waits by source, and times to the first token."""
+
+    latencies_s: Mapping[str, npt.NDArray[np.float64]]
+    waits: Mapping[str, Sequence[Waits]]
+    first_tokens_s: Sequence[float]
+
+
 class Recorder:
     """What happened in the last minute. Used on the event loop."""
 
@@ -80,7 +88,7 @@ class Recorder:
             self._batches.clear()
             self._new.clear()
         if now_s >= self._looks_until_s:
-            self._forget_latencies()
+            self.take()
         self._until_s, self._looks_until_s = now_s + KEPT_S, now_s + _LOOKS_S
 
     def batch_done(self, batch: Batch, task: Task, report: StepReport, now_s: float) -> None:
@@ -120,18 +128,12 @@ class Recorder:
         oldest_s = self._clock() - KEPT_S
         return [record for lane in self._batches.values() for record in lane if record.end_s >= oldest_s]
 
-    def take_latencies(self) -> Mapping[str, npt.NDArray[np.float64]]:
-        taken, self._latencies = self._latencies, {}
-        return {source: np.concatenate(parts) for source, parts in taken.items()}
-
-    def take_waits(self) -> Mapping[str, Sequence[Waits]]:
-        """Samples of where the time of each source's queries went, since the last call."""
-        taken, self._waits = self._waits, {}
-        return taken
-
-    def take_first_tokens(self) -> Sequence[float]:
-        taken, self._first_tokens = self._first_tokens, []
-        return taken
+    def take(self) -> Recent:
+        """What came since the last call."""
+        latencies = {source: np.concatenate(parts) for source, parts in self._latencies.items()}
+        recent = Recent(latencies, self._waits, self._first_tokens)
+        self._latencies, self._waits, self._first_tokens = {}, {}, []
+        return recent
 
     def _add(self, batch: Batch, task: Task, report: StepReport, now_s: float, code: str) -> None:
         replica = batch.replica.name
@@ -156,8 +158,3 @@ class Recorder:
             lane = self._batches[replica] = deque(maxlen=MOST_BATCHES)
         lane.append(record)
         self._new.append(record)
-
-    def _forget_latencies(self) -> None:
-        self._latencies.clear()
-        self._waits.clear()
-        self._first_tokens.clear()

@@ -53,10 +53,10 @@ class Points:
         self._readings.clear()
 
     def take(self, now_s: float) -> Mapping[str, object]:
-        recorder = self._metrics.recorder
-        self._latencies.append(recorder.take_latencies())
-        self._waits.append(recorder.take_waits())
-        self._first_tokens.append(recorder.take_first_tokens())
+        recent = self._metrics.recorder.take()
+        self._latencies.append(recent.latencies_s)
+        self._waits.append(recent.waits)
+        self._first_tokens.append(recent.first_tokens_s)
         arrived_queries, arrived_tokens = self._meter.totals()
         answered_tokens = sum(model.admission.released for model in self._models.configured)
         reading = _Reading(now_s, arrived_queries, arrived_tokens, answered_tokens, self._metrics.totals())

@@ -20,10 +20,12 @@ MAX_ECHOED = 1024
 
 def response(request: Request, reply_id: str) -> pb.EmbedResponse:
     """The response to a completed request, the same for gRPC and Kafka."""
-    answer = summary(request, reply_id)
+    answer, options = summary(request, reply_id), request.options
     for outcome in request.outcomes:
         if isinstance(outcome, Vector):
-            _fill(answer.embeddings.add(), outcome, request)
+            rows = outcome.batch.rows(options.dimensions, options.encoding, normalize=bool(options.normalize))
+            scale, vector = rows.scale(outcome.row), rows.row(outcome.row)
+            answer.embeddings.append(_embedding(vector, rows.dimensions, options.encoding, outcome.token_count, scale))
         elif isinstance(outcome, Failure):
             fill_status(answer.embeddings.add().status, outcome)
     return answer
@@ -44,17 +46,6 @@ def summary(request: Request, reply_id: str) -> pb.EmbedResponse:
     if slowest is not None:
         _describe_batch(answer, slowest.batch, slowest.queued_s)
     return answer
-
-
-def _fill(embedding: pb.Embedding, vector: Vector, request: Request) -> None:
-    options = request.options
-    rows = vector.batch.rows(options.dimensions, options.encoding, normalize=bool(options.normalize))
-    embedding.embedding = rows.row(vector.row)
-    embedding.dimensions = rows.dimensions
-    embedding.encoding = options.encoding  # type: ignore[assignment]
-    embedding.token_count = vector.token_count
-    embedding.scale = rows.scale(vector.row)
-    embedding.status.SetInParent()
 
 
 def fill_status(status: pb.Status, failure: Failure) -> None:

@@ -9,7 +9,8 @@ import grpc
 
 from aggregator.observability.metrics import Limit
 from aggregator.observability.tracing import Tracing
-from aggregator.request.request import Failure, Request
+from aggregator.request.request import Failure
+from aggregator.request.vector import Vector
 from aggregator.sources.calls.calls import call_of
 from aggregator.sources.calls.load import Holders
 from aggregator.sources.calls.models import ServedModels
@@ -51,8 +52,8 @@ class EmbeddingsService:
         request = await calls.receive(context)
         with self._tracing.serve(SERVICE, "Embed", request.traceparent):
             await calls.embed(request)
-        failure = _whole_failure(request)
-        if failure is not None:
+        failure = request.failure
+        if failure is not None and not any(isinstance(outcome, Vector) for outcome in request.outcomes):
             return failure
         if not is_large(request):
             answer = to_protobuf(request, request.request_id)
@@ -137,13 +138,3 @@ class EmbeddingsService:
             "ListModels": grpc.stream_unary_rpc_method_handler(answering(self.list_models)),
         }
         return grpc.method_handlers_generic_handler(SERVICE, handlers)
-
-
-def _whole_failure(request: Request) -> Failure | None:
-    """The first failure, when no input has a vector."""
-    first: Failure | None = None
-    for outcome in request.outcomes:
-        if not isinstance(outcome, Failure):
-            return None
-        first = first or outcome
-    return first

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer
@@ -58,47 +59,42 @@ def new_client(settings: KafkaSettings) -> Any:
     return space_metadata_updates(consumer)
 
 
+@dataclass(eq=False)
 class KafkaConsumer:
     """Reads the query topics. `run` keeps a member in the group; `fetch` reads by it; the other methods describe it.
 
     aiokafka keeps one response per partition until that is read. Paused partitions are not read.
     """
 
-    def __init__(
-        self,
-        settings: KafkaSettings,
-        on_fenced: OnFenced,
-        metrics: Metrics,
-        client: Callable[[KafkaSettings], Any] = new_client,
-        look_up: LookUp = committed_offsets,
-    ) -> None:
-        self._settings = settings
-        self._on_fenced = on_fenced
-        self._metrics = metrics
-        self._client = client
-        self._look_up = look_up
-        self._member: Member | None = None
-        self._paused: frozenset[str] = frozenset()
-        self._fetching = True
-        self._changed = asyncio.Event()
-        self._closing = asyncio.Event()
-        self._ended = asyncio.Event()
+    settings: KafkaSettings
+    on_fenced: OnFenced
+    metrics: Metrics
+    client: Callable[[KafkaSettings], Any] = new_client
+    look_up: LookUp = committed_offsets
+    _member: Member | None = None
+    _paused: frozenset[str] = frozenset()
+    _fetching: bool = True
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _closing: asyncio.Event = field(default_factory=asyncio.Event)
+    _ended: asyncio.Event = field(default_factory=asyncio.Event)
+    _stop_timeout_s: float = _STOP_S
+
+    def __post_init__(self) -> None:
         self._ended.set()
-        self._stop_timeout_s = _STOP_S
 
     async def run(self) -> None:
         """Keep a member in the group until `close` has finished or this is cancelled; survives outages."""
         self._ended.clear()
         try:
             while not self._closing.is_set():
-                client = self._client(self._settings)
+                client = self.client(self.settings)
                 member = Member(
-                    self._settings,
-                    self._metrics,
-                    self._on_fenced,
+                    self.settings,
+                    self.metrics,
+                    self.on_fenced,
                     on_change=self._changed.set,
                     client=client,
-                    look_up=self._look_up,
+                    look_up=self.look_up,
                 )
                 self._member = member
                 try:
@@ -135,7 +131,7 @@ class KafkaConsumer:
             if member is None or not await member.read(self._paused):
                 self._changed.clear()
                 with contextlib.suppress(TimeoutError):  # commits free partitions that were over their span
-                    async with asyncio.timeout(self._settings.client.commit_interval_s):
+                    async with asyncio.timeout(self.settings.client.commit_interval_s):
                         await self._changed.wait()
         return ()
 

@@ -47,9 +47,7 @@ def test_nothing_is_kept_while_nobody_looks() -> None:
     recorder.look()
     assert not recorder.kept()
     assert not recorder.take_new()
-    assert not recorder.take_latencies()
-    assert not recorder.take_waits()
-    assert not recorder.take_first_tokens()
+    assert not any(recorder.take())
 
 
 def test_batches_are_kept_for_a_minute_after_the_last_look_and_latencies_for_two_seconds() -> None:
@@ -61,8 +59,7 @@ def test_batches_are_kept_for_a_minute_after_the_last_look_and_latencies_for_two
     recorder.answered("grpc", np.array([0.1]))
     assert len(recorder.kept()) == 1
     recorder.look()
-    assert not recorder.take_latencies()
-    assert not recorder.take_waits()
+    assert not any(recorder.take())
     clock.now_s = 13.0 + KEPT_S
     recorder.batch_done(batch(), Task.EMBED, REPORT, clock.now_s)
     recorder.look()
@@ -74,8 +71,8 @@ def test_the_time_to_the_first_token_is_that_of_generations_that_began_with_this
     recorder.look()
     for first_token_s in (10.5, 8.0, inf):
         recorder.batch_done(batch(queries=1, first_token_s=first_token_s), Task.GENERATE, REPORT, 10.6)
-    assert recorder.take_first_tokens() == [1.5]
-    assert not recorder.take_first_tokens()
+    assert recorder.take().first_tokens_s == [1.5]
+    assert not any(recorder.take())
 
 
 def test_what_is_kept_is_bounded_for_each_server_and_in_servers() -> None:
