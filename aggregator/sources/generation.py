@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 
 from aggregator.errors import InvalidRequest, Undecodable
 from aggregator.request.generated_text import GeneratedText
-from aggregator.request.request import Defaults, Failure, Options, Origin, Request
+from aggregator.request.request import Defaults, Options, Origin, Request
 from aggregator.sources.parsing import MAX_TOKEN_IDS, SMALL_BYTES, count_token_ids, fields, priority_of, random_id
 from aggregator.sources.response import fill_status
 from protos.generation.v1 import generation_pb2 as pb
@@ -178,12 +178,6 @@ def _check_sampling(sampling: pb.Sampling) -> None:
         raise InvalidRequest(f"sampling.stop: at most {_MAX_STOPS}, each of 1 to {_MAX_STOP_CHARACTERS} characters")
     if len(sampling.stop_token_ids) > _MAX_STOP_IDS or any(each > _MAX_TOKEN_ID for each in sampling.stop_token_ids):
         raise InvalidRequest(f"sampling.stop_token_ids: at most {_MAX_STOP_IDS}, each of 31 bits")
-
-
-def refusal(request_id: str, model: str, failure: Failure, reply_id: str = "") -> pb.GenerateResponse:
-    answer = pb.GenerateResponse(request_id=request_id, model=model, reply_id=reply_id)
-    fill_status(answer.status, failure)
-    return answer
 
 
 def response(request: Request, reply_id: str, now_s: float, *, done: bool) -> pb.GenerateResponse | None:

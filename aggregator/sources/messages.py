@@ -160,13 +160,9 @@ def encode(request: Request, reply_id: str, now_s: float, *, as_json: bool) -> b
 
 def encode_failure(request_id: str, failure: Failure, reply_id: str, *, generates: bool, as_json: bool) -> bytes:
     """The reply to what did not become a request, or has none that can be encoded."""
-    request_id = request_id[:MAX_ECHOED]
-    answer: pb.EmbedResponse | GenerateResponse
-    if generates:
-        answer = generation.refusal(request_id, "", failure, reply_id)
-    else:
-        answer = pb.EmbedResponse(request_id=request_id, reply_id=reply_id)
-        fill_status(answer.status, failure)
+    kind: type[GenerateResponse | pb.EmbedResponse] = GenerateResponse if generates else pb.EmbedResponse
+    answer = kind(request_id=request_id[:MAX_ECHOED], reply_id=reply_id)
+    fill_status(answer.status, failure)
     return json_of(answer) if as_json else answer.SerializeToString()
 
 

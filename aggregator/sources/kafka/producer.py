@@ -78,12 +78,6 @@ class KafkaProducer:
         await self._writer.connect()
 
     async def send(self, records: Sequence[OutgoingRecord]) -> AsyncIterator[Delivered]:
-        """Send, and yield the delivery results as they come: a partition without a leader delays no other.
-
-        An exception is final for its record: UnknownTopicOrPartitionError, TopicAuthorizationFailedError,
-        InvalidTopicError, MessageSizeTooLargeError and similar ones of aiokafka.errors. Other errors are retried.
-        Raises ProducerClosed if closed before every record has its result: the outcome of the others is unknown.
-        """
         if self._closed:
             raise kafka_errors.ProducerClosed
         by_topic: dict[str, list[int]] = {}

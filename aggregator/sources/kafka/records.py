@@ -80,10 +80,11 @@ class Producer(Protocol):
         ...
 
     def send(self, records: Sequence[OutgoingRecord]) -> AsyncIterator[Delivered]:
-        """Send, and yield the delivery result of each record once, as they come; None when it is acknowledged.
+        """Send, and yield the delivery results as they come: a partition without a leader delays no other.
 
-        An exception is final for its record (topic missing, not authorised, too large); temporary errors (no
-        leader, no broker) are retried.
+        An exception is final for its record: UnknownTopicOrPartitionError, TopicAuthorizationFailedError,
+        InvalidTopicError, MessageSizeTooLargeError and similar ones of aiokafka.errors. Other errors are retried.
+        Raises ProducerClosed if closed before every record has its result: the outcome of the others is unknown.
         """
         ...
 
