@@ -76,35 +76,28 @@ def permitted(
     return permits
 
 
-def embedding_message(value: bytes | None, content_type: bytes, max_bytes: int, max_inputs: int) -> pb.EmbedRequest:
+def message_of(
+    value: bytes | None, content_type: bytes, max_bytes: int, max_inputs: int, *, generates: bool
+) -> pb.EmbedRequest | GenerateRequest:
     """The request in a value. Raises Undecodable or InvalidRequest."""
-    value = _value(value, max_bytes)
-    if content_type is PROTOBUF:
-        try:
-            parsing.check(value, max_inputs)
-            return _from_protobuf(value)
-        except DecodeError:
-            raise Undecodable("the value is not an EmbedRequest in protobuf") from None
+    if value is None:
+        raise Undecodable("there is no value")
+    if len(value) > max_bytes:
+        raise InvalidRequest(f"the value has {len(value)} bytes: at most {max_bytes} are taken")
     if content_type is JSON:
-        return json_codec.parse(value, max_inputs)
+        return generation.decode_json(value) if generates else json_codec.parse(value, max_inputs)
     try:
-        return pb.EmbedRequest(inputs=[pb.Input(text=value.decode())])
-    except UnicodeDecodeError:
-        raise Undecodable("the value is not UTF-8 text") from None
-
-
-def generation_message(value: bytes | None, content_type: bytes, max_bytes: int, _: int) -> GenerateRequest:
-    """The request for a generation in a value. Raises Undecodable or InvalidRequest."""
-    value = _value(value, max_bytes)
-    if content_type is JSON:
-        return generation.decode_json(value)
-    try:
-        if content_type is PROTOBUF:
+        if content_type is not PROTOBUF:
+            text = value.decode()
+            return GenerateRequest(prompt=text) if generates else pb.EmbedRequest(inputs=[pb.Input(text=text)])
+        if generates:
             generation.check(value)
             return GenerateRequest.FromString(value)
-        return GenerateRequest(prompt=value.decode())
+        parsing.check(value, max_inputs)
+        return _from_protobuf(value)
     except DecodeError:
-        raise Undecodable("the value is not a GenerateRequest in protobuf") from None
+        kind = "a GenerateRequest" if generates else "an EmbedRequest"
+        raise Undecodable(f"the value is not {kind} in protobuf") from None
     except UnicodeDecodeError:
         raise Undecodable("the value is not UTF-8 text") from None
 
@@ -128,14 +121,6 @@ def request_of(
         )
     request.traceparent = traceparent
     return request
-
-
-def _value(value: bytes | None, max_bytes: int) -> bytes:
-    if value is None:
-        raise Undecodable("there is no value")
-    if len(value) > max_bytes:
-        raise InvalidRequest(f"the value has {len(value)} bytes: at most {max_bytes} are taken")
-    return value
 
 
 def found_id(value: bytes | None, content_type: bytes) -> str:

@@ -25,9 +25,8 @@ from aggregator.sources.messages import (
     PROTOBUF,
     content_type_of,
     defaults_of,
-    embedding_message,
     found_id,
-    generation_message,
+    message_of,
     permitted,
     request_of,
 )
@@ -186,8 +185,8 @@ def decode(in_flight: InFlightRecord, intake: Intake, *, received_s: float, wall
         else:
             route = intake.route
         in_flight.route = route
-        read = generation_message if intake.generates else embedding_message
-        message = read(in_flight.value, content_type, intake.max_record_bytes, intake.defaults.max_inputs)
+        limits = intake.max_record_bytes, intake.defaults.max_inputs
+        message = message_of(in_flight.value, content_type, *limits, generates=intake.generates)
         if not message.request_id:
             message.request_id = ce_id or f"{in_flight.topic}-{in_flight.partition}-{in_flight.offset}"
         deadline_s = _deadline_s(found, received_s - wall_s) if found else inf

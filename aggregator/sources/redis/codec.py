@@ -90,8 +90,8 @@ def decode(entry: Entry, *, received_s: float, wall_s: float) -> Request | None:
         content_type = messages.content_type_of(entry.text(b"content-type"))
         entry.json = content_type is not PROTOBUF
         deadline_s = _expire_s(entry) + received_s - wall_s
-        read = messages.generation_message if generates else messages.embedding_message
-        message = read(value, content_type, MAX_BYTES, intake.defaults.max_inputs)
+        limits = MAX_BYTES, intake.defaults.max_inputs
+        message = messages.message_of(value, content_type, *limits, generates=generates)
         message.request_id = message.request_id or request_id or f"{intake.stream}-{entry.entry_id.decode()}"
         return messages.request_of(
             message,
