@@ -63,8 +63,9 @@ TAKE_OVER = (
     _SHARED
     + """
 -- Claims entries that another consumer has had for ARGV[7] ms without a sign of life, from a cursor (ARGV[8]) on, and
--- forgets consumers that hold none and were silent for an hour. Returns the next cursor, and the entries.
-local found = redis.call('XAUTOCLAIM', stream, group, consumer, ARGV[7], ARGV[8], 'COUNT', most)
+-- forgets consumers that hold none and were silent for an hour. Returns the next cursor, and the entries: a few at a
+-- time, as their sizes are known only once they are claimed.
+local found = redis.call('XAUTOCLAIM', stream, group, consumer, ARGV[7], ARGV[8], 'COUNT', 16)
 for _, entry in ipairs(found[2]) do
   if entry and entry[2] then
     cut(entry, most_value_bytes, most_other_bytes)

@@ -236,6 +236,20 @@ async def test_a_silent_consumer_is_taken_over_and_a_living_one_is_not(broker: R
         await complete(living, [*kept, *taken])
 
 
+async def test_large_entries_of_a_silent_consumer_are_taken_over_a_few_at_a_time(broker: RedisAsBroker) -> None:
+    for each in range(40):
+        await broker.send(message(f"q{each}", "a" * 100_000), token_count=b"1")
+    async with broker.opened() as silent:
+        lost = await take(silent, 40)
+    async with broker.opened() as living:
+        taken: list[Request] = []
+        async with asyncio.timeout(20):
+            while len(taken) < 40:
+                taken += (received := await living.receivers[0]())
+                assert len(received) <= 16
+        assert {request.request_id for request in taken} == {request.request_id for request in lost}
+
+
 async def test_a_stop_leaves_what_is_not_answered_to_others_at_once(shared: RedisServer) -> None:
     broker = RedisAsBroker(shared.address, client=RedisClientSettings(takeover_idle_s=600.0))
     await broker.send(message("q"))
