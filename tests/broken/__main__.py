@@ -1,26 +1,30 @@
 """Break the code on purpose, a small fault at a time, and see that the tests catch it.
 
-    python -m tests.broken [--list] [--again] [WORD ...]
+    python -m tests.broken [--list] [WORD ...]
 
-Each build runs in a copy of the tree, against the tests that must fail of it; a build that was caught at this commit is
-not run again, so that a run which was broken off goes on where it stopped. What comes of it is written into
-docs/reliability.md.
+Each build runs in a copy of the tree, against the tests that must fail of it. Its line goes into docs/reliability.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
+import subprocess
 import sys
-import time
 from collections.abc import Sequence
+from pathlib import Path
 
-from tests.broken.build import Build
-from tests.broken.builds import BUILDS
-from tests.broken.results import FOLDER, Result, keep, kept, write_document
-from tests.broken.tests_run import failed_of
+from tests.broken.builds import BUILDS, Build
 from tests.broken.tree import ROOT, broken, copy_tree
 from tests.faults.rows import current_commit
+
+_TREE = ROOT / ".run/broken/tree"
+_DOCUMENT = Path("docs/reliability.md")
+_TABLE = re.compile(
+    r"(?<=<!-- broken builds: written by `make broken` -->\n).*?(?=<!-- end of broken builds -->)", re.DOTALL
+)
+_LONGEST_S = 900.0
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -30,45 +34,52 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("words", nargs="*", metavar="WORD", help="only builds with one of these in their names")
     parser.add_argument("--list", action="store_true", help="say which builds there are, and run none")
-    parser.add_argument("--again", action="store_true", help="run builds that were caught at this commit too")
     options = parser.parse_args(arguments)
     chosen = [build for build in BUILDS if not options.words or any(word in build.name for word in options.words)]
     if options.list:
-        for build in chosen:
-            print(f"{build.name}: {build.rule}\n    {' '.join(build.tests)}")
+        print("\n".join(f"{build.name}: {build.rule}\n    {' '.join(build.tests)}" for build in chosen))
         return 0
-    commit = current_commit()
-    left = [build for build in chosen if options.again or not _caught_at(commit, build)]
-    print(f"{len(chosen) - len(left)} of {len(chosen)} were caught at {commit} already")
-    return _run(left, commit) if left else 0
-
-
-def _caught_at(commit: str, build: Build) -> bool:
-    last = kept(build.name)
-    return last is not None and last.caught and last.commit == commit
-
-
-def _run(builds: Sequence[Build], commit: str) -> int:
-    tree = copy_tree(ROOT / FOLDER / "tree")
-    tests = sorted({test for build in builds for test in build.tests})
+    copy_tree(_TREE)
+    tests = sorted({test for build in chosen for test in build.tests})
     print(f"running their {len(tests)} tests on sound code", flush=True)
-    if unsound := failed_of(tests, tree):
-        print(f"these fail without any fault: {', '.join(unsound)}")
+    if "failed" in (told := _run(tests)):
+        print(told)
         return 1
     survivors = 0
-    for number, build in enumerate(builds, start=1):
-        print(f"[{number}/{len(builds)}] {build.name}", end=" ", flush=True)
-        began_s = time.monotonic()
-        with broken(tree, build):
-            failed = failed_of(build.tests, tree)
-        survived = tuple(test for test in build.tests if test not in failed)
-        result = Result(build.name, survived, round(time.monotonic() - began_s, 1), commit)
-        keep(result)
-        write_document()
-        survivors += not result.caught
-        print(f"{'caught' if result.caught else 'SURVIVED ' + ' '.join(survived)} after {result.seconds:.0f} s")
-    print(f"\n{len(builds) - survivors} caught, {survivors} survived")
+    for number, build in enumerate(chosen, start=1):
+        with broken(_TREE, build):
+            caught = all("failed" in _run([test]) for test in build.tests)
+        survivors += not caught
+        print(f"[{number}/{len(chosen)}] {build.name} {'caught' if caught else 'SURVIVED'}", flush=True)
+        _write(build, caught=caught)
     return int(survivors > 0)
+
+
+def _run(tests: Sequence[str]) -> str:
+    """How pytest sums up. Raises ChildProcessError when a test was skipped, or not run: then it says nothing."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=no", *tests]
+    # Without bytecode, which would be taken for that of a file of the same size and second.
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        command, cwd=_TREE, env=environment, capture_output=True, text=True, check=False, timeout=_LONGEST_S
+    )
+    told = done.stdout.rstrip().rpartition("\n")[2]
+    if re.search(r"error|skipped", told) or not re.search(r"passed|failed", told):
+        raise ChildProcessError(f"not run to their end: {', '.join(tests)}\n{done.stdout}{done.stderr}")
+    return told
+
+
+def _write(build: Build, *, caught: bool) -> None:
+    """Put the build's line into the table, in place of an earlier one."""
+
+    def written(found: re.Match[str]) -> str:
+        header, ruler, *rows = found[0].splitlines()
+        lines = {row.split()[1]: row for row in rows}
+        tests = ", ".join(f"`{test}`" for test in build.tests) if caught else "**none**"
+        lines[build.name] = f"| {build.name} | {build.rule} | {tests} | {current_commit()} |"
+        return "\n".join([header, ruler, *(lines[each.name] for each in BUILDS if each.name in lines), ""])
+
+    _DOCUMENT.write_text(_TABLE.sub(written, _DOCUMENT.read_text()))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.broken.build import Build
+from tests.broken.builds import Build
 
 ROOT = Path(__file__).parents[2]
 _PACKAGES = ("aggregator", "k8s", "protos")
@@ -16,12 +16,11 @@ _LEFT_OUT = shutil.ignore_patterns(
 )
 
 
-def copy_tree(folder: Path) -> Path:
+def copy_tree(folder: Path) -> None:
     """All that tests need, in place of what was in `folder`."""
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(ROOT, folder, ignore=_LEFT_OUT, symlinks=True)
     (folder / ".venv").symlink_to(ROOT / ".venv")
-    return folder
 
 
 @contextmanager

@@ -6,8 +6,7 @@ import ast
 
 import pytest
 
-from tests.broken.build import Build
-from tests.broken.builds import BUILDS
+from tests.broken.builds import BUILDS, Build
 from tests.broken.tree import ROOT
 
 PER_BUILD = pytest.mark.parametrize("build", BUILDS, ids=lambda build: build.name)
