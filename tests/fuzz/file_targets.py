@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import tempfile
-from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 from aggregator.settings import aggregator as aggregator_settings
-from k8s.process import settings as runtime_settings
 from k8s.process.settings import SettingsError, as_text, load
 from modelserver import settings as modelserver_settings
 from modelserver.errors import CannotStart
 from modelserver.profile import store as profile_store
-from modelserver.profile.measure import ProfileOwner, known, summary
-from tests.fuzz.target import Cut, Target, field
+from modelserver.profile.measure import ProfileOwner, summary
+from tests.fuzz.target import Cut, Target
 
 _FOLDER = Path(tempfile.mkdtemp(prefix="fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))  # noqa: S108 - memory
 _OWNER = ProfileOwner("m", "r", "float32", "synthetic", "1", "cpu")
@@ -83,62 +78,8 @@ def check_profile(data: bytes) -> None:
     assert profile_store.load(_FOLDER / "again.json", _OWNER) == profile
 
 
-def _settings_seeds() -> Sequence[bytes]:
-    aggregator = [
-        "kafka: {topics: [{name: q, priority: background}]}\nmodels: [{name: m, servers: ['s:1']}]",
-        "kafka: {topics: [nothing]}",
-        "kafak: 1",
-        "- a list",
-        "_env_file: x",
-        "_cli_parse_args: true",
-        "when: 2023-99-99",
-        "yes: !!bool maybe",
-        "a: !!timestamp x",
-        "a: !!int x",
-        "a: &a [*a]",
-        "? [1]\n: 2",
-        "[" * 600,
-        "a: 0b_",
-    ]
-    model = ["engine: {kind: synthetic, step_tokens: 512}\nmodel: {name: m}", "engine: {step_tokens: -1}"]
-    return [b"\0" + text.encode() for text in aggregator] + [b"\1" + text.encode() for text in model]
-
-
-def _environment_seeds() -> Sequence[bytes]:
-    def packed(kind: int, *pairs: tuple[int, bytes]) -> bytes:
-        return bytes([kind, len(pairs)]) + b"".join(bytes([which]) + field(value) for which, value in pairs)
-
-    return [
-        packed(0, (0, b'[{"name": "q"}]'), (1, b"a:9092"), (2, b"10")),
-        packed(0, (4, b"[0.1, 0.2]"), (3, b'[{"name": "m", "servers": ["s:1"]}]')),
-        packed(1, (7, b"synthetic"), (8, b""), (10, b"{}")),
-        packed(0, (0, b"[" * 200)),
-        packed(0, (200, b"1")) + field(b"_ENV_FILE"),
-        packed(0, (200, b"1")) + field(b"KAFKA__TOPICS__0"),
-        packed(0, (1, b"\xff")),
-    ]
-
-
-def _profile_seeds() -> Sequence[bytes]:
-    profile: dict[str, Any] = asdict(known(lambda tokens: max(0.01, 1e-5 * tokens), _OWNER, 4096)) | {"format": 1}
-    seeds = [json.dumps(profile)]
-    for name, value in (
-        ("saturation_point", "1"),
-        ("saturation_point", -1),
-        ("floor_s", math.nan),
-        ("per_token_s", math.inf),
-        ("fixed_s", None),
-        ("rule", 1),
-    ):
-        seeds.append(json.dumps({**profile, "points": [], "curve": {**profile["curve"], name: value}}))
-    seeds += [json.dumps({**profile, "points": [[math.inf, 1]]}), json.dumps({**profile, "points": [[0, 0]]})]
-    return [*(seed.encode() for seed in seeds), b"[" * 3000, b"\xff", b"{}"]
-
-
-_SETTINGS_SOURCES = (Path(runtime_settings.__file__),)
-
 TARGETS = (
-    Target("settings_file", check_settings_file, _settings_seeds, _SETTINGS_SOURCES),
-    Target("settings_environment", check_environment, _environment_seeds, _SETTINGS_SOURCES),
-    Target("profile_file", check_profile, _profile_seeds, (Path(profile_store.__file__),), max_bytes=8192),
+    Target("settings_file", check_settings_file),
+    Target("settings_environment", check_environment),
+    Target("profile_file", check_profile, max_bytes=8192),
 )

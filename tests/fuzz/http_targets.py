@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from math import inf
-from pathlib import Path
 
 from typing_extensions import override
 
@@ -16,8 +14,6 @@ from aggregator.scheduler.work_item import Priority, Task
 from aggregator.sources.calls.callers import Identity
 from aggregator.sources.calls.calls import Call
 from aggregator.sources.calls.load import Limits, Load
-from aggregator.sources.http import embeddings as embeddings_module
-from aggregator.sources.http import generation as generation_module
 from aggregator.sources.http.calls import HttpCall
 from aggregator.sources.http.embeddings import EmbeddingsReader, Revisions, failed_input
 from aggregator.sources.http.errors import FieldError, described
@@ -121,82 +117,7 @@ def _write(request: Request) -> None:
         json.loads(event.removeprefix(b"data: "))
 
 
-def _embeddings_seeds() -> Sequence[bytes]:
-    documents: list[object] = [
-        *({"input": "rain"}, {"input": ["rain", "é"]}, {"input": [1, 2], "tokenizer": "t"}, {"input": [[1], [2]]}),
-        {
-            "input": "rain",
-            "model": "m",
-            "encoding_format": "base64",
-            "dimensions": 3,
-            "user": "u",
-            "truncate_prompt_tokens": 5,
-            "input_type": "query",
-            "normalize": True,
-            "priority": "background",
-            "embedding_types": ["int8"],
-        },
-        *({"input": []}, {"input": ""}, {"input": None}, {"input": {}}, {"input": [1, "a"]}, {"input": ["a"] * 6}),
-        *({"input": "x", "truncate_prompt_tokens": 0}, {"input": "x", "dimensions": 2**63}, {"inputs": "x"}, [], 5),
-        {"input": "\ud800"},
-    ]
-    odd = (
-        b"",
-        b"[" * 2000,
-        b'{"input":' + b"[" * 2000,
-        b'{"input":"\xff"}',
-        b'{"input":"a","input":"b"}',
-        b'{"input": [ ',
-    )
-    return [*(json.dumps(document).encode() for document in documents), *odd]
-
-
-def _generation_seeds() -> Sequence[bytes]:
-    common = {
-        "max_tokens": 5,
-        "temperature": 0.5,
-        "top_p": 0.9,
-        "seed": -1,
-        "stop": ["b"],
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        "top_k": 3,
-        "min_tokens": 1,
-        "stop_token_ids": [7],
-        "n": 1,
-        "logit_bias": {},
-        "presence_penalty": 1,
-    }
-    completions: list[object] = [
-        *(
-            {"prompt": "rain"},
-            {"prompt": ["rain"]},
-            {"prompt": [1, 2]},
-            {"prompt": [[1]]},
-            {"prompt": "x", "logprobs": 2},
-        ),
-        *({"prompt": "x", **common}, {"prompt": "x", "n": 2}, {"prompt": ["a", "b"]}, {"prompt": []}, {}, []),
-        *({"prompt": "x", "seed": 2**64}, {"prompt": "x", "temperature": -1}, {"prompt": "x", "top_k": 2**40}),
-    ]
-    hi = {"messages": [{"role": "user", "content": "hi"}]}
-    parts = {"messages": [{"role": "user", "content": [{"type": "text", "text": "é"}]}]}
-    chats: list[object] = [
-        *(hi, parts, {**hi, **common}, {**hi, "logprobs": True, "top_logprobs": 2}, {**hi, "top_logprobs": 2}),
-        *(
-            {**hi, "tools": [{}]},
-            {"messages": []},
-            {"messages": [{"role": 5}]},
-            {**hi, "response_format": {"type": "text"}},
-        ),
-    ]
-    return [
-        *(b"\0" + json.dumps(document).encode() for document in completions),
-        *(b"\1" + json.dumps(document).encode() for document in chats),
-        *(b"", b"\0" + b"[" * 2000, b'\0{"prompt":"\xff"}'),
-    ]
-
-
 TARGETS = (
-    Target("http_embeddings", check_embeddings, _embeddings_seeds, (Path(embeddings_module.__file__ or ""),)),
-    Target("http_generation", check_generation, _generation_seeds, (Path(generation_module.__file__ or ""),)),
+    Target("http_embeddings", check_embeddings),
+    Target("http_generation", check_generation),
 )

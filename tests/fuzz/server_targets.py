@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-import struct
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from math import inf
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import cast
 
 import numpy as np
@@ -19,13 +18,9 @@ from typing_extensions import override
 from aggregator.engine import OutgoingBatch, differences
 from aggregator.errors import Code, InvalidRequest, ModelServerLost, TokenbatchError
 from aggregator.observability.metrics import Metrics
-from aggregator.replicas import answers as modelserver_answers
 from aggregator.replicas.answers import BadDescription, checked_description, checked_result
 from aggregator.request.request import Defaults, Failure, Request
 from aggregator.scheduler.work_item import Priority
-from aggregator.sources import parsing as wire_scan
-from aggregator.sources.calls import callers as callers_module
-from aggregator.sources.calls import calls as calls_module
 from aggregator.sources.calls.callers import Authentication, Callers, StaticTokens
 from aggregator.sources.calls.calls import Call, CallBatcher, call_of
 from aggregator.sources.calls.load import Limits, Load, Room
@@ -38,7 +33,7 @@ from modelserver.errors import InvalidBatch
 from modelserver.service import batch as batch_module
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.modelserver.v1 import modelserver_pb2 as ms
-from tests.fuzz.target import Cut, Target, field
+from tests.fuzz.target import Cut, Target
 from tests.support.fake_source import GRPC
 
 _CERTIFICATE = ("x509_common_name", "peer_spiffe_id", "peer_dns")
@@ -177,96 +172,10 @@ def check_batch(data: bytes) -> None:
     assert len({fault.index for fault in faults}) == len(faults), "A query has two faults."
 
 
-def _call_seeds() -> Sequence[bytes]:
-    message = pb.EmbedRequest(request_id="q", inputs=[pb.Input(text="who?")], tenant="t", dimensions=8)
-    message.expire_time.FromNanoseconds(1_700_000_001_000_000_000)
-    body = message.SerializeToString()
-    bearer = bytes([2]) + field(b"Bearer secret")
-    return [
-        b"\0\0\0" + body[:-1],
-        b"\0\0\0" + b"\x22\x03\x0a\x01\xff",
-        b"\0\1" + bytes([4]) + field(b"\xff\xfe") + b"\0" + body,
-        b"\0\0\0" + body,
-        b"\0\2" + bytes([0]) + field(b"t2") + bytes([1]) + field(b"00-" + b"a" * 32) + b"\0" + body,
-        b"\1\1" + bearer + b"\0" + body,
-        b"\1\1" + bytes([6]) + field(b"Bearer \xff") + b"\0" + body,
-        b"\1\0" + field(b"client") + body,
-        b"\1\0" + field(b"cl\xffent") + body,
-        b"\1\0" + field(b" ") + body,
-        b"\1\0" + field(b"a\0b") + body,
-        b"\3\0" + field(b"spiffe://a/b") + body,
-        b"\5\0" + field(b"api.search.svc") + body,
-        b"\5\0" + field(b"") + body,
-    ]
-
-
-def _scan_seeds() -> Sequence[bytes]:
-    texts = pb.EmbedRequest(inputs=[pb.Input(text="who?", token_count=2)] * 3, request_id="q").SerializeToString()
-    ids = pb.EmbedRequest(inputs=[pb.Input(token_ids=pb.TokenIds(ids=[1, 300, 70_000]))] * 2).SerializeToString()
-    unpacked = b"\x22\x06\x12\x04\x08\x01\x08\x02"
-    repeated = [each * 90 for each in (b"\x22\x00", b"\x22\x03\x0a\x01a", b"\x78\x01", b"\x22\x04\x0a\x00\x0a\x00")]
-    broken = [b"\x22\x03\x0a\x01\xff", b"\x0b\x0b\x0c\x0c", b"\x22\x7f", b"\x07", b"\x08" + b"\xff" * 11]
-    return [texts, ids, unpacked, *repeated, *broken, texts + broken[0], texts[:-1]]
-
-
-def _answer_seeds() -> Sequence[bytes]:
-    good = ms.EmbedBatchResponse(
-        dimensions=2, embeddings=struct.pack("<6f", *range(6)), step_tokens=30, step_duration_s=0.01, queued_tokens=5
-    )
-    bad = ms.EmbedBatchResponse()
-    bad.CopyFrom(good)
-    bad.embeddings = struct.pack("<6f", *range(5), inf)
-    failed = ms.EmbedBatchResponse()
-    failed.CopyFrom(good)
-    failed.errors.add(index=1, code=3, message="too long")
-    return [each.SerializeToString() for each in (good, bad, failed)]
-
-
-def _description_seeds() -> Sequence[bytes]:
-    said = ms.DescribeResponse(
-        model="m",
-        model_revision="r",
-        tokenizer_fingerprint="f",
-        instance_id="i",
-        dimensions=384,
-        matryoshka_dimensions=[64, 128],
-        max_input_tokens=256,
-        step_token_capacity=4096,
-        step_query_capacity=1000,
-        vocabulary_size=30_522,
-        query_prompt="query: ",
-    )
-    plain = said.SerializeToString()
-    profile = said.profile
-    profile.floor_s, profile.fixed_s, profile.per_token_s = 0.01, 0.004, 1e-5
-    profile.saturation_point, profile.rule, profile.max_tokens = 600, "hinge", 4096
-    return [plain, said.SerializeToString()]
-
-
-def _batch_seeds() -> Sequence[bytes]:
-    def packed(alone: int, lengths: Sequence[int], ids: Sequence[int]) -> bytes:
-        counts = struct.pack(f"<{len(lengths)}i", *lengths)
-        return bytes([alone, 100]) + field(counts) + struct.pack(f"<{len(ids)}i", *ids)
-
-    return [
-        packed(0, [2, 3], [1, 2, 3, 4, 5]),
-        packed(1, [1, 0, 1], [1, 2]),
-        packed(0, [1, 21, 1], list(range(23))),
-        packed(1, [2, 1], [1, -1, 1000]),
-        packed(0, [-1, 2], [1]),
-        packed(0, [2**31 - 1, 2**31 - 1], [1]),
-        packed(0, [], []),
-    ]
-
-
-def _files(*modules: ModuleType) -> tuple[Path, ...]:
-    return tuple(Path(module.__file__ or "") for module in modules)
-
-
 TARGETS = (
-    Target("grpc_call", check_call, _call_seeds, _files(callers_module, calls_module)),
-    Target("grpc_message", check_scan, _scan_seeds, _files(wire_scan)),
-    Target("modelserver_answer", check_answer, _answer_seeds, _files(modelserver_answers)),
-    Target("modelserver_description", check_description, _description_seeds, _files(modelserver_answers)),
-    Target("modelserver_batch", check_batch, _batch_seeds, _files(batch_module)),
+    Target("grpc_call", check_call),
+    Target("grpc_message", check_scan),
+    Target("modelserver_answer", check_answer),
+    Target("modelserver_description", check_description),
+    Target("modelserver_batch", check_batch),
 )

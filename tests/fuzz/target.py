@@ -1,10 +1,9 @@
-"""What a fuzz target is: a decoder, the inputs it starts from, and what may come of any bytes."""
+"""What a fuzz target is: a decoder, and what may come of any bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,13 +11,11 @@ class Target:
     """One decoder.
 
     `check` takes any bytes and raises only what is a finding: named errors of ours are caught in it, and what was
-    decoded is used as it will be. `seeds` are inputs to start from; `sources` the files whose coverage counts.
+    decoded is used as it will be.
     """
 
     name: str
     check: Callable[[bytes], object]
-    seeds: Callable[[], Sequence[bytes]]
-    sources: Sequence[Path]
     max_bytes: int = 4096
 
 
@@ -30,7 +27,6 @@ class Cut:
         self._at = 0
 
     def byte(self) -> int:
-        """One number, 0 to 255."""
         self._at += 1
         return self._data[self._at - 1] if self._at <= len(self._data) else 0
 
@@ -41,10 +37,4 @@ class Cut:
         return self._data[self._at - size : self._at]
 
     def rest(self) -> bytes:
-        """All that is left."""
         return self._data[self._at :]
-
-
-def field(content: bytes) -> bytes:
-    """What `Cut.field` cuts off."""
-    return bytes([len(content)]) + content

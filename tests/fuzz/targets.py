@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from tests.fuzz import (
     credential_targets,
     file_targets,
@@ -23,9 +21,5 @@ def _check_any(data: bytes) -> None:
     _ALL[(data[0] if data else 0) % len(_ALL)].check(data[1:])
 
 
-def _seeds_of_all() -> Sequence[bytes]:
-    return [bytes([number]) + seed for number, target in enumerate(_ALL) for seed in target.seeds()]
-
-
-MIXED = Target("mixed", _check_any, _seeds_of_all, ())
+MIXED = Target("mixed", _check_any)
 """All of them in one process, which starts once; the first byte says which. For a short run."""
