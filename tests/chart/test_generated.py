@@ -57,21 +57,6 @@ def test_the_dashboard_has_every_panel_and_no_placeholder() -> None:
     assert not re.search(r"(?i)todo|placeholder|\bxxx\b|lorem", json.dumps(DASHBOARD))
 
 
-def overlap(first: dict[str, int], second: dict[str, int]) -> bool:
-    return (
-        first["x"] < second["x"] + second["w"]
-        and second["x"] < first["x"] + first["w"]
-        and first["y"] < second["y"] + second["h"]
-        and second["y"] < first["y"] + first["h"]
-    )
-
-
-def test_panels_do_not_lie_on_each_other() -> None:
-    places = [panel["gridPos"] for panel in DASHBOARD["panels"]]
-    for index, place in enumerate(places):
-        assert not any(overlap(place, other) for other in places[index + 1 :])
-
-
 @pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
 def test_every_alert_leads_to_a_section_of_the_runbook(rule: dict[str, Any]) -> None:
     runbook = (ROOT / "docs/runbook.md").read_text(encoding="utf-8")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import kubernetes_validate
 import pytest
@@ -14,7 +13,6 @@ from tests.chart.rendering import CHART, ROOT, Object, render, run
 from tests.chart.test_pods import violations
 
 DEV = ROOT / "k8s/dev"
-FILES = sorted([*DEV.glob("*.yaml"), *(ROOT / "k8s/examples").glob("*.yaml")])
 
 
 def objects(text: str) -> list[Object]:
@@ -65,8 +63,3 @@ def test_the_keda_example_has_all_that_it_needs_with_the_values_that_it_names() 
     address = example["spec"]["triggers"][0]["metadata"]["scalerAddress"]
     assert ("Service", address.partition(".")[0]) in found
     assert ("ScaledObject", example["spec"]["scaleTargetRef"]["name"]) not in found
-
-
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
-def test_every_manifest_can_be_read(file: Path) -> None:
-    assert objects(file.read_text(encoding="utf-8"))

@@ -9,7 +9,7 @@ import kubernetes_validate
 import pytest
 
 from tests.chart.custom_resources import validate
-from tests.chart.rendering import Object, find, pod_specs, render, template
+from tests.chart.rendering import Object, find, pod_specs, render
 from tests.chart.test_pods import violations
 
 PODS = {"aggregator": "t-tokenbatch-aggregator", "modelServer": "t-tokenbatch-all-minilm-l6-v2"}
@@ -204,13 +204,6 @@ def test_routes_of_http_lead_to_its_port_beside_those_of_grpc() -> None:
     assert rule["backendRefs"][0]["port"] == 50051
     assert _callers(objects) is None
     assert _callers(objects, "http") is None
-
-
-def test_a_route_to_http_needs_http() -> None:
-    route = json.dumps({"spec": {"parentRefs": [{"name": "gateway"}]}})
-    done = template(4, "default", "--set-json", f"aggregator.http.httpRoute={route}")
-    assert done.returncode != 0
-    assert "set aggregator.http.enabled" in done.stderr
 
 
 def test_http_has_callers_of_its_own_and_otherwise_those_of_grpc() -> None:

@@ -130,32 +130,6 @@ def test_every_settings_file_loads(case: str, tmp_path: Path) -> None:
     assert seen >= 2
 
 
-def test_what_a_person_sets_reaches_the_process(tmp_path: Path) -> None:
-    objects = render("everything")
-    file = tmp_path / "aggregator.yaml"
-    file.write_text(find(objects, "ConfigMap", "embed-aggregator")["data"]["aggregator.yaml"], encoding="utf-8")
-    settings = load(AggregatorSettings, AGGREGATOR, file)
-    assert settings.batching.token_budget == 128
-    assert settings.batching.coalesce is False
-    assert settings.batching.max_held_tokens == 5_000_000
-    assert settings.kafka.topics[1].tenant == "index"
-    assert settings.kafka.sasl.password_file == Path("/etc/tokenbatch/kafka/password")
-    assert settings.kafka.create_topics is False
-    assert [model.name for model in settings.models] == ["BAAI/bge-small-en-v1.5", "house"]
-
-
-def test_a_model_overrides_the_defaults_of_its_own_and_no_other() -> None:
-    objects = render("everything")
-    hub, house = (find(objects, "Deployment", f"embed-{slug}") for slug in ("baai-bge-small-en-v1-5", "house"))
-    specs = [each["spec"]["template"]["spec"] for each in (hub, house)]
-    assert [spec["runtimeClassName"] for spec in specs] == ["nvidia", "rocm"]
-    assert specs[0]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == 1
-    assert specs[1]["containers"][0]["resources"]["limits"]["amd.com/gpu"] == 2
-    assert "replicas" not in hub["spec"]
-    assert house["spec"]["replicas"] == 2
-    assert specs[1]["containers"][0]["resources"]["requests"] == {"cpu": "8", "memory": "8Gi"}
-
-
 @pytest.mark.parametrize(
     ("case", "values", "zero"),
     [

@@ -57,6 +57,7 @@ def test_the_schema_refuses(values: str, says: str, version: int) -> None:
         ("default", "models[0].name=a.b,models[1].name=A/B", "too alike"),
         ("default", "modelServer.rollingUpdate.maxSurge=0", "no pod could ever be replaced"),
         ("default", "monitoring.podMonitor=true,monitoring.serviceMonitor=true", "choose one"),
+        ("default", "aggregator.http.httpRoute.spec.parentRefs[0].name=g", "set aggregator.http.enabled"),
         ("default", "strimzi.enabled=true", "strimzi.cluster must name the Kafka resource"),
         ("default", "aggregator.env[0].name=A,aggregator.env[1].name=A", "A is given twice"),
     ],
@@ -109,24 +110,6 @@ def deployments(objects: list[Object]) -> dict[str, Object]:
     return {each["metadata"]["name"]: each for each in objects if each["kind"] == "Deployment"}
 
 
-def test_a_scaled_deployment_says_no_replicas_so_that_upgrades_leave_them() -> None:
-    for case, scaled in (("default", True), ("keda", True), ("unscaled-cpu", False)):
-        for each in render(case):
-            if each["kind"] == "Deployment" and not each["metadata"]["name"].endswith("-scaler"):
-                assert ("replicas" in each["spec"]) is not scaled
-
-
-def test_the_autoscaler_compares_a_number_of_replicas_with_one() -> None:
-    (spec,) = (
-        each["spec"]
-        for each in render("default")
-        if each["kind"] == "HorizontalPodAutoscaler" and "minilm" in each["metadata"]["name"]
-    )
-    external = spec["metrics"][0]["external"]
-    assert external["metric"]["name"] == "embed_required_replicas"
-    assert external["target"] == {"type": "AverageValue", "averageValue": "1"}
-
-
 def test_the_scaler_comes_of_the_aggregators_image_unless_it_has_one_of_its_own() -> None:
     def image(values: str) -> str:
         objects = render("default", "--set", values)
@@ -160,17 +143,6 @@ def test_http_is_served_where_it_is_asked_for(values: str, protocol: str) -> Non
     assert yaml.safe_load(config)["http"] == {"bind": "0.0.0.0:8000", "timeout_s": 9}
     command = find(objects, "Pod", "t-tokenbatch-test")["spec"]["containers"][0]["command"]
     assert ("t-tokenbatch-aggregator:8000" in command) == (protocol == "http")
-
-
-def test_without_it_no_port_is_open() -> None:
-    objects = render("default")
-    assert "http" not in {
-        port["name"]
-        for each in objects
-        if each["kind"] == "Service"
-        for port in each["spec"]["ports"]
-        if each["metadata"]["name"].endswith("aggregator")
-    }
 
 
 @pytest.mark.parametrize(
@@ -226,13 +198,6 @@ def test_zero_and_false_override_a_default() -> None:
     ]
     assert "nvidia.com/gpu" not in limits
     assert not any(each["metadata"]["name"] == "t-tokenbatch-m" and "Autoscaler" in each["kind"] for each in objects)
-
-
-def test_every_pod_budget_lets_one_go_at_a_time_and_the_broken_at_once() -> None:
-    budgets = [each["spec"] for each in render("default") if each["kind"] == "PodDisruptionBudget"]
-    assert len(budgets) == 3
-    assert all(each["maxUnavailable"] == 1 for each in budgets)
-    assert all(each["unhealthyPodEvictionPolicy"] == "AlwaysAllow" for each in budgets)
 
 
 def test_a_model_that_generates_is_a_topic_and_settings() -> None:
