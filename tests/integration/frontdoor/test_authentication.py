@@ -20,11 +20,9 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 from jwt.utils import base64url_encode
 
-from aggregator.request.request import GRPC, Request
-from aggregator.sources.calls.calls import CallBatcher
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.support.certificates import Authority
-from tests.support.listening import Listening, ask, listening
+from tests.support.listening import Listening, ask, listening, refused, taken_calls
 
 ISSUER, AUDIENCE = "https://issuer.test", "embeddings"
 
@@ -35,21 +33,12 @@ def bearer(token: str) -> list[tuple[str, str]]:
 
 async def tenant_of(door: Listening, metadata: Any = (), **fields: Any) -> str:
     """The tenant under which the pipeline takes a call, or the code of its refusal."""
-    seen: list[Request] = []
-    add = CallBatcher.add
-
-    def watched(batcher: CallBatcher, request: Request) -> None:
-        seen.append(request)
-        add(batcher, request)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CallBatcher, "add", watched)
+    with taken_calls() as taken:
         try:
             await door.stub.Embed(ask("rain", **fields), metadata=tuple(metadata))
         except grpc.aio.AioRpcError as error:
             return error.code().name
-    assert seen[0].source.name == GRPC
-    return seen[0].tenant
+    return taken[0].tenant
 
 
 def static(folder: Path, *lines: str) -> dict[str, Any]:
@@ -91,9 +80,7 @@ async def test_a_call_without_a_good_token_is_refused_everywhere(tmp_path: Path,
             anext(aiter(door.stub.EmbedStream(iter([ask("rain")]), metadata=tuple(metadata)))),
             door.stub.ListModels(pb.ListModelsRequest(), metadata=tuple(metadata)),
         ):
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await call
-            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+            await refused(call, grpc.StatusCode.UNAUTHENTICATED)
 
 
 async def test_a_changed_list_is_taken_up_without_a_restart(tmp_path: Path) -> None:

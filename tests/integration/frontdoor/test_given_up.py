@@ -14,7 +14,7 @@ from typing_extensions import override
 from aggregator.tokenizers.counting import Counting
 from aggregator.tokenizers.tokenizer import TokenBatch
 from protos.embedding.v1 import embedding_pb2 as pb
-from tests.support.listening import listening, tokenizer
+from tests.support.listening import listening, refused, tokenizer
 
 MIB = 1024 * 1024
 IDEOGRAPHS = "東京都千代田区" * (4 * MIB // 21)
@@ -80,9 +80,7 @@ async def test_a_call_holds_its_bytes_until_the_work_on_it_has_ended() -> None:
         given_up.cancel()
         with pytest.raises(asyncio.CancelledError):
             await given_up
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await door.stub.Embed(long)
-        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        await refused(door.stub.Embed(long), grpc.StatusCode.RESOURCE_EXHAUSTED)
         counting.go_on.set()
         await door.stub.Embed(asking("rain"))
         await door.stub.Embed(long)

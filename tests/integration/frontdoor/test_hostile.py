@@ -19,7 +19,7 @@ from aggregator.sources.grpc import reading as grpc_reading
 from aggregator.sources.grpc import service as grpc_server
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.integration.frontdoor.attackers import attack
-from tests.support.listening import Listening, ask, listening, retry_delay_s, slow_engine
+from tests.support.listening import Listening, ask, listening, refused, retry_delay_s, slow_engine
 from tests.support.until import until
 
 MIB = 1024 * 1024
@@ -127,10 +127,7 @@ async def test_a_call_that_stays_silent_is_ended(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(grpc_reading, "_TICK_S", 0.01)
     async with listening() as door:
         [call] = await hold(door.channel, EMBED, 1)
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await call.read()
-        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert retry_delay_s(caught.value)
+        assert retry_delay_s(await refused(call.read(), grpc.StatusCode.RESOURCE_EXHAUSTED))
         assert door.figure("embed.calls.refused", limit="silent") == 1
         await until(lambda: not door.figure("embed.calls.open"))
 
@@ -150,9 +147,7 @@ async def test_who_is_slow_holds_up_only_others_who_are(monkeypatch: pytest.Monk
 async def test_a_call_without_a_message_is_told_so() -> None:
     async with listening() as door:
         for method in (EMBED, "/grpc.health.v1.Health/Check"):
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await door.channel.stream_unary(method)(iter(()))
-            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            await refused(door.channel.stream_unary(method)(iter(())), grpc.StatusCode.INVALID_ARGUMENT)
 
 
 async def test_other_services_are_held_to_the_same_bounds() -> None:
@@ -163,9 +158,7 @@ async def test_other_services_are_held_to_the_same_bounds() -> None:
         assert door.figure("embed.calls.open") == 40
         await door.stub.Embed(ask("rain"))
         check: Any = door.channel.unary_unary("/grpc.health.v1.Health/Check")
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await check(b"\x0a\x80\x80\x08" + b"x" * 131_072)
-        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        await refused(check(b"\x0a\x80\x80\x08" + b"x" * 131_072), grpc.StatusCode.INVALID_ARGUMENT)
         for watch in watches:
             watch.cancel()
 

@@ -14,9 +14,7 @@ import pytest
 
 from aggregator.sources.calls import calls as common
 from aggregator.sources.http import calls, listener
-from aggregator.sources.http.listener import HttpSource
 from tests.integration.frontdoor.test_http import embed, http_door
-from tests.support.listening import Listening, slow_engine
 from tests.support.until import until
 
 GZIP = gzip.compress(bytes(1 << 20)) * 1024  # 1 GB
@@ -26,15 +24,7 @@ WHOLE = HEAD + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
 
 
 @asynccontextmanager
-async def connection(door: Listening) -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """A bare connection."""
-    async with connected(door.http) as streams:
-        yield streams
-
-
-@asynccontextmanager
 async def connected(address: str) -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """A bare connection to an address."""
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
@@ -44,7 +34,6 @@ async def connected(address: str) -> AsyncGenerator[tuple[asyncio.StreamReader, 
 
 
 async def answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], Any]:
-    """Status, headers and body of the next answer."""
     async with asyncio.timeout(20):
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
         status, *lines = head.rstrip().split("\r\n")
@@ -100,7 +89,7 @@ async def test_what_is_wrong_on_the_wire_is_named_and_its_connection_closed(
 ) -> None:
     monkeypatch.setattr(calls, "_PATIENCE_S", 0.5)
     monkeypatch.setattr(calls, "_LINGER_S", 0.2)
-    async with http_door() as (door, session), connection(door) as (reader, writer):
+    async with http_door() as (door, session), connected(door.http) as (reader, writer):
         writer.write(sent)
         found, _, body = await answer(reader)
         assert (found, body["error"]["code"]) == (status, code)
@@ -115,7 +104,7 @@ async def test_a_body_of_one_byte_a_second_is_ended_and_holds_up_nobody(monkeypa
     async with http_door() as (door, session):
 
         async def drip() -> tuple[int, str]:
-            async with connection(door) as (reader, writer):
+            async with connected(door.http) as (reader, writer):
                 writer.write(HEAD + b"content-length: 1000\r\n\r\n")
                 answered = asyncio.create_task(answer(reader))
                 while not answered.done():
@@ -133,7 +122,7 @@ async def test_a_body_of_one_byte_a_second_is_ended_and_holds_up_nobody(monkeypa
 
 async def test_a_body_with_too_many_texts_is_refused_before_all_of_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "_LINGER_S", 0.2)
-    async with http_door() as (door, session), connection(door) as (reader, writer):
+    async with http_door() as (door, session), connected(door.http) as (reader, writer):
         writer.write(HEAD + b'content-length: 4000000\r\n\r\n{"input":[' + b'"a",' * 20_000)
         status, _, body = await answer(reader)
         assert (status, "more than 16384" in body["error"]["message"]) == (400, True)
@@ -167,7 +156,7 @@ async def test_a_token_that_is_not_utf8_is_refused_as_any_other_unknown_one(tmp_
     tokens = tmp_path / "tokens"
     tokens.write_text("team-a secret-of-a\n")
     settings = {"grpc": {"authentication": {"tokens_file": tokens}}}
-    async with http_door(settings=settings) as (door, _), connection(door) as (reader, writer):
+    async with http_door(settings=settings) as (door, _), connected(door.http) as (reader, writer):
         writer.write(HEAD + b"authorization: Bearer \xff\xfe\r\n" + WHOLE.removeprefix(HEAD))
         status, _, body = await answer(reader)
         assert (status, body["error"]["code"]) == (401, "invalid_api_key")
@@ -177,7 +166,11 @@ async def test_a_refused_body_delays_no_other_one(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(calls, "_BYTES_PER_S", 1000.0)
     monkeypatch.setattr(calls, "_LINGER_S", 0.2)
     body = json.dumps({"input": "rain " * 6700, "truncate_prompt_tokens": 10}).encode()
-    async with http_door() as (door, _), connection(door) as (refused, flood), connection(door) as (reader, writer):
+    async with (
+        http_door() as (door, _),
+        connected(door.http) as (refused, flood),
+        connected(door.http) as (reader, writer),
+    ):
         flood.write(HEAD + b"content-length: 100000000\r\n\r\n" + bytes(1 << 20))
         assert (await answer(refused))[0] == 413
         assert await is_closed(refused)
@@ -204,9 +197,9 @@ async def test_connections_above_the_limit_are_closed_and_idle_ones_after_a_time
 ) -> None:
     monkeypatch.setattr(listener, "_MOST_CONNECTIONS", 2)
     monkeypatch.setattr(listener, "_KEEPALIVE_S", 1.0)
-    async with http_door() as (door, _), connection(door) as (first, _), connection(door) as (second, writer):
+    async with http_door() as (door, _), connected(door.http) as (first, _), connected(door.http) as (second, writer):
         writer.write(b"POST /v1/embe")  # headers that take too long
-        async with connection(door) as (third, _):
+        async with connected(door.http) as (third, _):
             assert await is_closed(third)
         assert door.figure("embed.http.closed", reason="crowded") == 1
         assert await is_closed(first)
@@ -216,7 +209,7 @@ async def test_connections_above_the_limit_are_closed_and_idle_ones_after_a_time
 async def test_a_response_that_nobody_reads_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its room is free again. Until then its connection is read no further."""
     monkeypatch.setattr(listener, "_UNREAD_S", 1.0)
-    async with http_door() as (door, session), connection(door) as (_, writer):
+    async with http_door() as (door, session), connected(door.http) as (_, writer):
         transport = writer.transport
         assert isinstance(transport, asyncio.Transport)
         transport.pause_reading()
@@ -231,7 +224,7 @@ async def test_a_response_that_nobody_reads_is_given_up(monkeypatch: pytest.Monk
 
 
 async def test_pipelined_requests_are_answered_in_their_order() -> None:
-    async with http_door() as (door, _), connection(door) as (reader, writer):
+    async with http_door() as (door, _), connected(door.http) as (reader, writer):
         bodies = [json.dumps({"input": ["a"] * (number + 1)}).encode() for number in range(100)]
         writer.write(b"".join(HEAD + b"content-length: %d\r\n\r\n" % len(body) + body for body in bodies))
         counts = [len((await answer(reader))[2]["data"]) for _ in bodies]
@@ -239,40 +232,16 @@ async def test_pipelined_requests_are_answered_in_their_order() -> None:
 
 
 async def test_http_1_0_is_answered_and_its_connection_closed() -> None:
-    async with http_door() as (door, _), connection(door) as (reader, writer):
+    async with http_door() as (door, _), connected(door.http) as (reader, writer):
         writer.write(WHOLE.replace(b"HTTP/1.1", b"HTTP/1.0"))
         assert (await answer(reader))[0] == 200
         assert await is_closed(reader)
 
 
 async def test_who_expects_to_be_asked_for_the_body_is_asked() -> None:
-    async with http_door() as (door, _), connection(door) as (reader, writer):
+    async with http_door() as (door, _), connected(door.http) as (reader, writer):
         head, _, _ = WHOLE.partition(b"\r\n\r\n")
         writer.write(head + b"\r\nexpect: 100-continue\r\n\r\n")
         assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
         writer.write(BODY)
         assert (await answer(reader))[0] == 200
-
-
-async def test_at_a_stop_every_request_is_answered_and_told_to_close() -> None:
-    """Callers that go on calling on their connections, while the listener stops."""
-    async with http_door(slow_engine(slowness=20)) as (door, _):
-        source = next(each for each in door.pipeline.sources if each.name == "http")
-        answered: list[bool] = []
-
-        async def caller() -> None:
-            async with connection(door) as (reader, writer):
-                closes = False
-                while not closes:
-                    writer.write(WHOLE)
-                    status, headers, _ = await answer(reader)
-                    assert status == 200
-                    closes = headers.get("connection") == "close"
-                answered.append(await is_closed(reader))
-
-        callers = [asyncio.create_task(caller()) for _ in range(20)]
-        await asyncio.sleep(0.3)
-        assert isinstance(source, HttpSource)
-        await source.stop(10)
-        await asyncio.gather(*callers)
-        assert answered == [True] * 20

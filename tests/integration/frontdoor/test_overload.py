@@ -4,30 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
 import grpc
 import psutil
 import pytest
 
-from aggregator import app
 from aggregator.admission.models import CALLS_WAIT_S
-from aggregator.admission.quotas import QuotaPolicy
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.support.fake_engine import FakeEngine
-from tests.support.listening import Listening, ask, listening, retry_delay_s, slow_engine
+from tests.support.listening import CURVE, DESCRIPTION, Listening, ask, listening, refused, retry_delay_s, slow_engine
 from tests.support.until import until
 
 FULL = "word " * 50
+FULL_HOUSE = grpc.StatusCode.RESOURCE_EXHAUSTED
 MIB = 1024 * 1024
-
-
-async def refusal(call: Any) -> grpc.aio.AioRpcError:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    return caught.value
 
 
 async def fill(door: Listening, engine: FakeEngine, count: int, tenant: str = "") -> list[Any]:
@@ -42,7 +34,7 @@ async def test_a_full_queue_tells_when_to_come_again() -> None:
     engine = slow_engine()
     async with listening(engine, max_held_tokens=1000) as door:
         calls = await fill(door, engine, 14)
-        errors = [await refusal(door.stub.Embed(ask(*[FULL] * 6))) for _ in range(20)]
+        errors = [await refused(door.stub.Embed(ask(*[FULL] * 6)), FULL_HOUSE) for _ in range(20)]
         delays = [retry_delay_s(error) for error in errors]
         assert all(delay is not None and 0 < delay <= 10 for delay in delays)
         assert len(set(delays)) > 10  # jittered
@@ -54,8 +46,8 @@ async def test_one_input_and_many_are_refused_alike_when_the_queue_is_full() -> 
     engine = slow_engine()
     async with listening(engine, max_held_tokens=1000) as door:
         calls = await fill(door, engine, 18)
-        one = await refusal(door.stub.Embed(ask(FULL)))
-        many = await refusal(door.stub.Embed(ask(FULL, FULL)))
+        one = await refused(door.stub.Embed(ask(FULL)), FULL_HOUSE)
+        many = await refused(door.stub.Embed(ask(FULL, FULL)), FULL_HOUSE)
         assert one.details() == many.details()
         stream = [answer async for answer in door.stub.EmbedStream(iter([ask(FULL), ask(FULL, FULL)]))]
         assert [answer.status.code for answer in stream] == [8, 8]
@@ -64,47 +56,9 @@ async def test_one_input_and_many_are_refused_alike_when_the_queue_is_full() -> 
         await asyncio.gather(*calls)
 
 
-async def test_a_tenant_that_fills_its_share_leaves_room_for_others() -> None:
-    engine = slow_engine()
-    async with listening(engine, max_held_tokens=1000) as door:
-        calls = await fill(door, engine, 15, "filler")
-        error = await refusal(door.stub.Embed(ask(FULL, tenant="filler")))
-        assert "share" in (error.details() or "")
-        other = door.stub.Embed(ask(FULL), metadata=[("x-tenant", "other")])
-        await until(lambda: door.held_tokens > 15 * 53)
-        engine.gate.set()
-        await asyncio.gather(*calls, other)
-
-
-@pytest.mark.parametrize("limit", [{"max_calls": 6}, {"max_pending_bytes": 1600}])
-async def test_calls_in_flight_are_limited_in_number_and_bytes(limit: dict[str, int]) -> None:
-    engine = slow_engine()
-    async with listening(engine, limits=limit) as door:
-        calls = await fill(door, engine, 5)
-        error = await refusal(door.stub.Embed(ask(FULL)))
-        assert "in flight" in (error.details() or "")
-        assert retry_delay_s(error)
-        engine.gate.set()
-        await asyncio.gather(*calls)
-        await door.stub.Embed(ask(FULL))  # what has left makes room
-
-
-async def test_a_rate_of_tokens_is_divided_among_the_ready_aggregators(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "QuotaPolicy", partial(QuotaPolicy, burst_s=500.0))
-    ready = 2
-    settings = {"tenants": {"tokens_per_s": 2, "rates": {"big": 1e6}}}
-    async with listening(settings=settings, ready_aggregators=lambda: ready) as door:
-        for _ in range(9):
-            await door.stub.Embed(ask(FULL, tenant="a"))
-        error = await refusal(door.stub.Embed(ask(FULL, tenant="a")))
-        assert "rate" in (error.details() or "")
-        for _ in range(30):
-            await door.stub.Embed(ask(FULL, tenant="big"))
-
-
 async def test_a_message_or_metadata_too_large_is_refused() -> None:
     async with listening(limits={"max_message_bytes": 10_000, "max_metadata_bytes": 4_000}) as door:
-        await refusal(door.stub.Embed(ask("x" * 20_000)))
+        await refused(door.stub.Embed(ask("x" * 20_000)), FULL_HOUSE)
         with pytest.raises(grpc.aio.AioRpcError):
             await door.stub.Embed(ask("x"), metadata=[("x-large", "x" * 8_000)])
         await door.stub.Embed(ask("x"))
@@ -165,10 +119,7 @@ async def test_a_model_that_has_long_been_unavailable_is_told_at_once() -> None:
         door.pipeline.leave(engine)
         assert model.unavailable_since_s is not None
         model.unavailable_since_s -= CALLS_WAIT_S
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await door.stub.Embed(ask("rain"))
-        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert retry_delay_s(caught.value)
+        assert retry_delay_s(await refused(door.stub.Embed(ask("rain")), grpc.StatusCode.UNAVAILABLE))
         answers = [
             answer async for answer in door.stub.EmbedStream(iter([pb.EmbedRequest(inputs=[pb.Input(text="a")])]))
         ]
@@ -191,11 +142,18 @@ async def codes(door: Listening, callers: int, calls: int) -> Counter[str]:
     return found
 
 
-async def test_calls_above_a_connection_s_limit_wait_their_turn() -> None:
-    async with listening(limits={"max_calls_per_connection": 16}) as door:
-        assert await codes(door, callers=100, calls=5) == {"OK": 500}
+@pytest.mark.parametrize(("limit", "callers", "calls"), [(16, 100, 5), (4096, 2500, 1)], ids=["queued", "a burst"])
+async def test_calls_above_a_connection_s_limit_wait_their_turn(limit: int, callers: int, calls: int) -> None:
+    async with listening(limits={"max_calls_per_connection": limit}) as door:
+        assert await codes(door, callers, calls) == {"OK": callers * calls}
 
 
-async def test_a_burst_of_calls_is_answered_to_the_last() -> None:
-    async with listening(limits={"max_calls_per_connection": 4096}) as door:
-        assert await codes(door, callers=2500, calls=1) == {"OK": 2500}
+async def test_what_the_predicted_batch_time_makes_late_is_refused_at_once() -> None:
+    steep = replace(CURVE, per_token_s=0.1)  # a word takes 0.3 s, a call of 52 tokens 5.2 s
+    engine = slow_engine(replace(DESCRIPTION, curve=steep), slowness=1.0)
+    async with listening(engine) as door:
+        await door.stub.Embed(ask("rain"))  # now there is evidence
+        error = await refused(door.stub.Embed(ask(FULL), timeout=4.0), grpc.StatusCode.DEADLINE_EXCEEDED)
+        assert "cannot be met" in (error.details() or "")
+        await door.stub.Embed(ask("snow"), timeout=30.0)
+    assert engine.queries == 2

@@ -47,7 +47,6 @@ async def test_aggregators_that_stop_or_crash_under_load_cost_no_caller_an_answe
 
 
 def front(server: ModelServer, port: int, folder: Path) -> Aggregator:
-    """An aggregator at this port, not started."""
     settings = {"GRPC__BIND": f"127.0.0.1:{port}"}
     made = without_kafka(folder / f"{port}.log", model=server.model, servers=[server.address], settings=settings)
     made.address = f"127.0.0.1:{port}"

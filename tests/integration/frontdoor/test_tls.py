@@ -1,13 +1,16 @@
-"""TLS and mTLS, and certificates that are rotated under a running server."""
+"""TLS, mTLS, and certificates that are rotated under a running server: by gRPC and over HTTP alike."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 import ssl
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import grpc
 import pytest
 from cryptography import x509
@@ -17,35 +20,61 @@ from aggregator.settings.aggregator import TlsSettings
 from aggregator.sources.grpc.listener import server_credentials
 from k8s.process.errors import StartError
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
-from tests.support.certificates import Authority, Pair
-from tests.support.listening import Listening, ask, listening
+from tests.integration.frontdoor.test_http import OPEN
+from tests.support.certificates import Authority
+from tests.support.listening import Listening, ask, listening, taken_calls
+
+EITHER = pytest.mark.parametrize("protocol", ["grpc", "http"])
 
 
-def tls(folder: Path, client_ca: bytes | None = None) -> dict[str, Any]:
-    chosen: dict[str, Any] = {"cert_file": folder / "server.crt", "key_file": folder / "server.key"}
+def settings(folder: Path, client_ca: bytes | None = None, **further: Any) -> dict[str, Any]:
+    tls: dict[str, Any] = {"cert_file": folder / "server.crt", "key_file": folder / "server.key"}
     if client_ca:
         (folder / "client-ca.crt").write_bytes(client_ca)
-        chosen["client_ca_file"] = folder / "client-ca.crt"
-    return chosen
+        tls["client_ca_file"] = folder / "client-ca.crt"
+    return {"grpc": {"tls": tls, **further}, **OPEN}
 
 
-def trusting(authority: Authority, client: Pair | None = None) -> grpc.ChannelCredentials:
-    key, cert = (client.key, client.cert) if client else (None, None)
-    return grpc.ssl_channel_credentials(authority.cert, key, cert)
+@asynccontextmanager
+async def connection(
+    door: Listening, protocol: str, authority: Authority, client: tuple[Path, Path] | None = None
+) -> AsyncGenerator[Callable[[], Awaitable[object]]]:
+    """A call on one connection that trusts the authority, and shows a client's certificate and key."""
+    if protocol == "grpc":
+        cert, key = (each.read_bytes() for each in client) if client else (None, None)
+        credentials = grpc.ssl_channel_credentials(authority.cert, key, cert)
+        async with grpc.aio.secure_channel(door.address, credentials) as channel:
+            yield lambda: pb_grpc.EmbeddingsStub(channel).Embed(ask("rain"), timeout=20)
+        return
+    context = ssl.create_default_context(cadata=authority.cert.decode())
+    if client:
+        context.load_cert_chain(*client)
+    async with aiohttp.ClientSession(
+        f"https://{door.http}", connector=aiohttp.TCPConnector(ssl=context), raise_for_status=True
+    ) as session:
+
+        async def call() -> None:
+            async with session.post("/v1/embeddings", json={"input": "rain"}) as response:
+                await response.read()
+
+        yield call
 
 
-async def calls(door: Listening, credentials: grpc.ChannelCredentials) -> bool:
-    async with grpc.aio.secure_channel(door.address, credentials) as channel:
+async def gets_in(
+    door: Listening, protocol: str, authority: Authority, client: tuple[Path, Path] | None = None
+) -> bool:
+    async with connection(door, protocol, authority, client) as call:
         try:
-            await pb_grpc.EmbeddingsStub(channel).Embed(ask("rain"), timeout=20)
+            await call()
         except grpc.aio.AioRpcError as error:
             assert error.code() is grpc.StatusCode.UNAVAILABLE  # noqa: PT017 - either is an outcome here
+            return False
+        except (aiohttp.ClientConnectionError, ssl.SSLError):
             return False
         return True
 
 
 def served_name(address: str, ca: bytes) -> str:
-    """The common name of the certificate that the server shows."""
     context = ssl.create_default_context(cadata=ca.decode())
     context.set_alpn_protocols(["h2"])
     host, _, port = address.rpartition(":")
@@ -59,52 +88,72 @@ def served_name(address: str, ca: bytes) -> str:
     return str(name.value)
 
 
-async def test_a_client_that_trusts_the_authority_gets_in(tmp_path: Path) -> None:
+@EITHER
+async def test_a_client_that_trusts_the_authority_gets_in(tmp_path: Path, protocol: str) -> None:
     authority = Authority()
     authority.issue("server").write(tmp_path, "server")
-    async with listening(settings={"grpc": {"tls": tls(tmp_path)}}, credentials=trusting(authority)) as door:
-        await door.stub.Embed(ask("rain"))
-        assert not await calls(door, trusting(Authority("another")))
-        async with grpc.aio.insecure_channel(door.address) as channel:
-            with pytest.raises(grpc.aio.AioRpcError):
-                await pb_grpc.EmbeddingsStub(channel).Embed(ask("rain"), timeout=20)
+    async with listening(settings=settings(tmp_path)) as door:
+        assert await gets_in(door, protocol, authority)
+        assert not await gets_in(door, protocol, Authority("another"))
+        async with aiohttp.ClientSession() as session:
+            plain = door.stub.Embed(ask("rain")) if protocol == "grpc" else session.get(f"http://{door.http}/health")
+            with pytest.raises((grpc.aio.AioRpcError, aiohttp.ClientConnectionError)):
+                await plain
 
 
-async def test_with_mtls_only_clients_of_the_authority_get_in(tmp_path: Path) -> None:
+@EITHER
+async def test_with_mtls_only_clients_of_the_authority_get_in_under_their_names(tmp_path: Path, protocol: str) -> None:
     authority, other = Authority(), Authority("another")
     authority.issue("server").write(tmp_path, "server")
-    async with listening(settings={"grpc": {"tls": tls(tmp_path, authority.cert)}}) as door:
-        assert await calls(door, trusting(authority, authority.issue("client")))
-        assert not await calls(door, trusting(authority, other.issue("client")))
-        assert not await calls(door, trusting(authority))
+    names = [("client", None), ("client", "spiffe://example.org/search"), (None, None)]
+    mtls = settings(tmp_path, authority.cert, authentication={"client_certificates": True})
+    with taken_calls() as taken:
+        async with listening(settings=mtls) as door:
+            for name, uri in names:
+                client = authority.issue(name, uri=uri).write(tmp_path, "client")
+                assert await gets_in(door, protocol, authority, client)
+            assert not await gets_in(door, protocol, authority, other.issue("client").write(tmp_path, "stranger"))
+            assert not await gets_in(door, protocol, authority)
+    assert [request.tenant for request in taken] == ["client", "spiffe://example.org/search", "localhost"]
 
 
-async def test_rotated_certificates_are_shown_without_a_restart_and_no_call_fails(tmp_path: Path) -> None:
+@EITHER
+async def test_rotated_certificates_are_shown_without_a_restart_and_no_call_fails(
+    tmp_path: Path, protocol: str
+) -> None:
     authority = Authority()
     authority.issue("first").write(tmp_path, "server")
-    async with listening(settings={"grpc": {"tls": tls(tmp_path)}}, credentials=trusting(authority)) as door:
-        await door.stub.Embed(ask("rain"))
-        assert await asyncio.to_thread(served_name, door.address, authority.cert) == "first"
+    async with listening(settings=settings(tmp_path)) as door, connection(door, protocol, authority) as call:
+        address = door.address if protocol == "grpc" else door.http
+
+        async def name() -> str:
+            await asyncio.sleep(1.1)
+            return await asyncio.to_thread(served_name, address, authority.cert)
+
+        await call()
+        assert await name() == "first"
         second = authority.issue("second")
         (tmp_path / "server.crt").write_bytes(second.cert)  # half of a rotation: the key is still the old one
-        await asyncio.sleep(1.1)
-        assert await asyncio.to_thread(served_name, door.address, authority.cert) == "first"
+        assert await name() == "first"
         (tmp_path / "server.key").write_bytes(second.key)
-        await asyncio.sleep(1.1)
-        assert await asyncio.to_thread(served_name, door.address, authority.cert) == "second"
-        await door.stub.Embed(ask("rain"))
-        assert await calls(door, trusting(authority))
+        assert await name() == "second"
+        await call()  # a connection that is open stays
+        assert await gets_in(door, protocol, authority)
 
 
-async def test_a_rotated_client_authority_lets_the_new_clients_in_and_the_old_ones_no_more(tmp_path: Path) -> None:
+@EITHER
+async def test_a_rotated_client_authority_lets_the_new_clients_in_and_the_old_ones_no_more(
+    tmp_path: Path, protocol: str
+) -> None:
     servers, old, new = Authority(), Authority("old"), Authority("new")
     servers.issue("server").write(tmp_path, "server")
-    async with listening(settings={"grpc": {"tls": tls(tmp_path, old.cert)}}) as door:
-        assert await calls(door, trusting(servers, old.issue("client")))
+    before, after = (ca.issue("client").write(tmp_path, name) for ca, name in ((old, "before"), (new, "after")))
+    async with listening(settings=settings(tmp_path, old.cert)) as door:
+        assert await gets_in(door, protocol, servers, before)
         (tmp_path / "client-ca.crt").write_bytes(new.cert)
         await asyncio.sleep(1.1)
-        assert await calls(door, trusting(servers, new.issue("client")))
-        assert not await calls(door, trusting(servers, old.issue("client")))
+        assert await gets_in(door, protocol, servers, after)
+        assert not await gets_in(door, protocol, servers, before)
 
 
 @pytest.mark.parametrize("broken", ["missing", "mismatch", "text", "half", "ca alone"])

@@ -17,10 +17,10 @@ from aggregator.request.request import Request
 from aggregator.sources.calls.calls import Calls
 from k8s.process import logs
 from protos.embedding.v1 import embedding_pb2 as pb
-from tests.integration.frontdoor import raw_http2
-from tests.support.listening import Listening, ask, listening
+from tests.support.listening import Listening, ask, listening, refused
 from tests.support.until import until
 
+GRPC = (b"content-type", b"application/grpc")
 EMBED, STREAM = "/embedding.v1.Embeddings/Embed", "/embedding.v1.Embeddings/EmbedStream"
 NAMED = b"\x0a\x03odd"  # its request_id
 BROKEN = {
@@ -35,7 +35,6 @@ BROKEN = {
 
 @pytest.fixture
 def written() -> Iterator[io.StringIO]:
-    """What goes into the log."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     stream = io.StringIO()
@@ -46,18 +45,11 @@ def written() -> Iterator[io.StringIO]:
     root.setLevel(level)
 
 
-async def refused(call: Any) -> grpc.aio.AioRpcError:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    return caught.value
-
-
 @pytest.mark.parametrize("message", BROKEN.values(), ids=BROKEN)
 async def test_a_call_that_cannot_be_decoded_is_an_invalid_argument(message: bytes, written: io.StringIO) -> None:
     async with listening() as door:
         embed: Any = door.channel.unary_unary(EMBED)
-        error = await refused(embed(message))
-        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        error = await refused(embed(message), grpc.StatusCode.INVALID_ARGUMENT)
         assert "embedding.v1.EmbedRequest" in (error.details() or "")
     assert all(json.loads(line)["level"] == "info" for line in written.getvalue().splitlines())
 
@@ -88,8 +80,7 @@ async def test_an_id_without_end_is_cut_in_the_answer_to_a_request_that_was_refu
 @pytest.mark.parametrize("field", ["model", "model_revision"])
 async def test_a_name_without_end_is_not_sent_back_whole(field: str, name: str) -> None:
     async with listening() as door:
-        error = await refused(door.stub.Embed(ask("rain", **{field: name})))
-        assert error.code() is grpc.StatusCode.NOT_FOUND
+        error = await refused(door.stub.Embed(ask("rain", **{field: name})), grpc.StatusCode.NOT_FOUND)
         assert len(error.details() or "") < 300
         assert name[:20] in (error.details() or "")
 
@@ -106,11 +97,22 @@ async def test_a_header_that_is_not_utf_8_is_not_logged_with_its_credential(writ
     assert len([line for line in lines if line["logger"].startswith("grpc")]) <= logs.Restraint.LINES
 
 
+def frame(kind: int, flags: int = 0, stream: int = 0, content: bytes = b"") -> bytes:
+    """A frame of HTTP/2, as no gRPC library would send it."""
+    return len(content).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + content
+
+
+def header(name: bytes, value: bytes) -> bytes:
+    """A header of HPACK, spelled out; both at most 126 bytes long."""
+    return b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
+
+
 async def call_raw(door: Listening, *metadata: tuple[bytes, bytes]) -> None:
     """Send a call's headers with such bytes, and wait for what comes back."""
     reader, writer = await asyncio.open_connection(*door.address.split(":"))
-    settings = raw_http2.frame(raw_http2.SETTINGS, 0, 0)
-    writer.write(raw_http2.PREFACE + settings + raw_http2.call(1, EMBED.encode(), metadata))
+    told = ((b":path", EMBED.encode()), (b":authority", b"here"), (b"te", b"trailers"), GRPC, *metadata)
+    headers = b"\x83\x86" + b"".join(header(name, value) for name, value in told)  # POST, http
+    writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4) + frame(1, 4, 1, headers))
     await reader.read(9)
     await asyncio.sleep(0.01)
     writer.close()
@@ -142,7 +144,7 @@ async def test_a_fault_that_nobody_thought_of_is_told_and_logged_without_its_wor
     monkeypatch.setattr(Calls, "take", broken)
     async with listening() as door:
         for _ in range(50):
-            assert (await refused(door.stub.Embed(ask("strange")))).code() is grpc.StatusCode.INTERNAL
+            await refused(door.stub.Embed(ask("strange")), grpc.StatusCode.INTERNAL)
         asked = (ask("strange", request_id="1"), ask("rain", request_id="2"))
         answers = [answer async for answer in door.stub.EmbedStream(iter(asked))]
     assert sorted((answer.request_id, answer.status.code) for answer in answers) == [("1", 13), ("2", 0)]
