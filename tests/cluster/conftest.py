@@ -90,9 +90,9 @@ def keda(lab: OneNodeCluster) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def new_release(lab: OneNodeCluster, tmp_path_factory: pytest.TempPathFactory) -> Generator[NewRelease]:
+def new_release(kafka: KafkaBroker, tmp_path_factory: pytest.TempPathFactory) -> Generator[NewRelease]:
     """Makes releases to install in a namespace that enforces the restricted standard; takes it away with all in it."""
-    assert lab is not None
+    assert kafka.exit_code is None
     folder: Path = tmp_path_factory.mktemp("release")
     create_namespace()
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import yaml
 
 from tests.cluster.one_node_cluster import HOME
@@ -17,7 +15,6 @@ _DEPLOYMENTS = ("keda-operator", "keda-admission", "keda-metrics-apiserver")
 
 
 def install() -> None:
-    """Apply the manifests and wait until the webhooks judge and the external metrics API is served."""
     kube("apply", "--server-side", "--kustomize", str(_MANIFESTS))
     for name in _DEPLOYMENTS:
         kube("--namespace", _NAMESPACE, "rollout", "status", f"deployment/{name}", "--timeout=240s", timeout_s=250.0)
@@ -60,12 +57,6 @@ def refused(new: Object, namespace: str) -> str:
     except KubectlError as error:
         return str(error)
     return ""
-
-
-def condition(found: Object, kind: str) -> Any:
-    """The status of a condition such as Ready: True, False or Unknown, as text; None where it has none."""
-    conditions = found.get("status", {}).get("conditions", [])
-    return next((each["status"] for each in conditions if each["type"] == kind), None)
 
 
 def _judges() -> bool:

@@ -69,7 +69,6 @@ class OneNodeCluster:
         os.environ["KUBECONFIG"] = str(HOME / "state/pki/admin.conf")
 
     def load(self, *names: str) -> None:
-        """Give the cluster images that were built."""
         self._script("load.sh", *names, doing=f"load {', '.join(names)}")
 
     def down(self) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import yaml
 
@@ -38,7 +39,6 @@ def kube(*arguments: str, stdin: str | None = None, timeout_s: float = 60.0) -> 
 
 
 def get(*arguments: str, namespace: str = NAMESPACE) -> Object:
-    """An object, or a list of objects."""
     found: Object = json.loads(kube("--namespace", namespace, "get", *arguments, "--output", "json"))
     return found
 
@@ -79,6 +79,12 @@ class Release:
     name: str = NAME
     chart: Path = CHART
 
+    @contextmanager
+    def installed(self, timeout_s: float = 240.0) -> Generator[Self]:
+        self.install(timeout_s)
+        yield self
+        self.uninstall()
+
     def install(self, timeout_s: float = 240.0) -> str:
         """Install and wait until all is ready; what helm printed."""
         return self.helm(
@@ -108,15 +114,12 @@ class Release:
         return self.helm("test", self.name, *logs, "--timeout", f"{timeout_s:.0f}s", timeout_s=timeout_s)
 
     def rollback(self, timeout_s: float = 240.0) -> str:
-        """Back to the revision before."""
         return self.helm("rollback", self.name, *_waiting(timeout_s), timeout_s=timeout_s)
 
     def uninstall(self, timeout_s: float = 180.0) -> str:
-        """Take it away and wait until it is."""
         return self.helm("uninstall", self.name, *_waiting(timeout_s), timeout_s=timeout_s)
 
     def helm(self, *arguments: str, timeout_s: float = 60.0) -> str:
-        """Run helm in the release's namespace; what it printed."""
         done = self._run(*arguments, timeout_s=timeout_s)
         assert done.returncode == 0, f"helm {arguments[0]}: {done.stderr}{done.stdout}\n{self.state()}"
         return done.stdout
@@ -127,6 +130,11 @@ class Release:
         events = kube("--namespace", self.namespace, "get", "events", "--sort-by=.lastTimestamp")
         return f"{shown}\n" + "\n".join(events.splitlines()[-15:])
 
+    def address(self, port: int = 50051) -> str:
+        """Of the Service of the aggregators."""
+        service = get("service", f"{self.name}-aggregator", namespace=self.namespace)
+        return f"{service['spec']['clusterIP']}:{port}"
+
     def pods(self, component: str) -> list[Object]:
         """Pods of a component that are not on their way out."""
         return [pod for pod in self._all_pods(component) if "deletionTimestamp" not in pod["metadata"]]
@@ -136,7 +144,6 @@ class Release:
         return any("deletionTimestamp" in pod["metadata"] for pod in self._all_pods(component))
 
     def ready(self, component: str) -> list[str]:
-        """Names of the pods of a component that are ready."""
         return [pod["metadata"]["name"] for pod in self.pods(component) if is_ready(pod)]
 
     def _all_pods(self, component: str) -> list[Object]:
@@ -153,10 +160,14 @@ class Release:
         return subprocess.run(command, check=False, capture_output=True, text=True, timeout=timeout_s + 30.0)
 
 
+def condition(found: Object, kind: str) -> Any:
+    """The status of a condition such as Ready: True, False or Unknown, as text; None where it has none."""
+    conditions = found.get("status", {}).get("conditions", [])
+    return next((each["status"] for each in conditions if each["type"] == kind), None)
+
+
 def is_ready(pod: Object) -> bool:
-    """Whether a pod's condition Ready is true."""
-    conditions = pod["status"].get("conditions", [])
-    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+    return bool(condition(pod, "Ready") == "True")
 
 
 def merge(base: Object, changes: Mapping[str, Any]) -> None:

@@ -16,10 +16,10 @@ from tests.cluster import kafka_on_node
 from tests.cluster.conftest import NewRelease
 from tests.cluster.one_node_cluster import OneNodeCluster
 from tests.cluster.release import DEPLOYMENT, NAME, NAMESPACE, KubectlError, Release, get, kube
-from tests.cluster.traffic import Calls, Traffic
+from tests.cluster.traffic import Traffic, checked
 from tests.cluster.values import synthetic
 from tests.cluster.watch import has_worked
-from tests.support.until import wait_until
+from tests.support.until import until_beside, wait_until
 
 LEAST, HELD, MOST = 2, 3, 5
 RECORDS_PER_S, CALLS_PER_S = 58.0, 10.0  # require HELD model servers, so that a fall to LEAST is seen
@@ -30,9 +30,8 @@ _METRIC = f"/apis/external.metrics.k8s.io/v1beta1/namespaces/{NAMESPACE}/embed_r
 
 
 @pytest.fixture(scope="module")
-def release(new_release: NewRelease, kafka: KafkaBroker) -> Generator[Release]:
+def release(new_release: NewRelease) -> Generator[Release]:
     """Model servers that would be taken away in seconds if they were thought to be too many."""
-    assert kafka.exit_code is None
     values = synthetic(
         kafka_on_node.BOOTSTRAP,
         modelServer={
@@ -42,31 +41,22 @@ def release(new_release: NewRelease, kafka: KafkaBroker) -> Generator[Release]:
         aggregator={"autoscaling": {"enabled": False}},
         scaler={"config": {"policy": {"max_age_s": 10, "peak_hold_s": 20}, "aggregators": {"interval_s": 1}}},
     )
-    release = new_release(values)
-    release.install()
-    wait_until(lambda: len(release.ready("model-server")) >= LEAST, "the least model servers are ready", 120.0)
-    yield release
-    release.uninstall()
+    with new_release(values).installed() as release:
+        wait_until(lambda: len(release.ready("model-server")) >= LEAST, "the least model servers are ready", 120.0)
+        yield release
 
 
 @asynccontextmanager
 async def under_load(release: Release, *, calls_may_fail: bool = False) -> AsyncGenerator[Traffic]:
     """Under a steady load, whose every record is held against what must become of it at the end."""
-    await asyncio.to_thread(
-        wait_until, lambda: len(release.ready("aggregator")) >= 2, "two aggregators are ready", 120.0
-    )
-    address = f"{get('service', f'{NAME}-aggregator')['spec']['clusterIP']}:50051"
-    traffic = Traffic(kafka_on_node.BOOTSTRAP, Calls(address))
-    await traffic.open()
-    async with traffic.flowing(RECORDS_PER_S, CALLS_PER_S):
+    await until_beside(lambda: len(release.ready("aggregator")) >= 2, "two aggregators are ready", 120.0)
+    async with (
+        checked(kafka_on_node.BOOTSTRAP, release.address(), calls_may_fail=calls_may_fail) as traffic,
+        traffic.flowing(RECORDS_PER_S, CALLS_PER_S),
+    ):
         await _steady(release)
         yield traffic
         await asyncio.sleep(5.0)
-    verdict = await traffic.verdict()
-    assert verdict.problems == ()
-    assert verdict.sent > 0
-    if not calls_may_fail:
-        assert traffic.calls.errors == []
 
 
 async def _steady(release: Release) -> None:
@@ -101,10 +91,7 @@ async def test_pods_that_are_evicted_go_one_at_a_time_and_lose_nothing(release: 
 
 
 async def replaced(release: Release, component: str, count: int) -> None:
-    """Wait until so many pods are ready again."""
-    await asyncio.to_thread(
-        wait_until, lambda: len(release.ready(component)) >= count, f"{component} pods are back", 120.0
-    )
+    await until_beside(lambda: len(release.ready(component)) >= count, f"{component} pods are back", 120.0)
 
 
 def _evict(pod: str) -> None:
@@ -133,7 +120,7 @@ async def test_replicas_are_held_while_the_scaler_is_away(release: Release) -> N
         await _held(30.0)
         assert not _answers()
         kube("--namespace", NAMESPACE, "scale", f"deployment/{NAME}-scaler", "--replicas=2")
-        await asyncio.to_thread(wait_until, _answers, "the scaler answers again", 120.0)
+        await until_beside(_answers, "the scaler answers again", 120.0)
         await _held(10.0)
 
 
@@ -143,7 +130,7 @@ async def test_replicas_are_held_while_kafka_is_away(release: Release, kafka: Ka
         await _held(30.0)
         assert not _answers()
         await asyncio.to_thread(kafka.start)
-        await asyncio.to_thread(wait_until, _answers, "the scaler answers again", 120.0)
+        await until_beside(_answers, "the scaler answers again", 120.0)
 
 
 async def test_a_minute_without_the_api_server_is_not_noticed(release: Release, lab: OneNodeCluster) -> None:
@@ -156,7 +143,7 @@ async def test_a_minute_without_the_api_server_is_not_noticed(release: Release, 
         finally:
             lab.signal("kube-apiserver", "CONT")
         assert [at_s for at_s, _ in traffic.calls.answered if at_s > left_s], "nobody called meanwhile"
-        await asyncio.to_thread(wait_until, _answers, "the scaler answers again", 120.0)
+        await until_beside(_answers, "the scaler answers again", 120.0)
         await _held(30.0)
         assert set(release.ready("model-server")) == before
         assert _restarted(release) == []
@@ -179,7 +166,7 @@ async def _new_pods_are_taken_up(release: Release) -> None:
     await replaced(release, "model-server", len(before))
     new = [pod for pod in release.pods("model-server") if pod["metadata"]["name"] not in before]
     assert len(new) == 1
-    await asyncio.to_thread(wait_until, lambda: has_worked(new[0]), "the new pod has work", 30.0)
+    await until_beside(lambda: has_worked(new[0]), "the new pod has work", 30.0)
 
 
 def _wanted() -> int:

@@ -14,11 +14,10 @@ import yaml
 
 from loadtest.clients.messages import NO_WISHES, request
 from loadtest.questions import bundled_questions
-from loadtest.stack.kafka import KafkaBroker
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
 from tests.cluster import kafka_on_node
 from tests.cluster.conftest import NewRelease
-from tests.cluster.release import DEPLOYMENT, MODEL, NAME, KubectlError, Release, get, kube, metrics_api
+from tests.cluster.release import DEPLOYMENT, MODEL, NAME, KubectlError, Release, condition, get, kube, metrics_api
 from tests.cluster.values import DIMENSIONS, synthetic
 from tests.faults.expected import Oracle
 from tests.support.until import wait_until
@@ -29,15 +28,12 @@ KINDS = "all,configmaps,secrets,serviceaccounts,roles,rolebindings,networkpolici
 @pytest.fixture(
     scope="module", params=[pytest.param(4, id="helm4", marks=pytest.mark.short), pytest.param(3, id="helm3")]
 )
-def release(request: pytest.FixtureRequest, new_release: NewRelease, kafka: KafkaBroker) -> Generator[Release]:
+def release(request: pytest.FixtureRequest, new_release: NewRelease) -> Generator[Release]:
     """Installed with Kafka's address, HTTP, the images, and pods small enough for this node."""
-    assert kafka.exit_code is None
     http = {"enabled": True, "ingress": {"spec": {"rules": [{"host": "openai.example"}]}}}
     values = synthetic(kafka_on_node.BOOTSTRAP, aggregator={"http": http})
-    release = new_release(values, version=request.param)
-    release.install()
-    yield release
-    release.uninstall()
+    with new_release(values, version=request.param).installed() as release:
+        yield release
     wait_until(lambda: not release.pods("aggregator"), "the aggregators are gone")
     _nothing_is_left()
 
@@ -90,9 +86,8 @@ def test_helm_test_embeds_by_grpc_over_http_and_through_kafka(release: Release) 
 
 
 def test_embeddings_are_those_of_their_texts(release: Release) -> None:
-    address = get("service", f"{NAME}-aggregator", namespace=release.namespace)["spec"]["clusterIP"]
     texts = bundled_questions()[:50]
-    with grpc.insecure_channel(f"{address}:50051") as channel:
+    with grpc.insecure_channel(release.address()) as channel:
         answer = pb_grpc.EmbeddingsStub(channel).Embed(request(texts, "fifty", NO_WISHES), timeout=30.0)
     assert _wrong(texts, [each.embedding for each in answer.embeddings]) == []
 
@@ -103,10 +98,9 @@ def _wrong(texts: list[str], vectors: list[bytes]) -> list[str]:
 
 
 def test_so_are_those_over_http_through_the_service(release: Release) -> None:
-    address = get("service", f"{NAME}-aggregator", namespace=release.namespace)["spec"]["clusterIP"]
     texts = bundled_questions()[:50]
     body = json.dumps({"model": MODEL, "input": texts, "encoding_format": "base64"}).encode()
-    with urlopen(f"http://{address}:8000/v1/embeddings", body, timeout=30.0) as response:
+    with urlopen(f"http://{release.address(8000)}/v1/embeddings", body, timeout=30.0) as response:
         answer = json.load(response)
     assert _wrong(texts, [base64.b64decode(each["embedding"]) for each in answer["data"]]) == []
     (rule,) = get("ingress", f"{NAME}-aggregator-http", namespace=release.namespace)["spec"]["rules"]
@@ -115,8 +109,7 @@ def test_so_are_those_over_http_through_the_service(release: Release) -> None:
 
 
 def test_the_autoscaler_reads_its_metric_through_the_api_server(release: Release) -> None:
-    def able() -> bool:
-        conditions = get("hpa", DEPLOYMENT, namespace=release.namespace)["status"].get("conditions", [])
-        return any(each["type"] == "ScalingActive" and each["status"] == "True" for each in conditions)
+    def is_active() -> bool:
+        return bool(condition(get("hpa", DEPLOYMENT, namespace=release.namespace), "ScalingActive") == "True")
 
-    wait_until(able, "the HorizontalPodAutoscaler is active", 90.0)
+    wait_until(is_active, "the HorizontalPodAutoscaler is active", 90.0)

@@ -18,10 +18,10 @@ from tests.cluster import kafka_on_node
 from tests.cluster import keda as keda_on_cluster
 from tests.cluster.conftest import NewRelease
 from tests.cluster.one_node_cluster import Progress
-from tests.cluster.release import DEPLOYMENT, NAME, NAMESPACE, Object, Release, get, kube
-from tests.cluster.traffic import Calls, Traffic
+from tests.cluster.release import DEPLOYMENT, NAME, NAMESPACE, Object, Release, condition, get, kube
+from tests.cluster.traffic import checked
 from tests.cluster.values import synthetic
-from tests.support.until import wait_until
+from tests.support.until import until_beside, wait_until
 
 RECORDS_PER_S = 250.0
 COOLDOWN_S = 20
@@ -30,9 +30,8 @@ DOWN_AT_ONCE = {"stabilizationWindowSeconds": 4, "policies": [{"type": "Pods", "
 
 
 @pytest.fixture(scope="module")
-def release(new_release: NewRelease, kafka: KafkaBroker, keda: None) -> Generator[Release]:
+def release(new_release: NewRelease, keda: None) -> Generator[Release]:
     """With none at the least, and as quick as KEDA can be told to be."""
-    assert kafka.exit_code is None
     assert keda is None
     autoscaling: dict[str, Any] = {
         "minReplicas": 0,
@@ -53,10 +52,8 @@ def release(new_release: NewRelease, kafka: KafkaBroker, keda: None) -> Generato
             "config": {"policy": {"drain_s": 10, "max_age_s": 10, "peak_hold_s": 5}, "aggregators": {"interval_s": 1}}
         },
     )
-    release = new_release(values)
-    release.install()
-    yield release
-    release.uninstall()
+    with new_release(values).installed() as release:
+        yield release
 
 
 def test_a_new_scaled_object_leaves_an_idle_pod_its_first_pause(release: Release) -> None:
@@ -67,7 +64,7 @@ def test_a_new_scaled_object_leaves_an_idle_pod_its_first_pause(release: Release
         assert _replicas() == 1
         time.sleep(0.5)
     wait_until(lambda: _replicas() == 0, "none is left", 60.0)
-    assert keda_on_cluster.condition(_scaled_object(), "Ready") == "True"
+    assert condition(_scaled_object(), "Ready") == "True"
 
 
 async def test_a_call_wakes_a_model_that_is_scaled_to_none_and_is_answered(
@@ -75,7 +72,7 @@ async def test_a_call_wakes_a_model_that_is_scaled_to_none_and_is_answered(
 ) -> None:
     await _asleep(release)
     assert len(release.ready("aggregator")) == len(release.pods("aggregator")) > 0
-    address = f"{get('service', f'{NAME}-aggregator')['spec']['clusterIP']}:50051"
+    address = release.address()
     async with grpc.aio.insecure_channel(address) as channel:
         await channel.channel_ready()
         called_s = time.time()
@@ -93,38 +90,31 @@ async def test_a_call_wakes_a_model_that_is_scaled_to_none_and_is_answered(
 
 async def test_from_none_to_several_and_back_to_none(release: Release) -> None:
     await _asleep(release)
-    traffic = Traffic(kafka_on_node.BOOTSTRAP, Calls(""))
-    await traffic.open()
-    async with traffic.flowing(RECORDS_PER_S, 0):
-        await asyncio.to_thread(wait_until, lambda: len(release.ready("model-server")) > 1, "several are ready", 120.0)
-        await asyncio.sleep(10.0)
-    await traffic.drained()
-    await _asleep(release)
-    verdict = await traffic.verdict()
-    assert verdict.problems == ()
+    async with checked(kafka_on_node.BOOTSTRAP) as traffic:
+        async with traffic.flowing(RECORDS_PER_S, 0):
+            await until_beside(lambda: len(release.ready("model-server")) > 1, "several are ready", 120.0)
+            await asyncio.sleep(10.0)
+        await traffic.drained()
+        await _asleep(release)
     assert "to 0" in _events("KEDAScaleTargetDeactivated")
 
 
 async def test_replicas_are_held_while_the_scaler_knows_nothing_and_while_it_is_away(
     release: Release, kafka: KafkaBroker
 ) -> None:
-    traffic = Traffic(kafka_on_node.BOOTSTRAP, Calls(""))
-    await traffic.open()
-    async with traffic.flowing(RECORDS_PER_S, 0):
+    async with checked(kafka_on_node.BOOTSTRAP) as traffic, traffic.flowing(RECORDS_PER_S, 0):
         held = await _steady(release)
         await asyncio.to_thread(kafka.stop)  # the scaler answers with errors
-        await asyncio.to_thread(wait_until, lambda: _falls_back() == "True", "KEDA falls back", 60.0)
+        await until_beside(lambda: _falls_back() == "True", "KEDA falls back", 60.0)
         await _held(held, AWAY_S)
         await asyncio.to_thread(kafka.start)
-        await asyncio.to_thread(wait_until, lambda: _falls_back() == "False", "KEDA hears figures again", 60.0)
+        await until_beside(lambda: _falls_back() == "False", "KEDA hears figures again", 60.0)
         held = await _steady(release)
         kube("--namespace", NAMESPACE, "scale", f"deployment/{NAME}-scaler", "--replicas=0")  # it does not answer
         await _held(held, AWAY_S)
         kube("--namespace", NAMESPACE, "scale", f"deployment/{NAME}-scaler", "--replicas=2")
-        await asyncio.to_thread(wait_until, lambda: len(release.ready("scaler")) > 1, "the scaler is back", 60.0)
+        await until_beside(lambda: len(release.ready("scaler")) > 1, "the scaler is back", 60.0)
         await asyncio.sleep(AWAY_S / 2)
-    verdict = await traffic.verdict()
-    assert verdict.problems == ()
     await _asleep(release)
 
 
@@ -132,14 +122,9 @@ async def test_an_upgrade_ends_while_a_model_sleeps_and_its_rollback_answers_eac
     await _asleep(release)
     await asyncio.to_thread(release.upgrade, {"aggregator": {"config": {"batching": {"max_held_tokens": 400_000}}}})
     assert not release.pods("model-server")
-    traffic = Traffic(kafka_on_node.BOOTSTRAP, Calls(""))
-    await traffic.open()
-    async with traffic.flowing(20.0, 0):
+    async with checked(kafka_on_node.BOOTSTRAP) as traffic, traffic.flowing(20.0, 0):
         await asyncio.to_thread(release.rollback)
         await asyncio.sleep(5.0)
-    verdict = await traffic.verdict()
-    assert verdict.problems == ()
-    assert verdict.sent > 0
     await _asleep(release)
 
 
@@ -150,7 +135,7 @@ def test_the_webhook_refuses_a_second_scaled_object_for_one_model(release: Relea
 
 
 async def _asleep(release: Release) -> None:
-    await asyncio.to_thread(wait_until, lambda: not release.pods("model-server"), "no model server is left", 180.0)
+    await until_beside(lambda: not release.pods("model-server"), "no model server is left", 180.0)
 
 
 async def _steady(release: Release) -> int:
@@ -177,7 +162,7 @@ def _scaled_object() -> Object:
 
 
 def _falls_back() -> Any:
-    return keda_on_cluster.condition(_scaled_object(), "Fallback")
+    return condition(_scaled_object(), "Fallback")
 
 
 def _replicas() -> int:

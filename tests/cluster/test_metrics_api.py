@@ -8,10 +8,19 @@ from typing import Any
 
 import pytest
 
-from loadtest.stack.kafka import KafkaBroker
 from tests.cluster import kafka_on_node
 from tests.cluster.conftest import NewRelease
-from tests.cluster.release import MODEL, NAMESPACE, Release, create_namespace, get, give_metrics_api, kube, metrics_api
+from tests.cluster.release import (
+    MODEL,
+    NAMESPACE,
+    Release,
+    condition,
+    create_namespace,
+    get,
+    give_metrics_api,
+    kube,
+    metrics_api,
+)
 from tests.cluster.values import synthetic
 from tests.support.until import wait_until
 
@@ -21,9 +30,8 @@ REGISTERED = {"first": (NAMESPACE, "first-tokenbatch-scaler"), "second": (ELSEWH
 
 
 @pytest.fixture(scope="module")
-def releases(new_release: NewRelease, kafka: KafkaBroker) -> Generator[dict[str, Release]]:
+def releases(new_release: NewRelease) -> Generator[dict[str, Release]]:
     """Two of them, in a namespace each, on topics and groups of their own."""
-    assert kafka.exit_code is None
     create_namespace(ELSEWHERE)
     found: dict[str, Release] = {}
     for name, (namespace, _) in REGISTERED.items():
@@ -57,8 +65,7 @@ def test_the_autoscalers_of_both_releases_read_their_figures(releases: dict[str,
 
 def _is_active(release: Release) -> bool:
     found = get("hpa", f"{release.name}-tokenbatch-{MODEL}", namespace=release.namespace)
-    conditions = found["status"].get("conditions", [])
-    return any(each["type"] == "ScalingActive" and each["status"] == "True" for each in conditions)
+    return bool(condition(found, "ScalingActive") == "True")
 
 
 def test_another_adapters_registration_is_left_alone_and_said(releases: dict[str, Release]) -> None:

@@ -11,13 +11,12 @@ from itertools import pairwise
 
 import pytest
 
-from loadtest.stack.kafka import KafkaBroker
 from tests.chart.rendering import ROOT
 from tests.cluster import kafka_on_node, plot
 from tests.cluster.conftest import NewRelease
-from tests.cluster.release import NAME, Release, get
+from tests.cluster.release import Release
 from tests.cluster.step import Step
-from tests.cluster.traffic import Calls, Traffic
+from tests.cluster.traffic import Calls, Traffic, checked
 from tests.cluster.values import synthetic
 from tests.cluster.watch import Sample, Watch
 from tests.faults.verdict import Verdict
@@ -49,9 +48,8 @@ BEHAVIOR = {
 
 
 @pytest.fixture(scope="module")
-def release(new_release: NewRelease, kafka: KafkaBroker) -> Generator[Release]:
+def release(new_release: NewRelease) -> Generator[Release]:
     """With a policy and a behaviour as quick as the lab; production's stand in values.yaml."""
-    assert kafka.exit_code is None
     values = synthetic(
         kafka_on_node.BOOTSTRAP,
         modelServer={
@@ -69,10 +67,8 @@ def release(new_release: NewRelease, kafka: KafkaBroker) -> Generator[Release]:
             }
         },
     )
-    release = new_release(values)
-    release.install()
-    yield release
-    release.uninstall()
+    with new_release(values).installed() as release:
+        yield release
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,18 +144,16 @@ def test_replicas_go_up_without_a_step_back_and_then_down_one_at_a_time(followed
 
 async def test_a_tighter_target_shrinks_the_budget_and_raises_the_replicas(release: Release) -> None:
     await asyncio.to_thread(release.upgrade, {"aggregator": {"config": {"sla": {"latency_s": LOOSE_S}}}})
-    traffic = Traffic(kafka_on_node.BOOTSTRAP, Calls(_address(release)))
-    await traffic.open()
-    watch = Watch(traffic)
-    async with watch.running(), traffic.flowing(RECORDS_PER_S / 2, CALLS_PER_S):
+    async with (
+        checked(kafka_on_node.BOOTSTRAP, _address(release)) as traffic,
+        Watch(traffic).running() as watch,
+        traffic.flowing(RECORDS_PER_S / 2, CALLS_PER_S),
+    ):
         await asyncio.sleep(30.0)
         loose = _mean_of(watch.samples[-20:])
         await asyncio.to_thread(release.upgrade, {"aggregator": {"config": {"sla": {"latency_s": TIGHT_S}}}})
         await asyncio.sleep(45.0)
         tight = _mean_of(watch.samples[-20:])
-    verdict = await traffic.verdict()
-    assert verdict.problems == ()
-    assert traffic.calls.errors == []
     assert tight[0] < 0.85 * loose[0], "the token budget did not shrink"  # replicas with little to do keep theirs
     assert tight[1] > loose[1], "no more replicas were required"
 
@@ -172,4 +166,4 @@ def _mean_of(samples: Sequence[Sample]) -> tuple[float, float]:
 
 def _address(release: Release) -> str:
     wait_until(lambda: len(release.ready("aggregator")) >= 2, "both aggregators are ready")
-    return f"{get('service', f'{NAME}-aggregator')['spec']['clusterIP']}:50051"
+    return release.address()

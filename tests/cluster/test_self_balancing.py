@@ -11,7 +11,6 @@ from subprocess import PIPE
 
 import pytest
 
-from loadtest.stack.kafka import KafkaBroker
 from tests.chart.rendering import ROOT
 from tests.cluster import kafka_on_node
 from tests.cluster.conftest import NewRelease
@@ -25,14 +24,11 @@ ROLLS = 2
 
 
 @pytest.fixture(scope="module")
-def release(new_release: NewRelease, kafka: KafkaBroker) -> Generator[Release]:
-    assert kafka.exit_code is None
+def release(new_release: NewRelease) -> Generator[Release]:
     values = synthetic(kafka_on_node.BOOTSTRAP, autoscaling={"mode": "none"})
     del values["aggregator"]["preStopSeconds"]  # the chart's own is what lets clients find the new pods in time
-    release = new_release(values)
-    release.install()
-    yield release
-    release.uninstall()
+    with new_release(values).installed() as release:
+        yield release
 
 
 @pytest.mark.parametrize("options", [(), ("--no-retries",)], ids=["retried", "sent once"])

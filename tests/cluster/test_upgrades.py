@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Generator, Iterator
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -15,14 +12,11 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from jwt.algorithms import ECAlgorithm
 
-from loadtest.stack.kafka import KafkaBroker
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
 from tests.chart.custom_resources import DEFINITIONS
-from tests.chart.rendering import CHART
 from tests.cluster import kafka_on_node
 from tests.cluster.conftest import GPUS, NewRelease
-from tests.cluster.images import VERSION
 from tests.cluster.one_node_cluster import OneNodeCluster
 from tests.cluster.release import NAMESPACE, Object, Release, create_namespace, get, is_ready, kube, offer_gpus
 from tests.cluster.upgrades import everything, pods, stages
@@ -56,12 +50,9 @@ def new_release_there(lab: OneNodeCluster, new_release: NewRelease) -> Generator
 
 
 @pytest.fixture(scope="module")
-def release(new_release_there: NewRelease, kafka: KafkaBroker) -> Generator[Release]:
-    assert kafka.exit_code is None
-    release = new_release_there(synthetic(kafka_on_node.BOOTSTRAP))
-    release.install()
-    yield release
-    release.uninstall()
+def release(new_release_there: NewRelease) -> Generator[Release]:
+    with new_release_there(synthetic(kafka_on_node.BOOTSTRAP)).installed() as release:
+        yield release
 
 
 LIST = {"apiVersion": "v1", "kind": "List"}
@@ -165,32 +156,6 @@ def test_a_change_rolls_the_pods_that_read_it(release: Release, change: dict[str
     after = {name: set(release.ready(name)) for name in COMPONENTS}
     assert {name for name in COMPONENTS if not before[name] & after[name]} == rolled
     assert {name for name in COMPONENTS if before[name] == after[name]} == set(COMPONENTS) - rolled
-
-
-def test_a_new_version_of_the_chart_rolls_no_pod_whose_image_stays(release: Release, tmp_path: Path) -> None:
-    before = {name: set(release.ready(name)) for name in COMPONENTS}
-    newer = shutil.copytree(CHART, tmp_path / "tokenbatch")
-    about = newer / "Chart.yaml"
-    about.write_text(about.read_text(encoding="utf-8").replace(VERSION, "0.2.0"), encoding="utf-8")
-    tags = {name: {"image": {"tag": VERSION}} for name in ("aggregator", "scaler")}
-    replace(release, chart=newer).upgrade(tags)
-    assert {name: set(release.ready(name)) for name in COMPONENTS} == before
-
-
-@pytest.mark.parametrize(
-    ("values", "named"),
-    [
-        ({"kafka": {"bootstrapServer": "x:1"}}, "bootstrapServer"),
-        ({"aggregator": {"config": {"batching": {"token_budgets": 1}}}}, "token_budgets"),
-        ({"modelServer": {"replicas": "two"}}, "replicas"),
-        ({"autoscaling": {"mode": "magic"}}, "mode"),
-        ({"modelServer": {"autoscaling": {"minReplicas": 0}}}, "minReplicas 0"),
-        ({"aggregator": {"autoscaling": {"maxReplicas": 50}}}, "partitions"),
-    ],
-    ids=lambda each: str(each)[:40],
-)
-def test_wrong_values_are_refused_by_their_name(release: Release, values: dict[str, Any], named: str) -> None:
-    assert named in release.refused(values)
 
 
 @pytest.mark.parametrize("stage", stages.STAGES[:-1], ids=lambda stage: stage.name)

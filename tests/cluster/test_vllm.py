@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 from loadtest.clients.messages import NO_WISHES, request
-from loadtest.stack.kafka import KafkaBroker
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
 from tests.cluster import images, kafka_on_node
 from tests.cluster.conftest import NewRelease
 from tests.cluster.one_node_cluster import OneNodeCluster
-from tests.cluster.release import NAME, Release, get
+from tests.cluster.release import Release
 from tests.cluster.values import vllm
 
 SENTENCES = (
@@ -25,14 +24,10 @@ SENTENCES = (
 
 
 @pytest.fixture(scope="module")
-def release(lab: OneNodeCluster, new_release: NewRelease, kafka: KafkaBroker) -> Generator[Release]:
-    """Installed with the image that holds vLLM."""
-    assert kafka.exit_code is None
+def release(lab: OneNodeCluster, new_release: NewRelease) -> Generator[Release]:
     lab.load(images.CPU)
-    release = new_release(vllm(kafka_on_node.BOOTSTRAP))
-    release.install(timeout_s=420.0)
-    yield release
-    release.uninstall()
+    with new_release(vllm(kafka_on_node.BOOTSTRAP)).installed(420.0) as release:
+        yield release
 
 
 def test_helm_test_passes(release: Release) -> None:
@@ -40,8 +35,7 @@ def test_helm_test_passes(release: Release) -> None:
 
 
 def test_what_means_the_same_is_near(release: Release) -> None:
-    address = get("service", f"{NAME}-aggregator", namespace=release.namespace)["spec"]["clusterIP"]
-    with grpc.insecure_channel(f"{address}:50051") as channel:
+    with grpc.insecure_channel(release.address()) as channel:
         answer = pb_grpc.EmbeddingsStub(channel).Embed(request(list(SENTENCES), "three", NO_WISHES), timeout=60.0)
     moon, distance, symphony = (np.frombuffer(each.embedding, "<f4") for each in answer.embeddings)
     assert float(moon @ distance) > 0.7

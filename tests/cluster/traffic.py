@@ -26,6 +26,7 @@ from tests.faults.steady_load import SteadyLoad
 from tests.faults.topic_logs import commits, end_offsets, read_topics
 from tests.faults.verdict import Timeline, Verdict, judge
 from tests.support.kafka_client import committed
+from tests.support.until import until
 
 REQUESTS, REPLIES, LETTERS, GROUP = "embed.requests.v1", "embed.replies.v1", "embed.requests.v1-dlt", "tokenbatch"
 _FOREVER = 10**9
@@ -84,6 +85,18 @@ class Calls:
 _QUESTIONS = bundled_questions()
 
 
+@asynccontextmanager
+async def checked(kafka: str, address: str = "", *, calls_may_fail: bool = False) -> AsyncGenerator[Traffic]:
+    """Traffic to send inside; at the end every record is held against what must become of it."""
+    traffic = Traffic(kafka, Calls(address))
+    await traffic.open()
+    yield traffic
+    verdict = await traffic.verdict()
+    assert verdict.problems == ()
+    assert verdict.sent > 0
+    assert calls_may_fail or traffic.calls.errors == []
+
+
 @dataclass
 class Traffic:
     """What a scenario sends, and what came of it."""
@@ -93,13 +106,11 @@ class Traffic:
     load: SteadyLoad = field(init=False)
 
     async def open(self) -> None:
-        """Connect the producer."""
         self.load = SteadyLoad(self.kafka, REQUESTS)
         await self.load.start()
 
     @asynccontextmanager
     async def flowing(self, records_per_s: float, calls_per_s: float) -> AsyncGenerator[None]:
-        """Send while inside."""
         tasks = [asyncio.create_task(self.load.run(records_per_s), name="records")]
         if calls_per_s:
             tasks.append(asyncio.create_task(self.calls.run(calls_per_s), name="calls"))
@@ -113,7 +124,6 @@ class Traffic:
                     await task
 
     async def lag(self) -> int:
-        """Records that were not committed yet."""
         ends = await end_offsets(self.kafka, REQUESTS)
         offsets = await committed(self.kafka, GROUP)
         return sum(max(0, end - offsets.get(place, 0)) for place, end in ends.items())
@@ -121,15 +131,17 @@ class Traffic:
     async def drained(self, timeout_s: float = 180.0) -> None:
         """Wait until all that was sent is committed. Raises TimeoutError."""
         await self.load.flush()
-        async with asyncio.timeout(timeout_s):
-            while await self.lag():  # noqa: ASYNC110 - offsets call nobody
-                await asyncio.sleep(0.5)
+
+        async def none_waits() -> bool:
+            return not await self.lag()
+
+        await until(none_waits, timeout_s, 0.5)
 
     async def verdict(self) -> Verdict:
         """What became of every record; the producer is disconnected."""
         await self.drained()
         await self.load.close()
-        checker = Checker(self.load.intents, GROUP, _oracle=Oracle(DIMENSIONS))
+        checker = Checker(self.load.intents, GROUP, oracle=Oracle(DIMENSIONS))
         async for record in read_topics(self.kafka, REQUESTS):
             if record.key in self.load.intents:
                 checker.take_input(record)

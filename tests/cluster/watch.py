@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, Self
 
 import aiohttp
 from aiokafka.errors import KafkaError
@@ -57,14 +57,14 @@ class Watch:
     _http: Any = None
 
     @asynccontextmanager
-    async def running(self) -> AsyncGenerator[None]:
+    async def running(self) -> AsyncGenerator[Self]:
         """Look on while inside."""
         command = [str(kubectl()), "proxy", f"--port={_PORT}"]
         proxy = await asyncio.create_subprocess_exec(*command, stdout=subprocess.DEVNULL)
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_PAGE_S)) as self._http:
             tasks = [asyncio.create_task(each, name="watch") for each in (self._figures(), self._pods())]
             try:
-                yield
+                yield self
             finally:
                 for task in tasks:
                     task.cancel()

@@ -45,7 +45,7 @@ class Fate:
         return _NEVER_MS if self.intent.dead and not self.letters else min(self.replied_ms, self.buried_ms)
 
 
-@dataclass(slots=True)
+@dataclass
 class Checker:
     """Takes in the topics record by record, inputs first; then `lost`, `wrong` and the rest say what was found.
 
@@ -60,10 +60,9 @@ class Checker:
     wrong: list[str] = field(default_factory=list[str])
     unlike_twins: list[str] = field(default_factory=list[str])
     corrupt_batches: int = 0
-    _oracle: Oracle = field(default_factory=Oracle)
+    oracle: Oracle = field(default_factory=Oracle)
 
     def take_input(self, record: Any) -> None:
-        """A record of the requests topic."""
         intent = self.intents.get(record.key)
         if intent is None or record.key in self.fates:
             self.wrong.append(f"the requests hold {record.key!r}, which was never sent, or not twice")
@@ -75,7 +74,6 @@ class Checker:
         self.fates[record.key] = Fate(*place, sent_ms, digest, intent)
 
     def take_reply(self, record: Any) -> None:
-        """A record of the replies topic."""
         fate = self.fates.get(record.key)
         if fate is None:
             self.wrong.append(f"a reply has the key {record.key!r}, which no request has")
@@ -97,12 +95,15 @@ class Checker:
     def _check_answer(self, key: bytes, fate: Fate, answer: Any) -> None:
         if answer.request_id.encode() != key or answer.reply_id != _reply_id(self.group, fate, answer.request_id):
             self.wrong.append(f"the reply to {key!r} has the ids {answer.request_id} and {answer.reply_id}")
-        assert fate.intent.text is not None
-        if len(answer.embeddings) != 1 or not self._oracle.agrees(fate.intent.text, answer.embeddings[0].embedding):
+        if not self.agrees(fate, answer):
             self.wrong.append(f"the reply to {key!r}, attempt {answer.attempt}, holds another vector than its text's")
 
+    def agrees(self, fate: Fate, answer: Any) -> bool:
+        """Whether an answer holds the one vector that it should."""
+        assert fate.intent.text is not None
+        return len(answer.embeddings) == 1 and self.oracle.agrees(fate.intent.text, answer.embeddings[0].embedding)
+
     def take_letter(self, record: Any) -> None:
-        """A record of the dead-letter topic."""
         told = headers(record)
         if b"cannot be decoded" in told["dlt-error-message"]:
             self.corrupt_batches += 1
@@ -123,12 +124,10 @@ class Checker:
 
     @property
     def lost(self) -> list[bytes]:
-        """Requests that have no outcome, or not the dead letter that they were to have."""
         return [key for key, fate in self.fates.items() if fate.completed_ms == _NEVER_MS]
 
     @property
     def duplicates(self) -> int:
-        """Outcomes beyond the first."""
         return sum(max(0, fate.replies - 1) + max(0, fate.letters - 1) for fate in self.fates.values())
 
     def early_commits(self, commits: Sequence[Commit]) -> int:

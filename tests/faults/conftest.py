@@ -11,14 +11,13 @@ import pytest_asyncio
 
 from loadtest.stack.kafka import KafkaBroker
 from tests.faults.row_stack import RowStack, opened
-from tests.faults.rows import Figures, write_row
+from tests.faults.rows import Figures, Row, write_row
 
 _FIGURES = pytest.StashKey[Figures]()
 
 
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
-    """One for all rows."""
     with KafkaBroker(tmp_path_factory.mktemp("kafka")) as broker:
         yield broker
 
@@ -33,7 +32,6 @@ def kafka(broker: KafkaBroker) -> KafkaBroker:
 
 @pytest_asyncio.fixture
 async def stack(kafka: KafkaBroker, tmp_path: Path) -> AsyncIterator[RowStack]:
-    """A stack on that broker."""
     async with opened(RowStack(tmp_path, kafka.bootstrap)) as stack:
         yield stack
 
@@ -61,13 +59,18 @@ def pytest_runtest_makereport(
     if mark is not None and (call.when == "call" or (call.when == "setup" and not report.passed)):
         known = getattr(report, "wasxfail", "")
         why: Any = report.longrepr[2] if report.skipped and isinstance(report.longrepr, tuple) else known
-        write_row(
-            item.name,
+        figures = item.stash.get(_FIGURES, Figures())
+        verdict = figures.verdict
+        row = Row(
+            name=item.name,
             file=item.path.stem,
             fault=str(mark.args[0]),
             outcome="failed" if known else report.outcome,
             why=str(why),
-            seconds=report.duration,
-            figures=item.stash.get(_FIGURES, Figures()),
+            seconds=round(report.duration, 1),
+            figures=figures.counts if verdict is None else verdict.figures(),
+            more=figures.more,
+            problems=() if verdict is None else verdict.problems,
         )
+        write_row(row)
     return report

@@ -25,7 +25,6 @@ class MemoryWatch:
         self._thread.start()
 
     def add(self, pid: int) -> None:
-        """Watch this one too."""
         self._pids.add(pid)
 
     def stop(self) -> None:

@@ -42,7 +42,6 @@ class Link:
         _ip("link", "set", self._near, "down")
 
     def mend(self) -> None:
-        """Lose none."""
         _ip("link", "set", self._near, "up")
 
 

@@ -9,7 +9,6 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,27 +18,26 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from loadtest.clients.pace import paced
-from loadtest.questions import bundled_questions
 from loadtest.stack.redis import RedisServer
 from loadtest.stack.service import DEFAULT_MODEL_NAME, Aggregator, ModelServer
 from tests.faults.expected import DIMENSIONS
 from tests.faults.memory_watch import MemoryWatch
 from tests.faults.redis_log import Ledger, commands
-from tests.faults.verdict import Timeline, Verdict
-from tests.support.kafka_client import query
+from tests.faults.steady_load import Intent, question
+from tests.faults.verdict import Timeline, Verdict, judge
 from tests.support.processes import synthetic
+from tests.support.until import until
 
 REQUESTS, REPLIES, GROUP = "embed.requests.v1", "embed.replies.v1", "tokenbatch"
 _FOREVER, _POLL_S, _GRACE_S = 10**9, 0.2, 60.0
 _PATIENCE_S = 200.0
-_QUESTIONS = bundled_questions()
 _NO_REWRITE = {"auto-aof-rewrite-percentage": "0"}
 """The file then holds all that was ever written."""
 
 
 @dataclass
 class RedisStack:
-    """What one row runs. `sent` has the text of each request id, `acknowledged` the ids of entries that Redis took."""
+    """What one row runs. `intents`: what is to become of each request; `acknowledged`: the entries that Redis took."""
 
     folder: Path
     server: RedisServer = field(init=False)
@@ -47,7 +45,7 @@ class RedisStack:
     aggregators: list[Aggregator] = field(default_factory=list[Aggregator])
     model_servers: list[ModelServer] = field(default_factory=list[ModelServer])
     memory: MemoryWatch = field(default_factory=MemoryWatch)
-    sent: dict[str, str] = field(default_factory=dict[str, str])
+    intents: dict[bytes, Intent] = field(default_factory=dict[bytes, Intent])
     acknowledged: set[bytes] = field(default_factory=set[bytes])
 
     def __post_init__(self) -> None:
@@ -55,7 +53,6 @@ class RedisStack:
         self.client: Any = Redis(port=self.server.port, retry=Retry(NoBackoff(), 0))
 
     async def add_model_server(self) -> ModelServer:
-        """A further one, ready."""
         settings = {"SYNTHETIC__FIXED_S": "0.01", "SYNTHETIC__DIMENSIONS": str(DIMENSIONS)}
         server = synthetic(self.folder / f"modelserver-{len(self.model_servers)}.log", **settings)
         self.model_servers.append(server)
@@ -63,7 +60,6 @@ class RedisStack:
         return server
 
     async def add_aggregator(self) -> Aggregator:
-        """A further one of the group."""
         aggregator = Aggregator(
             self.folder / f"aggregator-{len(self.aggregators)}.log",
             kafka="localhost:1",
@@ -82,13 +78,11 @@ class RedisStack:
         return aggregator
 
     async def start(self, aggregator: Aggregator) -> None:
-        """Start an aggregator, again or for the first time."""
         await asyncio.to_thread(aggregator.launch)
         self.memory.add(aggregator.pid)
         await asyncio.to_thread(aggregator.wait, _PATIENCE_S)
 
     async def close(self) -> None:
-        """End everything at once."""
         self.memory.stop()
         for part in (*self.aggregators, *self.model_servers, self.server):
             await asyncio.to_thread(part.kill)
@@ -110,19 +104,20 @@ class RedisStack:
         async for numbers in paced(_FOREVER, rate, 100):
             pipeline = self.client.pipeline(transaction=False)
             for number in numbers:
-                request_id, text = f"q{number}", _QUESTIONS[number % len(_QUESTIONS)]
-                self.sent[request_id] = text
-                pipeline.xadd(REQUESTS, {"value": query(text, request_id).value})
+                planned = question(number, f"q{number}")
+                self.intents[b"q%d" % number] = planned.intent
+                pipeline.xadd(REQUESTS, {"value": planned.sent.value})
             with contextlib.suppress(RedisError, OSError):  # they may be in the stream, or not
                 results = await asyncio.shield(pipeline.execute(raise_on_error=False))
                 self.acknowledged |= {each for each in results if isinstance(each, bytes)}
 
     async def answers(self, count: int, timeout_s: float = _PATIENCE_S) -> None:
-        """Wait until `count` more replies are written."""
-        async with asyncio.timeout(timeout_s):
-            wanted = await self._written() + count
-            while await self._written() < wanted:  # noqa: ASYNC110 - a stream calls nobody
-                await asyncio.sleep(_POLL_S)
+        wanted = await self._written() + count
+
+        async def written() -> bool:
+            return await self._written() >= wanted
+
+        await until(written, timeout_s, _POLL_S)
 
     async def _written(self) -> int:
         while True:
@@ -139,49 +134,14 @@ class RedisStack:
             await asyncio.sleep(_POLL_S)
         codes = [await asyncio.to_thread(each.stop, _GRACE_S) for each in self.aggregators]
         await asyncio.to_thread(self.server.stop)
-        ledger = Ledger(REQUESTS, REPLIES, GROUP, self.sent)
+        ledger = Ledger(self.intents, GROUP, stream=REQUESTS, replies=REPLIES)
         for command in commands(self.server.folder):
             ledger.take(command)
         unseen = self.acknowledged - ledger.fates.keys()
-        problems = [f"an aggregator ended with exit code {code}" for code in codes if code]
-        problems += ["not all that was sent was ever acknowledged"] if left else []
-        problems += [f"lost: {ledger.lost[:5]}"] if ledger.lost else []
-        problems += [f"Redis took them, and its log has them not: {sorted(unseen)[:5]}"] if unseen else []
-        problems += [f"wrong: {ledger.wrong[:5]}"] if ledger.wrong else []
-        problems += [f"{ledger.early} entries were acknowledged before their reply"] if ledger.early else []
-        return self._judge(ledger, len(unseen), problems)
-
-    def _judge(self, ledger: Ledger, unseen: int, problems: list[str]) -> Verdict:
-        fates = list(ledger.fates.values())
-        healed_ms = self.line.healed_ms
-        first_ms = min((fate.replied_ms for fate in fates if fate.sent_ms >= healed_ms and fate.replies), default=0)
-        recovery_s = max(0.0, (first_ms - healed_ms) / 1000)
-        after_ms = healed_ms + recovery_s * 1000
-        times = sorted(ledger.reply_times_ms)
-
-        def p99_s(begins_ms: float, ends_ms: float) -> float:
-            waits = sorted(
-                fate.replied_ms - fate.sent_ms for fate in fates if fate.replies and begins_ms < fate.sent_ms <= ends_ms
-            )
-            return waits[int(0.99 * (len(waits) - 1))] / 1000 if waits else 0.0
-
-        return Verdict(
-            sent=len(fates) + unseen,
-            answered=sum(fate.replies > 0 for fate in fates),
-            dead_lettered=sum(fate.letters > 0 for fate in fates),
-            lost=len(ledger.lost) + unseen,
-            wrong=len(ledger.wrong),
-            duplicates=sum(max(0, fate.replies - 1) for fate in fates),
-            twins_alike=True,
-            early_commits=ledger.early,
-            regression=0,
-            recovery_s=recovery_s,
-            gap_s=max((late - early for early, late in pairwise(times)), default=0) / 1000,
-            p99_during_s=p99_s(self.line.fault_ms, after_ms),
-            p99_after_s=p99_s(after_ms, float("inf")),
-            peak_mib=self.memory.peak_mib,
-            problems=tuple(problems),
-        )
+        found = judge(ledger, [], sorted(unseen), self.line, self.memory.peak_mib)
+        complaints = [f"an aggregator ended with exit code {code}" for code in codes if code]
+        complaints += ["not all that was sent was ever acknowledged"] if left else []
+        return found.with_more(*complaints)
 
 
 @asynccontextmanager

@@ -28,7 +28,6 @@ class Relay:
 
     @property
     def address(self) -> str:
-        """host:port to connect to."""
         return f"localhost:{self.port}"
 
     def cut(self) -> None:
@@ -36,7 +35,6 @@ class Relay:
         self._open.clear()
 
     def mend(self) -> None:
-        """Pass on again."""
         self._open.set()
 
     def reset(self) -> None:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from aiokafka.admin import NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import KafkaError
 
@@ -22,11 +21,13 @@ from tests.broken.tree import broken_aggregator
 from tests.faults.checker import Checker
 from tests.faults.expected import DIMENSIONS
 from tests.faults.memory_watch import MemoryWatch
+from tests.faults.rows import Figures
 from tests.faults.steady_load import Maker, SteadyLoad, question
-from tests.faults.topic_logs import commits, connected_admin, end_offsets, read_topics
+from tests.faults.topic_logs import commits, end_offsets, read_topics
 from tests.faults.verdict import Timeline, Verdict, judge
-from tests.support.kafka_client import Topics, committed
+from tests.support.kafka_client import Topics, committed, connected_admin, make_topics
 from tests.support.processes import synthetic
+from tests.support.until import until
 
 DATED = {"message.timestamp.type": "LogAppendTime"}
 PATIENCE_S = 200.0
@@ -44,7 +45,6 @@ class Variant(Aggregator):
     """An aggregator started by another module than its own, from broken code, or with more in its environment."""
 
     def start_as(self, module: str, environment: Mapping[str, str]) -> None:
-        """Say so, before it is launched."""
         self._module = module
         self._environment = {**self._environment, **environment}
 
@@ -82,27 +82,15 @@ class RowStack:
         await self.load.start()
 
     async def create(self, *names: str) -> None:
-        """Create topics whose records carry the broker's time."""
-        topics = [NewTopic(name, self.partitions, self.replication, topic_configs=DATED) for name in names]
-        async with connected_admin(self.kafka) as admin:
-            await admin.create_topics(topics)
-
-    async def delete(self, name: str) -> None:
-        """Delete a topic, and wait until its broker takes nothing for it any more."""
-        async with connected_admin(self.kafka) as admin, asyncio.timeout(PATIENCE_S):
-            await admin.delete_topics([name])
-            while name in await admin.list_topics():  # noqa: ASYNC110 - the broker's metadata calls nobody
-                await asyncio.sleep(_POLL_S)
+        await make_topics(self.kafka, *names, partitions=self.partitions, replication=self.replication, configs=DATED)
 
     async def close(self) -> None:
-        """End everything at once."""
         self.memory.stop()
         await self.load.close()
         for part in (*self.aggregators, *self.servers):
             await asyncio.to_thread(part.kill)
 
     async def server(self, **settings: str) -> ModelServer:
-        """A further model server, ready."""
         all_settings = {"SYNTHETIC__FIXED_S": "0.01", "SYNTHETIC__DIMENSIONS": str(DIMENSIONS), **settings}
         server = synthetic(self.folder / f"modelserver-{len(self.servers)}.log", **all_settings)
         self.servers.append(server)
@@ -143,7 +131,6 @@ class RowStack:
         return aggregator
 
     async def start(self, aggregator: Variant, *, ready: bool = True) -> None:
-        """Start an aggregator, again or for the first time."""
         await asyncio.to_thread(aggregator.launch)
         self.memory.add(aggregator.pid)
         if ready:
@@ -160,6 +147,16 @@ class RowStack:
             sending.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await sending
+
+    @asynccontextmanager
+    async def fault_under_load(
+        self, rate: float = 300.0, make: Maker = question, *, then: int = 1500
+    ) -> AsyncGenerator[None]:
+        """A fault under load, after which so many `then` are answered."""
+        async with self.under_load(rate, make):
+            async with self.fault():
+                yield
+            await self.answers(then)
 
     @asynccontextmanager
     async def fault(self) -> AsyncGenerator[None]:
@@ -179,10 +176,12 @@ class RowStack:
     async def answers(self, count: float, timeout_s: float = PATIENCE_S) -> None:
         """Wait until `count` more replies are written. Raises TimeoutError, with the end of every aggregator's log."""
         try:
-            async with asyncio.timeout(timeout_s):
-                wanted = await self._written() + count
-                while await self._written() < wanted:  # noqa: ASYNC110 - a topic calls nobody
-                    await asyncio.sleep(_POLL_S)
+            wanted = await self._written() + count
+
+            async def written() -> bool:
+                return await self._written() >= wanted
+
+            await until(written, timeout_s, _POLL_S)
         except TimeoutError:
             ends = [f"aggregator, exit code {each.exit_code}. {each.child.log.tail()}" for each in self.aggregators]
             missing = f"{count:g} more replies were not written within {timeout_s:g} s"
@@ -210,6 +209,14 @@ class RowStack:
         """SIGTERM to these, or all that run; their exit codes."""
         chosen = aggregators or [each for each in self.aggregators if each.exit_code is None]
         return [await asyncio.to_thread(each.stop, _GRACE_S) for each in chosen]
+
+    async def passes(
+        self, figures: Figures, timeout_s: float = PATIENCE_S, *, without: Sequence[bytes] = (), **more: Any
+    ) -> Verdict:
+        """The verdict, which must name no problem; with `more` it is the row's figures. `without`: deleted records."""
+        verdict = figures.take(await self.verdict(timeout_s, deleted=without), **more)
+        assert verdict.problems == ()
+        return verdict
 
     async def verdict(self, timeout_s: float = PATIENCE_S, *, deleted: Sequence[bytes] = ()) -> Verdict:
         """Let all be finished, stop the aggregators, and check every topic from its beginning.

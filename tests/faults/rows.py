@@ -31,6 +31,12 @@ class Figures:
         return verdict
 
 
+def current_commit() -> str:
+    """The short name of the commit that is checked out; "unknown" without git."""
+    told = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    return told.stdout.strip() or "unknown"
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """One row as it was last run."""
@@ -41,35 +47,20 @@ class Row:
     outcome: str
     why: str
     seconds: float
-    commit: str
-    at: str
     figures: Mapping[str, Any]
     more: Mapping[str, Any]
     problems: tuple[str, ...]
+    commit: str = field(default_factory=current_commit)
+    at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 
 
-def write_row(name: str, *, file: str, fault: str, outcome: str, why: str, seconds: float, figures: Figures) -> None:
+def write_row(row: Row) -> None:
     """Keep a row's result, in place of an earlier one."""
-    verdict = figures.verdict
-    row = Row(
-        name=name,
-        file=file,
-        fault=fault,
-        outcome=outcome,
-        why=why,
-        seconds=round(seconds, 1),
-        commit=current_commit(),
-        at=datetime.now(UTC).isoformat(timespec="seconds"),
-        figures=figures.counts if verdict is None else verdict.figures(),
-        more=figures.more,
-        problems=() if verdict is None else verdict.problems,
-    )
     FOLDER.mkdir(parents=True, exist_ok=True)
-    path_of(name).write_text(json.dumps(asdict(row), indent=2) + "\n")
+    path_of(row.name).write_text(json.dumps(asdict(row), indent=2) + "\n")
 
 
 def read_row(name: str) -> Row | None:
-    """A row's last result; None where there is none."""
     return read_file(path_of(name))
 
 
@@ -84,11 +75,4 @@ def read_file(file: Path) -> Row | None:
 
 
 def path_of(name: str) -> Path:
-    """The file of a test's result."""
     return FOLDER / f"{re.sub(r'[^A-Za-z0-9_.-]+', '~', name).rstrip('~')}.json"
-
-
-def current_commit() -> str:
-    """The short name of the commit that is checked out; "unknown" without git."""
-    told = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    return told.stdout.strip() or "unknown"

@@ -54,7 +54,6 @@ _QUESTIONS = bundled_questions()
 
 
 def question(number: int, request_id: str) -> Planned:
-    """A real question."""
     text = _QUESTIONS[number % len(_QUESTIONS)]
     return Planned(query(text, request_id), Intent(text))
 
@@ -74,7 +73,6 @@ class SteadyLoad:
     _producer: Any = None
 
     async def start(self) -> None:
-        """Connect."""
         self._producer = AIOKafkaProducer(
             bootstrap_servers=self.bootstrap,
             enable_idempotence=True,
@@ -92,7 +90,6 @@ class SteadyLoad:
             await abandon_producer(self._producer)
 
     async def run(self, rate: float, make: Maker = question) -> None:
-        """Send `rate` records a second until cancelled."""
         async for numbers in paced(_FOREVER, rate, 100):
             await self.send(len(numbers), make)
 
@@ -121,7 +118,6 @@ class SteadyLoad:
             word.add_done_callback(lambda done, key=key: self._heard(key, done))
 
     async def flush(self) -> None:
-        """Wait for the word on all that was sent."""
         while self._waiting:
             await asyncio.wait(self._waiting)
 

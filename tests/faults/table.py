@@ -20,7 +20,6 @@ _HEADER = (
 
 
 def write_document() -> None:
-    """Put every result in the folder of results into the table."""
     text = DOCUMENT.read_text()
     head, rest = text.split(_BEGIN)
     old, tail = rest.split(_END)

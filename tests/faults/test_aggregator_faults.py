@@ -26,16 +26,13 @@ async def test_killed_aggregators_lose_nothing(stack: RowStack, figures: Figures
     chance = random.Random(count)
     await stack.server()
     members = [await stack.aggregator() for _ in range(2)]
-    async with stack.under_load(150):
-        async with stack.fault():
-            for number in range(count):
-                victim = members[number % 2]
-                await asyncio.sleep(chance.uniform(0.2, 1.5))
-                victim.kill()
-                await stack.start(victim)
-        await stack.answers(500)
-    verdict = figures.take(await stack.verdict(), kills=count)
-    assert verdict.problems == ()
+    async with stack.fault_under_load(150, then=500):
+        for number in range(count):
+            victim = members[number % 2]
+            await asyncio.sleep(chance.uniform(0.2, 1.5))
+            victim.kill()
+            await stack.start(victim)
+    await stack.passes(figures, kills=count)
 
 
 @pytest.mark.row("aggregator frozen (SIGSTOP) until the group has reassigned its partitions, then resumed")
@@ -43,14 +40,11 @@ async def test_killed_aggregators_lose_nothing(stack: RowStack, figures: Figures
 async def test_a_zombie_commits_nothing(stack: RowStack, figures: Figures, frozen_s: float) -> None:
     await stack.server()
     zombie, _ = [await stack.aggregator() for _ in range(2)]
-    async with stack.under_load(150):
-        async with stack.fault():
-            zombie.pause()
-            await asyncio.sleep(frozen_s)  # the fault itself
-            zombie.resume()
-        await stack.answers(500)
-    verdict = figures.take(await stack.verdict(), frozen_s=frozen_s)
-    assert verdict.problems == ()
+    async with stack.fault_under_load(150, then=500):
+        zombie.pause()
+        await asyncio.sleep(frozen_s)  # the fault itself
+        zombie.resume()
+    verdict = await stack.passes(figures, frozen_s=frozen_s)
     assert verdict.duplicates_share < 0.2
 
 
@@ -65,8 +59,7 @@ async def test_a_stop_under_full_load_answers_nothing_twice(stack: RowStack, fig
             assert await stack.stop(first) == [0]
             stopped_s = time.monotonic() - began_s
         await stack.answers(600)
-    verdict = figures.take(await stack.verdict(), stopped_s=round(stopped_s, 2))
-    assert verdict.problems == ()
+    verdict = await stack.passes(figures, stopped_s=round(stopped_s, 2))
     assert verdict.duplicates == 0
     assert stopped_s < 25.0
     assert second.exit_code == 0
@@ -76,15 +69,12 @@ async def test_a_stop_under_full_load_answers_nothing_twice(stack: RowStack, fig
 async def test_a_rolling_restart_is_hardly_noticed(stack: RowStack, figures: Figures) -> None:
     await stack.server()
     members = [await stack.aggregator() for _ in range(4)]
-    async with stack.under_load(200):
-        async with stack.fault():
-            for member in members:
-                assert await stack.stop(member) == [0]
-                await stack.start(member)
-                await stack.answers(200)
-        await stack.answers(1000)
-    verdict = figures.take(await stack.verdict())
-    assert verdict.problems == ()
+    async with stack.fault_under_load(200, then=1000):
+        for member in members:
+            assert await stack.stop(member) == [0]
+            await stack.start(member)
+            await stack.answers(200)
+    verdict = await stack.passes(figures)
     assert verdict.duplicates_share < 0.005
     assert verdict.gap_s < 5.0
 
@@ -95,20 +85,17 @@ async def test_a_rebalance_storm_stops_no_partition(stack: RowStack, figures: Fi
     await stack.server()
     await stack.aggregator()
     changes = 0
-    async with stack.under_load(200):
-        async with stack.fault():
-            ends_s = time.monotonic() + storm_s
-            guest: Variant | None = None
-            while time.monotonic() < ends_s:
-                due_s = time.monotonic() + 3.0
-                if guest is None:
-                    guest = await stack.aggregator(ready=False)
-                else:
-                    await stack.stop(guest)
-                    guest = None
-                changes += 1
-                await asyncio.sleep(max(0.0, due_s - time.monotonic()))
-        await stack.answers(1000)
-    verdict = figures.take(await stack.verdict(), changes=changes)
-    assert verdict.problems == ()
+    async with stack.fault_under_load(200, then=1000):
+        ends_s = time.monotonic() + storm_s
+        guest: Variant | None = None
+        while time.monotonic() < ends_s:
+            due_s = time.monotonic() + 3.0
+            if guest is None:
+                guest = await stack.aggregator(ready=False)
+            else:
+                await stack.stop(guest)
+                guest = None
+            changes += 1
+            await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+    verdict = await stack.passes(figures, changes=changes)
     assert verdict.recovery_s < 30.0

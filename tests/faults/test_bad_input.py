@@ -20,12 +20,10 @@ HUGE = "x" * 5_000_000
 
 
 def expected(code: str, *, dead: bool = False) -> Intent:
-    """A refusal."""
     return Intent(codes=frozenset({code}), dead=dead)
 
 
 def some_corrupt(number: int, request_id: str) -> Planned:
-    """One record in eleven that is no message."""
     if number % 11:
         return question(number, request_id)
     return Planned(Sent(b"\xff\xff"), expected("DATA_LOSS", dead=True))
@@ -52,7 +50,6 @@ def bad(number: int, request_id: str) -> Planned:
 
 
 def huge(number: int, request_id: str) -> Planned:
-    """5 MB."""
     del number
     return Planned(query(HUGE, request_id), expected("INVALID_ARGUMENT", dead=True))
 
@@ -70,8 +67,7 @@ async def served(stack: RowStack) -> None:
 async def test_corrupt_payloads_are_each_dead_lettered_once(stack: RowStack, figures: Figures, count: int) -> None:
     async with stack.fault():
         await stack.load.send(count, some_corrupt)
-    verdict = figures.take(await stack.verdict(400.0))
-    assert verdict.problems == ()
+    verdict = await stack.passes(figures, 400.0)
     assert (verdict.sent, verdict.dead_lettered, verdict.duplicates) == (count, count // 11, 0)
 
 
@@ -82,7 +78,6 @@ async def test_bad_requests_are_told_why(stack: RowStack, figures: Figures) -> N
     async with stack.under_load(300, bad), stack.fault():
         await stack.load.send(3, huge)
         await stack.answers(3000)
-    verdict = figures.take(await stack.verdict())
-    assert verdict.problems == ()
+    verdict = await stack.passes(figures)
     assert verdict.duplicates == 0
     assert verdict.dead_lettered >= 50

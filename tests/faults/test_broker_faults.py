@@ -15,8 +15,9 @@ from loadtest.stack.kafka import KafkaBroker, KafkaCluster
 from tests.faults.memory_watch import resident_mib
 from tests.faults.row_stack import PATIENCE_S, RowStack, opened
 from tests.faults.rows import Figures
-from tests.faults.topic_logs import connected_admin
+from tests.support.kafka_client import connected_admin
 from tests.support.scrape import page
+from tests.support.until import until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(580)]
 
@@ -44,12 +45,10 @@ async def test_a_restart_of_the_broker_is_waited_for(
 ) -> None:
     await stack.server()
     aggregator = await stack.aggregator()
-    async with stack.under_load(150):
-        async with stack.fault():
-            await asyncio.to_thread(broker.stop)
-            await asyncio.sleep(8.0)  # the fault itself: longer than the session, so that the member is replaced
-            await asyncio.to_thread(broker.start)
-        await stack.answers(600)
+    async with stack.fault_under_load(150, then=600):
+        await asyncio.to_thread(broker.stop)
+        await asyncio.sleep(8.0)  # the fault itself: longer than the session, so that the member is replaced
+        await asyncio.to_thread(broker.start)
     verdict = figures.take(await stack.verdict())
     down_s = (stack.line.healed_ms - stack.line.fault_ms) / 1000
     assert aggregator.child.log.text().count("Unable to update metadata") < 50 * down_s
@@ -68,7 +67,7 @@ async def test_without_brokers_memory_is_bounded_and_a_stop_ends(
         async with stack.fault():
             began_s = time.monotonic()
             await asyncio.to_thread(broker.kill)
-            await unready(first.metrics_address)
+            await until(lambda: page(first.metrics_address, "/readyz")[0] != 200, PATIENCE_S, 0.2)
             assert page(first.metrics_address, "/livez")[0] == 200
             assert await stack.stop(second) == [0]
             stopped_s = time.monotonic() - began_s
@@ -77,21 +76,12 @@ async def test_without_brokers_memory_is_bounded_and_a_stop_ends(
             after_mib = resident_mib(first.pid)
             await asyncio.to_thread(broker.start)
         await stack.answers(1500)
-    verdict = figures.take(await stack.verdict(), memory_growth_mib=round(after_mib - before_mib, 1))
-    assert verdict.problems == ()
+    await stack.passes(figures, memory_growth_mib=round(after_mib - before_mib, 1))
     assert stopped_s < 45.0
     assert after_mib - before_mib < 50.0
 
 
-async def unready(address: str) -> None:
-    """Wait until a process says that it is not ready; raises TimeoutError."""
-    async with asyncio.timeout(PATIENCE_S):
-        while page(address, "/readyz")[0] == 200:  # noqa: ASYNC110 - a page calls nobody
-            await asyncio.sleep(0.2)
-
-
 async def leader(stack: RowStack, cluster: KafkaCluster) -> KafkaBroker:
-    """Who leads the first partition of the requests."""
     async with connected_admin(stack.kafka) as admin:
         (found,) = await admin.describe_topics([stack.topics.requests])
     (node,) = [part["leader"] for part in found["partitions"] if part["partition"] == 0]
@@ -99,7 +89,6 @@ async def leader(stack: RowStack, cluster: KafkaCluster) -> KafkaBroker:
 
 
 async def coordinator(stack: RowStack, cluster: KafkaCluster) -> KafkaBroker:
-    """Who coordinates the consumer group."""
     async with connected_admin(stack.kafka) as admin:
         return of_id(cluster, await admin.find_coordinator(stack.topics.requests))
 
@@ -116,7 +105,6 @@ def _epochs(broker: KafkaBroker) -> int:
 
 
 def of_id(cluster: KafkaCluster, node: int) -> KafkaBroker:
-    """The broker with this id."""
     return next(broker for broker in cluster.brokers if broker.seat.node_id == node)
 
 
@@ -141,6 +129,5 @@ async def test_a_broker_that_goes_hands_over(
         await stack.answers(1000)
         await asyncio.to_thread(victim.start)
         await stack.answers(600)
-    verdict = figures.take(await stack.verdict())
-    assert verdict.problems == ()
+    verdict = await stack.passes(figures)
     assert verdict.recovery_s < 60.0

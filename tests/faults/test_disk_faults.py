@@ -20,6 +20,7 @@ from tests.faults.test_broker_faults import leader
 from tests.faults.topic_logs import read_topics
 from tests.support.kafka_client import committed
 from tests.support.scrape import metrics
+from tests.support.until import until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(580)]
 
@@ -46,7 +47,6 @@ def small_disks(tmp_path: Path) -> Iterator[KafkaCluster]:
 
 @pytest_asyncio.fixture
 async def on_small_disks(small_disks: KafkaCluster, tmp_path: Path) -> AsyncIterator[RowStack]:
-    """A stack with three copies of everything on those."""
     async with opened(RowStack(tmp_path, small_disks.bootstrap, partitions=6, replication=3)) as stack:
         yield stack
 
@@ -74,15 +74,12 @@ async def test_a_full_disk_is_got_round(on_small_disks: RowStack, small_disks: K
         victim = await leader(stack, small_disks)
         async with stack.fault():
             ballast = fill(victim.folder / "data")
-            async with asyncio.timeout(PATIENCE_S):
-                while victim.exit_code is None:  # noqa: ASYNC110 - a broker that cannot write ends itself
-                    await asyncio.sleep(0.2)
+            await until(lambda: victim.exit_code is not None, PATIENCE_S)  # a broker that cannot write ends itself
         await stack.answers(1000)
         ballast.unlink()
         await asyncio.to_thread(victim.start)
         await stack.answers(600)
-    verdict = figures.take(await stack.verdict())
-    assert verdict.problems == ()
+    verdict = await stack.passes(figures)
     assert verdict.recovery_s < 60.0
 
 
@@ -138,13 +135,11 @@ async def test_a_spoilt_batch_is_never_passed_over_in_silence(
     turn_bit(log, place)  # so that the checker can read what was in it
     await asyncio.to_thread(broker.start)
     gone = [key for key, (partition, offset) in stack.load.acknowledged.items() if (partition, offset) in where(spoilt)]
-    verdict = figures.take(await stack.verdict(deleted=gone), spoilt=len(gone), counted=counted)
-    assert verdict.problems == ()
+    await stack.passes(figures, without=gone, spoilt=len(gone), counted=counted)
     assert [letter.value in batch for letter in letters] == [True]
     assert corrupt == 1
     assert counted == len(gone) == len(spoilt)
 
 
 def where(offsets: range) -> set[tuple[int, int]]:
-    """These places in the first partition."""
     return {(0, offset) for offset in offsets}

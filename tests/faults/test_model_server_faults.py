@@ -40,8 +40,7 @@ async def test_a_killed_model_server_returns(stack: RowStack, figures: Figures) 
                 await asyncio.to_thread(victim.start)
         await stack.answers(1500)
         assert metrics(victim.metrics_address).value("embed_engine_queries_total") > 10
-    verdict = figures.take(await stack.verdict())
-    assert verdict.problems == ()
+    await stack.passes(figures)
 
 
 @pytest.mark.row("one of two model servers frozen (SIGSTOP)")
@@ -49,30 +48,24 @@ async def test_a_killed_model_server_returns(stack: RowStack, figures: Figures) 
 async def test_a_frozen_model_server_is_left_out(stack: RowStack, figures: Figures, frozen_s: float) -> None:
     victim, _ = [await stack.server() for _ in range(2)]
     await stack.aggregator()
-    async with stack.under_load():
-        async with stack.fault():
-            victim.pause()
-            await asyncio.sleep(frozen_s)  # the fault itself
-            victim.resume()
-        await stack.answers(1500)
-    verdict = figures.take(await stack.verdict())
-    assert verdict.problems == ()
+    async with stack.fault_under_load():
+        victim.pause()
+        await asyncio.sleep(frozen_s)  # the fault itself
+        victim.resume()
+    await stack.passes(figures)
 
 
 @pytest.mark.row("one of two model servers runs only a tenth of the time, for 20 s")
 async def test_a_slow_model_server_is_endured(stack: RowStack, figures: Figures) -> None:
     victim, _ = [await stack.server() for _ in range(2)]
     await stack.aggregator()
-    async with stack.under_load():
-        async with stack.fault():
-            for _ in range(100):
-                victim.pause()
-                await asyncio.sleep(0.18)  # the fault itself
-                victim.resume()
-                await asyncio.sleep(0.02)
-        await stack.answers(1500)
-    verdict = figures.take(await stack.verdict())
-    assert verdict.problems == ()
+    async with stack.fault_under_load():
+        for _ in range(100):
+            victim.pause()
+            await asyncio.sleep(0.18)  # the fault itself
+            victim.resume()
+            await asyncio.sleep(0.02)
+    await stack.passes(figures)
 
 
 @pytest.mark.row("all model servers gone")
@@ -80,17 +73,14 @@ async def test_a_slow_model_server_is_endured(stack: RowStack, figures: Figures)
 async def test_without_model_servers_records_wait(stack: RowStack, figures: Figures, gone_s: float) -> None:
     servers = [await stack.server() for _ in range(2)]
     aggregator = await stack.aggregator()
-    async with stack.under_load():
-        async with stack.fault():
-            for server in servers:
-                server.kill()
-            await asyncio.sleep(gone_s)  # the fault itself
-            shown = metrics(aggregator.metrics_address)
-            for server in servers:
-                await asyncio.to_thread(server.start)
-        await stack.answers(1500)
-    verdict = figures.take(await stack.verdict())
-    assert verdict.problems == ()
+    async with stack.fault_under_load():
+        for server in servers:
+            server.kill()
+        await asyncio.sleep(gone_s)  # the fault itself
+        shown = metrics(aggregator.metrics_address)
+        for server in servers:
+            await asyncio.to_thread(server.start)
+    await stack.passes(figures)
     assert shown.value("embed_consumer_paused") == stack.partitions
     assert shown.value("embed_expired_total") == 0
 
@@ -117,12 +107,10 @@ async def test_wrong_answers_are_not_passed_on(stack: RowStack, figures: Figures
     await liar.start()
     try:
         await stack.aggregator(sound.address, liar.address)
-        async with stack.under_load():
-            async with stack.fault():
-                await stack.answers(1000)
-                liar.garbage = b"\xff\xff\xff"
-                await stack.answers(1000)
-            await stack.answers(300)
+        async with stack.fault_under_load(then=300):
+            await stack.answers(1000)
+            liar.garbage = b"\xff\xff\xff"
+            await stack.answers(1000)
         verdict = figures.take(await stack.verdict(), lies=told)
     finally:
         await liar.kill()
@@ -165,10 +153,8 @@ async def test_an_engine_that_only_fails_draws_no_traffic(stack: RowStack, figur
     first = victim.pid
     await stack.aggregator()
     async with restarting(stack.servers):
-        async with stack.under_load():
-            async with stack.fault():
-                await stack.answers(2000)
-            await stack.answers(1500)
+        async with stack.fault_under_load():
+            await stack.answers(2000)
         verdict = figures.take(await stack.verdict())
     assert verdict.problems == ()
     if mode == "error":  # the aggregator turns away from it before it has failed eight steps twice
@@ -222,14 +208,11 @@ async def test_a_stuck_record_pauses_only_its_partition(stack: RowStack, figures
         text = f"wait for it {number}"
         return Planned(query(text, request_id, model="away"), Intent(text))
 
-    async with stack.under_load(200):
-        async with stack.fault():
-            await stack.load.send(1, for_the_other, partition=0)
-            await stack.answers(5000)
-            shown = metrics(aggregator.metrics_address)
-            await asyncio.to_thread(away.start)
-        await stack.answers(1500)
-    verdict = figures.take(await stack.verdict())
-    assert verdict.problems == ()
+    async with stack.fault_under_load(200):
+        await stack.load.send(1, for_the_other, partition=0)
+        await stack.answers(5000)
+        shown = metrics(aggregator.metrics_address)
+        await asyncio.to_thread(away.start)
+    await stack.passes(figures)
     assert shown.value("embed_consumer_paused") == 1
     assert shown.value("embed_consumer_paused", partition="0") == 1

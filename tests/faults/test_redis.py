@@ -17,6 +17,7 @@ import pytest
 from tests.faults.redis_log import Ledger
 from tests.faults.redis_stack import RedisStack, opened
 from tests.faults.rows import Figures
+from tests.faults.steady_load import Intent
 
 pytestmark = [pytest.mark.redis, pytest.mark.slow]
 
@@ -78,7 +79,7 @@ async def kill_a_model_server(stack: RedisStack, chance: random.Random) -> None:
 
 def test_the_checker_finds_a_lost_entry_one_acknowledged_early_and_a_wrong_vector() -> None:
     request = b"\x0a\x02q1\x1a\x03\x0a\x01a"
-    ledger = Ledger("in", "out", "g", {"q1": "a"})
+    ledger = Ledger({b"q1": Intent("a")}, "g", stream="in", replies="out")
     ledger.take([b"XADD", b"in", b"1-0", b"value", request])
     ledger.take([b"XADD", b"in", b"2-0", b"value", request])
     ledger.take([b"XACK", b"in", b"g", b"2-0"])

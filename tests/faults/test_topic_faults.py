@@ -18,10 +18,11 @@ from loadtest.stack.part import responds
 from tests.faults.row_stack import PATIENCE_S, RowStack, opened
 from tests.faults.rows import Figures
 from tests.faults.steady_load import Intent, Maker, Planned, question
-from tests.faults.topic_logs import connected_admin, read_topics
+from tests.faults.topic_logs import read_topics
 from tests.integration.kafka.test_security import GuardedCluster, guarded_broker
-from tests.support.kafka_client import PROTOBUF, Sent, committed
+from tests.support.kafka_client import PROTOBUF, Sent, committed, connected_admin, delete_topic
 from tests.support.scrape import metrics
+from tests.support.until import until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(580)]
 
@@ -42,12 +43,13 @@ async def test_new_partitions_are_read_from_their_start(stack: RowStack, figures
             more = NewPartitions(2 * stack.partitions)
             async with connected_admin(stack.kafka) as admin:
                 await admin.create_partitions({stack.topics.requests: more, stack.topics.dead_letters: more})
-        async with asyncio.timeout(PATIENCE_S):
-            while len(await committed(stack.kafka, stack.topics.requests)) < 2 * stack.partitions:  # noqa: ASYNC110 - a group calls nobody
-                await asyncio.sleep(0.5)
+
+        async def all_are_committed() -> bool:
+            return len(await committed(stack.kafka, stack.topics.requests)) == 2 * stack.partitions
+
+        await until(all_are_committed, PATIENCE_S, 0.5)
         await stack.answers(1500)
-    verdict = figures.take(await stack.verdict())
-    assert verdict.problems == ()
+    await stack.passes(figures)
     assert {partition for partition, _ in stack.load.acknowledged.values()} == set(range(2 * stack.partitions))
 
 
@@ -75,8 +77,7 @@ async def test_what_retention_took_is_counted(stack: RowStack, figures: Figures)
     counted = metrics(second.metrics_address).value("embed_consumer_lost_total", topic=stack.topics.requests)
     starts = {number: reached[stack.topics.requests, number] for number in gone}
     deleted = [key for key, (part, at) in stack.load.acknowledged.items() if starts[part] <= at < gone[part]]
-    verdict = figures.take(await stack.verdict(deleted=deleted), deleted=len(deleted), counted=counted)
-    assert verdict.problems == ()
+    await stack.passes(figures, without=deleted, deleted=len(deleted), counted=counted)
     assert counted == len(deleted) == 100 * sum(range(stack.partitions))
 
 
@@ -104,7 +105,7 @@ async def test_a_deleted_reply_topic_costs_only_its_own(stack: RowStack, figures
     stack.kept_replies = [record async for record in read_topics(stack.kafka, other)]
     assert len(stack.kept_replies) == 100
     async with stack.fault():
-        await stack.delete(other)
+        await delete_topic(stack.kafka, other)
         async with stack.under_load(200, sometimes_to(other)):
             await stack.answers(1500)
         assert await stack.drained()
@@ -112,11 +113,12 @@ async def test_a_deleted_reply_topic_costs_only_its_own(stack: RowStack, figures
     stack.further_replies = (other,)
     async with stack.under_load(200, sometimes_to(other)):
         await stack.answers(600)
-        async with asyncio.timeout(PATIENCE_S):
-            while not [record async for record in read_topics(stack.kafka, other)]:  # noqa: ASYNC110 - a topic calls nobody
-                await asyncio.sleep(1.0)
-    verdict = figures.take(await stack.verdict())
-    assert verdict.problems == ()
+
+        async def replies() -> list[Any]:
+            return [record async for record in read_topics(stack.kafka, other)]
+
+        await until(replies, PATIENCE_S, 1.0)
+    verdict = await stack.passes(figures)
     assert verdict.dead_lettered > 300
 
 
@@ -129,20 +131,20 @@ async def test_a_dead_letter_that_cannot_be_written_holds_its_offset(stack: RowS
 
     await stack.server()
     await stack.aggregator()
-    async with stack.under_load(100):
-        async with stack.fault():
-            await stack.delete(stack.topics.dead_letters)
-            await stack.load.send(1, corrupt, partition=1)
-            await stack.load.flush()
-            (held_at,) = [stack.load.acknowledged[key][1] for key, intent in stack.load.intents.items() if intent.dead]
-            await stack.answers(300)
-            held = (stack.topics.requests, 1)
-            async with asyncio.timeout(PATIENCE_S):
-                while (await committed(stack.kafka, stack.topics.requests))[held] < held_at:  # noqa: ASYNC110 - a group calls nobody
-                    await asyncio.sleep(0.5)
-            reached = await committed(stack.kafka, stack.topics.requests)
-            await stack.create(stack.topics.dead_letters)
+    async with stack.fault_under_load(100, then=300):
+        await delete_topic(stack.kafka, stack.topics.dead_letters)
+        await stack.load.send(1, corrupt, partition=1)
+        await stack.load.flush()
+        (held_at,) = [stack.load.acknowledged[key][1] for key, intent in stack.load.intents.items() if intent.dead]
         await stack.answers(300)
+        held = (stack.topics.requests, 1)
+
+        async def all_before_it_are_committed() -> bool:
+            return (await committed(stack.kafka, stack.topics.requests))[held] >= held_at
+
+        await until(all_before_it_are_committed, PATIENCE_S, 0.5)
+        reached = await committed(stack.kafka, stack.topics.requests)
+        await stack.create(stack.topics.dead_letters)
     verdict = figures.take(await stack.verdict())
     assert reached[held] == held_at
     assert min(reached[stack.topics.requests, number] for number in (0, 2, 3)) > 0
@@ -188,14 +190,11 @@ async def test_a_forbidden_reply_topic_costs_only_its_own(guarded: RowStack, fig
     await cluster.grant(TOPIC, other, WRITE, DESCRIBE)
     await stack.server()
     await stack.aggregator(settings={"KAFKA__ALLOWED_REPLY_TOPICS": f'["{other}"]'})
-    async with stack.under_load(300, sometimes_to(other)):
-        async with stack.fault():
-            await forbid(stack, other, forbidden=True)
-            await stack.answers(1000)
-            await forbid(stack, other, forbidden=False)
-        await stack.answers(2000)
-    verdict = figures.take(await stack.verdict())
-    assert verdict.problems == ()
+    async with stack.fault_under_load(300, sometimes_to(other), then=2000):
+        await forbid(stack, other, forbidden=True)
+        await stack.answers(1000)
+        await forbid(stack, other, forbidden=False)
+    verdict = await stack.passes(figures)
     assert 0 < verdict.dead_lettered < verdict.sent / 3
 
 
@@ -209,9 +208,6 @@ async def test_a_group_that_is_forbidden_for_a_moment_is_joined_anew(guarded: Ro
             await forbid(stack, stack.topics.requests, GROUP, READ, forbidden=True)
             await asyncio.sleep(1.2)
             await forbid(stack, stack.topics.requests, GROUP, READ, forbidden=False)
-        async with asyncio.timeout(PATIENCE_S):
-            while responds(aggregator.metrics_address, "/readyz"):  # noqa: ASYNC110 - it calls nobody
-                await asyncio.sleep(0.05)
+        await until(lambda: not responds(aggregator.metrics_address, "/readyz"), PATIENCE_S, 0.05)
         await stack.answers(2000)
-    verdict = figures.take(await stack.verdict())
-    assert verdict.problems == ()
+    await stack.passes(figures)

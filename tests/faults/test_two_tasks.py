@@ -10,11 +10,9 @@ import asyncio
 import json
 import os
 import random
-import time
-from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
+import re
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
@@ -25,17 +23,15 @@ from loadtest.stack.kafka import KafkaBroker
 from loadtest.stack.service import ModelServer
 from protos.embedding.v1 import embedding_pb2
 from protos.generation.v1 import generation_pb2
-from tests.faults.load_of_two_tasks import CALL_S, POISON, Failed, Load, embedded, generated
+from tests.faults.load_of_two_tasks import CALL_S, POISON, Failed, Fault, Load, embedded, generated
 from tests.faults.rows import Figures
 from tests.faults.test_model_server_faults import restarting
 from tests.support.kafka_client import Topics, open_kafka_client
 from tests.support.processes import aggregators, synthetic
-from tests.support.scrape import metrics
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 SOAK_S = float(os.environ.get("FAULTS_MIXED_S", "600"))
-SEED = int(os.environ.get("FAULTS_SEED", "1"))
 _BOTH = {
     "MODEL__TASK": "both",
     "MODEL__MAX_INPUT_TOKENS": "512",
@@ -46,58 +42,26 @@ _BOTH = {
 _ONE = ({**_BOTH, "MODEL__TASK": "embed"}, {**_BOTH, "MODEL__TASK": "generate"})
 
 
-@dataclass
-class TwoTaskStack(Load):
-    """Servers of both tasks behind one aggregator."""
+def faults_of(servers: Sequence[ModelServer]) -> Sequence[tuple[str, Fault]]:
+    """What may befall any of them."""
 
-    servers: Sequence[ModelServer] = ()
-    metrics_address: str = ""
-    faults: Counter[str] = field(default_factory=Counter[str])
+    async def kill(chance: random.Random) -> None:
+        victim = chance.choice(servers)
+        victim.kill()
+        await asyncio.to_thread(victim.start, CALL_S)
 
-    async def break_things(self, chance: random.Random, until_s: float) -> None:
-        """Kill, stop and hang servers in turn until then, and once each at least; each is mended before the next."""
-        faults: Sequence[tuple[str, Callable[[ModelServer], Awaitable[None]]]] = (
-            ("killed", _killed),
-            ("hung", _hung),
-            ("stopped", _stopped),
-        )
-        while True:
-            for name, fault in chance.sample(faults, len(faults)):
-                await fault(chance.choice(self.servers))
-                self.faults[name] += 1
-                await asyncio.to_thread(self.until_in_use, len(self.servers))
-                await asyncio.sleep(chance.uniform(0.2, 1.5))
-            if time.monotonic() >= until_s:
-                return
+    async def stop(chance: random.Random) -> None:
+        victim = chance.choice(servers)
+        await asyncio.to_thread(victim.stop)
+        await asyncio.to_thread(victim.start, CALL_S)
 
-    def until_in_use(self, servers: int) -> None:
-        """Wait until the aggregator uses exactly this number of servers."""
-        deadline_s = time.monotonic() + CALL_S
-        while metrics(self.metrics_address).value("embed_replica_state") != servers:
-            assert time.monotonic() < deadline_s, f"{servers} servers are not used after {CALL_S:g} s"
-            time.sleep(0.1)
+    async def hang(chance: random.Random) -> None:
+        victim = chance.choice(servers)
+        victim.pause()
+        await asyncio.sleep(3.0)  # the fault itself
+        victim.resume()
 
-    def take(self, figures: Figures) -> None:
-        """Keep the figures, and check them."""
-        figures.counts = self.counts()
-        figures.more |= {"faults": self.faults.total(), "by_fault": dict(self.faults)}
-        self.check()
-
-
-async def _killed(victim: ModelServer) -> None:
-    victim.kill()
-    await asyncio.to_thread(victim.start, CALL_S)
-
-
-async def _stopped(victim: ModelServer) -> None:
-    await asyncio.to_thread(victim.stop)
-    await asyncio.to_thread(victim.start, CALL_S)
-
-
-async def _hung(victim: ModelServer) -> None:
-    victim.pause()
-    await asyncio.sleep(3.0)  # the fault itself
-    victim.resume()
+    return ("killed", kill), ("hung", hang), ("stopped", stop)
 
 
 @contextmanager
@@ -121,10 +85,8 @@ def started(folder: Path, *settings: Mapping[str, str]) -> Generator[list[ModelS
 
 
 @asynccontextmanager
-async def opened(
-    kafka: KafkaBroker, folder: Path, servers: Sequence[ModelServer], name: str
-) -> AsyncGenerator[TwoTaskStack]:
-    """A stack with one topic per task; all of it ends with the block."""
+async def opened(kafka: KafkaBroker, folder: Path, servers: Sequence[ModelServer], name: str) -> AsyncGenerator[Load]:
+    """Load of both tasks for one aggregator, with one topic per task; all of it ends with the block."""
     async with AsyncExitStack() as resources:
         start = resources.enter_context(aggregators(kafka, folder, name))
         topics = {task: Topics(f"{name}.{task}.requests", f"{name}.{task}.replies") for task in ("embed", "generate")}
@@ -139,21 +101,9 @@ async def opened(
             for task, each in topics.items()
         }
         process = running.process
-        stack = TwoTaskStack(process.address, clients, servers=servers, metrics_address=process.metrics_address)
-        await stack.learn()
-        yield stack
-
-
-async def under_faults(stack: TwoTaskStack, *, callers: int, every_s: float, seconds: float) -> None:
-    """Load of both tasks while servers fail."""
-    sent: dict[str, tuple[str, int]] = {}
-    async with asyncio.TaskGroup() as load:
-        for number in range(callers):
-            load.create_task(stack.call(random.Random(number)))
-        load.create_task(stack.produce(every_s, sent))
-        await stack.break_things(random.Random(SEED), time.monotonic() + seconds)
-        stack.over = True
-    await stack.collect(sent)
+        load = Load(process.address, clients, servers=servers, metrics_addresses=[process.metrics_address])
+        await load.learn()
+        yield load
 
 
 @pytest.mark.short
@@ -163,18 +113,18 @@ async def test_servers_of_both_tasks_fail_and_every_vector_and_text_is_right(
     kafka: KafkaBroker, tmp_path: Path, figures: Figures
 ) -> None:
     with started(tmp_path, _BOTH, _BOTH, *_ONE) as servers:
-        async with opened(kafka, tmp_path, servers, "mixed-short") as stack:
-            await under_faults(stack, callers=4, every_s=0.5, seconds=0.0)
-    stack.take(figures)
+        async with opened(kafka, tmp_path, servers, "mixed-short") as load, load.flowing(4, every_s=0.5):
+            await load.break_things(faults_of(servers), seconds=0.0)
+    load.take(figures)
 
 
 @pytest.mark.row("servers that embed and generate in the same steps are killed, stopped and hang, for ten minutes")
 @pytest.mark.timeout(SOAK_S + 600)
 async def test_servers_of_both_tasks_fail_for_long(kafka: KafkaBroker, tmp_path: Path, figures: Figures) -> None:
     with started(tmp_path, _BOTH, _BOTH, _BOTH) as servers:
-        async with opened(kafka, tmp_path, servers, "mixed-long") as stack:
-            await under_faults(stack, callers=12, every_s=0.5, seconds=SOAK_S)
-    stack.take(figures)
+        async with opened(kafka, tmp_path, servers, "mixed-long") as load, load.flowing(12, every_s=0.5):
+            await load.break_things(faults_of(servers), SOAK_S)
+    load.take(figures)
 
 
 @pytest.mark.short
@@ -185,23 +135,16 @@ async def test_a_split_fleet_becomes_a_mixed_one_and_back(kafka: KafkaBroker, tm
         split, mixed = servers[:2], servers[2:]
         for server in split:
             server.start()
-        async with opened(kafka, tmp_path, servers, "split-to-mixed") as stack:
-            sent: dict[str, tuple[str, int]] = {}
-            async with asyncio.TaskGroup() as load:
-                for number in range(4):
-                    load.create_task(stack.call(random.Random(number)))
-                load.create_task(stack.produce(0.5, sent))
-                for come, go in ((mixed, split), (split, mixed)):
-                    for server in come:
-                        await asyncio.to_thread(server.start, CALL_S)
-                    await asyncio.to_thread(stack.until_in_use, 4)
-                    for server in go:
-                        await asyncio.to_thread(server.stop)
-                    await asyncio.to_thread(stack.until_in_use, 2)
-                    await stack.answers(16)
-                stack.over = True
-            await stack.collect(sent)
-    stack.take(figures)
+        async with opened(kafka, tmp_path, servers, "split-to-mixed") as load, load.flowing(4, every_s=0.5):
+            for come, go in ((mixed, split), (split, mixed)):
+                for server in come:
+                    await asyncio.to_thread(server.start, CALL_S)
+                await load.until_in_use(4)
+                for server in go:
+                    await asyncio.to_thread(server.stop)
+                await load.until_in_use(2)
+                await load.answers(16)
+    load.take(figures)
 
 
 @pytest.mark.parametrize("mode", [pytest.param("error", marks=pytest.mark.short), "exit"])
@@ -212,18 +155,12 @@ async def test_a_poison_of_one_task_costs_itself_alone(
 ) -> None:
     fails = {**_BOTH, "SYNTHETIC__POISON_TOKEN_ID": str(POISON), "SYNTHETIC__POISON_MODE": mode}
     with started(tmp_path, fails, fails) as servers:
-        async with (
-            opened(kafka, tmp_path, servers, f"poison-{mode}") as stack,
-            restarting(servers),
-            asyncio.TaskGroup() as load,
-        ):
-            for number in range(8):
-                load.create_task(stack.call(random.Random(number)))
-            await stack.answers(16)
-            ends = [[await poison(stack.address, task) for _ in range(2)] for task in ("embed", "generate")]
-            await stack.answers(16)
-            stack.over = True
-    stack.take(figures)
+        async with opened(kafka, tmp_path, servers, f"poison-{mode}") as load, restarting(servers), load.flowing(8):
+            assert not re.search(rf"\b{POISON}\b", str(load.expected["generate"])), "choose other prompts"
+            await load.answers(16)
+            ends = [[await poison(load.address, task) for _ in range(2)] for task in ("embed", "generate")]
+            await load.answers(16)
+    load.take(figures)
     for first, again in ends:
         assert first.startswith("INTERNAL")
         assert "made the engine fail before" in again

@@ -9,13 +9,15 @@ import asyncio
 import os
 import random
 import time
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
 from loadtest.stack.kafka import KafkaBroker
+from loadtest.stack.part import Part
+from loadtest.stack.service import ModelServer
 from tests.faults.memory_watch import growth_mib, resident_mib
-from tests.faults.random_faults import Faults
-from tests.faults.row_stack import RowStack
+from tests.faults.row_stack import RowStack, Variant
 from tests.faults.rows import Figures
 from tests.faults.topic_logs import end_offsets
 from tests.support.kafka_client import committed
@@ -69,6 +71,56 @@ def most(address: str, name: str) -> float:
     return max((sample.value for sample in metrics(address).samples if sample.name == name), default=0.0)
 
 
+def faults_of(
+    stack: RowStack, lasting: Variant, broker: KafkaBroker, chance: random.Random
+) -> Sequence[Callable[[], Awaitable[None]]]:
+    """Each breaks something and mends it again; only freezes befall `lasting`, so that its memory can be watched."""
+
+    def mortal() -> Variant:
+        return chance.choice([each for each in stack.aggregators if each is not lasting])
+
+    async def frozen(victim: Part, longest_s: float) -> None:
+        victim.pause()
+        await asyncio.sleep(chance.uniform(1.0, longest_s))  # the fault itself
+        victim.resume()
+
+    async def killed(*victims: ModelServer) -> None:
+        for victim in victims:
+            victim.kill()
+        await asyncio.sleep(chance.uniform(0.0, 5.0))  # the fault itself
+        for victim in victims:
+            await asyncio.to_thread(victim.start)
+
+    async def kill_an_aggregator() -> None:
+        victim = mortal()
+        victim.kill()
+        await stack.start(victim)
+
+    async def stop_an_aggregator() -> None:
+        victim = mortal()
+        assert await stack.stop(victim) == [0]
+        await stack.start(victim)
+
+    async def restart_the_broker() -> None:
+        await asyncio.to_thread(broker.stop)
+        await asyncio.to_thread(broker.start)
+
+    async def kill_the_broker() -> None:
+        await asyncio.to_thread(broker.kill)
+        await asyncio.to_thread(broker.start)
+
+    return (
+        kill_an_aggregator,
+        stop_an_aggregator,
+        lambda: frozen(chance.choice(stack.aggregators), 15.0),
+        lambda: killed(chance.choice(stack.servers)),
+        lambda: frozen(chance.choice(stack.servers), 10.0),
+        lambda: killed(*stack.servers),
+        restart_the_broker,
+        kill_the_broker,
+    )
+
+
 @pytest.mark.row("a soak with kills, freezes, stops and restarts of everything at random moments")
 @pytest.mark.timeout(SOAK_S + 900)
 async def test_a_soak_loses_nothing(broker: KafkaBroker, stack: RowStack, figures: Figures) -> None:
@@ -76,19 +128,15 @@ async def test_a_soak_loses_nothing(broker: KafkaBroker, stack: RowStack, figure
     for _ in range(2):
         await stack.server()
     lasting, *_ = [await stack.aggregator() for _ in range(3)]
-    faults = Faults(stack, lasting, broker, chance).all
-
-    done: list[str] = []
+    faults = faults_of(stack, lasting, broker, chance)
+    done: list[int] = []
     ends_s = time.monotonic() + SOAK_S
-    async with stack.under_load(200):
-        async with stack.fault():
-            while time.monotonic() < ends_s:
-                fault = chance.choice(faults)
-                done.append(fault.__name__)
-                await fault()
-                await stack.answers(200)
-                await asyncio.sleep(chance.uniform(0.0, CALM_S))  # some faults come soon after one another
-        await stack.answers(2000)
+    async with stack.fault_under_load(200, then=2000):
+        while time.monotonic() < ends_s:
+            done.append(chance.randrange(len(faults)))
+            await faults[done[-1]]()
+            await stack.answers(200)
+            await asyncio.sleep(chance.uniform(0.0, CALM_S))  # some faults come soon after one another
     grown_mib = growth_mib(stack.memory.readings_mib[lasting.pid])
     more = {"faults": len(done), "seed": SEED, "seconds": SOAK_S, "grown_mib": round(grown_mib, 1)}
     verdict = figures.take(await stack.verdict(400.0), **more)

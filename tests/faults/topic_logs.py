@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient
+
+from tests.support.kafka_client import connected_admin
 
 COMMITS = "__consumer_offsets"
 _POLL_MS = 500
@@ -25,17 +26,6 @@ class Commit:
     partition: int
     offset: int
     at_ms: int
-
-
-@asynccontextmanager
-async def connected_admin(bootstrap: str) -> AsyncGenerator[Any]:
-    """An administrator's connection."""
-    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
-    try:
-        await admin.start()
-        yield admin
-    finally:
-        await admin.close()
 
 
 @asynccontextmanager

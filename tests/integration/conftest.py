@@ -1,4 +1,4 @@
-"""One Apache Kafka for all integration tests and processes of a run; each test creates other topics."""
+"""One Apache Kafka for all integration tests and processes of a run; model servers that compute nothing."""
 
 import socket
 from collections import Counter
@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from loadtest.stack.kafka import KafkaBroker
+from loadtest.stack.service import ModelServer
+from tests.support.processes import NewServer, StartServer, synthetic
 from tests.support.until import wait_until
 
 SHARED = pytest.StashKey[tuple[KafkaBroker, TemporaryDirectory[str]]]()
@@ -45,6 +47,32 @@ def kafka(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config)
         return
     wait_until(lambda: _listens(port), "the broker listens", 120.0)
     yield KafkaBroker(folder, port)  # started by the process that started this one
+
+
+@pytest.fixture
+def new_server(tmp_path: Path) -> Iterator[NewServer]:
+    """Make model servers that compute nothing, told more by `settings`, to be started; all end with the test."""
+    made: list[ModelServer] = []
+
+    def make(**settings: str) -> ModelServer:
+        made.append(synthetic(tmp_path / f"modelserver-{len(made)}.log", **settings))
+        return made[-1]
+
+    yield make
+    for server in made:
+        server.kill()
+
+
+@pytest.fixture
+def start_server(new_server: NewServer) -> StartServer:
+    """The same, started."""
+
+    def start(**settings: str) -> ModelServer:
+        server = new_server(**settings)
+        server.start()
+        return server
+
+    return start
 
 
 def _listens(port: int) -> bool:

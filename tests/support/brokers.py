@@ -36,9 +36,7 @@ class Broker(Protocol):
         """Put a request there; `fields`: content_type, reply_to and others, as both call them."""
         ...
 
-    async def replies(self) -> list[bytes]:
-        """The values of all replies."""
-        ...
+    async def replies(self) -> list[bytes]: ...
 
     async def letters(self) -> list[tuple[bytes, Fields]]:
         """The values of all dead letters, and the fields with the reason."""

@@ -23,7 +23,6 @@ class Pair:
     key: bytes
 
     def write(self, folder: Path, name: str) -> tuple[Path, Path]:
-        """Put them into NAME.crt and NAME.key."""
         cert, key = folder / f"{name}.crt", folder / f"{name}.key"
         cert.write_bytes(self.cert)
         key.write_bytes(self.key)

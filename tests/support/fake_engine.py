@@ -20,7 +20,6 @@ CURVE = Curve(floor_s=0.01, fixed_s=0.004, per_token_s=0.00001, saturation_point
 
 
 def description(**changes: Any) -> ServerDescription:
-    """What a fake server says of itself, with changes."""
     usual = ServerDescription(
         address="fake:1",
         instance_id="instance-1",
@@ -55,7 +54,6 @@ def matrix_of(token_ids: bytes, lengths: bytes, dimensions: int) -> npt.NDArray[
 
 
 def batch(*queries: Sequence[int], **changes: Any) -> OutgoingBatch:
-    """A batch of these token ids, with changes."""
     flat = [token for query in queries for token in query]
     usual = OutgoingBatch(
         batch_id="b1",
@@ -94,7 +92,6 @@ class FakeEngine:
 
     @property
     def queries(self) -> int:
-        """Queries that reached it."""
         return sum(batch.query_count for batch in self.batches)
 
     async def embed(self, batch: OutgoingBatch, *, timeout_s: float) -> StepResult:

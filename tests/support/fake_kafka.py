@@ -41,7 +41,6 @@ class Log:
     def append(
         self, key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes]] = (), *, gap: int = 0
     ) -> FakeRecord:
-        """Write one record, after `gap` offsets that hold none."""
         offset = self.end + gap
         record = FakeRecord(self.tp.topic, self.tp.partition, offset, 0, key, value, tuple(headers))
         self.records.append(record)
@@ -84,7 +83,6 @@ class FakeKafka:
     """
 
     def __init__(self, *topics: str) -> None:
-        """With topics of one partition each."""
         self.logs: dict[TopicPartition, Log] = {}
         for name in topics:
             self.create_topic(name)
@@ -104,25 +102,20 @@ class FakeKafka:
         self._numbers = count(1)
 
     def create_topic(self, name: str, partitions: int = 1) -> None:
-        """Add a topic without records."""
         for tp in (TopicPartition(name, partition) for partition in range(partitions)):
             self.logs[tp] = Log(tp)
 
     def partitions(self, topic: str) -> list[int]:
-        """The topic's partitions; none if it is not there."""
         return [tp.partition for tp in self.logs if tp.topic == topic]
 
     def records(self, topic: str, partition: int = 0) -> list[FakeRecord]:
-        """What a partition holds."""
         return self.logs[TopicPartition(topic, partition)].records
 
     def append(self, record: OutgoingRecord) -> None:
-        """Write one record where its partition or its key says."""
         self.logs[self.place(record)].append(record.key, record.value, record.headers)
         self.written.add((record.topic, record.key or b""))
 
     def produce(self, record: OutgoingRecord) -> Exception | None:
-        """Write one record, or say why not."""
         partitions = self.partitions(record.topic)
         if record.topic in self.refusals:
             return self.refusals[record.topic]
@@ -136,7 +129,6 @@ class FakeKafka:
         return None
 
     def place(self, record: OutgoingRecord) -> TopicPartition:
-        """Where a record belongs."""
         if record.partition is not None:
             return TopicPartition(record.topic, record.partition)
         partitions = len(self.partitions(record.topic)) or 1
@@ -148,7 +140,6 @@ class FakeKafka:
             self.produce(record)
 
     def acknowledge(self, flight: Flight, refusals: Sequence[Exception | None] = ()) -> None:
-        """Let all be written but what is refused, and its sender hear of it."""
         refused = [*refusals, *([None] * len(flight.records))]
         errors = [each or self.produce(record) for record, each in zip(flight.records, refused, strict=False)]
         self.under_way.remove(flight)
@@ -190,7 +181,6 @@ class FakeKafka:
             self.leave(member)
 
     def judge(self, commit: Commit) -> Words:
-        """Take a commit, or say why not."""
         simple = commit.generation < 0 and not self.members
         error: type[Exception] | None = None
         if not simple and commit.member_id not in self.members:
@@ -257,13 +247,11 @@ class FakeMember:
         """Connect."""
 
     def subscribe(self, topics: Sequence[str], listener: Any) -> None:
-        """Join."""
         self.subscribed = frozenset(topics)
         self._listener = listener
         self.rejoin()
 
     async def stop(self) -> None:
-        """Leave."""
         if not self._gone:
             self.die()
             self.kafka.leave(self)
@@ -281,7 +269,6 @@ class FakeMember:
         asyncio.get_running_loop().call_later(SESSION_S, self._time_out, self.generation)
 
     def assigned(self, generation: int, tps: Sequence[TopicPartition]) -> None:
-        """Begin a generation."""
         self.generation = generation
         self._positions = dict.fromkeys(tps)
         self.starts = {}
@@ -312,11 +299,9 @@ class FakeMember:
         return found
 
     async def topics(self) -> set[str]:
-        """Those there are."""
         return {tp.topic for tp in self.kafka.logs}
 
     def partitions_for_topic(self, topic: str) -> set[int]:
-        """Those there are."""
         return set(self.kafka.partitions(topic))
 
     def seek(self, tp: TopicPartition, offset: int) -> None:
@@ -327,14 +312,12 @@ class FakeMember:
         self.starts.setdefault(tp, offset)
 
     async def position(self, tp: TopicPartition) -> int:
-        """The next offset to read."""
         position = self._positions.get(tp)
         if position is None:
             raise kafka_errors.IllegalStateError
         return position
 
     def highwater(self, tp: TopicPartition) -> int:
-        """The log's end."""
         return self.kafka.logs[tp].end
 
     def last_poll_timestamp(self, tp: TopicPartition) -> int:
@@ -343,19 +326,15 @@ class FakeMember:
         return int(time.time() * 1000)
 
     async def beginning_offsets(self, tps: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
-        """The first offset of each that is left."""
         return {tp: self.kafka.logs[tp].start for tp in tps}
 
     async def end_offsets(self, tps: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
-        """The next offset of each."""
         return {tp: self.kafka.logs[tp].end for tp in tps}
 
     async def committed(self, tp: TopicPartition) -> int | None:
-        """The group's offset."""
         return self.kafka.committed.get(tp)
 
     async def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Send a commit and wait for its answer."""
         answer = asyncio.get_running_loop().create_future()
         commit = Commit(self, self.generation, self.member_id, dict(offsets), answer)
         self.kafka.sent.append(commit)

@@ -36,7 +36,6 @@ class FakeKubernetesApi:
 
     @asynccontextmanager
     async def started(self) -> AsyncGenerator[Kubernetes]:
-        """A client of it."""
         application = web.Application()
         application.router.add_route("*", "/{path:.*}", self._answer)
         runner = web.AppRunner(application, shutdown_timeout=0.1)
@@ -52,16 +51,13 @@ class FakeKubernetesApi:
             await runner.cleanup()
 
     def client(self) -> Kubernetes:
-        """Another client, once it is started."""
         return Connection(Configuration(self.url, proxy=""))
 
     @property
     def url(self) -> str:
-        """Where it is, once it is started."""
         return f"http://127.0.0.1:{self._port}"
 
     def put(self, path: str, content: Object) -> None:
-        """Store an object, and tell those who watch."""
         self._version += 1
         existed = path in self.objects
         content.setdefault("metadata", {})["resourceVersion"] = str(self._version)
@@ -70,7 +66,6 @@ class FakeKubernetesApi:
         self._tell(path, "MODIFIED" if existed else "ADDED", content)
 
     def delete(self, path: str) -> None:
-        """Remove an object, and tell those who watch."""
         self._version += 1
         self._tell(path, "DELETED", self.objects.pop(path))
 

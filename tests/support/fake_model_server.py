@@ -23,7 +23,6 @@ _MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
 
 def describe_response(**changes: object) -> pb.DescribeResponse:
-    """What it says of itself, with changes."""
     said = pb.DescribeResponse(
         model="fake",
         model_revision="r1",
@@ -95,12 +94,10 @@ class FakeModelServer:
         return self
 
     async def serve(self, *, serving: bool) -> None:
-        """Say by the health service whether it serves."""
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         await self._health.set("", status)
 
     async def kill(self) -> None:
-        """Go away at once, in the middle of whatever it does."""
         assert self._server is not None
         await self._server.stop(None)
 
@@ -123,7 +120,6 @@ class FakeModelServer:
     async def EmbedBatch(
         self, request: pb.EmbedBatchRequest, context: grpc.aio.ServicerContext[object, object]
     ) -> pb.EmbedBatchResponse:
-        """Answer one batch, or refuse it."""
         self.batches.append(request)
         self.metadata.append(dict(context.invocation_metadata() or ()))
         await self.open.wait()
@@ -133,7 +129,6 @@ class FakeModelServer:
             await context.abort(refusal.code, str(refusal))
 
     async def Describe(self, request: pb.DescribeRequest, context: object) -> pb.DescribeResponse:
-        """Say what it is."""
         del request, context
         await self.open.wait()
         return self.said

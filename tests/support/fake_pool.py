@@ -23,14 +23,12 @@ class FakePool:
     members: PoolMembers | None = None
 
     async def run(self, members: PoolMembers) -> None:
-        """Announce the engines."""
         self.members = members
         for engine in self.engines:
             members.join(engine, self.tokenizer)
         await asyncio.Event().wait()
 
     def suspect(self, engine: Engine) -> None:
-        """Take an engine away for a while."""
         self.suspects.append(engine)
         if self.members is not None:
             self.members.leave(engine)

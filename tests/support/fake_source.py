@@ -59,7 +59,6 @@ def kafka() -> FakeSource:
 
 
 def grpc() -> FakeSource:
-    """Like gRPC."""
     return FakeSource(requests.GRPC, refusable=True, incoming=[asyncio.Queue()])
 
 

@@ -22,14 +22,12 @@ class FakeTokenizer:
         self.calls: list[tuple[str, ...]] = []
 
     def count(self, texts: Sequence[str]) -> TokenBatch:
-        """Tokenize several texts at once."""
         self.calls.append(tuple(texts))
         rows = [self.ids(text) for text in texts]
         ids = np.concatenate([np.empty(0, np.int32), *rows])
         return TokenBatch(ids.astype(np.int32), np.array([len(row) for row in rows], np.int32))
 
     def truncate_ids(self, token_ids: bytes, max_tokens: int, *, keep_end: bool) -> bytes:
-        """Cut ids, first and last kept."""
         ids = np.frombuffer(token_ids, np.int32)
         if len(ids) <= max_tokens:
             return token_ids
@@ -40,7 +38,6 @@ class FakeTokenizer:
 
     @staticmethod
     def ids(text: str) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
-        """The ids of one text."""
         words = [int(word) if word.isdigit() else 10 + crc32(word.encode()) % 30_000 for word in text.split()]
         return np.array([FIRST, *words, LAST], np.int32)
 
@@ -49,7 +46,6 @@ class Letters:
     """A detokenizer: token id n is the letter of that code."""
 
     def step(self, token_id: int) -> str:
-        """The text of one more token."""
         return chr(token_id)
 
 

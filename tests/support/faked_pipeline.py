@@ -53,7 +53,6 @@ DESCRIPTION = description(
 
 
 def new_engine(description: ServerDescription = DESCRIPTION, **changes: Any) -> FakeEngine:
-    """An engine that serves MODEL."""
     return FakeEngine(description, **changes)
 
 
@@ -154,7 +153,6 @@ class FakedPipeline:
         return self.committed_offset.deliver(record_at(self._offset))
 
     async def embed(self, *texts: str, in_s: float | None = None, **fields: Any) -> Request:
-        """Call over gRPC and wait for the answer."""
         request = self.request(*texts, in_s=in_s, **fields)
         self.grpc.batcher.add(request)
         try:
@@ -173,7 +171,6 @@ class FakedPipeline:
         return requests
 
     async def drain(self) -> None:
-        """Stop fetching, and finish what was taken in."""
         for incoming in self.kafka.incoming:
             incoming.put_nowait(())
         self.grpc.batcher.close()

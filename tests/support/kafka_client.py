@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from loadtest.clients import messages
 from protos.embedding.v1 import embedding_pb2 as pb
+from tests.support.until import until
 
 PROTOBUF = ("content-type", b"application/x-protobuf")
 JSON = ("content-type", b"application/json")
@@ -138,12 +139,10 @@ class KafkaClient:
             seen = await committed(self.bootstrap, group)
 
     async def written_replies(self) -> int:
-        """How many replies the broker holds."""
         tps = [TopicPartition(self.topics.replies, number) for number in range(2)]
         return sum((await self._consumer.end_offsets(tps)).values())
 
     def answers(self) -> dict[str, pb.EmbedResponse]:
-        """The replies by request id."""
         return {answer.request_id: answer for answer in map(read, self.replies)}
 
     async def _read(self, timeout_s: float) -> None:
@@ -172,22 +171,55 @@ async def open_kafka_client(bootstrap: str, topics: Topics, *further: str) -> As
         await consumer.stop()
 
 
-async def committed(bootstrap: str, group: str) -> dict[tuple[str, int], int]:
-    """What a consumer group has committed, by topic and partition."""
+@asynccontextmanager
+async def connected_admin(bootstrap: str) -> AsyncGenerator[Any]:
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
     try:
         await admin.start()
-        offsets = await admin.list_consumer_group_offsets(group)
+        yield admin
     finally:
         await admin.close()
+
+
+async def make_topics(
+    bootstrap: str,
+    *names: str,
+    partitions: int = 2,
+    replication: int = 1,
+    configs: Mapping[str, str] | None = None,
+) -> None:
+    """Create topics, and wait until the broker knows them."""
+    topics = [NewTopic(name, partitions, replication, topic_configs=dict(configs or {})) for name in names]
+    async with connected_admin(bootstrap) as admin:
+        await admin.create_topics(topics)
+
+        async def known() -> bool:
+            return set(names) <= set(await admin.list_topics())
+
+        await until(known, every_s=0.05)
+
+
+async def delete_topic(bootstrap: str, name: str) -> None:
+    """Delete a topic, and wait until its broker takes nothing for it any more."""
+    async with connected_admin(bootstrap) as admin:
+        await admin.delete_topics([name])
+
+        async def gone() -> bool:
+            return name not in await admin.list_topics()
+
+        await until(gone, 200.0, every_s=0.05)
+
+
+async def committed(bootstrap: str, group: str) -> dict[tuple[str, int], int]:
+    """What a consumer group has committed, by topic and partition."""
+    async with connected_admin(bootstrap) as admin:
+        offsets = await admin.list_consumer_group_offsets(group)
     return {(place.topic, place.partition): found.offset for place, found in offsets.items()}
 
 
 def read(reply: ConsumerRecord[bytes, bytes]) -> pb.EmbedResponse:
-    """A reply, in whichever format it says it is."""
     return messages.reply(reply.value or b"", headers(reply)["content-type"])
 
 
 def headers(record: ConsumerRecord[Any, Any]) -> dict[str, bytes]:
-    """A record's headers by name."""
     return dict(record.headers)

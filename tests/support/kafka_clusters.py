@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any, Protocol
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
+from aiokafka.admin import RecordsToDelete
 from aiokafka.errors import GroupCoordinatorNotAvailableError
 
 from aggregator.observability.metrics import Metrics
@@ -20,6 +20,7 @@ from aggregator.sources.kafka.producer import KafkaProducer
 from aggregator.sources.kafka.records import OutgoingRecord, Producer, Record
 from k8s.process.metrics_buffer import MetricsBuffer
 from tests.support.fake_kafka import FakeKafka, FakeProducer
+from tests.support.kafka_client import connected_admin, make_topics
 
 OnFenced = Callable[[Sequence[InFlightRecord]], None]
 
@@ -104,12 +105,8 @@ class RealCluster:
         return await self.create_named_topic(f"{self.name}-{self._topics}", partitions, **configuration)
 
     async def create_named_topic(self, name: str, partitions: int = 1, **configuration: str) -> str:
-        """Create a topic and wait until the broker knows it."""
         configs = {key.replace("_", "."): value for key, value in configuration.items()}
-        async with self.admin() as admin:
-            await admin.create_topics([NewTopic(name, partitions, 1, topic_configs=configs)])
-            while name not in await admin.list_topics():  # noqa: ASYNC110 - the broker's metadata calls nobody
-                await asyncio.sleep(0.05)
+        await make_topics(self.bootstrap, name, partitions=partitions, configs=configs)
         return name
 
     async def read(self, topic: str) -> Sequence[Record]:
@@ -137,19 +134,11 @@ class RealCluster:
         async with self.admin() as admin:
             await admin.delete_records({TopicPartition(topic, partition): RecordsToDelete(start)})
 
-    @asynccontextmanager
-    async def admin(self) -> AsyncGenerator[Any, None]:
-        """An admin client of aiokafka."""
-        admin = AIOKafkaAdminClient(bootstrap_servers=self.bootstrap)
-        await admin.start()
-        try:
-            yield admin
-        finally:
-            await admin.close()
+    def admin(self) -> AbstractAsyncContextManager[Any]:
+        return connected_admin(self.bootstrap)
 
 
 def records_of(topic: str, count: int, *, partition: int | None = None, start: int = 0) -> list[OutgoingRecord]:
-    """Records with keys and numbered values."""
     numbers = range(start, start + count)
     return [OutgoingRecord(topic, partition, b"key-%d" % each, b"%d" % each, [("n", b"%d" % each)]) for each in numbers]
 
@@ -193,7 +182,6 @@ class Reading:
         return taken
 
     async def nothing(self, for_s: float = 0.3) -> None:
-        """See to it that nothing comes."""
         try:
             async with asyncio.timeout(for_s):
                 in_flight_records = await self.consumer.fetch()
@@ -203,7 +191,6 @@ class Reading:
 
 
 def complete(in_flight_records: Sequence[InFlightRecord]) -> None:
-    """Say that these have their outcome."""
     for in_flight in in_flight_records:
         in_flight.committed_offset.complete(in_flight)
 

@@ -39,7 +39,6 @@ class KafkaSourceOverFakes:
 
     @asynccontextmanager
     async def started(self) -> AsyncGenerator[Self]:
-        """It reads until the block ends."""
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(self.consumer.run())
             yield self

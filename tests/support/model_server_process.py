@@ -43,7 +43,6 @@ def environment(settings: Mapping[str, str]) -> dict[str, str]:
 
 
 def run(*arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
-    """Run the command line to its end."""
     return subprocess.run(
         [*COMMAND, *arguments],
         env=environment(settings),
@@ -67,7 +66,6 @@ class ServerProcess:
         self._reader.start()
 
     def connect(self) -> None:
-        """Wait until it serves, and open a channel."""
         port = self.event("serving")["port"]
         self.target = f"127.0.0.1:{port}"
         options = [("grpc.max_receive_message_length", MAX_BYTES), ("grpc.max_send_message_length", MAX_BYTES)]
@@ -88,12 +86,10 @@ class ServerProcess:
             return found
 
     def describe(self) -> pb.DescribeResponse:
-        """What it says of itself."""
         said: pb.DescribeResponse = self.stub.Describe(pb.DescribeRequest(), timeout=CALL_S)
         return said
 
     def embed(self, queries: Sequence[Sequence[int]], **changes: Any) -> Answer:
-        """One batch, and its answer."""
         return Answer(self.stub.EmbedBatch(self.request(queries, **changes), timeout=CALL_S))
 
     def send(self, queries: Sequence[Sequence[int]], **changes: Any) -> Any:
@@ -101,7 +97,6 @@ class ServerProcess:
         return self.stub.EmbedBatch.future(self.request(queries, **changes), timeout=CALL_S)
 
     def request(self, queries: Sequence[Sequence[int]], **changes: Any) -> pb.EmbedBatchRequest:
-        """A batch for the model that is served."""
         fields: dict[str, Any] = {
             "batch_id": "test",
             "model": self.description.model,
@@ -112,7 +107,6 @@ class ServerProcess:
         return pb.EmbedBatchRequest(**{**fields, **changes})
 
     def metrics(self) -> Metrics:
-        """What its monitoring port shows."""
         return metrics(self.event("listening")["metrics"])
 
     def until_queued(self, tokens: int) -> None:
@@ -137,7 +131,6 @@ class ServerProcess:
         return code
 
     def kill(self) -> None:
-        """End it, whatever it does."""
         self.process.kill()
         self.process.wait()
         self._reader.join(CALL_S)
@@ -191,7 +184,6 @@ def synthetic(**settings: str) -> dict[str, str]:
 
 
 def code_of(error: Any) -> grpc.StatusCode:
-    """The code of a failed call."""
     code: grpc.StatusCode = error.code()
     return code
 

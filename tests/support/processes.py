@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-
 from loadtest.stack.kafka import KafkaBroker
 from loadtest.stack.service import DEFAULT_MODEL_NAME, Aggregator, ModelServer
 from tests.support.kafka_client import Topics
@@ -78,15 +76,3 @@ def aggregators(kafka: KafkaBroker, folder: Path, prefix: str) -> Generator[Star
     finally:
         for aggregator in started:
             aggregator.kill()
-
-
-async def make_topics(
-    bootstrap: str, *names: str, partitions: int = 2, configs: Mapping[str, str] | None = None
-) -> None:
-    """Create topics before an aggregator sees them."""
-    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
-    await admin.start()
-    try:
-        await admin.create_topics([NewTopic(name, partitions, 1, topic_configs=dict(configs or {})) for name in names])
-    finally:
-        await admin.close()

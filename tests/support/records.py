@@ -35,6 +35,5 @@ def in_flight_of(
     offset: int = 42,
     key: bytes | None = b"key",
 ) -> InFlightRecord:
-    """One record, delivered."""
     record = FakeRecord(topic, partition, offset, 1_700_000_000_000, key, value, tuple(headers))
     return CommittedOffset(topic, partition, offset).deliver(record)

@@ -33,13 +33,11 @@ class Metrics:
 
 
 def metrics(address: str) -> Metrics:
-    """Everything that is shown now."""
     families = text_string_to_metric_families(page(address, "/metrics")[1])
     return Metrics(tuple(sample for family in families for sample in family.samples))
 
 
 def page(address: str, path: str) -> tuple[int, str]:
-    """The status and the text of one page."""
     try:
         with urllib.request.urlopen(f"http://{address}{path}", timeout=_TIMEOUT_S) as response:
             return int(response.status), response.read().decode()

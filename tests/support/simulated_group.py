@@ -62,7 +62,6 @@ class Process:
         self._tasks.append(self._loop.create_task(reply_all(self.path, requests)))
 
     async def kill(self) -> None:
-        """The process is gone with all that it held."""
         for task in self._tasks:
             task.cancel()
         await self.producer.close(0)
@@ -118,14 +117,12 @@ class GroupSimulation:
         self.loop.run_until_complete(self._pass(seconds))
 
     def start(self) -> None:
-        """Another process joins."""
         self._names += 1
         process = Process(self, f"p{self._names}")
         self.processes.append(process)
         self._producers[process.name] = process.producer
 
     def kill(self, process: Process) -> None:
-        """One is lost; the group misses its heartbeats in a while."""
         self.processes.remove(process)
         for member in self._members_of(process):
             member.die()
@@ -143,7 +140,6 @@ class GroupSimulation:
         self.loop.call_later(notices_s, member.rejoin)
 
     def append(self, tp: TopicPartition, *, good: bool, gap: int) -> None:
-        """Write a query, or bytes that are none."""
         log = self.kafka.logs[tp]
         key = f"{tp.partition}:{log.end + gap}".encode()  # tells where it stands
         log.append(key, b"text" if good else b"\xff", TEXT, gap=gap)
@@ -179,7 +175,6 @@ class GroupSimulation:
                 self.violations.append(f"{process.name} has {len(process.taken)} requests under way")
 
     def abandoned(self, process: Process) -> list[Request]:
-        """Requests whose partitions were given back."""
         return [request for request in process.taken if record_of(request).committed_offset.fenced]
 
     def recover(self, failure: Failure) -> None:
@@ -203,12 +198,10 @@ class GroupSimulation:
         self.violations.append(f"never committed: {self.behind()}")
 
     def behind(self) -> list[TopicPartition]:
-        """Partitions with records that are not committed."""
         logs = {tp: self.kafka.logs[tp] for tp in TPS}
         return [tp for tp, log in logs.items() if log.records and self.kafka.committed.get(tp, 0) != log.end]
 
     def close(self) -> None:
-        """End everything."""
         for process in tuple(self.processes):
             self.kill(process)
         self.run(10.0)

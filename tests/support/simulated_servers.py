@@ -78,7 +78,6 @@ class Simulation:
 
     @property
     def now_s(self) -> float:
-        """Virtual seconds."""
         return self.clock.now_s
 
     def at(self, time_s: float, act: Callable[[], None]) -> None:

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import time
 from collections.abc import Callable
 from typing import Any
 
 
-async def until(holds: Callable[[], Any], timeout_s: float = 60.0) -> None:
-    """Wait in an event loop. Raises TimeoutError."""
+async def until(holds: Callable[[], Any], timeout_s: float = 60.0, every_s: float = 0.01) -> Any:
+    """Wait in an event loop, and return what `holds`, which may be a coroutine, returned. Raises TimeoutError."""
     async with asyncio.timeout(timeout_s):
-        while not holds():  # noqa: ASYNC110 - see above
-            await asyncio.sleep(0.01)
+        while True:
+            found = holds()
+            if inspect.isawaitable(found):
+                found = await found
+            if found:
+                return found
+            await asyncio.sleep(every_s)
+
+
+async def until_beside(holds: Callable[[], Any], what: str = "", timeout_s: float = 60.0) -> Any:
+    """The next one, beside the event loop: for what takes long to look at."""
+    return await asyncio.to_thread(wait_until, holds, what, timeout_s)
 
 
 def wait_until(holds: Callable[[], Any], what: str = "", timeout_s: float = 60.0, every_s: float = 0.1) -> Any:

@@ -47,7 +47,6 @@ class AutojumpLoop(asyncio.SelectorEventLoop):
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run a test in virtual time."""
     with asyncio.Runner(loop_factory=AutojumpLoop) as runner:
         return runner.run(work)
 

@@ -25,8 +25,6 @@ LIST = "list:"
 MAX_OTHER_BYTES = 64 * 1024
 """Of all fields of an entry but its value."""
 _MOST_DIGITS = 20
-_MOST_CHARACTERS = 1024
-"""Of a key for replies: thousands of them are remembered, with whether they are permitted."""
 
 Command = tuple[bytes | str | int, ...]
 
@@ -122,8 +120,6 @@ def decode(entry: Entry, *, received_s: float, wall_s: float) -> Request | None:
 
 def _reply_to(entry: Entry) -> str:
     reply_to = entry.text(b"reply_to") or entry.intake.reply_to
-    if len(reply_to) > _MOST_CHARACTERS:
-        raise InvalidRequest(f"field reply_to has {len(reply_to)} characters: at most {_MOST_CHARACTERS} are taken")
     if not entry.intake.permits(reply_to):
         raise NotPermitted("replies to what reply_to names are not permitted; redis.allowed_replies says which are")
     return reply_to

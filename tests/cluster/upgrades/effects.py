@@ -16,11 +16,15 @@ GIVEN, GONE = "what was given", "no such object"
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """`value` is a path such as aggregator.image.tag; it shows in every object that `kubectl get OF` finds."""
+    """`value` is a path such as aggregator.image.tag; it shows in every object that `kubectl get OF` finds.
+
+    `shown`: how to find it there, or its path: `container` and `settings` stand for what those functions find, and a *
+    at the end for the fields that were given, as Kubernetes adds others.
+    """
 
     value: str
     of: str
-    shown: Callable[[Object], Any]
+    shown: Callable[[Object], Any] | str
     expected: Any = GIVEN
 
 
@@ -44,7 +48,7 @@ class Stage:
         """What the stage gives to a value. Raises KeyError, IndexError or TypeError where it gives none."""
         found: Any = self.values
         for name in path.split("."):
-            found = found[int(name)] if isinstance(found, list) else found[name]
+            found = _part(found, name)
         return found
 
     def expected(self, effect: Effect) -> Any:
@@ -61,7 +65,7 @@ class Stage:
             self._seen[effect.of] = _objects(effect.of)
         shown: list[Any] = []
         for each in self._seen[effect.of]:
-            what = _shown(effect, each)
+            what = _shown(effect, each, self.expected(effect))
             shown += [] if what in shown else [what]
         return (shown[0] if len(shown) == 1 else shown) if shown else GONE
 
@@ -74,28 +78,35 @@ def _objects(of: str) -> list[Object]:
     return [each for each in items if "deletionTimestamp" not in each["metadata"]]
 
 
-def _shown(effect: Effect, each: Object) -> Any:
+def _shown(effect: Effect, each: Object, expected: Any) -> Any:
     """None where there is nothing of the kind."""
     try:
-        return effect.shown(each)
+        if not isinstance(effect.shown, str):
+            return effect.shown(each)
+        first, *names = effect.shown.split(".")
+        found = _ROOTS[first](each) if first in _ROOTS else each[first]
+        for name in names:
+            found = only(expected, found) if name == "*" else _part(found, name)
+        return found
     except (KeyError, IndexError, StopIteration):
         return None
 
 
+def _part(found: Any, name: str) -> Any:
+    return found[int(name)] if isinstance(found, list) else found[name]
+
+
 def pod(each: Object) -> Object:
-    """The pod's spec, of a pod or of a Deployment."""
     spec: Object = each["spec"]
     return spec["template"]["spec"] if "template" in spec else spec
 
 
 def container(each: Object) -> Object:
-    """The one container."""
     (found,) = pod(each)["containers"]
     return dict(found)
 
 
 def variable(each: Object, name: str) -> Object:
-    """One variable of the container's environment."""
     return next(dict(one) for one in container(each)["env"] if one["name"] == name)
 
 
@@ -115,9 +126,11 @@ def secret(each: Object, volume_name: str, *paths: str) -> tuple[str, ...]:
 
 
 def settings(each: Object) -> Any:
-    """What stands in a ConfigMap's one settings file."""
     (text,) = each["data"].values()
     return yaml.safe_load(text)
+
+
+_ROOTS: dict[str, Callable[[Object], Any]] = {"container": container, "settings": settings}
 
 
 def among(given: list[Object], shown: list[Object]) -> list[Object]:

@@ -31,8 +31,8 @@ READS_KAFKA = ("aggregator", "scaler")
 def of_kafka(name: str) -> Iterator[Effect]:
     """The broker, and Secrets for it, in the pods that reach it."""
     config, of = f"configmap/tokenbatch-{name}", PODS[name]
-    yield Effect("kafka.bootstrapServers", config, lambda it: settings(it)["kafka"]["bootstrap_servers"])
-    yield Effect("kafka.config", config, lambda it: only(KAFKA["config"], settings(it)["kafka"]))
+    yield Effect("kafka.bootstrapServers", config, "settings.kafka.bootstrap_servers")
+    yield Effect("kafka.config", config, "settings.kafka.*")
     yield Effect("kafka.saslPassword", of, lambda it: secret(it, "kafka", "password"), ("kafka-user", "word"))
     yield Effect("kafka.saslToken", of, lambda it: secret(it, "kafka", "token"), ("kafka-user", "bearer"))
     yield Effect("kafka.ca", of, lambda it: secret(it, "kafka", "ca.crt"), ("kafka-ca", "ca"))
@@ -105,13 +105,12 @@ RULES: Object = {
 
 def of_route(kind: str, values: str = "aggregator", name: str = "tokenbatch-aggregator") -> Iterator[Effect]:
     """A way in from outside."""
-    of, spec = f"{kind.lower()}/{name}", (HTTP_ROUTES if name.endswith("-http") else ROUTES)[kind]
-    yield Effect(f"{values}.{kind}.annotations", of, lambda it: only(["owner"], it["metadata"]["annotations"]))
-    yield Effect(f"{values}.{kind}.spec", of, lambda it: only(spec, it["spec"]))
+    of = f"{kind.lower()}/{name}"
+    yield Effect(f"{values}.{kind}.annotations", of, "metadata.annotations.*")
+    yield Effect(f"{values}.{kind}.spec", of, "spec.*")
 
 
 def ports(rule: Object) -> list[int]:
-    """Which ports a rule lets through."""
     return [each["port"] for each in rule["ports"]]
 
 
@@ -168,97 +167,70 @@ ALL = Stage(
     (
         *(effect for name in COMPONENTS for effect in of_pods(name)),
         *(effect for name in READS_KAFKA for effect in of_kafka(name)),
-        *(Effect("image.pullPolicy", of, lambda it: container(it)["imagePullPolicy"]) for of in PODS.values()),
-        *(Effect("image.pullSecrets", of, lambda it: it["spec"]["imagePullSecrets"]) for of in PODS.values()),
-        Effect("commonLabels", "deployments", lambda it: only(["team"], it["metadata"]["labels"])),
-        Effect("strimzi.enabled", TOPICS, lambda it: it["kind"], "KafkaTopic"),
+        *(Effect("image.pullPolicy", of, "container.imagePullPolicy") for of in PODS.values()),
+        *(Effect("image.pullSecrets", of, "spec.imagePullSecrets") for of in PODS.values()),
+        Effect("commonLabels", "deployments", "metadata.labels.*"),
+        Effect("strimzi.enabled", TOPICS, "kind", "KafkaTopic"),
         Effect("strimzi.apiVersion", TOPICS, owner, "kafka.strimzi.io/v1beta2"),
         Effect("strimzi.cluster", TOPICS, lambda it: it["metadata"]["labels"]["strimzi.io/cluster"]),
-        Effect("strimzi.namespace", TOPICS, lambda it: it["metadata"]["namespace"]),
-        Effect("strimzi.user", "kafkausers --namespace strimzi", lambda it: it["metadata"]["name"], "tokenbatch"),
-        Effect("strimzi.replicas", TOPICS, lambda it: it["spec"]["replicas"]),
-        Effect("strimzi.topicConfig", TOPICS, lambda it: only(STRIMZI["topicConfig"], it["spec"]["config"])),
-        Effect("models.1.name", "configmap/tokenbatch-second", lambda it: settings(it)["model"]["name"]),
-        Effect("models.1.source.path", "configmap/tokenbatch-second", lambda it: settings(it)["model"]["path"]),
-        Effect("models.1.source.revision", "configmap/tokenbatch-second", lambda it: settings(it)["model"]["revision"]),
+        Effect("strimzi.namespace", TOPICS, "metadata.namespace"),
+        Effect("strimzi.user", "kafkausers --namespace strimzi", "metadata.name", "tokenbatch"),
+        Effect("strimzi.replicas", TOPICS, "spec.replicas"),
+        Effect("strimzi.topicConfig", TOPICS, "spec.config.*"),
+        Effect("models.1.name", "configmap/tokenbatch-second", "settings.model.name"),
+        Effect("models.1.source.path", "configmap/tokenbatch-second", "settings.model.path"),
+        Effect("models.1.source.revision", "configmap/tokenbatch-second", "settings.model.revision"),
         Effect("models.1.source.volume", "pods -l tokenbatch/model=second", lambda it: volume(it, "models")),
-        Effect("models.2.source.hub", "configmap/tokenbatch-third", lambda it: settings(it)["model"]["path"]),
+        Effect("models.2.source.hub", "configmap/tokenbatch-third", "settings.model.path"),
         Effect(
             "models.2.source.hubToken",
             "deployment/tokenbatch-third",
             lambda it: variable(it, "HF_TOKEN")["valueFrom"]["secretKeyRef"],
             {"name": "hub", "key": "token"},
         ),
-        Effect("models.0.aliases", "configmap/tokenbatch-aggregator", lambda it: settings(it)["models"][0]["aliases"]),
+        Effect("models.0.aliases", "configmap/tokenbatch-aggregator", "settings.models.0.aliases"),
         Effect("modelServer.gpu.count", SERVER, lambda it: int(container(it)["resources"]["limits"][GPU])),
         Effect("modelServer.gpu.resource", SERVER, lambda it: min(container(it)["resources"]["limits"])),
-        Effect("modelServer.autoscaling.minReplicas", HPA, lambda it: it["spec"]["minReplicas"]),
-        Effect("modelServer.autoscaling.maxReplicas", HPA, lambda it: it["spec"]["maxReplicas"]),
+        Effect("modelServer.autoscaling.minReplicas", HPA, "spec.minReplicas"),
+        Effect("modelServer.autoscaling.maxReplicas", HPA, "spec.maxReplicas"),
+        Effect("modelServer.autoscaling.behavior", HPA, "spec.behavior.scaleDown.stabilizationWindowSeconds", WINDOW),
         Effect(
-            "modelServer.autoscaling.behavior",
-            HPA,
-            lambda it: it["spec"]["behavior"]["scaleDown"]["stabilizationWindowSeconds"],
-            WINDOW,
+            "modelServer.autoscaling.lagRecordsPerReplica", HPA, "spec.metrics.1.external.target.averageValue", "500"
         ),
         Effect(
-            "modelServer.autoscaling.lagRecordsPerReplica",
-            HPA,
-            lambda it: it["spec"]["metrics"][1]["external"]["target"]["averageValue"],
-            "500",
-        ),
-        Effect(
-            "modelServer.rollingUpdate.maxSurge",
-            DEPLOYMENTS["modelServer"],
-            lambda it: it["spec"]["strategy"]["rollingUpdate"]["maxSurge"],
+            "modelServer.rollingUpdate.maxSurge", DEPLOYMENTS["modelServer"], "spec.strategy.rollingUpdate.maxSurge"
         ),
         Effect(
             "modelServer.rollingUpdate.maxUnavailable",
             DEPLOYMENTS["modelServer"],
-            lambda it: it["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"],
+            "spec.strategy.rollingUpdate.maxUnavailable",
         ),
         Effect("modelServer.cache.persistent", SERVER, lambda it: "persistentVolumeClaim" in volume(it, "cache")),
-        Effect("modelServer.cache.storageClassName", CLAIM, lambda it: it["spec"]["storageClassName"]),
-        Effect("modelServer.cache.accessModes", CLAIM, lambda it: it["spec"]["accessModes"]),
-        Effect("modelServer.cache.size", CLAIM, lambda it: it["spec"]["resources"]["requests"]["storage"]),
+        Effect("modelServer.cache.storageClassName", CLAIM, "spec.storageClassName"),
+        Effect("modelServer.cache.accessModes", CLAIM, "spec.accessModes"),
+        Effect("modelServer.cache.size", CLAIM, "spec.resources.requests.storage"),
         Effect("modelServer.sharedMemory", SERVER, lambda it: volume(it, "shared-memory")["emptyDir"]["sizeLimit"]),
-        Effect("modelServer.startupSeconds", SERVER, lambda it: container(it)["startupProbe"]["failureThreshold"], 60),
+        Effect("modelServer.startupSeconds", SERVER, "container.startupProbe.failureThreshold", 60),
         Effect(
             "modelServer.config",
             f"configmap/tokenbatch-{MODEL}",
             lambda it: {"synthetic": only(["fixed_s"], settings(it)["synthetic"])},
         ),
-        Effect("aggregator.autoscaling.minReplicas", FRONT_HPA, lambda it: it["spec"]["minReplicas"]),
-        Effect("aggregator.autoscaling.maxReplicas", FRONT_HPA, lambda it: it["spec"]["maxReplicas"]),
+        Effect("aggregator.autoscaling.minReplicas", FRONT_HPA, "spec.minReplicas"),
+        Effect("aggregator.autoscaling.maxReplicas", FRONT_HPA, "spec.maxReplicas"),
         Effect(
-            "aggregator.autoscaling.behavior",
-            FRONT_HPA,
-            lambda it: it["spec"]["behavior"]["scaleDown"]["stabilizationWindowSeconds"],
-            WINDOW,
+            "aggregator.autoscaling.behavior", FRONT_HPA, "spec.behavior.scaleDown.stabilizationWindowSeconds", WINDOW
         ),
-        Effect(
-            "aggregator.busyTarget",
-            FRONT_HPA,
-            lambda it: it["spec"]["metrics"][0]["external"]["target"]["averageValue"],
-            "500m",
-        ),
-        Effect("aggregator.serviceType", "service/tokenbatch-aggregator", lambda it: it["spec"]["type"]),
-        Effect(
-            "aggregator.serviceAnnotations",
-            "service/tokenbatch-aggregator",
-            lambda it: only(["balancer"], it["metadata"]["annotations"]),
-        ),
-        Effect(
-            "aggregator.startupSeconds",
-            PODS["aggregator"],
-            lambda it: container(it)["startupProbe"]["failureThreshold"],
-            12,
-        ),
+        Effect("aggregator.busyTarget", FRONT_HPA, "spec.metrics.0.external.target.averageValue", "500m"),
+        Effect("aggregator.serviceType", "service/tokenbatch-aggregator", "spec.type"),
+        Effect("aggregator.serviceAnnotations", "service/tokenbatch-aggregator", "metadata.annotations.*"),
+        Effect("aggregator.startupSeconds", PODS["aggregator"], "container.startupProbe.failureThreshold", 12),
         Effect(
             "aggregator.config",
             "configmap/tokenbatch-aggregator",
             lambda it: {"batching": only(["max_held_tokens"], settings(it)["batching"])},
         ),
-        Effect("scaler.replicas", DEPLOYMENTS["scaler"], lambda it: it["status"]["readyReplicas"]),
+        Effect("scaler.replicas", DEPLOYMENTS["scaler"], "status.readyReplicas"),
         Effect(
             "scaler.config",
             "configmap/tokenbatch-scaler",
@@ -267,13 +239,9 @@ ALL = Stage(
         Effect(
             "serviceAccounts.annotations",
             "serviceaccounts -l app.kubernetes.io/instance=tokenbatch",
-            lambda it: only(["role"], it["metadata"]["annotations"]),
+            "metadata.annotations.*",
         ),
-        Effect(
-            "aggregator.service",
-            "service/tokenbatch-aggregator",
-            lambda it: only(["externalTrafficPolicy"], it["spec"]),
-        ),
+        Effect("aggregator.service", "service/tokenbatch-aggregator", "spec.*"),
         *(effect for kind in ROUTES for effect in of_route(kind)),
         *(effect for kind in HTTP_ROUTES for effect in of_route(kind, "aggregator.http", "tokenbatch-aggregator-http")),
         Effect(
@@ -282,17 +250,17 @@ ALL = Stage(
             lambda it: "http" in [each["name"] for each in it["spec"]["ports"]],
         ),
         *(
-            Effect(f"serviceAccounts.{name}", of, lambda it: only(["identity"], it["metadata"]["annotations"]))
+            Effect(f"serviceAccounts.{name}", of, "metadata.annotations.*")
             for name, of in ((name, f"serviceaccount/tokenbatch-{account}") for name, account in ACCOUNTS.items())
         ),
-        Effect("networkPolicy.kubernetes", POLICY, lambda it: it["spec"]["egress"][2]["to"]),
-        Effect("networkPolicy.dns", "networkpolicy/tokenbatch-dns", lambda it: it["spec"]["egress"][0]["to"]),
-        Effect("networkPolicy.hub", "networkpolicy/tokenbatch-third-hub", lambda it: it["spec"]["egress"][0]["to"]),
-        Effect("networkPolicy.models", "networkpolicy/tokenbatch-model-server", lambda it: it["spec"]["egress"]),
-        Effect("networkPolicy.clients", POLICY, lambda it: it["spec"]["ingress"][0]["from"]),
-        Effect("networkPolicy.httpClients", POLICY, lambda it: it["spec"]["ingress"][1]["from"]),
-        Effect("networkPolicy.monitoring", POLICY, lambda it: it["spec"]["ingress"][2]["from"]),
-        Effect("networkPolicy.kafka", POLICY, lambda it: it["spec"]["egress"][1]["to"]),
+        Effect("networkPolicy.kubernetes", POLICY, "spec.egress.2.to"),
+        Effect("networkPolicy.dns", "networkpolicy/tokenbatch-dns", "spec.egress.0.to"),
+        Effect("networkPolicy.hub", "networkpolicy/tokenbatch-third-hub", "spec.egress.0.to"),
+        Effect("networkPolicy.models", "networkpolicy/tokenbatch-model-server", "spec.egress"),
+        Effect("networkPolicy.clients", POLICY, "spec.ingress.0.from"),
+        Effect("networkPolicy.httpClients", POLICY, "spec.ingress.1.from"),
+        Effect("networkPolicy.monitoring", POLICY, "spec.ingress.2.from"),
+        Effect("networkPolicy.kafka", POLICY, "spec.egress.1.to"),
         Effect("networkPolicy.kafkaPorts", POLICY, lambda it: ports(it["spec"]["egress"][1])),
         Effect("networkPolicy.kubernetesPorts", POLICY, lambda it: ports(it["spec"]["egress"][2])),
         Effect(
@@ -303,8 +271,8 @@ ALL = Stage(
         ),
         Effect("networkPolicy.telemetry", "networkpolicy/tokenbatch-dns", lambda it: it["spec"]["egress"][1:]),
         Effect("monitoring.podMonitor", "podmonitors", lambda it: it["kind"] == "PodMonitor"),
-        Effect("monitoring.interval", "podmonitors", lambda it: it["spec"]["podMetricsEndpoints"][0]["interval"]),
-        Effect("monitoring.labels", "podmonitors", lambda it: only(["watched"], it["metadata"]["labels"])),
+        Effect("monitoring.interval", "podmonitors", "spec.podMetricsEndpoints.0.interval"),
+        Effect("monitoring.labels", "podmonitors", "metadata.labels.*"),
         Effect("monitoring.rules", "prometheusrules", lambda it: it["kind"] == "PrometheusRule"),
         Effect(
             "monitoring.runbooks",
@@ -312,10 +280,6 @@ ALL = Stage(
             lambda it: it["spec"]["groups"][0]["rules"][0]["annotations"]["runbook_url"].partition("#")[0],
         ),
         Effect("monitoring.dashboard", "configmap/tokenbatch-dashboard", lambda it: "tokenbatch.json" in it["data"]),
-        Effect(
-            "monitoring.dashboardLabels",
-            "configmap/tokenbatch-dashboard",
-            lambda it: only(["board"], it["metadata"]["labels"]),
-        ),
+        Effect("monitoring.dashboardLabels", "configmap/tokenbatch-dashboard", "metadata.labels.*"),
     ),
 )

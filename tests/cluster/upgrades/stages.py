@@ -11,9 +11,7 @@ from tests.cluster.upgrades.effects import (
     Effect,
     Stage,
     container,
-    only,
     secret,
-    settings,
     volume,
 )
 from tests.cluster.upgrades.everything import ALL, DEPLOYMENTS, FRONT_HPA, HPA, SERVER, ports
@@ -38,20 +36,20 @@ FIXED = Stage(
         "monitoring": {"podMonitor": False, "serviceMonitor": True},
     },
     (
-        Effect("modelServer.autoscaling.enabled", HPA, lambda it: it["kind"], GONE),
-        Effect("modelServer.replicas", f"deployment/tokenbatch-{MODEL}", lambda it: it["spec"]["replicas"]),
+        Effect("modelServer.autoscaling.enabled", HPA, "kind", GONE),
+        Effect("modelServer.replicas", f"deployment/tokenbatch-{MODEL}", "spec.replicas"),
         Effect(
             "modelServer.cache.existingClaim",
             SERVER,
             lambda it: volume(it, "cache")["persistentVolumeClaim"]["claimName"],
         ),
-        Effect("aggregator.autoscaling.enabled", FRONT_HPA, lambda it: it["kind"], GONE),
-        Effect("aggregator.replicas", DEPLOYMENTS["aggregator"], lambda it: it["spec"]["replicas"]),
+        Effect("aggregator.autoscaling.enabled", FRONT_HPA, "kind", GONE),
+        Effect("aggregator.replicas", DEPLOYMENTS["aggregator"], "spec.replicas"),
         *(
             Effect(f"{name}.image.digest", of, lambda it: container(it)["image"].partition("@")[2])
             for name, of in PODS.items()
         ),
-        Effect("networkPolicy.enabled", "networkpolicy/tokenbatch-deny", lambda it: it["kind"], GONE),
+        Effect("networkPolicy.enabled", "networkpolicy/tokenbatch-deny", "kind", GONE),
         Effect("monitoring.serviceMonitor", "servicemonitors", lambda it: it["kind"] == "ServiceMonitor"),
     ),
     unscaled=True,
@@ -74,18 +72,12 @@ KEDA = Stage(
         "scaler": {"image": {"registry": ""}},
     },
     (
-        Effect("fullnameOverride", DEPLOYMENTS["aggregator"], lambda it: it["metadata"]["name"], "embed-aggregator"),
+        Effect("fullnameOverride", DEPLOYMENTS["aggregator"], "metadata.name", "embed-aggregator"),
         *(Effect("image.registry", of, lambda it: container(it)["image"].partition("/")[0]) for of in PODS.values()),
-        Effect("autoscaling.mode", SCALED, lambda it: it["spec"]["triggers"][0]["type"], "external-push"),
-        Effect("modelServer.autoscaling.keda", SCALED, lambda it: only(["cooldownPeriod"], it["spec"])),
-        Effect(
-            "aggregator.autoscaling.keda",
-            "scaledobject/embed-aggregator",
-            lambda it: only(["pollingInterval"], it["spec"]),
-        ),
-        Effect(
-            "autoscaling.mode", "clusterroles -l app.kubernetes.io/instance=tokenbatch", lambda it: it["kind"], GONE
-        ),
+        Effect("autoscaling.mode", SCALED, "spec.triggers.0.type", "external-push"),
+        Effect("modelServer.autoscaling.keda", SCALED, "spec.*"),
+        Effect("aggregator.autoscaling.keda", "scaledobject/embed-aggregator", "spec.*"),
+        Effect("autoscaling.mode", "clusterroles -l app.kubernetes.io/instance=tokenbatch", "kind", GONE),
         Effect(
             "autoscaling.kedaNamespace",
             "networkpolicy/embed-scaler",
@@ -117,7 +109,7 @@ DOOR = Stage(
             DEPLOYMENTS["aggregator"],
             lambda it: it["spec"]["selector"]["matchLabels"]["app.kubernetes.io/name"],
         ),
-        Effect("autoscaling.mode", DEPLOYMENTS["scaler"], lambda it: it["kind"], GONE),
+        Effect("autoscaling.mode", DEPLOYMENTS["scaler"], "kind", GONE),
         Effect(
             "aggregator.frontDoor.tls",
             PODS["aggregator"],
@@ -176,10 +168,10 @@ ELSEWHERE = Stage(
         "networkPolicy": {"redis": [{"ipBlock": {"cidr": "10.7.0.0/16"}}], "redisPorts": [6380]},
     },
     (
-        Effect("kafka.enabled", READS, lambda it: settings(it)["kafka"]["enabled"]),
-        Effect("redis.enabled", READS, lambda it: settings(it)["redis"]["enabled"]),
-        Effect("redis.servers", READS, lambda it: settings(it)["redis"]["servers"]),
-        Effect("redis.config", READS, lambda it: only(OF_REDIS["config"], settings(it)["redis"])),
+        Effect("kafka.enabled", READS, "settings.kafka.enabled"),
+        Effect("redis.enabled", READS, "settings.redis.enabled"),
+        Effect("redis.servers", READS, "settings.redis.servers"),
+        Effect("redis.config", READS, "settings.redis.*"),
         *(
             Effect(f"redis.{value}", DEPLOYMENTS["aggregator"], partial(_secret_of_redis, paths), given)
             for value, paths, given in (
@@ -188,19 +180,14 @@ ELSEWHERE = Stage(
                 ("clientCertificate", ("tls.crt", "tls.key"), ("redis-pair", "cert", "key")),
             )
         ),
-        Effect("networkPolicy.redis", POLICY, lambda it: it["spec"]["egress"][1]["to"]),
+        Effect("networkPolicy.redis", POLICY, "spec.egress.1.to"),
         Effect("networkPolicy.redisPorts", POLICY, lambda it: ports(it["spec"]["egress"][1])),
-        Effect(
-            "scaler.certificates.certManager",
-            "certificates",
-            lambda it: it["spec"]["secretName"],
-            "tokenbatch-vectors-scaler-tls",
-        ),
-        Effect("scaler.certificates.issuerRef", "certificates", lambda it: it["spec"]["issuerRef"]),
+        Effect("scaler.certificates.certManager", "certificates", "spec.secretName", "tokenbatch-vectors-scaler-tls"),
+        Effect("scaler.certificates.issuerRef", "certificates", "spec.issuerRef"),
         Effect(
             "serviceAccounts.create",
             "serviceaccounts,roles,rolebindings -l app.kubernetes.io/instance=tokenbatch",
-            lambda it: it["kind"],
+            "kind",
             GONE,
         ),
     ),

@@ -10,7 +10,7 @@ import pytest
 
 from loadtest.stack.kafka import KafkaBroker
 from loadtest.stack.service import ModelServer
-from tests.support.processes import NewServer, StartAggregator, StartServer, aggregators, synthetic
+from tests.support.processes import StartAggregator, aggregators, synthetic
 
 
 @pytest.fixture(scope="session")
@@ -27,32 +27,6 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelServer]:
     """An engine that computes nothing; token id 9947 ("poison") makes it fail."""
     with synthetic(tmp_path_factory.mktemp("quick") / "log", SYNTHETIC__POISON_TOKEN_ID="9947") as server:
         yield server
-
-
-@pytest.fixture
-def new_server(tmp_path: Path) -> Iterator[NewServer]:
-    """Make model servers that compute nothing, told more by `settings`, to be started; all end with the test."""
-    made: list[ModelServer] = []
-
-    def make(**settings: str) -> ModelServer:
-        made.append(synthetic(tmp_path / f"modelserver-{len(made)}.log", **settings))
-        return made[-1]
-
-    yield make
-    for server in made:
-        server.kill()
-
-
-@pytest.fixture
-def start_server(new_server: NewServer) -> StartServer:
-    """The same, started."""
-
-    def start(**settings: str) -> ModelServer:
-        server = new_server(**settings)
-        server.start()
-        return server
-
-    return start
 
 
 @pytest.fixture

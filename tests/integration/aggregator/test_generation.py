@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -20,13 +17,12 @@ import pytest
 from google.protobuf import json_format
 
 from loadtest.stack.service import ModelServer
-from modelserver.model_files import locate, read
 from protos.embedding.v1 import embedding_pb2, embedding_pb2_grpc
 from protos.generation.v1 import generation_pb2 as pb
 from protos.generation.v1 import generation_pb2_grpc as pb_grpc
 from tests.faults.topic_logs import read_topics
 from tests.support.kafka_client import JSON, TEXT, Sent, Topics, headers, open_kafka_client
-from tests.support.processes import NewServer, Running, StartAggregator, StartServer, aggregators, synthetic
+from tests.support.processes import Running, StartAggregator, aggregators, synthetic
 from tests.support.scrape import metrics
 
 pytestmark = pytest.mark.timeout(300)
@@ -39,11 +35,11 @@ GENERATES = {
     "SYNTHETIC__PER_TOKEN_S": "0.0001",
 }
 PROMPT = "what is the capital of france"
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
 
 @pytest.fixture(scope="module")
 def generating(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelServer]:
-    """One that generates."""
     with synthetic(
         tmp_path_factory.mktemp("generating") / "log", **GENERATES, SYNTHETIC__POISON_TOKEN_ID=str(POISON)
     ) as server:
@@ -54,10 +50,10 @@ def generating(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelServer
 def start(start_aggregator: StartAggregator) -> Any:
     """An aggregator whose topic asks for texts."""
 
-    def started(*servers: ModelServer, name: str, **settings: str) -> Running:
+    def started(*servers: ModelServer, name: str, **of_topic: str) -> Running:
         made = Topics(f"{name}.requests", f"{name}.replies")
-        topic = {"name": made.requests, "task": "generate", "reply_topic": made.replies}
-        return start_aggregator(*servers, topics=made, settings={"KAFKA__TOPICS": json.dumps([topic]), **settings})
+        topic = {"name": made.requests, "task": "generate", "reply_topic": made.replies, **of_topic}
+        return start_aggregator(*servers, topics=made, settings={"KAFKA__TOPICS": json.dumps([topic])})
 
     return started
 
@@ -78,7 +74,6 @@ class Texts:
 
 
 def generated(server: ModelServer) -> float:
-    """New tokens that a server has generated so far."""
     return metrics(server.metrics_address).value("generate_engine_tokens_total", kind="new")
 
 
@@ -147,36 +142,21 @@ async def test_a_stop_string_ends_the_text_before_it_and_stop_tokens_are_no_text
         ({"model": "nobody"}, grpc.StatusCode.NOT_FOUND, "not configured"),
         ({"sampling": {"n": 2}}, grpc.StatusCode.INVALID_ARGUMENT, "sampling.n"),
         ({"prompt": "a " * 600}, grpc.StatusCode.OUT_OF_RANGE, "those of the text included"),
-        ({"messages": True}, grpc.StatusCode.INVALID_ARGUMENT, "no chat template"),
-        ({"ids": [10**6]}, grpc.StatusCode.INVALID_ARGUMENT, "vocabulary"),
+        ({"prompt": None, "messages": CHAT}, grpc.StatusCode.INVALID_ARGUMENT, "no chat template"),
+        ({"prompt": None, "token_ids": {"ids": [10**6]}}, grpc.StatusCode.INVALID_ARGUMENT, "vocabulary"),
         (
             {"sampling": {"stop_token_ids": [10**6], "min_tokens": 1}},
             grpc.StatusCode.INVALID_ARGUMENT,
             "a stop token id lies outside the vocabulary",
         ),
-        ({"first_token_timeout": 0.001}, grpc.StatusCode.DEADLINE_EXCEEDED, ""),
-        ({"expired": True}, grpc.StatusCode.DEADLINE_EXCEEDED, "before the request arrived"),
+        ({"first_token_timeout": {"nanos": 1_000_000}}, grpc.StatusCode.DEADLINE_EXCEEDED, ""),
+        ({"expire_time": {"seconds": 1}}, grpc.StatusCode.DEADLINE_EXCEEDED, "before the request arrived"),
     ],
 )
 async def test_bad_requests_are_refused_by_name(
     shared: Running, fields: dict[str, Any], code: grpc.StatusCode, words: str
 ) -> None:
-    asked: dict[str, Any] = {}
-    for name, value in fields.items():
-        match name:
-            case "sampling":
-                asked["sampling"] = pb.Sampling(**value)
-            case "messages":
-                asked |= {"prompt": None, "messages": pb.Messages(messages=[pb.Message(role="user", content="hi")])}
-            case "ids":
-                asked |= {"prompt": None, "token_ids": embedding_pb2.TokenIds(ids=value)}
-            case "first_token_timeout":
-                asked["first_token_timeout"] = {"nanos": int(value * 1e9)}
-            case "expired":
-                asked["expire_time"] = {"seconds": int(time.time()) - 5}
-            case _:
-                asked[name] = value
-    came = await generate(shared.process.address, **asked)
+    came = await generate(shared.process.address, **fields)
     assert (came.code, came.responses) == (code, [])
     assert words in came.details
 
@@ -243,124 +223,15 @@ def reply(record: Any) -> pb.GenerateResponse:
     return pb.GenerateResponse.FromString(value)
 
 
-async def test_records_that_cannot_be_answered_well_are_told_so(start: Any, generating: ModelServer) -> None:
-    running = start(generating, name="bad")
-    bad = [
-        Sent(pb.GenerateRequest(request_id="n", prompt="x", sampling=pb.Sampling(n=3)).SerializeToString()),
-        Sent(pb.GenerateRequest(request_id="long", prompt="a " * 600).SerializeToString()),
-        Sent(
-            pb.GenerateRequest(
-                request_id="huge", prompt="x", sampling=pb.Sampling(max_tokens=10**6)
-            ).SerializeToString()
-        ),
-        Sent(json.dumps({"requestId": "tools", "prompt": "x", "tools": []}).encode(), headers=(JSON,)),
-        Sent(b"\xff\xff\xff"),
-    ]
-    async with open_kafka_client(running.kafka, running.topics) as desk:
-        await desk.exchange(*bad, dead=2)
-        codes = {told.request_id: told.status.code for told in map(reply, desk.replies)}
-    assert {name: codes[name] for name in ("n", "long", "huge", "tools")} == {"n": 3, "long": 11, "huge": 3, "tools": 3}
-
-
-async def test_a_text_goes_on_at_another_server_as_if_nothing_had_happened(start: Any, new_server: NewServer) -> None:
-    """Each token comes once and in order, and the text is that of a run without the fault."""
-    servers = [new_server(**GENERATES, GRPC__DRAIN_TIMEOUT_S="0.5") for _ in range(4)]
-    for server in servers:
-        server.launch()
-    for server in servers:
-        server.wait(60.0)
-    address = start(*servers, name="fault").process.address
-
-    async def texts() -> list[Texts]:
-        return await asyncio.gather(
-            *(
-                generate(address, sampling=pb.Sampling(max_tokens=400, seed=number), prompt=f"tell me of {number}")
-                for number in range(16)
-            )
-        )
-
-    expected = await texts()
-    for how in (signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP):
-        before = [generated(server) for server in servers]
-        going = asyncio.create_task(texts())
-        await asyncio.sleep(0.8)
-        busiest, _ = max(zip(servers, before, strict=True), key=lambda pair: generated(pair[0]) - pair[1])
-        servers.remove(busiest)
-        os.kill(busiest.pid, how)
-        came = await going
-        assert [each.code for each in came] == [grpc.StatusCode.OK] * 16
-        assert [each.token_ids for each in came] == [each.token_ids for each in expected]
-        assert [each.text for each in came] == [each.text for each in expected]
-        assert any(each.last.attempt for each in came), how
-
-
-async def test_a_prompt_that_kills_its_servers_is_given_up_and_the_others_live(
-    start: Any, start_server: StartServer
-) -> None:
-    """The engine raises on it: alone on its server in the end, it is proven, and not tried again."""
-    servers = [start_server(**GENERATES, SYNTHETIC__POISON_TOKEN_ID=str(POISON)) for _ in range(2)]
-    running = start(*servers, name="poison")
-    address = running.process.address
-    good = [
-        generate(address, sampling=pb.Sampling(max_tokens=40, seed=number), prompt=f"tell me of {number}")
-        for number in range(8)
-    ]
-    poison = generate(address, prompt=None, token_ids=embedding_pb2.TokenIds(ids=[5, POISON, 6]))
-    came, *others = await asyncio.gather(poison, *good)
-    assert came.code is grpc.StatusCode.INTERNAL
-    assert all(each.code is grpc.StatusCode.OK and len(each.token_ids) == 40 for each in others)
-    again = await generate(address, prompt=None, token_ids=embedding_pb2.TokenIds(ids=[5, POISON, 6]))
-    assert (again.code, "made the engine fail before" in again.details) == (grpc.StatusCode.INTERNAL, True)
-
-
-async def test_an_aggregator_that_dies_leaves_its_records_to_the_next(
-    start: Any, start_aggregator: StartAggregator, generating: ModelServer
-) -> None:
-    """Texts begin anew, with the same reply_id."""
-    first = start(generating, name="killed")
-    sampling = pb.Sampling(max_tokens=300, seed=1)
-    records = [
-        Sent(pb.GenerateRequest(request_id=f"r{number}", prompt=PROMPT, sampling=sampling).SerializeToString())
-        for number in range(6)
-    ]
-    async with open_kafka_client(first.kafka, first.topics) as desk:
-        await desk.produce(*records)
-        await asyncio.sleep(1.5)
-        first.process.kill()
-        topic = {"name": first.topics.requests, "task": "generate", "reply_topic": first.topics.replies}
-        start_aggregator(
-            generating, topics=first.topics, group=first.group, settings={"KAFKA__TOPICS": json.dumps([topic])}
-        )
-        await desk.until(lambda: len(desk.replies) >= len(records), timeout_s=90.0)
-        told = [reply(record) for record in desk.replies]
-    assert {each.request_id for each in told} == {f"r{number}" for number in range(6)}
-    assert len({each.text for each in told}) == 1
-
-
-async def test_texts_are_written_as_they_grow_to_a_topic_of_their_own(
-    start_aggregator: StartAggregator, generating: ModelServer
-) -> None:
-    made = Topics("grow.requests", "grow.replies")
-    topic = {
-        "name": made.requests,
-        "task": "generate",
-        "reply_topic": made.replies,
-        "delta_topic": "grow.deltas",
-    }
-    running = start_aggregator(generating, topics=made, settings={"KAFKA__TOPICS": json.dumps([topic])})
+async def test_texts_are_written_as_they_grow_to_a_topic_of_their_own(start: Any, generating: ModelServer) -> None:
+    running = start(generating, name="grow", delta_topic="grow.deltas")
     sampling = pb.Sampling(max_tokens=60, seed=1)
-    records = [
-        Sent(
-            pb.GenerateRequest(
-                request_id=f"r{number}", prompt=f"{PROMPT} {number}", sampling=sampling
-            ).SerializeToString(),
-            key=b"k",
-        )
+    requests = [
+        pb.GenerateRequest(request_id=f"r{number}", prompt=f"{PROMPT} {number}", sampling=sampling)
         for number in range(4)
     ]
-    async with open_kafka_client(running.kafka, made) as desk:
-        await desk.produce(*records)
-        await desk.until(lambda: len(desk.replies) >= len(records), timeout_s=60.0)
+    async with open_kafka_client(running.kafka, running.topics) as desk:
+        await desk.exchange(*(Sent(request.SerializeToString(), key=b"k") for request in requests))
         replies = {each.request_id: each for each in map(reply, desk.replies)}
     parts: dict[str, list[pb.GenerateResponse]] = {name: [] for name in replies}
     async for record in read_topics(running.kafka, "grow.deltas"):
@@ -373,14 +244,3 @@ async def test_texts_are_written_as_they_grow_to_a_topic_of_their_own(
         assert indexes == sorted(set(indexes))
         assert {part.reply_id for part in parts[name]} == {whole.reply_id}
         assert [part.finish_reason for part in parts[name]][-1] == whole.finish_reason
-
-
-def test_the_folder_of_a_chat_model_gives_its_template(tmp_path: Path) -> None:
-    """What the aggregator needs of it comes with the tokenizer's files."""
-    for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
-        (tmp_path / name).write_bytes((locate("", "") / name).read_bytes())
-    plain = read(tmp_path, "")
-    (tmp_path / "chat_template.jinja").write_text("x")
-    with_template = read(tmp_path, "")
-    assert "chat_template.jinja" in with_template.tokenizer
-    assert plain.fingerprint != with_template.fingerprint

@@ -13,8 +13,18 @@ from aggregator.errors import Code
 from loadtest.stack.kafka import KafkaBroker
 from loadtest.stack.service import ModelServer
 from protos.embedding.v1 import embedding_pb2 as pb
-from tests.support.kafka_client import JSON, PROTOBUF, Sent, Topics, headers, open_kafka_client, query, read
-from tests.support.processes import StartAggregator, make_topics
+from tests.support.kafka_client import (
+    JSON,
+    PROTOBUF,
+    Sent,
+    Topics,
+    headers,
+    make_topics,
+    open_kafka_client,
+    query,
+    read,
+)
+from tests.support.processes import StartAggregator
 from tests.support.scrape import metrics
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -24,13 +34,11 @@ LONGEST_WAIT_S = 5.0
 
 
 def full_of_inputs(number: int) -> Sent:
-    """JSON with 65,000 inputs in 900 KB."""
     document = {"requestId": f"heavy-{number}", "inputs": [{"text": "a"}] * 65_000}
     return Sent(json.dumps(document, separators=(",", ":")).encode(), (JSON,), b"heavy")
 
 
 def full_of_ids(number: int) -> Sent:
-    """JSON with 300,000 token ids in 900 KB."""
     document = {"requestId": f"ids-{number}", "inputs": [{"tokenIds": {"ids": [1] * 300_000}}]}
     return Sent(json.dumps(document).encode(), (JSON,), b"heavy")
 

@@ -7,15 +7,13 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
 
-import grpc.aio
 import pytest
 
 from loadtest.stack.service import ModelServer
-from protos.embedding.v1 import embedding_pb2 as pb
-from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
-from tests.support.kafka_client import KafkaClient, Sent, committed, headers, open_kafka_client, query, read
+from tests.support.kafka_client import KafkaClient, committed, open_kafka_client, query, read
 from tests.support.processes import NewServer, Running, StartAggregator, StartServer, synthetic
 from tests.support.scrape import metrics
+from tests.support.until import until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -26,7 +24,6 @@ BUDGET = {"BATCHING__TOKEN_BUDGET": "50"}  # some 300 questions a second, so tha
 
 @pytest.fixture(scope="module")
 def steady(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelServer]:
-    """A model server that lasts."""
     with synthetic(tmp_path_factory.mktemp("steady") / "log", **STEP) as server:
         yield server
 
@@ -111,7 +108,7 @@ async def test_without_a_model_server_records_wait_in_kafka(
 ) -> None:
     server = new_server()
     running = start_aggregator(server, ready=False)
-    await until_started(running)
+    await until(lambda: "aggregator started" in running.process.child.log.text(), every_s=0.1)
     async with open_kafka_client(running.kafka, running.topics) as desk:
         await desk.produce(*(query(f"question {number}", f"q-{number}") for number in range(100)))
         await desk.until(lambda: metrics(running.process.metrics_address).value("embed_consumer_paused") == 2)
@@ -131,45 +128,3 @@ async def test_without_a_model_server_records_wait_in_kafka(
         assert len(desk.answers()) == 200
     shown = metrics(running.process.metrics_address)
     assert shown.value("embed_consumer_paused") == shown.value("embed_consumer_lag") == 0
-
-
-async def until_started(running: Running) -> None:
-    """Wait until it has created its topics and listens."""
-    async with asyncio.timeout(60):
-        while "aggregator started" not in running.process.child.log.text():  # noqa: ASYNC110 - a log calls nobody
-            await asyncio.sleep(0.1)
-
-
-async def test_a_stop_in_a_flood_of_corrupt_records_finishes_what_it_took(
-    start_aggregator: StartAggregator, steady: ModelServer
-) -> None:
-    first = start_aggregator(steady)
-    flood = [Sent(b"\xff\xff") for _ in range(10_000)]
-    async with open_kafka_client(first.kafka, first.topics) as desk:
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(desk.produce(*flood))
-            await desk.until(lambda: len(desk.dead_letters) > 1000)
-            assert await asyncio.to_thread(first.process.stop, 60.0) == 0, first.process.child.log.tail()
-        await asyncio.to_thread(start_aggregator, steady, topics=first.topics)
-        await desk.until(lambda: len(desk.dead_letters) >= len(flood), timeout_s=120)
-        await desk.until_committed(first.group)
-        await desk.linger(0.5)
-    origins = {
-        (found["dlt-original-partition"], found["dlt-original-offset"]) for found in map(headers, desk.dead_letters)
-    }
-    assert len(desk.replies) == len(desk.dead_letters) == len(origins) == len(flood)
-
-
-async def test_an_open_stream_does_not_hold_up_a_drain(start_aggregator: StartAggregator, steady: ModelServer) -> None:
-    running = start_aggregator(steady)
-    async with grpc.aio.insecure_channel(running.process.address) as channel:
-        stream = pb_grpc.EmbeddingsStub(channel).EmbedStream()
-        await stream.write(pb.EmbedRequest(request_id="one", inputs=[pb.Input(text="question")]))
-        answer = await stream.read()
-        assert isinstance(answer, pb.EmbedResponse)
-        assert (answer.request_id, answer.status.code) == ("one", 0)
-        assert await asyncio.to_thread(running.process.stop, 60.0) == 0
-        assert await stream.code() is grpc.StatusCode.UNAVAILABLE
-        assert "open a new one" in (await stream.details() or "")
-    told = [fields["event"] for fields in running.process.news()]
-    assert "drain timed out: unfinished records will be replayed, open calls are cancelled" not in told

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shutil
-import signal
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,7 +19,7 @@ from tests.clients.conftest import CHAT_TEMPLATE
 from tests.integration.aggregator.test_generation import GENERATES, PROMPT, generate, generated
 from tests.integration.frontdoor.test_http_hostile import WHOLE, answer, connected, is_closed
 from tests.support.listening import MODEL_FOLDER, tokenizer
-from tests.support.processes import NewServer, synthetic
+from tests.support.processes import synthetic
 from tests.support.scrape import metrics
 from tests.support.until import until
 
@@ -48,7 +46,6 @@ def aggregator(chats: ModelServer, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def before(*servers: ModelServer, folder: Path) -> Aggregator:
-    """An aggregator before these servers, not started."""
     addresses = [server.address for server in servers]
     return without_kafka(folder / "aggregator.log", model=servers[0].model, servers=addresses)
 
@@ -123,33 +120,6 @@ async def test_a_chat_is_the_text_of_its_template_whole_or_streamed(aggregator: 
     assert found["usage"]["prompt_tokens"] == tokens
 
 
-async def test_log_probabilities_are_those_of_grpc(aggregator: Aggregator) -> None:
-    by_grpc = await generate(aggregator.address, sampling=pb.Sampling(seed=3, max_tokens=8, logprobs=2))
-    wanted = [each for response in by_grpc.responses for each in response.logprobs]
-    asked = {"seed": 3, "max_tokens": 8}
-    async with client(aggregator) as session:
-        completion = await whole(session, COMPLETIONS, prompt=PROMPT, logprobs=2, **asked)
-        parts = [each async for each in events(session, COMPLETIONS, prompt=PROMPT, logprobs=2, **asked)]
-        chat = await whole(
-            session, CHAT, messages=[{"role": "user", "content": "hi"}], logprobs=True, top_logprobs=2, **asked
-        )
-    shown = completion["choices"][0]["logprobs"]
-    assert len(wanted) == len(shown["tokens"]) == 8
-    assert shown["token_logprobs"] == pytest.approx([each.token.logprob for each in wanted])
-    assert [len(each) for each in shown["top_logprobs"]] == [
-        len({entry.token_id for entry in (*each.alternatives, each.token)}) for each in wanted
-    ]
-    assert shown["text_offset"] == [sum(map(len, shown["tokens"][:number])) for number in range(8)]
-    joined: dict[str, list[Any]] = {name: [] for name in shown}
-    for each in parts:
-        for name, values in (each["choices"][0]["logprobs"] or {}).items():
-            joined[name] += values
-    assert joined == shown
-    content = chat["choices"][0]["logprobs"]["content"]
-    assert len(content) == 8
-    assert all(bytes(each["bytes"]).decode() == each["token"] for each in content)
-
-
 @pytest.mark.parametrize(
     ("path", "fields", "param"),
     [
@@ -185,25 +155,6 @@ async def test_what_is_not_supported_is_refused_by_its_name(
     assert error["param"] == param or param is None, error
 
 
-async def test_a_stream_that_is_read_slowly_loses_nothing(aggregator: Aggregator) -> None:
-    """It waits in the buffers of the network until the text is complete."""
-    body = {"prompt": PROMPT, "seed": 3, "max_tokens": 250}
-    async with connected(aggregator.http_address) as (reader, writer):
-        transport = writer.transport
-        assert isinstance(transport, asyncio.Transport)
-        sent = json.dumps({**body, "stream": True}).encode()
-        writer.write(b"POST /v1/completions HTTP/1.0\r\ncontent-length: %d\r\n\r\n" % len(sent) + sent)
-        came = await reader.read(1)
-        transport.pause_reading()
-        async with client(aggregator) as session:
-            expected = await whole(session, COMPLETIONS, **body)
-        transport.resume_reading()
-        came += await reader.read()
-    lines = [line.removeprefix(b"data: ") for line in came.splitlines() if line.startswith(b"data: ")]
-    assert lines.pop() == b"[DONE]"
-    assert "".join(text_of(json.loads(each)) for each in lines) == expected["choices"][0]["text"]
-
-
 async def test_a_stream_that_is_broken_off_frees_its_place(aggregator: Aggregator, chats: ModelServer) -> None:
     async with client(aggregator) as session:
         stream = events(session, COMPLETIONS, prompt=PROMPT, max_tokens=480)
@@ -225,29 +176,6 @@ async def test_streams_that_are_broken_off_at_any_moment_are_no_errors(aggregato
         await asyncio.gather(*(broken_off(number) for number in range(100)))
     await until(lambda: metrics(aggregator.metrics_address).value("embed_calls_open") == 0)
     assert metrics(aggregator.metrics_address).value("embed_http_responses_total", status="500") == 0
-
-
-async def test_a_stream_goes_on_at_another_server_after_a_pause(new_server: NewServer, tmp_path: Path) -> None:
-    servers = [new_server(**GENERATES) for _ in range(2)]
-    await asyncio.gather(*(asyncio.to_thread(server.start) for server in servers))
-    front = before(*servers, folder=tmp_path)
-    async with asyncio.timeout(60):
-        await asyncio.to_thread(front.start)
-        try:
-            async with client(front) as session:
-                asked = {"prompt": PROMPT, "seed": 5, "max_tokens": 100}
-                expected = (await whole(session, COMPLETIONS, **asked))["choices"][0]["text"]
-                busy = {server.address: generated(server) for server in servers}
-                came: list[str] = []
-                async for event in events(session, COMPLETIONS, **asked):
-                    came.append(text_of(event))
-                    if len(came) == 30:
-                        runs = max(servers, key=lambda server: generated(server) - busy[server.address])
-                        os.kill(runs.pid, signal.SIGKILL)
-        finally:
-            front.stop()
-    assert "".join(came) == expected
-    assert len(came) > 30
 
 
 async def test_an_aggregator_that_stops_under_load_answers_every_request(tmp_path: Path) -> None:

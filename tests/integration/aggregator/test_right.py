@@ -18,8 +18,18 @@ from loadtest.tally import Tally
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.modelserver.v1 import modelserver_pb2, modelserver_pb2_grpc
 from tests.integration.modelserver.texts import generated, questions, token_ids
-from tests.support.kafka_client import JSON, PROTOBUF, TEXT, Sent, committed, headers, open_kafka_client, query
-from tests.support.processes import Running, StartAggregator, make_topics
+from tests.support.kafka_client import (
+    JSON,
+    PROTOBUF,
+    TEXT,
+    Sent,
+    committed,
+    headers,
+    make_topics,
+    open_kafka_client,
+    query,
+)
+from tests.support.processes import Running, StartAggregator, StartServer
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -56,7 +66,6 @@ def reference(texts: list[str], minilm: ModelServer) -> Vectors:
 
 @pytest.fixture
 def aggregator(start_aggregator: StartAggregator, minilm: ModelServer) -> Running:
-    """One in front of MiniLM."""
     return start_aggregator(minilm)
 
 
@@ -154,23 +163,19 @@ def _cosine(one: pb.EmbedResponse, other: pb.EmbedResponse) -> float:
 
 
 async def test_an_offset_is_committed_only_after_its_reply(
-    start_aggregator: StartAggregator, tmp_path_factory: pytest.TempPathFactory
+    start_aggregator: StartAggregator, start_server: StartServer
 ) -> None:
-    slow = ModelServer(
-        tmp_path_factory.mktemp("slow") / "log",
-        settings={"ENGINE__KIND": "synthetic", "PROFILE__ENABLED": "false", "SYNTHETIC__FIXED_S": "0.1"},
+    slow = start_server(SYNTHETIC__FIXED_S="0.1")
+    running = start_aggregator(
+        slow, settings={"BATCHING__TOKEN_BUDGET": "100", "KAFKA__CLIENT__COMMIT_INTERVAL_S": "0.02"}
     )
-    with slow:
-        running = start_aggregator(
-            slow, settings={"BATCHING__TOKEN_BUDGET": "100", "KAFKA__CLIENT__COMMIT_INTERVAL_S": "0.02"}
-        )
-        seen: list[tuple[int, int]] = []
-        async with open_kafka_client(running.kafka, running.topics) as desk:
-            await desk.produce(*(query(text, f"q{number}") for number, text in enumerate(questions(200))))
-            while len(desk.replies) < 200:
-                offsets = await committed(running.kafka, running.group)
-                seen.append((sum(max(0, offset) for offset in offsets.values()), await desk.written_replies()))
-                await desk.linger(0.02)
-            assert all(commit <= answered for commit, answered in seen)
-            await desk.until_committed(running.group)
-            assert await desk.written_replies() == 200
+    seen: list[tuple[int, int]] = []
+    async with open_kafka_client(running.kafka, running.topics) as desk:
+        await desk.produce(*(query(text, f"q{number}") for number, text in enumerate(questions(200))))
+        while len(desk.replies) < 200:
+            offsets = await committed(running.kafka, running.group)
+            seen.append((sum(max(0, offset) for offset in offsets.values()), await desk.written_replies()))
+            await desk.linger(0.02)
+        assert all(commit <= answered for commit, answered in seen)
+        await desk.until_committed(running.group)
+        assert await desk.written_replies() == 200

@@ -26,7 +26,6 @@ QUESTIONS = ("rivers", "stars", "日本 🗼", "trains")
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ModelServer]]:
-    """Two of them."""
     with two_smollm2(tmp_path_factory.mktemp("smollm2")) as started:
         yield started
 

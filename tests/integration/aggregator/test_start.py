@@ -17,7 +17,7 @@ from loadtest.stack.child import Child
 from loadtest.stack.kafka import KafkaBroker
 from loadtest.stack.ports import free_ports
 from loadtest.stack.service import ModelServer
-from tests.support.processes import make_topics
+from tests.support.kafka_client import make_topics
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -32,7 +32,6 @@ def environment(**settings: str) -> Mapping[str, str]:
 
 
 def aggregator(*arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
-    """Run `python -m aggregator` until it ends by itself."""
     command = [sys.executable, "-m", "aggregator", *arguments]
     return subprocess.run(
         command, env=environment(**settings), capture_output=True, text=True, check=False, timeout=PATIENCE_S
@@ -40,13 +39,11 @@ def aggregator(*arguments: str, **settings: str) -> subprocess.CompletedProcess[
 
 
 def model(*servers: str, name: str = "all-minilm-l6-v2") -> str:
-    """The setting of one model."""
     addresses = ", ".join(f'"{server}"' for server in servers)
     return f'[{{"name": "{name}", "servers": [{addresses}]}}]'
 
 
 def topics(name: str, *, create: bool = False) -> Mapping[str, str]:
-    """The settings of topics after `name`."""
     return {
         "KAFKA__TOPICS": f'[{{"name": "{name}.requests"}}]',
         "KAFKA__REPLY_TOPIC": f"{name}.replies",
@@ -106,27 +103,6 @@ def test_check_names_every_problem(quick: ModelServer) -> None:
     assert f"problem: model server localhost:{silent}: UNAVAILABLE" in ended.stdout
     assert f"problem: model server {quick.address} serves all-minilm-l6-v2, not another-model" in ended.stdout
     assert ended.stdout.endswith("\n3 problems\n")
-
-
-def test_an_unknown_setting_is_refused_with_the_nearest_known_name(tmp_path: Path) -> None:
-    ended = aggregator(KAFKA__BOOTSTRAP_SERVER="localhost:9092")
-    assert ended.returncode == 2
-    assert f"{PREFIX}KAFKA__BOOTSTRAP_SERVER is not a setting: did you mean" in ended.stderr
-    assert f" {PREFIX}KAFKA__BOOTSTRAP_SERVERS?" in ended.stderr
-    file = tmp_path / "settings.yaml"
-    file.write_text("batching: {token_buget: 512}\nkafka: {partitions: none}\n")
-    ended = aggregator("--config", str(file))
-    assert ended.returncode == 2
-    assert "batching.token_buget is not a setting: did you mean batching.token_budget?" in ended.stderr
-    assert "kafka.partitions: Input should be a valid integer" in ended.stderr
-    assert "Traceback" not in ended.stderr
-
-
-def test_help_says_every_setting() -> None:
-    ended = aggregator("--help")
-    assert ended.returncode == 0
-    for name in ("KAFKA__BOOTSTRAP_SERVERS", "BATCHING__TOKEN_BUDGET", "LIFECYCLE", "TELEMETRY__METRICS_BIND"):
-        assert PREFIX + name in ended.stdout
 
 
 def test_an_unreachable_broker_ends_the_start_in_time() -> None:

@@ -22,12 +22,7 @@ from tests.support.until import until
 pytestmark = pytest.mark.kafka
 
 
-def too_large(topic: str) -> OutgoingRecord:
-    return OutgoingRecord(topic, 0, b"k", b"x" * 3_000_000, [])
-
-
 def consumer_of(consumer: Any) -> Any:
-    """The client under an intake."""
     return consumer._member.client  # noqa: SLF001 - to break it
 
 
@@ -147,44 +142,6 @@ async def test_output_connects_anew_when_a_task_of_the_client_dies(
     assert {record.value for record in await shared.read(topic)} == {b"%d" % number for number in range(10)}
 
 
-@pytest.mark.parametrize("breaks", [sender_without_a_word, metadata])
-async def test_all_who_write_while_a_task_of_the_client_dies_have_their_records_written(
-    shared: RealCluster, breaks: Callable[[Any], None]
-) -> None:
-    topics = [await shared.create_topic() for _ in range(3)]
-    producer = KafkaProducer(shared.settings())
-    await producer.start()
-    inner: Any = producer
-    broken = inner._writer._client  # noqa: SLF001 - to break it
-    for topic in topics:
-        assert not any(await send_all(producer, records_of(topic, 1)))
-    sending = [asyncio.create_task(send_all(producer, records_of(topic, 5, start=1))) for topic in topics]
-    astray = OutgoingRecord("not-there", None, b"k", b"whose topic is looked for meanwhile", [])
-    looking = asyncio.create_task(send_all(producer, [astray]))
-    await asyncio.sleep(0)
-    breaks(SimpleNamespace(_client=broken.client, _sender=broken._sender))  # noqa: SLF001
-    async with asyncio.timeout(60):
-        assert not any(error for errors in await asyncio.gather(*sending) for error in errors)
-        assert isinstance((await looking)[0], kafka_errors.UnknownTopicOrPartitionError)
-    await producer.close(2)
-    for topic in topics:
-        assert {record.value for record in await shared.read(topic)} == {b"%d" % number for number in range(6)}
-
-
-async def test_what_was_written_is_told_while_other_records_wait(shared: RealCluster) -> None:
-    topic = await shared.create_topic()
-    producer = KafkaProducer(shared.settings())
-    await producer.start()
-    astray = OutgoingRecord("not-there", None, b"k", b"the brokers are asked for some seconds", [])
-    told = producer.send([*records_of(topic, 5), astray])
-    first, second = await anext(told), await anext(told)
-    assert first == [(position, None) for position in range(5)]
-    assert [(position, type(error)) for position, error in second] == [(5, kafka_errors.UnknownTopicOrPartitionError)]
-    with pytest.raises(StopAsyncIteration):
-        await anext(told)
-    await producer.close(2)
-
-
 async def test_a_batch_whose_acknowledgement_was_lost_is_written_again(shared: RealCluster) -> None:
     topic = await shared.create_topic()
     producer = KafkaProducer(shared.settings())
@@ -205,18 +162,6 @@ async def test_a_batch_whose_acknowledgement_was_lost_is_written_again(shared: R
     await producer.close(2)
     assert lost
     assert [record.value for record in await shared.read(topic)] == [b"%d" % number for number in range(5)] * 2
-
-
-async def test_a_refused_record_does_not_end_its_partition(shared: RealCluster) -> None:
-    topic = await shared.create_topic()
-    producer = KafkaProducer(shared.settings())
-    await producer.start()
-    for start in (0, 5):
-        words = await send_all(producer, [too_large(topic), *records_of(topic, 5, partition=0, start=start)])
-        assert isinstance(words[0], kafka_errors.MessageSizeTooLargeError)
-        assert not any(words[1:])
-    await producer.close(2)
-    assert [record.value for record in await shared.read(topic)] == [b"%d" % number for number in range(10)]
 
 
 async def test_only_the_record_that_is_too_large_is_refused_however_large_its_batch(shared: RealCluster) -> None:

@@ -22,7 +22,6 @@ PARTITIONS = 4
 
 
 def coordinator_of(consumer: Any) -> Any:
-    """The client's coordinator under an intake."""
     return consumer._member.client._coordinator  # noqa: SLF001 - to break it
 
 
@@ -204,22 +203,3 @@ async def test_retention_that_overtakes_a_held_topic_is_counted(shared: RealClus
         assert lost == 13 - 5 - len(offsets)
         assert lost > 0
         complete(early)
-
-
-async def test_a_topic_that_starts_anew_is_read_from_its_start(shared: RealCluster) -> None:
-    topic = await shared.create_topic()
-    await produce(shared, records_of(topic, 10))
-    async with reading(shared, shared.settings(topic)) as intake:
-        complete(await intake.take(10))
-        await until_committed(shared, topic, {0: 10})
-    async with shared.admin() as admin:
-        await admin.delete_topics([topic])
-        while topic in await admin.list_topics():  # noqa: ASYNC110 - the broker's metadata calls nobody
-            await asyncio.sleep(0.05)
-    await shared.create_named_topic(topic)
-    await produce(shared, records_of(topic, 3))
-    async with reading(shared, shared.settings(topic)) as successor:
-        assert [in_flight.offset for in_flight in await successor.take(3)] == [0, 1, 2]
-        complete(successor.in_flight_records)
-        await until_committed(shared, topic, {0: 3})
-        assert successor.counts.records_lost.total == 0

@@ -7,22 +7,14 @@ from typing import Any
 
 import pytest
 
+from tests.support.kafka_client import delete_topic
 from tests.support.kafka_clusters import Reading, RealCluster, complete, produce, reading, records_of, until_committed
 from tests.support.until import until
 
 pytestmark = pytest.mark.kafka
 
 
-async def delete(cluster: RealCluster, topic: str) -> None:
-    """Delete a topic, and wait until the broker has none of that name."""
-    async with cluster.admin() as admin, asyncio.timeout(60):
-        await admin.delete_topics([topic])
-        while topic in await admin.list_topics():  # noqa: ASYNC110 - a broker calls nobody
-            await asyncio.sleep(0.02)
-
-
 def metadata_requests(intake: Reading) -> list[Any]:
-    """Note each time that the client asks for metadata."""
     consumer: Any = intake.consumer
     client = consumer._member.client._client  # noqa: SLF001 - to listen
     asked: list[Any] = []
@@ -41,7 +33,7 @@ async def test_a_topic_that_stays_away_holds_up_no_other_and_is_read_when_it_is_
     await produce(shared, [*records_of(topic, 5), *records_of(other, 5)])
     async with reading(shared, shared.settings(topic, other)) as intake:
         complete(await intake.take(10))
-        await delete(shared, topic)
+        await delete_topic(shared.bootstrap, topic)
         asked = metadata_requests(intake)
         for start in (5, 10, 15):
             await produce(shared, records_of(other, 5, start=start))
@@ -63,7 +55,7 @@ async def test_a_topic_made_again_and_shorter_than_the_position_is_read_from_its
     await produce(shared, records_of(topic, 10))
     async with reading(shared, shared.settings(topic)) as intake:
         complete((await intake.take(10))[:8])
-        await delete(shared, topic)
+        await delete_topic(shared.bootstrap, topic)
         await shared.create_named_topic(topic)
         await produce(shared, records_of(topic, 4, start=20))
         complete(await intake.take(4, timeout_s=60.0))

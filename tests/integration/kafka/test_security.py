@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,7 +43,6 @@ class GuardedCluster(RealCluster):
         return self.settings(*topics, **guarded, **changes)
 
     async def grant(self, kind: int, name: str, *operations: int) -> None:
-        """Allow operations on one topic or group."""
         async with self.admin() as admin:
             for operation in operations:
                 request = CreateAclsRequest(kind, name, LITERAL, "User:app", "*", operation, ALLOW)
@@ -82,13 +80,6 @@ def guarded_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[K
 def guarded(guarded_broker: tuple[KafkaBroker, str]) -> GuardedCluster:
     """A group and topics of its own."""
     return GuardedCluster(*guarded_broker)
-
-
-async def test_a_wrong_password_is_said_at_once(guarded: GuardedCluster, tmp_path: Path) -> None:
-    wrong = tmp_path / "password"
-    wrong.write_text("guess\n")
-    with pytest.raises(StartError, match="refused the credentials"):
-        await prepare_topics(guarded.as_user(sasl={**USER, "mechanism": "SCRAM-SHA-256", "password_file": wrong}), 30)
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256"])

@@ -7,7 +7,6 @@ import pytest
 from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.connection import check, prepare_topics
 from k8s.process.errors import StartError
-from loadtest.stack.ports import free_ports
 from tests.support.kafka_clusters import RealCluster
 
 pytestmark = pytest.mark.kafka
@@ -54,13 +53,6 @@ async def test_limits_that_fit_are_not_mentioned(shared: RealCluster) -> None:
     await shared.create_named_topic(f"{requests}-dlt", max_message_bytes="2000000")
     await shared.create_named_topic(f"{requests}.replies")
     assert list(await check(settings_of(shared, requests), 10)) == []
-
-
-async def test_a_broker_that_is_not_there_is_named() -> None:
-    (port,) = free_ports(1)
-    settings = KafkaSettings(bootstrap_servers=f"localhost:{port}")
-    with pytest.raises(StartError, match=f"no broker answers at localhost:{port}"):
-        await prepare_topics(settings, 1)
 
 
 async def test_a_broker_that_speaks_no_tls_is_named(shared: RealCluster) -> None:

@@ -20,7 +20,6 @@ pytestmark = pytest.mark.kafka
 
 @asynccontextmanager
 async def transactions(cluster: RealCluster, name: str, timeout_ms: int = 60_000) -> AsyncGenerator[Any]:
-    """A producer of transactions."""
     producer = AIOKafkaProducer(
         bootstrap_servers=cluster.bootstrap,
         transactional_id=f"{cluster.name}-{name}",
@@ -72,7 +71,6 @@ async def written(cluster: RealCluster, topic: str, *, header: str = "n") -> lis
 
 
 def values(intake: Reading) -> Sequence[str]:
-    """What was handed out."""
     return [(in_flight.value or b"").decode() for in_flight in intake.in_flight_records]
 
 

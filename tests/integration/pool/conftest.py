@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -18,19 +19,25 @@ import pytest
 
 from loadtest.bench.setting import Program
 from loadtest.stack.ports import free_ports
-from loadtest.stack.service import DEFAULT_MODEL_NAME, Aggregator, ModelServer
+from loadtest.stack.service import DEFAULT_MODEL_NAME, Aggregator, without_kafka
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
+from tests.support.processes import NewServer
 from tests.support.until import until
 
 CALLERS = 16
 DEADLINE_S = 20.0
-STEP_S = 0.05
-"""Of the synthetic engines, unless a test says otherwise; a batch is given up after more than a second then."""
-
-NewServer = Callable[..., ModelServer]
-NewSickServer = Callable[..., tuple[Program, str]]
+NewSickServer = Callable[..., "SickServer"]
 Pool = Callable[..., "Watched"]
+
+
+class SickServer(Program):
+    """sick_modelserver; at SIGUSR1 it falls ill, at SIGUSR2 it is well again."""
+
+    def __init__(self, log: Path, *arguments: str) -> None:
+        (port,) = free_ports(1)
+        self.address = f"localhost:{port}"
+        super().__init__("tests.integration.pool.sick_modelserver", ["--port", str(port), *arguments], log, port)
 
 
 @dataclass(eq=False)
@@ -42,7 +49,6 @@ class Traffic:
 
     @property
     def answered(self) -> int:
-        """Calls that got a vector."""
         return self.codes[grpc.StatusCode.OK]
 
     def check(self) -> None:
@@ -97,7 +103,6 @@ class Watched:
 
     @property
     def address(self) -> str:
-        """Where it is called."""
         return self.process.address
 
     async def told(self, event: str, address: str, within_s: float = 30.0) -> str:
@@ -118,31 +123,19 @@ class Watched:
 
 
 @pytest.fixture
-def new_server(tmp_path: Path) -> Iterator[NewServer]:
-    """Make model servers that compute nothing, told more by `settings`; all end with the test."""
-    made: list[ModelServer] = []
-
-    def make(**settings: str) -> ModelServer:
-        synthetic = {"ENGINE__KIND": "synthetic", "PROFILE__ENABLED": "false", "SYNTHETIC__FIXED_S": str(STEP_S)}
-        made.append(ModelServer(tmp_path / f"modelserver-{len(made)}.log", settings={**synthetic, **settings}))
-        return made[-1]
-
-    yield make
-    for server in made:
-        server.kill()
+def new_server(new_server: NewServer) -> NewServer:
+    """Steps take 50 ms, unless a test says otherwise; a batch is given up after more than a second then."""
+    return partial(new_server, SYNTHETIC__FIXED_S="0.05")
 
 
 @pytest.fixture
 def new_sick_server(tmp_path: Path) -> Iterator[NewSickServer]:
     """Make sick_modelserver processes; all end with the test."""
-    made: list[Program] = []
+    made: list[SickServer] = []
 
-    def make(illness: str, *further: str) -> tuple[Program, str]:
-        (port,) = free_ports(1)
-        arguments = ["--port", str(port), "--illness", illness, *further]
-        log = tmp_path / f"sick-{len(made)}.log"
-        made.append(Program("tests.integration.pool.sick_modelserver", arguments, log, port))
-        return made[-1], f"localhost:{port}"
+    def make(illness: str, *further: str) -> SickServer:
+        made.append(SickServer(tmp_path / f"sick-{len(made)}.log", "--illness", illness, *further))
+        return made[-1]
 
     yield make
     for server in made:
@@ -155,13 +148,11 @@ def pool(tmp_path: Path) -> Iterator[Pool]:
     started: list[Aggregator] = []
 
     def start(*addresses: str, models: Sequence[dict[str, object]] | None = None, **further: str) -> Watched:
-        settings = {"KAFKA__ENABLED": "false", **further}
+        settings = {"BATCHING__COALESCE": "true", **further}
         if models is not None:
             settings["MODELS"] = json.dumps(models)
         log = tmp_path / f"aggregator-{len(started)}.log"
-        started.append(
-            Aggregator(log, kafka="localhost:1", model=DEFAULT_MODEL_NAME, servers=addresses, settings=settings)
-        )
+        started.append(without_kafka(log, model=DEFAULT_MODEL_NAME, servers=addresses, settings=settings))
         started[-1].start()
         return Watched(started[-1])
 

@@ -70,7 +70,6 @@ class SickModelServer(InstantModelServer):
 
     @override
     async def EmbedBatch(self, request: pb.EmbedBatchRequest, context: Any) -> pb.EmbedBatchResponse:
-        """Right, or garbage."""
         answer = await super().EmbedBatch(request, context)
         if self.ill and self._illness in GARBAGE:
             GARBAGE[self._illness](answer)
@@ -78,12 +77,10 @@ class SickModelServer(InstantModelServer):
 
     @override
     def Generate(self, request_iterator: Any, context: Any) -> Any:
-        """It embeds."""
         return super().Generate(request_iterator, context)
 
     @override
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeResponse:
-        """True, or another's."""
         said = await super().Describe(request, context)
         if self.ill and self._illness in IMPOSTURES:
             IMPOSTURES[self._illness][0](said)
@@ -109,7 +106,6 @@ async def serve(port: int, service: SickModelServer) -> None:
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--illness", choices=[*GARBAGE, *IMPOSTURES], required=True)

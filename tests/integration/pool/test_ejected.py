@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 
 import pytest
 
-from tests.integration.pool.conftest import NewServer, NewSickServer, Pool, more, traffic
+from loadtest.stack.service import ModelServer
+from tests.integration.pool.conftest import NewSickServer, Pool, SickServer, Traffic, Watched, more, traffic
 from tests.integration.pool.sick_modelserver import GARBAGE, IMPOSTURES
+from tests.support.processes import NewServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -18,32 +22,36 @@ SOON_S = 10.0
 """Within which a server that is well takes part: in half of it where the machine does nothing else."""
 
 
-async def test_a_server_that_is_killed_is_missed_by_nobody_and_returns(new_server: NewServer, pool: Pool) -> None:
-    steady, mortal = new_server(), new_server()
-    for server in (steady, mortal):
+@asynccontextmanager
+async def traffic_over(
+    pool: Pool, steady: ModelServer | SickServer, other: ModelServer | SickServer
+) -> AsyncGenerator[tuple[Watched, Traffic]]:
+    """Callers of an aggregator that both servers have joined; none of them sees an error."""
+    for server in (steady, other):
         server.start()
-    aggregator = pool(steady.address, mortal.address)
-    for server in (steady, mortal):
+    aggregator = pool(steady.address, other.address)
+    for server in (steady, other):
         await aggregator.told(JOINED, server.address)
     async with traffic(aggregator.address) as seen:
+        await more(seen)  # both have shown how fast they are
+        yield aggregator, seen
+        await more(seen)
+    seen.check()
+
+
+async def test_a_server_that_is_killed_is_missed_by_nobody_and_returns(new_server: NewServer, pool: Pool) -> None:
+    mortal = new_server()
+    async with traffic_over(pool, new_server(), mortal) as (aggregator, seen):
         mortal.kill()
         await aggregator.told(WITHDREW, mortal.address)
         await more(seen)
         await asyncio.to_thread(mortal.start)
         await aggregator.told(JOINED, mortal.address, SOON_S)
-        await more(seen)
-    seen.check()
 
 
 async def test_a_server_that_hangs_is_missed_by_nobody_and_returns(new_server: NewServer, pool: Pool) -> None:
-    steady, hanging = new_server(), new_server()
-    for server in (steady, hanging):
-        server.start()
-    aggregator = pool(steady.address, hanging.address)
-    for server in (steady, hanging):
-        await aggregator.told(JOINED, server.address)
-    async with traffic(aggregator.address) as seen:
-        await more(seen)  # both have shown how fast they are
+    hanging = new_server()
+    async with traffic_over(pool, new_server(), hanging) as (aggregator, seen):
         hanging.pause()
         try:
             assert await aggregator.told(WITHDREW, hanging.address) == "a batch failed there"
@@ -51,46 +59,34 @@ async def test_a_server_that_hangs_is_missed_by_nobody_and_returns(new_server: N
         finally:
             hanging.resume()
         await aggregator.told(JOINED, hanging.address, 2 * SOON_S)  # a probe of it may have hung, too
-        await more(seen)
-    seen.check()
 
 
 @pytest.mark.parametrize("illness", GARBAGE)
 async def test_a_server_that_answers_garbage_is_believed_by_nobody_and_returns(
     illness: str, new_sick_server: NewSickServer, pool: Pool
 ) -> None:
-    steady, steady_address = new_sick_server(illness)
-    sick, sick_address = new_sick_server(illness)
-    for server in (steady, sick):
-        server.start()
-    aggregator = pool(steady_address, sick_address)
-    for address in (steady_address, sick_address):
-        await aggregator.told(JOINED, address)
-    async with traffic(aggregator.address) as seen:
-        await more(seen)
+    sick = new_sick_server(illness)
+    async with traffic_over(pool, new_sick_server(illness), sick) as (aggregator, seen):
         os.kill(sick.pid, signal.SIGUSR1)
-        assert await aggregator.told(WITHDREW, sick_address) == "a batch failed there"
-        await aggregator.told(LEFT_OUT, sick_address)  # the probe sees it, too
+        assert await aggregator.told(WITHDREW, sick.address) == "a batch failed there"
+        await aggregator.told(LEFT_OUT, sick.address)  # the probe sees it, too
         await more(seen)
         os.kill(sick.pid, signal.SIGUSR2)
-        await aggregator.told(JOINED, sick_address, SOON_S)
-        await more(seen)
-    seen.check()
+        await aggregator.told(JOINED, sick.address, SOON_S)
 
 
 @pytest.mark.parametrize("illness", IMPOSTURES)
 async def test_a_server_of_another_model_or_tokenizer_gets_nothing_until_it_is_the_right_one(
     illness: str, new_sick_server: NewSickServer, pool: Pool
 ) -> None:
-    steady, steady_address = new_sick_server(illness)
-    other, other_address = new_sick_server(illness, "--born-ill")
+    steady, other = new_sick_server(illness), new_sick_server(illness, "--born-ill")
     for server in (steady, other):
         server.start()
-    aggregator = pool(steady_address, other_address)
+    aggregator = pool(steady.address, other.address)
     async with traffic(aggregator.address) as seen:
-        assert IMPOSTURES[illness][1] in await aggregator.told(LEFT_OUT, other_address)
+        assert IMPOSTURES[illness][1] in await aggregator.told(LEFT_OUT, other.address)
         await more(seen)
         os.kill(other.pid, signal.SIGUSR2)
-        await aggregator.told(JOINED, other_address, SOON_S)
+        await aggregator.told(JOINED, other.address, SOON_S)
         await more(seen)
     seen.check()

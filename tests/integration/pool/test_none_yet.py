@@ -13,7 +13,8 @@ from loadtest.stack.service import DEFAULT_MODEL_NAME
 from protos.aggregator.v1 import aggregator_pb2, aggregator_pb2_grpc
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
-from tests.integration.pool.conftest import NewServer, Pool
+from tests.integration.pool.conftest import Pool
+from tests.support.processes import NewServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 

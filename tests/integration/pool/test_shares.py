@@ -10,7 +10,8 @@ import pytest
 from loadtest.stack.service import DEFAULT_MODEL_NAME, ModelServer
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
-from tests.integration.pool.conftest import NewServer, Pool, more, traffic
+from tests.integration.pool.conftest import Pool, more, traffic
+from tests.support.processes import NewServer
 from tests.support.scrape import metrics
 from tests.support.until import until
 

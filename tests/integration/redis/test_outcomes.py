@@ -104,18 +104,6 @@ async def test_other_fields_that_are_too_large_never_leave_redis(broker: RedisAs
         assert (letters[0]["correlation_id"], letters[0]["other-size"]) == (b"c", b"3000020")
 
 
-async def test_a_place_for_the_reply_with_a_long_name_is_refused(broker: RedisAsBroker) -> None:
-    await broker.send(message("long"), reply_to=b"r" * 1025)
-    await broker.send(message("good"))
-    async with broker.opened() as source:
-        assert [request.request_id for request in await take(source, 1)] == ["good"]
-        [(_, fields)] = await broker.letters()
-        assert (fields["dlt-error-code"], b"1025 characters" in fields["dlt-error-message"]) == (
-            b"INVALID_ARGUMENT",
-            True,
-        )
-
-
 async def test_an_entry_without_a_value_is_undecodable(broker: RedisAsBroker) -> None:
     await broker.client.xadd(broker.requests, {"nothing": "here"})
     await broker.send(message("good"))

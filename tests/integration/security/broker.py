@@ -31,7 +31,6 @@ class SecureKafka:
     signer: rsa.RSAPrivateKey
 
     def token(self, seconds: float = 600) -> str:
-        """A bearer token that the broker accepts."""
         claims = {"sub": USER, "iss": "test", "aud": AUDIENCE, "iat": time.time() - 5, "exp": time.time() + seconds}
         return jwt.encode(claims, self.signer, "RS256", {"kid": "signer"})
 
