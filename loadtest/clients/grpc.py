@@ -10,11 +10,16 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import grpc
+import numpy as np
+import numpy.typing as npt
 
+from aggregator.errors import ungrouped
 from loadtest.clients.messages import NO_WISHES, Wishes, answers, request
+from loadtest.clients.pace import paced
 from loadtest.tally import Answer, Tally
 from protos.embedding.v1 import embedding_pb2_grpc
 
+Seconds = npt.NDArray[np.float64]
 _MAX_REPLY_BYTES = 256 * 1024 * 1024
 
 
@@ -62,6 +67,30 @@ async def run(texts: Sequence[str], tally: Tally, plan: GrpcRun, on_progress: Ca
         async with asyncio.TaskGroup() as tasks:
             for worker in range(plan.concurrency):
                 tasks.create_task(call_on(), name=f"caller-{worker}")
+
+
+async def at_rate(target: str, texts: Sequence[str], per_s: float, per_call: int = 1) -> tuple[Seconds, Seconds]:
+    """Call at a fixed rate, whether or not earlier calls are answered; seconds at which each was sent, and that it took.
+
+    Raises GrpcRunError when the target cannot be reached, AioRpcError when a call fails.
+    """
+    plan = GrpcRun(target)
+    count = len(texts) // per_call
+    sent_s, latency_s = np.zeros(count), np.zeros(count)
+    with ungrouped(grpc.aio.AioRpcError):
+        async with connected(plan) as channel, asyncio.TaskGroup() as tasks:
+            stub = embedding_pb2_grpc.EmbeddingsStub(channel)
+            began_s = time.monotonic()
+
+            async def one(number: int) -> None:
+                called_s = time.monotonic()
+                asked = request(list(texts[number * per_call : (number + 1) * per_call]), str(number), NO_WISHES)
+                await stub.Embed(asked, timeout=plan.timeout_s)
+                sent_s[number], latency_s[number] = called_s - began_s, time.monotonic() - called_s
+
+            async for numbers in paced(count, per_s, 1):
+                tasks.create_task(one(numbers.start))
+    return sent_s, latency_s
 
 
 class _Caller:

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 import numpy as np
 
-from aggregator.errors import ungrouped
 from loadtest.bench.figures import Figure
 from loadtest.bench.setting import REQUESTS, Plan, create_topics, fill, kafka, texts
-from loadtest.clients.messages import NO_WISHES, request
-from loadtest.clients.pace import paced
+from loadtest.clients.grpc import GrpcRunError, Seconds, at_rate
 from loadtest.prometheus import BatchFigures, batch_figures
 from loadtest.report.plots import draw_alone
 from loadtest.report.section import Plot, Series
 from loadtest.stack.errors import StackError
 from loadtest.stack.service import Aggregator, ModelServer
-from protos.embedding.v1 import embedding_pb2_grpc
 
 NAME = "beside"
 BACKLOG = 100_000
@@ -47,8 +43,8 @@ class Phase:
     `batches`: the batches that the aggregator packed in that time.
     """
 
-    sent_s: np.ndarray[tuple[int], np.dtype[np.float64]]
-    latency_s: np.ndarray[tuple[int], np.dtype[np.float64]]
+    sent_s: Seconds
+    latency_s: Seconds
     batches: BatchFigures
 
     def percentile_s(self, percent: float) -> float:
@@ -157,25 +153,11 @@ async def _both(aggregator: Aggregator, bootstrap: str, seconds: float) -> Besid
 
 
 async def _call(aggregator: Aggregator, seconds: float) -> Phase:
-    """Send calls at a fixed rate, whether or not earlier ones are answered. Raises StackError when one fails."""
+    """Call for this many seconds. Raises StackError when a call fails."""
     per_s = SHARE * CAPACITY_PER_S
-    questions = texts(int(per_s * seconds))
-    sent_s, latency_s = np.zeros(len(questions)), np.zeros(len(questions))
     before = batch_figures(aggregator.metrics_address)
     try:
-        with ungrouped(grpc.aio.AioRpcError):
-            async with grpc.aio.insecure_channel(aggregator.address) as channel, asyncio.TaskGroup() as tasks:
-                stub = embedding_pb2_grpc.EmbeddingsStub(channel)
-                await channel.channel_ready()
-                began_s = time.monotonic()
-
-                async def one(number: int) -> None:
-                    called_s = time.monotonic()
-                    await stub.Embed(request([questions[number]], str(number), NO_WISHES), timeout=_TIMEOUT_S)
-                    sent_s[number], latency_s[number] = called_s - began_s, time.monotonic() - called_s
-
-                async for numbers in paced(len(questions), per_s, 1):
-                    tasks.create_task(one(numbers.start))
-    except grpc.aio.AioRpcError as error:
+        sent_s, latency_s = await at_rate(aggregator.address, texts(int(per_s * seconds)), per_s)
+    except (grpc.aio.AioRpcError, GrpcRunError) as error:
         raise StackError(f"a call failed: {error!r}") from error
     return Phase(sent_s, latency_s, batch_figures(aggregator.metrics_address) - before)

@@ -18,13 +18,10 @@ from aggregator.scheduler.work_item import Task
 from loadtest.bench.figures import Figure
 from loadtest.bench.programs.instant_modelserver import MODEL
 from loadtest.bench.setting import InstantModelServers, Plan, texts
-from loadtest.clients.grpc import GrpcRun, connected
-from loadtest.clients.messages import NO_WISHES, request
-from loadtest.clients.pace import paced
+from loadtest.clients.grpc import at_rate
 from loadtest.processor import cpu_s
 from loadtest.screen import ERRORS
 from loadtest.stack.service import Aggregator, without_kafka
-from protos.embedding.v1 import embedding_pb2_grpc
 
 NAME = "page"
 VIEWERS = (0, 10, 200)
@@ -107,22 +104,10 @@ async def _viewer(address: str) -> AsyncGenerator[None]:
 
 
 async def _load(target: str) -> float:
-    """Calls at a fixed rate, whether or not earlier ones are answered; the p99 of their latencies."""
-    latencies_s: list[float] = []
-    count = int(_TURN_S * _CALLS_PER_S)
-    questions = texts(count * _PER_CALL)
-
-    async def call(stub: embedding_pb2_grpc.EmbeddingsAsyncStub, number: int) -> None:
-        sent_s = time.monotonic()
-        asked = questions[number * _PER_CALL : (number + 1) * _PER_CALL]
-        await stub.Embed(request(asked, f"page-{number}", NO_WISHES), timeout=_TURN_S)
-        latencies_s.append(time.monotonic() - sent_s)
-
-    async with connected(GrpcRun(target)) as channel, asyncio.TaskGroup() as calls:
-        stub = embedding_pb2_grpc.EmbeddingsStub(channel)
-        async for numbers in paced(count, _CALLS_PER_S, 1):
-            calls.create_task(call(stub, numbers.start))
-    return float(np.percentile(latencies_s, 99))
+    """The p99 of calls at a fixed rate."""
+    questions = texts(int(_TURN_S * _CALLS_PER_S) * _PER_CALL)
+    _, latency_s = await at_rate(target, questions, _CALLS_PER_S, _PER_CALL)
+    return float(np.percentile(latency_s, 99))
 
 
 def _unwatched_ns() -> float:
