@@ -70,7 +70,7 @@ async def run(texts: Sequence[str], tally: Tally, plan: GrpcRun, on_progress: Ca
 
 
 async def at_rate(target: str, texts: Sequence[str], per_s: float, per_call: int = 1) -> tuple[Seconds, Seconds]:
-    """Call at a fixed rate, whether or not earlier calls are answered; seconds at which each was sent, and that it took.
+    """Call at a fixed rate, whether or not earlier calls are answered; seconds from the start to each, and of each.
 
     Raises GrpcRunError when the target cannot be reached, AioRpcError when a call fails.
     """

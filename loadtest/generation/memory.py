@@ -33,14 +33,6 @@ class MemoryPolicy:
     memory_lengths: int = 1000
     refresh_s: float = 10.0
 
-    def __post_init__(self) -> None:
-        """Raise ValueError when one request would not fit, or a setting is out of range."""
-        if not 1 <= self.max_request_tokens <= self.capacity_tokens:
-            raise ValueError(f"a request of {self.max_request_tokens} in a capacity of {self.capacity_tokens} tokens")
-        if self.max_batch < 1 or self.memory_lengths < _MIN_LENGTHS or not self.refresh_s >= 0.0:
-            raise ValueError(f"out of range: {self.max_batch}, {self.memory_lengths} requests, {self.refresh_s} s")
-        theta(self.overflow)
-
 
 class MemoryController:
     """Algorithm 1 of Pang et al. for a generating engine: how many requests may run at once.

@@ -13,7 +13,6 @@ from statistics import NormalDist
 
 _MIN_LENGTHS = 30
 _MEMORY_LENGTHS = 1000
-_EVEN_ODDS = 0.5
 _OVERFLOW = 0.05
 """epsilon_M; in trials, neither form gained by another value."""
 
@@ -33,11 +32,8 @@ def exact_batch(capacity_tokens: float, mean_tokens: float, variance: float, ove
     """b*, the requests whose tokens exceed the capacity with probability `overflow` (Pang et al., equation 12 squared).
 
     It solves b * m + theta * sqrt(b * v) = eta for b, theta = inverse normal CDF of 1 - epsilon_M. The seed's
-    text prints the root of b; its square is meant. `variance` is in tokens squared. Raises ValueError for a
-    mean, capacity or variance out of range, or a probability outside (0, 0.5].
+    text prints the root of b; its square is meant. `variance` is in tokens squared, `overflow` at most one half.
     """
-    if not (0.0 < mean_tokens < math.inf and 0.0 <= variance < math.inf and 0.0 < capacity_tokens < math.inf):
-        raise ValueError(f"not lengths: mean {mean_tokens}, variance {variance}, capacity {capacity_tokens}")
     spread = theta(overflow) * math.sqrt(variance)
     return ((math.sqrt(spread**2 + 4.0 * mean_tokens * capacity_tokens) - spread) / (2.0 * mean_tokens)) ** 2
 
@@ -119,7 +115,5 @@ class MemoryLimit:
 
 
 def theta(overflow: float) -> float:
-    """The standard normal quantile that is passed with that probability. Raises ValueError outside (0, 0.5]."""
-    if not 0.0 < overflow <= _EVEN_ODDS:
-        raise ValueError(f"not a probability of overflow: {overflow}")
+    """The standard normal quantile that is passed with that probability."""
     return NormalDist().inv_cdf(1.0 - overflow)

@@ -94,15 +94,6 @@ def test_the_exact_batch_solves_its_equation_and_both_forms_agree(
     assert abs(linear_batch(capacity, mean, buffer) - batch) <= 1.0 + 1e-6 * batch
 
 
-@pytest.mark.parametrize(
-    ("capacity", "mean", "variance"),
-    [(0.0, 1.0, 1.0), (1.0, 0.0, 1.0), (1.0, 1.0, -1.0), (1.0, math.nan, 1.0), (math.inf, 1.0, 1.0)],
-)
-def test_lengths_that_are_none_are_refused(capacity: float, mean: float, variance: float) -> None:
-    with pytest.raises(ValueError, match="not lengths"):
-        exact_batch(capacity, mean, variance, 0.05)
-
-
 def test_moments_are_exact_while_they_remember_all_and_follow_a_change_after() -> None:
     lengths = LengthMoments(memory=100)
     sample = [random.Random(3).randint(1, 500) for _ in range(100)]
