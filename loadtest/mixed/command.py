@@ -10,10 +10,10 @@ from statistics import mean
 from rich.table import Table
 
 from loadtest.mixed import orthrus, small_server
-from loadtest.mixed.plots import by_share, of_phases
 from loadtest.mixed.run import Record
 from loadtest.mixed.server import Task
 from loadtest.options import fail
+from loadtest.report.mixed import by_share, of_phases
 from loadtest.report.plots import draw_alone
 from loadtest.report.section import Plot
 from loadtest.screen import plain_table, wide

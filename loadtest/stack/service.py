@@ -89,8 +89,7 @@ class ModelServer(Service):
 class Aggregator(Service):
     """An aggregator on this machine, between a Kafka and model servers of one model.
 
-    `settings` are environment variables without their prefix, such as {"BATCHING__COALESCE": "false"}. `module` is
-    the program, where another is to be measured in its place.
+    `settings` are environment variables without their prefix, such as {"BATCHING__COALESCE": "false"}.
     """
 
     def __init__(
@@ -104,7 +103,6 @@ class Aggregator(Service):
         http_port: int | None = None,
         metrics_port: int | None = None,
         settings: Mapping[str, str] | None = None,
-        module: str = "aggregator",
     ) -> None:
         free_port, free_http_port, free_metrics_port = free_ports(3)
         port, metrics_port = port or free_port, metrics_port or free_metrics_port
@@ -121,7 +119,7 @@ class Aggregator(Service):
             "MODELS": json.dumps([{"name": model, "aliases": aliases, "servers": list(servers)}]),
             **(settings or {}),
         }
-        super().__init__("aggregator", module, _prefixed(_AGGREGATOR_PREFIX, told), metrics_port, log_file)
+        super().__init__("aggregator", "aggregator", _prefixed(_AGGREGATOR_PREFIX, told), metrics_port, log_file)
 
 
 def without_kafka(
@@ -130,11 +128,10 @@ def without_kafka(
     model: str,
     servers: Sequence[str],
     settings: Mapping[str, str] | None = None,
-    module: str = "aggregator",
 ) -> Aggregator:
     """An aggregator that serves gRPC alone, and computes equal inputs each by itself, as what is measured must."""
     told = {"KAFKA__ENABLED": "false", "BATCHING__COALESCE": "false", **(settings or {})}
-    return Aggregator(log_file, kafka="localhost:1", model=model, servers=servers, settings=told, module=module)
+    return Aggregator(log_file, kafka="localhost:1", model=model, servers=servers, settings=told)
 
 
 def _prefixed(prefix: str, settings: Mapping[str, str]) -> dict[str, str]:

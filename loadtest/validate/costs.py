@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from loadtest.processor import cpu_s
 from loadtest.prometheus import totals
@@ -49,14 +49,7 @@ class Reading:
         return max(0.0, self.server_s - self.computed_s) / self.steps
 
     def __sub__(self, earlier: Reading) -> Reading:
-        return Reading(
-            self.callers_s - earlier.callers_s,
-            self.front_s - earlier.front_s,
-            self.server_s - earlier.server_s,
-            self.computed_s - earlier.computed_s,
-            self.steps - earlier.steps,
-            self.queries - earlier.queries,
-        )
+        return Reading(*(now - then for now, then in zip(astuple(self), astuple(earlier), strict=True)))
 
 
 def read(server: ModelServer, front: Aggregator) -> Reading:

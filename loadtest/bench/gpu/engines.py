@@ -78,25 +78,12 @@ def measured(model: str, side: str, model_folder: Path, folder: Path) -> Engine:
         return Engine(model, side, (done.stderr.strip().splitlines() or ["it ended without a word"])[-1])
     try:
         return _parsed(model, side, done.stdout.splitlines()[-1], operations_per_token(model_folder))
-    except (LookupError, ValueError) as error:
+    except (LookupError, TypeError, ValueError) as error:
         raise StackError(f"engine_steps wrote no figures: {error!r}; its log is {log_file}") from error
 
 
 def _parsed(model: str, side: str, line: str, operations: float) -> Engine:
     found = json.loads(line)
-    curve = found["curve"]
-    return Engine(
-        model,
-        side,
-        device=found["device"],
-        dtype=found["dtype"],
-        load_s=found["load_s"],
-        saturation_point=curve["saturation_point"],
-        max_tokens=curve["max_tokens"],
-        capture_sizes=curve["capture_sizes"],
-        steps={int(tokens): (step_s, device_s) for tokens, (step_s, device_s) in found["steps"].items()},
-        profile=dict(found["points"]),
-        flops=found["flops"],
-        bytes_per_s=found["bytes_per_s"],
-        operations_per_token=operations,
-    )
+    for by_tokens in ("steps", "profile"):
+        found[by_tokens] = {int(tokens): seconds for tokens, seconds in found[by_tokens].items()}
+    return Engine(model, side, operations_per_token=operations, **found)

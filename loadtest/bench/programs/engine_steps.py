@@ -13,7 +13,6 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from statistics import median
 
 import numpy as np
@@ -49,9 +48,20 @@ def time_steps(settings: ModelServerSettings, files: ModelFiles, totals: Sequenc
     rng = np.random.default_rng(_SEED)
     steps = {total: _step(engine, total, rng) for total in totals if total <= facts.step_token_capacity}
     flops, bytes_per_s = device_limits(facts.dtype)
-    found = {"load_s": load_s, "steps": steps, "flops": flops, "bytes_per_s": bytes_per_s, "points": profile.points}
-    described = {"engine": facts.kind, "dtype": facts.dtype, "device": facts.device, "curve": asdict(profile.curve)}
-    print(json.dumps(described | found), flush=True)
+    curve = profile.curve
+    found = {
+        "device": facts.device,
+        "dtype": facts.dtype,
+        "load_s": load_s,
+        "saturation_point": curve.saturation_point,
+        "max_tokens": curve.max_tokens,
+        "capture_sizes": curve.capture_sizes,
+        "steps": steps,
+        "profile": dict(profile.points),
+        "flops": flops,
+        "bytes_per_s": bytes_per_s,
+    }
+    print(json.dumps(found), flush=True)
     engine.close()
 
 
