@@ -28,7 +28,7 @@ from loadtest.options import unique
 from loadtest.processor import cpu_s
 from loadtest.questions import bundled_questions
 from loadtest.stack.child import Child
-from loadtest.stack.kafka import KafkaBroker
+from loadtest.stack.kafka import QUICK_START, KafkaBroker
 from loadtest.stack.part import Part
 from loadtest.stack.ports import free_ports
 from loadtest.stack.service import Aggregator
@@ -209,7 +209,8 @@ def kafka(plan: Plan) -> Generator[Setting]:
     data = plan.folder / "kafka"
     shutil.rmtree(data, ignore_errors=True)
     try:
-        with KafkaBroker(data, jvm_options=(), log_file=plan.folder / "kafka.log") as broker:
+        jvm_options = () if plan.turn_share == 1.0 else QUICK_START
+        with KafkaBroker(data, jvm_options=jvm_options, log_file=plan.folder / "kafka.log") as broker:
             yield Setting(plan, broker.bootstrap, count())
     finally:
         shutil.rmtree(data, ignore_errors=True)
