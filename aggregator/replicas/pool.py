@@ -152,6 +152,9 @@ class ServerWatch:
                     engine, tokenizer = await self._reach()
                 except (BatchFailed, BadDescription, TokenizerMismatch, ValueError, OSError) as error:
                     self._report(error)
+                except Exception as error:  # noqa: BLE001 - what one server sends must not end the work of all others
+                    kind = type(error).__name__
+                    self._report(BadDescription(f"its answers or its tokenizer cannot be used: {kind}: {error}"))
                 else:
                     joined_s = loop.time()
                     await self._serve(engine, tokenizer)

@@ -8,14 +8,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer as Tokenizers
+from tokenizers.models import WordLevel
 
 from aggregator.engine import Engine
 from aggregator.replicas.discovery import Discovery, Target
 from aggregator.replicas.pool import ModelServers, ProbePolicy
 from aggregator.tokenizers.cache import TokenizerCache
 from aggregator.tokenizers.tokenizer import Tokenizer
+from protos.modelserver.v1.fingerprint import TOKENIZER_FILE, tokenizer_fingerprint
 from tests.support.fake_engine import batch
-from tests.support.fake_model_server import FakeModelServer, embed_response
+from tests.support.fake_model_server import FILES, FakeModelServer, embed_response
 
 POLICY = ProbePolicy(
     call_timeout_s=30.0,
@@ -114,6 +117,34 @@ async def test_every_server_that_answers_joins_with_its_tokenizer(
         assert result.matrix.shape == (1, 8)
         assert np.isfinite(result.matrix).all()
     assert not members.engines
+
+
+WORDS = Tokenizers(WordLevel({"a": 0}, unk_token="[UNK]"))
+ODD_FILES = {
+    "a configuration that is a list": {"tokenizer_config.json": b"[]"},
+    "a special token without content": {"tokenizer_config.json": b'{"bos_token": {"id": 1}}'},
+    "a vocabulary without the unknown word": {TOKENIZER_FILE: WORDS.to_str().encode()},
+}
+
+
+@pytest.mark.parametrize("odd", ODD_FILES.values(), ids=ODD_FILES.keys())
+async def test_a_server_whose_tokenizer_cannot_be_used_is_left_out_and_ends_nothing(
+    servers: list[FakeModelServer],
+    members: Members,
+    cache: TokenizerCache,
+    caplog: pytest.LogCaptureFixture,
+    odd: dict[str, bytes],
+) -> None:
+    files = {**FILES, **odd}
+    sick = FakeModelServer(tokenizer_fingerprint=tokenizer_fingerprint(files), instance_id="sick")
+    sick.files = files
+    servers += [await sick.start(), await FakeModelServer(instance_id="well").start()]
+    pool = static(cache, *servers)
+    async with running(pool, members):
+        await until_logged("cannot be used", caplog)
+        await members.until(lambda: bool(members.engines))
+        assert members.story == ["+well"]
+        assert [target.address for target, why in pool.troubles() if why] == [sick.address]
 
 
 async def test_a_killed_server_leaves_at_once_and_its_successor_joins_as_another(
