@@ -18,7 +18,6 @@ FAILED, LOST = 2, 1
 
 
 def add_input_options(parser: argparse.ArgumentParser) -> None:
-    """What to send."""
     group = parser.add_argument_group("what to send")
     group.add_argument("--file", type=Path, metavar="F", help="one query a line; the bundled questions when absent")
     group.add_argument(
@@ -33,14 +32,12 @@ def add_input_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
-    """What to do with the answers."""
     group = parser.add_argument_group("what to keep")
     group.add_argument("--out", type=Path, metavar="FILE.npz", help="arrays line, embedding, code, latency_s")
     group.add_argument("--json", type=Path, metavar="FILE.json", help="the summary")
 
 
 def add_client_option(parser: argparse.ArgumentParser) -> None:
-    """Further settings of the Kafka client."""
     parser.add_argument(
         "--client",
         action="append",
@@ -52,7 +49,6 @@ def add_client_option(parser: argparse.ArgumentParser) -> None:
 
 
 def wishes(options: argparse.Namespace) -> Wishes:
-    """What the options ask of every request."""
     return Wishes(options.model, options.priority, options.expire_s)
 
 
@@ -86,13 +82,11 @@ def finish(title: str, tally: Tally, options: argparse.Namespace) -> int:
 
 
 def fail(command: str, error: Exception) -> int:
-    """Say why it could not be done."""
     ERRORS.print(f"loadtest {command}: {error}", style="bold red", markup=False, soft_wrap=True)
     return FAILED
 
 
 def positive(text: str) -> float:
-    """A number above zero."""
     value = float(text)
     if not value > 0:
         raise argparse.ArgumentTypeError(f"{text} is not above zero")
@@ -100,7 +94,6 @@ def positive(text: str) -> float:
 
 
 def positive_int(text: str) -> int:
-    """A whole number above zero."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not above zero")

@@ -96,7 +96,6 @@ class _Index:
         self._vectors = np.zeros((0, 0), np.float32)
 
     async def build(self) -> None:
-        """Embed the documents."""
         count = len(self._documents)
         parts = (self._documents[at : at + _INDEX_BATCH] for at in range(0, count, _INDEX_BATCH))
         self._vectors = np.concatenate([await self._embed(part) for part in parts])

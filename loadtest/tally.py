@@ -72,7 +72,6 @@ class Tally:
     _last_reply_s: float = -np.inf
 
     def __post_init__(self) -> None:
-        """Make room for every query."""
         count = len(self.lines)
         self._sent_s = np.full(count, np.nan)
         self._latency_s = np.full(count, np.nan)
@@ -80,7 +79,6 @@ class Tally:
 
     @property
     def complete(self) -> bool:
-        """Whether every query was sent and answered."""
         return self.replies == len(self.lines)
 
     @property
@@ -96,7 +94,6 @@ class Tally:
         self.duplicates += max(0, len(found) - len(numbers))
 
     def record_sent(self, number: int, now_s: float) -> None:
-        """Query `number` goes out now."""
         self._sent_s[number] = now_s
         self._first_sent_s = min(self._first_sent_s, now_s)
         self.sent += 1

@@ -38,7 +38,6 @@ _NAME = ' class="name"'
 
 
 def page(title: str, text: str, sections: Sequence[Section]) -> str:
-    """The whole document."""
     links = "".join(f'<a href="#{section.name}">{escape(section.title)}</a> ' for section in sections)
     body = "\n".join(map(_section, sections))
     return (

@@ -245,7 +245,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def cells(trial: Trial) -> tuple[str, ...]:
-    """One line of the table."""
     pairs = zip(means(trial.on), means(trial.off), (1e3, 1e3, 1.0, 100.0), (1, 1, 0, 1), strict=True)
     figures = [f"{factor * value:.{digits}f}" for on, off, factor, digits in pairs for value in (on, off)]
     gains = [f"{100.0 * value:.1f}" for value in (*trial.p99_gain, *trial.goodput_gain)]
@@ -262,7 +261,6 @@ def verdict(found: Sequence[Trial]) -> str:
 
 
 def table(found: Sequence[Trial]) -> Table:
-    """One row for each mechanism and case."""
     shown = plain_table(*COLUMNS, names=2)
     for trial in found:
         shown.add_row(*cells(trial))

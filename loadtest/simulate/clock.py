@@ -68,5 +68,4 @@ class Noise:
         return self._delays.pop()
 
     def uniform(self) -> float:
-        """A number in [0, 1)."""
         return float(self._rng.random())

@@ -88,7 +88,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def table(outcomes: Iterable[Outcome]) -> Table:
-    """One row a run."""
     titles = ("seed", "arrived", "in time", "qps", "p50 ms", "p90 ms", "p99 ms", "batch tokens", "busy")
     shown = plain_table("case", "policy", *titles, names=2)
     for one in outcomes:

@@ -127,7 +127,6 @@ class CoreAggregator:
 
     @property
     def held_tokens(self) -> int:
-        """Tokens from admission to the answer."""
         return self.admission.total
 
     @property
@@ -153,7 +152,6 @@ class CoreAggregator:
         return True
 
     def due(self, now_s: float) -> tuple[Sequence[InFlightBatch], float]:
-        """What the dispatcher says is due."""
         dispatcher = self.dispatcher
         due = dispatcher.due(now_s, max_items=self._engine.step_queries)
         self.expire((*due.expired, *due.late))

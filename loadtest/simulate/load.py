@@ -40,7 +40,6 @@ class Steps:
     rates: tuple[tuple[float, float], ...]
 
     def draw(self, duration_s: float, rng: np.random.Generator) -> Times:
-        """Arrival times in seconds, sorted, float64."""
         ends = [from_s for from_s, _ in self.rates[1:]] + [duration_s]
         pieces = [(start, min(end, duration_s), rate) for (start, rate), end in zip(self.rates, ends, strict=True)]
         return poisson([piece for piece in pieces if piece[0] < piece[1]], rng)
@@ -56,7 +55,6 @@ class Bursts:
     every_s: float = 5.0
 
     def draw(self, duration_s: float, rng: np.random.Generator) -> Times:
-        """Arrival times in seconds, sorted, float64."""
         quiet_s = self.every_s - self.burst_s
         pieces: list[tuple[float, float, float]] = []
         now_s = 0.0
@@ -78,7 +76,6 @@ class Day:
     day_s: float = 86400.0
 
     def draw(self, duration_s: float, rng: np.random.Generator) -> Times:
-        """Arrival times in seconds, sorted, float64."""
         piece_s = self.day_s / 288.0
         starts = np.arange(0.0, duration_s, piece_s)
         middle, swing = (self.low + self.high) / 2.0, (self.high - self.low) / 2.0
@@ -102,7 +99,6 @@ class Replay:
     spread_s: float = TRACE_S
 
     def draw(self, duration_s: float, rng: np.random.Generator) -> Times:
-        """Arrival times in seconds, sorted, float64."""
         hour = trace()
         shifts = np.concatenate([[0.0], rng.random(self.copies - 1) * self.spread_s])
         times = np.sort(np.concatenate([(hour + shift) % TRACE_S for shift in shifts.tolist()]))
@@ -117,7 +113,6 @@ class Replayed:
     copies: int = 1
 
     def draw(self, duration_s: float, rng: np.random.Generator) -> Times:
-        """Arrival times in seconds, sorted, float64."""
         del rng
         return np.repeat(self.times_s[self.times_s <= duration_s], self.copies)
 

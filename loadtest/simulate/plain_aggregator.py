@@ -53,7 +53,6 @@ class PlainAggregator:
 
     @property
     def waits(self) -> bool:
-        """Whether no pod has room."""
         return all(out >= self._closing.depth for out in self._out.values())
 
     def put(
@@ -93,7 +92,6 @@ class PlainAggregator:
         return sent, inf
 
     def done(self, batch: InFlightBatch, report: StepReport, now_s: float) -> Sequence[float]:
-        """Let the answered queries go."""
         del report, now_s
         self._came_back(batch)
         self.held_tokens -= batch.token_count
@@ -106,7 +104,6 @@ class PlainAggregator:
         self._again.append(batch.body)
 
     def join(self, pod: int) -> None:
-        """A pod is ready."""
         self._out[pod] = 0
 
     def leave(self, pod: int) -> None:

@@ -69,7 +69,6 @@ def kafka_classpath(cache: Path = DEFAULT_CACHE, on_progress: Progress = quietly
 
 
 def jar_folder(cache: Path) -> Path:
-    """Where the jars are."""
     return cache.expanduser() / f"kafka-{KAFKA_VERSION}"
 
 

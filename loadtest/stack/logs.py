@@ -21,7 +21,6 @@ class LogFile:
         self._read = self._start
 
     def text(self) -> str:
-        """All of it."""
         return self._from(self._start).decode(errors="replace")
 
     def new_lines(self) -> list[str]:

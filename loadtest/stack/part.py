@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import urllib.request
 from abc import ABC, abstractmethod
-from types import TracebackType
 from typing import Self
 
 from loadtest.stack.child import Child
@@ -48,7 +47,6 @@ class Part(ABC):
 
     @property
     def pid(self) -> int:
-        """Its process id."""
         return self.child.pid
 
     @property
@@ -109,14 +107,11 @@ class Part(ABC):
         self.child.pause()
 
     def resume(self) -> None:
-        """Go on after `pause`."""
         self.child.resume()
 
     def __enter__(self) -> Self:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()

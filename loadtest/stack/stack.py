@@ -106,7 +106,6 @@ class Stack:
 
     @property
     def model(self) -> str:
-        """The name of the model that is served."""
         return self.model_servers[0].model
 
     @property
@@ -153,7 +152,6 @@ class Stack:
         return complaints
 
     def kill(self) -> None:
-        """End all at once."""
         for part in self._parts():
             part.kill()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from math import ceil
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
@@ -35,23 +34,19 @@ class Stages:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Leave what was drawn, and draw no more."""
         if self._live:
             self._live.stop()
             self._live = None
 
     def begin(self, name: str, detail: str) -> None:
-        """A stage begins."""
         stage = self._stages[name] = _Stage(time.monotonic())
         if self._live:
             stage.bar = self._live.add_task(name, total=1)
         self.tell(name, detail)
 
     def tell(self, name: str, detail: str) -> None:
-        """What it does now."""
         stage = self._stages[name]
         if detail == stage.detail:
             return
@@ -67,7 +62,6 @@ class Stages:
             self.tell(name, f"{detail}, {done} of {total}")
 
     def end(self, name: str, detail: str) -> None:
-        """It is done."""
         stage = self._stages[name]
         if self._live and stage.bar is not None:
             self._live.update(stage.bar, completed=1)

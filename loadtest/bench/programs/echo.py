@@ -42,12 +42,10 @@ class Echo(embedding_pb2_grpc.EmbeddingsServicer):
 
     @override
     def EmbedStream(self, request_iterator: Any, context: Any) -> Any:
-        """Not measured."""
         raise NotImplementedError
 
     @override
     def ListModels(self, request: pb.ListModelsRequest, context: Any) -> Any:
-        """Not measured."""
         raise NotImplementedError
 
 

@@ -56,7 +56,6 @@ class InstantModelServer(modelserver_pb2_grpc.ModelServerServicer):
 
     @override
     async def EmbedBatch(self, request: pb.EmbedBatchRequest, context: Any) -> pb.EmbedBatchResponse:
-        """As many rows as there are lengths."""
         if self.step_s:
             async with self._engine:
                 await asyncio.sleep(self.step_s)
@@ -100,7 +99,6 @@ class InstantModelServer(modelserver_pb2_grpc.ModelServerServicer):
 
     @override
     async def GetTokenizer(self, request: pb.GetTokenizerRequest, context: Any) -> AsyncIterator[pb.TokenizerChunk]:
-        """MiniLM's own."""
         for name, data in self._files.items():
             yield pb.TokenizerChunk(file_name=name, data=data)
 

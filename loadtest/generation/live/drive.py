@@ -7,12 +7,14 @@ machine does changes no figure by much.
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
+from typing_extensions import override
 
 from loadtest.generation.work import Work
 from modelserver.engines.engine import EngineLoad, NewTokens, StepLoad
@@ -42,36 +44,30 @@ class Engine(Protocol):
     def step(self) -> tuple[Sequence[NewTokens], StepLoad]: ...
 
 
-class Rule(Protocol):
-    """Says what the next step may hold."""
+class Rule(ABC):
+    """Says what the next step may hold: tokens and sequences; what does not matter to it is not learnt."""
 
+    @abstractmethod
     def bounds(self, decoding: int, running: int, waiting: int) -> tuple[int, int]: ...
 
-    def stepped(self, load: StepLoad, took_s: float) -> None:
+    def stepped(self, load: StepLoad, took_s: float) -> None:  # noqa: B027
         """Hear of a step."""
-        ...
 
-    def finished(self, prompt_tokens: int, new_tokens: int) -> None:
+    def finished(self, prompt_tokens: int, new_tokens: int) -> None:  # noqa: B027
         """Hear of a sequence that is done."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
-class Fixed:
+class Fixed(Rule):
     """A fixed number of sequences at once, as a server is started with."""
 
     sequences: int
     step_tokens: int
 
+    @override
     def bounds(self, decoding: int, running: int, waiting: int) -> tuple[int, int]:
         del decoding, running, waiting
         return self.step_tokens, self.sequences
-
-    def stepped(self, load: StepLoad, took_s: float) -> None:
-        """Nothing is learnt."""
-
-    def finished(self, prompt_tokens: int, new_tokens: int) -> None:
-        """Nothing is learnt."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,6 @@ def with_gains(rows: Sequence[Row]) -> list[Row]:
 
 
 def table(what: str, rows: Sequence[Row]) -> Table:
-    """A line for each way and setting."""
     shown = plain_table(*COLUMNS[what])
     for row in rows:
         shown.add_row(*(_text(name, row[name]) for name in COLUMNS[what]))
