@@ -24,5 +24,7 @@ if __name__ == "__main__":
     add_cli_args(parser)
     _tell({})
     for line in sys.stdin:
-        found = main(parser.parse_args(json.loads(line)))
+        arguments = parser.parse_args(json.loads(line))
+        assert arguments is not None, "vLLM's parser makes no namespace. This is a bug."
+        found = main(arguments)
         _tell({name: found[name] for name in ("completed", "request_throughput")})
