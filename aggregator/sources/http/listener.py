@@ -8,6 +8,7 @@ import ssl
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import BadHttpMessage
 from typing_extensions import override
 
 from aggregator.observability.metrics import HttpClosed
@@ -30,6 +31,8 @@ _UNREAD_S = 30.0
 """A connection whose client reads nothing of a response that waits for it is closed after this time."""
 _HANDSHAKE_S = 20.0
 _BACKLOG = 1024
+_MAX_HEAD_BYTES = 16 * 1024
+"""Of one request before its body, as `CallLimits.max_metadata_bytes`: aiohttp bounds each header and their number."""
 _SHORTEST_S = 0.01  # to aiohttp, 0 is no limit
 _MAX_INPUTS = 2048
 """Of one request, as at OpenAI."""
@@ -112,6 +115,7 @@ class _Connection(web.RequestHandler):
         super().__init__(server, **options)
         self._server = server
         self._unread: asyncio.TimerHandle | None = None
+        self._parser: Any = _BoundedHeads(self._parser)
 
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -167,6 +171,38 @@ class _Connection(web.RequestHandler):
         response.force_close()
         self._server.metrics.http_responses.add(1, str(status))
         return response
+
+
+class _BoundedHeads:
+    """The parser of a connection, which refuses what comes before a body when it is longer than `_MAX_HEAD_BYTES`."""
+
+    def __init__(self, parser: Any) -> None:
+        self._parser = parser
+        self._body: Any = None
+        self._held = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._parser, name)
+
+    def feed_data(self, data: bytes) -> Any:
+        """Raises BadHttpMessage. What comes in one read with the end of a body is not counted."""
+        if self._held <= _MAX_HEAD_BYTES:
+            is_in_body = self._body is not None and not self._body.is_eof()
+            fed = self._parser.feed_data(data)
+            messages = fed[0]
+            if messages:
+                self._body = messages[-1][1]
+                self._held = max(_length(message) for message, _ in messages)
+            elif not is_in_body:
+                self._held += len(data)
+            if self._held <= _MAX_HEAD_BYTES:
+                self._held = 0 if messages else self._held
+                return fed
+        raise BadHttpMessage("the headers are too long")
+
+
+def _length(message: Any) -> int:
+    return len(message.path) + sum(len(name) + len(value) + 4 for name, value in message.raw_headers)
 
 
 def _rotating(certificates: WatchedFiles[ssl.SSLContext]) -> ssl.SSLContext:

@@ -79,6 +79,16 @@ WRONG = {
         400,
         "bad_request",
     ),
+    "headers that are long together": (
+        HEAD + b"".join(b"x%d: %s\r\n" % (number, b"y" * 1000) for number in range(20)) + b"\r\n",
+        400,
+        "bad_request",
+    ),
+    "long headers that never end": (
+        HEAD + b"".join(b"x%d: %s\r\n" % (number, b"y" * 1000) for number in range(20)),
+        400,
+        "bad_request",
+    ),
 }
 """What is sent, and the status and code of the answer."""
 
@@ -97,6 +107,19 @@ async def test_what_is_wrong_on_the_wire_is_named_and_its_connection_closed(
         assert door.figure("embed.http.responses", status=str(status)) == 1
         assert (await embed(session, {"input": "a"}))[0] == 200
         await until(lambda: door.figure("embed.calls.held") == door.figure("embed.calls.open") == 0)
+
+
+async def test_headers_are_bounded_for_each_request_and_not_for_the_connection() -> None:
+    padded = WHOLE.replace(b"host: x", b"host: x\r\ny: " + b"y" * 7000)
+    async with http_door() as (door, _), connected(door.http) as (reader, writer):
+        for _ in range(5):
+            for at in range(0, len(padded), 1500):
+                writer.write(padded[at : at + 1500])
+                await writer.drain()
+                await asyncio.sleep(0.005)
+            assert (await answer(reader))[0] == 200
+        writer.write(padded * 5)
+        assert [(await answer(reader))[0] for _ in range(5)] == [200] * 5
 
 
 async def test_a_body_of_one_byte_a_second_is_ended_and_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
